@@ -1,7 +1,7 @@
-"""Measures distop's speed and size: ``scripts/bench WHAT``, one of those below, or all.
+"""Measures distop's speed and size: ``scripts/bench NAME``, one benchmark or all.
 
-Prints a table, or with ``--json`` one JSON document; progress goes to stderr. Each ratio comes from one run. Exit
-code 0 unless it broke; with ``--check`` 1 where a target is missed.
+Prints a table, or with ``--json`` one JSON document; progress goes to stderr. Both values of a ratio come from the same
+run. With ``--check`` the exit code is 1 if a target is missed.
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ SEVERAL = {"behaviors": ("validate", "iceberg", "unique", "many", "index", "skew
 
 
 def main() -> int:
-    """Run what the command line names."""
+    """Run the benchmarks that the command line names; returns the exit code."""
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--json", action="store_true", help="print one JSON document")
-    common.add_argument("--check", action="store_true", help="exit with 1 when a target is missed")
+    common.add_argument("--check", action="store_true", help="exit with 1 if a target is missed")
     parser = argparse.ArgumentParser(prog="scripts/bench", description=(__doc__ or "").splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
     for name, what, options in (
-        ("coordination", "jobs a second, beside the raw limit of etcd", {"jobs": 10_000, "executors": 2, "runs": 5}),
-        ("latency", "a one-job operation, call to result", {"runs": 200}),
-        ("starts", "starts a second on one table, by one caller and by many", {"starts": 800, "runs": 5}),
+        ("coordination", "jobs per second, relative to raw etcd", {"jobs": 10_000, "executors": 2, "runs": 5}),
+        ("latency", "time from the start call of a one-job operation to its result", {"runs": 200}),
+        ("starts", "starts per second on one table, by one caller and by many", {"starts": 800, "runs": 5}),
         (
             "operations",
             "operations of one job, started by several clients",
@@ -71,31 +71,31 @@ def main() -> int:
         ("fan-in", "a join of many operations", {"predecessors": (1_000, 5_000, 20_000, 50_000), "executors": 2}),
         (
             "waiting",
-            "very many that wait for their time",
+            "very many operations that wait for a scheduled time",
             {"waiting": 100_000, "probes": 100, "seconds": 30.0, "executors": 2},
         ),
-        ("validate", "validate beside hand-written Spark SQL", {"scale": 1.0, "runs": 7, "lives": 3}),
+        ("validate", "validate, relative to hand-written Spark SQL", {"scale": 1.0, "runs": 7, "lives": 3}),
         ("iceberg", "the same on an Iceberg table", {"scale": 1.0, "runs": 7, "lives": 3}),
-        ("unique", "unique and references beside hand-written Spark SQL", {"scale": 1.0, "runs": 5, "lives": 1}),
-        ("many", "validate of thousands of partitions", {"partitions": 10_000, "runs": 7}),
-        ("index", "build-index and lookup beside Spark by hand", {"scale": 1.0, "runs": 7}),
-        ("skew", "partitions of very different sizes, and two executors", {"megabytes": 300, "tiny": 2_000, "runs": 7}),
+        ("unique", "unique and references, relative to hand-written Spark SQL", {"scale": 1.0, "runs": 5, "lives": 1}),
+        ("many", "validate on thousands of partitions", {"partitions": 10_000, "runs": 7}),
+        ("index", "build-index and lookup, relative to hand-written Spark code", {"scale": 1.0, "runs": 7}),
+        ("skew", "partitions of very different sizes on two executors", {"megabytes": 300, "tiny": 2_000, "runs": 7}),
         ("size", "import time, memory, a very large operation", {"partitions": 100_000}),
-        ("failover", "executors killed and stopped in the middle of jobs", {"runs": 50, "ttl": (10,)}),
-        ("behaviors", "what operation types do, beside the same by hand: " + ", ".join(SEVERAL["behaviors"]), {}),
-        ("all", "all of them", {}),
+        ("failover", "executors killed and stopped while they run jobs", {"runs": 50, "ttl": (10,)}),
+        ("behaviors", "operation types, relative to hand-written code: " + ", ".join(SEVERAL["behaviors"]), {}),
+        ("all", "all benchmarks", {}),
     ):
         command = commands.add_parser(name, parents=[common], help=what)
         for option, default in options.items():
             several = isinstance(default, tuple)
-            kind, told = (type(default[0]), " ".join(map(str, default))) if several else (type(default), default)
+            kind, shown = (type(default[0]), " ".join(map(str, default))) if several else (type(default), default)
             nargs = "+" if several else None
-            command.add_argument(f"--{option}", type=kind, nargs=nargs, default=default, help=f"default {told}")
+            command.add_argument(f"--{option}", type=kind, nargs=nargs, default=default, help=f"default {shown}")
     given = vars(parser.parse_args())
     command, as_json, check = given.pop("command"), given.pop("json"), given.pop("check")
     values = (one for value in given.values() for one in (value if isinstance(value, list | tuple) else (value,)))
     if any(value <= 0 for value in values):
-        parser.error("every number is greater than 0")
+        parser.error("all numbers must be greater than 0")
     where = machine()
     results: list[Result] = [RUNS[name](**given) for name in SEVERAL.get(command, (command,))]
     if as_json:
@@ -106,7 +106,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    # Who ends it ends what it has started.
+    # SIGTERM also stops the started processes.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     logs.configure("warning")
     try:

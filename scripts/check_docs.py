@@ -1,7 +1,9 @@
-"""What `mkdocs build --strict` does not see of the documents: links of the pages beside docs/, links that lead out of
-the site, anchors as GitHub makes them, and pages that code and other pages name by their path.
+"""Checks of the documents that `mkdocs build --strict` lacks.
 
-    python scripts/check_docs.py        one sentence for each problem, and exit code 1 if there is one
+They cover links of pages outside of docs/, links that leave the site, anchors as GitHub makes them, and pages that code
+and other pages name by path.
+
+    python scripts/check_docs.py        prints one line per problem; exit code 1 if there is one
 """
 
 from __future__ import annotations
@@ -20,10 +22,10 @@ HEADING = re.compile(r"^#{1,6} +(.+?) *#*$")
 LINK = re.compile(r"\]\(([^()\s]+)\)")
 ELSEWHERE = re.compile(r"[a-z][a-z0-9+.-]*:")
 NAMED = re.compile(r"(?<![\w./-])docs/[\w/-]+\.md")
-"""A page that a text names by its path from the root of the repository."""
+"""A page named by its path from the root of the repository."""
 FOLDERS = ("behaviors", "distop", "docker", "docs", "examples", "scripts", "tests")
 TEXTS = ("", ".md", ".py", ".toml", ".yaml", ".yml")
-"""Endings of files that may name a page."""
+"""Suffixes of files that may name a page."""
 
 
 def prose(text: str) -> Iterator[tuple[int, str]]:
@@ -60,7 +62,7 @@ def links(text: str) -> Iterator[tuple[int, str]]:
 
 
 def problems(root: Path = ROOT) -> list[str]:
-    """Dead links and anchors of all pages, and links of the site that lead out of it."""
+    """Dead links and anchors of all pages, and links that leave the site."""
     docs = root / "docs"
     found = []
     for page in (*sorted(root.glob("*.md")), *sorted(docs.rglob("*.md"))):
@@ -71,14 +73,14 @@ def problems(root: Path = ROOT) -> list[str]:
             if not there.exists():
                 found.append(f"{name}:{number}: {target} does not exist")
             elif docs in page.parents and docs not in there.parents:
-                found.append(f"{name}:{number}: {target} leads out of docs/: the site does not have it")
+                found.append(f"{name}:{number}: {target} leaves docs/, so it is not on the site")
             elif anchor and anchor not in anchors(there.read_text(encoding="utf-8")):
-                found.append(f"{name}:{number}: {target} is no heading there")
+                found.append(f"{name}:{number}: {target} names a missing heading")
     return found
 
 
 def unknown(root: Path = ROOT) -> list[str]:
-    """Pages of docs/ that code, tests, scripts or pages name and that do not exist."""
+    """Missing pages of docs/ that code, tests, scripts or pages name."""
     found = []
     for path in (*sorted(root.glob("*.*")), *(path for one in FOLDERS for path in sorted((root / one).rglob("*")))):
         if path.suffix not in TEXTS or not path.is_file():

@@ -1,10 +1,10 @@
-"""Builds the wheel and the sdist, checks them, and uses the wheel as somebody without this clone does.
+"""Builds and checks the wheel and the sdist, and uses the wheel outside of this clone.
 
-    scripts/check-package                   in a clean environment, with pip's index: all that a release needs
-    scripts/check-package --quick           with the packages of this environment, without network: the quickstart alone
-    scripts/check-package --release 0.1.0   as the first; the changelog and the version must be those of this release
+    scripts/check-package                   all checks for a release, in a new environment, with pip's index
+    scripts/check-package --quick           only the quickstart, with this environment's packages, without network
+    scripts/check-package --release 0.1.0   all checks; changelog and version must match this release
 
-With ``--keep DIR`` wheel and sdist stay in that folder.
+``--keep DIR`` copies wheel and sdist to that folder.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 EXTRAS = "embedded,sql,etcd3"
 ACTIVATE = "source .venv/bin/activate\n"
-"""In the README, of the clone's environment; the one of the wheel is active."""
+"""The README's line that activates the clone's environment; it is removed, since the wheel's environment is active."""
 VERSION = re.compile(r'^__version__ = "([^"]+)"$', re.MULTILINE)
 WITH_THE_SDIST = ("CHANGELOG.md", "LICENSE", "NOTICE", "README.md", "docs/tutorial.md", "examples/partition_size.py")
 
 
 class Problem(Exception):
-    """What is wrong with the package, in one sentence."""
+    """A problem of the package, in one sentence."""
 
 
 def say(text: str) -> None:
@@ -45,7 +45,7 @@ def say(text: str) -> None:
 
 
 def run(*words: str | Path, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> str:
-    """Raises Problem, with what it printed."""
+    """Run a command and return its output. Raises Problem with the output if it fails."""
     command = [str(word) for word in words]
     ran = subprocess.run(
         command, env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -56,7 +56,7 @@ def run(*words: str | Path, env: Mapping[str, str] | None = None, cwd: Path | No
 
 
 def build(folder: Path) -> tuple[Path, Path]:
-    """Build the sdist of what is committed, or would be, and of that the wheel; both, checked."""
+    """Build and check the sdist of all files that git tracks or would add, and its wheel. Returns (wheel, sdist)."""
     say("build wheel and sdist")
     source = folder / "source"
     listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT)
@@ -65,7 +65,7 @@ def build(folder: Path) -> tuple[Path, Path]:
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, source / name)
     dist = folder / "dist"
-    # Not isolated: what builds it is locked (requirements/build.txt), and no network is needed.
+    # Not isolated: the build packages are locked (requirements/build.txt), and no network is needed.
     run(sys.executable, "-m", "build", "--no-isolation", "--outdir", dist, source)
     (wheel,), (sdist,) = dist.glob("*.whl"), dist.glob("*.tar.gz")
     say("twine check")
@@ -75,7 +75,7 @@ def build(folder: Path) -> tuple[Path, Path]:
 
 
 def check_content(wheel: Path, sdist: Path) -> None:
-    """Raises Problem where a file is missing, or one is there that is nobody's business."""
+    """Check the files of wheel and sdist. Raises Problem for a missing or an unknown file."""
     with zipfile.ZipFile(wheel) as opened:
         names = opened.namelist()
         metadata = email.message_from_bytes(opened.read(next(n for n in names if n.endswith(".dist-info/METADATA"))))
@@ -84,7 +84,7 @@ def check_content(wheel: Path, sdist: Path) -> None:
         raise Problem(f"the wheel says version {metadata['Version']}, distop.__version__ is {version}")
     tops = {name.partition("/")[0] for name in names}
     if strange := tops - {"distop", "distop_behaviors", f"distop-{version}.dist-info"}:
-        raise Problem(f"the wheel has what is no part of distop: {', '.join(sorted(strange))}")
+        raise Problem(f"the wheel has files that are no part of distop: {', '.join(sorted(strange))}")
     modules = {f"{package}/{path.relative_to(ROOT / folder).as_posix()}" for package, folder in PACKAGES.items()
                for path in (ROOT / folder).rglob("*.py")}  # fmt: skip
     if missing := sorted(modules - set(names)):
@@ -99,7 +99,7 @@ PACKAGES = {"distop": "distop", "distop_behaviors": "behaviors"}
 
 
 def own_version() -> str:
-    """The version, which stands in one place."""
+    """The version in distop/__init__.py."""
     found = VERSION.search((ROOT / "distop" / "__init__.py").read_text())
     assert found is not None
     return found[1]
@@ -118,9 +118,9 @@ def check_release(version: str) -> None:
 
 
 def installed(wheel: Path, folder: Path, *, quick: bool) -> dict[str, str]:
-    """An environment with the wheel, and without this clone; the variables of a shell in which it is active.
+    """Install the wheel into a new environment without this clone. Returns the variables of its shell.
 
-    ``quick``: it has the packages of this environment, and needs no network.
+    ``quick``: the environment uses the packages of this one, and needs no network.
     """
     say("install the wheel into a new environment")
     venv = folder / "env"
@@ -129,14 +129,14 @@ def installed(wheel: Path, folder: Path, *, quick: bool) -> dict[str, str]:
     env["PATH"] = f"{venv / 'bin'}:{env['PATH']}"
     python = venv / "bin" / "python"
     if quick:
-        # Python before 3.12 brings a setuptools of its own, too old for the tutorial's package.
+        # Python before 3.12 has its own setuptools, which is too old for the tutorial's package.
         run(python, "-m", "pip", "uninstall", "--yes", "setuptools", env=env)
-        # Behind what is installed here. The packages of a path that is added so may not add others, as the editable
-        # installation of this clone would.
+        # These paths come after the new environment's own. Packages in such a path cannot add further paths, as the
+        # editable installation of this clone would.
         site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", env=env).strip())
         outer = dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib"))
         (site / "packages-of-the-clone.pth").write_text("\n".join(outer) + "\n")
-        env |= {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0"}  # 0: pip reads it as the option is called
+        env |= {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0"}  # 0 sets pip's option --no-build-isolation
         run(python, "-m", "pip", "install", "--no-deps", wheel, env=env)
     else:
         run(python, "-m", "pip", "install", f"{wheel}[{EXTRAS}]", env=env)
@@ -144,13 +144,13 @@ def installed(wheel: Path, folder: Path, *, quick: bool) -> dict[str, str]:
     place = run(python, "-P", "-c", "import distop, distop_behaviors; print(distop.__file__)", env=env).strip()
     if not Path(place).is_relative_to(venv):
         raise Problem(f"distop is imported from {place}, not from the wheel")
-    if (told := run(venv / "bin" / "distop", "--version", env=env).split()[-1]) != own_version():
-        raise Problem(f"distop --version says {told}, not {own_version()}")
+    if (found := run(venv / "bin" / "distop", "--version", env=env).split()[-1]) != own_version():
+        raise Problem(f"distop --version prints {found}, not {own_version()}")
     return env
 
 
 def quickstart(env: Mapping[str, str], folder: Path) -> None:
-    """The README's quickstart, in an empty folder."""
+    """Run the README's quickstart in an empty folder."""
     say("README: quickstart")
     folder.mkdir()
     page = (ROOT / "README.md").read_text()
@@ -158,7 +158,7 @@ def quickstart(env: Mapping[str, str], folder: Path) -> None:
 
 
 def tutorial(env: Mapping[str, str], folder: Path) -> None:
-    """The tutorial, in an empty folder."""
+    """Run the tutorial in an empty folder."""
     say("docs/tutorial.md")
     folder.mkdir()
     run_page((ROOT / "docs" / "tutorial.md").read_text(), folder, env)
@@ -166,9 +166,9 @@ def tutorial(env: Mapping[str, str], folder: Path) -> None:
 
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="scripts/check-package", description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="no network, and the quickstart alone")
-    parser.add_argument("--release", metavar="VERSION", help="the clone must be ready for this release")
-    parser.add_argument("--keep", metavar="DIR", type=Path, help="where wheel and sdist are to stay")
+    parser.add_argument("--quick", action="store_true", help="run only the quickstart, without network")
+    parser.add_argument("--release", metavar="VERSION", help="check that the clone is ready for this release")
+    parser.add_argument("--keep", metavar="DIR", type=Path, help="copy wheel and sdist to this folder")
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="distop-package-") as made:
         folder = Path(made)

@@ -1,9 +1,9 @@
-"""A Spark standalone cluster on this machine, to try and to test executors on: ``scripts/cluster up|down|status``.
+"""A Spark standalone cluster on this machine for trying out and testing: ``scripts/cluster up|down|status``.
 
-``up`` starts a master and two workers of the installed PySpark, or what is missing of them, and prints the options with
-which an executor uses them: ``distop executor $(scripts/cluster up)``. All of it lies in ``.cluster`` of this clone:
-logs, pid files, what the workers write. It listens on the loopback alone. Exit code 0; 1 where it cannot be started,
-or, of ``status``, where not all of it runs.
+``up`` starts a master and two workers of the installed PySpark, unless they run, and prints the options for an
+executor: ``distop executor $(scripts/cluster up)``. All files are in ``.cluster`` of this clone: logs, pid files, the
+workers' folders. The cluster listens on the loopback interface only. Exit code 1 if it cannot be started, or, for
+``status``, if a process does not run.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def main() -> int:
-    """Do what the command line says; the exit code."""
+    """Run the command; returns the exit code."""
     parser = argparse.ArgumentParser(prog="scripts/cluster", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--folder", type=Path, default=ROOT / ".cluster", help="where it is kept (.cluster)")
+    parser.add_argument("--folder", type=Path, default=ROOT / ".cluster", help="the cluster's folder (.cluster)")
     commands = parser.add_subparsers(dest="command", required=True)
-    up = commands.add_parser("up", help="start it, or what is missing of it; prints the options of an executor")
-    up.add_argument("--workers", type=int, default=2, help="how many workers (2)")
-    up.add_argument("--cores", type=int, help="of each worker (this machine's, divided)")
-    up.add_argument("--memory", default="1g", help="of each worker, for its Spark executors (1g)")
-    commands.add_parser("down", help="end it")
-    commands.add_parser("status", help="tell what of it runs")
+    up = commands.add_parser("up", help="start the missing processes; prints the options for an executor")
+    up.add_argument("--workers", type=int, default=2, help="number of workers (2)")
+    up.add_argument("--cores", type=int, help="cores of each worker (this machine's, divided)")
+    up.add_argument("--memory", default="1g", help="memory of each worker for Spark executors (1g)")
+    commands.add_parser("down", help="stop the cluster")
+    commands.add_parser("status", help="print which processes run")
     given = parser.parse_args()
     cluster = Standalone(given.folder)
     if given.command == "down":
         ended = cluster.down()
-        print(f"{ended} processes were ended" if ended else "nothing was running", file=sys.stderr)
+        print(f"{ended} processes were stopped" if ended else "no process was running", file=sys.stderr)
         return 0
     if given.command == "status":
         return _status(cluster)
@@ -59,7 +59,7 @@ def _status(cluster: Standalone) -> int:
     if whole:
         print(" ".join(options(cluster.url)))
     elif not parts:
-        print("nothing was started: scripts/cluster up", file=sys.stderr)
+        print("no cluster was started: run scripts/cluster up", file=sys.stderr)
     return 0 if whole else 1
 
 

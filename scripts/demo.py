@@ -1,7 +1,7 @@
-"""The demo of the README: real flights, real etcd, real Spark, two executor daemons, one of them killed.
+"""The demo of the README: flight data, etcd, Spark, and two executor daemons, one of which is killed.
 
-Everything it shows is done by the commands that it prints, so each can be repeated by hand. It leaves nothing behind
-but the laid-out table under ``.demo/``, which makes the next run faster.
+The demo prints each command that it runs, so all steps can be repeated by hand. It keeps only the table's files in
+``.demo/``, which makes the next run faster.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 TABLE = "nyc.flights"
 TTL = 4
-_SAY_AGAIN = 5
-"""Seconds after which a line that has not changed is printed again."""
+_REPEAT = 5
+"""Seconds after which an unchanged line is printed again."""
 CHECKS = {
     "checks": [
         {"not_null": "tailnum"},
@@ -52,37 +52,38 @@ FULL_SCAN = {
 
 
 def say(text: str) -> None:
-    """A headline of the demo."""
+    """Print a headline."""
     bold, plain = ("\033[1m", "\033[0m") if sys.stdout.isatty() else ("", "")
     print(f"\n{bold}── {text}{plain}", flush=True)
 
 
 def command(name: str) -> str:
-    """A program of this environment."""
+    """The path of a program of this environment."""
     beside = Path(sys.executable).parent / name
     return str(beside) if beside.exists() else name
 
 
 def announce(*words: str) -> None:
-    """Print a command line as a shell takes it."""
+    """Print a command line in shell syntax."""
     print(f"$ {shlex.join(words)}", flush=True)
 
 
 def run(*words: str, env: dict[str, str]) -> int:
-    """Print a command line and run it in the open."""
+    """Print a command line and run it. Returns the exit code."""
     announce(*words)
     return subprocess.run([command(words[0]), *words[1:]], env=env, check=False).returncode
 
 
 def run_watched(client: distop.Client, *words: str, env: dict[str, str]) -> int:
-    """As :func:`run`, for a command that waits. It draws a bar on a terminal; elsewhere a line says each second how
-    far the operation is, if that has changed.
+    """Run a command that waits for an operation.
+
+    On a terminal the command draws a progress bar; elsewhere this prints a line for each change of the progress.
     """
     if sys.stderr.isatty():
         return run(*words, env=env)
     announce(*words)
     with subprocess.Popen([command(words[0]), *words[1:]], env=env) as waiting:
-        said, quiet = "", 0
+        printed, unchanged = "", 0
         while True:
             try:
                 return waiting.wait(1.0)
@@ -90,20 +91,20 @@ def run_watched(client: distop.Client, *words: str, env: dict[str, str]) -> int:
                 for seen in client.operations(TABLE):
                     total = seen.jobs["total"]
                     done = (seen.jobs["success"] or 0) + (seen.jobs["failed"] or 0)
-                    how_far = f"{done}/{total} partitions" if total is not None else "no plan yet"
+                    progress = f"{done}/{total} partitions" if total is not None else "no plan yet"
                     more = f", waits for {seen.waiting_for}" if seen.waiting_for else ""
-                    line = f"  {seen.op}: {how_far}, {seen.jobs['running']} running{more}"
-                    quiet = quiet + 1 if line == said else 0
-                    if quiet % _SAY_AGAIN == 0:
+                    line = f"  {seen.op}: {progress}, {seen.jobs['running']} running{more}"
+                    unchanged = unchanged + 1 if line == printed else 0
+                    if unchanged % _REPEAT == 0:
                         print(line, flush=True)
-                    said = line
+                    printed = line
 
 
 def table_folder(folder: Path) -> Path:
-    """The laid-out flights, made once: written beside and renamed, so that a run cut short leaves no half table."""
+    """The folder of the flights table, written once to a scratch folder and renamed, so that it is never incomplete."""
     target = folder / "flights"
     if not target.exists():
-        say(f"Laying out the 336,776 flights of 2013 as {FLIGHTS_DAYS} daily partitions")
+        say(f"Write the 336,776 flights of 2013 as {FLIGHTS_DAYS} daily partitions")
         folder.mkdir(exist_ok=True)
         scratch = Path(tempfile.mkdtemp(dir=folder))
         try:
@@ -122,7 +123,7 @@ def executor(name: str, folder: Path, env: dict[str, str]) -> subprocess.Popen[b
 
 
 def wait_for(condition: Callable[[], object], what: str, log: Path, seconds: float = 60.0) -> None:
-    """Poll until ``condition`` gives something true; ends the demo with the log's end where it does not."""
+    """Poll until ``condition`` is true. After the time limit, end the demo with the end of the log."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if condition():
@@ -132,23 +133,24 @@ def wait_for(condition: Callable[[], object], what: str, log: Path, seconds: flo
 
 
 def read_keys(env: dict[str, str], prefix: str, *options: str) -> Iterator[tuple[str, str, int]]:
-    """The keys with a prefix as etcdctl itself reads them, each with its value and the revision that wrote it."""
+    """(key, value, revision of the last write) of all keys with a prefix, read with etcdctl."""
     words = [command("etcdctl"), "--endpoints", env["DISTOP_ETCD"], "get", "--prefix", prefix, *options]
-    told = subprocess.run([*words, "--write-out=json"], env=env, capture_output=True, text=True, check=True).stdout
-    for kv in json.loads(told).get("kvs", []):
+    answer = subprocess.run([*words, "--write-out=json"], env=env, capture_output=True, text=True, check=True).stdout
+    for kv in json.loads(answer).get("kvs", []):
         key, value = (base64.b64decode(kv.get(part, "")).decode() for part in ("key", "value"))
         yield key, value, kv["mod_revision"]
 
 
 def holders(env: dict[str, str]) -> set[str]:
-    """The executors that hold claims now, by the claims' own records."""
+    """The executors that hold claims now."""
     claims = [json.loads(value) for _, value, _ in read_keys(env, "distOpClaim.")]
     return {claim["executor"] for claim in claims if "incarnation" in claim}
 
 
 def shares(env: dict[str, str], ref: OperationRef) -> Counter[str]:
-    """How many partitions each executor has ended, by the outcomes of an operation that is over: etcd still has them as
-    they were before its cleanup, at the revision before that of the history record.
+    """Executor → the number of partitions that it ended, for an ended operation.
+
+    etcd still has the outcomes at the revision before that of the history record, which deleted them.
     """
     record, root = Keys().history(ref), Keys().root(ref)
     finished = next(revision for key, _, revision in read_keys(env, record) if key == record)
@@ -157,7 +159,7 @@ def shares(env: dict[str, str], ref: OperationRef) -> Counter[str]:
 
 
 def main() -> int:
-    """Run the demo; 0 when all came out as it should."""
+    """Run the demo; returns 0 if all results are as expected."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--keep", action="store_true", help="keep the executors' logs and work directories")
     options = parser.parse_args()
@@ -193,14 +195,14 @@ def main() -> int:
 def show(
     endpoint: str, env: dict[str, str], location: Path, folder: Path, daemons: dict[str, subprocess.Popen[bytes]]
 ) -> bool:
-    """The story itself; True when everything came out as it should."""
+    """Run all steps of the demo; returns whether all results are as expected."""
     client = distop.connect(endpoint)
     wait_for(lambda: len(client.nodes()) == 2, "the start of two executors", folder / "ann.log")
     run("distop", "nodes", env=env)
     near = location.relative_to(Path.cwd()) if location.is_relative_to(Path.cwd()) else location
     run("distop", "table", "add", TABLE, "--format", "parquet", "--location", str(near), env=env)
 
-    say("Validate: is tailnum never NULL? is carrier? are distances and delays sane?")
+    say("Validate: is tailnum never NULL? is carrier never NULL? are distances and delays plausible?")
     argument = json.dumps(CHECKS)
     code = run_watched(client, "distop", "start", "validate", TABLE, "--arg", argument, "--wait", env=env)
     report = client.history(TABLE, limit=1)[0].report
@@ -210,16 +212,16 @@ def show(
     carrier = next(c for c in report["checks"] if c["check"] == {"not_null": "carrier"})
     expected = expected and nulls["violations"] == 2512 and nulls["exact"] and carrier["verdict"] == "valid"
     violated = [name for name, check in found.items() if check["verdict"] == "violated"]
-    print(f"(exit code {code}: the operation failed, because {' and '.join(violated)} is violated)")
+    print(f"(exit code {code}: the operation failed, because these checks are violated: {', '.join(violated)})")
 
-    say("A second operation scans every row; one executor is killed while it holds half of the partitions")
+    say("A second operation scans all rows; one executor is killed while it holds half of the partitions")
     announce("distop", "start", "validate", TABLE, "--arg", json.dumps(FULL_SCAN))
     operation = client.start_operation("validate", TABLE, FULL_SCAN)
     wait_for(lambda: "bob" in holders(env), "a claim by bob", folder / "bob.log")
     print("$ kill -9 bob", flush=True)
     daemons["bob"].kill()
     daemons["bob"].wait()
-    say("The keys, as etcdctl sees them (some of them)")
+    say("Some of the keys, read with etcdctl")
     keys(env)
     run_watched(client, "distop", "watch", operation.ref, env=env)
     result = operation.wait(timeout=60)
@@ -227,18 +229,18 @@ def show(
     expected = expected and result.state == "success" and result.jobs["success"] == ended.total() == FLIGHTS_DAYS
     done = f"{result.jobs['success']} of {FLIGHTS_DAYS} partitions"
     by = ", ".join(f"{ended[name]} by {name}" for name in sorted(ended))
-    print(f"{operation.ref} ended as {result.state}: {done}; {by}; bob was killed on the way")
+    print(f"{operation.ref} ended as {result.state}: {done}; {by}; bob was killed meanwhile")
 
     say("The history")
     run("distop", "history", TABLE, env=env)
     client.close()
     if not expected:
-        print("demo: something is not as it should be; see above", file=sys.stderr)
+        print("demo: a result is not as expected; see above", file=sys.stderr)
     return expected
 
 
 def keys(env: dict[str, str]) -> None:
-    """A few keys of each family with their values, by etcdctl itself."""
+    """Print one key of each family with its value, and the number of the others."""
     announce("etcdctl", "get", "--prefix", "distOp")
     families: dict[str, int] = {}
     for key, value, _ in read_keys(env, "distOp"):
@@ -251,7 +253,7 @@ def keys(env: dict[str, str]) -> None:
 
 
 if __name__ == "__main__":
-    # Who ends it ends what it has started.
+    # SIGTERM also stops the started processes.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         raise SystemExit(main())

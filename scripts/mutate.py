@@ -29,7 +29,7 @@ from mutating.transaction_mutants import GUARD, GUARDS, WRITE, WRITES, Mutant
 ROOT = Path(__file__).resolve().parent.parent
 CACHES = ROOT / ".cache"
 FOLDERS = ("tests/unit", "tests/simulation")
-ON_THE_STORE = re.compile(r"tests\.support\.(world|modelclient|starting|lives)")
+ON_THE_STORE = re.compile(r"tests\.support\.(world|modelclient|model_submission|random_events)")
 """Imports of unit tests that apply transactions; for a sample only these tests are observed."""
 EXPLAINED = re.compile(r"^\| `([^`]+: [^`]+)` \| .+ \|$", re.MULTILINE)
 """A row of docs/internals/mutants.md."""
@@ -43,7 +43,7 @@ LEFT_OUT = (
     "test_schedules.py",
     "test_crash_points.py",
     "test_shrinking.py",
-    "test_command.py",
+    "test_simulate_command.py",
     "test_mutants.py",
     "test_within_copies.py",
 )
@@ -60,7 +60,7 @@ class MutationRun:
         self.code = 1
         self.cache = CACHES / ("mutate-sample.json" if wanted.sample else "mutate.json")
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         print(text, file=self.out, flush=True)
 
     @pytest.hookimpl(tryfirst=True)
@@ -79,9 +79,9 @@ class MutationRun:
             chosen = sorted(random.Random(wanted.seed).sample(chosen, min(wanted.sample, len(chosen))))
         if wanted.list:
             for mutant in chosen:
-                self.say(f"{mutant}  ({len(catalogue.decisive.get(mutant, ()))} places)")
+                self.print_line(f"{mutant}  ({len(catalogue.decisive.get(mutant, ()))} places)")
             return 0
-        known = {name: Verdict(**told) for name, told in cached.get("verdicts", {}).items()}
+        known = {name: Verdict(**stored) for name, stored in cached.get("verdicts", {}).items()}
         verdicts = [known[str(mutant)] for mutant in chosen if settled(known.get(str(mutant)), content, wanted)]
         known_now = {one.mutant for one in verdicts}
         opened = {str(mutant): mutant for mutant in chosen if str(mutant) not in known_now}
@@ -94,18 +94,20 @@ class MutationRun:
             if n % 50 == 0:
                 write_cache(self.cache, content, catalogue, known)
             if wanted.verbose or not verdict.killed:
-                self.say(f"{n}/{len(hunts)} {verdict.mutant}: {told(verdict)}")
+                self.print_line(f"{n}/{len(hunts)} {verdict.mutant}: {describe(verdict)}")
         self.find_backing(catalogue, verdicts, opened, by_id)
         for verdict, how in breaches_without_mutant([one for one in verdicts if one.mutant in opened], wanted.jobs):
-            self.say(f"BREACHED WITHOUT A MUTANT: {verdict.killer}: {how} (found with {verdict.mutant})")
+            self.print_line(f"BREACHED WITHOUT A MUTANT: {verdict.killer}: {how} (found with {verdict.mutant})")
         write_cache(self.cache, content, catalogue, known)
         for line in table(verdicts, catalogue):
-            self.say(line)
+            self.print_line(line)
         share, unexplained = judged(verdicts, explained())
-        self.say(f"{100 * share:.1f} % of the mutants that are not in docs/internals/mutants.md are killed or backed")
+        self.print_line(
+            f"{100 * share:.1f} % of the mutants that are not in docs/internals/mutants.md are killed or backed"
+        )
         if not wanted.sample:
             for name in unexplained:
-                self.say(f"survives unexplained: {name}")
+                self.print_line(f"survives unexplained: {name}")
         return int(share < wanted.least if wanted.sample else bool(unexplained))
 
     def catalogue(self, items: Sequence[pytest.Item], content: str, cached: Any) -> Catalogue:
@@ -127,9 +129,11 @@ class MutationRun:
         found.idle = {path: digest for path, digest in hashes.items() if path not in busy}
         verdicts = {name: Verdict(**one) for name, one in cached.get("verdicts", {}).items()}
         write_cache(self.cache, content, found, verdicts)
-        self.say(f"{len(observed)} tests and {len(seeds)} schedules observed in {time.perf_counter() - began:.0f} s")
+        self.print_line(
+            f"{len(observed)} tests and {len(seeds)} schedules observed in {time.perf_counter() - began:.0f} s"
+        )
         for text in found.broken:
-            self.say(f"fails without a mutant, so it is not used: {text}")
+            self.print_line(f"fails without a mutant, so it is not used: {text}")
         return found
 
     def find_backing(
@@ -165,11 +169,11 @@ class MutationRun:
             for pair in catalogue.pairs(mutant)[:PAIRS]:
                 if str(pair) in killed and not one.backed:
                     (other,) = (kind for kind in pair.kinds if kind != mutant.what)
-                    one.backed = f"{other}; both left out: {told(killed[str(pair)])}"
+                    one.backed = f"{other}; both left out: {describe(killed[str(pair)])}"
 
     def hunt(self, catalogue: Catalogue, mutant: Mutant, known: Verdict | None, items: dict[str, pytest.Item]) -> Hunt:
         tried = self.wanted.tries
-        # Of one with a reason it is looked cheaply whether its row can be removed: schedules take most of the time.
+        # For a mutant with a documented reason only unit tests run, to see whether its row can be removed.
         layers = (UNIT,) if reason(str(mutant), explained()) else LAYERS
         places = [place for layer in layers for place in catalogue.places(mutant, layer)[: tried or TRIED[layer]]]
         if known is not None and known.killed:
@@ -195,7 +199,7 @@ def settled(known: Verdict | None, content: str, wanted: argparse.Namespace) -> 
     return known is not None and known.content == content and (known.killed or not wanted.again)
 
 
-def told(verdict: Verdict) -> str:
+def describe(verdict: Verdict) -> str:
     """A verdict as text."""
     if verdict.killed:
         return f"{verdict.layer}: {verdict.killer}: {verdict.how}"
@@ -224,7 +228,7 @@ def table(verdicts: Sequence[Verdict], catalogue: Catalogue) -> Iterator[str]:
     survivors = sorted((one for one in verdicts if not one.killed), key=lambda one: one.mutant)
     for verdict in survivors:
         why = "explained in docs/internals/mutants.md: " if reason(verdict.mutant, known) else ""
-        yield f"{verdict.mutant}: {why}{told(verdict)}"
+        yield f"{verdict.mutant}: {why}{describe(verdict)}"
     for verdict in verdicts:
         if verdict.killed and verdict.mutant in known:
             yield f"{verdict.mutant}: it is killed, so its row in docs/internals/mutants.md can be removed"

@@ -1,4 +1,4 @@
-"""Holds validate against generated tables; see ``scripts/oracle --help``."""
+"""Compares validate with a check in plain Python on generated tables; see ``scripts/oracle --help``."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests.support
 
 from distop.behavior import TableRecord
-from scripts.judging.generated import ODD_NAMES, generate
-from scripts.judging.oracle import mistakes, mistakes_beside, mistakes_of_where
-from scripts.judging.parquet_files import MODES, Judged, judge_all, parquet_files
+from scripts.validate_oracle.parquet_files import MODES, FileResult, check_all, parquet_files
+from scripts.validate_oracle.random_tables import ODD_NAMES, generate
+from scripts.validate_oracle.row_oracle import mistakes, mistakes_with_condition, mistakes_with_failing_check
 from tests.support.context import FakeContext
 from tests.support.localspark import local_spark
 
@@ -27,41 +27,43 @@ WAYS = {
     "only": partial(mistakes, mode="only"),
     "auto": partial(mistakes, mode="auto"),
     "never": partial(mistakes, mode="never"),
-    "where": mistakes_of_where,
-    "beside": mistakes_beside,
+    "where": mistakes_with_condition,
+    "beside": mistakes_with_failing_check,
 }
-"""The values of ``statistics``, a condition on rows, and checks beside one on which Spark fails."""
+"""Ways to run validate: the values of ``statistics``, with a condition on rows, and with another check that fails."""
 
 SHOWN = 5
-"""Mistakes printed for one file."""
+"""Maximum mistakes printed for one file."""
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """0 where validate is right about all tables, else 1."""
+    """Run; returns 0 if validate is right on all tables, else 1."""
     parser = argparse.ArgumentParser(
         prog="scripts/oracle",
-        description="Generate tables with all that validate may stumble over, judge each row in plain Python, and have "
-        "validate say the same: by statistics alone (never more than is so), by what they leave open, by a whole scan, "
-        "of the rows that a condition picks, and beside an expression that breaks Spark.",
+        description="Generate tables with difficult contents, check each row in plain Python, and compare the result "
+        "with validate: by statistics alone, by statistics and scans, by full scans, on rows that a condition selects, "
+        "and together with an expression that fails in Spark.",
     )
-    parser.add_argument("--tables", type=int, default=500, metavar="N", help="how many seeds (default 500)")
+    parser.add_argument("--tables", type=int, default=500, metavar="N", help="number of seeds (default 500)")
     parser.add_argument("--seed", type=int, default=1, metavar="S", help="the first seed (default 1)")
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="some of them (default: all)")
+    parser.add_argument(
+        "--ways", nargs="+", choices=WAYS, default=list(WAYS), help="the ways to run validate (default: all)"
+    )
     parser.add_argument(
         "--parquet-files",
         type=Path,
         metavar="DIR",
-        help="judge each Parquet file below this folder instead, damaged and encrypted ones among them (those of "
-        "https://github.com/apache/parquet-testing, say), by what pyarrow reads of all of its rows",
+        help="compare validate with pyarrow's reading of each Parquet file below this folder instead; damaged and "
+        "encrypted files are allowed (for example those of https://github.com/apache/parquet-testing)",
     )
-    wanted = parser.parse_args(args)
-    if wanted.parquet_files is not None:
-        return judge_files(wanted.parquet_files)
+    options = parser.parse_args(args)
+    if options.parquet_files is not None:
+        return check_files(options.parquet_files)
     begun, wrong, checks = time.perf_counter(), 0, 0
-    seeds = range(wanted.seed, wanted.seed + wanted.tables)
-    session = None if wanted.ways == ["only"] else _spark()
+    seeds = range(options.seed, options.seed + options.tables)
+    session = None if options.ways == ["only"] else _spark()
     for seed in seeds:
-        found, count = judge(seed, wanted.ways, session)
+        found, count = check_seed(seed, options.ways, session)
         checks += count
         wrong += bool(found)
         for line in found:
@@ -69,14 +71,14 @@ def main(args: Sequence[str] | None = None) -> int:
         if seed % 25 == 0:
             print(f"seed {seed}, {time.perf_counter() - begun:.0f} s", file=sys.stderr, flush=True)
     print(
-        f"{len(seeds)} tables (seeds {seeds[0]} to {seeds[-1]}), {checks} checks, judged {', '.join(wanted.ways)}: "
+        f"{len(seeds)} tables (seeds {seeds[0]} to {seeds[-1]}), {checks} checks, compared {', '.join(options.ways)}: "
         f"{wrong} tables with a mistake"
     )
     return 1 if wrong else 0
 
 
-def judge(seed: int, ways: Sequence[str], session: SparkSession | None) -> tuple[list[str], int]:
-    """What is wrong of the table of a seed, and how many checks it has."""
+def check_seed(seed: int, ways: Sequence[str], session: SparkSession | None) -> tuple[list[str], int]:
+    """The mistakes on the table of a seed, and its number of checks."""
     with tempfile.TemporaryDirectory(prefix="distop-oracle-") as folder:
         made = generate(seed, Path(folder) / ODD_NAMES[seed % len(ODD_NAMES)])
         work = Path(folder) / "work"
@@ -87,14 +89,14 @@ def judge(seed: int, ways: Sequence[str], session: SparkSession | None) -> tuple
 
         found: list[str] = []
         for way in ways:
-            found += [f"{way}: {line}" for line in _told(WAYS[way], made, context)]
+            found += [f"{way}: {line}" for line in _mistakes(WAYS[way], made, context)]
         return found, len(made.cases)
 
 
-def judge_files(folder: Path) -> int:
+def check_files(folder: Path) -> int:
     """Print a row for each Parquet file below a folder.
 
-    Returns 0 where validate is right about all of them, else 1.
+    Returns 0 if validate is right on all of them, else 1.
     """
     files = parquet_files(folder)
     if not files:
@@ -103,26 +105,26 @@ def judge_files(folder: Path) -> int:
     wide = max(len(str(path.relative_to(folder))) for path in files)
     print(f"{'file':{wide}}  {'rows':>9}  " + "  ".join(f"{mode:18}" for mode in MODES))
     wrong = 0
-    for judged in judge_all(files):
-        print(_row(judged, folder, wide), flush=True)
-        wrong += bool(judged.mistakes)
-        for mistake in judged.mistakes[:SHOWN]:
+    for result in check_all(files):
+        print(_row(result, folder, wide), flush=True)
+        wrong += bool(result.mistakes)
+        for mistake in result.mistakes[:SHOWN]:
             print(f"    {mistake}", flush=True)
-        if len(judged.mistakes) > SHOWN:
-            print(f"    and {len(judged.mistakes) - SHOWN} more", flush=True)
-    print(f"{len(files)} files, each judged {', '.join(MODES)}: {wrong} files with a mistake")
+        if len(result.mistakes) > SHOWN:
+            print(f"    and {len(result.mistakes) - SHOWN} more", flush=True)
+    print(f"{len(files)} files, each compared {', '.join(MODES)}: {wrong} files with a mistake")
     return 1 if wrong else 0
 
 
-def _row(judged: Judged, folder: Path, wide: int) -> str:
+def _row(result: FileResult, folder: Path, wide: int) -> str:
     """A table row: file, rows that pyarrow reads, and each mode's verdict and rows."""
-    rows = "-" if judged.expected.rows is None else judged.expected.rows
-    told = (f"{a.verdict} ({'-' if a.rows is None else a.rows})" for a in judged.answers.values())
-    return f"{judged.path.relative_to(folder)!s:{wide}}  {rows:>9}  " + "  ".join(f"{text:18}" for text in told)
+    rows = "-" if result.expected.rows is None else result.expected.rows
+    answers = (f"{a.verdict} ({'-' if a.rows is None else a.rows})" for a in result.answers.values())
+    return f"{result.path.relative_to(folder)!s:{wide}}  {rows:>9}  " + "  ".join(f"{text:18}" for text in answers)
 
 
-def _told(way: Callable[..., list[str]], *what: object) -> Iterator[str]:
-    """The mistakes; an exception is one as well, and the other tables are judged all the same."""
+def _mistakes(way: Callable[..., list[str]], *what: object) -> Iterator[str]:
+    """The mistakes of one way. An exception counts as a mistake, so that the other tables are still checked."""
     try:
         yield from way(*what)
     except Exception as error:
@@ -132,9 +134,9 @@ def _told(way: Callable[..., list[str]], *what: object) -> Iterator[str]:
 def _spark() -> SparkSession:
     session: SparkSession = (
         local_spark("local[*]", "distop oracle")
-        # Thousands of tiny queries: compiling them well costs more than running them.
+        # With thousands of tiny queries, optimizing compilation costs more than it saves.
         .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-        # What a check means must not depend on it.
+        # Results of checks must not depend on the time zone.
         .config("spark.sql.session.timeZone", "Asia/Kathmandu")
         .getOrCreate()
     )

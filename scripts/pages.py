@@ -1,9 +1,9 @@
-"""Runs the code and the commands of a page of the documents as they stand.
+"""Runs the code and the commands of a page of the documents.
 
-A fence with ``title="FILE"`` is written to that file. A fence ``python`` without a title is a program, and is run. A
-fence ``sh`` is run by bash; where its last command is ``distop dev``, that one stays in the background, in place of an
-earlier one, until the page ends. A fence ``text`` is what the fence before it has printed: each of its lines stands in
-the output, in this order, and ``…`` stands for anything.
+A fence with ``title="FILE"`` is written to that file. A fence ``python`` without a title is run as a program. A fence
+``sh`` is run by bash; if its last command is ``distop dev``, that command runs in the background until the page ends,
+and replaces an earlier one. A fence ``text`` is the expected output of the fence before it: the output must contain its
+lines in this order, and ``…`` matches any text.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 _FENCE = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 _DEV = re.compile(r"^distop dev\b.*$\s*\Z", re.MULTILINE)
 LIMIT = 300.0
-"""Seconds for one fence, and for an executor to be ready."""
+"""Time limit in seconds for one fence, and for the start of an executor."""
 
 
 class PageError(Exception):
-    """A fence does not do what the page says."""
+    """A fence fails, or has another output than the page says."""
 
 
 @dataclass(frozen=True)
 class Fence:
-    """One fence of a page. ``title``: the file that it is, or ""."""
+    """One fence of a page. ``title``: its file name, or ""."""
 
     language: str
     title: str
@@ -41,7 +41,7 @@ class Fence:
 
 
 def fences(text: str, section: str = "") -> list[Fence]:
-    """The fences of a page, or of one section of it (by its heading of the second level), in their order."""
+    """The fences of a page, or of one section (by its second-level heading), in order."""
     if section:
         _, found, after = text.partition(f"\n## {section}\n")
         if not found:
@@ -58,7 +58,7 @@ def run_page(
     section: str = "",
     skip: Callable[[Fence], bool] = lambda _: False,
 ) -> None:
-    """Run a page in a folder, which should be empty. Fences for which ``skip`` holds are left out. Raises PageError."""
+    """Run a page in an empty folder, without the fences for which ``skip`` is true. Raises PageError."""
     with contextlib.ExitStack() as stack:
         runner = _Runner(folder, dict(env), stack)
         for fence in fences(text, section):
@@ -107,12 +107,12 @@ class _Runner:
             while left and not wanted.fullmatch(left[0].strip()):
                 left.pop(0)
             if not left:
-                raise PageError(f"{line!r} is not what was printed, or not in this order:\n{self._printed}")
+                raise PageError(f"{line!r} was not printed, or not in this order:\n{self._printed}")
             left.pop(0)
 
     @contextlib.contextmanager
     def _running(self, command: str) -> Iterator[None]:
-        """``distop dev``, once its executor is there; then stopped with Ctrl-C."""
+        """Run ``distop dev``: enters when its executor is ready, and stops it with Ctrl-C."""
         log = self._folder / "dev.log"
         with log.open("w") as errors:
             running = subprocess.Popen(
@@ -138,6 +138,6 @@ class _Runner:
 
 
 def environment(own: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment of a person who has nothing of this clone: neither its modules nor its settings."""
+    """The environment variables without those of this clone: its modules and its settings."""
     gone = ("PYTHON", "DISTOP_", "VIRTUAL_ENV", "PYTEST_")
     return {name: value for name, value in own.items() if not name.startswith(gone)}

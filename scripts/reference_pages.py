@@ -1,4 +1,4 @@
-"""The reference of the command line, the Python API and the settings, made from the code (scripts/generate-docs)."""
+"""Generates the reference of the command line, the Python API and the settings (for scripts/generate-docs)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 WIDTH = 100
-"""Columns of a signature on one line."""
+"""Maximum columns of a signature on one line."""
 
 
 # ------------------------------------------------------------------ command line
@@ -128,7 +128,7 @@ CALLERS: dict[str, tuple[Any, ...]] = {
     ),
     "Tables": (distop.TableRecord, lookup),
 }
-"""What callers import, by heading."""
+"""Heading → the members that callers import."""
 
 AUTHORS: tuple[Any, ...] = (
     *(behavior.Behavior, behavior.JobContext, behavior.Progress, behavior.Summary, behavior.OutcomeRow),
@@ -139,7 +139,7 @@ TESTERS: tuple[Any, ...] = (testing.run_operation, testing.OperationRun, testing
 
 
 def python_api() -> Iterator[str]:
-    """Everything that callers and authors of behaviors import, with its signature and docstring."""
+    """All members that callers and authors of behaviors import, with signatures and docstrings."""
     for heading, members in CALLERS.items():
         yield from (f"## {heading}", "")
         for one in members:
@@ -167,12 +167,12 @@ def _documented(one: Any) -> Iterator[str]:
         yield from _signature(one.__name__, one)
         yield from (_markdown(inspect.getdoc(one) or ""), "")
         return
-    # Clients, operations and jobs are given, and not made.
+    # Users do not construct clients, operations and jobs.
     made = "__init__" in vars(one) and not inspect.isabstract(one) and (one not in faces or one is aio.Worker)
     if made:
         yield from _signature(one.__name__, one)
     yield from (_markdown(inspect.getdoc(one) or ""), "")
-    listed = [line for line in _fields(one) if not made or "`: " in line]  # the signature has those without a word
+    listed = [line for line in _fields(one) if not made or "`: " in line]  # the signature has fields without text
     yield from (*listed, "") if listed else ()
     for name, member in _members(one):
         if isinstance(member, property):
@@ -185,7 +185,7 @@ def _documented(one: Any) -> Iterator[str]:
 
 
 def _fields(one: type) -> Iterator[str]:
-    """The public attributes that the body of the class declares, with what stands below each in the source."""
+    """The public attributes that the class body declares, each with the docstring below it."""
     (body,) = ast.parse(textwrap.dedent(inspect.getsource(one))).body
     assert isinstance(body, ast.ClassDef)
     for at, line in enumerate(body.body):
@@ -203,21 +203,19 @@ def _fields(one: type) -> Iterator[str]:
 
 
 def _members(one: type) -> Iterator[tuple[str, Any]]:
-    """The public methods and properties that have a docstring, in the order of the source. Those of a class that is
-    documented itself are left out of what derives from it.
-    """
-    told = {name for kind in one.__mro__[1:] if kind in AUTHORS for name in vars(kind)}
+    """The public methods and properties with a docstring, in source order, without those of documented base classes."""
+    documented_before = {name for kind in one.__mro__[1:] if kind in AUTHORS for name in vars(kind)}
     for kind in reversed(one.__mro__):
         if kind.__module__.startswith("distop"):
             for name, member in vars(kind).items():
                 plain = member.__func__ if isinstance(member, classmethod | staticmethod) else member
                 documented = inspect.isfunction(plain) or isinstance(plain, property)
-                if documented and not name.startswith("_") and name not in told and inspect.getdoc(plain):
+                if documented and not name.startswith("_") and name not in documented_before and inspect.getdoc(plain):
                     yield name, plain
 
 
 def _signature(name: str, one: Callable[..., Any]) -> Iterator[str]:
-    """As code: on one line where that is short, else a line for each parameter."""
+    """A signature as code: on one line if it fits, else one line per parameter."""
     signature = inspect.signature(one)
     shown, star = [], False
     for parameter in signature.parameters.values():
@@ -253,7 +251,7 @@ def _annotation(value: Any) -> str:
 
 
 def _markdown(text: str) -> str:
-    """A docstring's roles, literals and literal blocks, as Markdown writes them."""
+    """Convert a docstring's roles, literals and literal blocks to Markdown."""
     text = re.sub(r":(?:class|meth|func|data|attr|exc|mod):`~?([^`]+)`", lambda m: f"`{m[1].rpartition('.')[2]}`", text)
     text = text.replace("``", "`")
     out, block = [], False
@@ -268,5 +266,5 @@ def _markdown(text: str) -> str:
         out.append(line.removeprefix("    ") if block else line)
     if block:
         out.append("```")
-    # A generic type or an operation's place (<root>) is no HTML.
+    # Placeholders such as <root> are no HTML.
     return re.sub(r"(?<!`)<(\w+)>(?!`)", r"&lt;\1&gt;", "\n".join(out)).replace("```python\n\n", "```python\n")

@@ -1,7 +1,7 @@
 """Check etcd's history against the contract, without code of ``distop audit``.
 
-It reads the history by ``etcdctl watch`` from the first revision on. Exit code 0: no violation; 1: violations, which
-are printed; 3: the history cannot be read, or is not kept from the first revision on.
+Reads the history with ``etcdctl watch`` from the first revision on. Exit code 0: no violation; 1: violations, which
+are printed; 3: the history cannot be read, or its first revisions are compacted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from auditing.follower import SecondFollower
 ASK = 30.0
 """Time limit in seconds for one request to etcd."""
 LOOK = 0.1
-"""Seconds between two looks at the progress of the audit."""
+"""Seconds between two checks of the audit's progress."""
 
 
 class Unreadable(Exception):
@@ -44,10 +44,10 @@ def newest(etcdctl: str, options: Sequence[str], namespace: str) -> tuple[int, i
 
 
 def caught_up(follower: SecondFollower, known: int, store: int, quiet: float, timeout: float) -> bool:
-    """Wait until the history up to now is judged; False: it was not in time.
+    """Wait until the history up to now is audited. Returns False after the time-out.
 
-    The last revisions may have deleted keys or concern others, so the end counts as reached once nothing has come for
-    ``quiet`` seconds.
+    The last revisions may belong to other keys or to deletions, so the end counts as reached after ``quiet`` seconds
+    without a change.
     """
     deadline = time.monotonic() + timeout
     seen, since = -1, time.monotonic()
@@ -61,15 +61,17 @@ def caught_up(follower: SecondFollower, known: int, store: int, quiet: float, ti
 
 
 def main() -> int:
-    """Audit; the exit code."""
+    """Audit; returns the exit code."""
     parser = argparse.ArgumentParser(prog="scripts/second-audit", description=(__doc__ or "").splitlines()[0])
     default = os.environ.get("DISTOP_ETCD", "127.0.0.1:2379")
-    parser.add_argument("--endpoints", default=default, help=f"of etcd ({default})")
-    parser.add_argument("--user", help="NAME:PASSWORD, where etcd asks for one")
-    parser.add_argument("--namespace", default="", help="of distop's keys (none)")
-    parser.add_argument("--etcdctl", default="etcdctl", help="the program to read etcd with (etcdctl)")
+    parser.add_argument("--endpoints", default=default, help=f"endpoints of etcd ({default})")
+    parser.add_argument("--user", help="NAME:PASSWORD, if etcd requires authentication")
+    parser.add_argument("--namespace", default="", help="namespace of distop's keys (none)")
+    parser.add_argument("--etcdctl", default="etcdctl", help="path of etcdctl (etcdctl)")
     parser.add_argument("--quiet", type=float, default=2.0, help="seconds without a change that end the audit (2)")
-    parser.add_argument("--timeout", type=float, default=600.0, help="seconds for the whole history (600)")
+    parser.add_argument(
+        "--timeout", type=float, default=600.0, help="time limit in seconds for the whole history (600)"
+    )
     given = parser.parse_args()
     options = ["--endpoints", given.endpoints, *(["--user", given.user] if given.user else [])]
     try:
@@ -81,8 +83,8 @@ def main() -> int:
     with SecondFollower(given.etcdctl, options, given.namespace, auditor) as follower:
         complete = caught_up(follower, known, store, given.quiet, given.timeout)
     if not complete:
-        why = follower.failure or f"it was not read up to revision {known} within {given.timeout:g} s (--timeout)"
-        print(f"second audit: the history cannot be judged: {why}", file=sys.stderr)
+        why = follower.failure or f"revision {known} was not reached within {given.timeout:g} s (--timeout)"
+        print(f"second audit: the history cannot be audited: {why}", file=sys.stderr)
         return 3
     for violation in auditor.violations:
         print(violation)

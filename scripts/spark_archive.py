@@ -1,9 +1,9 @@
-"""Has Spark start in half the time: writes an archive of the classes that it loads (class data sharing of the JVM).
+"""Writes an archive of the classes that Spark loads (class data sharing of the JVM), which halves its start time.
 
     python scripts/spark_archive.py ARCHIVE
 
-A JVM that is given it (``-XX:SharedArchiveFile``) maps it instead of reading and checking ten thousand classes;
-one to which it does not apply goes on without it. The tests start Spark some sixty times.
+A JVM with ``-XX:SharedArchiveFile`` maps the archive instead of reading and verifying ten thousand classes; if the
+archive does not fit, the JVM ignores it. The tests start Spark some sixty times.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 
 def use(folder: Path, jvm: str) -> None:
-    """A session that does some of what jobs do; returns when its JVM has exited, with what it writes on its way out."""
+    """Run typical work of jobs in a Spark session, and wait until its JVM has written the archive and exited."""
     spark = (
         SparkSession.builder.master("local[2]")
         .config("spark.ui.enabled", "false")

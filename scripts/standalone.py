@@ -1,7 +1,7 @@
 """A Spark standalone cluster on this machine's loopback: one master and some workers, from the installed PySpark.
 
-A folder holds all of it: pid files, logs, the workers' directories. Each process has a Unix session of its own, and the
-folder's path in its environment; only what carries that is ever ended, whatever a pid file says.
+All its files are in one folder: pid files, logs, the workers' directories. Each process has its own Unix session, and
+the folder's path in its environment. Only processes with this path are ever killed, whatever a pid file says.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 MARKER = "DISTOP_CLUSTER"
-"""The environment variable of all processes of a cluster: its folder."""
+"""The environment variable with the cluster's folder, in all its processes."""
 MASTER = "master"
 READY_SECONDS = 90.0
 STOP_SECONDS = 10.0
 HOST = "127.0.0.1"
 _SIGNS = {MASTER: "I have been elected leader", "worker": "Successfully registered with master"}
-"""What a process writes into its log once it is of use."""
+"""The log text by which each kind of process reports that it is ready."""
 
 
 class StandaloneError(Exception):
-    """A cluster cannot be started as asked; the message says why."""
+    """A cluster cannot be started as requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """``cores`` and ``memory`` (as Spark writes it) are of each worker."""
+    """The size of a cluster: ``cores`` and ``memory`` (in Spark's notation) of each worker."""
 
     workers: int = 2
     cores: int = 1
@@ -51,7 +51,7 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A process of the cluster. ``pid`` is 0 where it does not run."""
+    """A process of the cluster. ``pid`` 0: it does not run."""
 
     name: str
     pid: int
@@ -59,13 +59,13 @@ class Part:
 
 
 def options(url: str) -> tuple[str, ...]:
-    """What an executor on this machine is given so that its Spark jobs run there."""
+    """The options of an executor on this machine for running its Spark jobs on the cluster."""
     conf = (f"spark.driver.host={HOST}", f"spark.driver.bindAddress={HOST}")
     return ("--spark-master", url, *(word for setting in conf for word in ("--spark-conf", setting)))
 
 
 class Standalone:
-    """The cluster of a folder. ``env`` is added to the environment of its processes, and so of Spark's executors."""
+    """The cluster of a folder. ``env``: further environment variables of its processes, and of Spark's executors."""
 
     def __init__(self, folder: Path, env: Mapping[str, str] | None = None) -> None:
         self.folder = folder.resolve()
@@ -73,15 +73,15 @@ class Standalone:
         self._started: list[subprocess.Popen[bytes]] = []
         self._ports: list[int] = []
 
-    # ------------------------------------------------------------------ what is there
+    # ---------------------------------------------------------------------- state
 
     @property
     def url(self) -> str:
-        """The master's, "" where none was started."""
+        """The master's URL; "": none was started."""
         return str(self._record().get("url", ""))
 
     def parts(self) -> list[Part]:
-        """Each process that belongs to the cluster, whether it runs or not; none before the first start."""
+        """All processes of the cluster, running or not; empty before the first start."""
         count = Size(**size).workers if (size := self._record().get("size")) else 0
         names = [MASTER, *(f"worker-{n}" for n in range(1, count + 1))] if count else []
         return [Part(name, self._pid(name), self._log(name)) for name in names]
@@ -103,12 +103,12 @@ class Standalone:
             return 0
 
     def _pid(self, name: str) -> int:
-        """The process, if it runs and is ours."""
+        """The process id, if the process runs and belongs to this cluster; else 0."""
         pid = self._written_pid(name)
         return pid if pid and pid in self._ours(pid) else 0
 
     def _ours(self, session: int) -> list[int]:
-        """The living processes of a session that carry our mark."""
+        """The running processes of a session that belong to this cluster."""
         return [pid for pid in session_members(session) if self._marked(pid)]
 
     def _marked(self, pid: int) -> bool:
@@ -120,8 +120,9 @@ class Standalone:
     # ------------------------------------------------------------------ up, down
 
     def up(self, size: Size | None = None) -> str:
-        """Start what does not run, and wait until all of it does; the master's URL. Raises StandaloneError, also where
-        a cluster of another size runs here.
+        """Start the missing processes, and wait until all are ready. Returns the master's URL.
+
+        Raises StandaloneError, also if a cluster of another size runs in this folder.
         """
         size = size or Size()
         with self._alone():
@@ -129,7 +130,7 @@ class Standalone:
             if running and self._record().get("size") != asdict(size):
                 raise StandaloneError(f"a cluster of another size runs in {self.folder}: end it first (down)")
             if not self._pid(MASTER):
-                self._end(0.0)  # workers whose master is gone look for it where none will be
+                self._end(0.0)  # workers of a dead master would keep its old address
                 self._start_master(size)
             names = [f"worker-{n}" for n in range(1, size.workers + 1)]
             for name in names:
@@ -139,7 +140,7 @@ class Standalone:
             return self.url
 
     def down(self, grace: float = STOP_SECONDS) -> int:
-        """End all of it, within ``grace`` seconds in order, then at once; how many processes ran."""
+        """Stop all processes: SIGTERM, then SIGKILL after ``grace`` seconds. Returns how many ran."""
         if not self.folder.exists():
             return 0
         with self._alone():
@@ -149,15 +150,12 @@ class Standalone:
         return ended
 
     def kill(self, name: str) -> None:
-        """End one process and all that it started, as a machine that loses its power would."""
+        """Kill one process with all its children, as a power failure would."""
         if pid := self._written_pid(name):
             kill_session(pid, self._reap, self._mark())
 
     def restart_master(self) -> None:
-        """Kill the master, and start a new one at its address.
-
-        The new one knows no application and no worker.
-        """
+        """Kill the master, and start a new one at its address, which knows no application and no worker."""
         self.kill(MASTER)
         port = self.url.rpartition(":")[2]
         (page,) = self._reserve(1)
@@ -165,7 +163,7 @@ class Standalone:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """One command at a time in a folder."""
+        """Allow one command at a time in the folder."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -197,7 +195,7 @@ class Standalone:
         import pyspark
 
         home = Path(pyspark.__file__).parent
-        # Settings of another Spark of this user are none of this one's.
+        # Settings of the user's other Spark must not apply.
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("SPARK_")}
         env = {
             **inherited,
@@ -218,19 +216,19 @@ class Standalone:
         (self.folder / f"{name}.pid").write_text(str(process.pid))
 
     def _await_ready(self, names: list[str]) -> None:
-        """Wait until they say that they are of use. Raises StandaloneError with the end of a log."""
+        """Wait until these processes report that they are ready. Raises StandaloneError with the end of a log."""
         deadline = time.monotonic() + READY_SECONDS
         for name in names:
             sign = _SIGNS[name.partition("-")[0]]
-            while sign not in (said := self._log(name).read_text(errors="replace")):
+            while sign not in (text := self._log(name).read_text(errors="replace")):
                 if not self._pid(name):
-                    raise StandaloneError(f"the {name} ended; the end of its log:\n{said[-2000:]}")
+                    raise StandaloneError(f"the {name} ended; the end of its log:\n{text[-2000:]}")
                 if time.monotonic() > deadline:
                     raise StandaloneError(f"the {name} is not ready after {READY_SECONDS:g} s: see {self._log(name)}")
                 time.sleep(0.05)
 
     def _end(self, grace: float) -> int:
-        """End what runs, workers first; how many it were."""
+        """Stop all running processes, workers first. Returns how many ran."""
         names = sorted((path.stem for path in self.folder.glob("*.pid")), reverse=True)
         pids = [self._written_pid(name) for name in names]
         running = [pid for pid in pids if self._ours(pid)]
@@ -252,5 +250,5 @@ class Standalone:
         return len(running)
 
     def _reap(self) -> None:
-        """Those that this very process started and that have ended."""
+        """Collect the ended processes that this process started."""
         self._started = [process for process in self._started if process.poll() is None]

@@ -13,7 +13,7 @@ import pytest
 from distop.runtime import gc_tuning
 from scripts import etcd_servers
 from tests.distributing import TURNS, OwnShareFirst, Units, has_turn, rank, share
-from tests.support.daemons import OPENED
+from tests.support.daemons import STARTED
 from tests.support.needs import in_ci
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def _of_faults(report: object) -> bool:
 
 
 def pytest_runtest_logstart() -> None:
-    OPENED.clear()
+    STARTED.clear()
 
 
 class _Malformed(logging.Handler):
@@ -160,7 +160,7 @@ def well_formed(request: pytest.FixtureRequest) -> Iterator[None]:
     logger.removeHandler(handler)
     if request.node.get_closest_marker("malformed"):
         return
-    lines = (line for group in OPENED for line in group.lines())
+    lines = (line for group in STARTED for line in group.lines())
     found = [*handler.found, *(line for line in lines if "malformed transaction: " in line)]
     assert not found, "etcd rejects transactions as invalid:\n" + "\n".join(found[:3])
 
@@ -175,7 +175,7 @@ def pytest_runtest_makereport(
     """
     report = yield
     if report.when == "call" and report.failed:
-        report.sections += [("daemons", group.story()) for group in OPENED]
+        report.sections += [("daemons", group.diagnosis()) for group in STARTED]
     if report.skipped and not hasattr(report, "wasxfail") and in_ci() and MAY_SKIP not in item.path.parents:
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
         report.outcome = "failed"

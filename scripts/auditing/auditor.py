@@ -37,7 +37,7 @@ OF_AN_OPERATION: tuple[Callable[[Step], Iterator[Finding]], ...] = (
     waiting_rules.successors,
     coordinator_rules.elected,
     coordinator_rules.plans,
-    coordinator_rules.series_goes_on,
+    coordinator_rules.series_continues,
     job_rules.claims,
     job_rules.reports,
     job_rules.limits,

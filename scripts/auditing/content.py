@@ -185,11 +185,11 @@ class Content:
             if not self.revision:
                 self._follow(operation.record(HISTORY))
 
-    def _follow(self, told: dict[str, Any]) -> None:
-        """Note of which operation of a series the one with this spec or history record is the next."""
-        former, _, suffix = str(told.get("request_id", "")).rpartition("#")
+    def _follow(self, origin: dict[str, Any]) -> None:
+        """Record the predecessor in its series of an operation; ``origin``: its spec or history record."""
+        former, _, suffix = str(origin.get("request_id", "")).rpartition("#")
         if suffix == "next":
-            with suppress(BadRecord):  # a caller's request id that only ends like one of distop's own
+            with suppress(BadRecord):  # a request id of a caller that happens to end with "#next"
                 self.followed.add(operation_name(former))
 
     def before(self, key: str) -> str | None:

@@ -20,28 +20,28 @@ CONTINUES = {"any": ("success", "failed"), "success": ("success",), "failure": (
 
 
 def elected(step: Step) -> Iterator[Finding]:
-    """A coordinator's writes happen while somebody is elected, and what they tell of their sender fits the election.
+    """A coordinator's writes happen while there is an elected coordinator, and name it as their sender.
 
-    A client starts operations, some of them with a plan, and ends those that have not begun.
+    Clients start operations, some of them with a plan, and end pending ones.
     """
     written = _coordinated(step)
     if not written or (STATE in step.changed and step.changed[STATE].before is None):
         return
     incarnation = step.content.coordinator(step.name)
     if incarnation is None:
-        yield Finding("coordinators", str(step.name), f"{' and '.join(written)} while nobody was elected")
+        yield Finding("coordinators", str(step.name), f"{' and '.join(written)} without an elected coordinator")
         return
     if step.change(PLAN).after is not None:
         yield from _first_claims(step, incarnation)
     recorded = step.change(HISTORY).after
-    told = record(recorded).get("executor") if recorded is not None else None
+    sender = record(recorded).get("executor") if recorded is not None else None
     executor = step.content.executors.get(incarnation)
-    if told and executor is not None and told != executor:
-        yield Finding("coordinators", str(step.name), f"was ended by {told}, and the coordinator is {executor}")
+    if sender and executor is not None and sender != executor:
+        yield Finding("coordinators", str(step.name), f"was ended by {sender}, but the coordinator is {executor}")
 
 
 def _coordinated(step: Step) -> list[str]:
-    """What of this revision only a coordinator writes."""
+    """The writes of this revision that only a coordinator makes, as texts."""
     before, after = step.change(STATE)
     put = [rest for (family, rest), change in step.changed.items() if family == "distOp" and change.after is not None]
     cancel = step.operation.record(CANCEL)
@@ -59,11 +59,11 @@ def _coordinated(step: Step) -> list[str]:
 
 
 def _first_claims(step: Step, incarnation: str) -> Iterator[Finding]:
-    """Claims that are written with a plan are its coordinator's."""
+    """Claims that are written with a plan belong to the coordinator."""
     for (family, rest), change in step.changed.items():
         owner = record(change.after).get("incarnation") if family == "distOpClaim" and change.after else None
         if owner and owner != incarnation:
-            text = f"{owner} claimed job {int(rest)} with the plan, and the coordinator is {incarnation}"
+            text = f"{owner} claimed job {int(rest)} with the plan, but the coordinator is {incarnation}"
             yield Finding("coordinators", str(step.name), text)
 
 
@@ -72,12 +72,12 @@ def _of_a_plan(family: str, rest: str) -> bool:
 
 
 def plans(step: Step) -> Iterator[Finding]:
-    """A plan has the chunks that it counts, they fit its digest, and all stay until the operation has ended."""
+    """A plan has as many chunks as it says, they match its digest, and all exist until the operation has ended."""
     plan, name, former = step.operation.record(PLAN), str(step.name), step.change(PLAN).before
     gone = [rest for (family, rest), (_, after) in step.changed.items() if _of_a_plan(family, rest) and after is None]
     planned = former is not None or (plan and PLAN not in step.changed)
     if gone and planned and not step.operation.ended:
-        yield Finding("plans", name, f"{gone[0]} went before the operation ended")
+        yield Finding("plans", name, f"{gone[0]} was deleted before the operation ended")
     if step.change(PLAN).after is None:
         return
     chunks = {
@@ -86,16 +86,16 @@ def plans(step: Step) -> Iterator[Finding]:
         if family == "distOp" and rest.startswith("plan.")
     }
     if sorted(chunks) != list(range(plan.get("chunks", 0))):
-        yield Finding("plans", name, f"has the chunks {sorted(chunks)}, and its plan counts {plan.get('chunks')}")
+        yield Finding("plans", name, f"has the chunks {sorted(chunks)}, but its plan has {plan.get('chunks')}")
     content = "".join(value for _, value in sorted(chunks.items()))
     if hashlib.sha256(content.encode()).hexdigest() != plan.get("digest"):
-        yield Finding("plans", name, "its chunks do not fit the digest of its plan")
+        yield Finding("plans", name, "its chunks do not match the digest of its plan")
 
 
-def series_goes_on(step: Step) -> Iterator[Finding]:
-    """The next operation of a series is started before the last keys of the former one go.
+def series_continues(step: Step) -> Iterator[Finding]:
+    """The next operation of a series is started before the last keys of the previous one are deleted.
 
-    The next one may be refused for good: its table or type is another by then, or another operation has its id.
+    Unless it cannot start: its table or type was removed or replaced, or another operation has its id.
     """
     operation, name, content = step.operation, step.name, step.content
     series, before = operation.spec.get("series"), step.change(STATE).before
@@ -107,7 +107,7 @@ def series_goes_on(step: Step) -> Iterator[Finding]:
     identity = operation.spec.get("id")
     holder = content.before(id_key(name, identity)) if identity else None
     if registered and same_type and holder in (None, str(name)):
-        yield Finding("series", str(name), "its keys went before the next operation of its series was started")
+        yield Finding("series", str(name), "its keys were deleted before the next operation of its series started")
 
 
 def _continues(series: dict[str, Any], operation: Operation) -> bool:
@@ -118,7 +118,7 @@ def _continues(series: dict[str, Any], operation: Operation) -> bool:
     if not until:
         return True
     if not finished:
-        return False  # unknown: its record is not there any more
+        return False  # unknown: its history record was deleted
     since = series.get("due") or finished if series.get("since") == "start" else finished
     return _time(since) + timedelta(seconds=series["interval"]) <= _time(until)
 

@@ -113,10 +113,10 @@ class Watch:
         assert process.stdout is not None
         assert process.stderr is not None
         yield from process.stdout
-        code, told = process.wait(), process.stderr.read().strip()[-500:]
-        if COMPACTED in told:
-            raise HistoryLost(told)
-        raise WatchEnded(f"etcdctl ended with the exit code {code}: {told}")
+        code, errors = process.wait(), process.stderr.read().strip()[-500:]
+        if COMPACTED in errors:
+            raise HistoryLost(errors)
+        raise WatchEnded(f"etcdctl ended with the exit code {code}: {errors}")
 
     def stop(self) -> None:
         """End the command; who reads its lines gets WatchEnded."""

@@ -82,7 +82,7 @@ def _serves(node: dict[str, Any], operation: Operation, step: Step) -> bool:
 
 def _released(step: Step, partition: int, before: dict[str, Any] | None, after: dict[str, Any]) -> Iterator[Finding]:
     if before is None or holder(before) is None:
-        yield Finding("claims", _job(step, partition), "was released, and nobody held it")
+        yield Finding("claims", _job(step, partition), "was released, but nobody held it")
     elif after.get("attempt") != before.get("attempt"):
         text = f"was released with attempt {after.get('attempt')} of another claim"
         yield Finding("claims", _job(step, partition), text)
@@ -95,9 +95,9 @@ def _revoked(before: dict[str, Any], after: dict[str, Any]) -> bool:
 
     It counts one more of the ``losses``; in a cancel it counts none, and the last of the ``errors`` says so.
     """
-    told = after.get("errors", [])
-    said = bool(told) and told != before.get("errors", []) and told[-1]["text"] == LOST
-    return said or after.get("losses", 0) > before.get("losses", 0)
+    errors = after.get("errors", [])
+    says_lost = bool(errors) and errors != before.get("errors", []) and errors[-1]["text"] == LOST
+    return says_lost or after.get("losses", 0) > before.get("losses", 0)
 
 
 def _unclaimed(step: Step, partition: int, before: dict[str, Any] | None) -> Iterator[Finding]:
@@ -129,7 +129,7 @@ def reports(step: Step) -> Iterator[Finding]:
         if change.before is not None and change.after is not None:
             yield Finding("jobs end once", _job(step, partition), f"its {what} was written again")
         if change.after is None and not step.operation.ended:
-            yield Finding("jobs end once", _job(step, partition), f"its {what} went before the operation ended")
+            yield Finding("jobs end once", _job(step, partition), f"its {what} was deleted before the operation ended")
         if what == "state" and change.after is not None and change.before is None:
             yield from _reported(step, partition, change.after)
 

@@ -32,7 +32,7 @@ PENDING_VALUES = {
     "cancelling": {"cancelling", "completing"},
     **{state: {"cleaning"} for state in TERMINAL},
 }
-"""A state → what the key ``distOpPending…`` may say beside it."""
+"""A state → the values that the key ``distOpPending…`` may have in it."""
 
 
 def states(step: Step) -> Iterator[Finding]:
@@ -47,19 +47,20 @@ def states(step: Step) -> Iterator[Finding]:
     if after in ACTIVE and operation.spec.get("one_at_a_time"):
         for other, twin in content.operations.items():
             if other[:3] == name[:3] and other != name and twin.state in ACTIVE:
-                yield Finding("one at a time", str(name), f"runs beside {other}")
+                yield Finding("one at a time", str(name), f"runs at the same time as {other}")
 
 
 def actions(step: Step) -> Iterator[Finding]:
-    """The history record has all that was recorded of how the operation was altered, paused and resumed."""
+    """The history record has all recorded actions: changes of options, pauses and resumes."""
     written = step.change(HISTORY)
     if written.after is None or written.before is not None:
         return
     change = step.change(ACTIONS)
     last = step.operation.keys.get(ACTIONS) or change.after or change.before
-    known, told = record(last) if last else {}, record(written.after)
-    if any(known.get(name) != told.get(name) for name in ("actions", "actions_dropped")):
-        yield Finding("actions", str(step.name), f"the history tells {told.get('actions')}, of {known.get('actions')}")
+    known, kept = record(last) if last else {}, record(written.after)
+    if any(known.get(name) != kept.get(name) for name in ("actions", "actions_dropped")):
+        text = f"its history record has the actions {kept.get('actions')} instead of {known.get('actions')}"
+        yield Finding("actions", str(step.name), text)
 
 
 def written_once(step: Step) -> Iterator[Finding]:
@@ -119,17 +120,18 @@ def history(step: Step) -> Iterator[Finding]:
 
 
 def _record(step: Step, kept: dict[str, Any], state: str) -> Iterator[Finding]:
-    told, name, jobs = kept.get("jobs", {}), str(step.name), step.operation.jobs
-    counts = (told.get("success"), told.get("failed"))
+    recorded, name, jobs = kept.get("jobs", {}), str(step.name), step.operation.jobs
+    counts = (recorded.get("success"), recorded.get("failed"))
     if kept.get("state") != state:
         yield Finding("history", name, f"says {kept.get('state')}, and the state is {state}")
     if counts != (jobs["success"], jobs["failed"]):
         yield Finding("history", name, f"counts {counts}, and the jobs ended as {dict(jobs)}")
     if state == "success":
-        if told.get("failed") and not step.operation.options.get("max_failed"):
-            yield Finding("history", name, f"succeeded with {told['failed']} failed jobs")
-        if jobs.total() != told.get("total"):
-            yield Finding("history", name, f"succeeded with {told.get('total')} jobs, of which {jobs.total()} ended")
+        if recorded.get("failed") and not step.operation.options.get("max_failed"):
+            yield Finding("history", name, f"succeeded with {recorded['failed']} failed jobs")
+        if jobs.total() != recorded.get("total"):
+            text = f"succeeded with {recorded.get('total')} jobs, of which {jobs.total()} ended"
+            yield Finding("history", name, text)
 
 
 def _removal(step: Step, kept: dict[str, Any]) -> Iterator[Finding]:
@@ -140,12 +142,14 @@ def _removal(step: Step, kept: dict[str, Any]) -> Iterator[Finding]:
         if age < HOUR:
             yield Finding("history for an hour", str(name), f"its record was removed after {age:.0f} s")
     if not content.hour_old(operation.recorded_at):
-        text = f"its record of revision {operation.recorded_at} was removed, and no watermark shows its hour to be over"
+        text = (
+            f"its record of revision {operation.recorded_at} was removed, but no watermark shows that its hour is over"
+        )
         yield Finding("history for an hour", str(name), text)
 
 
 def request_ids(step: Step) -> Iterator[Finding]:
-    """A request id starts one operation, unless the earlier one's graph was given up."""
+    """A request id starts one operation, unless the graph of the earlier one was abandoned."""
     content, name = step.content, step.name
     before, after = step.change(STATE)
     if before is not None or after is None:
@@ -162,7 +166,7 @@ def request_ids(step: Step) -> Iterator[Finding]:
 
 
 def keeps_id(operation: Operation) -> bool:
-    """An operation of a series that has ended keeps its id until the next one takes it, or its last key goes."""
+    """An ended operation of a series keeps its id until the next one takes it, or its last key is deleted."""
     known = operation.state is not None
     return known and bool(operation.spec.get("series")) and operation.ended != "cancelled"
 
@@ -205,17 +209,17 @@ def series(step: Step) -> Iterator[Finding]:
     try:
         known = step.content.operations.get(operation_name(former))
     except BadRecord:
-        return  # a caller's request id that only ends like one of distop's own
+        return  # a request id of a caller that happens to end with "#next"
     if known is None:
         return
     wrong = ""
     if not known.ended:
         wrong = "which has not ended"
     elif not known.spec.get("series"):
-        wrong = "which is of no series"
+        wrong = "which belongs to no series"
     elif known.ended == "cancelled":
         wrong = "which was cancelled"
     elif known.state is None:
-        wrong = "whose keys are gone"
+        wrong = "whose keys are deleted"
     if wrong:
         yield Finding("series", str(step.name), f"follows {former}, {wrong}")

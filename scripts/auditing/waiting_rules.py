@@ -69,8 +69,8 @@ def edges(step: Step) -> Iterator[Finding]:
             if not operation.ended and not _fulfilled(record(before), other.ended):
                 yield Finding("edges", name, f"no longer waits for {other_name} ({other.ended or 'not ended'})")
         elif side == "after" and value.get("broken", other.ended) != other.ended:
-            told = f"{value['broken']}, and it is {other.ended or 'not ended'}"
-            yield Finding("edges", name, f"its edge says that {other_name} is {told}")
+            text = f"its edge says that {other_name} is {value['broken']}, but it is {other.ended or 'not ended'}"
+            yield Finding("edges", name, text)
 
 
 def successors(step: Step) -> Iterator[Finding]:
@@ -83,7 +83,7 @@ def successors(step: Step) -> Iterator[Finding]:
         successor = operation_name(record(before)["op"])
         edge = step.content.operations[successor].record(("distOp", f"after.{rest.removeprefix('next.')}"))
         if edge and not edge.get("broken"):
-            yield Finding("edges", str(step.name), f"its keys went before {successor} was informed of its end")
+            yield Finding("edges", str(step.name), f"its keys were deleted before {successor} was informed of its end")
 
 
 def _fulfilled(edge: dict[str, Any], ended: str) -> bool:

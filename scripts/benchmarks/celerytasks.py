@@ -1,6 +1,6 @@
-"""No-op tasks of Celery with Redis, where both are installed: what people know, to see whole operations beside it.
+"""No-op tasks of Celery with Redis, if both are installed: a well-known system to compare operations with.
 
-The worker imports this module; ``BENCH_CELERY_BROKER`` in its environment is where Redis is.
+The worker imports this module; ``BENCH_CELERY_BROKER`` in its environment is the address of Redis.
 """
 
 from __future__ import annotations
@@ -27,20 +27,19 @@ READY_SECONDS = 60.0
 
 
 def missing() -> str:
-    """What is not installed, or "" where the measurement can be made."""
+    """The names of missing programs and packages, or "" if all are installed."""
     absent = [name for name in ("celery", "redis") if find_spec(name) is None]
     absent += [] if shutil.which("redis-server") else ["redis-server"]
     return ", ".join(absent)
 
 
 def rate(tasks: int, clients: int, processes: int) -> float:
-    """Tasks a second, from the first that is sent to the last result, of so many clients and processes of a worker."""
+    """Tasks per second, from sending the first task to the last result. ``processes``: those of the worker."""
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="distop-bench-celery-"))
         broker = stack.enter_context(_redis(Path(folder)))
         stack.enter_context(_worker(broker, processes, Path(folder)))
-        found = _app(broker)
-        noop = found.tasks[NOOP]
+        noop = _app(broker).tasks[NOOP]
         noop.delay().get(timeout=READY_SECONDS)
 
         def client(count: int) -> None:
@@ -55,19 +54,19 @@ def rate(tasks: int, clients: int, processes: int) -> float:
 
 def _app(broker: str) -> Any:
     celery: Any = import_module("celery")
-    found = celery.Celery("bench", broker=broker, backend=broker)
-    found.task(_nothing, name=NOOP)
-    found.finalize()
-    return found
+    app = celery.Celery("bench", broker=broker, backend=broker)
+    app.task(_noop, name=NOOP)
+    app.finalize()
+    return app
 
 
-def _nothing() -> None:
+def _noop() -> None:
     """The task."""
 
 
 @contextmanager
 def _redis(folder: Path) -> Iterator[str]:
-    """In memory alone, until the block ends; its address."""
+    """Redis without persistence for one ``with`` block; yields its address."""
     ports = reserve(1)
     words = ["redis-server", "--bind", "127.0.0.1", "--port", str(ports[0]), "--save", "", "--appendonly", "no"]
     with ExitStack() as stack:
@@ -112,7 +111,7 @@ def _running(words: list[str], log: Path, env: dict[str, str] | None = None) -> 
 
 
 def __getattr__(name: str) -> Any:
-    """``app``, for the worker."""
+    """``app``, the Celery application of the worker."""
     if name == "app" and BROKER in os.environ:
         return _app(os.environ[BROKER])
     raise AttributeError(name)

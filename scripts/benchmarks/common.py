@@ -1,4 +1,4 @@
-"""What the benchmarks share: rows with targets, their two forms of output, and executors as daemons of their own."""
+"""Shared by the benchmarks: results with targets, table and JSON output, and a cluster of executor daemons."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".bench"
-"""Data that is made once; safe to delete."""
+"""Generated test data; safe to delete."""
 PROGRAM: Sequence[str] = (sys.executable, "-m", "distop.cli")
 READY_SECONDS = 60.0
 STOP_SECONDS = 30.0
@@ -36,7 +36,7 @@ STOP_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One measured number. ``target``: what is to be reached (None: only told), at most or at least that much."""
+    """One measured number. ``target``: an upper or lower bound (``at_most``), or None if there is no target."""
 
     name: str
     value: float
@@ -47,13 +47,13 @@ class Row:
 
     @property
     def reached(self) -> bool | None:
-        """Whether the target is met; None where there is none."""
+        """Whether the target is met; None without a target."""
         if self.target is None:
             return None
         return self.value <= self.target if self.at_most else self.value >= self.target
 
     def to_json(self) -> dict[str, Any]:
-        """The row as it stands in the JSON document."""
+        """The row in the JSON document."""
         return {
             "name": self.name,
             "value": self.value,
@@ -67,7 +67,7 @@ class Row:
 
 @dataclass(slots=True)
 class Result:
-    """What one benchmark found. ``settings``: what it was run with; ``samples``: each single measurement."""
+    """The result of one benchmark. ``settings``: its options and versions; ``samples``: all measurements by name."""
 
     benchmark: str
     settings: dict[str, Any]
@@ -76,7 +76,7 @@ class Result:
 
     @property
     def missed(self) -> bool:
-        """A target was missed."""
+        """Whether a target was missed."""
         return any(row.reached is False for row in self.rows)
 
     def to_json(self) -> dict[str, Any]:
@@ -90,7 +90,7 @@ class Result:
 
 
 def machine() -> dict[str, Any]:
-    """Where the numbers come from: without it they say nothing."""
+    """The machine and versions that the numbers were measured with."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "cores": cores,
@@ -112,12 +112,12 @@ def _cpu() -> str:
 
 
 def document(where: dict[str, Any], results: Iterable[Result]) -> str:
-    """All of it as one JSON document."""
+    """All results as one JSON document."""
     return json.dumps({"machine": where, "results": [result.to_json() for result in results]}, indent=2)
 
 
 def show(where: dict[str, Any], results: Iterable[Result]) -> None:
-    """All of it as tables for people."""
+    """Print all results as tables."""
     from rich.console import Console
     from rich.table import Table
 
@@ -139,7 +139,7 @@ def show(where: dict[str, Any], results: Iterable[Result]) -> None:
 
 
 def number(value: float) -> str:
-    """Three digits that count; whole thousands with commas."""
+    """Three significant digits; numbers of at least 100 as whole numbers with thousands separators."""
     if value != value or value in (float("inf"), float("-inf")):
         return str(value)
     if abs(value) >= 100 or value == int(value):
@@ -147,19 +147,19 @@ def number(value: float) -> str:
     return f"{value:.3g}"
 
 
-def say(text: str) -> None:
-    """Progress, for whoever waits; stdout holds results alone."""
+def report_progress(text: str) -> None:
+    """Print progress to stderr; stdout holds only results."""
     print(text, file=sys.stderr, flush=True)
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least ``share`` of them do not pass."""
+    """The smallest of the values that at least ``share`` of all values do not exceed."""
     ordered = sorted(values)
     return ordered[max(0, min(len(ordered) - 1, -(-int(share * 1000) * len(ordered) // 1000) - 1))]
 
 
 def median(values: Iterable[float]) -> float:
-    """The middle one."""
+    """The median."""
     return statistics.median(values)
 
 
@@ -167,30 +167,32 @@ def median(values: Iterable[float]) -> float:
 
 
 class Executor:
-    """One ``distop executor`` with its default settings; its log is beside its work directory."""
+    """One ``distop executor`` with default settings; its log is in the folder of its work directory."""
 
     def __init__(
         self, endpoint: str, folder: Path, name: str, *options: str, env: Mapping[str, str] | None = None
     ) -> None:
         self.name = name
         self.log = folder / f"{name}.log"
-        self._words = [*PROGRAM, "executor", "--etcd", endpoint, "--id", name, "--work-dir", str(folder / name)]
-        self._words += options
+        self._command = [*PROGRAM, "executor", "--etcd", endpoint, "--id", name, "--work-dir", str(folder / name)]
+        self._command += options
         self._env = {**os.environ, **(env or {})}
         self.start()
 
     def start(self) -> None:
-        """Start it (again)."""
+        """Start the daemon, or start it again."""
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(self._words, stdout=log, stderr=log, env=self._env, start_new_session=True)
+            self._process = subprocess.Popen(
+                self._command, stdout=log, stderr=log, env=self._env, start_new_session=True
+            )
 
     def kill(self) -> None:
-        """End it at once, as a crash would."""
+        """Kill the daemon (SIGKILL), as in a crash."""
         self._process.kill()
         self._process.wait()
 
-    def tell_to_stop(self) -> None:
-        """SIGTERM, and wait for nothing."""
+    def request_stop(self) -> None:
+        """Send SIGTERM without waiting."""
         self._process.send_signal(signal.SIGTERM)
 
     @property
@@ -199,19 +201,19 @@ class Executor:
         return self._process.pid
 
     def check(self) -> None:
-        """Raises RuntimeError, with the end of its log, where it has ended."""
+        """Raise RuntimeError with the end of the daemon's log if the daemon has ended."""
         if self._process.poll() is not None:
             raise RuntimeError(f"executor {self.name} ended: {self.log.read_text(errors='replace')[-2000:]}")
 
     def memory(self, field_name: str) -> float:
-        """A number of /proc/<pid>/status in MB: ``VmRSS`` (resident now), ``VmHWM`` (the most it ever was)."""
+        """A field of /proc/<pid>/status in MB: ``VmRSS`` (resident now) or ``VmHWM`` (its peak)."""
         for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
             if line.startswith(field_name + ":"):
                 return int(line.split()[1]) * 1024 / 1e6
-        raise RuntimeError(f"/proc tells no {field_name}")
+        raise RuntimeError(f"/proc/{self.pid}/status has no field {field_name}")
 
     def stop(self) -> None:
-        """End it in order, or at once where it does not listen."""
+        """Stop the daemon with SIGTERM; kill it if it has not ended after STOP_SECONDS."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
         try:
@@ -221,22 +223,23 @@ class Executor:
             self._process.wait()
 
 
-def peak(bench: Cluster) -> float:
-    """MB that an executor's child and what it has started (its JVM, Python workers) each had resident at their peaks,
-    together; of several executors the most.
+def peak_memory(bench: Cluster) -> float:
+    """Peak resident MB of an executor's child and its processes (JVM, Python workers): the sum of their peaks.
+
+    With several executors: the largest sum.
     """
     from tests.support.processes import children, children_of_guardian, machine
 
-    found = []
+    sums = []
     for executor in bench.executors:
-        guarding = children(executor.pid)
-        beside = {executor.pid, *guarding}
-        beside |= {pid for guard in guarding for pid in children(guard) if pid not in children_of_guardian(guard)}
-        found.append(sum(_high_water(pid) for pid in machine(executor.pid) if pid not in beside))
-    return max(found)
+        guardians = children(executor.pid)
+        excluded = {executor.pid, *guardians}
+        excluded |= {pid for guard in guardians for pid in children(guard) if pid not in children_of_guardian(guard)}
+        sums.append(sum(_peak_resident(pid) for pid in machine(executor.pid) if pid not in excluded))
+    return max(sums)
 
 
-def _high_water(pid: int) -> float:
+def _peak_resident(pid: int) -> float:
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
@@ -245,7 +248,7 @@ def _high_water(pid: int) -> float:
 
 
 def install(folder: Path, *behaviors: type[Behavior]) -> dict[str, str]:
-    """The environment of executors whose children know these operation types of ours, too."""
+    """Install operation types into ``folder``; returns the environment for executors that offer them."""
     for behavior in behaviors:
         name = behavior.type_name
         info = folder / f"distop_{name}-1.dist-info"
@@ -259,83 +262,84 @@ def install(folder: Path, *behaviors: type[Behavior]) -> dict[str, str]:
 
 @dataclass(slots=True)
 class Cluster:
-    """A private etcd, some executors, and a client."""
+    """A private etcd, executors, and a client."""
 
     endpoint: str
     folder: Path
     client: distop.Client
     executors: list[Executor]
 
-    def await_that(self, condition: Callable[[], object], what: str, seconds: float = READY_SECONDS) -> None:
-        """Wait for a state. Raises RuntimeError when it takes too long, or an executor has ended."""
+    def wait_for(self, condition: Callable[[], object], what: str, seconds: float = READY_SECONDS) -> None:
+        """Wait for a condition. Raises RuntimeError after ``seconds``, or if an executor has ended."""
         deadline = time.monotonic() + seconds
         while not condition():
             for executor in self.executors:
                 executor.check()
             if time.monotonic() > deadline:
-                raise RuntimeError(f"not within {seconds:g} s: {what}; see {self.folder}")
+                raise RuntimeError(f"Timed out after {seconds:g} s waiting for {what}; logs: {self.folder}")
             time.sleep(0.01)
 
-    def quiet(self) -> None:
-        """Wait until nothing is left of operations that have ended: what is measured next must not share etcd."""
+    def wait_for_cleanup(self) -> None:
+        """Wait until all ended operations are cleaned up, so that the next measurement has etcd to itself."""
         start, after = Keys().family(OPEN)[0], Keys().family(PENDING)[1]
-        etcd = Look(self.endpoint)
-        self.await_that(lambda: not etcd.count(start, after), "the cleanup of ended operations", 300)
+        etcd = EtcdProbe(self.endpoint)
+        self.wait_for(lambda: not etcd.count(start, after), "the cleanup of ended operations", 300)
 
 
-class Look:
-    """A few raw questions to etcd, each with a connection of its own."""
+class EtcdProbe:
+    """Direct requests to etcd, each on its own connection."""
 
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint
 
     def count(self, start: str, end: str) -> int:
-        """The keys in a range."""
-        return int(self._ask(lambda client: client.count(start, end)))
+        """The number of keys in a range."""
+        return int(self._request(lambda client: client.count(start, end)))
 
     def db_size(self) -> int:
-        """The bytes of etcd's database file."""
-        return int(self._ask(lambda client: client.status()).db_size)
+        """The size of etcd's database file in bytes."""
+        return int(self._request(lambda client: client.status()).db_size)
 
     def version(self) -> str:
         """The server's version."""
-        return str(self._ask(lambda client: client.status()).version)
+        return str(self._request(lambda client: client.status()).version)
 
-    def _ask(self, question: Callable[[Any], Any]) -> Any:
+    def _request(self, request: Callable[[Any], Any]) -> Any:
         import asyncio
 
         from distop.store.client import EtcdClient
         from distop.store.connection_settings import EtcdConfig
 
-        async def ask() -> Any:
+        async def send() -> Any:
             async with EtcdClient(EtcdConfig((self._endpoint,))) as client:
-                return await question(client)
+                return await request(client)
 
-        return asyncio.run(ask())
+        return asyncio.run(send())
 
 
 @contextmanager
 def cluster(executors: int = 1, *options: str, env: Mapping[str, str] | None = None) -> Iterator[Cluster]:
-    """A cluster that ends with the block; ``env`` is added to its executors' environment. Its logs are kept when the
-    block broke.
+    """A cluster for one ``with`` block; ``env`` is added to the executors' environment.
+
+    Keeps the logs if the block raises.
     """
     folder = Path(tempfile.mkdtemp(prefix="distop-bench-"))
     started: list[Executor] = []
-    whole = False
+    succeeded = False
     try:
         with EmbeddedEtcd() as etcd, distop.connect(etcd.endpoint) as client:
-            group = Cluster(etcd.endpoint, folder, client, started)
+            bench = Cluster(etcd.endpoint, folder, client, started)
             try:
                 for n in range(executors):
                     started.append(Executor(etcd.endpoint, folder, f"bench-{n}", *options, env=env))  # noqa: PERF401
-                group.await_that(lambda: len(client.nodes()) == executors, "all executors ready")
-                yield group
-                whole = True
+                bench.wait_for(lambda: len(client.nodes()) == executors, "all executors")
+                yield bench
+                succeeded = True
             finally:
                 for executor in started:
                     executor.stop()
     finally:
-        if whole:
+        if succeeded:
             shutil.rmtree(folder, ignore_errors=True)
         else:
-            say(f"the executors' logs are kept in {folder}")
+            report_progress(f"Executor logs are kept in {folder}")

@@ -1,7 +1,7 @@
-"""Jobs a second of a no-op behavior, beside what etcd takes at most from a bare loop in the same run.
+"""Jobs per second of a no-op operation, relative to the writes that etcd accepts from a bare loop in the same run.
 
-The raw limit writes, whatever distop writes, three puts (100, 10 and 300 bytes: a claim, a state, an outcome) and one
-delete (of a claim) for each job, in transactions of 120 operations, 12 of them in flight, and nothing else.
+The bare loop writes three puts (100, 10 and 300 bytes, like a claim, a state and an outcome) and one delete (of a
+claim) per job, in transactions of 120 operations with 12 in flight. It is independent of what distop writes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import grpc
 import grpc.aio
 
-from benchmarks.common import Cluster, Look, Result, Row, cluster, median, say
+from benchmarks.common import Cluster, EtcdProbe, Result, Row, cluster, median, report_progress
 from distop.protocol.records import TableRecord
 from distop.store._proto import rpc_pb2 as rpc
 
@@ -29,7 +29,7 @@ def run(jobs: int = 10_000, executors: int = 2, runs: int = 5) -> Result:
     with cluster(executors) as bench:
         result = Result(
             "coordination",
-            {"jobs": jobs, "executors": executors, "runs": runs, "etcd": Look(bench.endpoint).version()},
+            {"jobs": jobs, "executors": executors, "runs": runs, "etcd": EtcdProbe(bench.endpoint).version()},
         )
         bench.client.add_table(TableRecord(TABLE, "parquet", "/nowhere"), check=False)
         for warm in (1_000, jobs):
@@ -40,25 +40,25 @@ def run(jobs: int = 10_000, executors: int = 2, runs: int = 5) -> Result:
         for n in range(runs):
             raw.append(asyncio.run(_raw(bench.endpoint, jobs)))
             ours.append(_distop(bench, jobs))
-            say(f"coordination {n + 1}/{runs}: raw {raw[-1]:,.0f}, distop {ours[-1]:,.0f} jobs/s")
+            report_progress(f"coordination {n + 1}/{runs}: raw {raw[-1]:,.0f}, distop {ours[-1]:,.0f} jobs/s")
     ratio = median(ours) / median(raw)
     result.samples = {"raw": raw, "distop": ours}
     result.rows = [
-        Row("noop, call to history record", median(ours), "jobs/s", 5_000, at_most=False),
-        Row("raw limit of this etcd", median(raw), "jobs/s"),
-        Row("of the raw limit", ratio, "×", 0.35, at_most=False, note="aim: 0.5"),
+        Row("no-op jobs, call to history record", median(ours), "jobs/s", 5_000, at_most=False),
+        Row("bare loop on this etcd", median(raw), "jobs/s"),
+        Row("distop relative to the bare loop", ratio, "×", 0.35, at_most=False, note="long-term aim: 0.5"),
     ]
     return result
 
 
 def _distop(bench: Cluster, jobs: int) -> float:
-    """Jobs a second of one operation, from the call to the history record. What it leaves is cleaned up after."""
+    """Jobs per second of one operation, from the call to the history record; then waits for its cleanup."""
     began = time.perf_counter()
     done = bench.client.start_operation("noop", TABLE, {"jobs": jobs}).wait(600)
     seconds = time.perf_counter() - began
     if done.state != "success" or done.jobs["success"] != jobs:
-        raise RuntimeError(f"the no-op operation ended as {done.state}: {done.errors}")
-    bench.quiet()
+        raise RuntimeError(f"The no-op operation ended as {done.state}: {done.errors}")
+    bench.wait_for_cleanup()
     return jobs / seconds
 
 
@@ -66,20 +66,22 @@ def _distop(bench: Cluster, jobs: int) -> float:
 
 
 @dataclass(slots=True)
-class _Bare:
-    """The calls of a bare client: nothing but grpcio on the same messages."""
+class _BareClient:
+    """The calls of a minimal etcd client: grpcio with distop's messages."""
 
     txn: grpc.aio.UnaryUnaryMultiCallable[rpc.TxnRequest, rpc.TxnResponse]
     delete: grpc.aio.UnaryUnaryMultiCallable[rpc.DeleteRangeRequest, rpc.DeleteRangeResponse]
 
 
 async def _raw(endpoint: str, jobs: int) -> float:
-    """Jobs a second that a bare loop writes. Each lane deletes the claims of its transaction before, so that every
-    delete finds its key; the claims of the first one are put before the clock starts.
+    """Jobs per second of the bare loop.
+
+    Each transaction of a lane deletes the claims of the lane's previous one, so that every delete finds its key. The
+    claims that the first one deletes are put before the measurement.
     """
     options = [("grpc.max_receive_message_length", -1)]
     async with grpc.aio.insecure_channel(endpoint, options=options) as channel:
-        bare = _Bare(
+        bare = _BareClient(
             channel.unary_unary(
                 "/etcdserverpb.KV/Txn",
                 request_serializer=rpc.TxnRequest.SerializeToString,
@@ -106,7 +108,7 @@ async def _raw(endpoint: str, jobs: int) -> float:
     return jobs / seconds
 
 
-async def _lane(bare: _Bare, lane: int, groups: list[int], jobs: int) -> None:
+async def _lane(bare: _BareClient, lane: int, groups: list[int], jobs: int) -> None:
     for turn, group in enumerate(groups):
         request = rpc.TxnRequest()
         for n in range(min(JOBS_PER_TXN, jobs - group * JOBS_PER_TXN)):
@@ -116,7 +118,7 @@ async def _lane(bare: _Bare, lane: int, groups: list[int], jobs: int) -> None:
             _put(request, job + b".outcome", OUTCOME)
             request.success.add().request_delete_range.key = _claim(lane, turn - 1, n)
         if not (await bare.txn(request)).succeeded:
-            raise RuntimeError("etcd refused a raw transaction")
+            raise RuntimeError("etcd rejected a transaction of the bare loop")
 
 
 def _claim(lane: int, turn: int, n: int) -> bytes:

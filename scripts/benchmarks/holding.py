@@ -1,4 +1,4 @@
-"""An operation type for measurements: each job holds its claim until it is let go, and then writes its output."""
+"""An operation type for measurements: each job holds its claim until a file releases it, then writes its output."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from distop.behavior import JobContext, TableRecord
 
 STEP = 0.02
-"""Seconds between two looks."""
+"""Seconds between two checks for the file."""
 
 
 class HoldingArg(BaseModel):
-    """A job ends when ``folder`` holds a file ``go`` or ``go-<partition>``."""
+    """A job ends when ``folder`` contains a file ``go`` or ``go-<partition>``."""
 
     jobs: int
     folder: str
 
 
 class Holding(Behavior):
-    """Waits, one job in each slot."""
+    """Jobs that wait for a file."""
 
     type_name = "holding"
     Arg = HoldingArg

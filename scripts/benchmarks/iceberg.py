@@ -1,6 +1,6 @@
-"""``validate`` on an Iceberg table beside one hand-written Spark SQL statement, as ``benchmarks.validate`` has it.
+"""``validate`` on an Iceberg table, relative to one hand-written Spark SQL statement (see ``benchmarks.validate``).
 
-TPC-H lineitem again, with one partition for each month, a file in each.
+TPC-H lineitem with one partition per month and one file per partition.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from benchmarks import validate
-from benchmarks.common import CACHE, Result, say
+from benchmarks.common import CACHE, Result, report_progress
 from benchmarks.validate import SIMPLE, TEN, Case, Subject
 
 MONTH = "ship_month"
@@ -25,19 +25,19 @@ CASES = (
 
 
 def run(scale: float = 1, runs: int = 7, lives: int = 3) -> Result:
-    """As ``benchmarks.validate.run``. Raises RuntimeError where Iceberg's jar cannot be had."""
+    """Like ``benchmarks.validate.run``. Raises RuntimeError if Iceberg's jar is not available."""
     from tests.support.lake import MAVEN, jar
 
-    found = jar()
-    if found is None:
+    iceberg_jar = jar()
+    if iceberg_jar is None:
         raise RuntimeError(MAVEN)
-    options = ("--spark-conf", f"spark.jars={found}")
+    options = ("--spark-conf", f"spark.jars={iceberg_jar}")
     result = Result("iceberg", {"scale": scale, "runs": runs, "lives": lives})
     return validate.measure(result, Subject("iceberg", table(scale), _next_version, options), CASES)
 
 
 def _next_version(location: Path) -> None:
-    """Metadata that say the same under another name: whoever remembers a snapshot does so by the name."""
+    """Write the same metadata as a new version: caches of a snapshot use the name of its metadata file as their key."""
     metadata = location / "metadata"
     hint = metadata / "version-hint.text"
     version = int(hint.read_text())
@@ -46,28 +46,30 @@ def _next_version(location: Path) -> None:
 
 
 def table(scale: float) -> Path:
-    """The table, made once for each scale, where it stays: Iceberg's metadata have whole paths. A file that is written
-    last tells that it is whole.
+    """The table, generated once per scale.
+
+    It is written in its final location because Iceberg's metadata contains absolute paths. A marker file, written last,
+    shows that the table is complete.
     """
     import pyarrow.parquet as pq
 
     source, target = validate.table(scale), CACHE / f"iceberg-lineitem-{scale:g}"
-    whole = target / "whole"
-    if not whole.exists():
-        say(f"iceberg: making lineitem at scale {scale:g} in 84 monthly partitions")
+    complete = target / "whole"
+    if not complete.exists():
+        report_progress(f"iceberg: generating lineitem at scale {scale:g} in 84 monthly partitions")
         shutil.rmtree(target, ignore_errors=True)
-        made: Any = None
-        for folder in sorted(source.glob("*=*")):  # beside what operations keep below the table
+        created: Any = None
+        for folder in sorted(source.glob("*=*")):  # excludes the folder with operations' own files
             (path,) = folder.glob("*.parquet")
             month = pq.read_table(path, partitioning=None)
             month = month.append_column(MONTH, pa.array([folder.name.partition("=")[2]] * len(month)))
-            made = made or _new(target, month.schema)
-            made.append(month)
-        whole.touch()
+            created = created or _create(target, month.schema)
+            created.append(month)
+        complete.touch()
     return target
 
 
-def _new(location: Path, columns: pa.Schema) -> Any:
+def _create(location: Path, columns: pa.Schema) -> Any:
     from pyiceberg.partitioning import PartitionField, PartitionSpec
     from pyiceberg.schema import Schema
     from pyiceberg.transforms import IdentityTransform
@@ -83,6 +85,6 @@ def _new(location: Path, columns: pa.Schema) -> Any:
             kind = DecimalType(column.type.precision, column.type.scale)
         fields.append(NestedField(n, column.name, kind, required=False))
     spec = PartitionSpec(PartitionField(len(fields), 1000, IdentityTransform(), MONTH))
-    # One manifest, as a table has that is looked after.
+    # One manifest, as in a table that is maintained.
     merged = {"commit.manifest-merge.enabled": "true", "commit.manifest.min-count-to-merge": "2"}
     return Folder(location).new(Schema(*fields), spec, **merged)

@@ -1,8 +1,8 @@
-"""``validate`` of a table of thousands of partitions, each a small file, beside one hand-written statement over it.
+"""``validate`` on thousands of partitions with one small file each, relative to one hand-written statement.
 
-A job for each partition costs what coordination costs, which the statement has not: so operations that plan the same
-table and have as many jobs with as long answers, but look at no file, are timed in the same run, in turn with both.
-What is held to the statement is what validate takes beyond them.
+One job per partition has coordination costs, which the statement does not have. So the run also times operations that
+plan the same table and have as many jobs with results of the same size, but read no file. Their time is subtracted from
+that of validate before the comparison with the statement.
 """
 
 from __future__ import annotations
@@ -14,75 +14,84 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import validate
-from benchmarks.common import CACHE, Cluster, Look, Result, Row, cluster, install, median, peak, say
-from benchmarks.planned import Planned
+from benchmarks.common import (
+    CACHE,
+    Cluster,
+    EtcdProbe,
+    Result,
+    Row,
+    cluster,
+    install,
+    median,
+    peak_memory,
+    report_progress,
+)
+from benchmarks.coordination_only import CoordinationOnly
 from benchmarks.statement import Statement
 from benchmarks.validate import REST, TABLE, Case, Subject
 from distop.protocol.records import TableRecord
 
 WARM = 15
-"""Rounds before those that count."""
+"""Warm-up rounds."""
 CHECKS: validate.Pairs = (
     ({"not_null": "id"}, "id IS NULL"),
-    # Not of the floats: statistics leave NaN out, and it is in no range.
+    # Not on the float column: its statistics ignore NaN, which violates a range.
     ({"range": {"column": "id", "min": 0, "max": 2**62}}, f"NOT (id BETWEEN 0 AND {2**62})"),
 )
 
 
 def run(partitions: int = 10_000, runs: int = 7) -> Result:
-    """The statement, jobs that look at nothing, and validate from statistics, ``runs`` times in turn."""
+    """The statement, jobs that read no file, and validate from statistics, ``runs`` times in turn."""
     result = Result("many", {"partitions": partitions, "runs": runs})
     subject = Subject("parquet", table(partitions), lambda _: None)
     case = Case(f"{partitions:,} partitions, decided from statistics", CHECKS, "auto", 0.1)
     times: dict[str, list[float]] = {"by hand": [], "coordination": [], "distop": []}
     with (
         tempfile.TemporaryDirectory(prefix="distop-statement-") as site,
-        cluster(1, env=install(Path(site), Statement, Planned)) as bench,
+        cluster(1, env=install(Path(site), Statement, CoordinationOnly)) as bench,
     ):
-        result.settings["etcd"] = Look(bench.endpoint).version()
+        result.settings["etcd"] = EtcdProbe(bench.endpoint).version()
         bench.client.add_table(TableRecord(TABLE, subject.format, str(subject.location)))
         for n in range(WARM + runs):
             time.sleep(REST)
-            expected, hand = validate.by_hand(bench, case, subject)
+            expected, hand = validate.run_statement(bench, case, subject)
             time.sleep(REST)
             idle = coordination(bench, TABLE, len(CHECKS), partitions)
             time.sleep(REST)
-            found, ours = validate.by_distop(bench, case)
-            if found != expected:
-                raise RuntimeError(f"{case.name}: distop counts {found}, the statement {expected}")
+            counts, ours = validate.run_validate(bench, case)
+            if counts != expected:
+                raise RuntimeError(f"{case.name}: distop counts {counts}, the statement {expected}")
             if n >= WARM:
                 for name, seconds in zip(times, (hand, idle, ours), strict=True):
                     times[name].append(seconds)
-        memory = peak(bench)
+        memory = peak_memory(bench)
     result.samples |= times
     hand, idle, ours = (median(seconds) for seconds in times.values())
-    say(f"many: distop {ours:.3f} s, its coordination {idle:.3f} s, by hand {hand:.3f} s")
-    # Of each round: the machine's pace changes in the minutes between the first and the last.
-    differences = [mine - other for mine, other in zip(times["distop"], times["coordination"], strict=True)]
-    beyond = median(differences) / hand
+    report_progress(f"many: distop {ours:.3f} s, coordination {idle:.3f} s, by hand {hand:.3f} s")
+    # Differences within each round, because the machine's speed changes during the run.
+    differences = [total - overhead for total, overhead in zip(times["distop"], times["coordination"], strict=True)]
+    ratio = median(differences) / hand
     spread = f"{min(differences):.2f} to {max(differences):.2f} s"
-    note = f"{ours:.3f} s, less {idle:.3f} s of coordination ({spread}) : {hand:.3f} s"
-    result.rows.append(Row(f"{case.name}, beyond coordination", beyond, "×", case.target, note=note))
-    result.rows.append(Row("the same, coordination included", ours / hand, "×", note=f"{ours:.3f} : {hand:.3f} s"))
-    result.rows.append(Row("its child's memory at its peak", memory, "MB"))
+    note = f"({ours:.3f} s - {idle:.3f} s; differences {spread}) : {hand:.3f} s"
+    result.rows.append(Row(f"{case.name}, without coordination", ratio, "×", case.target, note=note))
+    result.rows.append(Row("the same, with coordination", ours / hand, "×", note=f"{ours:.3f} : {hand:.3f} s"))
+    result.rows.append(Row("peak memory of the child", memory, "MB"))
     return result
 
 
 def coordination(bench: Cluster, table: str, checks: int, jobs: int) -> float:
-    """Seconds from the call to the report, of an operation that plans the table and has so many jobs, and looks at
-    nothing.
-    """
+    """Seconds from the call to the report of an operation that plans the table but whose jobs read no file."""
     began = time.perf_counter()
-    done = bench.client.start_operation(Planned.type_name, table, {"checks": checks}).wait(600)
+    done = bench.client.start_operation(CoordinationOnly.type_name, table, {"checks": checks}).wait(600)
     seconds = time.perf_counter() - began
     if done.state != "success" or done.jobs["success"] != jobs:
-        raise RuntimeError(f"the operation that looks at nothing ended as {done.state}: {done.jobs}, {done.errors}")
-    bench.quiet()
+        raise RuntimeError(f"The operation that reads no file ended as {done.state}: {done.jobs}, {done.errors}")
+    bench.wait_for_cleanup()
     return seconds
 
 
 def table(partitions: int) -> Path:
-    """The table, made once; beside, and renamed."""
+    """The table, generated once: in a temporary folder that is then renamed."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -90,7 +99,7 @@ def table(partitions: int) -> Path:
     target = CACHE / f"many-{partitions}"
     if target.exists():
         return target
-    say(f"many: making a table of {partitions} partitions")
+    report_progress(f"many: generating a table of {partitions} partitions")
     CACHE.mkdir(exist_ok=True)
     (CACHE / ".gitignore").write_text("*\n")
     chance = np.random.default_rng(1)

@@ -1,5 +1,7 @@
-"""Whole operations a second: many of one job each, started by several clients at once, until the last has its history
-record; beside what a bare loop makes of as many writes to the same etcd in the same run.
+"""Operations per second: many one-job operations, started by several clients at once.
+
+From the first start to the last history record, relative to a bare loop that makes as many writes to the same etcd in
+the same run.
 """
 
 from __future__ import annotations
@@ -10,14 +12,14 @@ from urllib.request import urlopen
 
 import distop
 from benchmarks import celerytasks, coordination
-from benchmarks.common import Cluster, Look, Result, Row, cluster, median, say
+from benchmarks.common import Cluster, EtcdProbe, Result, Row, cluster, median, report_progress
 from distop.protocol import keys as K
 from distop.protocol.keys import Keys
 
 CALLERS = 64
-"""Starts that each client has under way."""
-LOOK_EVERY = 0.05
-"""Seconds between two counts of the history: etcd goes through all of its keys for each."""
+"""Concurrent starts per client."""
+COUNT_INTERVAL = 0.05
+"""Seconds between two counts of the history; for each count etcd reads all of its keys."""
 RAW_JOBS = 10_000
 WRITES_PER_RAW_JOB = 4
 CELERY_TASKS = 2_000
@@ -31,26 +33,28 @@ def run(operations: int = 10_000, clients: int = 4, executors: int = 2, runs: in
     writes: list[float] = []
     with cluster(executors) as bench:
         settings = {"operations": operations, "clients": clients, "executors": executors, "runs": runs}
-        result = Result("operations", {**settings, "etcd": Look(bench.endpoint).version()})
+        result = Result("operations", {**settings, "etcd": EtcdProbe(bench.endpoint).version()})
         asyncio.run(_measure(bench, operations // 10, clients))
-        bench.quiet()
+        bench.wait_for_cleanup()
         for n in range(runs):
             raws.append(asyncio.run(coordination._raw(bench.endpoint, RAW_JOBS)) * WRITES_PER_RAW_JOB)
             before = _written(bench.endpoint)
             started, ended = asyncio.run(_measure(bench, operations, clients))
-            bench.quiet()
+            bench.wait_for_cleanup()
             writes.append((_written(bench.endpoint) - before) / operations)
             accepted.append(operations / started)
             rates.append(operations / ended)
-            say(f"operations {n + 1}/{runs}: started {accepted[-1]:,.0f}, ended {rates[-1]:,.0f} a second")
+            report_progress(
+                f"operations {n + 1}/{runs}: started {accepted[-1]:,.0f}, ended {rates[-1]:,.0f} per second"
+            )
     limit = median(raws) / median(writes)
     result.samples = {"ended": rates, "started": accepted, "raw_writes": raws, "writes": writes}
     result.rows = [
         Row("operations, first start to last history record", median(rates), "ops/s", 1_000, at_most=False),
-        Row("their starts alone", median(accepted), "ops/s"),
-        Row("writes to etcd for each", median(writes), "keys"),
-        Row("as many writes by a bare loop", limit, "ops/s"),
-        Row("of that limit", median(rates) / limit, "×"),
+        Row("starts", median(accepted), "ops/s"),
+        Row("writes to etcd per operation", median(writes), "keys"),
+        Row("bare loop of as many writes", limit, "ops/s"),
+        Row("distop relative to the bare loop", median(rates) / limit, "×"),
     ]
     _add_celery(result, clients, executors)
     return result
@@ -59,15 +63,15 @@ def run(operations: int = 10_000, clients: int = 4, executors: int = 2, runs: in
 def _add_celery(result: Result, clients: int, processes: int) -> None:
     absent = celerytasks.missing()
     if absent:
-        say(f"operations: no figure of Celery with Redis beside it, because {absent} is not installed")
+        report_progress(f"operations: no comparison with Celery and Redis, because these are not installed: {absent}")
         return
     rate = celerytasks.rate(CELERY_TASKS, clients, processes)
     result.samples["celery"] = [rate]
-    result.rows.append(Row("no-op tasks of Celery with Redis, sent to last result", rate, "tasks/s"))
+    result.rows.append(Row("no-op tasks of Celery with Redis, first sent to last result", rate, "tasks/s"))
 
 
 def _written(endpoint: str) -> float:
-    """Keys put or deleted so far, as etcd counts them."""
+    """The number of puts and deletes so far, from etcd's metrics."""
     with urlopen(f"http://{endpoint}/metrics", timeout=10) as answer:
         lines = answer.read().decode().splitlines()
     names = (
@@ -76,16 +80,16 @@ def _written(endpoint: str) -> float:
         "etcd_mvcc_put_total ",
         "etcd_mvcc_delete_total ",
     )
-    found = {
+    counters = {
         line.split(" ")[0].replace("_debugging", ""): float(line.split(" ")[1])
         for line in lines
         if line.startswith(names)
     }
-    return sum(found.values())
+    return sum(counters.values())
 
 
 async def _measure(bench: Cluster, operations: int, clients: int) -> tuple[float, float]:
-    """Seconds until all are started, and until all have ended."""
+    """Seconds until all operations are started, and until all have ended."""
     connected = [await distop.aio.connect(bench.endpoint).__aenter__() for _ in range(clients)]
     first = connected[0]
     history = Keys().family(K.HISTORY)
@@ -101,7 +105,7 @@ async def _measure(bench: Cluster, operations: int, clients: int) -> tuple[float
         await asyncio.gather(*(caller(client) for client in connected for _ in range(CALLERS)))
         started = time.perf_counter() - began
         while await first.etcd.count(*history) < before + operations:  # noqa: ASYNC110
-            await asyncio.sleep(LOOK_EVERY)
+            await asyncio.sleep(COUNT_INTERVAL)
         ended = time.perf_counter() - began
     finally:
         for client in connected:

@@ -1,4 +1,4 @@
-"""Import time, start-up time, memory, and one very large operation."""
+"""Import time, start-up time, memory, and an operation with very many jobs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 
-from benchmarks.common import PROGRAM, Look, Result, Row, cluster, median, say
+from benchmarks.common import PROGRAM, EtcdProbe, Result, Row, cluster, median, report_progress
 from distop.protocol.records import TableRecord
 
 TABLE = "bench.large"
@@ -25,7 +25,7 @@ print(json.dumps([seconds, [name for name in %r if name in sys.modules]]))
 
 
 def run(partitions: int = 100_000) -> Result:
-    """All sizes; the large operation runs on one fresh executor."""
+    """Measure all; the large operation runs on one new executor."""
     result = Result("size", {"partitions": partitions})
     _imports(result)
     _help(result)
@@ -44,7 +44,7 @@ def _imports(result: Result) -> None:
     result.samples["import"] = [ms / 1000 for ms in seconds]
     result.rows.append(Row("import distop", median(seconds), "ms", 100))
     result.rows.append(
-        Row("heavy modules that it loads", len(heavy), "", 0, note=", ".join(sorted(heavy)) or f"of {', '.join(HEAVY)}")
+        Row("heavy modules loaded by it", len(heavy), "", 0, note=", ".join(sorted(heavy)) or f"of {', '.join(HEAVY)}")
     )
 
 
@@ -60,21 +60,21 @@ def _help(result: Result) -> None:
 
 def _large(result: Result, partitions: int) -> None:
     with cluster(1) as bench:
-        executor, etcd = bench.executors[0], Look(bench.endpoint)
+        executor, etcd = bench.executors[0], EtcdProbe(bench.endpoint)
         result.settings["etcd"] = etcd.version()
         result.rows.append(Row("daemon, resident before its first job", executor.memory("VmRSS"), "MB", 80))
         bench.client.add_table(TableRecord(TABLE, "parquet", "/nowhere"), check=False)
-        say(f"size: a no-op operation of {partitions:,} partitions")
+        report_progress(f"size: a no-op operation of {partitions:,} partitions")
         began = time.perf_counter()
         done = bench.client.start_operation("noop", TABLE, {"jobs": partitions}).wait(1_800)
         seconds = time.perf_counter() - began
         finished = done.state == "success" and done.jobs["success"] == partitions
-        bench.quiet()
+        bench.wait_for_cleanup()
         cleaned = time.perf_counter() - began
         note = f"{done.state}, {done.jobs['success']:,} jobs, in {seconds:.1f} s; cleaned up after {cleaned:.1f} s"
         result.samples["large"] = [seconds]
         result.rows += [
             Row(f"{partitions:,} partitions finished", float(finished), "", 1, at_most=False, note=note),
-            Row("daemon, the most it had resident", executor.memory("VmHWM"), "MB", 300),
-            Row("etcd's database file after it", etcd.db_size() / 1e6, "MB", 300),
+            Row("daemon, peak resident memory", executor.memory("VmHWM"), "MB", 300),
+            Row("etcd's database file afterwards", etcd.db_size() / 1e6, "MB", 300),
         ]

@@ -1,14 +1,16 @@
-"""Partitions of very different sizes: one large one among thousands of tiny ones, beside a table of even ones.
+"""Partitions of very different sizes: one large partition among thousands of tiny ones, and a table of equal ones.
 
-Validate is compared with a statement that a person wrote, in one executor's own session; and two executors on this
-machine's cores with one of them. It is the same two, of which one is drained in between, the one and the other in turn:
-so both JVMs are equally warm.
-The statement is timed where it runs, validate from the call to the report. A job for each partition costs what
-coordination costs, which the statement has not: an operation that plans the same table, has as many jobs and looks at
-nothing is timed in one executor, in turn with the others, and what is held to the statement is what validate takes
-beyond it.
-Told beside the times: the share of the machine's core time that was used from the call to the report, on both sides,
-and the processor time of executors, which other work on the machine changes less.
+Compares validate with a hand-written statement in an executor's session, and two executors on this machine's cores with
+one executor. One of the two executors is drained for the runs with one, alternately, so that both JVMs are equally
+warm.
+
+The time of the statement is that of its query, the time of validate is from the call to the report. One job per
+partition has coordination costs, which the statement does not have. So an operation that plans the same table and has
+as many jobs, but reads no file, is timed in turn with the others on one executor. Its time is subtracted from that of
+validate before the comparison with the statement.
+
+Also reported: the share of the machine's processor time that each side used, and the processor time of the executors,
+on which other work on the machine has less influence.
 """
 
 from __future__ import annotations
@@ -23,18 +25,29 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import many, validate
-from benchmarks.common import CACHE, Cluster, Look, Result, Row, cluster, install, median, peak, say
-from benchmarks.planned import Planned
+from benchmarks.common import (
+    CACHE,
+    Cluster,
+    EtcdProbe,
+    Result,
+    Row,
+    cluster,
+    install,
+    median,
+    peak_memory,
+    report_progress,
+)
+from benchmarks.coordination_only import CoordinationOnly
 from benchmarks.statement import VIEW, Statement
 from distop.protocol.executor_nodes import NodeState
 from distop.protocol.records import TableRecord
 
 REST = 0.2
-"""Seconds before each timing: a JVM goes on compiling for a while after a query."""
+"""Seconds of rest before each measurement: after a query a JVM still compiles in the background."""
 WARM = 30
-"""Rounds before those that count."""
-MORE = 1.25
-"""With two executors on two cores nothing is to take longer than with one by more than this."""
+"""Warm-up rounds."""
+TWO_EXECUTORS_TARGET = 1.25
+"""Target of the time with two executors on two cores, relative to one executor."""
 CORES = len(os.sched_getaffinity(0))
 
 CHECKS: Sequence[validate.Pair] = (
@@ -47,7 +60,7 @@ CHECKS: Sequence[validate.Pair] = (
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is timed. ``target``: of the ratio to the statement."""
+    """One comparison. ``target``: of the time relative to the statement."""
 
     name: str
     table: str
@@ -60,21 +73,21 @@ class Case:
         return {"checks": [check for check, _ in self.checks], "statistics": self.statistics, "sample": 0}
 
     def statement(self) -> str:
-        """The same checks with exact counts, as a person writes them."""
+        """Hand-written SQL for the same checks, with exact counts."""
         return f"SELECT {', '.join(f'count_if({wrong})' for _, wrong in self.checks)} FROM {VIEW}"
 
 
 CASES = (
     Case("one large among tiny ones, full scan", "skewed", CHECKS, "never", 1.15),
     Case("one large among tiny ones, from statistics", "skewed", many.CHECKS, "auto", None),
-    Case("even ones, full scan", "even", validate.SIMPLE, "never", None),
-    Case("even ones, from statistics", "even", validate.SIMPLE, "auto", None),
+    Case("equal partitions, full scan", "even", validate.SIMPLE, "never", None),
+    Case("equal partitions, from statistics", "even", validate.SIMPLE, "auto", None),
 )
 
 
 @dataclass(slots=True)
 class Timings:
-    """Of each round: seconds, seconds of processor time, and the share of the cores' time that this is."""
+    """Per round: seconds, seconds of processor time, and the share of all cores' time."""
 
     seconds: list[float] = field(default_factory=list)
     processor: list[float] = field(default_factory=list)
@@ -85,19 +98,19 @@ class Timings:
 
 
 def run(megabytes: int = 300, tiny: int = 2_000, runs: int = 7) -> Result:
-    """Each case ``runs`` times, in turn: the statement, coordination alone, validate by one executor and by two."""
+    """Each case ``runs`` times, in turn: the statement, coordination, validate by one executor and by two."""
     result = Result("skew", {"megabytes": megabytes, "tiny": tiny, "runs": runs})
     tables = {"skewed": skewed(megabytes, tiny), "even": validate.table(1)}
     with (
         tempfile.TemporaryDirectory(prefix="distop-statement-") as site,
-        cluster(2, env=install(Path(site), Statement, Planned)) as bench,
+        cluster(2, env=install(Path(site), Statement, CoordinationOnly)) as bench,
     ):
-        result.settings["etcd"] = Look(bench.endpoint).version()
+        result.settings["etcd"] = EtcdProbe(bench.endpoint).version()
         for name, location in tables.items():
             bench.client.add_table(TableRecord(name, "parquet", str(location)))
         for case in CASES:
             _measure(result, bench, case, tables[case.table], runs)
-        result.rows.append(Row("the larger child's memory at its peak, the statements' included", peak(bench), "MB"))
+        result.rows.append(Row("peak memory of the larger child, statements included", peak_memory(bench), "MB"))
     return result
 
 
@@ -106,54 +119,58 @@ def _measure(result: Result, bench: Cluster, case: Case, location: Path, runs: i
     by_hand = {"location": str(location), "sql": case.statement(), "listing": False}
     jobs = sum(1 for _ in location.glob("*=*"))
     for n in range(WARM + runs):
-        resting = f"bench-{n % 2}"
-        bench.client.drain(resting, wait=True, timeout=60)
-        plain = _timed(bench, hand, lambda: _report(bench, "statement", case.table, by_hand))
-        hand.seconds[-1] = plain["seconds"]
+        drained = f"bench-{n % 2}"
+        bench.client.drain(drained, wait=True, timeout=60)
+        answer = _timed(bench, hand, lambda: _report(bench, "statement", case.table, by_hand))
+        hand.seconds[-1] = answer["seconds"]
         _timed(bench, idle, lambda: many.coordination(bench, case.table, len(case.checks), jobs))
-        found = [_timed(bench, one, lambda: _counts(bench, case))]
-        _together(bench, resting)
-        found.append(_timed(bench, two, lambda: _counts(bench, case)))
-        if any(counts != plain["row"] for counts in found):
-            raise RuntimeError(f"{case.name}: distop counts {found}, the statement {plain['row']}")
+        all_counts = [_timed(bench, one, lambda: _counts(bench, case))]
+        _undrain(bench, drained)
+        all_counts.append(_timed(bench, two, lambda: _counts(bench, case)))
+        if any(counts != answer["row"] for counts in all_counts):
+            raise RuntimeError(f"{case.name}: distop counts {all_counts}, the statement {answer['row']}")
         if n == WARM - 1:
             hand, idle, one, two = Timings(), Timings(), Timings(), Timings()
-    say(f"skew, {case.name}: by hand {hand}, coordination {idle}, one executor {one}, two {two}")
-    # Of each round: the machine's pace changes in the minutes between the first and the last.
-    beyond = median([mine - other for mine, other in zip(one.seconds, idle.seconds, strict=True)])
-    note = f"{beyond:.3f} s beyond {median(idle.seconds):.3f} s of coordination ({one} in all) : by hand {hand}"
-    result.rows.append(Row(case.name, beyond / median(hand.seconds), "×", case.target, note=note))
+    report_progress(f"skew, {case.name}: by hand {hand}, coordination {idle}, one executor {one}, two {two}")
+    # Differences within each round, because the machine's speed changes during the run.
+    work = median([total - overhead for total, overhead in zip(one.seconds, idle.seconds, strict=True)])
+    note = f"{work:.3f} s without {median(idle.seconds):.3f} s of coordination (in all {one}) : by hand {hand}"
+    result.rows.append(
+        Row(f"{case.name}, without coordination", work / median(hand.seconds), "×", case.target, note=note)
+    )
     ratio = median(one.seconds) / median(hand.seconds)
-    result.rows.append(Row(f"{case.name}, coordination included", ratio, "×"))
+    result.rows.append(Row(f"{case.name}, with coordination", ratio, "×"))
     ratio = median(two.seconds) / median(one.seconds)
-    result.rows.append(Row(f"{case.name}, two executors to one", ratio, "×", MORE, note=str(two)))
+    result.rows.append(
+        Row(f"{case.name}, two executors relative to one", ratio, "×", TWO_EXECUTORS_TARGET, note=str(two))
+    )
     spent = [median(timings.processor) for timings in (hand, one, two)]
     note = f"by hand {spent[0]:.2f} s, one executor {spent[1]:.2f} s, two {spent[2]:.2f} s"
     ratio = spent[1] / max(spent[0], 0.01)
     result.rows.append(Row(f"{case.name}, processor time of one executor", ratio, "×", note=note))
-    for who, timings in (("by hand", hand), ("coordination", idle), ("one executor", one), ("two executors", two)):
-        result.samples |= {f"{case.name}: {who}": timings.seconds, f"{case.name}: {who}, cores": timings.used}
+    for side, timings in (("by hand", hand), ("coordination", idle), ("one executor", one), ("two executors", two)):
+        result.samples |= {f"{case.name}: {side}": timings.seconds, f"{case.name}: {side}, cores": timings.used}
 
 
-def _together(bench: Cluster, resting: str) -> None:
-    bench.client.undrain(resting)
+def _undrain(bench: Cluster, drained: str) -> None:
+    bench.client.undrain(drained)
     nodes = bench.client.nodes
-    bench.await_that(lambda: all(node.state is NodeState.ACTIVE for node in nodes().values()), "both at work")
+    bench.wait_for(lambda: all(node.state is NodeState.ACTIVE for node in nodes().values()), "both executors")
 
 
 def _timed(bench: Cluster, timings: Timings, work: Callable[[], Any]) -> Any:
-    """What the work gives, from the call to the report."""
+    """Run ``work`` and add its time to ``timings``; returns its result."""
     time.sleep(REST)
     pids = _processes(bench)
     used, began = sum(map(_cpu, pids)), time.perf_counter()
-    found = work()
+    returned = work()
     seconds = time.perf_counter() - began
     processor = sum(map(_cpu, pids)) - used
     timings.seconds.append(seconds)
     timings.processor.append(processor)
     timings.used.append(processor / (seconds * CORES))
-    bench.quiet()
-    return found
+    bench.wait_for_cleanup()
+    return returned
 
 
 def _processes(bench: Cluster) -> list[int]:
@@ -163,18 +180,18 @@ def _processes(bench: Cluster) -> list[int]:
 
 
 def _cpu(pid: int) -> float:
-    """Seconds of processor time that a process has had."""
+    """Seconds of processor time that a process has used."""
     try:
-        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return 0.0
-    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _counts(bench: Cluster, case: Case) -> list[int]:
     report = _report(bench, "validate", case.table, case.arg())
     if any(not check["exact"] for check in report["checks"]):
-        raise RuntimeError(f"validate has no exact counts: {str(report)[:1_000]}")
+        raise RuntimeError(f"The report of validate has no exact counts: {str(report)[:1_000]}")
     return [check["violations"] for check in report["checks"]]
 
 
@@ -186,7 +203,7 @@ def _report(bench: Cluster, type_name: str, table: str, arg: Mapping[str, Any]) 
 
 
 def skewed(megabytes: int, tiny: int) -> Path:
-    """A table with a partition of so many megabytes, and so many of a few kilobytes; made once."""
+    """A table with one partition of ``megabytes`` and ``tiny`` partitions of a few kilobytes; generated once."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -194,7 +211,7 @@ def skewed(megabytes: int, tiny: int) -> Path:
     target = CACHE / f"skewed-{megabytes}-{tiny}"
     if target.exists():
         return target
-    say(f"skew: making a table with a partition of {megabytes} MB and {tiny} tiny ones")
+    report_progress(f"skew: generating a table with a partition of {megabytes} MB and {tiny} tiny ones")
     CACHE.mkdir(exist_ok=True)
     (CACHE / ".gitignore").write_text("*\n")
     chance = np.random.default_rng(1)
@@ -208,8 +225,7 @@ def skewed(megabytes: int, tiny: int) -> Path:
     try:
         (scratch / "part=large").mkdir()
         file = scratch / "part=large" / "rows.parquet"
-        some = rows(1_000_000)
-        with pq.ParquetWriter(file, some.schema, use_dictionary=False) as writer:
+        with pq.ParquetWriter(file, rows(1_000_000).schema, use_dictionary=False) as writer:
             while not file.stat().st_size > megabytes * 10**6:
                 writer.write_table(rows(1_000_000))
         for n in range(tiny):

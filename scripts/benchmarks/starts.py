@@ -1,5 +1,7 @@
-"""Starts a second of one type on one table, where nothing ends meanwhile: by one caller, by callers of one client that
-share transactions, by callers that race, and by clients that race.
+"""Starts per second of one type on one table, while no operation ends.
+
+By one caller, by callers of one client (which share transactions), by callers with separate transactions that race, and
+by clients that race.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 
 import distop
-from benchmarks.common import Look, Result, Row, median, say
+from benchmarks.common import EtcdProbe, Result, Row, median, report_progress
 from distop.protocol.behavior_declaration import Declaration
 from distop.protocol.records import TableRecord
 from distop.protocol.txn import Put, Txn
@@ -31,19 +33,24 @@ _tables = itertools.count()
 
 
 def run(starts: int = 800, runs: int = 5) -> Result:
-    """Alternate all of them ``runs`` times, each on a table of its own; the medians and their ratios."""
+    """Alternate all kinds of callers ``runs`` times, each time on a new table; the medians and their ratios."""
     with EmbeddedEtcd() as etcd:
-        settings = {"starts": starts, "runs": runs, "etcd": Look(etcd.endpoint).version()}
+        settings = {"starts": starts, "runs": runs, "etcd": EtcdProbe(etcd.endpoint).version()}
         samples = asyncio.run(_measure(etcd.endpoint, starts, runs))
     one, shared, raced, clients = (median(samples[name]) for name in ("one", "shared", "raced", "clients"))
     rows = [
-        Row("one caller, one after the other", one, "starts/s"),
-        Row(f"{CALLERS} callers of one client at once", shared, "starts/s"),
-        Row("of one caller", shared / one, "×"),
-        Row(f"{CALLERS} callers that share nothing, and race", raced, "starts/s", note="as many clients of one caller"),
-        Row("of one caller", raced / one, "×"),
-        Row(f"{CLIENTS} clients of {CALLERS} callers each, that race", clients, "starts/s"),
-        Row("of one caller", clients / one, "×"),
+        Row("one caller", one, "starts/s"),
+        Row(f"{CALLERS} concurrent callers of one client", shared, "starts/s"),
+        Row("the same, relative to one caller", shared / one, "×"),
+        Row(
+            f"{CALLERS} racing callers, separate transactions",
+            raced,
+            "starts/s",
+            note=f"like {CALLERS} clients of one caller",
+        ),
+        Row("the same, relative to one caller", raced / one, "×"),
+        Row(f"{CLIENTS} racing clients with {CALLERS} callers each", clients, "starts/s"),
+        Row("the same, relative to one caller", clients / one, "×"),
     ]
     return Result("starts", settings, rows, samples)
 
@@ -54,33 +61,33 @@ async def _measure(endpoint: str, starts: int, runs: int) -> dict[str, list[floa
         first = clients[0]
         await first.etcd.commit(Txn((), (Put(first.keys.behavior(TYPE), Declaration(TYPE).encode()),)))
 
-        def of(client: distop.aio.Client) -> Start:
+        def start_by(client: distop.aio.Client) -> Start:
             return lambda table: client.start_operation(TYPE, table, {})
 
-        async def alone(table: str) -> object:
-            wanted = request(TYPE, table, b"{}", StartOptions(), "bench")
-            return await submit(first.etcd, first.keys, wanted)
+        async def start_separately(table: str) -> object:
+            start_request = request(TYPE, table, b"{}", StartOptions(), "bench")
+            return await submit(first.etcd, first.keys, start_request)
 
         kinds: dict[str, Sequence[Start]] = {
-            "one": [of(first)],
-            "shared": [of(first)] * CALLERS,
-            "raced": [alone] * CALLERS,
-            "clients": [of(client) for client in clients for _ in range(CALLERS)],
+            "one": [start_by(first)],
+            "shared": [start_by(first)] * CALLERS,
+            "raced": [start_separately] * CALLERS,
+            "clients": [start_by(client) for client in clients for _ in range(CALLERS)],
         }
         samples: dict[str, list[float]] = {name: [] for name in kinds}
-        for n in range(-1, runs):  # the first round warms
+        for n in range(-1, runs):  # round -1 is a warm-up
             for name, callers in kinds.items():
                 measured = await _run(first, callers, starts)
                 if n >= 0:
                     samples[name].append(measured)
             if n >= 0:
-                told = ", ".join(f"{name} {values[-1]:,.0f}" for name, values in samples.items())
-                say(f"starts {n + 1}/{runs}: {told} a second")
+                rates = ", ".join(f"{name} {values[-1]:,.0f}" for name, values in samples.items())
+                report_progress(f"starts {n + 1}/{runs}: {rates} per second")
         return samples
 
 
 async def _run(client: distop.aio.Client, callers: Sequence[Start], starts: int) -> float:
-    """Starts a second of these callers, who have so many to make between them."""
+    """Starts per second of these callers, which make ``starts`` starts altogether."""
     table = f"bench.starts.{next(_tables)}"
     await client.add_table(TableRecord(table, "parquet", "/nowhere"), check=False)
     each = starts // len(callers)
@@ -94,5 +101,5 @@ async def _run(client: distop.aio.Client, callers: Sequence[Start], starts: int)
     seconds = time.perf_counter() - began
     following = await client.etcd.get(client.keys.next_instance(table, TYPE))
     if following is None or int(following.value) != each * len(callers) + 1:
-        raise RuntimeError(f"not all of the operations on {table} were started, or one of them twice")
+        raise RuntimeError(f"Not every operation on {table} was started exactly once")
     return each * len(callers) / seconds

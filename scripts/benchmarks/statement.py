@@ -1,6 +1,6 @@
-"""An operation type for measurements: one SQL statement that a person wrote, run in the session that validate runs in.
+"""An operation type for measurements: one hand-written SQL statement in the Spark session that validate uses.
 
-What a JVM makes of a query is decided anew in each, and differs by a third; in one JVM two queries meet the same luck.
+Both sides run in one JVM, because the speed of the same query differs by a third between JVMs.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ if TYPE_CHECKING:
 VIEW = "hand_written"
 
 _viewed: list[str] = []
-"""The location that the view shows."""
+"""The location that the view reads."""
 
 
 class StatementArg(BaseModel):
-    """``sql`` on the view ``hand_written`` of ``location``; ``listing``: making its DataFrame is timed as well.
-    ``others``: more views, by name, and where their files are.
+    """``sql`` on the view ``hand_written`` of ``location``.
+
+    ``listing``: the time includes creating the DataFrame, which lists the files. ``others``: further views and their
+    locations.
     """
 
     location: str
@@ -35,14 +37,14 @@ class StatementArg(BaseModel):
 
 
 class Answer(BaseModel):
-    """The statement's only row, and what it took, in seconds."""
+    """The only row of the result, and the seconds that the statement took."""
 
     row: list[int]
     seconds: float
 
 
 class Statement(Behavior):
-    """Times one statement, in one job."""
+    """Runs and times one statement, in one job."""
 
     type_name = "statement"
     Arg = StatementArg

@@ -1,6 +1,7 @@
-"""``unique`` and ``references`` of validate beside the statements that a person writes for them, in one warm session.
+"""``unique`` and ``references`` of validate, relative to hand-written statements in one warm session.
 
-TPC-H lineitem in 84 monthly partitions: its key, and its orders in tables of their keys, one of which lacks some.
+TPC-H lineitem in 84 monthly partitions: ``unique`` on its key; ``references`` to two tables of order keys, one of which
+lacks some keys.
 """
 
 from __future__ import annotations
@@ -11,17 +12,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import CACHE, Result, say
+from benchmarks.common import CACHE, Result, report_progress
 from benchmarks.statement import VIEW
 from benchmarks.validate import Case, lineitem, measure
 
 WARM = 5
-"""Rounds before those that count: fewer than of a scan, since each takes seconds, most of them in the shuffle."""
+"""Warm-up rounds: fewer than for scans, because a round takes seconds, most of them in the shuffle."""
 ORDERS, SOME = "orders", "some_orders"
 
 
 def run(scale: float = 1, runs: int = 5, lives: int = 1) -> Result:
-    """As the benchmark of validate; the ratio is that of the medians."""
+    """Like ``benchmarks.validate.run``."""
     result = Result("unique", {"scale": scale, "runs": runs, "lives": lives})
     subject = lineitem(scale)
     return measure(result, subject, _cases(_orders(subject.location, scale)), warm=WARM)
@@ -38,17 +39,18 @@ def _cases(orders: Mapping[str, Path]) -> list[Case]:
         return {"references": {"column": "l_orderkey", "table": other, "to": "o_orderkey"}}
 
     key = ["l_orderkey", "l_linenumber"]
-    within = ["ship_month", *key]
+    key_and_month = ["ship_month", *key]
+    sql = repeated.format(", ".join(key_and_month), VIEW)
     return [
         case("unique, a key of two numbers", {"unique": key}, repeated.format(", ".join(key), VIEW)),
-        case("unique, and the month", {"unique": within}, repeated.format(", ".join(within), VIEW), "auto"),
+        case("unique, the same with the month", {"unique": key_and_month}, sql, "auto"),
         case("references, all found", refers(ORDERS), alone.format(VIEW, ORDERS), **{ORDERS: orders[ORDERS]}),
         case("references, some not found", refers(SOME), alone.format(VIEW, SOME), **{SOME: orders[SOME]}),
     ]
 
 
 def _orders(lineitem: Path, scale: float) -> dict[str, Path]:
-    """The keys of the orders, and those without one in sixteen; made once for each scale, beside, and renamed."""
+    """Two tables, generated once per scale: all order keys, and all but one in sixteen."""
     import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.dataset as ds
@@ -56,14 +58,14 @@ def _orders(lineitem: Path, scale: float) -> dict[str, Path]:
 
     target = CACHE / f"orders-{scale:g}"
     if not target.exists():
-        say(f"unique: making the keys of the orders at scale {scale:g}")
+        report_progress(f"unique: generating the order keys at scale {scale:g}")
         keys = pc.unique(ds.dataset(lineitem, format="parquet").to_table(columns=["l_orderkey"])["l_orderkey"])
-        left = keys.filter(pc.not_equal(pc.bit_wise_and(keys, 15), 0))
+        some_keys = keys.filter(pc.not_equal(pc.bit_wise_and(keys, 15), 0))
         scratch = Path(tempfile.mkdtemp(dir=CACHE))
         try:
-            for name, found in ((ORDERS, keys), (SOME, left)):
+            for name, order_keys in ((ORDERS, keys), (SOME, some_keys)):
                 (scratch / name).mkdir()
-                pq.write_table(pa.table({"o_orderkey": found}), scratch / name / "part-0.parquet")
+                pq.write_table(pa.table({"o_orderkey": order_keys}), scratch / name / "part-0.parquet")
             scratch.rename(target)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)

@@ -1,8 +1,7 @@
-"""``validate`` beside one hand-written Spark SQL statement that makes the same checks and counts exactly.
+"""``validate``, relative to one hand-written Spark SQL statement that makes the same checks with exact counts.
 
-TPC-H lineitem in 84 monthly partitions. The hand-written statement runs in the executor's own session, so as warm and
-with the same settings, and is timed there; its DataFrame is made outside the timing. What distop takes is timed from
-the call to the report.
+TPC-H lineitem in 84 monthly partitions. The statement runs in the executor's Spark session, equally warm and with the
+same settings; its time does not include creating the DataFrame. The time of distop is from the call to the report.
 """
 
 from __future__ import annotations
@@ -18,17 +17,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import CACHE, Cluster, Look, Result, Row, cluster, install, median, peak, say
+from benchmarks.common import (
+    CACHE,
+    Cluster,
+    EtcdProbe,
+    Result,
+    Row,
+    cluster,
+    install,
+    median,
+    peak_memory,
+    report_progress,
+)
 from benchmarks.statement import VIEW, Statement
 from distop.protocol.records import TableRecord
 
 TABLE = "tpch.lineitem"
 REST = 0.2
-"""Seconds before each timing: a JVM goes on compiling for a while after a query, on the cores of what comes next."""
+"""Seconds of rest before each measurement: after a query a JVM still compiles in the background."""
 WARM = 40
-"""Rounds before those that count: a JVM goes on compiling a query for about forty runs of it, on both sides alike."""
+"""Warm-up rounds: a JVM compiles a query further for about forty runs, on both sides."""
 Pair = tuple[Mapping[str, Any], str]
-"""A check, and the SQL condition of the rows that violate it."""
+"""A check, and the SQL condition for the rows that violate it."""
 Pairs = Sequence[Pair]
 
 SIMPLE: Sequence[Pair] = (
@@ -37,7 +47,7 @@ SIMPLE: Sequence[Pair] = (
     ({"range": {"column": "l_quantity", "min": 1, "max": 50}}, "NOT (l_quantity BETWEEN 1 AND 50)"),
     ({"range": {"column": "l_linenumber", "min": 1, "max": 7}}, "NOT (l_linenumber BETWEEN 1 AND 7)"),
 )
-"""Footers can decide all of these."""
+"""Checks that footers can decide."""
 
 TEN: Sequence[Pair] = (
     *SIMPLE,
@@ -53,23 +63,23 @@ TEN: Sequence[Pair] = (
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is compared: the checks, whether statistics may decide, and the ratio to reach."""
+    """One comparison: the checks, whether statistics may decide, and the target ratio."""
 
     name: str
     checks: Sequence[Pair]
     statistics: str
     target: float
     sql: str = ""
-    """The whole statement, where it is not made of the conditions."""
+    """The whole statement; if empty, it is made from the conditions."""
     others: Mapping[str, Path] = field(default_factory=dict)
-    """More tables, which have their names in the statement as well."""
+    """Further tables that the statement reads, by name."""
 
     def arg(self) -> dict[str, Any]:
         """Validate's argument. No samples: the statement gives none."""
         return {"checks": [check for check, _ in self.checks], "statistics": self.statistics, "sample": 0}
 
     def statement(self) -> str:
-        """The same checks with exact counts, as a person writes them."""
+        """Hand-written SQL for the same checks, with exact counts."""
         if self.sql:
             return self.sql
         counts = ", ".join(f"count_if({wrong})" for _, wrong in self.checks)
@@ -85,7 +95,7 @@ CASES = (
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The table: what its record says, how it becomes one that was not seen before, and its executor's options."""
+    """The table: format, location, how to make its files count as new (``renew``), and the executor's options."""
 
     format: str
     location: Path
@@ -94,8 +104,10 @@ class Subject:
 
 
 def run(scale: float = 1, runs: int = 7, lives: int = 3) -> Result:
-    """Each case ``runs`` times, alternating, in each of ``lives`` of an executor that did nothing before: what a JVM
-    makes of a query is decided anew in each. The ratio is that of the medians, and of those of the lives the median.
+    """Each case ``runs`` times on both sides in turn, on each of ``lives`` new executors.
+
+    New executors, because the speed of a query differs between JVMs. The result is the median over the executors of the
+    ratio of the two medians.
     """
     result = Result("validate", {"scale": scale, "runs": runs, "lives": lives})
     return measure(result, lineitem(scale), CASES)
@@ -107,142 +119,144 @@ def lineitem(scale: float) -> Subject:
 
 
 def measure(result: Result, subject: Subject, cases: Sequence[Case], *, warm: int = WARM) -> Result:
-    """The cases on one table, as :func:`run` has them; ``warm``: rounds before those that count."""
+    """The cases on one table, like :func:`run`; ``warm``: the number of warm-up rounds."""
     for case in cases:
-        _conclude(result, case, [_life(result, subject, case, n + 1, warm) for n in range(result.settings["lives"])])
+        executors = range(1, result.settings["lives"] + 1)
+        _add_rows(result, case, [_on_new_executor(result, subject, case, n, warm) for n in executors])
     return result
 
 
 @dataclass(frozen=True, slots=True)
 class Medians:
-    """Of one life, in seconds."""
+    """The medians on one executor, in seconds."""
 
     ours: float
     hand: float
     listing: float
+    """By hand, including the listing of the files."""
     fresh: float | None
-    """Ours, of files that were not seen before."""
+    """Ours on new files, whose footers are not cached."""
     memory: float
-    """MB of the executor's child at its peak; what the statement took is in it."""
+    """Peak MB of the executor's child, which also ran the statement."""
 
 
-def _life(result: Result, subject: Subject, case: Case, life: int, warm: int) -> Medians:
+def _on_new_executor(result: Result, subject: Subject, case: Case, executor: int, warm: int) -> Medians:
     with (
         tempfile.TemporaryDirectory(prefix="distop-statement-") as site,
         cluster(1, *subject.options, env=install(Path(site), Statement)) as bench,
     ):
-        result.settings["etcd"] = Look(bench.endpoint).version()
+        result.settings["etcd"] = EtcdProbe(bench.endpoint).version()
         bench.client.add_table(TableRecord(TABLE, subject.format, str(subject.location)))
-        for name, place in case.others.items():
-            bench.client.add_table(TableRecord(name, "parquet", str(place)))
-        return _compare(result, bench, subject, case, life, warm)
+        for name, location in case.others.items():
+            bench.client.add_table(TableRecord(name, "parquet", str(location)))
+        return _compare(result, bench, subject, case, executor, warm)
 
 
-def _compare(result: Result, bench: Cluster, subject: Subject, case: Case, life: int, warm: int) -> Medians:
+def _compare(result: Result, bench: Cluster, subject: Subject, case: Case, executor: int, warm: int) -> Medians:
     runs: int = result.settings["runs"]
     hand: list[float] = []
     ours: list[float] = []
     for n in range(warm + runs):
         time.sleep(REST)
-        expected, plain = by_hand(bench, case, subject)
+        expected, statement_seconds = run_statement(bench, case, subject)
         time.sleep(REST)
-        found, seconds = by_distop(bench, case)
-        if found != expected:
-            raise RuntimeError(f"{case.name}: distop counts {found}, the statement {expected}")
+        counts, seconds = run_validate(bench, case)
+        if counts != expected:
+            raise RuntimeError(f"{case.name}: distop counts {counts}, the statement {expected}")
         if n >= warm:
-            hand.append(plain)
+            hand.append(statement_seconds)
             ours.append(seconds)
-    listing = [by_hand(bench, case, subject, listing=True)[1] for _ in range(runs)]
-    fresh = [_unseen(bench, subject, case) for _ in range(runs)] if case.statistics == "auto" else []
-    say(f"{result.benchmark}, {case.name}, life {life}: distop {median(ours):.3f} s, by hand {median(hand):.3f} s")
-    key = f"{case.name}, life {life}"
+    listing = [run_statement(bench, case, subject, listing=True)[1] for _ in range(runs)]
+    fresh = [_run_uncached(bench, subject, case) for _ in range(runs)] if case.statistics == "auto" else []
+    key = f"{case.name}, executor {executor}"
+    report_progress(f"{result.benchmark}, {key}: distop {median(ours):.3f} s, by hand {median(hand):.3f} s")
     result.samples |= {f"{key}: distop": ours, f"{key}: by hand": hand, f"{key}: listing": listing}
-    return Medians(median(ours), median(hand), median(listing), median(fresh) if fresh else None, peak(bench))
+    return Medians(median(ours), median(hand), median(listing), median(fresh) if fresh else None, peak_memory(bench))
 
 
-def _unseen(bench: Cluster, subject: Subject, case: Case) -> float:
-    """Seconds where nothing of the table is remembered."""
+def _run_uncached(bench: Cluster, subject: Subject, case: Case) -> float:
+    """Seconds of validate when nothing of the table is cached."""
     subject.renew(subject.location)
     time.sleep(REST)
-    return by_distop(bench, case)[1]
+    return run_validate(bench, case)[1]
 
 
 def _touch(location: Path) -> None:
-    """Each file counts as another one once it is touched."""
+    """Touch all files: a touched file counts as new."""
     for file in location.rglob("*.parquet"):
         os.utime(file)
 
 
-def _conclude(result: Result, case: Case, lives: Sequence[Medians]) -> None:
-    ratios = [one.ours / one.hand for one in lives]
-    times = ", ".join(f"{one.ours:.3f} : {one.hand:.3f} s" for one in lives)
+def _add_rows(result: Result, case: Case, executors: Sequence[Medians]) -> None:
+    ratios = [one.ours / one.hand for one in executors]
+    times = ", ".join(f"{one.ours:.3f} : {one.hand:.3f} s" for one in executors)
     result.rows.append(Row(case.name, median(ratios), "×", case.target, note=times))
-    if fresh := [one.fresh / one.listing for one in lives if one.fresh is not None]:
-        times = ", ".join(f"{one.fresh:.3f} s" for one in lives if one.fresh is not None)
+    if fresh := [one.fresh / one.listing for one in executors if one.fresh is not None]:
+        times = ", ".join(f"{one.fresh:.3f} s" for one in executors if one.fresh is not None)
         result.rows.append(
-            Row(f"{case.name}, files not seen before, the listing on both sides", median(fresh), "×", note=times)
+            Row(f"{case.name}, new files, both with file listing", median(fresh), "×", note=f"distop {times}")
         )
-    both = [one.ours / one.listing for one in lives]
-    listing = ", ".join(f"{one.listing:.3f} s" for one in lives)
-    note = f"by hand, with the listing: {listing}"
-    result.rows.append(Row(f"{case.name}, the listing on both sides", median(both), "×", note=note))
-    name = f"{case.name}, the child's memory at its peak, the statement's included"
-    result.rows.append(Row(name, max(one.memory for one in lives), "MB"))
+    both = [one.ours / one.listing for one in executors]
+    listing = ", ".join(f"{one.listing:.3f} s" for one in executors)
+    note = f"by hand with file listing: {listing}"
+    result.rows.append(Row(f"{case.name}, both with file listing", median(both), "×", note=note))
+    name = f"{case.name}, peak memory of the child, statement included"
+    result.rows.append(Row(name, max(one.memory for one in executors), "MB"))
 
 
-def by_hand(bench: Cluster, case: Case, subject: Subject, *, listing: bool = False) -> tuple[list[int], float]:
-    """The statement's counts and seconds; ``listing``: making its DataFrame is inside."""
+def run_statement(bench: Cluster, case: Case, subject: Subject, *, listing: bool = False) -> tuple[list[int], float]:
+    """The counts and the seconds of the statement; ``listing``: including the listing of the files."""
     arg = {
         "location": str(subject.location),
         "format": subject.format,
         "sql": case.statement(),
         "listing": listing,
-        "others": {name: str(place) for name, place in case.others.items()},
+        "others": {name: str(location) for name, location in case.others.items()},
     }
     done = bench.client.start_operation("statement", TABLE, arg).wait(600)
     if done.report is None:
-        raise RuntimeError(f"the statement ended as {done.state}: {str(done.errors)[:1_000]}")
-    bench.quiet()
+        raise RuntimeError(f"The statement ended as {done.state}: {str(done.errors)[:1_000]}")
+    bench.wait_for_cleanup()
     return done.report["row"], done.report["seconds"]
 
 
-def by_distop(bench: Cluster, case: Case) -> tuple[list[int], float]:
-    """The report's counts, and the seconds from the call to the report."""
+def run_validate(bench: Cluster, case: Case) -> tuple[list[int], float]:
+    """The counts of the report, and the seconds from the call to the report."""
     began = time.perf_counter()
     done = bench.client.start_operation("validate", TABLE, case.arg()).wait(600)
     seconds = time.perf_counter() - began
     if done.report is None or any(not check["exact"] for check in done.report["checks"]):
         why = str(done.errors[0] if done.errors else done.report)[:1_000]
         raise RuntimeError(f"validate ended as {done.state}, without exact counts: {why}")
-    bench.quiet()
+    bench.wait_for_cleanup()
     return [check["violations"] for check in done.report["checks"]], seconds
 
 
 def table(scale: float) -> Path:
-    """The laid-out table, made once for each scale: written beside and renamed, so that none is left half made."""
+    """The partitioned table, generated once per scale: in a temporary folder that is renamed when it is complete."""
     target = CACHE / f"lineitem-{scale:g}"
     if not target.exists():
-        say(f"validate: making lineitem at scale {scale:g} in 84 monthly partitions")
+        report_progress(f"validate: generating lineitem at scale {scale:g} in 84 monthly partitions")
         CACHE.mkdir(exist_ok=True)
         (CACHE / ".gitignore").write_text("*\n")
         scratch = Path(tempfile.mkdtemp(dir=CACHE))
         try:
-            _lay_out_lineitem(_generated_lineitem(scratch / "source", scale), scratch / "table").rename(target)
+            _partition_lineitem(_generate_lineitem(scratch / "source", scale), scratch / "table").rename(target)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
     return target
 
 
-def _generated_lineitem(directory: Path, scale: float = 1, parts: int = 4) -> Path:
-    """TPC-H lineitem as ``tpchgen-cli`` writes it: ``parts`` files under ``directory``."""
+def _generate_lineitem(directory: Path, scale: float = 1, parts: int = 4) -> Path:
+    """TPC-H lineitem, written by ``tpchgen-cli`` as ``parts`` files under ``directory``."""
     tool = Path(sys.executable).with_name("tpchgen-cli")
     command = [str(tool), "parquet", "-s", str(scale), "--tables=lineitem", f"--parts={parts}"]
     subprocess.run([*command, f"--output-dir={directory}"], check=True, capture_output=True)
     return directory
 
 
-def _lay_out_lineitem(source: Path, directory: Path) -> Path:
-    """Lineitem as 84 partitions ``ship_month=1992-01`` … ``ship_month=1998-12`` by l_shipdate, a file in each."""
+def _partition_lineitem(source: Path, directory: Path) -> Path:
+    """Lineitem in 84 partitions ``ship_month=1992-01`` … ``ship_month=1998-12`` by l_shipdate, with one file each."""
     import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.dataset as ds

@@ -27,8 +27,8 @@ from mutating.hooks import Observed, observing
 from mutating.late_copies import Copy, Late, watching
 from mutating.random_lives import live
 from mutating.transaction_mutants import GUARDS, Mutant
-from tests.simulator import Simulation, scenario
-from tests.simulator.run import quietly
+from tests.simulator import Simulation, draw_scenario
+from tests.simulator.run import without_logs
 
 SEEDS_AT_ONCE = 50
 LIVES_AT_ONCE = 100
@@ -175,7 +175,7 @@ class Catalogue:
                 entry = places.setdefault(str(place), [str(place), round(place.seconds, 3), []])
                 entry[2].append([names[mutant], count])
         return {
-            "listed": [_told(mutant) for mutant in listed],
+            "listed": [_fields(mutant) for mutant in listed],
             "mutants": sorted(names[mutant] for mutant in self.mutants),
             "simulated": sorted(names[mutant] for mutant in self.simulated),
             "places": list(places.values()),
@@ -186,15 +186,15 @@ class Catalogue:
         }
 
     @classmethod
-    def from_json(cls, told: Any) -> Catalogue:
+    def from_json(cls, stored: Any) -> Catalogue:
         found = cls()
-        listed = [Mutant(*one) for one in told["listed"]]
-        found.mutants = {listed[n] for n in told["mutants"]}
-        found.simulated = {listed[n] for n in told["simulated"]}
-        found.broken, found.schedules = list(told["broken"]), told["schedules"]
-        found.idle = told.get("idle", {})
-        found.sent.update({label: [(seed, number) for seed, number in sent] for label, sent in told["sent"].items()})
-        for text, seconds, counts in told["places"]:
+        listed = [Mutant(*one) for one in stored["listed"]]
+        found.mutants = {listed[n] for n in stored["mutants"]}
+        found.simulated = {listed[n] for n in stored["simulated"]}
+        found.broken, found.schedules = list(stored["broken"]), stored["schedules"]
+        found.idle = stored.get("idle", {})
+        found.sent.update({label: [(seed, number) for seed, number in sent] for label, sent in stored["sent"].items()})
+        for text, seconds, counts in stored["places"]:
             place = replace(Place.parse(text), seconds=seconds)
             for n, count in counts:
                 found.decisive[listed[n]].append((place, count))
@@ -234,7 +234,7 @@ def collected(
 
 
 def _observe_tests(ids: Sequence[str], by_id: dict[str, pytest.Item], steps: Steps) -> Any:
-    observed, told = Observed(), []
+    observed, results = Observed(), []
     with observing(observed):
         for name in ids:
             steps.begin(name)
@@ -242,33 +242,33 @@ def _observe_tests(ids: Sequence[str], by_id: dict[str, pytest.Item], steps: Ste
             began = time.perf_counter()
             reports = runtestprotocol(by_id[name], log=False, nextitem=None)
             fails = any(report.failed for report in reports)
-            told.append([name, time.perf_counter() - began, _counted(observed), fails])
-    return [told, _listed(observed), []]
+            results.append([name, time.perf_counter() - began, _counted(observed), fails])
+    return [results, _listed(observed), []]
 
 
 def _observe_seeds(seeds: Sequence[int], steps: Steps) -> Any:
-    observed, told = Observed(), []
+    observed, results = Observed(), []
     late, requests, sent = Late(observed), Requests(observed), list[Any]()
-    with observing(observed), watching(late), quietly():
+    with observing(observed), watching(late), without_logs():
         for seed in seeds:
             steps.begin(f"seed {seed}")
             observed.reset()
             late.reset()
             began = time.perf_counter()
-            sim = Simulation(scenario(seed))
+            sim = Simulation(draw_scenario(seed))
             requests.watch(sim)
             breaches = sim.run().breaches
             sent += [[label, seed, number] for label, numbers in requests.labels.items() for number in numbers]
             took = time.perf_counter() - began
-            told.append([str(Place(seed=seed)), took, _counted(observed), bool(breaches)])
+            results.append([str(Place(seed=seed)), took, _counted(observed), bool(breaches)])
             for mutant, copies in late.copies.items():
-                counts = [[*_told(mutant), 1]]
-                told += [[str(Place(seed=seed, copy=one)), took, counts, bool(breaches)] for one in copies]
-    return [told, _listed(observed), sent]
+                counts = [[*_fields(mutant), 1]]
+                results += [[str(Place(seed=seed, copy=one)), took, counts, bool(breaches)] for one in copies]
+    return [results, _listed(observed), sent]
 
 
 def _observe_lives(numbers: Sequence[int], steps: Steps) -> Any:
-    observed, told = Observed(), []
+    observed, results = Observed(), []
     with observing(observed):
         for number in numbers:
             place = Place(life=number)
@@ -276,48 +276,48 @@ def _observe_lives(numbers: Sequence[int], steps: Steps) -> Any:
             observed.reset()
             began = time.perf_counter()
             how = live(number)
-            told.append([str(place), time.perf_counter() - began, _counted(observed), bool(how)])
-    return [told, _listed(observed), []]
+            results.append([str(place), time.perf_counter() - began, _counted(observed), bool(how)])
+    return [results, _listed(observed), []]
 
 
 def _observe_held(places: Sequence[str], steps: Steps) -> Any:
-    observed, told = Observed(), []
-    with observing(observed), quietly():
+    observed, results = Observed(), []
+    with observing(observed), without_logs():
         for text in places:
             steps.begin(text)
             observed.reset()
             began, place = time.perf_counter(), Place.parse(text)
-            sim = Simulation(scenario(place.seed))
+            sim = Simulation(draw_scenario(place.seed))
             assert place.held is not None
             hold(sim, observed, place.held)
             breaches = sim.run().breaches
-            guards = [[*_told(mutant), count] for mutant, count in observed.decisive.items() if mutant.mode in GUARDS]
-            told.append([text, time.perf_counter() - began, guards, bool(breaches)])
-    return [told, _listed(observed), []]
+            guards = [[*_fields(mutant), count] for mutant, count in observed.decisive.items() if mutant.mode in GUARDS]
+            results.append([text, time.perf_counter() - began, guards, bool(breaches)])
+    return [results, _listed(observed), []]
 
 
 def _counted(observed: Observed) -> Any:
-    return [[*_told(mutant), count] for mutant, count in observed.decisive.items()]
+    return [[*_fields(mutant), count] for mutant, count in observed.decisive.items()]
 
 
-def _told(mutant: Mutant) -> list[str]:
+def _fields(mutant: Mutant) -> list[str]:
     return [mutant.place, mutant.mode, mutant.what]
 
 
 def _listed(observed: Observed) -> Any:
-    return [_told(mutant) for mutant in observed.seen]
+    return [_fields(mutant) for mutant in observed.seen]
 
 
 def _add(found: Catalogue, ended: Ended) -> None:
     if ended.answer is None:
         found.broken.append(f"{ended.step}: {'hangs' if ended.hung else ended.error}")
         return
-    told, seen, sent = ended.answer
+    results, seen, sent = ended.answer
     listed = {Mutant(*one) for one in seen}
     found.mutants |= listed
     for label, seed, number in sent:
         found.sent[label].append((seed, number))
-    for text, seconds, counts, fails in told:
+    for text, seconds, counts, fails in results:
         place = replace(Place.parse(text), seconds=seconds)
         if place.seed:
             found.simulated |= listed

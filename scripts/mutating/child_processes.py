@@ -34,7 +34,7 @@ class Ended:
 class _Child:
     pid: int
     work: Any
-    told: bytearray = field(default_factory=bytearray)
+    output: bytearray = field(default_factory=bytearray)
 
 
 class Steps:
@@ -47,18 +47,18 @@ class Steps:
         """A step begins."""
         signal.setitimer(signal.ITIMER_PROF, COMPUTES)
         signal.setitimer(signal.ITIMER_REAL, WAITS)
-        self._tell({"step": step})
+        self._send({"step": step})
 
     def answer(self, answer: Any) -> None:
         """The work is done."""
-        self._tell({"answer": answer})
+        self._send({"answer": answer})
 
     def failed(self, error: str) -> None:
         """The work ended in an error of its own."""
-        self._tell({"error": error})
+        self._send({"error": error})
 
-    def _tell(self, what: Any) -> None:
-        line = json.dumps(what).encode() + b"\n"
+    def _send(self, message: Any) -> None:
+        line = json.dumps(message).encode() + b"\n"
         while line:
             line = line[os.write(self._fd, line) :]
 
@@ -78,7 +78,7 @@ def in_children(work: Iterable[Any], jobs: int, do: Callable[[Any, Steps], Any])
         for fd in select.select(list(children), [], [])[0]:
             read = os.read(fd, 1 << 20)
             if read:
-                children[fd].told += read
+                children[fd].output += read
                 continue
             os.close(fd)
             yield _ended(children.pop(fd))
@@ -110,11 +110,11 @@ def _fork(work: Any, do: Callable[[Any, Steps], Any]) -> tuple[int, _Child]:
 def _ended(child: _Child) -> Ended:
     _, status = os.waitpid(child.pid, 0)
     ended = Ended(child.work)
-    for line in child.told.splitlines():
-        told = json.loads(line)
-        ended.step = told.get("step", ended.step)
-        ended.answer = told.get("answer", ended.answer)
-        ended.error = told.get("error", ended.error)
+    for line in child.output.splitlines():
+        message = json.loads(line)
+        ended.step = message.get("step", ended.step)
+        ended.answer = message.get("answer", ended.answer)
+        ended.error = message.get("error", ended.error)
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         ended.hung = number in (signal.SIGPROF, signal.SIGALRM)

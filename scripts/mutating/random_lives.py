@@ -1,7 +1,7 @@
 """Random lives of the pure core on the model store: events and their late copies.
 
 A life is a thousand times as fast as a schedule: no daemon runs, and each event is built as its sender would build it
-(``tests.support.lives``). Each life prefers some events, so that rare ones meet each other. The invariants are
+(``tests.support.random_events``). Each life prefers some events, so that rare ones meet each other. The invariants are
 checked.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from distop.invariants.checker import check
 from distop.protocol.txn import Txn
-from tests.support import lives
+from tests.support import random_events
 from tests.support.world import World
 
 EVENTS = 120
@@ -29,11 +29,11 @@ class _Chance(random.Random):
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
-        listed = sorted(set(lives._RANDOM_EVENTS))
-        self._listed = [*lives._RANDOM_EVENTS, *(random.Random(seed).sample(listed, PREFERRED) * 8)]
+        listed = sorted(set(random_events._RANDOM_EVENTS))
+        self._listed = [*random_events._RANDOM_EVENTS, *(random.Random(seed).sample(listed, PREFERRED) * 8)]
 
     def choice(self, seq: Any) -> Any:
-        return super().choice(self._listed if seq is lives._RANDOM_EVENTS else seq)
+        return super().choice(self._listed if seq is random_events._RANDOM_EVENTS else seq)
 
 
 def live(seed: int) -> str:
@@ -41,12 +41,14 @@ def live(seed: int) -> str:
 
     An invariant, or a transaction that was refused and applies later.
     """
-    world, _ = lives.random_life(seed)
+    world, _ = random_events.world_with_node(seed)
     rng = _Chance(seed)
     late: list[Txn] = []
     refused: list[Txn] = []
     for _ in range(EVENTS):
-        txn = next((one for one in (lives.random_event(world, rng) for _ in range(DRAWS)) if one is not None), None)
+        txn = next(
+            (one for one in (random_events.random_event(world, rng) for _ in range(DRAWS)) if one is not None), None
+        )
         if txn is not None:
             late.append(txn)
             if rng.random() < 0.8:

@@ -21,8 +21,8 @@ from mutating.hooks import plant
 from mutating.late_copies import arriving, labelling
 from mutating.random_lives import live
 from mutating.transaction_mutants import Mutant
-from tests.simulator import Simulation, scenario
-from tests.simulator.run import quietly
+from tests.simulator import Simulation, draw_scenario
+from tests.simulator.run import without_logs
 
 TRIED = {UNIT: 60, LIVES: 15, SCENARIOS: 15, SCHEDULES: 40, COPIES: 20, HELD: 20}
 """Places of each layer in which a mutant is run before it counts as a survivor."""
@@ -104,8 +104,8 @@ def _test(item: pytest.Item) -> str:
 
 def _schedule(place: Place, mutant: Mutant | None) -> str:
     """What a schedule breaches, with the mutant if one is given; "" where nothing."""
-    with quietly(), contextlib.ExitStack() as stack:
-        sim = Simulation(scenario(place.seed))
+    with without_logs(), contextlib.ExitStack() as stack:
+        sim = Simulation(draw_scenario(place.seed))
         if place.copy is not None:
             stack.enter_context(arriving(place.copy, mutant))
         if place.held is not None:

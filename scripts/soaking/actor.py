@@ -1,6 +1,6 @@
-"""The actor of a soak: a process that claims jobs and returns them, is killed now and then, and starts again.
+"""The actor of a soak: a process that claims and returns jobs, and is killed and restarted at times.
 
-It writes down, in a line each, what it was told when it returned a job.
+It writes a line for the answer to each returned job.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ BROKEN = "an actor's attempt failed"
 DURATION = 4.0
 """Seconds of a claim."""
 SLOW = 6.0
-"""Seconds that a job takes at most: some are returned late."""
+"""Maximum seconds of a job: some are returned late."""
 AGAIN = 0.3
-"""Seconds after which an actor looks again."""
+"""Seconds between two polls."""
 MOST = 2
-"""Jobs that it claims at once."""
+"""Maximum jobs of one claim."""
 
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """A completed job. ``id``: in its result. ``void``: its token was void at the first try to return it."""
+    """A completed job. ``id``: the id in its result. ``void``: its token was invalid at the first return."""
 
     op: str
     ordinal: int
@@ -49,7 +49,7 @@ class Returned:
 
 
 class Actor:
-    """The process. As a context manager. ``types``: whose jobs it claims."""
+    """The actor's process, as a context manager. ``types``: the types whose jobs it claims."""
 
     name = NAME
 
@@ -68,14 +68,14 @@ class Actor:
         self.kill()
 
     def start(self) -> None:
-        """Start it (again)."""
+        """Start or restart the process."""
         self._lives += 1
         words = [sys.executable, str(Path(__file__).resolve()), *self._words, str(self._notes), str(self._lives)]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(words, stdout=log, stderr=log, env=self._env)
 
     def kill(self) -> None:
-        """SIGKILL, and wait for the process to be gone."""
+        """Send SIGKILL, and wait for the end of the process."""
         self._process.kill()
         self._process.wait()
 
@@ -84,7 +84,7 @@ class Actor:
         return self._process.poll() is None
 
     def returned(self) -> list[Returned]:
-        """The jobs of which it knows what became of their return."""
+        """The jobs whose return has a known outcome."""
         if not self._notes.exists():
             return []
         return [Returned(*json.loads(line)) for line in self._notes.read_text().splitlines()]
@@ -98,14 +98,14 @@ def act(client: Client, types: Sequence[str], notes: Path, chance: random.Random
         try:
             jobs = client.own_jobs(NAME, types, MOST, DURATION)
         except DistopError as error:
-            print(f"claims nothing: {error}", flush=True)
+            print(f"cannot claim jobs: {error}", flush=True)
             continue
         for job in jobs:
             _run(client, job, notes, chance)
 
 
 def _run(client: Client, job: OwnedJob, notes: Path, chance: random.Random) -> None:
-    """Some jobs are extended, some are returned late, some never."""
+    """Work on a job: some are extended, some are returned late, some never."""
     luck, name = chance.random(), str(uuid.uuid4())
     time.sleep(chance.uniform(0, 0.5) if luck < 0.8 else chance.uniform(0, SLOW))
     if luck < 0.1:
@@ -114,16 +114,16 @@ def _run(client: Client, job: OwnedJob, notes: Path, chance: random.Random) -> N
         try:
             client.extend([job.token], DURATION)
         except DistopError as error:
-            print(f"extends nothing: {error}", flush=True)
+            print(f"cannot extend a claim: {error}", flush=True)
     outcome: Outcome = Complete({"by": name}) if luck < 0.85 else Retry(BROKEN) if luck < 0.9 else Release()
-    void = _give(client, job, outcome)
+    void = _return_job(client, job, outcome)
     if isinstance(outcome, Complete) and void is not None:
         with notes.open("a") as file:
             file.write(json.dumps([job.op, job.ordinal, name, void]) + "\n")
 
 
-def _give(client: Client, job: OwnedJob, outcome: Outcome) -> bool | None:
-    """Whether the token was void; None where another try may have returned it before."""
+def _return_job(client: Client, job: OwnedJob, outcome: Outcome) -> bool | None:
+    """Return a job. Returns whether the token was invalid; None: an earlier attempt may have returned it."""
     again = False
     while True:
         try:
@@ -131,7 +131,7 @@ def _give(client: Client, job: OwnedJob, outcome: Outcome) -> bool | None:
         except InvalidToken:
             return None if again else True
         except DistopError as error:
-            print(f"is not returned yet: {error}", flush=True)
+            print(f"cannot return a job; retrying: {error}", flush=True)
             again = True
             time.sleep(AGAIN)
         else:
@@ -139,12 +139,12 @@ def _give(client: Client, job: OwnedJob, outcome: Outcome) -> bool | None:
 
 
 def main(endpoints: str, types: str, notes: str, life: str) -> None:
-    """Connect, once that can be done, and act."""
+    """Connect, with retries, and run."""
     while True:
         try:
             client = connect(endpoints)
         except DistopError as error:
-            print(f"is not connected yet: {error}", flush=True)
+            print(f"cannot connect; retrying: {error}", flush=True)
             time.sleep(AGAIN)
         else:
             return act(client, types.split(","), Path(notes), random.Random(f"{types}/{life}"))

@@ -1,4 +1,4 @@
-"""What is soaked: three members of etcd with users, proxies before them, four executors, and the audit that follows."""
+"""The processes of a soak: three etcd members with users, proxies, four executors, an actor, and two audits."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from distop.store.client import EtcdClient
 from distop.store.connection_settings import EtcdConfig
 from soaking.actor import Actor
 from soaking.follower import Follower
-from soaking.judging import CALLERS
 from soaking.memory import Memory
-from soaking.standstills import Standstills
+from soaking.suspensions import Suspensions
 from soaking.tables import TABLES, make_table
+from soaking.workflow_checks import CALLERS
 from soaking.workflows import BY_HAND, LIMITED
 from tests.support.behaviors import install, python_path
 from tests.support.contract import etcdctl
@@ -41,50 +41,54 @@ if TYPE_CHECKING:
 PROJECT = Path(__file__).resolve().parents[2]
 NAMES = ("ann", "bob", "cyd", "dot")
 STEADY = "ann"
-"""The executor that is never killed or stopped, so that its memory can be followed all along."""
+"""The executor that is never killed or stopped, so that its memory can be measured all the time."""
 PROXIED = ("bob", "cyd")
+"""The executors that connect through the proxies."""
 SPARK = "dot"
-"""The only one with Java: the others find out that they cannot do what needs Spark, and leave it to this one. It is
-struck half as often as each of them, and not cut off: a JVM takes long to start, and some of its work has to be done.
+"""The only executor with Java: the others notice that they cannot run Spark, and leave such work to this one.
+
+It gets half as many faults as each other executor, and its connections are not cut: a JVM takes long to start, and some
+of its work has to be done.
 """
 STUMBLING = ("bob", "dot")
-"""Where planning and completion raise that raise on some nodes only."""
+"""The executors on which planning and completion raise that raise on some nodes only."""
 HEAP = 512
+"""Maximum heap of the Spark driver in MB."""
 TOKENS = 4
-"""Seconds for which an authentication token that nobody uses is good."""
+"""Seconds without use after which an authentication token expires."""
 SETTLED = 120.0
-"""Seconds within which what has ended is cleaned up, and the audit has seen all."""
+"""Time limit in seconds for cleanups after the end of all operations, and for the audits to catch up."""
 
 REJECTED = ("etcd rejects this write as invalid", "duplicate key given in txn request")
-"""What an executor logs of a transaction that etcd refuses by its form."""
+"""Texts in an executor's log about a transaction that etcd rejects as invalid."""
 
 _PLAIN = """\
 writing = tests.support.writing:Writing
-rough = tests.support.rough:Rough
+rough = tests.support.failing_jobs:Rough
 limited = scripts.soaking.limited:Limited
-purge = tests.support.purging:Purge
-stepwriting = scripts.soaking.stepwriting:StepWriting
-lone = scripts.soaking.stepwriting:Lone
-following = scripts.soaking.stepwriting:Following
-tripping = tests.support.stumbling:Tripping
+purge = tests.support.operation_id_behaviors:Purge
+stepwriting = scripts.soaking.checkpoint_behaviors:StepWriting
+lone = scripts.soaking.checkpoint_behaviors:Lone
+following = scripts.soaking.checkpoint_behaviors:Following
+tripping = tests.support.coordinator_behaviors:Tripping
 """
 _SPARK = "sparkwriting = tests.support.writing:SparkWriting\n"
 
 
 def leftovers(work_dir: Path) -> list[str]:
-    """The runs that are written down in the work directory of an executor, and the private directories in it."""
-    runs = [f"{path} is left of a run" for path in sorted(work_dir.glob("runs/*"))]
+    """The runs and the private directories that remain in an executor's work directory, as problems."""
+    runs = [f"{path} remains of a run" for path in sorted(work_dir.glob("runs/*"))]
     return runs + [f"{work_dir} still has a directory of {ref}" for ref in RunFiles(work_dir).operations()]
 
 
 def rejected(log: Path) -> list[str]:
-    """What is wrong where an executor's log names a write that etcd rejected as invalid: there must be none."""
+    """A problem if an executor's log has writes that etcd rejected as invalid."""
     lines = [line for line in log.read_text(errors="replace").splitlines() if any(text in line for text in REJECTED)]
-    return [f"{log.stem} has logged {len(lines)} times that etcd rejected a write: {lines[0]}"] if lines else []
+    return [f"{log.stem} logged {len(lines)} times that etcd rejected a write: {lines[0]}"] if lines else []
 
 
 class SoakCluster:
-    """Everything that runs. As a context manager."""
+    """All processes of a soak, as a context manager."""
 
     def __init__(self, folder: Path, ttl: int, *, spark: bool) -> None:
         self.folder = folder
@@ -96,7 +100,7 @@ class SoakCluster:
         self.proxies: list[ThreadedProxy] = []
         self.daemons: dict[str, Daemon] = {}
         self.memory = Memory(HEAP)
-        self.standstills = Standstills()
+        self.suspensions = Suspensions()
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -130,23 +134,23 @@ class SoakCluster:
     # ------------------------------------------------------------------ set-up
 
     def as_root(self, **options: Any) -> EtcdConfig:
-        """How root, whose role nobody takes away, connects."""
+        """The connection settings of root, whose role is never revoked."""
         return EtcdConfig(self.etcd.endpoints, ROOT["username"], ROOT["password"], **options)
 
     def etcdctl(self, *words: str) -> str | None:
-        """What etcd's own tool prints, as root; None where it failed."""
+        """The output of etcdctl, run as root; None: it failed."""
         limits = ["--dial-timeout", "3s", "--command-timeout", "10s"]
         command = [etcdctl(), *self._options("--endpoints" not in words), *limits, *words]
         ran = subprocess.run(command, capture_output=True, text=True, check=False, env={"ETCDCTL_API": "3"})
         return ran.stdout if ran.returncode == 0 else None
 
     def _options(self, endpoints: bool = True) -> list[str]:
-        """Options of etcdctl: how root connects, and where to."""
+        """Options of etcdctl: root's credentials, and the endpoints."""
         where = ["--endpoints", ",".join(self.etcd.endpoints)] if endpoints else []
         return ["--user", f"{ROOT['username']}:{ROOT['password']}", *where]
 
     def _connect(self) -> Client:
-        """A client that may do no more than an executor."""
+        """A client with the permissions of an executor."""
         return self._stack.enter_context(connect(list(self.etcd.endpoints), connect_timeout=5.0, **WORKER))
 
     @property
@@ -154,11 +158,11 @@ class SoakCluster:
         return [proxy.endpoint for proxy in self.proxies]
 
     def proxied_client(self) -> Client:
-        """A client whose connections are cut as those of some executors are; its user closes it."""
+        """A client behind the proxies, as some executors are. The caller closes it."""
         return connect(self._proxied, **WORKER)
 
     async def _grant_own_keys(self) -> None:
-        """Let clients write keys of their own."""
+        """Allow clients to write their own keys."""
         async with EtcdClient(self.as_root()) as root:
             await grant(root, CALLERS, f"{CALLERS[:-1]}0")
 
@@ -180,20 +184,20 @@ class SoakCluster:
             env["STUMBLES"] = "1"
         if not has_spark:
             env["JAVA_HOME"] = "/nonexistent"
-        # Its memory is judged: it has to be that of the program itself.
+        # Not forked, so that the measured memory is that of the program itself.
         return Daemon(name, endpoints, self.folder, *options, ttl=self.ttl, env=env, forked=False)
 
     # --------------------------------------------------------------------- end
 
     def measure(self) -> None:
-        """Note the memory of all processes, now and then."""
+        """Measure the memory of all processes, if the interval has passed."""
         self.memory.measure(self.daemons)
 
     def finish(self) -> list[str]:
-        """After all operations ended: what is left of them, and whether the audit has seen everything."""
+        """Check, after the end of all operations, that nothing remains of them and that the audits have seen all."""
         problems = self._left() + self._left_on_disks()
         if not self.actor.running:
-            problems.append(f"the actor ended by itself: {self.actor.log.read_text()[-2000:]}")
+            problems.append(f"the actor crashed: {self.actor.log.read_text()[-2000:]}")
         self.actor.kill()
         for daemon in self.daemons.values():
             daemon.close()
@@ -203,22 +207,22 @@ class SoakCluster:
         follower, second = self.follower, self.second
         while follower.audit.totals.last < last and follower.failure is None and time.monotonic() < deadline:
             if follower.audit.violation is not None:
-                break  # it takes in nothing more
+                break  # the audit ends at a violation
             time.sleep(0.1)
         while second.auditor.revision < last and second.failure is None and time.monotonic() < deadline:
             time.sleep(0.1)
         return problems + follower.problems(last) + second.problems(last)
 
     def _left(self) -> list[str]:
-        """What is not cleaned up in time."""
+        """The keys that are not cleaned up in time, as problems."""
         deadline = time.monotonic() + SETTLED
         while True:
-            problems = self._judge_keys()
+            problems = self._remaining_keys()
             if not problems or time.monotonic() > deadline:
                 return problems
             time.sleep(0.5)
 
-    def _judge_keys(self) -> list[str]:
+    def _remaining_keys(self) -> list[str]:
         async def ask() -> dict[str, bytes]:
             async with EtcdClient(self.as_root()) as client:
                 return {kv.key: kv.value for kv in (await client.list(*Keys().everything())).kvs}
@@ -226,15 +230,15 @@ class SoakCluster:
         try:
             content = asyncio.run(ask())
         except EtcdUnavailable as error:
-            return [f"what is left cannot be read: {error}"]
+            return [f"could not read the remaining keys: {error}"]
         active = tuple(Keys().family(family)[0] for family in (K.OPEN, K.PENDING, K.CLAIM))
-        problems = [f"{key} is left" for key in content if key.startswith(active)]
+        problems = [f"{key} remains" for key in content if key.startswith(active)]
         counted = [key for key, value in content.items() if key.endswith(".runOps") and value != b"{}"]
         problems += [f"{key} still counts {content[key].decode()}" for key in counted]
         return problems + orphans(Keys(), content)
 
     def _left_on_disks(self) -> list[str]:
-        """What work directories still hold of operations, all of which are over: it is looked at with each poll."""
+        """The remains of ended operations in work directories, as problems. Executors clean up at each poll."""
         deadline = time.monotonic() + SETTLED
         while (left := [text for name in NAMES for text in leftovers(self.folder / name)]) and (
             time.monotonic() < deadline
@@ -243,7 +247,7 @@ class SoakCluster:
         return left
 
     async def _write_last(self) -> int:
-        """A change of a key of distop's, after which nothing happens any more; its revision."""
+        """Write a last change of one of distop's keys; returns its revision."""
         record = TableRecord("soak.end", "parquet", str(self.folder / "end"))
         await asyncio.to_thread(self.client.add_table, record, check=False)
         async with EtcdClient(self.as_root()) as client:

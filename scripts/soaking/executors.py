@@ -1,4 +1,4 @@
-"""Faults of executors, of what they started, and of their connections."""
+"""Faults of executors, of their child processes, of the actor, and of connections."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable
 
-    from soaking.board import Board
     from soaking.cluster import SoakCluster
     from soaking.faults import Strike
+    from soaking.repairs import Repairs
     from tests.support.daemons import Daemon
 
 
 class ExecutorFaults:
-    """``strikes``: kind → what does it, given its chance and whether it has to be gentle; told is what was struck, None
-    where nothing could be.
+    """The faults of executors. ``strikes``: kind → a function that injects the fault, given its random generator and
+    whether it has to be gentle. It returns a description, or None if there is no free target.
     """
 
-    def __init__(self, cluster: SoakCluster, board: Board, say: Callable[[str], None]) -> None:
+    def __init__(self, cluster: SoakCluster, repairs: Repairs, say: Callable[[str], None]) -> None:
         self._cluster = cluster
-        self._board = board
+        self._repairs = repairs
         self._say = say
         self.strikes: dict[str, Strike] = {
             "kill an executor": self._kill,
@@ -45,13 +45,15 @@ class ExecutorFaults:
         }
 
     def _victim(self, chance: random.Random, gentle: bool, *, spare: bool = False) -> Daemon | None:
-        """The same draw whoever is struck already; None where it is that one. ``spare``: never the steady one. Gently,
-        neither it nor the one with Spark: of each kind of daemon one lives long enough for its memory to be judged.
+        """Draw a target; None if it already has a fault. The draw does not depend on current faults.
+
+        ``spare``: never the steady executor. Gentle faults spare that one and the one with Spark, so that one daemon of
+        each kind lives long enough for its memory to be judged.
         """
         spared = {STEADY, SPARK} if gentle else {STEADY} if spare else set[str]()
         some = [name for name in NAMES for _ in range(1 if name == SPARK else 2) if name not in spared]
         name = chance.choice(some)
-        return self._cluster.daemons[name] if self._board.free(name) else None
+        return self._cluster.daemons[name] if self._repairs.free(name) else None
 
     # -------------------------------------------------------------- processes
 
@@ -60,7 +62,7 @@ class ExecutorFaults:
         if daemon is None:
             return None
         daemon.kill()
-        self._board.later(seconds, daemon.start, daemon.name)
+        self._repairs.later(seconds, daemon.start, daemon.name)
         return f"{daemon.name}, started again after {seconds:.1f} s"
 
     def _stop(self, chance: random.Random, gentle: bool) -> str | None:
@@ -77,7 +79,7 @@ class ExecutorFaults:
                 daemon.kill()
             daemon.start()
 
-        self._board.later(seconds, start, daemon.name)
+        self._repairs.later(seconds, start, daemon.name)
         return f"{daemon.name}, started again after {seconds:.1f} s"
 
     def _freeze(self, chance: random.Random, gentle: bool) -> str | None:
@@ -85,24 +87,24 @@ class ExecutorFaults:
         if daemon is None:
             return None
         daemon.freeze()
-        self._board.later(seconds, daemon.thaw, daemon.name)
+        self._repairs.later(seconds, daemon.thaw, daemon.name)
         return f"{daemon.name} for {seconds:.1f} s"
 
     def _suspend(self, chance: random.Random, gentle: bool) -> str | None:
-        """All of its processes stand still, often for longer than the TTL; they wake up in no order."""
+        """Suspend all its processes, often for longer than the TTL; they resume in random order."""
         daemon, seconds = self._victim(chance, gentle), chance.uniform(1.0, 2.5 * self._cluster.ttl)
-        standstills = self._cluster.standstills
-        # Twice in a row, what was overtaken the first time could go on after the second.
-        if daemon is None or daemon.process.poll() is not None or standstills.just_woke(daemon.name):
+        suspensions = self._cluster.suspensions
+        # A second suspension in a row could let processes survive that the first one superseded.
+        if daemon is None or daemon.process.poll() is not None or suspensions.just_woke(daemon.name):
             return None
-        standstills.begin(daemon.name)
+        suspensions.begin(daemon.name)
         suspended = daemon.suspend()
 
         def wake() -> None:
-            standstills.end(daemon.name)
+            suspensions.end(daemon.name)
             daemon.wake(chance.shuffle)
 
-        self._board.later(seconds, wake, daemon.name)
+        self._repairs.later(seconds, wake, daemon.name)
         return f"{daemon.name} for {seconds:.1f} s, {len(suspended)} processes"
 
     def _child(self, chance: random.Random, gentle: bool) -> tuple[str, list[int]] | None:
@@ -130,10 +132,10 @@ class ExecutorFaults:
 
     def _kill_actor(self, chance: random.Random, gentle: bool) -> str | None:
         actor, seconds = self._cluster.actor, chance.uniform(0.0, 6.0)
-        if not self._board.free(actor.name):
+        if not self._repairs.free(actor.name):
             return None
         actor.kill()
-        self._board.later(seconds, actor.start, actor.name)
+        self._repairs.later(seconds, actor.start, actor.name)
         return f"started again after {seconds:.1f} s"
 
     # ------------------------------------------------------------ connections
@@ -144,16 +146,16 @@ class ExecutorFaults:
         return "those of " + ", ".join(PROXIED)
 
     def _proxy(self, chance: random.Random, mode: Mode, longest: float) -> str | None:
-        if not self._board.free("proxy"):
+        if not self._repairs.free("proxy"):
             return None
         proxies = [p for p in self._cluster.proxies if chance.random() < 0.5] or self._cluster.proxies
         for proxy in proxies:
             proxy.set(mode)
 
-        def mend() -> None:
+        def restore_connections() -> None:
             for proxy in proxies:
                 proxy.set(Mode.PASS)
 
         seconds = chance.uniform(0.3, longest)
-        self._board.later(seconds, mend, "proxy")
+        self._repairs.later(seconds, restore_connections, "proxy")
         return f"between {', '.join(PROXIED)} and {len(proxies)} members for {seconds:.1f} s"

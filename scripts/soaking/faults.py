@@ -1,4 +1,4 @@
-"""The faults of a plan, each of which passes by itself."""
+"""Injects the planned faults, and undoes each after its duration."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
 from distop.errors import DistopError
-from soaking.board import Board
 from soaking.executors import ExecutorFaults
 from soaking.members import ROUGH, MemberFaults
 from soaking.plan import plan
+from soaking.repairs import Repairs
 from tests.support.proxy import Mode
 
 if TYPE_CHECKING:
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 
 Strike: TypeAlias = Callable[[random.Random, bool], str | None]
 PATIENCE = 12.0
-"""Seconds for which a fault waits until what it would strike is free; then it is left out."""
+"""Seconds for which a fault waits for a free target; then it is omitted."""
 
 
 class Faults:
-    """Does what is planned when it is due. ``say`` tells what was struck."""
+    """Injects the planned faults at their times. ``say``: prints progress."""
 
     def __init__(self, cluster: SoakCluster, seed: int, seconds: float, say: Callable[[str], None]) -> None:
         self._cluster = cluster
         self._say = say
-        self._board = Board(say)
-        self.members = MemberFaults(cluster, self._board, say)
-        kinds = ExecutorFaults(cluster, self._board, say), self.members
+        self._repairs = Repairs(say)
+        self.members = MemberFaults(cluster, self._repairs, say)
+        kinds = ExecutorFaults(cluster, self._repairs, say), self.members
         self._strikes: dict[str, Strike] = {name: strike for some in kinds for name, strike in some.strikes.items()}
         self.planned = plan(seed, seconds, sorted(self._strikes), ROUGH)
         self._left = list(self.planned)
@@ -46,13 +46,13 @@ class Faults:
         return sum(self.counts.values())
 
     def begin(self) -> None:
-        """The plan's time begins."""
+        """Start the plan."""
         self._began = time.monotonic()
 
-    def tend(self) -> None:
-        """Undo what is due, and strike what is."""
-        self._board.tend()
-        self.members.tend()
+    def step(self) -> None:
+        """Undo and inject the faults that are due."""
+        self._repairs.step()
+        self.members.step()
         now = time.monotonic() - self._began
         while self._left and self._left[0].at <= now:
             self._waiting.append(self._left.pop(0))
@@ -65,20 +65,20 @@ class Faults:
 
     def _strike(self, fault: Planned) -> bool:
         try:
-            told = self._strikes[fault.kind](fault.chance(), fault.gentle)
+            struck = self._strikes[fault.kind](fault.chance(), fault.gentle)
         except DistopError as error:
-            told = f"not answered: {str(error)[:80]}"
-        if told is None:
+            struck = f"not answered: {str(error)[:80]}"
+        if struck is None:
             return False
         self.counts[fault.kind] += 1
-        self._say(f"{fault.number}. {fault.kind}: {told}")
+        self._say(f"{fault.number}. {fault.kind}: {struck}")
         return True
 
     def heal(self) -> list[str]:
-        """Undo everything at once; what could not be."""
-        problems = self._board.heal()
-        self.members.tend()
-        problems += self._board.heal() + self.members.problems
+        """Undo all faults now; returns the problems."""
+        problems = self._repairs.heal()
+        self.members.step()
+        problems += self._repairs.heal() + self.members.problems
         for proxy in self._cluster.proxies:
             proxy.set(Mode.PASS)
         return problems

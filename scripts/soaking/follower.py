@@ -1,4 +1,4 @@
-"""The audit that follows a soak: etcd's history as it is written, to its very end."""
+"""Audits etcd's history while it is written, and collects the records that the checks of a soak need."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from distop.store.history import Step
 
 FOLLOWING = "following"
-"""The type of what completion code starts."""
+"""The type of follow-up operations."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """A failed attempt at the ``planning`` or the ``completion`` of an operation, as etcd was told of it."""
+    """A recorded failed attempt at the ``planning`` or ``completion`` of an operation."""
 
     stage: str
     attempts: int
@@ -39,18 +39,18 @@ class Counted:
 
 
 class Follower:
-    """Reads in a thread of its own. As a context manager."""
+    """Reads the history in its own thread, as a context manager."""
 
     def __init__(self, config: EtcdConfig) -> None:
         self.audit = Audit(Keys())
         self.failure: BaseException | None = None
-        """What ended it before its time."""
+        """The error that ended the thread."""
         self.records: dict[OperationRef, dict[str, Any]] = {}
         """Operation → its history record."""
         self.outcomes: dict[OperationRef, dict[int, list[str]]] = defaultdict(dict)
-        """Operation → job → every outcome that was ever written for it."""
+        """Operation → job → all outcomes that were ever written for it."""
         self.followers: dict[str, list[OperationRef]] = defaultdict(list)
-        """What is followed, by the name that it was given → the operations that follow it."""
+        """Name of an operation in the soak → its follow-up operations."""
         self.counted: dict[OperationRef, list[Counted]] = defaultdict(list)
         """Operation → the failed attempts at its planning and completion, in order."""
         self.held: dict[OperationRef, dict[tuple[int, int], str]] = defaultdict(dict)
@@ -60,7 +60,7 @@ class Follower:
         self.args: dict[OperationRef, Any] = {}
         """Operation → its argument."""
         self.started: dict[str, list[OperationRef]] = defaultdict(list)
-        """Request id → the operations that it has started."""
+        """Request id → the operations that it started."""
         self._config = config
         self._loop = asyncio.new_event_loop()
         self._following = self._loop.create_task(self._follow())
@@ -75,7 +75,7 @@ class Follower:
         self._thread.join(20)
 
     def problems(self, last: int) -> list[str]:
-        """Why what was checked is not all that happened up to revision ``last``, or what is wrong in it."""
+        """The violations, and why the history up to revision ``last`` was not audited completely."""
         return judge(self.audit, self.failure, last)
 
     def _work(self) -> None:
@@ -141,14 +141,14 @@ class Follower:
 
 
 def judge(audit: Audit, failure: BaseException | None, last: int) -> list[str]:
-    """What an audit that was to follow up to revision ``last`` found wrong, or did not see. ``failure`` ended it."""
+    """The problems of an audit up to revision ``last``. ``failure``: the error that ended it."""
     totals, violation = audit.totals, audit.violation
     if violation is not None:
         return ["\n  ".join([str(violation), *violation.story])]
     found = []
     if failure is not None:
-        found.append(f"the audit ended: {failure!r}")
+        found.append(f"the audit failed: {failure!r}")
     if totals.last < last:
-        found.append(f"the audit stood still at revision {totals.last} of {last}")
-    found += [f"revisions {first} to {end} were compacted before the audit saw them" for first, end in totals.lost]
+        found.append(f"the audit stopped at revision {totals.last} of {last}")
+    found += [f"revisions {first} to {end} were compacted before the audit read them" for first, end in totals.lost]
     return found

@@ -1,4 +1,4 @@
-"""``limited``: ``noop`` as a type of its own, whose jobs a test's actor runs beside the executors."""
+"""The type ``limited``: a ``noop`` whose jobs are run by the actor and by executors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from distop_behaviors.noop import Noop
 
 
 class Limited(Noop):
-    """A job may be lost several times."""
+    """No-op jobs with so many attempts that a job may be lost several times."""
 
     type_name = "limited"
     retry = Retry(attempts=8, initial=0.1, maximum=1.0)

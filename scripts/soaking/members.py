@@ -1,4 +1,4 @@
-"""Faults of etcd: of its members, its disk space, its users, and what is done to it in keeping it."""
+"""Faults of etcd: members, disk space, users, and maintenance."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from distop.protocol.supported_versions import judge_etcd, parse_version
 from distop.store import transport as wire
 from distop.store._proto import rpc_pb2 as rpc
 from distop.store.client import EtcdClient
-from soaking.board import NotYet
+from soaking.repairs import NotYet
 from tests.support.etcd import compacted
 from tests.support.users import WORKER, admin
 
@@ -20,37 +20,35 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from distop.store.embedded import EmbeddedEtcd
-    from soaking.board import Board
     from soaking.cluster import SoakCluster
     from soaking.faults import Strike
+    from soaking.repairs import Repairs
 
 ETCD = "etcd"
-"""One fault of etcd at a time, so that it gets over each."""
+"""The target of all faults of etcd: there is one at a time, so that etcd can recover."""
 KEPT = 300
-"""Revisions that compaction leaves, so that the audit sees all of them."""
+"""Revisions that a compaction keeps, so that the audit sees all of them."""
 ROUGH = frozenset({"revoke the role"})
-"""What cannot be done gently: sessions that read meanwhile end."""
+"""Kinds that cannot be gentle: sessions that read meanwhile end."""
 UNNOTICED = 1.5
-"""Seconds that a TTL of 6 s is not lost by: a renewal is due after 2 s, and the margin is 1 s."""
+"""Seconds of an outage that loses no session with a TTL of 6 s: a renewal is due after 2 s, and the margin is 1 s."""
 
 
 KNOWN_PANIC, MENDED = "unexpected error during txn", (3, 5, 5)
-"""What etcd says as it ends because a client has given up a transaction of reads that is under way (etcd issue 14110),
-and the release from which on it does not.
-"""
+"""The log text of a crash after a client cancels a read transaction (etcd#14110), and the first fixed release."""
 
 
 class MemberFaults:
-    """``strikes``: as :class:`soaking.executors.ExecutorFaults` has them."""
+    """The faults of etcd. ``strikes``: as in :class:`soaking.executors.ExecutorFaults`."""
 
-    def __init__(self, cluster: SoakCluster, board: Board, say: Callable[[str], None]) -> None:
+    def __init__(self, cluster: SoakCluster, repairs: Repairs, say: Callable[[str], None]) -> None:
         self._cluster = cluster
-        self._board = board
+        self._repairs = repairs
         self._say = say
         self.ended = 0
-        """Members that ended by themselves."""
+        """Number of members that crashed by themselves."""
         self.problems: list[str] = []
-        """What is wrong with that."""
+        """Descriptions of crashes that are no known defect."""
         self.strikes: dict[str, Strike] = {
             "freeze a member": self._freeze_member,
             "slow a member": self._slow_member,
@@ -67,7 +65,7 @@ class MemberFaults:
 
     def _member(self, chance: random.Random) -> int | None:
         number = chance.randrange(len(self._cluster.etcd.members))
-        return number if self._board.free(ETCD) else None
+        return number if self._repairs.free(ETCD) else None
 
     # ---------------------------------------------------------------- members
 
@@ -79,7 +77,7 @@ class MemberFaults:
         return f"{number} for {seconds:.1f} s"
 
     def _freeze_two(self, chance: random.Random, gentle: bool) -> str | None:
-        """What is left has no quorum: it takes requests, and commits none."""
+        """Without quorum, the remaining member accepts requests but commits none."""
         number, seconds = self._member(chance), chance.uniform(0.5, UNNOTICED if gentle else 8.0)
         if number is None:
             return None
@@ -101,24 +99,24 @@ class MemberFaults:
             for member in members:
                 member.resume()
 
-        self._board.later(seconds, resume, ETCD)
+        self._repairs.later(seconds, resume, ETCD)
 
     def _slow_member(self, chance: random.Random, gentle: bool) -> str | None:
-        """It stands still most of the time, and never for long: as one whose disk is slow."""
+        """Pause a member most of the time, each time briefly, as a slow disk would."""
         number, seconds = self._member(chance), chance.uniform(2.0, 10.0)
         still, runs = chance.uniform(0.1, 0.6), chance.uniform(0.02, 0.2)
         if number is None:
             return None
         member, over = self._cluster.etcd.members[number], threading.Event()
 
-        def stutter() -> None:
+        def pause_repeatedly() -> None:
             while not over.is_set():
                 member.pause()
                 over.wait(still)
                 member.resume()
                 over.wait(runs)
 
-        thread = threading.Thread(target=stutter, daemon=True)
+        thread = threading.Thread(target=pause_repeatedly, daemon=True)
         thread.start()
 
         def end() -> None:
@@ -126,22 +124,24 @@ class MemberFaults:
             thread.join()
             member.resume()
 
-        self._board.later(seconds, end, ETCD)
+        self._repairs.later(seconds, end, ETCD)
         return f"{number} for {seconds:.1f} s: {still:.2f} s still, {runs:.2f} s running"
 
     def _restart_member(self, chance: random.Random, gentle: bool) -> str | None:
-        """In order."""
+        """Stop a member in order, and restart it."""
         number, seconds = self._member(chance), chance.uniform(0.5, 6.0)
         if number is None:
             return None
         member = self._cluster.etcd.members[number]
         member.halt()
-        self._board.later(seconds, member.restart, ETCD)
+        self._repairs.later(seconds, member.restart, ETCD)
         return f"{number} after {seconds:.1f} s"
 
     def _kill_member(self, chance: random.Random, gentle: bool) -> str | None:
-        """It comes back with its data; where a crash of this version can lose some of that while others keep it (etcd
-        issue 13766, for which daemons refuse it), as a new member with an empty disk.
+        """Kill a member, and restart it with its data.
+
+        A version whose crash may lose data on one member (etcd#13766; daemons refuse it) is replaced by a new, empty
+        member.
         """
         number, seconds = self._member(chance), chance.uniform(0.5, 6.0)
         if number is None:
@@ -150,7 +150,7 @@ class MemberFaults:
         return f"{number}, {self._bring_back(number, seconds)}"
 
     def _bring_back(self, number: int, seconds: float) -> str:
-        """Have a member that ended go on, as that may be."""
+        """Restart or replace an ended member; returns a description."""
         etcd = self._cluster.etcd
         if judge_etcd(self._cluster.version, len(etcd.members)).level == "error":
 
@@ -158,20 +158,20 @@ class MemberFaults:
                 if not etcd.replace(number, self._cluster.etcdctl):
                     raise NotYet(f"member {number} is not replaced yet")
 
-            self._board.later(seconds, replace, ETCD)
+            self._repairs.later(seconds, replace, ETCD)
             return f"replaced by an empty one after {seconds:.1f} s"
-        self._board.later(seconds, etcd.members[number].restart, ETCD)
+        self._repairs.later(seconds, etcd.members[number].restart, ETCD)
         return f"started again after {seconds:.1f} s"
 
-    def tend(self) -> None:
-        """Bring back a member that ended by itself, as whatever keeps an etcd running does."""
+    def step(self) -> None:
+        """Restart a crashed member, as a process supervisor does."""
         for number, member in enumerate(self._cluster.etcd.members):
-            if self._board.free(ETCD) and not member.running:
-                said = member.log_file.read_text(errors="replace")
-                if not (KNOWN_PANIC in said and parse_version(self._cluster.version) < MENDED):
-                    self.problems.append(f"member {number} of etcd ended by itself: {said[-2000:]}")
+            if self._repairs.free(ETCD) and not member.running:
+                log = member.log_file.read_text(errors="replace")
+                if not (KNOWN_PANIC in log and parse_version(self._cluster.version) < MENDED):
+                    self.problems.append(f"member {number} of etcd crashed: {log[-2000:]}")
                 self.ended += 1
-                self._say(f"member {number} ended by itself, {self._bring_back(number, 1.0)}")
+                self._say(f"member {number} crashed, {self._bring_back(number, 1.0)}")
 
     # ------------------------------------------------------------ maintenance
 
@@ -182,7 +182,7 @@ class MemberFaults:
         return f"up to revision {revision}" if self._ask(lambda client: compacted(client, revision)) else None
 
     def _defragment(self, chance: random.Random, gentle: bool) -> str | None:
-        """It answers nobody meanwhile."""
+        """Defragment a member, which blocks its requests meanwhile."""
         number = self._member(chance)
         if number is None:
             return None
@@ -202,15 +202,13 @@ class MemberFaults:
         def disarm() -> None:
             self._insist(lambda client: set_alarm(client, rpc.AlarmRequest.DEACTIVATE))
 
-        self._board.later(seconds, disarm, ETCD)  # also where the answer gets lost
+        self._repairs.later(seconds, disarm, ETCD)  # even if the answer is lost
         return f"for {seconds:.1f} s" if self._ask(lambda c: set_alarm(c, rpc.AlarmRequest.ACTIVATE)) else None
 
     # ------------------------------------------------------------------ users
 
     def _forget_tokens(self, chance: random.Random, gentle: bool) -> str | None:
-        """A password that is set anew ends all tokens of its user. (Those that nobody uses for some seconds end by
-        themselves, as on members that nobody asked lately.)
-        """
+        """Invalidate all tokens of a user by setting its password. Unused tokens also expire after some seconds."""
         request = rpc.AuthUserChangePasswordRequest(name=WORKER["username"], password=WORKER["password"])
         return "of all" if self._ask(lambda client: admin(client, "UserChangePassword", request)) else None
 
@@ -224,10 +222,10 @@ class MemberFaults:
             request = rpc.AuthUserGrantRoleRequest(user=user, role=role)
             self._insist(lambda client: admin(client, "UserGrantRole", request))
 
-        self._board.later(seconds, give_back, ETCD)  # also where the answer gets lost
+        self._repairs.later(seconds, give_back, ETCD)  # even if the answer is lost
         revoke = rpc.AuthUserRevokeRoleRequest(name=user, role=role)
-        told = self._ask(lambda client: admin(client, "UserRevokeRole", revoke))
-        return f"for {seconds:.1f} s" if told else None
+        answered = self._ask(lambda client: admin(client, "UserRevokeRole", revoke))
+        return f"for {seconds:.1f} s" if answered else None
 
     # --------------------------------------------------------------- requests
 
@@ -236,7 +234,7 @@ class MemberFaults:
             raise NotYet("etcd did not answer")
 
     def _ask(self, work: Callable[[EtcdClient], Any]) -> bool:
-        """One request of root's; False where etcd did not answer in time."""
+        """Send one request as root; False: etcd did not answer in time."""
 
         async def ask() -> None:
             config = self._cluster.as_root(connect_timeout=3.0, request_timeout=2.0, read_timeout=3.0)

@@ -1,4 +1,4 @@
-"""The memory of every process of a soak: measured as long as it lives, and judged."""
+"""Measures the memory of all processes of a soak, and checks that it does not grow."""
 
 from __future__ import annotations
 
@@ -21,46 +21,48 @@ if TYPE_CHECKING:
 EACH = 2.0
 """Seconds between two measurements."""
 WARM = 30.0
-"""Seconds of a process's life that are not looked at: what it loads and fills once."""
+"""Ignored seconds at the start of a process, during which it loads code and fills caches."""
 CACHES = 900.0
-"""The same of a daemon, whose bounded caches fill with thousands of operations: until then it grows, from 55 MB to some
-75, and what it grows by tells nothing."""
-LEAST = 150.0
-"""Seconds that the judged half of a life must last."""
-ARENA = 3.0
-"""MB that the allocator takes or gives back at once, at most: where a half has grown by less, however steep, its life
-was too short to tell.
+"""Ignored seconds at the start of a daemon. Its bounded caches fill with thousands of operations, so it grows from 55
+MB to about 75 MB.
 """
+LEAST = 150.0
+"""Minimum seconds of the judged half of a life."""
+ARENA = 3.0
+"""MB that the allocator may take or return at once. A half that has grown by less is too short to judge."""
 STEEPEST = 0.5
-"""MB a minute in the second half of a life. Under this load, of hundreds of operations and faults an hour, 0.5 would be
-0.7 GB a day: what grows faster than that has to be restarted every few days. What keeps nothing stays well below it.
+"""Maximum growth in MB per minute in the second half of a life.
+
+Under this load, with hundreds of operations and faults per hour, 0.5 would be 0.7 GB per day: such a process would need
+a restart every few days. A process without a leak stays far below.
 """
 JVM_BEYOND_HEAP = 500.0
-"""MB that a JVM takes beside its heap at most (metaspace, code, threads, direct buffers). A heap grows to its limit
-whatever is in it, so a JVM is judged by its size.
+"""Maximum MB of a JVM besides its heap (metaspace, code, threads, direct buffers).
+
+A heap grows to its limit whatever is in it, so a JVM is judged by its size.
 """
 LONG = 1_500.0
-"""Seconds of a soak from which on the memory of one daemon at least has to be judged."""
+"""Seconds of a soak from which on the memory of at least one daemon has to be judged."""
 DAEMON = "daemon"
 POINTS = 250
-"""Measurements of a half that are compared with each other; their number is what the pairs grow with the square of."""
+"""Maximum measurements of a half that are compared pairwise; the work grows with the square."""
 
 Life = list[tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What is told of one kind of process of an executor, and what is wrong with it."""
+    """The verdict on one kind of process of an executor; ``problem`` "": none."""
 
     text: str
     problem: str = ""
     role: str = ""
     certain: bool = True
-    """It lived long enough to be judged."""
+    """Whether the process lived long enough to be judged."""
 
 
 class Memory:
-    """The resident size of daemons, guardians, children, and what these started. ``heap``: MB of a JVM's heap."""
+    """The resident sizes of daemons, guardians, children and their processes. ``heap``: maximum MB of a JVM's heap."""
 
     def __init__(self, heap: float) -> None:
         self._heap = heap
@@ -68,7 +70,7 @@ class Memory:
         self._measured = 0.0
 
     def measure(self, daemons: Mapping[str, Daemon]) -> None:
-        """Note the sizes, now and then."""
+        """Measure all sizes, if the interval has passed."""
         now = time.monotonic()
         if now - self._measured < EACH:
             return
@@ -80,7 +82,7 @@ class Memory:
                     self._lives[name, role, pid].append((now, size))
 
     def judge(self) -> list[Judged]:
-        """For each executor and kind of process: the longest life, and for a JVM the largest one."""
+        """Judge each kind of process of each executor: the longest life, and for a JVM the largest size."""
         found = []
         for name, role in sorted({(name, role) for name, role, _ in self._lives}):
             lives = [life for (n, r, _), life in self._lives.items() if (n, r) == (name, role)]
@@ -96,34 +98,32 @@ class Memory:
 
 
 def judge(who: str, life: Life, lives: int, largest: float, limit: float | None, warm: float = WARM) -> Judged:
-    """Judge one life: by its size where a limit is given, else by the slope of its second half, from ``warm`` seconds
-    on.
-    """
-    told = f"{who}: {lives} of them, the largest {largest:.0f} MB; the longest lived {_minutes(life):.1f} min"
+    """Judge one life: by its size if a limit is given, else by the slope of its second half after ``warm`` seconds."""
+    text = f"{who}: {lives} processes, the largest {largest:.0f} MB; the longest life {_minutes(life):.1f} min"
     if limit is not None:
         if largest > limit:
-            return Judged(f"{told}; at most {limit:.0f} MB", f"the memory of {who}: {largest:.0f} MB of {limit:.0f}")
-        return Judged(f"{told}; at most {limit:.0f} MB: as it should be")
+            return Judged(f"{text}; limit {limit:.0f} MB", f"the memory of {who}: {largest:.0f} MB of {limit:.0f}")
+        return Judged(f"{text}; limit {limit:.0f} MB: ok")
     half = second_half(life, warm)
     if not half or half[-1][0] - half[0][0] < LEAST:
-        return Judged(f"{told}; too short to be judged", certain=False)
+        return Judged(f"{text}; too short to be judged", certain=False)
     steep = slope(half) * 60
-    told += f", from {half[0][1]:.1f} to {half[-1][1]:.1f} MB in its second half, slope {steep:+.2f} MB/min"
+    text += f", from {half[0][1]:.1f} to {half[-1][1]:.1f} MB in its second half, slope {steep:+.2f} MB/min"
     if steep > STEEPEST and steep / 60 * (half[-1][0] - half[0][0]) < ARENA:
-        return Judged(f"{told}: too short to be judged", certain=False)
+        return Judged(f"{text}: too short to be judged", certain=False)
     if steep > STEEPEST:
-        return Judged(told, f"the memory of {who} grows by {steep:.2f} MB a minute")
-    return Judged(f"{told}: flat")
+        return Judged(text, f"the memory of {who} grows by {steep:.2f} MB per minute")
+    return Judged(f"{text}: flat")
 
 
 def unjudged(found: Iterable[Judged], seconds: float) -> list[str]:
-    """That a soak of so many seconds says nothing of the memory of any daemon, though it was long enough for it."""
-    told = any(one.role == DAEMON and one.certain for one in found)
-    return [] if told or seconds < LONG else ["no daemon lived long enough for its memory to be judged"]
+    """A problem if no daemon's memory was judged in a soak that was long enough."""
+    certain = any(one.role == DAEMON and one.certain for one in found)
+    return [] if certain or seconds < LONG else ["no daemon lived long enough for its memory to be judged"]
 
 
 def second_half(life: Sequence[tuple[float, float]], warm: float) -> Life:
-    """The later half, in time, of what comes after it has warmed up."""
+    """The second half, by time, of the measurements after the first ``warm`` seconds."""
     later = [point for point in life if point[0] - life[0][0] >= warm]
     if not later:
         return []
@@ -132,7 +132,7 @@ def second_half(life: Sequence[tuple[float, float]], warm: float) -> Life:
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float:
-    """The median of the slopes between all pairs (Theil and Sen): a few outliers, or one step, do not move it."""
+    """The median of the slopes between all pairs (Theil–Sen), which few outliers or one step do not change."""
     some = points[:: max(1, len(points) // POINTS)]
     return statistics.median((b[1] - a[1]) / (b[0] - a[0]) for a, b in combinations(some, 2))
 
@@ -145,7 +145,7 @@ def _minutes(life: Life) -> float:
 
 
 def processes(daemon: int) -> Iterator[tuple[str, int]]:
-    """(what it is, process id) of a daemon and all that it started."""
+    """(role, process id) of a daemon and all its child processes."""
     yield DAEMON, daemon
     for guardian in children(daemon):
         yield "guardian", guardian
@@ -167,7 +167,7 @@ def _role(pid: int) -> str:
 
 
 def resident(pid: int) -> float | None:
-    """MB; None of a process that is gone."""
+    """The resident size in MB; None: the process has ended."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:

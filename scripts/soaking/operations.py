@@ -1,4 +1,4 @@
-"""The operations of a soak: of which kind each is, and what clients do to it, by the seed and its number alone."""
+"""Draws the operations of a soak: kinds, arguments and commands, by the seed and the number alone."""
 
 from __future__ import annotations
 
@@ -21,30 +21,32 @@ KINDS = {
     "lone": ("lone", "lone", "lone fails"),
     "spark": ("spark", "spark", "validate", "validate", "kill-jvm", "hang-jvm", "memory", "stop-context"),
 }
-"""Lane → the kinds in it. Operations of a lane follow each other: what Spark does takes longer, and delays no other;
-nor does what waits until another one of its object has ended.
+"""Lane → its kinds. Lanes are independent: slow Spark operations, and operations that wait for another one of their
+object, delay no other lane.
 """
 STUMBLES = {"step breaks": "error", "step fails": "fail", "lone fails": "fail"}
-"""What the first of several jobs does in the middle."""
+"""Kind → what the first of several jobs does in the middle."""
 TRIPS = {
     "plan elsewhere": {"plan": "node"},
     "plan fails": {"plan": "error"},
     "complete elsewhere": {"complete": "node"},
     "complete fails": {"complete": "error"},
 }
-"""Whose planning or completion raises, on some nodes or on all of them. Their jobs are of a type that cannot fail."""
+"""Kinds whose planning or completion raises, on some nodes or on all. The jobs of their type cannot fail."""
 OBJECTS = ("one thing", "another.thing")
 POLICIES = ("fail_fast", "collect_all")
 OF_JVM = frozenset({"kill-jvm", "hang-jvm", "memory", "stop-context"})
-"""One at a time: each takes several starts of a JVM, with nothing beside it."""
+"""Kinds that restart the JVM several times; one runs at a time, alone."""
 ROUGH = frozenset({"deaf", "crash"})
-"""What costs the child in which it runs its life."""
+"""Kinds that kill the child in which they run."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """An operation that is wanted, and what is done to it: (seconds after its start or the act before, act).
-    ``policy``: of failures; None: that of its type. ``then``: a success of it is to be followed by another operation.
+class Submission:
+    """An operation to submit.
+
+    ``actions``: its commands, each as (seconds after the start or the command before, command). ``policy``: the failure
+    policy; None: that of the type. ``then``: whether a success has a follow-up operation.
     """
 
     name: str
@@ -54,25 +56,25 @@ class Wish:
     arg: dict[str, Any]
     rows: int
     journal: Journal | None
-    acts: tuple[tuple[float, str], ...]
+    actions: tuple[tuple[float, str], ...]
     policy: str | None = None
     then: bool = False
 
 
 def kind_of(seed: int, lane: str, number: int) -> str:
-    """Each kind comes once before any comes again."""
+    """The kind of an operation. Each kind comes once before any comes again."""
     kinds = KINDS[lane]
     around, place = divmod(number, len(kinds))
     return random.Random(f"{seed}/{lane}/{around}").sample(kinds, len(kinds))[place]
 
 
-def draw(seed: int, lane: str, number: int, folder: Path) -> Wish:
-    """The wish of this number."""
+def draw(seed: int, lane: str, number: int, folder: Path) -> Submission:
+    """The operation with this number."""
     kind, name = kind_of(seed, lane, number), f"{lane}-{number}"
     chance = random.Random(f"{seed}/operation/{name}")
-    acts, policy = _acts(chance, kind), chance.choice(POLICIES)
+    actions, policy = _acts(chance, kind), chance.choice(POLICIES)
     if kind.startswith("step") or kind in ("followed", "lone", "lone fails"):
-        return _stepping(chance, lane, number, kind, folder, acts, policy)
+        return _stepping(chance, lane, number, kind, folder, actions, policy)
     if kind in ("writing", "deaf", "spark") or kind in OF_JVM:
         path = folder / f"journal-{name}.jsonl"
         rows = chance.randrange(2, 12)
@@ -80,14 +82,14 @@ def draw(seed: int, lane: str, number: int, folder: Path) -> Wish:
         if lane == "spark":
             arg["jobs"] = 2 if kind in OF_JVM else min(arg["jobs"], 6)
         type_name = "sparkwriting" if lane == "spark" else "writing"
-        return Wish(name, number, kind, type_name, arg, rows, Journal(path), acts, policy)
+        return Submission(name, number, kind, type_name, arg, rows, Journal(path), actions, policy)
     if kind in TRIPS:
         arg = {"diary": str(folder / f"diary-{name}"), **TRIPS[kind]}
-        return Wish(name, number, kind, "tripping", arg, 0, None, acts, policy)
+        return Submission(name, number, kind, "tripping", arg, 0, None, actions, policy)
     if kind == "validate":
-        return Wish(name, number, kind, "validate", {"checks": list(CHECKS)}, 0, None, acts)
+        return Submission(name, number, kind, "validate", {"checks": list(CHECKS)}, 0, None, actions)
     type_name = "rough" if kind in ("crash", "break", "error") else "noop"
-    return Wish(name, number, kind, type_name, _noop(chance, kind), 0, None, acts, policy)
+    return Submission(name, number, kind, type_name, _noop(chance, kind), 0, None, actions, policy)
 
 
 def _stepping(
@@ -96,10 +98,10 @@ def _stepping(
     number: int,
     kind: str,
     folder: Path,
-    acts: tuple[tuple[float, str], ...],
+    actions: tuple[tuple[float, str], ...],
     policy: str,
-) -> Wish:
-    """Jobs that take some seconds, so that faults meet them between two checkpoints."""
+) -> Submission:
+    """An operation whose jobs take some seconds, so that faults happen between two checkpoints."""
     name, rows = f"{lane}-{number}", chance.randrange(4, 30)
     path = folder / f"journal-{name}.jsonl"
     arg: dict[str, Any] = {"jobs": chance.randrange(1, 9), "rows": rows, "pause": chance.uniform(0.02, 0.25)}
@@ -111,7 +113,7 @@ def _stepping(
     if lane == "lone":
         arg["object"] = chance.choice(OBJECTS)
     type_name = "lone" if lane == "lone" else "stepwriting"
-    return Wish(name, number, kind, type_name, arg, rows, Journal(path), acts, policy, kind == "followed")
+    return Submission(name, number, kind, type_name, arg, rows, Journal(path), actions, policy, kind == "followed")
 
 
 def _writing(chance: random.Random, kind: str) -> dict[str, Any]:
@@ -139,13 +141,13 @@ def _noop(chance: random.Random, kind: str) -> dict[str, Any]:
 
 def _acts(chance: random.Random, kind: str) -> tuple[tuple[float, str], ...]:
     if kind == "deaf":
-        return ((chance.uniform(2, 10), "cancel"),)  # it never ends by itself
-    acts: list[tuple[float, str]] = []
+        return ((chance.uniform(2, 10), "cancel"),)  # a deaf job never ends by itself
+    actions: list[tuple[float, str]] = []
     luck = chance.random()
     if luck < 0.15:
-        acts.append((chance.uniform(0, 6), "cancel"))
+        actions.append((chance.uniform(0, 6), "cancel"))
     elif luck < 0.5:
         for _ in range(chance.choice((1, 1, 2))):
-            acts.append((chance.uniform(0, 4), chance.choice(("pause", "pause now"))))
-            acts.append((chance.uniform(0.2, 8), chance.choice(("resume", "resume", "resume", "cancel"))))
-    return tuple(acts)
+            actions.append((chance.uniform(0, 4), chance.choice(("pause", "pause now"))))
+            actions.append((chance.uniform(0.2, 8), chance.choice(("resume", "resume", "resume", "cancel"))))
+    return tuple(actions)

@@ -1,4 +1,4 @@
-"""The plan of faults: which, and when, by the seed alone. Pure."""
+"""Draws the plan of faults by the seed alone: kinds and times. Pure."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 FIRST = 10.0
 """Seconds until the first fault."""
 PAUSE = (1.0, 5.0)
-"""Seconds between two faults."""
+"""Minimum and maximum seconds between two faults."""
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """One fault. ``at``: seconds from the start. ``gentle``: the executors whose memory is followed are spared."""
+    """One fault. ``at``: seconds from the start. ``gentle``: it spares the executors whose memory is measured."""
 
     number: int
     at: float
@@ -26,7 +26,7 @@ class Planned:
     seed: str
 
     def chance(self) -> random.Random:
-        """What the fault strikes, and for how long, is drawn from this: no other fault and no operation moves it."""
+        """The random generator for the fault's target and duration, independent of all other draws."""
         return random.Random(self.seed)
 
     def __str__(self) -> str:
@@ -34,8 +34,9 @@ class Planned:
 
 
 def plan(seed: int, seconds: float, kinds: Sequence[str], rough: Collection[str] = ()) -> list[Planned]:
-    """Faults for so long. Each kind comes once before any comes again; in the second half all are gentle, and there are
-    none of the kinds that cannot be.
+    """Draw faults for ``seconds``. Each kind comes once before any comes again.
+
+    In the second half all faults are gentle, so kinds in ``rough`` are left out.
     """
     chance = random.Random(f"{seed}/plan")
     some = _rounds(chance, kinds)

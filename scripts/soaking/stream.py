@@ -1,4 +1,4 @@
-"""A stream of operations of every kind, with commands to them and to executors, and what they wrote compared."""
+"""Runs a stream of operations of all kinds, with commands to operations and executors, and checks their output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from distop.errors import DistopError, Incompatible, NotAllowed, NotFound
 from distop.protocol.records import OperationRef
 from soaking.cluster import NAMES
-from soaking.comparing import compare, recovered, successes, uncleaned
+from soaking.operation_checks import compare, recovered, successes, uncleaned
 from soaking.operations import OF_JVM, ROUGH, draw
 from soaking.tables import TABLES, decided
 
@@ -23,45 +23,45 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from soaking.cluster import SoakCluster
-    from soaking.operations import Wish
-    from soaking.standstills import Allowed
+    from soaking.operations import Submission
+    from soaking.suspensions import Allowed
 
 AT_ONCE = {"plain": 5, "lone": 2, "spark": 2}
-"""Lane → operations that go on at a time."""
+"""Lane → number of concurrent operations."""
 LIMIT = 420.0
-"""Seconds for all that is left to end, once everything is healed."""
+"""Time limit in seconds for the end of all operations, after all faults are undone."""
 DRAINS = (15.0, 40.0)
-"""Seconds between two drains."""
+"""Minimum and maximum seconds between two drains."""
 DRAINED = (2.0, 15.0)
-"""Seconds for which an executor stays drained."""
+"""Minimum and maximum seconds of a drain."""
 
 
 @dataclass(slots=True)
 class Started:
-    """An operation of the stream. ``due``: when its next act is."""
+    """A started operation. ``due``: the time of its next action."""
 
     ref: OperationRef
-    wish: Wish
-    acts: list[tuple[float, str]]
+    submission: Submission
+    actions: list[tuple[float, str]]
     due: float
     paused: bool = False
 
 
 @dataclass(slots=True)
 class Lane:
-    """Operations that follow each other. ``wish``: the next one, until it is known to have begun; ``again``: which one
-    it runs again.
+    """A sequence of operations. ``submission``: the next one, until its start is acknowledged; ``again``: the operation
+    that it reruns.
     """
 
     name: str
     number: int = 0
-    wish: Wish | None = None
+    submission: Submission | None = None
     again: OperationRef | None = None
 
 
 @dataclass(slots=True)
 class Draining:
-    """Whom the next drain strikes, and what is drained. Its chance is moved by nothing else."""
+    """The drained executor, and the time of the next drain or undrain. The random generator serves only this."""
 
     chance: random.Random
     at: float
@@ -70,7 +70,7 @@ class Draining:
 
 
 class Stream:
-    """Keeps some operations going, in a thread of its own; ``say`` tells what it does."""
+    """Keeps some operations running, in its own thread. ``say``: prints progress."""
 
     def __init__(self, cluster: SoakCluster, seed: int, say: Callable[[str], None]) -> None:
         self._cluster = cluster
@@ -92,14 +92,14 @@ class Stream:
         self.compared = 0
         self.judged = 0
         self.resumed = 0
-        """Attempts that went on from a checkpoint."""
+        """Attempts that resumed from a checkpoint."""
         self.followed = 0
         self.recovered = 0
         """Operations that succeeded after their planning or completion had failed on one node."""
         self.garbage = 0
-        """Operations of which something is left, since their cleanup failed and a daemon has said so."""
+        """Operations with remaining output after a logged failure of their cleanup."""
         self.failure: BaseException | None = None
-        """What ended it before its time."""
+        """The error that ended the thread."""
 
     @property
     def started(self) -> int:
@@ -107,20 +107,21 @@ class Stream:
 
     @property
     def refused(self) -> int:
-        """Operations whose start had to wait for the end of another one of its object."""
+        """Number of operations whose start had to wait for the end of another one of its object."""
         return len(self._refused)
 
     def kinds(self) -> Counter[str]:
-        """Kind → operations."""
-        return Counter(op.wish.kind for op in self._all)
+        """Kind → number of operations."""
+        return Counter(op.submission.kind for op in self._all)
 
     def ended(self) -> Counter[str]:
-        """State → operations."""
+        """Final state → number of operations."""
         return Counter(self._records.get(op.ref, {"state": "not ended"})["state"] for op in self._all)
 
     def begin(self, seconds: float) -> None:
-        """Start operations from now on, until :meth:`stop`. In the second half of so many seconds there are none that
-        cost a child its life, but on the executor that has Spark.
+        """Start the thread, which starts operations until :meth:`stop`.
+
+        In the second half of ``seconds``, no operation kills a child, except on the executor with Spark.
         """
         self._gentle = time.monotonic() + seconds / 2
         self._thread.start()
@@ -128,79 +129,81 @@ class Stream:
     def _run(self) -> None:
         try:
             while not self._over.wait(self._pace.uniform(0.1, 0.8)):
-                self._tend()
+                self._step()
         except BaseException as error:
             self.failure = error
 
-    def _tend(self) -> None:
-        """Do what is due, and start what is missing."""
+    def _step(self) -> None:
+        """Send the due commands, and start the missing operations."""
         self._open = [op for op in self._open if op.ref not in self._records]
         self._guarded(self._drain)
         for op in list(self._open):
-            if op.acts and op.due <= time.monotonic():
+            if op.actions and op.due <= time.monotonic():
                 self._guarded(self._act, op)
         for lane in self._lanes:
-            going = sum(op.wish.name.startswith(lane.name) for op in self._open)
-            if lane.wish is not None or going < AT_ONCE[lane.name]:
+            going = sum(op.submission.name.startswith(lane.name) for op in self._open)
+            if lane.submission is not None or going < AT_ONCE[lane.name]:
                 self._guarded(self._start, lane)
 
     def _guarded(self, work: Callable[..., None], *args: Any) -> None:
         try:
             work(*args)
         except DistopError as error:
-            self._say(f"a client met {type(error).__name__}: {str(error)[:100]}")
+            self._say(f"a client got {type(error).__name__}: {str(error)[:100]}")
 
     # ----------------------------------------------------------------- starts
 
     def _start(self, lane: Lane) -> None:
-        wish = lane.wish or self._next(lane)
-        if wish is None:
+        submission = lane.submission or self._next(lane)
+        if submission is None:
             return
-        lane.wish = wish
-        request = f"soak-{wish.name}"
-        # Repeated with the same request id until the answer is known: it is one operation all the same.
+        lane.submission = submission
+        request = f"soak-{submission.name}"
+        # Repeated with the same request id until the answer is known, so it stays one operation.
         try:
             if lane.again is not None:
                 started = self._cluster.client.rerun(lane.again, request_id=request)
             else:
-                table = TABLES[wish.number % len(TABLES)]
-                if "held" in wish.arg:
-                    Path(wish.arg["held"]).mkdir(exist_ok=True)
+                table = TABLES[submission.number % len(TABLES)]
+                if "held" in submission.arg:
+                    Path(submission.arg["held"]).mkdir(exist_ok=True)
                 started = self._cluster.client.start_operation(
-                    wish.type, table, wish.arg, request_id=request, failure_policy=wish.policy
+                    submission.type, table, submission.arg, request_id=request, failure_policy=submission.policy
                 )
         except Incompatible:
-            self._refused.add(wish.name)
+            self._refused.add(submission.name)
             return
         except (NotAllowed, NotFound) as error:
             if lane.again is None:
                 raise
-            self._say(f"{lane.again} is not run again: {error}")
-            lane.wish = None
+            self._say(f"{lane.again} is not rerun: {error}")
+            lane.submission = None
             return
-        lane.wish = None
-        acts = list(wish.acts)
-        op = Started(OperationRef.parse(started.ref), wish, acts, time.monotonic() + (acts[0][0] if acts else 0.0))
+        lane.submission = None
+        actions = list(submission.actions)
+        op = Started(
+            OperationRef.parse(started.ref), submission, actions, time.monotonic() + (actions[0][0] if actions else 0.0)
+        )
         self._all.append(op)
         self._open.append(op)
 
-    def _next(self, lane: Lane) -> Wish | None:
-        """The next one that can be; None where it has to wait."""
+    def _next(self, lane: Lane) -> Submission | None:
+        """The next operation of a lane; None: it has to wait."""
         while True:
-            wish = draw(self._seed, lane.name, lane.number, self._cluster.folder)
-            if wish.kind in OF_JVM and any(op.wish.kind in OF_JVM for op in self._open):
+            submission = draw(self._seed, lane.name, lane.number, self._cluster.folder)
+            if submission.kind in OF_JVM and any(op.submission.kind in OF_JVM for op in self._open):
                 return None
             lane.number += 1
-            lane.again = self._to_rerun() if wish.kind == "rerun" else None
-            nothing = wish.kind == "rerun" and lane.again is None
-            if not nothing and not (wish.kind in ROUGH and time.monotonic() > self._gentle):
-                return wish
+            lane.again = self._to_rerun() if submission.kind == "rerun" else None
+            nothing = submission.kind == "rerun" and lane.again is None
+            if not nothing and not (submission.kind in ROUGH and time.monotonic() > self._gentle):
+                return submission
 
     def _to_rerun(self) -> OperationRef | None:
-        """The newest operation that failed and wrote no journal, whose lines tell attempts by their numbers alone."""
+        """The newest failed operation without a journal, whose lines would not distinguish attempts of a rerun."""
         for op in reversed(self._all):
             failed = self._records.get(op.ref, {}).get("failed")
-            if failed and op.wish.journal is None and op.ref not in self._again:
+            if failed and op.submission.journal is None and op.ref not in self._again:
                 self._again.add(op.ref)
                 return op.ref
         return None
@@ -208,8 +211,8 @@ class Stream:
     # --------------------------------------------------------------- commands
 
     def _act(self, op: Started) -> None:
-        """Its next act, repeated until it is known whether it was done."""
-        what = op.acts[0][1]
+        """Send the next command, repeated until its outcome is known."""
+        what = op.actions[0][1]
         operation = self._cluster.client.operation(str(op.ref))
         try:
             if what == "cancel":
@@ -218,14 +221,14 @@ class Stream:
                 operation.resume()
                 op.paused = False
             else:
-                op.paused = True  # also where the answer gets lost: resuming what is not paused is refused
+                op.paused = True  # even if the answer is lost: a resume of a running operation is refused
                 operation.pause(now=what == "pause now")
             self.commands[what] += 1
         except (NotAllowed, NotFound):
-            pass  # it ended meanwhile
-        op.acts.pop(0)
-        if op.acts:
-            op.due = time.monotonic() + op.acts[0][0]
+            pass  # the operation has ended
+        op.actions.pop(0)
+        if op.actions:
+            op.due = time.monotonic() + op.actions[0][0]
 
     def _drain(self) -> None:
         """Drain one executor after the other, each for some seconds."""
@@ -236,11 +239,11 @@ class Stream:
             drain.victim = drain.chance.choice(NAMES)
             drain.ever.add(drain.victim)
             drain.at = time.monotonic() + drain.chance.uniform(*DRAINED)
-            with contextlib.suppress(NotFound):  # it is not there just now
+            with contextlib.suppress(NotFound):  # the executor is not alive
                 client.drain(drain.victim)
                 self.commands["drain"] += 1
         else:
-            with contextlib.suppress(NotAllowed, NotFound):  # it was not drained
+            with contextlib.suppress(NotAllowed, NotFound):  # the executor was not drained
                 client.undrain(drain.victim)
                 self.commands["undrain"] += 1
             drain.victim = ""
@@ -249,46 +252,48 @@ class Stream:
     # ----------------------------------------------------------------- finish
 
     def stop(self) -> None:
-        """Start nothing more."""
+        """Start no more operations."""
         self._over.set()
         self._thread.join(120)
 
     def finish(self) -> list[str]:
-        """Let everything end; what did not, and what was written wrongly."""
-        problems = [f"the stream ended: {self.failure!r}"] if self.failure is not None else []
+        """Wait for the end of all operations, and check them; returns the problems."""
+        problems = [f"the stream failed: {self.failure!r}"] if self.failure is not None else []
         deadline = time.monotonic() + LIMIT
         while time.monotonic() < deadline and self._cluster.follower.audit.violation is None:
             self._open = [op for op in self._open if op.ref not in self._records]
             if not self._open and not self._to_follow():
                 break
-            for name in self._draining.ever:  # also where a drain arrived late
+            for name in self._draining.ever:  # again, since a drain may arrive late
                 self._guarded(self._undrain, name)
             for op in self._open:
                 self._guarded(self._let_end, op)
             time.sleep(0.5)
-        problems += [f"{op.ref} ({op.wish.kind}) does not end: {self._status(op)}" for op in self._open]
+        problems += [f"{op.ref} ({op.submission.kind}) does not end: {self._status(op)}" for op in self._open]
         problems += [f"{ref} does not end" for ref in self._to_follow()]
         for op in self._all:
             problems += self._compare(op)
         return problems
 
     def left(self, logs: Sequence[Path]) -> list[str]:
-        """What cleanup left behind, once the daemons have ended: until then one may be at it."""
+        """The remaining output after all cleanups, as problems. Called after the end of the daemons, which may clean up
+        until then.
+        """
         problems = []
         for op in self._all:
-            found, told = uncleaned(op.ref, op.wish, logs, self._allowed(op))
+            found, logged = uncleaned(op.ref, op.submission, logs, self._allowed(op))
             problems += found
-            self.garbage += told
+            self.garbage += logged
         return problems
 
     def _to_follow(self) -> list[OperationRef | str]:
-        """What follows an operation and has not ended; the name of the operation where it has not even begun."""
+        """The follow-up operations that have not ended; a text for each one that has not started."""
         followers, waiting = self._cluster.follower.followers, list[OperationRef | str]()
         for op in self._all:
-            if op.wish.then and self._records.get(op.ref, {}).get("state") == "success":
-                begun = followers.get(op.wish.name, [])
+            if op.submission.then and self._records.get(op.ref, {}).get("state") == "success":
+                begun = followers.get(op.submission.name, [])
                 waiting += [ref for ref in begun if ref not in self._records]
-                waiting += [] if begun else [f"what follows {op.ref}"]
+                waiting += [] if begun else [f"the operation after {op.ref}"]
         return waiting
 
     def _undrain(self, name: str) -> None:
@@ -298,9 +303,9 @@ class Stream:
     def _let_end(self, op: Started) -> None:
         operation = self._cluster.client.operation(str(op.ref))
         with contextlib.suppress(NotAllowed, NotFound):
-            if op.wish.kind == "deaf" and op.acts:
-                operation.cancel("the end")
-                op.acts.clear()
+            if op.submission.kind == "deaf" and op.actions:
+                operation.cancel("end of the soak")
+                op.actions.clear()
             elif op.paused:
                 operation.resume()
                 op.paused = False
@@ -313,18 +318,18 @@ class Stream:
             return str(error)
 
     def _compare(self, op: Started) -> list[str]:
-        follower, wish = self._cluster.follower, op.wish
-        outcomes, followers = follower.outcomes.get(op.ref, {}), follower.followers.get(wish.name, [])
+        follower, submission = self._cluster.follower, op.submission
+        outcomes, followers = follower.outcomes.get(op.ref, {}), follower.followers.get(submission.name, [])
         record = self._records.get(op.ref, {})
         self.followed += len(followers)
-        if wish.journal is not None:
+        if submission.journal is not None:
             self.compared += len(successes(outcomes))
-            self.resumed += wish.journal.resumed()
+            self.resumed += submission.journal.resumed()
         if op.ref.type == "validate":
             self.judged += decided(record.get("report"))
         counted = follower.counted.get(op.ref, [])
         self.recovered += recovered(record, counted)
-        return compare(op.ref, wish, record, outcomes, followers, counted, self._allowed(op))
+        return compare(op.ref, submission, record, outcomes, followers, counted, self._allowed(op))
 
     def _allowed(self, op: Started) -> Allowed:
-        return self._cluster.standstills.of(self._cluster.follower.held.get(op.ref, {}))
+        return self._cluster.suspensions.of(self._cluster.follower.held.get(op.ref, {}))

@@ -1,4 +1,4 @@
-"""The tables of a soak: small, and of known content, so that what ``validate`` says of them can be judged."""
+"""The tables of a soak: small and of known content, so that reports of ``validate`` can be checked."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ if TYPE_CHECKING:
 TABLES = ("soak.a", "soak.b", "soak.c")
 PARTITIONS = 4
 ROWS = 500
-"""Of each partition; their ids count from 0."""
+"""Rows of each partition; their ids count from 0."""
 CHECKS: tuple[dict[str, Any], ...] = (
     {"not_null": "id", "name": "present"},
     {"check": "id % 100 <> 7", "name": "no sevens"},
     {"check": "id >= 0", "name": "positive"},
 )
-"""The second and the third can only be told by Spark."""
+"""The second and the third one need Spark."""
 VIOLATIONS = {"present": 0, "no sevens": PARTITIONS * ROWS // 100, "positive": 0}
+"""Check → the number of its violations."""
 
 
 def make_table(folder: Path) -> None:
@@ -32,19 +33,19 @@ def make_table(folder: Path) -> None:
 
 
 def decided(report: dict[str, Any] | None) -> bool:
-    """Whether a report has a verdict on each check: nothing was lost on the way to it."""
+    """Whether a report has a verdict on each check, so that no job was lost."""
     checks = (report or {}).get("checks", ())
     return len(checks) == len(CHECKS) and all(check["verdict"] in ("valid", "violated") for check in checks)
 
 
 def misjudged(report: dict[str, Any] | None) -> list[str]:
-    """What a report of ``validate`` says that is not so. Where a job was lost it may say that it does not know."""
+    """The wrong verdicts of a report of ``validate``. The verdict ``unknown`` is allowed, for lost jobs."""
     wrong = []
     for check in (report or {}).get("checks", ()):
         expected = VIOLATIONS[check["name"]]
-        told = check["verdict"], check["violations"]
-        if told[0] == "valid" and expected:
-            wrong.append(f"{check['name']} is said to be valid")
-        if told[0] == "violated" and not 0 < told[1] <= expected:
-            wrong.append(f"{check['name']} is said to be violated {told[1]} times, of {expected}")
+        verdict, violations = check["verdict"], check["violations"]
+        if verdict == "valid" and expected:
+            wrong.append(f"{check['name']} is reported as valid")
+        if verdict == "violated" and not 0 < violations <= expected:
+            wrong.append(f"{check['name']} is reported as violated {violations} times, of {expected}")
     return wrong

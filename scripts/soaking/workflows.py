@@ -1,4 +1,4 @@
-"""The workflows of a soak: what clients do in several steps, or several clients at once, by seed and number alone."""
+"""Draws the workflows of a soak: sequences of steps by one or several clients, by seed and number alone."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ KINDS = {
     "transaction": ("holds", "fails", "turns", "turns", "turns and reads"),
     "series": ("series", "series fails", "series on success", "series ended"),
 }
-"""Lane → the kinds of workflows in it."""
+"""Lane → its kinds of workflows."""
 AT_ONCE = {"graph": 3, "id": 2, "limit": 2, "transaction": 2, "series": 2}
-"""Lane → workflows that run at a time."""
+"""Lane → number of concurrent workflows."""
 COPIES = {
     **dict.fromkeys(("chord", "chord fails", "chain", "chain fails"), (1, 2, 3)),
     "chord fails at once": (4, 6, 8),
 }
-"""Kind of graph → how many of the same one are started one after the other."""
+"""Kind of graph → possible numbers of copies that are started one after the other."""
 WIDE = (40, 60)
-"""Parts of a graph that one transaction does not take."""
+"""Range of the number of parts of a graph that needs several transactions."""
 RACERS = 3
-"""Clients that start operations of one id at the same time."""
+"""Number of clients that start operations with one id at the same time."""
 TIMES = 3
-"""Operations of a series."""
+"""Number of operations of a series."""
 POLICIES = ("join", "refuse", "replace", "combine")
 LIMITED, BY_HAND = "limited", "by-hand"
-"""The types whose jobs the actor runs. The second has no code."""
+"""The types whose jobs the actor runs. The second one has no code."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """An operation that a client asks for. ``options``: of the start."""
+    """An operation of a workflow, with its start ``options``."""
 
     type: str
     table: str
@@ -53,9 +53,11 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Workflow:
-    """``parts``: of a graph the last one waits for the others, or each for the one before. ``copies``: how many of the
-    same graph. ``steps``: (seconds after the start or the step before, what is done then). ``pause``: seconds until the
-    next workflow.
+    """A workflow.
+
+    ``parts``: its operations; in a chord the last one waits for all others, in a chain each for the one before.
+    ``copies``: number of equal graphs. ``steps``: (seconds after the start or the step before, action). ``pause``:
+    seconds until the next workflow.
     """
 
     name: str
@@ -68,12 +70,12 @@ class Workflow:
 
     @property
     def request(self) -> str:
-        """How the request ids of its operations begin."""
+        """The prefix of its request ids."""
         return f"soak-{self.name}/"
 
 
 def draw(seed: int, lane: str, number: int, folder: Path) -> Workflow:
-    """The workflow of this number. Each kind comes once before any comes again."""
+    """The workflow with this number. Each kind is drawn once before any is drawn again."""
     kinds = KINDS[lane]
     around, place = divmod(number, len(kinds))
     kind = random.Random(f"{seed}/{lane}/{around}").sample(kinds, len(kinds))[place]
@@ -88,7 +90,7 @@ Drawn = tuple[list[Part], list[tuple[float, str]]]
 
 
 def _graph(chance: random.Random, kind: str, name: str, folder: Path) -> Drawn:
-    """Parts of which some fail; now and then one is cancelled."""
+    """A graph; in some kinds parts fail, and sometimes one is cancelled."""
     if kind == "chord fails at once":
         failing = Part("noop", CLUSTER_TABLE, {"jobs": 1, "fail": ["all"]})
         return [failing] * chance.choice((2, 2, 3)) + [Part("noop", CLUSTER_TABLE, {"jobs": 1})], []
@@ -104,14 +106,14 @@ def _graph(chance: random.Random, kind: str, name: str, folder: Path) -> Drawn:
 
 
 def _noop(chance: random.Random) -> Part:
-    """Most are on ``@cluster``, so that many of one table end at once."""
+    """A no-op. Most are on ``@cluster``, so that many operations of one table end at once."""
     table = chance.choice((CLUSTER_TABLE, CLUSTER_TABLE, *TABLES))
     jobs = 1 if table == CLUSTER_TABLE else chance.randrange(1, 5)
     return Part("noop", table, {"jobs": jobs, "sleep": chance.choice((0.0, chance.uniform(0.0, 1.0)))})
 
 
 def _id(chance: random.Random, kind: str, name: str, folder: Path) -> Drawn:
-    """Two rounds of starts of one id. Its operations run until the file ``hold`` exists."""
+    """Two rounds of starts with one id. The operations run until the file ``hold`` exists."""
     parts = []
     for n in range(2 * RACERS):
         policy = chance.choice(POLICIES) if kind == "mixed" else kind
@@ -124,8 +126,9 @@ def _id(chance: random.Random, kind: str, name: str, folder: Path) -> Drawn:
 
 
 def _limit(chance: random.Random, kind: str, name: str, folder: Path) -> Drawn:
-    """Limits are set and removed while jobs run, long enough that executors die with some. The jobs of ``by hand`` are
-    for the actor.
+    """Limits are set and removed while jobs run, which last so long that executors die with some.
+
+    The jobs of ``by hand`` are for the actor.
     """
     jobs = chance.randrange(2, 5) if kind == "by hand" else chance.randrange(4, 13)
     table = chance.choice(TABLES)
@@ -140,7 +143,10 @@ def _limit(chance: random.Random, kind: str, name: str, folder: Path) -> Drawn:
 
 
 def _transaction(chance: random.Random, kind: str, name: str, folder: Path) -> Drawn:
-    """``fails``: the compare does not hold. Where it turns, it does so often, before the transaction and after."""
+    """A client transaction.
+
+    ``fails``: its compare fails. In the kinds with ``turns`` the compare fails and holds in turn, many times.
+    """
     part = Part("noop", chance.choice(TABLES), {"jobs": chance.randrange(1, 4)})
     turns = chance.randrange(4, 24) if kind.startswith("turns") else 0
     return [part], [(chance.uniform(0.0, 0.2), "turn") for _ in range(turns)]

@@ -22,10 +22,10 @@ from distop_behaviors.validate import Validate
 from distop_behaviors.validate.certificate import digest_of
 from tests.acceptance.applying import At, after_the_change, before_the_change, crashes
 from tests.acceptance.sparklake import DELETING, Lake
-from tests.support.context import FakeContext, Ran, presented, run_operation
-from tests.support.further import with_further
+from tests.support.context import FakeContext, Ran, run_operation, store_certificate
 from tests.support.lake import MAVEN, jar
 from tests.support.needs import need
+from tests.support.slow_cases import mostly_slow
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -123,7 +123,7 @@ def certified(lake: Lake, spark: SparkSession, tmp_path_factory: pytest.TempPath
 
 
 @pytest.mark.parametrize(
-    ("owner", "method", "n", "when"), with_further(BEFORE_THE_CHANGE, 3) + with_further(AFTER_THE_CHANGE, 3)
+    ("owner", "method", "n", "when"), mostly_slow(BEFORE_THE_CHANGE, 3) + mostly_slow(AFTER_THE_CHANGE, 3)
 )
 def test_a_null_of_a_concurrent_writer_is_found_at_any_moment(
     bench: TableBench, certified: dict[str, Any], append_null: Callable[[str], None], monkeypatch: pytest.MonkeyPatch,
@@ -393,7 +393,7 @@ def test_a_revert_restores_the_schema_and_properties(
 def test_a_cancel_reverts_an_unconfirmed_change(bench: TableBench, monkeypatch: pytest.MonkeyPatch) -> None:
     new_table(bench.lake, "cancelled")
     certificate = bench.certificate("cancelled", NOT_NULL)
-    argument = Apply.Arg.model_validate({"certificate": presented(certificate), "settle_seconds": 60})
+    argument = Apply.Arg.model_validate({"certificate": store_certificate(certificate), "settle_seconds": 60})
     for n, (method, changed) in enumerate((((Applying, "commit"), False), ((Applying, "settle"), True))):
         ctx, before = bench.context("cancelled"), bench.version("cancelled")
         (job,) = Apply().partitions(bench.lake.record("cancelled"), argument, ctx).partitions
@@ -480,7 +480,7 @@ def test_a_table_without_rows_is_certified_and_applied(bench: TableBench) -> Non
 
 def test_the_completion_of_an_operation_without_a_result_has_no_report(bench: TableBench) -> None:
     new_table(bench.lake, "crashed")
-    argument = Apply.Arg.model_validate({"certificate": presented(bench.certificate("crashed", NOT_NULL))})
+    argument = Apply.Arg.model_validate({"certificate": store_certificate(bench.certificate("crashed", NOT_NULL))})
     row = OutcomeRow(0, "table", False, None, "the worker process died")
     summary = Summary("failed", 1, 0, 1, lambda: iter([row]))
     with pytest.raises(OperationFailed, match="the worker process died") as caught:

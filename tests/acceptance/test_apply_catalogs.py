@@ -22,7 +22,7 @@ from distop_behaviors.apply.catalog_commit import CatalogTarget, first_missing
 from distop_behaviors.validate import Validate
 from tests.acceptance.applying import At, Staging, after_the_change, before_the_change, crashes
 from tests.acceptance.sparklake import DELETING
-from tests.support.context import FakeContext, Ran, presented, run_operation
+from tests.support.context import FakeContext, Ran, run_operation, store_certificate
 from tests.support.icebergrest import RestCatalogServer, configure
 from tests.support.lake import MAVEN, Folder, jar
 from tests.support.needs import need
@@ -266,7 +266,7 @@ def test_a_forged_mark_in_a_catalog_does_not_replace_a_validation(bench: Catalog
 
 def test_a_forged_mark_reverts_nothing(bench: CatalogBench) -> None:
     certificate, ctx = bench.certificate(), bench.context()
-    argument = Apply.Arg.model_validate({"certificate": presented(certificate), "settle_seconds": 0})
+    argument = Apply.Arg.model_validate({"certificate": store_certificate(certificate), "settle_seconds": 0})
     mine = {"operation": ctx.operation, "certificate": certificate["digest"]}
     planted = {**mine, "required": [], "properties": {"x": "y"}}
     with bench.loaded.transaction() as changing:
@@ -349,7 +349,7 @@ def test_apply_fails_if_other_writers_always_commit_first(bench: CatalogBench, m
 def test_a_cancel_reverts_an_unconfirmed_change(bench: CatalogBench, monkeypatch: pytest.MonkeyPatch) -> None:
     certificate = bench.certificate(NOT_NULL, POSITIVE)
     before = dict(bench.loaded.properties)
-    argument = Apply.Arg.model_validate({"certificate": presented(certificate), "settle_seconds": 60})
+    argument = Apply.Arg.model_validate({"certificate": store_certificate(certificate), "settle_seconds": 60})
     ctx = bench.context()
     (job,) = Apply().partitions(bench.record, argument, ctx).partitions
     at = At(Applying, "settle", 1, "before", lambda: setattr(ctx, "stopped", True))
@@ -475,7 +475,7 @@ def test_a_table_renamed_during_apply_is_an_error_and_can_be_applied_by_its_new_
         other = tables.create_table(NAME, SCHEMA).metadata
         with pytest.raises(InvalidArgument, match="the table 't' was replaced by another table since"):
             bench.apply(certificate, ctx)
-        argument = Apply.Arg.model_validate({"certificate": presented(certificate)})
+        argument = Apply.Arg.model_validate({"certificate": store_certificate(certificate)})
         Apply().cancel_job_and_cleanup(argument, PartitionPlan(0, "table"), ctx)
         assert (bench.loaded.metadata, tables.load_table("sales.other").metadata) == (other, renamed)
         tables.drop_table(NAME)

@@ -25,7 +25,7 @@ from distop_behaviors.validate import Validate
 from tests.acceptance.applying import At
 from tests.acceptance.applying import Staging as Context
 from tests.acceptance.sparklake import DELETING, Lake
-from tests.support.context import Ran, presented, run_operation
+from tests.support.context import Ran, run_operation, store_certificate
 from tests.support.footers import misplaced
 from tests.support.lake import MAVEN, jar
 from tests.support.needs import need
@@ -541,7 +541,7 @@ class ResumedOperation:
 
     def __init__(self, bench: NarrowingBench, certificate: dict[str, Any], ctx: Context) -> None:
         self._ctx = ctx
-        self._argument = Apply.Arg.model_validate({"certificate": presented(certificate), "settle_seconds": 0})
+        self._argument = Apply.Arg.model_validate({"certificate": store_certificate(certificate), "settle_seconds": 0})
         self._planned = Apply().partitions(bench.record, self._argument, ctx)
         self._rows: dict[int, OutcomeRow] = {}
 
@@ -604,7 +604,7 @@ def test_a_rewrite_fails_and_leaves_nothing_if_other_writers_always_commit_first
 
 
 def test_cleaning_up_a_job_removes_its_files_unless_they_are_published(bench: NarrowingBench) -> None:
-    argument = Apply.Arg.model_validate({"certificate": presented(bench.certificate()), "settle_seconds": 0})
+    argument = Apply.Arg.model_validate({"certificate": store_certificate(bench.certificate()), "settle_seconds": 0})
     ctx = bench.context()
     planned = Apply().partitions(bench.record, argument, ctx)
     ctx.partition = planned.partitions[1]
@@ -643,7 +643,7 @@ def test_hole_8_files_written_for_another_argument_are_not_published(bench: Narr
     mine = bench.certificate()
     check = {"fits": {"column": "n", "type": "timestamp"}} if other == "type" else FITS
     arguments = [
-        Apply.Arg.model_validate({"certificate": presented(one), "settle_seconds": 0})
+        Apply.Arg.model_validate({"certificate": store_certificate(one), "settle_seconds": 0})
         for one in (mine, bench.certificate(check))
     ]
     ctx = bench.context()
@@ -660,7 +660,7 @@ def test_hole_8_files_written_for_another_argument_are_not_published(bench: Narr
 
 
 def test_hole_8_a_plan_that_rewrites_nothing_narrows_no_column(bench: NarrowingBench) -> None:
-    argument = Apply.Arg.model_validate({"certificate": presented(bench.certificate()), "settle_seconds": 0})
+    argument = Apply.Arg.model_validate({"certificate": store_certificate(bench.certificate()), "settle_seconds": 0})
     ctx = bench.context()
     ctx.partition = PartitionPlan(0, "table")
     with pytest.raises(InvalidArgument, match="rewrites no files, but its argument narrows a column"):
@@ -696,7 +696,7 @@ def test_hole_2_java_opens_no_unchecked_files_of_a_stage(
 @pytest.mark.parametrize("forged", ["outcomes", "files", "twice"])
 def test_hole_8_forged_outcomes_and_plans_remove_no_rows(bench: NarrowingBench, forged: str) -> None:
     """An outcome without staged files once replaced the files of its partition by none."""
-    argument = Apply.Arg.model_validate({"certificate": presented(bench.certificate()), "settle_seconds": 0})
+    argument = Apply.Arg.model_validate({"certificate": store_certificate(bench.certificate()), "settle_seconds": 0})
     ctx = bench.context()
     planned = Apply().partitions(bench.record, argument, ctx)
     partitions, rows = list(planned.partitions), []

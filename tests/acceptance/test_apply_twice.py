@@ -22,7 +22,7 @@ from tests.support.context import run_operation
 from tests.support.icebergrest import configure, sql_catalog
 from tests.support.lake import MAVEN, jar
 from tests.support.needs import need
-from tests.support.twice import run_repeated
+from tests.support.repeated_attempts import run_repeated
 
 if TYPE_CHECKING:
     from pathlib import Path

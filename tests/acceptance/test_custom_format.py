@@ -20,10 +20,10 @@ from distop_behaviors.index import lookup
 from distop_behaviors.validate import Validate
 from tests.acceptance.checked import between
 from tests.support.behaviors import ROOT, install, python_path
-from tests.support.context import FakeContext, Ran, presented, run_operation
+from tests.support.context import FakeContext, Ran, run_operation, store_certificate
 from tests.support.daemons import SPARK, daemons
 from tests.support.daemons import distop_process as distop
-from tests.support.indexed import Indexes
+from tests.support.index_runs import Indexes
 from tests.support.replay import violations
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def test_a_certificate_covers_the_files_of_the_format(table: TableRecord, contex
     certificate = validate(table, context, {"not_null": "id"}).report["certificate"]
     assert (certificate["format"], certificate["rows"], certificate["uuid"]) == ("csv", 6, None)
     (Path(table.location) / "c.csv").write_text("id,name,price\n7,gil,1.00\n")
-    ran = validate(table, context, {"not_null": "id"}, since=presented(certificate))
+    ran = validate(table, context, {"not_null": "id"}, since=store_certificate(certificate))
     assert (list(ran.by_name), ran.report["rows"]) == (["c"], 1)
     assert ran.report["certificate"]["rows"] == 7
 

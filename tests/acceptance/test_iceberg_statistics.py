@@ -22,7 +22,7 @@ from distop_behaviors.reading.check_session import session_of
 from distop_behaviors.validate import Validate, scan
 from tests.acceptance.sparklake import Lake
 from tests.support.context import run_operation
-from tests.support.evolving import evolve
+from tests.support.evolving_tables import evolve
 from tests.support.lake import MAVEN, jar
 from tests.support.needs import need
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from distop.behavior import TableRecord
     from tests.support.context import FakeContext, Ran
-    from tests.support.evolving import Evolved
+    from tests.support.evolving_tables import Evolved
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 

@@ -18,7 +18,7 @@ from distop_behaviors.index.index_folder import Folder
 from distop_behaviors.index.key_lookup import find
 from tests.acceptance.sparklake import Lake
 from tests.support.icebergrest import RestCatalogServer, configure
-from tests.support.indexed import Indexes
+from tests.support.index_runs import Indexes
 from tests.support.lake import MAVEN, jar
 from tests.support.needs import need
 

@@ -19,7 +19,7 @@ from distop.behavior import TableRecord
 from distop.tables.reading import arrow_rows
 from distop_behaviors.index import lookup, row_lookup
 from tests.acceptance.sparklake import Lake
-from tests.support.indexed import Indexes
+from tests.support.index_runs import Indexes
 from tests.support.lake import MAVEN, jar
 from tests.support.needs import need
 

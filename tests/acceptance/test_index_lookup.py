@@ -16,9 +16,9 @@ import pytest
 from distop.behavior import TableRecord
 from distop_behaviors.index import lookup
 from distop_behaviors.index.key_lookup import find
-from scripts.judging.generated import VALUES, generate
+from scripts.validate_oracle.random_tables import VALUES, generate
 from tests.acceptance.sparklake import Lake
-from tests.support.indexed import Indexes
+from tests.support.index_runs import Indexes
 from tests.support.lake import MAVEN, jar
 from tests.support.needs import need
 

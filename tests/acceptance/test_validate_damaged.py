@@ -16,8 +16,8 @@ import pytest
 
 from distop_behaviors.reading.check_session import session_of
 from distop_behaviors.validate import Validate, scan
-from scripts.judging.parquet_files import MODES, Answer, mistakes
-from scripts.judging.parquet_reader import expect
+from scripts.validate_oracle.parquet_files import MODES, Answer, mistakes
+from scripts.validate_oracle.parquet_reader import expect
 from tests.acceptance.checked import Table, between
 from tests.support import damaged, footers
 from tests.support.context import FakeContext, run_operation

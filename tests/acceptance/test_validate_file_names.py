@@ -11,7 +11,7 @@ from distop.behavior import TableRecord
 from distop.tables import plan_table
 from distop.tables.parquet import parquet_rows
 from distop_behaviors.validate import Validate
-from scripts.judging.generated import ODD_NAMES
+from scripts.validate_oracle.random_tables import ODD_NAMES
 from tests.acceptance.checked import Table, between
 from tests.acceptance.sparklake import Lake
 from tests.support.context import FakeContext, run_operation

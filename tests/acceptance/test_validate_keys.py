@@ -22,7 +22,7 @@ from tests.acceptance.sparklake import Lake
 from tests.support.context import FakeContext, Ran, run_operation
 from tests.support.lake import MAVEN, jar
 from tests.support.needs import need
-from tests.support.twice import forget
+from tests.support.repeated_attempts import clear_caches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -330,7 +330,7 @@ def test_each_kind_of_check_starts_spark_if_needed(
     """The check is in the first job of an executor's child. The session of the tests is hidden until the check requests
     it, and PySpark cannot create columns without it.
     """
-    forget()  # columns that another test has created
+    clear_caches()  # columns that another test has created
     table, other = small_table(tmp_path / "t", [1, 1], [2, None, 300]), small_table(tmp_path / "o", [1, 2], name="o")
     running_context = SparkContext._active_spark_context
 

@@ -14,8 +14,8 @@ import pytest
 from distop.behavior import TableRecord
 from distop_behaviors.reading.check_session import session_of
 from distop_behaviors.validate import Validate
-from scripts.judging.generated import ODD_NAMES, generate
-from scripts.judging.oracle import mistakes, mistakes_beside, mistakes_of_where
+from scripts.validate_oracle.random_tables import ODD_NAMES, generate
+from scripts.validate_oracle.row_oracle import mistakes, mistakes_with_condition, mistakes_with_failing_check
 from tests.support.context import run_operation
 from tests.support.tables import FLIGHTS_NULLS, FLIGHTS_ROWS, lay_out_flights
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from scripts.judging.generated import Generated
+    from scripts.validate_oracle.random_tables import Generated
 
 pytestmark = pytest.mark.spark
 
@@ -61,11 +61,11 @@ def test_spark_generates_code_only_with_the_fixture(
 
 @pytest.mark.slow
 def test_where_selects_the_rows_of_plain_python(made: Generated, context: Any) -> None:
-    assert mistakes_of_where(made, context) == []
+    assert mistakes_with_condition(made, context) == []
 
 
 def test_an_expression_on_which_spark_fails_changes_no_other_check(made: Generated, context: Any) -> None:
-    assert mistakes_beside(made, context) == []
+    assert mistakes_with_failing_check(made, context) == []
 
 
 @pytest.fixture(scope="module")

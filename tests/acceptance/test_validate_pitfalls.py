@@ -17,7 +17,7 @@ from distop_behaviors.validate import Validate
 from tests.acceptance.checked import Table, between
 from tests.support.context import FakeContext, run_operation
 from tests.support.footers import with_old_statistics
-from tests.support.further import with_further
+from tests.support.slow_cases import mostly_slow
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,7 +51,7 @@ def test_both_zeros_are_equal(table: Table) -> None:
 
 @pytest.mark.parametrize(
     ("where", "violations"),
-    with_further(
+    mostly_slow(
         [
             ("x > 100", 1),
             ("x = double('NaN')", 1),

@@ -321,13 +321,13 @@ def test_hole_2_an_untrusted_catalog_server_of_spark_is_not_called(shop: Shop, t
             with pytest.raises(InvalidArgument, match=r"Spark's catalog 'hostile' is refused: its server"):
                 function(table, spark=lambda: session)
         check_reachable(table, lambda: session)
-        assert hostile.asked == other.asked == []
+        assert hostile.requests == other.requests == []
         # A trusted server can choose where the token is sent.
         session.conf.set("spark.distop.trustedCatalogs", "hostile")
         with pytest.raises((InvalidArgument, TableUnavailable)):
             plan_table(table, spark=lambda: session)
-        assert [path.partition("?")[0] for _, path, _, _ in hostile.asked] == ["/v1/config"]
-        assert "Bearer wasp" in {headers["Authorization"] for _, _, headers, _ in other.asked}
+        assert [path.partition("?")[0] for _, path, _, _ in hostile.requests] == ["/v1/config"]
+        assert "Bearer wasp" in {headers["Authorization"] for _, _, headers, _ in other.requests}
 
 
 def test_key_checks_use_the_columns_and_partitions_of_the_catalog(shop: Shop, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from distop.behavior import TableRecord, TableUnavailable, select
 from distop.tables.reading import store_errors
 from distop_behaviors.validate import Validate
-from tests.support.refusing import RefusingStore
+from tests.support.refusing_store import RefusingStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,10 +9,10 @@ import pytest
 
 from distop.behavior import TableRecord
 from distop_behaviors.validate import Validate
-from scripts.judging.generated import generate
-from scripts.judging.oracle import WHERE, expected
+from scripts.validate_oracle.random_tables import generate
+from scripts.validate_oracle.row_oracle import WHERE, expected
 from tests.support.context import FakeContext, run_operation
-from tests.support.twice import bytes_below, run_repeated
+from tests.support.repeated_attempts import bytes_below, run_repeated
 
 if TYPE_CHECKING:
     from pathlib import Path

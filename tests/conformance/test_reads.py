@@ -10,7 +10,7 @@ import pytest
 from distop.errors import Compacted
 from distop.protocol.txn import Get, Put, Txn
 from distop.store import transport as wire
-from tests.support.etcd import compacted, connected, filled
+from tests.support.etcd import compacted, connected, fill_database
 
 if TYPE_CHECKING:
     from distop.store.client import EtcdClient
@@ -100,7 +100,7 @@ async def test_reads_succeed_on_a_full_etcd(small_etcd: EmbeddedEtcd) -> None:
     """Old servers with a full database refuse even read-only transactions."""
     async with connected(small_etcd.endpoint) as client:
         await client.commit(Txn((), (Put("full.a", b"1"), Put("full.b", b"2"))))
-        await filled(client)
+        await fill_database(client)
         assert "NOSPACE" in await client.alarms()
         revision, (a, b, none) = await client.read_at(Get("full.a"), Get("full.b"), Get("full.c"))
         assert (a.kv.value, b.kv.value, none.kv) == (b"1", b"2", None)

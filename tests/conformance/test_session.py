@@ -165,7 +165,7 @@ async def test_a_session_survives_a_dead_connection(shared_etcd: EmbeddedEtcd, c
         mirror = Mirror()
         feed = Feed(far, prefix, f"{prefix}~", mirror.apply)
         await feed.start()
-        proxy.strand()
+        proxy.drop_connections_silently()
         revision = (await client.commit(Txn((), (Put(f"{prefix}a", b"1"),)))).revision
         await until(lambda: mirror.revision >= revision, "the watch continues")
         before = session.deadline

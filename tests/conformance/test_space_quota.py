@@ -13,8 +13,8 @@ from distop.store._proto import rpc_pb2 as rpc
 from distop.store.etcd_messages import encode_txn
 from distop.store.session import Session, new_lease_id
 from distop.store.transport import RequestFailed
-from tests.simulator.database_space import counts_nested, lets_pass_what_is_free
-from tests.support.etcd import connected, disarmed, filled, until
+from tests.simulator.database_space import counts_nested, serves_free_requests
+from tests.support.etcd import connected, fill_database, free_space, until
 
 if TYPE_CHECKING:
     from distop.protocol.txn import Operation
@@ -44,7 +44,7 @@ async def test_a_full_etcd_refuses_grants_and_puts(small_etcd: EmbeddedEtcd) -> 
     async with connected(small_etcd.endpoint) as client:
         version = await client.version()
         await client.commit(Txn((), (Put("there", b"1"), Put("other", b"1"))))
-        await filled(client)
+        await fill_database(client)
         assert not await send_once(client, wire.GRANT, rpc.LeaseGrantRequest(ID=new_lease_id(), TTL=60))
         assert not await accepts(client, Put("a", b""))
         assert not await accepts(client, Put("a", b""), Delete("other"))
@@ -56,10 +56,10 @@ async def test_a_full_etcd_refuses_grants_and_puts(small_etcd: EmbeddedEtcd) -> 
             assert not await accepts(client, nested)
             assert not await accepts(client, Txn((), (nested,)))
             assert await client.get("a") is None
-        elif lets_pass_what_is_free(version):
+        elif serves_free_requests(version):
             assert await accepts(client, nested)
             assert await client.get("a") is not None
-        if lets_pass_what_is_free(version):
+        if serves_free_requests(version):
             assert await accepts(client, Delete("other"), Get("there"))
             assert await client.get("other") is None
         assert await client.get("b") is None
@@ -72,7 +72,7 @@ async def test_a_session_survives_a_full_etcd(small_etcd: EmbeddedEtcd) -> None:
         await session.start()
         filling = new_lease_id()
         await client.grant(600, filling)
-        await filled(client, filling)
+        await fill_database(client, filling)
         before = session.deadline
         await until(lambda: session.deadline > before or session.lost.done(), "a renewal is answered")
         assert session.alive
@@ -83,7 +83,7 @@ async def test_a_session_survives_a_full_etcd(small_etcd: EmbeddedEtcd) -> None:
         assert await client.alarms() == ("NOSPACE",)
         assert not starting.done()
         assert await client.get("later") is None
-        await disarmed(client)
+        await free_space(client)
         assert await client.alarms() == ()
         await starting
         assert later.alive

@@ -25,7 +25,7 @@ from distop.protocol.txn import (
     unchanged,
     value_is,
 )
-from tests.support.etcd import connected, filled
+from tests.support.etcd import connected, fill_database
 
 if TYPE_CHECKING:
     from distop.store.client import EtcdClient
@@ -167,7 +167,7 @@ async def test_keys_with_special_characters_are_listed_unchanged(client: EtcdCli
 
 async def test_a_full_database_rejects_a_put_and_raises_the_alarm(small_etcd: EmbeddedEtcd) -> None:  # T8
     async with connected(small_etcd.endpoint) as client:
-        assert "database space exceeded" in str(await filled(client))
+        assert "database space exceeded" in str(await fill_database(client))
         assert await client.alarms() == ("NOSPACE",)
         assert (await client.status()).alarms == ("NOSPACE",)
         assert await client.get("fill0") is not None  # reads still succeed

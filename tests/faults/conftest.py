@@ -54,9 +54,9 @@ def check_history_and_data(request: pytest.FixtureRequest) -> Iterator[None]:
         checked_endpoints.append(endpoint)
         assert not found, "\n".join(found)
 
-    daemons.AFTERWARDS.append(check)
+    daemons.FINAL_CHECKS.append(check)
     yield
-    daemons.AFTERWARDS.remove(check)
+    daemons.FINAL_CHECKS.remove(check)
     assert checked_endpoints or not request.node.stash.get(PASSED, False), (
         "nothing was audited: start daemons by daemons(...)"
     )

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from distop.protocol import keys as K
 from distop.protocol.keys import Keys
 from distop.store.history import HistoryStart, Revision
-from tests.support.replay import broken_rules
-from tests.support.writing import Journal, WritingArg, misstated
+from tests.support.replay import violations_in
+from tests.support.writing import Journal, WritingArg, output_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -38,7 +38,7 @@ class _Operation:
 def find_problems(steps: Iterable[Step], *, overlaps: bool = False) -> list[str]:
     """All problems of history and data. ``overlaps``: two attempts of a job may have written at the same time."""
     steps = list(steps)
-    return broken_rules(steps) + data_problems(steps, overlaps=overlaps)
+    return violations_in(steps) + data_problems(steps, overlaps=overlaps)
 
 
 def data_problems(steps: Iterable[Step], *, overlaps: bool = False) -> list[str]:
@@ -85,7 +85,7 @@ def _compare(operation: _Operation, arg: WritingArg, overlaps: bool) -> Iterator
             yield f"job {partition} has {len(written)} outcomes"
         outcome: dict[str, Any] = json.loads(written[-1])
         if outcome.get("result") is not None:
-            if wrong := misstated(outcome, arg.rows):
+            if wrong := output_error(outcome, arg.rows):
                 yield f"job {partition}: {wrong}"
         elif operation.state == "success" or not outcome.get("error"):
             yield f"job {partition} has neither a result nor an error"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from distop.store import transport as wire
 from distop.store._proto import rpc_pb2 as rpc
 from distop.worker.guardian import boottime
-from tests.support.forwarding import Forwarder
+from tests.support.grpc_forwarder import Forwarder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -67,13 +67,13 @@ class Recorder(Forwarder):
         self.replaced = 0
         self._refused = False
 
-    def asked(self, method: str, request: bytes) -> None:
+    def on_request(self, method: str, request: bytes) -> None:
         self.requests.append(RecordedRequest(boottime(), method, request))
         if method == wire.AUTHENTICATE.path:
             self.replaced += self._refused
             self._refused = False
 
-    def refused(self, method: str, details: str) -> None:
+    def on_error(self, method: str, details: str) -> None:
         self._refused = self._refused or "invalid auth token" in details
 
     def writes_until_grant(self, moment: float) -> list[RecordedRequest]:

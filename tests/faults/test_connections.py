@@ -51,7 +51,7 @@ def test_a_session_survives_connections_that_die_silently(
         before = set(group.client.nodes())
         operation = start(group, journal)
         group.eventually(lambda: len(journal.lines()) > 10, "the jobs write")
-        proxy.strand()
+        proxy.drop_connections_silently()
         assert_success(group, operation, journal)
         assert set(group.client.nodes()) == before
         assert "Session lost" not in ann.log.read_text()

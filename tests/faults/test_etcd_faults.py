@@ -20,7 +20,7 @@ from scripts import etcd_servers
 from tests.faults.recording import Recorder
 from tests.integration.test_daemons import holders
 from tests.support.command import distop_command
-from tests.support.contract import dump, etcdctl, stand
+from tests.support.contract import dump, etcdctl, revision_and_keys
 from tests.support.daemons import Daemons, daemons, eventually
 from tests.support.etcd import EtcdCluster, compacted, connected
 from tests.support.proxy import Mode, ThreadedProxy
@@ -368,14 +368,14 @@ def test_a_daemon_ends_when_etcd_is_restored_from_a_snapshot(
     with EmbeddedEtcd(folder, port=port, peer_port=peer, compaction=None) as server:
         with daemons(server.endpoint, tmp_path) as group:
             group.client.add_table(TableRecord(TABLE, "parquet", str(tmp_path)), check=False)
-            untouched = stand(server.endpoint)
+            untouched = revision_and_keys(server.endpoint)
             server.halt()
             shutil.copytree(folder / "data", tmp_path / "older")
             server.restart()
             (ann,) = group.start("ann", ttl=10, env=sample_env)
             start(group, journal, pause=0.2)
             group.eventually(lambda: len(journal.lines()) > 3, "the jobs write")
-            assert stand(server.endpoint) != untouched
+            assert revision_and_keys(server.endpoint) != untouched
             server.kill()
             shutil.rmtree(folder / "data")
             shutil.copytree(tmp_path / "older", folder / "data")
@@ -385,7 +385,7 @@ def test_a_daemon_ends_when_etcd_is_restored_from_a_snapshot(
             assert "went back from revision" in log
             assert "stop all executors, check what was lost" in log
             assert "Traceback" not in log
-            assert stand(server.endpoint) == untouched
+            assert revision_and_keys(server.endpoint) == untouched
 
 
 def test_an_operation_survives_the_loss_of_the_leader_of_three_members(

@@ -18,7 +18,7 @@ from tests.faults.test_self_fencing import (
 from tests.integration.test_daemons import holders
 from tests.support.processes import children, machine, signal_all
 from tests.support.replay import Written, read_history
-from tests.support.steps import ALL, Steps
+from tests.support.step_control import ALL, Steps
 from tests.support.writing import assert_data
 
 if TYPE_CHECKING:

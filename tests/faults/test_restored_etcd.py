@@ -13,9 +13,9 @@ import distop
 from distop.protocol.records import TableRecord
 from distop.store.embedded import EmbeddedEtcd
 from distop.store.ports import reserve
-from tests.support.contract import stand
+from tests.support.contract import revision_and_keys
 from tests.support.daemons import Daemons, daemons, eventually
-from tests.support.steps import Steps
+from tests.support.step_control import Steps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,7 +43,7 @@ class Restorable:
         """The revision and content of the copy."""
 
     def copy(self) -> None:
-        self.untouched = stand(self.server.endpoint)
+        self.untouched = revision_and_keys(self.server.endpoint)
         self.server.halt()
         shutil.copytree(self._data, self._copy)
         self.server.restart()
@@ -115,13 +115,13 @@ def test_a_daemon_detects_a_restore_after_its_session_was_lost(
         (ann,) = group.start("ann", ttl=4, env=sample_env)
         start(group, journal)
         group.eventually(lambda: len(journal.lines()) > 6, "the jobs write")
-        assert stand(etcd.server.endpoint) != etcd.untouched
+        assert revision_and_keys(etcd.server.endpoint) != etcd.untouched
         etcd.server.kill()
         group.eventually(lambda: "Session lost" in ann.log.read_text(), "ann has lost its session", "ann")
         etcd.restore()
         etcd.server.restart()
         assert_refused(ann, "went back from revision", "move the work directory")
-        assert stand(etcd.server.endpoint) == etcd.untouched
+        assert revision_and_keys(etcd.server.endpoint) == etcd.untouched
 
 
 def test_a_restarted_daemon_detects_a_restore_from_its_work_directory(
@@ -143,7 +143,7 @@ def test_a_restarted_daemon_detects_a_restore_from_its_work_directory(
             start_again(ann)
             assert_refused(ann, "went back from revision", "move the work directory")
             assert run_records(group) == kept_records, "no run record was removed because of the restored etcd"
-        assert stand(etcd.server.endpoint) == etcd.untouched
+        assert revision_and_keys(etcd.server.endpoint) == etcd.untouched
         ann.log.with_suffix("").rename(tmp_path / "set-aside")
         start_again(ann)
         group.client.close()
@@ -164,7 +164,7 @@ def test_another_cluster_is_not_served_with_the_same_work_directory(
         start_again(ann)
         assert_refused(ann, "is another cluster than before", "--work-dir")
         assert run_records(group) == kept_records, "run records of the previous cluster are kept"
-        assert stand(other.endpoint) == EMPTY
+        assert revision_and_keys(other.endpoint) == EMPTY
     etcd.restart()
 
 
@@ -178,7 +178,7 @@ def test_a_running_daemon_ends_when_its_etcd_becomes_another_cluster(
     etcd.kill()
     with EmbeddedEtcd(port=port, compaction=None) as other:
         assert_refused(ann, "is another cluster than before", "--work-dir")
-        assert stand(other.endpoint) == EMPTY
+        assert revision_and_keys(other.endpoint) == EMPTY
     etcd.restart()
 
 

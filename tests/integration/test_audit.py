@@ -135,7 +135,7 @@ def test_the_audit_works_over_tls_with_read_permission_only(tmp_path: Path, dist
     certificates = make_certificates(tmp_path)
     with EmbeddedEtcd(compaction=None, scheme="https", arguments=certificates.server_arguments) as server:
         world = World(keys=Keys("prod"))
-        world.life(3)
+        world.run_operation(3)
         copy_history(server.endpoint, world, ca_cert=certificates.ca)
 
         async def enable_users() -> None:
@@ -210,7 +210,7 @@ def test_a_following_audit_reports_a_violation_at_once(own_etcd: EmbeddedEtcd) -
 
 def test_an_interrupted_audit_reports_the_checked_revisions(own_etcd: EmbeddedEtcd) -> None:
     world = World()
-    world.life(2)
+    world.run_operation(2)
     copy_history(own_etcd.endpoint, world)
     following = FollowingAudit(own_etcd.endpoint)
     try:

@@ -248,11 +248,11 @@ def test_an_interrupted_wait_leaves_the_operation_running(cli: CliNamespace) -> 
 def test_an_interrupted_wait_prints_the_operation_as_json(cli: CliNamespace) -> None:
     watch = b"distOpHistory.nyc%2Eflights.noop.1\x12"  # the start of a range, which only the wait reads
     port = int(cli.endpoint.rpartition(":")[2])
-    with ThreadedProxy(port, trap=(watch, Mode.BLACK_HOLE)) as proxy:
+    with ThreadedProxy(port, trigger=(watch, Mode.BLACK_HOLE)) as proxy:
         start = ("start", "noop", TABLE, "--wait", "--json", "--etcd", proxy.endpoint, "--namespace", cli.namespace)
         command = [sys.executable, "-m", "distop.cli", *start]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as waiting:
-            eventually(lambda: proxy.sprung or waiting.poll() is not None, "the command waits for the end")
+            eventually(lambda: proxy.triggered or waiting.poll() is not None, "the command waits for the end")
             waiting.send_signal(signal.SIGINT)
             out, err = waiting.communicate(timeout=60)
     assert (waiting.returncode, json.loads(out)) == (
@@ -310,11 +310,11 @@ def test_a_start_interrupted_before_the_answer_suggests_its_request_id(cli: CliN
     """The command cannot know whether etcd applied the start."""
     port = int(cli.endpoint.rpartition(":")[2])
     start = ("start", "noop", TABLE, "--arg", '{"mark": "in the middle"}')
-    with ThreadedProxy(port, trap=(b"in the middle", mode)) as proxy:
+    with ThreadedProxy(port, trigger=(b"in the middle", mode)) as proxy:
         options = ("--etcd", proxy.endpoint, "--namespace", cli.namespace)
         command = [sys.executable, "-m", "distop.cli", *start, *options]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as starting:
-            eventually(lambda: proxy.sprung or starting.poll() is not None, "the start has been sent")
+            eventually(lambda: proxy.triggered or starting.poll() is not None, "the start has been sent")
             if mode is Mode.DROP_ANSWERS:  # etcd drops requests of a closed connection
                 eventually(lambda: len(cli.distop("ls", TABLE, "--json").json) == 1, "etcd has applied it")
             starting.send_signal(signal.SIGINT)

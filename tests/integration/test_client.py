@@ -23,7 +23,7 @@ from distop.services.submission.start_request import request
 from distop.services.submission.submit import submit
 from tests.integration.scripted_daemons import ScriptedDaemons
 from tests.support.etcd import own_etcd, shared_etcd, until
-from tests.support.hours import pass_hour
+from tests.support.history_age import age_history
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -321,7 +321,7 @@ async def test_a_repeated_request_reads_few_keys_until_its_history_is_deleted(
     assert (again.ref, again.already_started) == (first.ref, True)
     record = await client.etcd.get(client.keys.history(first.parts))
     assert record is not None
-    mark = await pass_hour(client.etcd, client.keys)
+    mark = await age_history(client.etcd, client.keys)
     await client.etcd.commit(operation_finish.forget(client.keys, [(first.parts, record.mod_revision, "r")], mark))
     assert await client.etcd.get(key) is None
     again = await client.start_operation("noop", TABLE, request_id="r")

@@ -9,8 +9,8 @@ import pytest
 
 from tests.support.behaviors import ROOT, install, python_path
 from tests.support.contract import dump
+from tests.support.coordinator_behaviors import ENTRY_POINTS
 from tests.support.replay import read_history
-from tests.support.stumbling import ENTRY_POINTS
 
 if TYPE_CHECKING:
     from tests.support.daemons import Daemon, Daemons

@@ -257,7 +257,7 @@ def test_a_failed_batch_is_split_until_the_failing_partition_is_alone(
     result = operation.wait(60)
     assert result.state == "failed"
     assert result.jobs == {"total": 16, "success": 15, "failed": 1}
-    assert "11 was told to break" in result.errors[0]["text"]
+    assert "planned error of the batch of partition 11" in result.errors[0]["text"]
 
 
 def test_fail_fast_cancels_the_rest(group: Daemons) -> None:

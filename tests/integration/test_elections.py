@@ -37,8 +37,8 @@ from distop.store.watch import Batch, Feed
 from distop.worker.daemon_side.host import Worker
 from distop.worker.daemon_side.requests import CompleteResult, WorkerConfig
 from tests.support.etcd import connected, until
-from tests.support.hours import pass_hour
-from tests.support.users import ROOT, WORKER, enable_users, grant, take
+from tests.support.history_age import age_history
+from tests.support.users import ROOT, WORKER, enable_users, grant, revoke
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -208,7 +208,7 @@ async def test_a_coordinator_survives_a_denied_listing_of_claims(etcd: EmbeddedE
         assert role is not None
         await grant(root, "distOpCo", "distOq")
         await grant(root, "distOp.", "distOp/")
-        await take(root, "distOp", "distOq")
+        await revoke(root, "distOp", "distOq")
         await coordinator_of_cancelled_job(incarnation, root)
         await until(lambda: "denies" in claims_problem(role), "etcd denies the listing of claims")
         await grant(root, "distOpClaim.", "distOpClaim/")
@@ -483,7 +483,7 @@ async def test_history_beyond_the_limit_and_older_than_an_hour_is_pruned(
     for n in range(1, 12):
         await record(n, now - 7200)
     await incarnation.write(Put(keys.history(OperationRef("t", "noop", "", 3)), b"not a record"))
-    await pass_hour(incarnation.ctx.client, keys)
+    await age_history(incarnation.ctx.client, keys)
     for n in range(12, 15):
         await record(n, now - 7200)  # written by a clock that is two hours behind
     pruner = HistoryPruner(incarnation.ctx)

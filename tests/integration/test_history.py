@@ -29,7 +29,7 @@ from distop.services.submission.option_values import Every
 from tests.integration.conftest import TABLE
 from tests.support.behaviors import sample_env
 from tests.support.etcd import compacted, own_etcd, shared_etcd
-from tests.support.hours import pass_hour
+from tests.support.history_age import age_history
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -251,7 +251,7 @@ async def test_C30_records_beyond_an_age_are_deleted_with_their_other_keys(
     await client.etcd.commit(Txn((), (Put(unreadable, b"nonsense"),)))
     await write(client, record("t1/noop/6", now - 10 * HOUR), record("t2/noop/7", now - 10 * HOUR))
     await write(client, record("t1/noop/8", now - 2 * HOUR))
-    await pass_hour(client.etcd, client.keys)
+    await age_history(client.etcd, client.keys)
     await pruner(client).forget_older(3 * HOUR)
     left = await client.etcd.list(*client.keys.family("distOpHistory"), keys_only=True)
     assert [kv.key for kv in left.kvs] == sorted([unreadable, client.keys.history(OperationRef("t1", "noop", "", 8))])
@@ -262,7 +262,7 @@ async def test_C30_records_beyond_an_age_are_deleted_with_their_other_keys(
 async def test_C30_one_daemon_deletes_old_records_and_keeps_those_of_the_last_hour(client: aio.Client) -> None:
     now = time.time()
     await write(client, record("t/noop/1", now - 2 * HOUR))
-    await pass_hour(client.etcd, client.keys)
+    await age_history(client.etcd, client.keys)
     await write(client, record("t/noop/2", now - HOUR / 2))
     one = pruner(client)
     nodes = dict.fromkeys(("i1", "i2"), SimpleNamespace(clock=0, clock_unknown=""))
@@ -307,7 +307,7 @@ def write_now(group: Daemons, one: History) -> None:
 def advance_an_hour(group: Daemons) -> None:
     async def work() -> None:
         async with aio.connect(group.endpoint) as client:
-            await pass_hour(client.etcd, client.keys)
+            await age_history(client.etcd, client.keys)
 
     asyncio.run(work())
 

@@ -14,7 +14,7 @@ from distop.errors import Incompatible, InvalidArgument
 from distop.protocol.records import OperationRef
 from distop.protocol.txn import Put
 from tests.support.behaviors import sample_env  # noqa: F401
-from tests.support.contract import dump, stand
+from tests.support.contract import dump, revision_and_keys
 from tests.support.daemons import distop_process
 
 if TYPE_CHECKING:
@@ -109,12 +109,12 @@ def test_L20_a_running_operation_is_not_replaced(purge_group: Daemons, tmp_path:
     release_file = tmp_path / "go"
     first = purge(purge_group, hold=str(release_file))
     await_running(purge_group, first)
-    before = stand(purge_group.endpoint)
+    before = revision_and_keys(purge_group.endpoint)
     with pytest.raises(Incompatible, match=f"{first.ref} has the same id and is running, and it has started"):
         purge(purge_group, on_duplicate="replace")
     with pytest.raises(Incompatible, match=first.ref):
         purge(purge_group, on_duplicate="refuse")
-    assert stand(purge_group.endpoint) == before, "nothing was written"
+    assert revision_and_keys(purge_group.endpoint) == before, "nothing was written"
     release_file.touch()
     assert first.wait(LIMIT).state == "success"
 
@@ -165,10 +165,10 @@ def test_P16_arguments_are_combined_by_the_rule_of_the_behavior(purge_group: Dae
     purge_group.eventually(
         lambda: len(dump(purge_group.endpoint, "distOpPending.")) == 1, "the ended operations are cleaned up"
     )
-    before = stand(purge_group.endpoint)
+    before = revision_and_keys(purge_group.endpoint)
     with pytest.raises(Incompatible, match="'hold' differs, and purge has no rule to combine it"):
         purge(purge_group, hold="elsewhere", on_duplicate="combine")
-    assert stand(purge_group.endpoint) == before
+    assert revision_and_keys(purge_group.endpoint) == before
     waiting_operation.cancel()
 
 
@@ -253,7 +253,7 @@ def test_L19_a_graph_with_a_duplicate_is_refused_whole_or_joins_it(purge_group: 
     release_file = tmp_path / "go"
     first = purge(purge_group, hold=str(release_file))
     arg = {"path": "a", "files": [], "hold": str(release_file)}
-    before = stand(purge_group.endpoint)
+    before = revision_and_keys(purge_group.endpoint)
     with pytest.raises(Incompatible, match=first.ref):
         purge_group.client.start_operations(
             [Start("noop", TABLE, {}), Start("purge", TABLE, arg, options={"on_duplicate": "refuse"})]
@@ -262,7 +262,7 @@ def test_L19_a_graph_with_a_duplicate_is_refused_whole_or_joins_it(purge_group: 
         purge_group.client.start_operations(
             [Start("purge", TABLE, {"path": "c"}), Start("purge", TABLE, {"path": "c"})]
         )
-    after = stand(purge_group.endpoint)
+    after = revision_and_keys(purge_group.endpoint)
     assert {k: v for k, v in after[1].items() if "purge" not in k} == {
         k: v for k, v in before[1].items() if "purge" not in k
     }
@@ -277,7 +277,7 @@ def test_L9_a_prepared_operation_has_its_id_until_it_ends(purge_group: Daemons) 
     prepare = purge_group.client.prepare_operation
     first = prepare("purge", TABLE, {"path": "a"}, external_id="tx-1", verify_after=3600)
     assert list(ids(purge_group).values()) == [first.ref], "the id is the one that its behavior computes"
-    before = stand(purge_group.endpoint)
+    before = revision_and_keys(purge_group.endpoint)
     for arg in ({"path": "a"}, {"path": "a", "files": ["x"]}):
         with pytest.raises(Incompatible, match=f"{first.ref} has the same id and is pending"):
             prepare("purge", TABLE, arg, external_id="tx-2")
@@ -288,7 +288,7 @@ def test_L9_a_prepared_operation_has_its_id_until_it_ends(purge_group: Daemons) 
     )
     assert (refused.returncode, refused.stdout) == (5, "")
     assert f"{first.ref} has the same id" in refused.stderr
-    assert stand(purge_group.endpoint) == before, "nothing was written"
+    assert revision_and_keys(purge_group.endpoint) == before, "nothing was written"
     assert purge(purge_group).ref == first.ref, "a start joins it"
     purge_group.client.confirm("tx-1")
     assert first.wait(LIMIT).state == "success"

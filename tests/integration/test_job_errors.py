@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.behaviors import sample_env  # noqa: F401
 from tests.support.command import distop_command  # noqa: F401
-from tests.support.steps import ALL, Steps
+from tests.support.step_control import ALL, Steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tests.support.behaviors import sample_env  # noqa: F401
 from tests.support.contract import dump
-from tests.support.steps import ALL, Steps
+from tests.support.step_control import ALL, Steps
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,7 @@ import pytest
 from distop.errors import NotAllowed
 from tests.support.behaviors import sample_env  # noqa: F401
 from tests.support.command import distop_command  # noqa: F401
-from tests.support.steps import ALL, Steps
+from tests.support.step_control import ALL, Steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable

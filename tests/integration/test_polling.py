@@ -11,7 +11,7 @@ from distop.store import transport as wire
 from distop.store._proto import rpc_pb2 as rpc
 from tests.support.behaviors import sample_env  # noqa: F401
 from tests.support.contract import dump
-from tests.support.forwarding import Forwarder
+from tests.support.grpc_forwarder import Forwarder
 from tests.support.replay import Written
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class MuteWatches(Forwarder):
         super().__init__(target)
         self.dropped = 0
 
-    def answers(self, method: str, answer: bytes) -> bool:
+    def forwards_answer(self, method: str, answer: bytes) -> bool:
         if method != wire.WATCH.path:
             return True
         message = rpc.WatchResponse.FromString(answer)

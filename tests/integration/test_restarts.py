@@ -11,7 +11,7 @@ import pytest
 from distop.protocol.records import OperationRef
 from tests.support.behaviors import sample_env  # noqa: F401
 from tests.support.replay import Written
-from tests.support.steps import ALL, Steps
+from tests.support.step_control import ALL, Steps
 
 if TYPE_CHECKING:
     from pathlib import Path

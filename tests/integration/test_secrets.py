@@ -276,7 +276,7 @@ def test_hole_6_no_secret_is_readable_from_start_to_end(
     assert all(REPLACEMENT in error for error in errors.values())
     assert len(errors["variable"]) > 3_000, "the error was shortened within the secret"
     assert any(
-        headers.get("Authorization") == f"Bearer {SECRETS['file']}" for _, _, headers, _ in echoing_catalog.asked
+        headers.get("Authorization") == f"Bearer {SECRETS['file']}" for _, _, headers, _ in echoing_catalog.requests
     )
     assert "the token is not accepted" in errors["file"]
     assert all(pages)

@@ -13,10 +13,10 @@ import pytest
 
 from distop.errors import InvalidArgument, NotAllowed, NotFound
 from distop.services.submission.start_request import whoami
-from tests.support.answering import Server, answering, ok
 from tests.support.behaviors import ROOT, install, python_path
 from tests.support.command import distop_command
 from tests.support.daemons import distop_process
+from tests.support.scripted_server import Server, answering, ok
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -107,8 +107,8 @@ def test_C14_a_verifier_url_decides_on_an_unconfirmed_operation(group: Daemons, 
         group.start("e1", "e2", options=("--verifier-url", server.url))
         op = prepare(group, verify=server.url, **SOON)
         ended = op.wait(LIMIT)
-        assert len(server.asked) == 1, "the verifier got one request"
-        assert server.asked[0].startswith("GET /check?external_id=tx-17&op=t%2Fnoop%2F1 ")
+        assert len(server.requests) == 1, "the verifier got one request"
+        assert server.requests[0].startswith("GET /check?external_id=tx-17&op=t%2Fnoop%2F1 ")
     if answer is YES:
         assert (ended.state, ended.alarm) == ("success", "")
         assert group.client.confirm("tx-17").ref == op.ref
@@ -130,13 +130,13 @@ def test_hole_5_only_listed_hosts_are_called_and_no_remote_text_is_kept(group: D
         failing = prepare(group, "tx-2", verify=listed.url, verify_attempts=2, **SOON).wait(LIMIT)
         assert denied.alarm.endswith("(last attempt: not allowed)")
         assert failing.alarm.endswith("(last attempt: status 5xx)")
-        assert (other.asked, len(listed.asked)) == ([], 2)
+        assert (other.requests, len(listed.requests)) == ([], 2)
         assert "TOP-SECRET" not in str(failing.record) + group.tails()
 
 
 def ten_gigabytes(server: Server) -> Iterator[bytes]:
     yield b"HTTP/1.1 200 OK\r\nContent-Length: 10000000000\r\n\r\n"
-    while not server.over.is_set():
+    while not server.closed.is_set():
         yield b" " * 65_536
 
 
@@ -147,7 +147,7 @@ def test_C14_a_verifier_url_with_invalid_answers_is_retried_and_then_raises_an_a
     with answering(answer) as server:  # type: ignore[arg-type]
         group.start("e1", options=("--verifier-url", server.url))
         ended = prepare(group, verify=server.url, verify_attempts=3, **SOON).wait(LIMIT)
-        assert len(server.asked) == 3
+        assert len(server.requests) == 3
     assert ended.state == "cancelled"
     assert "asked 3 times, did not answer" in ended.alarm
     assert group.client.start_operation("noop", TABLE, {}).wait(LIMIT).state == "success", (
@@ -195,7 +195,7 @@ def test_C14_another_executor_calls_the_verifier_after_the_first_one_dies(group:
     executors: list[Daemon] = []
 
     def kill_first_caller(server: Server) -> Iterator[bytes]:
-        if len(server.asked) == 1:
+        if len(server.requests) == 1:
             executors[0].kill()
             yield b""
         else:
@@ -204,7 +204,7 @@ def test_C14_another_executor_calls_the_verifier_after_the_first_one_dies(group:
     with answering(kill_first_caller) as server:
         executors += group.start("e1", "e2", options=("--verifier-url", server.url))
         op = prepare(group, verify=server.url, **SOON)
-        group.eventually(lambda: len(server.asked) == 1, "an executor calls the verifier")
+        group.eventually(lambda: len(server.requests) == 1, "an executor calls the verifier")
         assert op.wait(110).state == "success"
 
 

@@ -1,4 +1,4 @@
-"""What several simulated tests begin with."""
+"""Shared fixtures of the tests on the simulator."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.simulation.worlds import World
+from tests.simulation.simulated_cluster import SimCluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
-    world = World()
-    yield world
-    world.loop.end()
-    assert world.loop.troubles == []
+def cluster() -> Iterator[SimCluster]:
+    cluster = SimCluster()
+    yield cluster
+    cluster.loop.end()
+    assert cluster.loop.errors == []

@@ -1,5 +1,6 @@
-"""Bugs to be planted: each a small change of production code, made by wrapping or replacing one function of it. Beside
-each the kinds of breach by which it is found.
+"""Planted bugs in claims, elections, completion, sessions and starts, each with the kinds of breaches that prove it.
+
+A bug is a small change of production code: a wrapped or replaced function.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ from distop.protocol.txn import Compare, Delete, Relation, Target, Txn, absent
 from distop.services.submission import insertion, submit
 from distop.store.session import Session
 from distop.worker.daemon_side.requests import CompleteRequest
+from tests.simulation.bug_planting import Patch, bug, give, substitute, wrap
 from tests.simulation.planted_watches import BUGS
-from tests.simulation.planting import Patch, bug, give, substitute, wrap
 from tests.simulator import scenes
 
 ALWAYS = absent("no such key")
 
 
 CLAIMS = ((job_transitions, "claim"), (batch_claims, "claim_together"), (batch_claims, "claim_apart"))
-"""What puts claims where gates are open."""
+"""Functions that build claims of jobs with an open gate."""
 
 
 def without(txn: Txn, drop: Callable[[Compare], bool]) -> Txn:
-    """The transaction, also in what is nested, without some of its compares."""
+    """The transaction without some compares, also in nested transactions."""
 
     def ops(branch: tuple[Any, ...]) -> tuple[Any, ...]:
         return tuple(without(op, drop) if isinstance(op, Txn) else op for op in branch)
@@ -64,7 +65,7 @@ def report_without_its_fence(patch: Patch) -> None:
 
 @bug("invariant 3", "not the holder", first=42)
 def drop_the_fence_compare_of_a_release(patch: Patch) -> None:
-    """The claim must exist, whoever holds it."""
+    """Only the existence of the claim is compared, not its holder."""
 
     def exists(guarded: job_transitions.Guarded, _: Any) -> job_transitions.Guarded:
         return replace(guarded, guard=Compare(guarded.guard.key, Target.CREATE, Relation.GREATER, 0))
@@ -79,7 +80,7 @@ def drop_the_fence_compare_of_a_checkpoint(patch: Patch) -> None:
 
 @bug("checkpoint lost", focus=("requests-late",), shape=scenes.many_steps, first=97)
 def a_checkpoint_that_does_not_compare_the_one_before(patch: Patch) -> None:
-    """A copy of an early one that comes late undoes the later ones, under the same fence."""
+    """A late copy of an early checkpoint undoes later ones under the same fence."""
     wrap(patch, job_transitions, "checkpoint", lambda guarded, _: replace(guarded, also=()))
 
 
@@ -89,7 +90,7 @@ def drop_the_gate_compare(patch: Patch) -> None:
         wrap(patch, module, name, lambda txn, _: without(txn, lambda compare: "Open." in compare.key))
 
 
-# Seldom: a session has to end while a claim of it is on its way.
+# Rare: a session has to end while one of its claims is in flight.
 @bug("invariant 4", first=145)
 def drop_the_node_key_compare_of_a_claim(patch: Patch) -> None:
     for module, name in CLAIMS:
@@ -110,12 +111,12 @@ def give_claimant(patch: Patch, **values: Any) -> None:
 
 @bug("invariant 2")
 def take_over_a_live_incarnation(patch: Patch) -> None:
-    """Whoever is not seen for the moment counts as gone, and nothing compares it."""
+    """A holder that is not seen for a moment counts as dead, without a compare."""
     give_claimant(patch, live=())
     wrap(patch, job_transitions, "claim", lambda txn, _: without(txn, node_absent))
 
 
-# Seldom: a coordinator's write has to arrive after somebody else was elected.
+# Rare: a coordinator's write has to arrive after the election of another one.
 @bug("invariant 8", "not the coordinator", focus=("requests-late", "freeze", "crash", "late-renewal"), first=17)
 def drop_the_election_compare(patch: Patch) -> None:
     wrap(patch, t, "election_guard", lambda *_: ALWAYS)
@@ -127,7 +128,7 @@ def elect_while_another_lives(patch: Patch) -> None:
     wrap(patch, ClusterView, "live", lambda *_: False)
 
 
-@bug("two at once", "stopped too late")
+@bug("two attempts at once", "stopped too late")
 def reap_the_claims_of_live_holders(patch: Patch) -> None:
     give(patch, next_steps, "next_step", live=())
     wrap(patch, job_transitions, "revoke", lambda txn, _: without(txn, node_absent))
@@ -166,7 +167,7 @@ def make_a_report_before_the_last_job_has_ended(patch: Patch) -> None:
     substitute(patch, next_steps, "next_step", early)
 
 
-# Seldom: in a cancel, a claim has to be seen to go before its job is seen to end.
+# Rare: during a cancel, the end of a claim has to be seen before the end of its job.
 @bug("invariant 5", focus=("slow-watches",), first=78)
 def complete_on_a_stale_count(patch: Patch) -> None:
     async def counted(self: Coordinator, op: Any) -> bool:
@@ -175,7 +176,7 @@ def complete_on_a_stale_count(patch: Patch) -> None:
     substitute(patch, Coordinator, "_counted", counted)
 
 
-# Seldom: two operations of one table have to finish at the same time.
+# Rare: two operations of one table have to finish at the same time.
 @bug("invariant 7", first=64)
 def finish_without_comparing_run_ops(patch: Patch) -> None:
     wrap(patch, f, "finish", lambda txn, _: without(txn, lambda compare: compare.key.endswith(".runOps")))
@@ -183,7 +184,7 @@ def finish_without_comparing_run_ops(patch: Patch) -> None:
 
 @bug("invariant 13", focus=("requests-late",), shape=scenes.planned_in_chunks, first=38)
 def plan_without_comparing_its_chunks(patch: Patch) -> None:
-    """A late chunk of a planning that was begun anew stands in the later plan. Each of the two compares is enough."""
+    """A late chunk of an interrupted planning gets into the later plan. Either of the two compares prevents it."""
     for name in ("write_chunk", "write_plan"):
         wrap(patch, t, name, lambda txn, _: without(txn, lambda compare: ".plan." in compare.key))
 
@@ -200,7 +201,7 @@ def count_no_failure_at_a_takeover(patch: Patch) -> None:
 # ------------------------------------------------------------ sessions, clients
 
 
-@bug("stopped too late", "two at once", focus=("late-renewal",), shape=scenes.long_jobs, first=10)
+@bug("stopped too late", "two attempts at once", focus=("late-renewal",), shape=scenes.long_jobs, first=10)
 def lease_deadline_from_the_time_of_receipt(patch: Patch) -> None:
     former = Session._move_deadline
     substitute(patch, Session, "_move_deadline", lambda self, sent: former(self, time.boottime()))
@@ -208,7 +209,7 @@ def lease_deadline_from_the_time_of_receipt(patch: Patch) -> None:
 
 @bug("invariant 14", first=10)
 def retry_an_unknown_outcome_with_a_new_transaction(patch: Patch) -> None:
-    """A start that was refused is begun anew, without a look at who won."""
+    """A refused start is repeated without a check whether its first copy was applied."""
 
     async def nothing(etcd: Any, keys: Keys, wanted: Any) -> list[None]:
         return [None] * len(wanted)
@@ -229,9 +230,9 @@ def count_one_for_a_group_of_starts(patch: Patch) -> None:
     wrap(patch, t, "starts", one)
 
 
-# One of several that end at once has to be cancelled just then: so they wait for a moment before they are sent.
+# One of several simultaneous finishes has to be cancelled at that moment, so they are delayed before they are sent.
 @bug("invariant 5", "invariant 12", shape=scenes.many_at_once, first=13)
-def finish_a_group_under_the_guards_of_its_first(patch: Patch) -> None:
+def finish_a_group_with_the_guards_of_its_first_operation(patch: Patch) -> None:
     former = Finishes._run_ops
 
     async def late(self: Finishes, ref: Any) -> Any:
@@ -257,7 +258,7 @@ def a_release_that_loses_the_checkpoint(patch: Patch) -> None:
 
 
 @bug("checkpoint lost", first=8)
-def go_on_without_reading_the_checkpoint(patch: Patch) -> None:
+def resume_without_reading_the_checkpoint(patch: Patch) -> None:
     async def none(self: Checkpoints, op: Any, block: Any) -> dict[int, Any]:
         return {}
 
@@ -271,7 +272,7 @@ def wait_as_long_as_a_wrong_clock_says(patch: Patch) -> None:
 
 @bug("invariant 5")
 def clean_up_before_the_history_is_written(patch: Patch) -> None:
-    """The finish leaves the history to a later write, which a crash may prevent."""
+    """The finish leaves the history record to a later write, which a crash may prevent."""
 
     def later(txn: Txn, given: Any) -> Txn:
         written = {given.keys.history(one.ref) for one in given.finals}

@@ -1,14 +1,14 @@
-"""A bug in how the history is bounded: records are deleted by the age that a wrong clock gives them."""
+"""A planted bug in the history limit: records are deleted by their age according to a wrong clock."""
 
 from __future__ import annotations
 
 from distop.daemon.clock_check import ClockCheck
-from tests.simulation.planted_progress import BUGS, Planted
-from tests.simulation.planting import Patch, bug, substitute
+from tests.simulation.bug_planting import Patch, bug, substitute
+from tests.simulation.planted_checkpoints import BUGS, Planted
 
 
-@bug("forgotten", first=2)
-def history_is_deleted_by_a_clock_that_is_wrong(patch: Patch) -> None:
+@bug("record deleted too early", first=2)
+def history_deleted_by_a_wrong_clock(patch: Patch) -> None:
     async def agrees(self: ClockCheck) -> bool:
         return True
 

@@ -1,4 +1,4 @@
-"""Bugs of limits to be planted: those by which more jobs run at once than may, or none for ever."""
+"""Planted bugs in limits: too many jobs run at once, or none runs any more; and in served types and tables."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from distop.protocol.records import OperationRef
 from distop.protocol.txn import Txn
 from distop.services.claims import job_owner
 from distop.services.open_operation import OpenOperation
+from tests.simulation.bug_planting import Patch, bug, substitute, wrap
 from tests.simulation.planted import without
-from tests.simulation.planted_waiting import BUGS, Planted
-from tests.simulation.planting import Patch, bug, substitute, wrap
+from tests.simulation.planted_pending import BUGS, Planted
 from tests.simulator import scenes
 
 
-@bug("invariant 16", shape=scenes.few_at_once)
+@bug("invariant 16", shape=scenes.changing_job_limits)
 def claim_a_permit_without_comparing_it(patch: Patch) -> None:
     wrap(patch, job_transitions, "claim", lambda txn, _: without(txn, lambda compare: "Permit." in compare.key))
 
 
-@bug("invariant 16", shape=scenes.few_at_once, first=8)
-def a_lowered_limit_that_forgets_what_runs(patch: Patch) -> None:
-    """All permits below the limit may be taken, whatever runs beyond."""
+@bug("invariant 16", shape=scenes.changing_job_limits, first=8)
+def a_lowered_limit_that_ignores_running_jobs(patch: Patch) -> None:
+    """All permits below the limit can be taken, however many jobs still run beyond it."""
     substitute(patch, permits, "usable_permits", lambda most, held, without: most)
 
 
-@bug("invariant 16", "liveness", shape=scenes.few_at_once)
+@bug("invariant 16", "liveness", shape=scenes.changing_job_limits)
 def a_report_that_keeps_its_permit(patch: Patch) -> None:
     def kept(guarded: job_transitions.Guarded, _: Any) -> job_transitions.Guarded:
         return replace(guarded, ops=tuple(op for op in guarded.ops if "Permit." not in getattr(op, "key", "")))
@@ -43,9 +43,9 @@ def a_report_that_keeps_its_permit(patch: Patch) -> None:
     wrap(patch, job_transitions, "report", kept)
 
 
-@bug("invariant 16", shape=scenes.few_at_once)
-def claim_behind_a_gate_by_the_limit_of_another(patch: Patch) -> None:
-    """What a former gate allowed is sent under the one that stands there now."""
+@bug("invariant 16", shape=scenes.changing_job_limits)
+def claim_with_the_limit_of_a_former_gate(patch: Patch) -> None:
+    """Claims that a former gate allowed are sent under the current gate."""
     former = Claimer._claim_group
 
     async def group(
@@ -61,7 +61,7 @@ def claim_behind_a_gate_by_the_limit_of_another(patch: Patch) -> None:
     substitute(patch, OpenOperation, "reopened", forget)
 
 
-@bug("invariant 16", shape=scenes.limits_come_and_go_beside_actors, focus=("crash",))
+@bug("invariant 16", shape=scenes.toggled_job_limits_with_actors, focus=("crash",))
 def a_lost_job_that_an_actor_takes_over_keeps_its_permit(patch: Patch) -> None:
     wrap(patch, job_owner, "takings", lambda found, _: [replace(one, former=None) for one in found])
 
@@ -81,9 +81,9 @@ def a_lost_job_that_is_failed_keeps_its_permit(patch: Patch) -> None:
     wrap(patch, job_transitions, "fail_lost", kept)
 
 
-@bug("liveness", shape=scenes.losses_that_no_claim_compares, focus=("crash",))
+@bug("liveness", shape=scenes.losses_beyond_compares, focus=("crash",))
 def lost_claims_that_count_until_they_are_taken_over(patch: Patch) -> None:
-    """For that there is no permit."""
+    """There is no permit for a take-over."""
 
     async def nothing(self: Claimer, op: OpenOperation) -> None:
         return
@@ -92,7 +92,7 @@ def lost_claims_that_count_until_they_are_taken_over(patch: Patch) -> None:
 
 
 def forget_claims(patch: Patch) -> None:
-    """An executor forgets every third group of claims that it has won, as after an error in its own code."""
+    """An executor loses every third group of claims from its memory, as after an error in its own code."""
     former = Claimer.claim_fresh
     calls: WeakKeyDictionary[Claimer, Iterator[int]] = WeakKeyDictionary()
 
@@ -106,8 +106,8 @@ def forget_claims(patch: Patch) -> None:
     substitute(patch, Claimer, "claim_fresh", claim_fresh)
 
 
-@bug("liveness", shape=scenes.gates_change_at_once, first=71)
-def claims_of_mine_that_the_poll_does_not_give_back(patch: Patch) -> None:
+@bug("liveness", shape=scenes.gates_changed_at_once, first=71)
+def unknown_own_claims_that_the_poll_does_not_release(patch: Patch) -> None:
     async def settle(self: Incarnation) -> None:
         return
 
@@ -122,8 +122,8 @@ __all__ = ["BUGS", "Planted"]
 
 
 @bug("not served", "invariant 17", shape=scenes.one_serves_all)
-def an_executor_that_does_not_ask_what_it_serves(patch: Patch) -> None:
-    """Nothing but its child would refuse."""
+def an_executor_that_ignores_what_it_serves(patch: Patch) -> None:
+    """Only its child would refuse."""
     substitute(patch, Context, "admits", lambda self, type_name, tables: True)
 
 

@@ -1,4 +1,4 @@
-"""A planted bug for tests of lost jobs: the cleanup of one that was lost once too often comes before its claim."""
+"""A planted bug for tests of lost jobs: the cleanup after a job that failed by a loss comes before its claim."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from distop.daemon.executor import claimer
 from distop.daemon.executor.claimer import Claimer
 from distop.decide import job_claims
 from distop.worker.daemon_side.requests import JobItem
-from tests.simulation.planting import Patch, substitute
+from tests.simulation.bug_planting import Patch, substitute
 
 
 def clean_up_before_the_claim(patch: Patch) -> None:
-    """Whoever seems to have lost the job can give it back, or report it, beside the cleanup and after it."""
+    """The lost holder can release or report the job during and after the cleanup."""
     former = Claimer._fail_lost
 
     async def fail_lost(self: Claimer, op: Any, over: Any, won: Any) -> None:

@@ -1,4 +1,4 @@
-"""Bugs in what a watch makes of what a server sends."""
+"""Planted bugs in the handling of a server's watch responses."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from distop.protocol.keys import Keys
 from distop.store import watch
 from distop.store.cluster_identity import Identity
 from distop.store.watch_position import Reopen, WatchPosition
-from tests.simulation.planting import BUGS, Patch, bug, substitute, wrap
+from tests.simulation.bug_planting import BUGS, Patch, bug, substitute, wrap
 from tests.simulator import Scenario, scenes
 
 # --------------------------------------------------------------------- shapes
 
 
-def three_members(wanted: Scenario) -> Scenario:
-    return replace(wanted, members=3)
+def three_members(scenario: Scenario) -> Scenario:
+    return replace(scenario, members=3)
 
 
 # ----------------------------------------------------------------------- bugs
 
 
-# Seldom: a watch has to break with an event still to come that its last header passed over.
+# Rare: a watch has to break before an event whose revision the last header already exceeded.
 @bug("liveness", first=24)
 def resume_a_watch_at_the_headers_revision(patch: Patch) -> None:
     def beyond(step: Any, given: Any) -> Any:
@@ -52,10 +52,10 @@ def ignore_compaction(patch: Patch) -> None:
     substitute(patch, WatchPosition, "feed", feed)
 
 
-# Seldom: a watch has to move to a member that lags, at the right moment.
+# Rare: a watch has to move to a lagging member at the right moment.
 @bug("invariant 5", focus=("lag", "cut"), shape=three_members, first=34)
-def take_old_events_for_new(patch: Patch) -> None:
-    """A member that lags sends events again (etcd#20221), and they are believed."""
+def apply_old_events_again(patch: Patch) -> None:
+    """A lagging member sends old events again (etcd#20221), and they are applied."""
     former = WatchPosition.feed
 
     def feed(self: WatchPosition, response: Any) -> Any:
@@ -66,26 +66,23 @@ def take_old_events_for_new(patch: Patch) -> None:
     substitute(patch, WatchPosition, "feed", feed)
 
 
-@bug("liveness", focus=("slow-watches",), shape=scenes.an_old_server_with_watches_behind, first=74, plain=False)
+@bug("liveness", focus=("slow-watches",), shape=scenes.old_server_with_watches_behind, first=74, plain=False)
 def ask_an_old_server_for_its_progress(patch: Patch) -> None:
-    """It answers ahead of events that are on their way (W3), which are then taken for old ones."""
+    """It answers ahead of pending events (W3), which are then dropped as old."""
     substitute(patch, watch, "orders_requested_progress", lambda version: True)
 
 
-# Seldom: a watch has to lose the one event that somebody waits for.
+# Rare: a watch has to lose exactly the event that is needed.
 @bug("liveness", focus=("events-lost", "crash"), first=112)
-def believe_a_watch_for_ever(patch: Patch) -> None:
-    """Nothing is listed again by itself: events that etcd has lost stay lost.
-
-    See etcd#20573.
-    """
+def never_list_again(patch: Patch) -> None:
+    """There are no periodic listings: events that etcd has lost stay lost (etcd#20573)."""
     patch.setattr(watch, "_LISTING_SHARE", 1e9)
 
 
-# Seldom: something has to be decided by a read of the past.
-@bug("two at once", "outcomes lost", focus=("stale-reads", "crash"), first=74)
-def believe_reads_of_the_past(patch: Patch) -> None:
-    """Reads of old data are accepted, although their revision shows it (etcd#20418)."""
+# Rare: a decision has to be based on a stale read.
+@bug("two attempts at once", "outcomes lost", focus=("stale-reads", "crash"), first=74)
+def accept_stale_reads(patch: Patch) -> None:
+    """Stale reads are accepted, although their revision shows them (etcd#20418)."""
     former = Identity.see
 
     def see(self: Identity, header: Any, where: str, *, linearizable_after: int = 0) -> None:
@@ -94,7 +91,7 @@ def believe_reads_of_the_past(patch: Patch) -> None:
     substitute(patch, Identity, "see", see)
 
 
-# Seldom: operations of two types, one of which begins like the other, have to be under way on two executors.
+# Rare: operations of two types, one a prefix of the other, have to run on two executors.
 @bug("not the coordinator", first=91)
 def a_prefix_without_its_delimiter(patch: Patch) -> None:
     def wider(found: tuple[str, str], _: Any) -> tuple[str, str]:

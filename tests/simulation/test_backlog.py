@@ -1,4 +1,4 @@
-"""The invariants of each executor's backlog, after each event, in schedules with faults."""
+"""The invariants of executors' backlogs hold after each event, in schedules with faults."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from distop.decide.backlog import Backlog
-from tests.simulator import Simulation, scenario
-from tests.simulator.run import quietly
+from tests.simulator import Simulation, draw_scenario
+from tests.simulator.run import without_logs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 SEEDS = range(9_100, 9_112)
 EVENTS = ("changed", "next", "looked", "round_over", "settled", "failed", "hint", "nodes_changed", "ran")
-"""Between ``claimed`` and the end of its round slots are taken twice."""
+"""The checked events. ``claimed`` is none: until the end of its round, slots are counted twice."""
 
 
 def test_the_invariants_hold_after_each_event(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,7 +35,7 @@ def test_the_invariants_hold_after_each_event(monkeypatch: pytest.MonkeyPatch) -
 
     for name in EVENTS:
         monkeypatch.setattr(Backlog, name, checked(name, getattr(Backlog, name)))
-    with quietly():
-        reports = [Simulation(scenario(seed)).run() for seed in SEEDS]
+    with without_logs():
+        reports = [Simulation(draw_scenario(seed)).run() for seed in SEEDS]
     assert [report.breaches for report in reports] == [[]] * len(SEEDS)
     assert set(seen) >= set(EVENTS) - {"failed"}

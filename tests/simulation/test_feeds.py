@@ -1,4 +1,4 @@
-"""Feeds on watches that fall silent, are refused, or are backed by slow listings."""
+"""Feeds whose watches are silent or refused, or whose listings are slow."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tests.simulator.etcd_users import DENIED
 
 if TYPE_CHECKING:
     from distop.store.watch import Batch
-    from tests.simulation.worlds import World
+    from tests.simulation.simulated_cluster import SimCluster
 
 
 class Content:
-    """The keys that a feed has handed over."""
+    """Collects the keys and counts the listings of a feed."""
 
     def __init__(self, client: EtcdClient, *, relist_every: float = 10_000.0) -> None:
         self.keys: set[str] = set()
@@ -35,12 +35,12 @@ async def write(client: EtcdClient, key: str) -> int:
     return (await client.commit(Txn((), (Put(key, b""),)))).revision
 
 
-def opened(world: World, most: int = 100) -> list[float]:
-    """When watches are opened."""
-    return world.sent_on_watches(most, lambda asked: asked.HasField("create_request"))
+def opened(cluster: SimCluster, most: int = 100) -> list[float]:
+    """The times at which watches are opened."""
+    return cluster.sent_on_watches(most, lambda asked: asked.HasField("create_request"))
 
 
-def test_a_revision_that_touched_nothing_of_a_feed_is_reached_soon(world: World) -> None:
+def test_a_feed_soon_reaches_a_revision_without_events(cluster: SimCluster) -> None:
     async def work(client: EtcdClient) -> None:
         content = Content(client)
         await content.feed.start()
@@ -50,15 +50,15 @@ def test_a_revision_that_touched_nothing_of_a_feed_is_reached_soon(world: World)
             await content.feed.reached(revision)
         await content.feed.close()
 
-    world.run(work)
+    cluster.run(work)
 
 
 @pytest.mark.parametrize("heard", [False, True], ids=["at once", "after an event"])
-def test_a_watch_that_the_server_has_forgotten_is_replaced(world: World, heard: bool) -> None:
-    """Its connection stands, and nothing comes on it. What is missing would come with the next listing alone."""
+def test_a_watch_that_the_server_has_forgotten_is_replaced(cluster: SimCluster, heard: bool) -> None:
+    """Its connection is open, but no events arrive. Without a new watch only the next listing would bring them."""
 
     async def work(client: EtcdClient) -> None:
-        content, server = Content(client), world.etcd.watching
+        content, server = Content(client), cluster.etcd.watching
         await content.feed.start()
         await asyncio.sleep(5.0)
         if heard:
@@ -73,14 +73,14 @@ def test_a_watch_that_the_server_has_forgotten_is_replaced(world: World, heard: 
         server.progress = answer  # type: ignore[method-assign]
         await content.feed.close()
 
-    world.run(work)
+    cluster.run(work)
 
 
-def test_a_watch_of_which_nothing_happens_is_kept(world: World) -> None:
-    """Its server is asked how far it has come, and answers."""
+def test_an_idle_watch_is_kept(cluster: SimCluster) -> None:
+    """Progress requests to the server are answered."""
 
     async def work(client: EtcdClient) -> None:
-        when = opened(world)
+        when = opened(cluster)
         content = Content(client)
         await content.feed.start()
         for _ in range(10):
@@ -89,15 +89,13 @@ def test_a_watch_of_which_nothing_happens_is_kept(world: World) -> None:
         assert len(when) == 1
         await content.feed.close()
 
-    world.run(work)
+    cluster.run(work)
 
 
-def test_a_watch_that_is_refused_is_opened_again_soon_and_not_at_once(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_refused_watch_is_retried_soon_but_not_at_once(cluster: SimCluster, caplog: pytest.LogCaptureFixture) -> None:
     async def work(client: EtcdClient) -> None:
-        when = opened(world)
-        content, server = Content(client), world.etcd.watching
+        when = opened(cluster)
+        content, server = Content(client), cluster.etcd.watching
         server.refuses = DENIED
         await content.feed.start()
         await asyncio.sleep(60.0)
@@ -110,47 +108,49 @@ def test_a_watch_that_is_refused_is_opened_again_soon_and_not_at_once(
         await content.feed.close()
 
     with caplog.at_level(logging.WARNING, "distop"):
-        world.run(work)
+        cluster.run(work)
     assert len(caplog.records) == 1
 
 
-def test_a_watch_that_cannot_be_opened_is_a_problem_of_its_feed(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_watch_that_cannot_be_opened_is_reported_by_its_feed(
+    cluster: SimCluster, caplog: pytest.LogCaptureFixture
+) -> None:
     async def work(client: EtcdClient) -> None:
         content = Content(client)
         await content.feed.start()
         await asyncio.sleep(1.0)
-        world.stop(0, 1, 2)
+        cluster.stop(0, 1, 2)
         await asyncio.sleep(10.0)
         assert content.feed.problem
-        world.start(0, 1, 2)
+        cluster.start(0, 1, 2)
         await asyncio.sleep(20.0)
         assert content.feed.problem == ""
         await content.feed.close()
 
     with caplog.at_level(logging.WARNING, "distop"):
-        world.run(work)
+        cluster.run(work)
     assert any("Watch of k" in record.getMessage() for record in caplog.records)
 
 
 @pytest.mark.parametrize(("takes", "least", "most"), [(0.0, 5, 30), (2.0, 0, 3)])
-def test_listings_come_every_few_minutes_and_seldom_where_each_takes_long(
-    world: World, takes: float, least: int, most: int
+def test_listings_come_every_few_minutes_and_rarely_if_each_takes_long(
+    cluster: SimCluster, takes: float, least: int, most: int
 ) -> None:
-    """They back a watch that is believed to be whole, and must not be most of what etcd does."""
+    """Listings are a safety net for the watch, and must not dominate etcd's load."""
 
     async def work(client: EtcdClient) -> None:
         content = Content(client, relist_every=20.0)
-        world.network.sending = lambda process, path, asked: takes if path.endswith("/Range") else 0.0
+        cluster.network.sending = lambda process, path, asked: takes if path.endswith("/Range") else 0.0
         await content.feed.start()
         before = content.listings
         await asyncio.sleep(400.0)
         assert least <= content.listings - before <= most
         await content.feed.close()
 
-    world.run(work)
+    cluster.run(work)
 
 
-def test_a_feed_ends_with_its_client(world: World) -> None:
+def test_a_feed_ends_with_its_client(cluster: SimCluster) -> None:
     async def work(client: EtcdClient) -> None:
         async with EtcdClient(client.config) as own:
             content = Content(own)
@@ -159,12 +159,12 @@ def test_a_feed_ends_with_its_client(world: World) -> None:
         async with asyncio.timeout(60.0):
             await content.feed.wait()
 
-    world.run(work)
+    cluster.run(work)
 
 
-def test_a_watch_that_is_refused_for_a_moment_is_retried_soon_though_it_was_refused_for_long(world: World) -> None:
+def test_a_briefly_refused_watch_is_retried_soon_even_after_a_long_refusal(cluster: SimCluster) -> None:
     async def work(client: EtcdClient) -> None:
-        content, server = Content(client), world.etcd.watching
+        content, server = Content(client), cluster.etcd.watching
         server.refuses = DENIED
         await content.feed.start()
         await asyncio.sleep(60.0)
@@ -172,7 +172,7 @@ def test_a_watch_that_is_refused_for_a_moment_is_retried_soon_though_it_was_refu
         await asyncio.sleep(10.0)
         assert content.feed.problem == ""
         server.refuses = DENIED
-        world.end_watches(DENIED)
+        cluster.end_watches(DENIED)
         await write(client, "k1")
         await asyncio.sleep(0.3)
         assert content.feed.problem == DENIED
@@ -181,4 +181,4 @@ def test_a_watch_that_is_refused_for_a_moment_is_retried_soon_though_it_was_refu
         assert content.keys == {"k1"}
         await content.feed.close()
 
-    world.run(work)
+    cluster.run(work)

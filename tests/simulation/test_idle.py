@@ -1,4 +1,4 @@
-"""A cluster where nothing happens for minutes: no watch is reopened for silence."""
+"""An idle cluster: no watch is reopened because it is silent for minutes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tests.simulator.scenario import Scenario
 
 IDLE = 400.0
-"""Seconds: watches that are opened after their first listing again start when nothing has been written for minutes."""
+"""Seconds of idle time: watches are opened again after a listing when nothing has been written for minutes."""
 
 
 def idle(version: str) -> Scenario:
@@ -25,10 +25,7 @@ def idle(version: str) -> Scenario:
 
 @pytest.mark.parametrize("version", ["3.4.23", "3.5.33"])
 def test_idle_watches_are_not_reopened(version: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Servers from 3.5.8 on do not answer for a watch beyond the store's revision.
-
-    See W8a.
-    """
+    """Servers from 3.5.8 on do not answer progress requests for a watch beyond the store's revision (W8a)."""
     caplog.set_level(logging.INFO, "distop.store")
     store = logging.getLogger("distop.store")
     store.addHandler(caplog.handler)
@@ -41,8 +38,8 @@ def test_idle_watches_are_not_reopened(version: str, caplog: pytest.LogCaptureFi
     assert [text for text in caplog.messages if "failed; using" in text] == []
 
 
-def test_a_write_elsewhere_between_a_question_and_its_answer_blames_no_server(caplog: pytest.LogCaptureFixture) -> None:
-    """The request for progress was dropped before the write: only what is known when it is sent makes an answer due."""
+def test_a_write_elsewhere_after_a_progress_request_fails_no_endpoint(caplog: pytest.LogCaptureFixture) -> None:
+    """The server dropped the progress request before the write, so no answer is due."""
     caplog.set_level(logging.INFO, "distop.store")
     store = logging.getLogger("distop.store")
     store.addHandler(caplog.handler)

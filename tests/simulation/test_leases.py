@@ -1,4 +1,4 @@
-"""Moments of the fault list at which a session and its lease part ways: each is caused for certain, on the model."""
+"""Faults in which a session and its lease end at different times, each caused deterministically on the model."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ import pytest
 from distop.protocol import keys as K
 from distop.protocol.jobs import JobState, Outcome
 from distop.protocol.txn import Get, Txn
-from tests.simulation.test_moments import incarnations, is_outcome, runs, times, written
-from tests.simulation.test_scenarios import argument, jobs_of, small
+from tests.simulation.test_found_bugs import argument, jobs_of, small
+from tests.simulation.test_rare_timings import incarnations, is_outcome, runs, times, written
 from tests.simulator import Simulation, simulated_behaviors
 from tests.simulator.machine import Machine
-from tests.simulator.run import quietly
-from tests.simulator.scenario import Wish
-from tests.simulator.server_links import Hold
+from tests.simulator.run import without_logs
+from tests.simulator.scenario import Submission
+from tests.simulator.server_links import Block
 from tests.simulator.sim_worker import SimWorker
 from tests.simulator.simulated_behaviors import Script
 from tests.simulator.virtual_loop import Process
 
 
 def could_change(asked: object) -> bool:
-    """It is a transaction that does more than to read."""
+    """Whether a request is a transaction with a write."""
     return isinstance(asked, Txn) and any(not isinstance(op, Get) for op in (*asked.success, *asked.failure))
 
 
 def outcomes(sim: Simulation) -> dict[int, list[str]]:
-    """By partition: the incarnations that wrote an outcome. There is one operation."""
+    """Partition → the incarnations that wrote an outcome, for the only operation."""
     found: dict[int, list[str]] = {}
     for _, changes in sim.etcd.store.history:
         for change in changes:
@@ -39,32 +39,35 @@ def outcomes(sim: Simulation) -> dict[int, list[str]]:
 
 
 def machine_of(sim: Simulation, process: object) -> Machine | None:
-    """The host whose daemon this is."""
+    """The host of a daemon process."""
     return next((machine for machine in sim.machines if machine.process is process), None)
 
 
-def hold(sim: Simulation, machine: Machine, held: tuple[str, ...] = (), muted: tuple[str, ...] = ()) -> list[Hold]:
-    """As ``Network.hold``, on all that its daemon has to etcd."""
+def block(
+    sim: Simulation, machine: Machine, requests: tuple[str, ...] = (), answers: tuple[str, ...] = ()
+) -> list[Block]:
+    """``Network.block`` on all links of a machine's daemon."""
     assert machine.process is not None
-    return [sim.network.hold(link, held, muted) for link in sim.network.links(machine.process)]
+    return [sim.network.block(link, requests, answers) for link in sim.network.links(machine.process)]
 
 
 ONE_WAY = pytest.mark.parametrize("way", ["requests", "answers"])
 
 
 def blocked(way: str, kind: str) -> dict[str, tuple[str, ...]]:
-    """What holds back this kind alone: what is asked, or what is answered."""
-    return {"held": (kind,)} if way == "requests" else {"muted": (kind,)}
+    """Arguments of ``block`` for the requests or the answers of one kind."""
+    return {"requests": (kind,)} if way == "requests" else {"answers": (kind,)}
 
 
 @ONE_WAY
 def test_renewals_are_blocked_while_transactions_pass(way: str) -> None:
-    """F6: the session ends by its own deadline, before its lease, although all else is answered: its jobs stop, and
-    nothing more is sent for them. They are taken over once the lease has ended.
+    """F6: the session ends at its deadline, before its lease, although all other requests are answered.
+
+    Its jobs stop, and nothing more is sent for them. They are taken over once the lease has ended.
     """
-    wish = Wish(0, 0.5, "check", "a", argument(3, 60, 0.5), None, "collect_all", ())
-    with quietly():
-        sim = Simulation(replace(small(3, 2, wish), calm=16.0))
+    submission = Submission(0, 0.5, "check", "a", argument(3, 60, 0.5), None, "collect_all", ())
+    with without_logs():
+        sim = Simulation(replace(small(3, 2, submission), calm=16.0))
         workers: list[SimWorker] = []
         sent: list[float] = []
 
@@ -72,7 +75,7 @@ def test_renewals_are_blocked_while_transactions_pass(way: str) -> None:
             struck = sim.machines[0]
             assert struck.worker is not None
             workers.append(struck.worker)
-            hold(sim, struck, **blocked(way, "Lease"))
+            block(sim, struck, **blocked(way, "Lease"))
 
         def sending(process: Process, path: str, asked: Any) -> float:
             if workers and process.label == workers[0].config.incarnation and could_change(asked):
@@ -87,7 +90,7 @@ def test_renewals_are_blocked_while_transactions_pass(way: str) -> None:
     deadline = struck.deadline_of(workers[0]) - struck.source.boottime() + sim.loop.now
     (gone,) = times(sim, sim.keys.node(first), deleted=True)
     assert 1.5 < deadline < gone < 16.0
-    assert any(1.5 < at < deadline and who == first for at, _, who, _ in sim.log), "its transactions passed"
+    assert any(1.5 < at < deadline and who == first for at, _, who, _ in sim.log), "its transactions were blocked"
     assert max(sent) <= deadline
     assert max(at for at, _, who, _ in sim.log if who == first) < gone
     theirs = [effect for effect in sim.effects.all if effect.incarnation == first]
@@ -103,40 +106,41 @@ def test_renewals_are_blocked_while_transactions_pass(way: str) -> None:
 
 @ONE_WAY
 def test_transactions_are_blocked_while_renewals_pass(way: str) -> None:
-    """F6, the reverse: the session goes on, however long that lasts. Reports and claims wait; no job is run again."""
-    wish = Wish(0, 0.5, "check", "a", argument(3, 60, 0.5), None, "collect_all", ())
-    with quietly():
-        sim = Simulation(replace(small(3, 2, wish), calm=16.0))
-        sim.loop.world_at(1.5, lambda: hold(sim, sim.machines[0], **blocked(way, "KV")))
+    """F6, the reverse: the session continues for any time. Reports and claims wait; no job is run again."""
+    submission = Submission(0, 0.5, "check", "a", argument(3, 60, 0.5), None, "collect_all", ())
+    with without_logs():
+        sim = Simulation(replace(small(3, 2, submission), calm=16.0))
+        sim.loop.world_at(1.5, lambda: block(sim, sim.machines[0], **blocked(way, "KV")))
         report = sim.run()
     assert report.breaches == []
-    assert len(incarnations(sim)) == 2, "nobody lost a session"
+    assert len(incarnations(sim)) == 2, "a session was lost"
     waited = [effect for effect in sim.effects.all if effect.incarnation == sim.machines[0].incarnations[0]]
-    assert any(effect.begun < 1.5 < (effect.ended or 0.0) < 16.0 for effect in waited), "it had something to report"
+    assert any(effect.begun < 1.5 < (effect.ended or 0.0) < 16.0 for effect in waited), "there was nothing to report"
     assert all(len(ran) == 1 for ran in runs(sim).values())
     assert jobs_of(sim) == ([JobState.SUCCESS] * 60, 0)
 
 
 @pytest.mark.parametrize("taken_over", [False, True])
 def test_a_lease_that_expires_while_a_report_is_under_way(taken_over: bool) -> None:
-    """F12: it was sent in time and comes when the lease has ended. Where the job was not taken over yet, it counts;
-    where it was, it is refused. There is one outcome either way.
+    """F12: a report is sent in time, but arrives after the end of the lease.
+
+    It counts if the job was not taken over yet; otherwise it is refused. Either way there is one outcome.
     """
-    wish = Wish(0, 0.5, "check", "a", argument(3, 4, 0.5), None, "collect_all", ())
-    with quietly():
-        sim = Simulation(replace(small(3, 2, wish), calm=16.0))
+    submission = Submission(0, 0.5, "check", "a", argument(3, 4, 0.5), None, "collect_all", ())
+    with without_logs():
+        sim = Simulation(replace(small(3, 2, submission), calm=16.0))
         sim.network.latency = (0.001, 0.001)  # a takeover needs two messages once the lease has ended
         late: list[Txn] = []
         arrived: list[float] = []
-        holds: list[Hold] = []
+        blocks: list[Block] = []
 
         def sending(process: object, path: str, asked: Any) -> float:
             if not late and written(asked, is_outcome):
                 machine = machine_of(sim, process)
                 assert machine is not None
                 late.append(asked)
-                hold(sim, machine, held=("Lease",))
-                holds.extend(hold(sim, machine, held=("KV",)))
+                block(sim, machine, requests=("Lease",))
+                blocks.extend(block(sim, machine, requests=("KV",)))
             return 0.0
 
         committed = sim.etcd.committed
@@ -148,7 +152,7 @@ def test_a_lease_that_expires_while_a_report_is_under_way(taken_over: bool) -> N
                 ended = change.deleted and change.kv.key.startswith(f"{K.NODE}.")
                 took = change.kv.key == late[0].compares[0].key and not change.deleted
                 if took if taken_over else ended:
-                    sim.network.release(holds)
+                    sim.network.unblock(blocks)
 
         def applied(process: object, path: str, asked: Any) -> None:
             if late and asked == late[0]:
@@ -170,18 +174,19 @@ def test_a_lease_that_expires_while_a_report_is_under_way(taken_over: bool) -> N
 
 @pytest.mark.parametrize("acknowledged", [False, True])
 def test_a_lease_that_is_lost_within_a_batch_of_jobs(acknowledged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F13, F36: somebody revokes it when the first job of a batch has its outcome. The holder hears of that by no
-    watch, but by a renewal, or, where an old server still acknowledges these, by its node key, which is not there. The
-    others of the batch are taken over; what it reports of them until then is refused.
+    """F13, F36: a lease is revoked once the first job of a batch has its outcome.
+
+    The holder learns of it not by a watch, but by a renewal, or (if an old server still acknowledges renewals) by its
+    missing node key. The other jobs of the batch are taken over, and its reports of them are refused.
     """
 
     def script(kind: str, arg: object, partition: int, attempt: int) -> Script:
         return Script(0.05 if partition % 2 else 0.3 + 0.15 * partition, 1, "success")
 
     monkeypatch.setattr(simulated_behaviors, "script", script)
-    wish = Wish(0, 0.5, "quick", "a", argument(3, 8, 0.0), None, "collect_all", ())
-    with quietly():
-        sim = Simulation(replace(small(3, 2, wish, slots=8), calm=16.0))
+    submission = Submission(0, 0.5, "quick", "a", argument(3, 8, 0.0), None, "collect_all", ())
+    with without_logs():
+        sim = Simulation(replace(small(3, 2, submission, slots=8), calm=16.0))
         sim.etcd.renews_revoked = acknowledged
         struck: list[str] = []
         at: list[float] = []
@@ -190,14 +195,14 @@ def test_a_lease_that_is_lost_within_a_batch_of_jobs(acknowledged: bool, monkeyp
 
         def applied(process: Process, path: str, asked: Any) -> None:
             partitions = [sim.keys.parse(key).partition for key in written(asked, is_outcome)]
-            if not struck and 0 in partitions:  # the other one's batch, the odd ones, is over
+            if not struck and 0 in partitions:  # the other executor's batch, the odd partitions, has ended
                 machine = machine_of(sim, process)
                 assert machine is not None
                 struck.append(process.label)
                 before.extend(incarnations(sim))
                 at.append(sim.loop.now)
-                hold(sim, machine, muted=("Watch",))
-                sim.effects.forsake(process.label)
+                block(sim, machine, answers=("Watch",))
+                sim.effects.exempt(process.label)
                 node = sim.keys.node(process.label)
                 (lease,) = (lease for lease, keys in sim.etcd.store.leases.items() if node in keys)
                 sim.etcd.end_lease(lease)
@@ -209,12 +214,12 @@ def test_a_lease_that_is_lost_within_a_batch_of_jobs(acknowledged: bool, monkeyp
     (first,) = struck
     done = {p for p, by in outcomes(sim).items() if by == [first]}
     batch = {p for p, ran in runs(sim).items() if ran[0] == first}
-    assert len(done) == 1, "it was within the batch"
+    assert len(done) == 1, "the lease was not lost within the batch"
     assert done < batch
-    assert set(reported) & (batch - done), "it reported jobs that were not its own any more"
+    assert set(reported) & (batch - done), "no report was sent after the loss"
     assert report.breaches == []
-    assert all(who != first for when, _, who, _ in sim.log if when > at[0]), "it wrote nothing more"
+    assert all(who != first for when, _, who, _ in sim.log if when > at[0]), "a write after the loss was applied"
     (then,) = set(incarnations(sim)) - set(before)
-    assert times(sim, then)[0] < 16.0, "it heard of its end without that watch"
+    assert times(sim, then)[0] < 16.0, "the loss was not noticed without the watch"
     assert all(len(ran) == (2 if p in batch - done else 1) for p, ran in runs(sim).items())
     assert jobs_of(sim) == ([JobState.SUCCESS] * 8, 1)

@@ -1,5 +1,6 @@
-"""The conformance tests that hold the store against a real etcd, run against the simulated one: the same functions, in
-virtual time. What they get instead of a server, a proxy and a port is below.
+"""Runs the conformance tests of a real etcd against the simulated one, in virtual time.
+
+The classes below replace a server, a cluster, users and a proxy.
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ pytestmark = pytest.mark.malformed
 
 ALL = ("KV", "Lease", "Watch")
 FOR_EVER = 1_000_000.0
-"""Seconds by which a member that stands still is behind."""
+"""Seconds by which a paused member is behind."""
 ADDRESSES = tuple(f"model-{n}:2379" for n in range(3))
 VERSIONS = ("3.4.23", "3.5.1", "3.5.33", "3.6.16")
-"""One of each way to treat a progress that was asked for (W3), and what a full database takes (T8)."""
+"""One version for each behavior with progress requests (W3) and a full database (T8)."""
 MODULES = (
     test_cluster,
     test_history,
@@ -70,7 +71,7 @@ NEEDS_A_REAL_SERVER = {
 
 
 class ModelServer:
-    """What a test does with an embedded etcd; how a member goes and comes back is what the simulator does to it."""
+    """The interface of an embedded etcd; members stop and start as in the simulator."""
 
     def __init__(self, network: Network, member: Member) -> None:
         self._network = network
@@ -93,7 +94,7 @@ class ModelServer:
     def pause(self) -> None:
         self._member.lag = FOR_EVER
         for link in self._links():
-            self._network.hold(link, ALL, ALL)
+            self._network.block(link, ALL, ALL)
 
     def resume(self) -> None:
         self._member.lag = 0.0
@@ -106,7 +107,7 @@ class ModelServer:
 
 
 class ModelCluster:
-    """What a test does with several members."""
+    """The interface of a cluster of several members."""
 
     def __init__(self, network: Network) -> None:
         self.members = [ModelServer(network, member) for member in network.etcd.members.values()]
@@ -114,7 +115,7 @@ class ModelCluster:
 
 
 class ModelUsers:
-    """What a test does with the users of a server."""
+    """The interface of a server's users."""
 
     def __init__(self, etcd: SimEtcd) -> None:
         self._etcd = etcd
@@ -134,7 +135,7 @@ class ModelUsers:
 
 
 class ModelProxy:
-    """What a test does with a proxy: it has an address of its own, and so links of its own."""
+    """The interface of a proxy: it has its own address, and so its own links."""
 
     _numbers = itertools.count(1)
 
@@ -166,13 +167,16 @@ class ModelProxy:
                 self._network.cut(link)
             self._network.heal(link)
             if mode is not Mode.PASS:
-                held = ALL if mode in (Mode.HOLD_REQUESTS, Mode.BLACK_HOLE) else ()
-                self._network.hold(link, held, ALL if mode in (Mode.DROP_ANSWERS, Mode.BLACK_HOLE) else ())
+                requests = ALL if mode in (Mode.HOLD_REQUESTS, Mode.BLACK_HOLE) else ()
+                self._network.block(link, requests, ALL if mode in (Mode.DROP_ANSWERS, Mode.BLACK_HOLE) else ())
 
     def strand(self) -> None:
-        """A link stands for all connections to an address: it is dead until gRPC's pings close it, then as new."""
+        """Make the links dead until gRPC's pings close them, then restore them.
+
+        A link stands for all connections to an address.
+        """
         for link in self._links():
-            self._network.hold(link, ALL, ALL)
+            self._network.block(link, ALL, ALL)
             self._network.loop.world_at(self._network.loop.now + PATIENCE + 0.001, self._network.heal, link)
 
     def cut(self) -> None:
@@ -180,7 +184,7 @@ class ModelProxy:
             self._network.cut(link)
 
     def cut_clients(self) -> None:
-        """What is held back arrives all the same."""
+        """Cut the links, but keep their stuck messages, which still arrive."""
         for link in self._links():
             held, link.stuck = link.stuck, []
             self._network.cut(link)
@@ -215,12 +219,12 @@ def test_the_model_as_the_server(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    wanted = inspect.signature(function).parameters
+    parameters = inspect.signature(function).parameters
     chance = random.Random(1)
     loop = VirtualLoop(chance)
-    addresses = ADDRESSES if "cluster" in wanted else ADDRESSES[:1]
-    quota = SMALL_QUOTA if "small_etcd" in wanted else None
-    # A server that is started is ready once that returns: it has elected.
+    addresses = ADDRESSES if "cluster" in parameters else ADDRESSES[:1]
+    quota = SMALL_QUOTA if "small_etcd" in parameters else None
+    # Starting a server returns only after its election.
     etcd = SimEtcd(loop, addresses, version=version, election=0.0, quota=quota)
     network = Network(loop, etcd, chance)
     if hasattr(module, "TcpProxy"):
@@ -240,15 +244,15 @@ def test_the_model_as_the_server(
     async def run() -> None:
         async with EtcdClient(EtcdConfig(addresses[:1])) as client:
             offered["client"] = client
-            await function(**{name: offered[name] for name in wanted})
+            await function(**{name: offered[name] for name in parameters})
 
     context = contextvars.Context()
     context.run(source.set, SimSource(loop, chance))
     context.run(channels.set, network.channel)
     task = loop.spawn(Process("test"), run(), context)
     try:
-        assert loop.run(task.done, 600.0), "it has not ended in ten virtual minutes"
+        assert loop.run(task.done, 600.0), "the test has not ended in ten virtual minutes"
         task.result()
-        assert loop.troubles == []
+        assert loop.errors == []
     finally:
         loop.end()

@@ -1,6 +1,4 @@
-"""Each planted bug is found by the simulator, by its own effect, on schedules on which the code as it is breaches
-nothing.
-"""
+"""The simulator finds each planted bug by its own effect, on schedules without a breach in the unchanged code."""
 
 from __future__ import annotations
 
@@ -15,11 +13,11 @@ from distop.daemon.executor.executor_role import Executor
 from distop.decide import job_claims
 from distop.protocol import operation_transitions as t
 from tests.conftest import FIGURES
+from tests.simulation.bug_planting import give, substitute, wrap
+from tests.simulation.bug_search import FEW, SEEDS, look_for, require_recorded, seeds
 from tests.simulation.planted_history import BUGS, Planted
-from tests.simulation.planting import give, substitute, wrap
-from tests.simulation.searching import FEW, SEEDS, look_for, require_recorded, seeds
-from tests.simulator import Simulation, scenario
-from tests.simulator.run import quietly
+from tests.simulator import Simulation, draw_scenario
+from tests.simulator.run import without_logs
 
 pytestmark = pytest.mark.rotating
 
@@ -35,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_a_planted_bug_is_found(
     planted: Planted, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]
 ) -> None:
-    with quietly():
+    with without_logs():
         with monkeypatch.context() as patch:
             planted.plant(patch)
             found = look_for(planted, map(planted.scenario, seeds(planted)))
@@ -43,30 +41,30 @@ def test_a_planted_bug_is_found(
         of = "scenarios chosen for it" if planted.chosen else "schedules"
         record_property(FIGURES, f"{found}, after {found.looked} {of}")
         without = Simulation(planted.scenario(found.seed)).run().breaches
-        assert list(map(str, without)) == [], "and these are breached without it"
+        assert list(map(str, without)) == [], "breaches without the bug"
     require_recorded(planted.name, found.seed, found.looked, f"@bug(..., first={found.seed})")
 
 
-def test_what_fails_by_itself_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bug that gives for one argument what another one was: that error is no find, nor is what comes of it."""
-    rotten = Planted(
-        "rotten", lambda patch: give(patch, job_claims, "claimable", by=1.5), ("liveness", "unexpected error")
+def test_an_error_in_planted_code_is_no_find(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planted bug passes an argument of a wrong type: neither that error nor its consequences count as a find."""
+    outdated = Planted(
+        "outdated", lambda patch: give(patch, job_claims, "claimable", by=1.5), ("liveness", "unexpected error")
     )
-    with quietly(), monkeypatch.context() as patch:
-        rotten.plant(patch)
-        with pytest.raises(AssertionError, match="rotten fails by itself, on seed 1: unexpected error"):
-            look_for(rotten, [scenario(1)])
+    with without_logs(), monkeypatch.context() as patch:
+        outdated.plant(patch)
+        with pytest.raises(AssertionError, match="outdated is outdated: it fails on seed 1: unexpected error"):
+            look_for(outdated, [draw_scenario(1)])
 
 
 def test_another_breach_is_no_find(monkeypatch: pytest.MonkeyPatch) -> None:
     (planted,) = (one for one in BUGS if one.name == "run_completion_before_the_decision_is_written")
-    with quietly(), monkeypatch.context() as patch:
+    with without_logs(), monkeypatch.context() as patch:
         planted.plant(patch)
-        assert look_for(planted, [scenario(1)]) is not None
-        assert look_for(replace(planted, expected=("liveness",)), [scenario(1)]) is None
+        assert look_for(planted, [draw_scenario(1)]) is not None
+        assert look_for(replace(planted, expected=("liveness",)), [draw_scenario(1)]) is None
 
 
-def test_the_search_begins_where_it_is_told_and_leaves_none_out() -> None:
+def test_the_search_starts_at_the_recorded_seed_and_omits_none() -> None:
     planted = replace(BUGS[0], first=1_999)
     assert list(islice(seeds(planted), 3)) == [1_999, 2_000, 1]
     assert sorted(seeds(planted)) == list(range(1, SEEDS + 1))
@@ -78,7 +76,7 @@ def test_a_long_search_asks_to_record_the_seed_that_it_found() -> None:
         require_recorded("reap", 7, FEW + 1, "@bug(..., first=7)")
 
 
-def test_what_has_another_signature_is_not_planted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planting_requires_the_same_signature(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TypeError, match="claimable takes no patients"):
         give(monkeypatch, job_claims, "claimable", patients=1.0)
     with pytest.raises(TypeError, match="elect takes"):
@@ -89,7 +87,7 @@ def test_what_has_another_signature_is_not_planted(monkeypatch: pytest.MonkeyPat
         wrap(monkeypatch, Executor, "_tell", lambda result, given: result)
 
 
-def test_the_documentation_tells_how_many_are_found() -> None:
+def test_the_documentation_states_how_many_bugs_are_found() -> None:
     pages = (ROOT / f"docs/internals/{name}.md" for name in ("testing", "architecture"))
     text, other = (" ".join(page.read_text().split()) for page in pages)
     chosen = sum(planted.chosen for planted in BUGS)

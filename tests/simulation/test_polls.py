@@ -1,4 +1,4 @@
-"""A poll stands behind every watch (P24): where none of them ever tells anything, all is done all the same."""
+"""Polls back all watches (P24): operations end even if no watch delivers anything."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from distop.protocol.jobs import Claim
 from distop.protocol.records import OperationRef
 from distop.protocol.txn import Put, Txn
 from tests.simulation.planted_limits import forget_claims
-from tests.simulation.test_scenarios import argument
+from tests.simulation.test_found_bugs import argument
 from tests.simulator import Simulation, run
-from tests.simulator.run import quietly
-from tests.simulator.scenario import Act, Wish, plain, scenario
-from tests.simulator.scenes import gates_change_at_once, plainly
+from tests.simulator.run import without_logs
+from tests.simulator.scenario import Action, Submission, draw_scenario, plain
+from tests.simulator.scenes import gates_changed_at_once, simplified
 
 COORDINATORS = 330.0
-"""Seconds between two listings of a coordinator's, at most."""
+"""Maximum seconds between two listings by a coordinator."""
 
 
-@pytest.mark.parametrize("acts", [(), (Act(5.0, "cancel"),)], ids=["to its end", "cancelled"])
+@pytest.mark.parametrize("actions", [(), (Action(5.0, "cancel"),)], ids=["to its end", "cancelled"])
 @pytest.mark.parametrize("seed", range(3))
-def test_all_ends_where_no_watch_tells_anything(
-    seed: int, acts: tuple[Act, ...], monkeypatch: pytest.MonkeyPatch
+def test_operations_end_although_no_watch_delivers_anything(
+    seed: int, actions: tuple[Action, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The streams stand, and nothing comes on them: no event, and no word of how far the server is."""
+    """The streams are open, but deliver neither events nor progress."""
     monkeypatch.setattr(run, "LIVENESS", 2 * COORDINATORS)
-    wish = Wish(0, 0.5, "check", "a", argument(seed, 12, 1.0), None, "collect_all", acts)
-    with quietly():
-        sim = Simulation(plain(seed, 2, [wish], poll=2.0))
+    submission = Submission(0, 0.5, "check", "a", argument(seed, 12, 1.0), None, "collect_all", actions)
+    with without_logs():
+        sim = Simulation(plain(seed, 2, [submission], poll=2.0))
         swallowed: list[int] = []
 
         def swallow(watch: object, changes: list[Any], revision: int) -> None:
@@ -40,25 +40,25 @@ def test_all_ends_where_no_watch_tells_anything(
         report = sim.run()
     assert swallowed
     assert report.breaches == []
-    assert (report.ended, report.claimed) == (1, 2), "both executors found work"
-    assert sim.told.ended == {"a/check/1": "cancelled" if acts else "success"}
+    assert (report.ended, report.claimed) == (1, 2), "an executor found no work"
+    assert sim.answers.ended == {"a/check/1": "cancelled" if actions else "success"}
 
 
 @pytest.mark.parametrize("seed", range(1, 6))
-def test_claims_that_an_executor_forgets_are_given_back(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_claims_that_an_executor_forgets_are_released(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     forget_claims(monkeypatch)
-    with quietly():
-        report = Simulation(gates_change_at_once(plainly(scenario(seed, scenes=False)))).run()
+    with without_logs():
+        report = Simulation(gates_changed_at_once(simplified(draw_scenario(seed, scenes=False)))).run()
     assert report.breaches == []
 
 
-def test_a_poll_gives_back_a_claim_unknown_to_its_holder() -> None:
-    """Nobody else may take it while the session lives: the operation would never end."""
-    wish = Wish(0, 0.5, "check", "a", {**argument(1, 12, 1.0), "trouble": 0.0}, None, "collect_all", ())
+def test_a_poll_releases_a_claim_unknown_to_its_holder() -> None:
+    """No other executor may take it while the session lives, so the operation would never end."""
+    submission = Submission(0, 0.5, "check", "a", {**argument(1, 12, 1.0), "trouble": 0.0}, None, "collect_all", ())
     ref, job = OperationRef("a", "check", "", 1), 11
     unknown: list[str] = []
-    with quietly():
-        sim = Simulation(plain(1, 2, [wish], poll=2.0))
+    with without_logs():
+        sim = Simulation(plain(1, 2, [submission], poll=2.0))
 
         def claim() -> None:
             process, before = sim.machines[0].process, sim.etcd.revision
@@ -73,4 +73,4 @@ def test_a_poll_gives_back_a_claim_unknown_to_its_holder() -> None:
         report = sim.run()
     assert unknown
     assert report.breaches == []
-    assert sim.told.ended == {"a/check/1": "success"}
+    assert sim.answers.ended == {"a/check/1": "success"}

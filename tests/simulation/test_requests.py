@@ -1,4 +1,4 @@
-"""What becomes of requests and of streams whose ways are cut, held and let go: in the client, and in the model."""
+"""Requests and streams over links that are cut, blocked and unblocked: in the client, and in the model."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from distop.store._proto import rpc_pb2 as rpc
 from distop.store.session import Session
 from distop.store.transport import RANGE, RECONNECT, WATCH, RequestFailed
 from distop.store.watch import Batch, Feed
-from tests.simulator.network import Fate
+from tests.simulator.network import RequestFault
 from tests.simulator.server_links import EVERYTHING, PATIENCE
 
 if TYPE_CHECKING:
     from distop.store.client import EtcdClient
-    from tests.simulation.worlds import World
+    from tests.simulation.simulated_cluster import SimCluster
     from tests.simulator.virtual_loop import Process
 
 
@@ -33,29 +33,30 @@ def write(name: str) -> Txn:
 
 
 @pytest.fixture
-def denied(world: World) -> World:
-    """The first transaction is applied and its answer lost; all after it are refused, until ``users.denied`` ends."""
-    users = world.etcd.users
+def denied(cluster: SimCluster) -> SimCluster:
+    """A cluster that applies the first transaction but loses its answer, then refuses all while ``users.denied``."""
+    users = cluster.etcd.users
     users.enabled = True
     seen: list[str] = []
 
-    def fate(process: Process, path: str) -> Fate | None:
+    def request_fault(process: Process, path: str) -> RequestFault | None:
         if not path.endswith("/Txn") or seen:
             return None
         seen.append(path)
-        return Fate("lost", silent=True, error=("UNAVAILABLE", "Socket closed"))
+        return RequestFault("lost", silent=True, error=("UNAVAILABLE", "Socket closed"))
 
     def applied(process: Process, path: str, asked: object) -> None:
         users.denied = users.denied or path.endswith("/Txn")
 
-    world.network.fate, world.network.applied = fate, applied
-    return world
+    cluster.network.request_fault, cluster.network.applied = request_fault, applied
+    return cluster
 
 
 @pytest.mark.parametrize("tokens_end", [False, True])
-def test_an_unknown_outcome_outlives_a_role_that_is_taken_away(denied: World, tokens_end: bool) -> None:
-    """The repetition was refused, and the session forgot a claim that it had won: who is drained was busy. A refusal
-    answers only for the copy that was refused.
+def test_an_unknown_outcome_outlives_a_revoked_role(denied: SimCluster, tokens_end: bool) -> None:
+    """A refusal says nothing about earlier copies of the transaction.
+
+    After a refused repetition an executor dropped a claim that it had won, and reported that it was drained.
     """
 
     async def work(client: EtcdClient) -> None:
@@ -73,28 +74,28 @@ def test_an_unknown_outcome_outlives_a_role_that_is_taken_away(denied: World, to
         assert (result.succeeded, result.repeated) == (False, True)
         (found,) = result.responses
         assert isinstance(found, GetResult)
-        assert found.kv is not None, "it finds its own first copy"
+        assert found.kv is not None, "the first copy was not applied"
 
     denied.run(work, **USER)
 
 
-def test_what_is_refused_to_the_end_stays_unknown(denied: World) -> None:
-    """It said that etcd did not answer, and not which rights are missing; and a plain refusal was its own cause."""
+def test_an_outcome_stays_unknown_if_all_repetitions_are_refused(denied: SimCluster) -> None:
+    """The error names the missing rights, and a plain refusal has no cause."""
 
     async def work(client: EtcdClient) -> None:
         with pytest.raises(OutcomeUnknown, match=r"rejected its repetition: etcd denies the user 'me' .*distop access"):
             await client.commit(write("a"), deadline=5.0)
         with pytest.raises(PermissionDenied) as refused:
-            await client.commit(write("b"), deadline=5.0)  # no copy of this one may have been applied
+            await client.commit(write("b"), deadline=5.0)  # no copy was applied
         assert refused.value.__cause__ is None
 
     denied.run(work, **USER)
 
 
-def test_rights_that_are_missing_are_named_at_once_and_then_seldom(
-    denied: World, caplog: pytest.LogCaptureFixture
+def test_missing_rights_are_logged_at_once_and_then_rarely(
+    denied: SimCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It was told from the fourth time on, as an etcd that does not answer, and without what is to be done."""
+    """The log names the missing rights and the remedy from the first refusal on, but rarely."""
 
     async def work(client: EtcdClient) -> None:
         lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -102,25 +103,25 @@ def test_rights_that_are_missing_are_named_at_once_and_then_seldom(
         users = denied.etcd.users
         while users.refused < 70:
             await asyncio.sleep(0.1)
-            assert told() or users.refused < 2
+            assert logged() or users.refused < 2
         lost.set_result(None)
         with pytest.raises(OutcomeUnknown, match="denies the user 'me'"):
             await task
 
-    def told() -> list[logging.LogRecord]:
+    def logged() -> list[logging.LogRecord]:
         return [record for record in caplog.records if record.levelno >= logging.WARNING]
 
     with caplog.at_level(logging.WARNING, "distop"):
         denied.run(work, **USER)
-    assert [record.levelname for record in told()] == ["ERROR"] * 3
-    for record in told():
+    assert [record.levelname for record in logged()] == ["ERROR"] * 3
+    for record in logged():
         said = record.getMessage()
         denied = "etcd denies the user 'me' permission for the transaction: "
         assert said.startswith(f"etcd rejected the transaction; retrying: {denied}")
         assert "distop access" in said
 
 
-def test_a_late_copy_of_a_node_update_does_not_undo_later_ones(world: World) -> None:
+def test_a_late_copy_of_a_node_update_does_not_undo_later_ones(cluster: SimCluster) -> None:
     """A late copy of a node record must not restore an old offer."""
     sent: list[Any] = []
     key = Keys().node("e1")
@@ -131,7 +132,7 @@ def test_a_late_copy_of_a_node_update_does_not_undo_later_ones(world: World) -> 
         await session.update(b"second")
         late = sent[-1]
         await session.update(b"third")
-        world.etcd.store.apply(late)
+        cluster.etcd.store.apply(late)
         node = await client.get(key)
         assert node is not None
         assert node.value == b"third"
@@ -141,111 +142,110 @@ def test_a_late_copy_of_a_node_update_does_not_undo_later_ones(world: World) -> 
         if isinstance(asked, Txn):
             sent.append(asked)
 
-    world.network.applied = applied
-    world.run(work)
+    cluster.network.applied = applied
+    cluster.run(work)
 
 
-def test_holds_that_overlap_do_not_change_the_order_of_a_stream(world: World) -> None:
-    """What TCP repeats comes before what was sent later. The model let later events overtake, and a watch that drops
-    what it is past (W9) lost the earlier ones.
-    """
+def test_overlapping_blocks_do_not_change_the_order_of_a_stream(cluster: SimCluster) -> None:
+    """TCP delivers in order. The model let later events overtake, and a watch lost the older ones (W9)."""
     applied: list[str] = []
 
     def apply(batch: Batch) -> None:
         applied.extend(event.kv.key for event in batch.events)
 
     async def work(client: EtcdClient) -> None:
-        network = world.network
+        network = cluster.network
         feed = Feed(client, "k", "l", apply)
         await feed.start()
         (link,) = network.links()
         names = [f"k{n}" for n in range(5)]
-        holds = []
+        blocks = []
         for number, name in enumerate(names):
             if number == 1:
-                holds.append(network.hold(link, muted=("Watch",)))
+                blocks.append(network.block(link, answers=("Watch",)))
             if number == 2:
-                holds.append(network.hold(link, held=("Lease",)))
+                blocks.append(network.block(link, requests=("Lease",)))
             if number == 3:
-                network.release(holds[1:])
+                network.unblock(blocks[1:])
             if number == 4:
-                network.release(holds)
+                network.unblock(blocks)
             await client.commit(Txn((), (Put(name, b""),)))
             if number == 0:
-                await asyncio.sleep(1.0)  # until the watch has begun
-        await feed.reached(world.etcd.revision)
+                await asyncio.sleep(1.0)  # until the watch is created
+        await feed.reached(cluster.etcd.revision)
         assert applied == names
         await feed.close()
 
-    world.run(work)
+    cluster.run(work)
 
 
-def test_a_held_watch_delivers_before_its_stream_ends(world: World) -> None:
-    """The end of a stream overtook what was held back of one of its watches, and that never came."""
+def test_a_blocked_watch_delivers_before_its_stream_ends(cluster: SimCluster) -> None:
+    """In the model, the end of a stream overtook blocked events of its watch, which were lost."""
 
     async def work(client: EtcdClient) -> None:
-        network = world.network
+        network = cluster.network
         stream, _ = await client.transport.stream(WATCH)
         await stream.write(rpc.WatchRequest(create_request=rpc.WatchCreateRequest(key=b"k")))
         assert (await stream.read()).created
         (link,) = network.links()
-        hold = network.hold(link, muted=("k",))
+        block = network.block(link, answers=("k",))
         await client.commit(Txn((), (Put("k", b""),)))
         (sent,) = link.streams
         sent.fail(None)
         reading = asyncio.ensure_future(stream.read())
         await asyncio.sleep(10.0)
         assert not reading.done()
-        network.release([hold])
+        network.unblock([block])
         assert [event.kv.key for event in (await reading).events] == [b"k"]
         assert await stream.read() is grpc.aio.EOF
 
-    world.run(work)
+    cluster.run(work)
 
 
-def test_windows_that_overlap_end_each_for_itself(world: World) -> None:
-    """The first of two that ended let everything in, and made all of it fast."""
+def test_overlapping_blocks_end_separately(cluster: SimCluster) -> None:
+    """The end of the first block ended all of them."""
 
     async def work(client: EtcdClient) -> None:
-        network = world.network
+        network = cluster.network
         await client.get("k")
         (link,) = network.links()
-        refused = [network.hold(link, refuses=True) for _ in range(2)]
-        late = [network.hold(link, slow={"Lease": seconds}) for seconds in (1.0, 2.0, 0.5)]
-        network.release([refused[0], late[1]])
+        refused = [network.block(link, refuses=True) for _ in range(2)]
+        late = [network.block(link, slow={"Lease": seconds}) for seconds in (1.0, 2.0, 0.5)]
+        network.unblock([refused[0], late[1]])
         with pytest.raises(RequestFailed, match="failed to connect"):
             await client.transport.unary(RANGE, rpc.RangeRequest(key=b"k"), 5.0)
         assert link.slow == {"Lease": 1.0}
-        network.release([refused[1], late[0], late[2]])
+        network.unblock([refused[1], late[0], late[2]])
         await client.transport.unary(RANGE, rpc.RangeRequest(key=b"k"), 5.0)
         assert link.slow == {}
 
-    world.run(work)
+    cluster.run(work)
 
 
-def test_a_hole_that_lasts_refuses_what_comes_after_the_connection(world: World) -> None:
-    """The second request in a hole hung for as long as its client let it: no attempt to connect ever failed. Now the
-    first one fails when its attempt to connect has timed out, others at once, and the way is open again when the
-    attempt ends that is under way at the hole's end.
+def test_a_long_block_refuses_requests_after_the_loss_of_the_connection(cluster: SimCluster) -> None:
+    """While nothing passes, attempts to connect fail, as with gRPC.
+
+    The first request fails when its attempt to connect has timed out, later ones at once. After the block, requests
+    pass when the current attempt ends. Before, the second request hung until its own time-out.
     """
 
     async def work(client: EtcdClient) -> None:
-        network = world.network
+        network = cluster.network
 
         async def ask() -> tuple[str, float]:
-            """What a request ends by, and after how long."""
-            began = world.loop.now
+            """The result of a request, and its duration in seconds."""
+            began = cluster.loop.now
             try:
                 await client.transport.unary(RANGE, rpc.RangeRequest(key=b"k"), 60.0)
             except RequestFailed as error:
-                return error.failure.fate.name, world.loop.now - began
-            return "answered", world.loop.now - began
+                return error.failure.fate.name, cluster.loop.now - began
+            return "answered", cluster.loop.now - began
 
         await ask()
         (link,) = network.links()
-        hold = network.hold(link, EVERYTHING, EVERYTHING)
+        block = network.block(link, EVERYTHING, EVERYTHING)
         fate, after = await ask()
-        assert (fate, round(after)) == ("UNKNOWN", round(PATIENCE)), "it was sent"
+        assert (fate, round(after)) == ("UNKNOWN", round(PATIENCE)), "the request was not sent"
         both = await asyncio.gather(ask(), ask())
         assert [(fate, round(after, 1)) for fate, after in both] == [("NOT_DONE", RECONNECT.least)] * 2
         fate, after = await ask()
@@ -254,21 +254,21 @@ def test_a_hole_that_lasts_refuses_what_comes_after_the_connection(world: World)
         with pytest.raises(grpc.aio.AioRpcError, match="failed to connect to all addresses"):
             await stream.write(rpc.WatchRequest(create_request=rpc.WatchCreateRequest(key=b"k")))
         await asyncio.sleep(20.0)
-        network.release([hold])
-        ended = world.loop.now
+        network.unblock([block])
+        ended = cluster.loop.now
         while (await ask())[0] != "answered":
-            assert world.loop.now < ended + RECONNECT.longest
+            assert cluster.loop.now < ended + RECONNECT.longest
             await asyncio.sleep(0.05)
 
-    world.run(work)
+    cluster.run(work)
 
 
-def test_what_waits_for_a_connection_is_sent_where_the_hole_ends_in_time(world: World) -> None:
+def test_requests_that_wait_for_a_connection_are_sent_if_the_block_ends_in_time(cluster: SimCluster) -> None:
     async def work(client: EtcdClient) -> None:
-        network = world.network
+        network = cluster.network
         await client.get("k")
         (link,) = network.links()
-        hold = network.hold(link, EVERYTHING, EVERYTHING)
+        block = network.block(link, EVERYTHING, EVERYTHING)
         network.cut(link)
         stream, _ = await client.transport.stream(WATCH)
         created = rpc.WatchRequest(create_request=rpc.WatchCreateRequest(key=b"k"))
@@ -280,9 +280,9 @@ def test_what_waits_for_a_connection_is_sent_where_the_hole_ends_in_time(world: 
         assert not asking.done()
         with pytest.raises(RequestFailed, match="Deadline"):
             await given_up
-        network.release([hold])
+        network.unblock([block])
         await asyncio.gather(opening, asking)
         assert (await stream.read()).created
         stream.cancel()
 
-    world.run(work)
+    cluster.run(work)

@@ -1,4 +1,4 @@
-"""Which executor claims what, and when: the production executors on the model etcd, with jobs made for the purpose."""
+"""Which executor claims which job and when: production executors on the model etcd, with scripted jobs."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from distop.protocol.records import History
 from distop.services.open_operation import OpenOperation
 from distop.store.client import EtcdClient
 from tests.simulator import Scenario, Simulation, simulated_behaviors
-from tests.simulator.run import quietly
-from tests.simulator.scenario import Act, Wish, plain
+from tests.simulator.run import without_logs
+from tests.simulator.scenario import Action, Submission, plain
 from tests.simulator.sim_worker import SimWorker
 from tests.simulator.simulated_behaviors import Script
 from tests.simulator.virtual_loop import PROCESS
@@ -35,20 +35,20 @@ if TYPE_CHECKING:
     from distop.worker.daemon_side.requests import Listener, RunRequest
 
 
-def wish(type_name: str, partitions: int, after: float = 0.3, name: str = "x") -> Wish:
+def submission(type_name: str, partitions: int, after: float = 0.3, name: str = "x") -> Submission:
     arg = {"seed": 5, "partitions": partitions, "pace": 0.1, "trouble": 0.0, "chunk": 100_000, "calls": 0.05}
-    return Wish(0, after, type_name, "a", {**arg, "name": name}, None, "collect_all", ())
+    return Submission(0, after, type_name, "a", {**arg, "name": name}, None, "collect_all", ())
 
 
-def cluster(hosts: int, slots: int, *wishes: Wish) -> Scenario:
-    return plain(11, hosts, wishes, slots=slots, poll=2.0)
+def cluster(hosts: int, slots: int, *submissions: Submission) -> Scenario:
+    return plain(11, hosts, submissions, slots=slots, poll=2.0)
 
 
 class Watched:
-    """A simulation whose claims are followed. ``seen`` is called with each change."""
+    """A simulation that tracks all claims. ``seen`` is called with each change."""
 
-    def __init__(self, wanted: Scenario, seen: Callable[[Change], None] = lambda _: None) -> None:
-        self.sim = Simulation(wanted)
+    def __init__(self, scenario: Scenario, seen: Callable[[Change], None] = lambda _: None) -> None:
+        self.sim = Simulation(scenario)
         self.held: dict[str, str] = {}
         """Claim → the executor that holds it."""
         self._seen = seen
@@ -69,20 +69,23 @@ class Watched:
         self.sim.etcd.committed = committed
 
     def run(self) -> list[str]:
-        with quietly():
+        with without_logs():
             return list(map(str, self.sim.run().breaches))
 
 
-# -------------------------------------------------------------- cannot be read
+# --------------------------------------------------------- unreadable operations
 
 
 @pytest.mark.parametrize("hosts", [2, 3])
-def test_jobs_that_cannot_be_read_are_not_claimed_unread_twice(hosts: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each executor but the coordinator's, which brings the plan, finds out once that it cannot read the operation, and
-    then looks before it claims.
+def test_jobs_of_an_unreadable_operation_are_not_claimed_unread_twice(
+    hosts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each executor notices once that it cannot read the operation, and then reads it before it claims.
+
+    The coordinator's executor never claims unread, since it has the plan.
     """
     monkeypatch.setattr(simulated_behaviors, "script", lambda *_: Script(0.1, 1, "success"))
-    watched = Watched(cluster(hosts, 8, wish("check", 6)))
+    watched = Watched(cluster(hosts, 8, submission("check", 6)))
     sim, former = watched.sim, OpenOperation.of
     unread: Counter[str] = Counter()
     looked: list[float] = []
@@ -101,19 +104,20 @@ def test_jobs_that_cannot_be_read_are_not_claimed_unread_twice(hosts: int, monke
 
     monkeypatch.setattr(OpenOperation, "of", of)
     monkeypatch.setattr(Claimer, "claim_fresh", claim_fresh)
-    told = [breach for breach in watched.run() if "skipping it until its records change" not in breach]
-    assert told == [], "it ends once it can be read"
+    unreadable = "Cannot read the operation on this executor"
+    breaches = [breach for breach in watched.run() if unreadable not in breach]
+    assert breaches == [], "the operation did not end after it became readable"
     assert set(unread.values()) == {1}, unread
     assert len(looked) <= 12 * hosts, looked
 
 
-# ---------------------------------------------------------------- runs alone
+# ---------------------------------------------------------------- exclusive jobs
 
 SUSPECT = "distOpClaim.a.index.x.1.000000"
 
 
 def backlog(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The job of ``index`` breaks once and is then to run alone; those of ``check`` take longer than the poll."""
+    """Make the job of ``index`` fail once and then need to run alone; jobs of ``check`` last longer than a poll."""
 
     def script(type_name: str, arg: Mapping[str, Any], partition: int, attempt: int) -> Script:
         if type_name == "index":
@@ -124,20 +128,20 @@ def backlog(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_claims, "suspect", lambda claim, lost, rules: rules.resumable and claim.failures > 0)
 
 
-class Alone(Watched):
-    """Follows a job that is to run alone beside a backlog. ``due()`` is called when it has broken."""
+class ExclusiveJob(Watched):
+    """Tracks a job that has to run alone beside a backlog. ``due(self)`` is called when it has failed."""
 
-    def __init__(self, hosts: int, jobs: int, due: Callable[[Alone], None] = lambda _: None) -> None:
-        super().__init__(cluster(hosts, 3, wish("index", 1), wish("check", jobs, 0.4)), self._follow)
+    def __init__(self, hosts: int, jobs: int, due: Callable[[ExclusiveJob], None] = lambda _: None) -> None:
+        super().__init__(cluster(hosts, 3, submission("index", 1), submission("check", jobs, 0.4)), self._follow)
         self.broke = self.begun = self.ended = False
         self.meanwhile: Counter[str] = Counter()
-        """Executors by the jobs of the backlog that they claimed while it waited."""
+        """Executor → number of backlog jobs that it claimed while the exclusive job waited."""
         self.beside: list[tuple[str, str]] = []
-        """What else its executor held while it ran."""
+        """Other claims of its executor while it ran."""
         self.others: set[str] = set()
-        """Who held jobs while it ran."""
+        """Other executors that held jobs while it ran."""
         self.left = 0
-        """Jobs of the backlog that had not been claimed when it began."""
+        """Number of unclaimed backlog jobs when it started."""
         self.holder = ""
         self._claimed = 0
         self._jobs = jobs
@@ -166,20 +170,20 @@ class Alone(Watched):
 
 
 @pytest.mark.parametrize("hosts", [1, 3])
-def test_a_job_that_is_to_run_alone_runs_beside_a_backlog(hosts: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One executor falls quiet for it and stays so over each poll; the others go on with the backlog."""
+def test_an_exclusive_job_runs_beside_a_backlog(hosts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One executor stops claiming for it, also after polls; the others continue with the backlog."""
     backlog(monkeypatch)
-    watched = Alone(hosts, 60 * hosts)
+    watched = ExclusiveJob(hosts, 60 * hosts)
     assert watched.run() == []
-    assert watched.left > 30 * hosts, "it did not wait for the end of the backlog"
+    assert watched.left > 30 * hosts, "the job waited for the end of the backlog"
     assert watched.beside == []
     assert len(watched.others) == hosts - 1
     went_on = watched.meanwhile.total() - watched.meanwhile[watched.holder]
-    assert went_on > 2 * (hosts - 1) or hosts == 1, "nobody else stood still while it waited"
+    assert went_on > 2 * (hosts - 1) or hosts == 1, "other executors stopped claiming too"
 
 
-def first_for(watched: Alone) -> str:
-    """The executor that falls quiet for the job."""
+def first_for(watched: ExclusiveJob) -> str:
+    """The executor that stops claiming for the job."""
     kv = watched.sim.etcd.store.get(SUSPECT)
     assert kv is not None
     claim, names = Claim.decode(kv.value), [host.name for host in watched.sim.scenario.hosts]
@@ -190,11 +194,11 @@ def first_for(watched: Alone) -> str:
     return min(names, key=place)
 
 
-def test_it_runs_alone_though_the_executor_that_fell_quiet_dies(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exclusive_job_runs_although_the_executor_that_waits_for_it_dies(monkeypatch: pytest.MonkeyPatch) -> None:
     backlog(monkeypatch)
     fell: list[str] = []
 
-    def due(watched: Alone) -> None:
+    def due(watched: ExclusiveJob) -> None:
         sim, name = watched.sim, first_for(watched)
         fell.append(name)
         machine = next(machine for machine in sim.machines if machine.name == name)
@@ -203,17 +207,17 @@ def test_it_runs_alone_though_the_executor_that_fell_quiet_dies(monkeypatch: pyt
             machine.crash()
             sim.loop.world_at(sim.loop.now + 60.0, machine.start)
 
-        sim.loop.world_at(sim.loop.now + 4.0, die)  # it waits for the last of its own jobs
+        sim.loop.world_at(sim.loop.now + 4.0, die)  # while it waits for the last of its own jobs
 
-    watched = Alone(3, 300, due)
+    watched = ExclusiveJob(3, 300, due)
     assert watched.run() == []
     assert watched.left > 100
     assert watched.beside == []
     assert watched.holder not in fell
 
 
-def test_it_runs_alone_though_the_first_executor_never_gets_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For whatever reason; and nobody else can see it. After a while it is the next one's turn."""
+def test_an_exclusive_job_runs_although_the_first_executor_is_never_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a reason that no other executor sees. After a while the next executor takes its turn."""
     backlog(monkeypatch)
     monkeypatch.setattr(work_shares, "QUIET_TURN", 40.0)
     never: list[str] = []
@@ -223,7 +227,7 @@ def test_it_runs_alone_though_the_first_executor_never_gets_alone(monkeypatch: p
         return self._around.executor_id not in never and former(self, *mine)
 
     monkeypatch.setattr(Backlog, "_alone", alone)
-    watched = Alone(3, 300, lambda watched: never.append(first_for(watched)))
+    watched = ExclusiveJob(3, 300, lambda watched: never.append(first_for(watched)))
     assert watched.run() == []
     assert never
     assert watched.holder not in never
@@ -231,8 +235,8 @@ def test_it_runs_alone_though_the_first_executor_never_gets_alone(monkeypatch: p
     assert watched.beside == []
 
 
-def test_nobody_stays_quiet_for_an_operation_that_went_while_it_was_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Found by seed 20262712: the executor fell quiet for it after it had heard that its gate was gone."""
+def test_no_executor_waits_for_an_exclusive_job_of_an_ended_operation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found by seed 20262712: the executor stopped claiming for it after it had seen the end of its gate."""
 
     def script(type_name: str, arg: Mapping[str, Any], partition: int, attempt: int) -> Script:
         return Script(0.5, 1, "error") if type_name == "index" else Script(20.0, 1, "success")
@@ -248,25 +252,25 @@ def test_nobody_stays_quiet_for_an_operation_that_went_while_it_was_looked_at(mo
             await asyncio.sleep(6.0)
 
     monkeypatch.setattr(OpenOperation, "look", look)
-    broken = replace(wish("index", 1), acts=(Act(4.0, "cancel"),))
-    watched = Watched(cluster(1, 3, broken, wish("check", 2, 0.4)))
+    broken = replace(submission("index", 1), actions=(Action(4.0, "cancel"),))
+    watched = Watched(cluster(1, 3, broken, submission("check", 2, 0.4)))
     assert watched.run() == []
-    assert sorted(watched.sim.told.ended.values()) == ["cancelled", "success"]
-    assert looks[1] < 0.3 + 4.0 < looks[1] + 6.0, "it was looked at when it was cancelled"
+    assert sorted(watched.sim.answers.ended.values()) == ["cancelled", "success"]
+    assert looks[1] < 0.3 + 4.0 < looks[1] + 6.0, "the cancel did not come during the look"
 
 
-# ------------------------------------------------------------ suspects itself
+# --------------------------------------------------------------- circuit breaker
 
 
-class Breaking(Watched):
-    """Attempts that broke, and when operations ended."""
+class FailingAttempts(Watched):
+    """Counts failed attempts, and records the ends of operations."""
 
-    def __init__(self, wanted: Scenario) -> None:
-        super().__init__(wanted, self._follow)
+    def __init__(self, scenario: Scenario) -> None:
+        super().__init__(scenario, self._follow)
         self.broke: Counter[str] = Counter()
-        """Executor → attempts that broke there."""
+        """Executor → number of attempts that failed there."""
         self.ended: dict[str, float] = {}
-        """Type → when its operation ended, in virtual seconds."""
+        """Type → virtual time of its operation's end."""
         self.states: dict[str, str] = {}
 
     def _follow(self, change: Change) -> None:
@@ -280,34 +284,34 @@ class Breaking(Watched):
             self.states[key.split(".")[2]] = history.state
 
 
-def test_a_node_that_breaks_everything_leaves_the_work_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Jobs of two operations break on it, and none ends: it claims nothing for a while."""
+def test_a_node_whose_jobs_all_fail_leaves_the_work_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All jobs of two operations fail on it, so it claims nothing for a while."""
 
     def script(type_name: str, arg: Mapping[str, Any], partition: int, attempt: int) -> Script:
         here = PROCESS.get().name.startswith("exec-0/")
         return Script(0.05, 1, "error") if here else Script(0.8, 1, "success")
 
     monkeypatch.setattr(simulated_behaviors, "script", script)
-    watched = Breaking(cluster(2, 4, wish("check", 150), wish("check-all", 150)))
+    watched = FailingAttempts(cluster(2, 4, submission("check", 150), submission("check-all", 150)))
     assert watched.run() == []
     assert watched.states == {"check": "success", "check-all": "success"}
     assert IN_A_ROW <= watched.broke["exec-0"] <= 3 * IN_A_ROW
     assert watched.broke["exec-1"] == 0
 
 
-def test_a_node_that_breaks_everything_leaves_its_few_jobs_to_one_with_fewer_slots(
+def test_a_node_whose_jobs_all_fail_leaves_few_jobs_to_one_with_fewer_slots(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It has free slots at once, and took every attempt while the other node was busy."""
+    """It always had free slots, and took each attempt while the other node was busy."""
 
     def script(type_name: str, arg: Mapping[str, Any], partition: int, attempt: int) -> Script:
         here = PROCESS.get().name.startswith("exec-0/")
         return Script(0.05, 1, "error") if here else Script(8.0, 1, "success")
 
     monkeypatch.setattr(simulated_behaviors, "script", script)
-    wanted = cluster(2, 8, wish("check", 6))
-    broken, busy = wanted.hosts
-    watched = Breaking(replace(wanted, hosts=(broken, replace(busy, slots=1))))
+    scenario = cluster(2, 8, submission("check", 6))
+    broken, busy = scenario.hosts
+    watched = FailingAttempts(replace(scenario, hosts=(broken, replace(busy, slots=1))))
     assert watched.run() == []
     assert watched.states == {"check": "success"}
     assert watched.broke["exec-0"] > 0
@@ -315,31 +319,32 @@ def test_a_node_that_breaks_everything_leaves_its_few_jobs_to_one_with_fewer_slo
 
 
 @pytest.mark.parametrize("hosts", [1, 2])
-def test_a_broken_operation_holds_up_no_other(hosts: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many of its jobs break in a row, wherever they run: that tells nothing of the nodes."""
+def test_a_failing_operation_delays_no_other(hosts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Consecutive failures of one operation on all nodes do not open a node's circuit breaker."""
 
     def script(type_name: str, arg: Mapping[str, Any], partition: int, attempt: int) -> Script:
         return Script(0.05, 1, "success" if type_name == "check" or attempt > 4 else "error")
 
     monkeypatch.setattr(simulated_behaviors, "script", script)
-    watched = Breaking(cluster(hosts, 4, wish("check-all", 60), wish("check", 20, after=5.0)))
+    watched = FailingAttempts(cluster(hosts, 4, submission("check-all", 60), submission("check", 20, after=5.0)))
     assert watched.run() == []
     assert watched.states == {"check": "success", "check-all": "success"}
     assert sum(watched.broke.values()) == 60 * 4
     assert watched.ended["check"] < 10
     if hosts == 1:
-        assert watched.ended["check-all"] < 30, "nobody else could run them, so that they were not left to others"
+        assert watched.ended["check-all"] < 30, "the only node left its jobs to other nodes"
 
 
-# ------------------------------------------------------------------ in a block
+# ------------------------------------------------------------------------ blocks
 
 
 def test_the_jobs_of_a_block_are_run_in_the_order_of_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are claimed in groups, which are answered in any order: what a child keeps of a batch, such as the listing
-    of its files, it finds again by the files in their order.
+    """They are claimed in groups, whose answers may arrive in any order.
+
+    A child's caches for a batch, such as a listing of files, rely on the order.
     """
     monkeypatch.setattr(simulated_behaviors, "script", lambda *_: Script(0.05, 1, "success"))
-    watched, runs = Watched(cluster(1, 2, wish("purge", 1500))), []
+    watched, runs = Watched(cluster(1, 2, submission("purge", 1500))), []
     run, commit = SimWorker.run_in_turn, EtcdClient.commit
     claims = itertools.count()
 

@@ -1,4 +1,4 @@
-"""Sessions whose etcd is silent, slow or another one: they end in time, and are closed in time."""
+"""Sessions with an etcd that is silent, slow or another cluster: they end in time, and are closed in time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.simulator.server_links import EVERYTHING
 
 if TYPE_CHECKING:
     from distop.store.client import EtcdClient
-    from tests.simulation.worlds import World
+    from tests.simulation.simulated_cluster import SimCluster
 
 KEY = Keys().node("e1")
 
@@ -27,28 +27,28 @@ async def started(client: EtcdClient, ttl: int) -> Session:
     return session
 
 
-def cut_off(world: World) -> None:
-    (link,) = world.network.links()
-    world.network.hold(link, EVERYTHING, EVERYTHING)
+def cut_off(cluster: SimCluster) -> None:
+    (link,) = cluster.network.links()
+    cluster.network.block(link, EVERYTHING, EVERYTHING)
 
 
-def test_a_session_is_lost_at_its_deadline_though_nobody_answers(world: World) -> None:
+def test_a_session_is_lost_at_its_deadline_without_answers(cluster: SimCluster) -> None:
     async def work(client: EtcdClient) -> None:
         session = await started(client, 10)
-        cut_off(world)
+        cut_off(cluster)
         reason = await asyncio.wait_for(session.lost, 10.0)
         assert reason == "no renewal was acknowledged before the deadline"
         await session.close()
 
-    world.run(work)
+    cluster.run(work)
 
 
-def test_a_session_is_lost_soon_after_the_machine_was_suspended(world: World) -> None:
-    """The loop's timers do not count meanwhile, and what runs under the session goes on until it is lost."""
+def test_a_session_is_lost_soon_after_the_machine_was_suspended(cluster: SimCluster) -> None:
+    """The loop's timers do not run while the machine is suspended, but the session must be lost soon afterwards."""
 
     async def work(client: EtcdClient) -> None:
         session = await started(client, 60)
-        cut_off(world)
+        cut_off(cluster)
         clock = source.get()
         awake = clock.boottime
         await asyncio.sleep(1.0)
@@ -57,35 +57,35 @@ def test_a_session_is_lost_soon_after_the_machine_was_suspended(world: World) ->
         await asyncio.wait_for(session.lost, 2.0)
         await session.close()
 
-    world.run(work)
+    cluster.run(work)
 
 
-def test_a_session_is_closed_within_seconds_though_nobody_answers(world: World) -> None:
-    """Whoever stops a daemon waits for it; the lease expires."""
+def test_a_session_is_closed_within_seconds_without_answers(cluster: SimCluster) -> None:
+    """Stopping a daemon waits for the session; the lease expires later."""
 
     async def work(client: EtcdClient) -> None:
         session = await started(client, 60)
-        cut_off(world)
+        cut_off(cluster)
         async with asyncio.timeout(15.0):
             await session.close()
 
-    world.run(work)
+    cluster.run(work)
 
 
-def test_a_session_that_is_closed_leaves_no_node_key_behind_though_etcd_is_slow(world: World) -> None:
-    """Others wait for its expiry otherwise."""
+def test_a_closed_session_leaves_no_node_key_although_etcd_is_slow(cluster: SimCluster) -> None:
+    """Otherwise other executors would wait for its expiry."""
 
     async def work(client: EtcdClient) -> None:
         session = await started(client, 60)
-        world.network.sending = lambda process, path, asked: 0.5 if path.endswith("/LeaseRevoke") else 0.0
+        cluster.network.sending = lambda process, path, asked: 0.5 if path.endswith("/LeaseRevoke") else 0.0
         await session.close()
         assert await client.get(KEY) is None
 
-    world.run(work)
+    cluster.run(work)
 
 
-def test_a_session_ends_once_another_cluster_was_seen(world: World) -> None:
-    """Its renewals may still be answered by the former one."""
+def test_a_session_ends_after_an_answer_of_another_cluster(cluster: SimCluster) -> None:
+    """The former cluster may still answer its renewals."""
 
     async def work(client: EtcdClient) -> None:
         session = await started(client, 10)
@@ -95,4 +95,4 @@ def test_a_session_ends_once_another_cluster_was_seen(world: World) -> None:
         assert "another cluster" in reason
         await session.close()
 
-    world.run(work)
+    cluster.run(work)

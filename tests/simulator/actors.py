@@ -1,5 +1,7 @@
-"""Actors of a simulation: worker loops in processes that are no executors, on the production client. They do well and
-badly: they extend their claims or forget to, return late, or never. Some operations have jobs that they alone run.
+"""Simulated actors: processes other than executors that claim jobs through the production client.
+
+They extend their claims or forget to, and return jobs in time, late or never. Jobs of some operations run only on
+actors.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from distop.client.async_client import Client
 from distop.clock import random
 from distop.errors import ClusterChanged, DistopError, InvalidToken, OutcomeUnknown
 from distop.services.claims.owned_jobs import Abort, Complete, Release, Retry
-from tests.simulator.scenario import Act, Wish
+from tests.simulator.scenario import Action, Submission
 from tests.simulator.simulated_behaviors import BY_HAND
 
 if TYPE_CHECKING:
@@ -24,30 +26,33 @@ if TYPE_CHECKING:
     from tests.simulator.scenario import Host
 
 AGAIN = 0.3
-"""Seconds between looks, and after what did not work."""
+"""Seconds between two polls, and after an error."""
 MOST = 3
-BROKEN = "an actor's attempt broke"
+"""Maximum jobs of one claim."""
+BROKEN = "an actor's attempt failed"
 
 
 def by_hand(
-    chance: randomness.Random, wishes: Sequence[Wish], hosts: Sequence[Host], actors: int
-) -> tuple[tuple[Wish, ...], tuple[Host, ...]]:
-    """In half of the seeds with actors, add operations of the type that has no code.
+    chance: randomness.Random, submissions: Sequence[Submission], hosts: Sequence[Host], actors: int
+) -> tuple[tuple[Submission, ...], tuple[Host, ...]]:
+    """In half of the seeds with actors, add operations of the type without code.
 
-    Some of them are paused or cancelled while jobs run. Any executor may coordinate them that serves the type and the
-    table.
+    Some of them are paused or cancelled while jobs run. Each executor that serves the type and the table may coordinate
+    them.
     """
     if not actors or chance.random() < 0.5:
-        return tuple(wishes), tuple(hosts)
-    model, found = wishes[0], []
+        return tuple(submissions), tuple(hosts)
+    model, found = submissions[0], []
     for _ in range(chance.randint(1, 3)):
         jobs = chance.choices((1, 2, 5, 40), (4, 3, 3, 1))[0]
         arg = {"seed": chance.randrange(1 << 30), "partitions": jobs, "pace": 0.1, "trouble": 0.0, "calls": 0.1}
         ways = ((), (), (), ("cancel",), ("pause", "resume"), ("pause", "cancel"))
-        acts = tuple(Act(chance.uniform(0.1, 2.0), what) for what in chance.choice(ways))
+        actions = tuple(Action(chance.uniform(0.1, 2.0), what) for what in chance.choice(ways))
         names = tuple(f"p={n}" for n in range(jobs))
         arg["chunk"] = 1000
-        found.append(Wish(model.client, chance.uniform(0.0, 2.0), BY_HAND, model.table, arg, names, None, acts))
+        found.append(
+            Submission(model.client, chance.uniform(0.0, 2.0), BY_HAND, model.table, arg, names, None, actions)
+        )
     serving = tuple(
         replace(
             host,
@@ -56,13 +61,13 @@ def by_hand(
         )
         for host in hosts
     )
-    return (*wishes, *found), serving
+    return (*submissions, *found), serving
 
 
-async def act(
+async def run_actor(
     config: ClientConfig, name: str, types: tuple[str, ...], over: Callable[[], bool], note: Callable[[str], None]
 ) -> None:
-    """Claim and return jobs, until nobody waits for anything any more. ``note``: is told what must not be."""
+    """Claim and return jobs until ``over()``. Calls ``note(text)`` for each breach."""
     async with Client(config) as client:
         work: set[asyncio.Task[None]] = set()
         gone: ClusterChanged | None = None
@@ -71,7 +76,7 @@ async def act(
             try:
                 jobs = await client.own_jobs(name, types, int(random.uniform(1, MOST + 1)), random.uniform(0.3, 3.0))
             except ClusterChanged as error:
-                gone = error  # for this client for good
+                gone = error  # this client cannot be used any more
                 continue
             except DistopError:
                 continue
@@ -89,7 +94,7 @@ async def act(
 async def _work(client: Client, job: OwnedJob, note: Callable[[str], None]) -> None:
     luck = random.uniform(0, 1)
     if luck < 0.1:
-        return  # forgotten
+        return  # neither extended nor returned
     await asyncio.sleep(job.duration * random.uniform(0, 0.5))
     while random.uniform(0, 1) < 0.4:
         try:
@@ -99,8 +104,8 @@ async def _work(client: Client, job: OwnedJob, note: Callable[[str], None]) -> N
             pass
         await asyncio.sleep(job.duration * random.uniform(0.1, 0.6))
     if luck < 0.25:
-        await asyncio.sleep(job.duration * random.uniform(1, 3))  # it returns late
-    await _give(client, job, _outcome(), note)
+        await asyncio.sleep(job.duration * random.uniform(1, 3))  # returned late
+    await _return_job(client, job, _outcome(), note)
 
 
 def _outcome() -> Outcome:
@@ -109,11 +114,11 @@ def _outcome() -> Outcome:
         return Complete({"by": "an actor"})
     if luck < 0.8:
         return Retry(BROKEN)
-    return Release() if luck < 0.95 else Abort("an actor says no")
+    return Release() if luck < 0.95 else Abort("aborted by an actor")
 
 
-async def _give(client: Client, job: OwnedJob, outcome: Outcome, note: Callable[[str], None]) -> None:
-    """Until it is told; a token that is void stays so."""
+async def _return_job(client: Client, job: OwnedJob, outcome: Outcome, note: Callable[[str], None]) -> None:
+    """Return a job until etcd answers, and check that a token which became invalid stays invalid."""
     for _ in range(50):
         try:
             await client.return_job(job.token, outcome)
@@ -132,4 +137,4 @@ async def _give(client: Client, job: OwnedJob, outcome: Outcome, note: Callable[
         except DistopError:
             continue
         if not isinstance(again, type(outcome)):
-            note(f"the token {job.token} was void, and then not")
+            note(f"token {job.token} was accepted after it had been rejected as invalid")

@@ -1,7 +1,6 @@
-"""Client transactions with both branches, whose compares change meanwhile.
+"""Client transactions with both branches, whose compares change while copies of a request are in flight.
 
-A compare may start or stop to hold while copies of the transaction are under way. Of each request one branch must be
-applied, once, and its client must be told which.
+Exactly one branch of each request must be applied, once, and the client must learn which one.
 """
 
 from __future__ import annotations
@@ -22,80 +21,80 @@ if TYPE_CHECKING:
     from distop.client.async_operation import Operation
     from distop.protocol.revisioned import Change
     from distop.settings import ClientConfig
-    from tests.simulator.clients import Told
-    from tests.simulator.scenario import Wish
+    from tests.simulator.clients import ClientAnswers
+    from tests.simulator.scenario import Submission
 
 CALLERS = "caller/"
-"""How the keys begin that clients write themselves."""
+"""Prefix of the keys that clients write themselves."""
 PAUSE = 0.3
-"""Seconds after which it is tried again to turn what is compared."""
+"""Seconds before a failed toggle of a compared key is retried."""
 
 
-def gate(request: str) -> str:
-    """The key that a transaction compares to be absent."""
+def gate_key(request: str) -> str:
+    """The key that must be absent for the success branch."""
     return f"{CALLERS}{request}/gate"
 
 
-def ran(request: str) -> str:
-    """The key that shows which branch ran."""
+def branch_key(request: str) -> str:
+    """The key that records which branch was applied."""
     return f"{CALLERS}{request}/ran"
 
 
 async def start_with_branches(
-    client: Client, request: str, wish: Wish, options: dict[str, Any], told: Told
+    client: Client, request: str, submission: Submission, options: dict[str, Any], answers: ClientAnswers
 ) -> Operation | None:
-    """Start the operation if the transaction's compare holds; else None."""
+    """Start the operation if the transaction's compare holds; else return None."""
     done = await client.transaction(
-        compare=[absent(gate(request))],
-        success=[Put(ran(request), b"success")],
-        failure=[Put(ran(request), b"failure"), Get(gate(request))],
-        start=Start(wish.type, wish.table, dict(wish.arg), options=options),
+        compare=[absent(gate_key(request))],
+        success=[Put(branch_key(request), b"success")],
+        failure=[Put(branch_key(request), b"failure"), Get(gate_key(request))],
+        start=Start(submission.type, submission.table, dict(submission.arg), options=options),
         request_id=request,
     )
-    told.branches.setdefault(request, []).append(done.committed)
+    answers.branches.setdefault(request, []).append(done.committed)
     started: Operation | None = done.operations[0] if done.committed else None
     return started
 
 
-async def refused_within(client: Client, request: str, start: Start) -> None:
-    """A transaction whose compare never holds, and whose request id is not reused."""
+async def refused_start(client: Client, request: str, start: Start) -> None:
+    """Send a transaction whose compare never holds, with a request id of its own."""
     await client.transaction(
-        compare=[exists(gate(request))], failure=[Put(f"{CALLERS}{request}/refused", b"")], start=start
+        compare=[exists(gate_key(request))], failure=[Put(f"{CALLERS}{request}/refused", b"")], start=start
     )
 
 
-async def turn_some(config: ClientConfig, wishes: Sequence[tuple[int, Wish]]) -> None:
-    """Make the compares of these wishes fail and hold again, each at its times."""
-    turns = sorted((at, gate(f"request-{n}")) for n, wish in wishes for at in wish.turns)
+async def toggle_compares(config: ClientConfig, submissions: Sequence[tuple[int, Submission]]) -> None:
+    """Make the compares of these transactions fail and hold in turn, each at its times."""
+    toggles = sorted((at, gate_key(f"request-{n}")) for n, submission in submissions for at in submission.toggles)
     now = 0.0
     async with Client(config) as client:
-        for at, key in turns:
+        for at, key in toggles:
             await asyncio.sleep(at - now)
             now = at
-            await _turn(client, key)
+            await _toggle(client, key)
 
 
-async def _turn(client: Client, key: str) -> None:
-    turned = Txn((exists(key),), (Delete(key),), (Put(key, b""),), "turn")
+async def _toggle(client: Client, key: str) -> None:
+    toggled = Txn((exists(key),), (Delete(key),), (Put(key, b""),), "turn")
     while True:
         try:
-            await client.etcd.commit(turned, deadline=PAUSE)
+            await client.etcd.commit(toggled, deadline=PAUSE)
             return
         except (EtcdUnavailable, EtcdRejected):
             await asyncio.sleep(PAUSE)
         except OutcomeUnknown:
-            return  # it may be turned once more: all the same
+            return  # one more toggle does no harm
 
 
 class Branches:
-    """Follows the branches of clients' transactions in etcd's history."""
+    """Checks in etcd's history that each client transaction applies one branch."""
 
     def __init__(self) -> None:
         self._applied: dict[str, list[str]] = {}
-        """The key of a request → which of its branches ran, in order."""
+        """The key of a request → its applied branches, in order."""
 
     def step(self, changes: Sequence[Change]) -> Iterator[tuple[str, str]]:
-        """One revision: (key, text) of each breach."""
+        """Check one revision: (key, text) of each breach."""
         for change in changes:
             key = change.kv.key
             if key.startswith(CALLERS) and key.endswith("/ran"):
@@ -104,29 +103,29 @@ class Branches:
                 if len(applied) > 1:
                     yield key, f"the branches {' and '.join(applied)} of one transaction were applied"
 
-    def broken(self, told: Told) -> Iterator[tuple[str, str]]:
-        """(key, text) where a client was told of a branch that was not applied."""
-        for request, answers in told.branches.items():
-            applied = self._applied.get(ran(request), [])
-            for committed in answers:
+    def wrong_answers(self, answers: ClientAnswers) -> Iterator[tuple[str, str]]:
+        """(key, text) of each answer that names a branch which was not applied."""
+        for request, commits in answers.branches.items():
+            applied = self._applied.get(branch_key(request), [])
+            for committed in commits:
                 if applied != (expected := ["success" if committed else "failure"]):
                     what = " and ".join(applied) or "none"
-                    yield ran(request), f"a client was told that {expected[0]} was applied, and {what} was"
+                    yield branch_key(request), f"a client was told that {expected[0]} was applied, but {what} was"
 
 
-def with_branches(chance: random.Random, wishes: Sequence[Wish]) -> tuple[Wish, ...]:
+def with_branches(chance: random.Random, submissions: Sequence[Submission]) -> tuple[Submission, ...]:
     """In some seeds, add operations that are started in clients' transactions."""
-    from tests.simulator.scenario import Wish
+    from tests.simulator.scenario import Submission
 
     if chance.random() >= 0.15:
         return ()
-    found: list[Wish] = []
+    found: list[Submission] = []
     for _ in range(chance.randint(1, 3)):
-        model = chance.choice(wishes)
+        model = chance.choice(submissions)
         arg = {name: value for name, value in model.arg.items() if name not in ("objects", "follows")}
         after = chance.uniform(0.2, 3.0)
         lasts = chance.choice((0.5, 6.0))
-        turns = sorted(max(0.0, after + chance.uniform(-0.3, lasts)) for _ in range(chance.randint(1, 6)))
-        one = Wish(model.client, after, model.type, model.table, {**arg, "partitions": 1}, None, model.policy, ())
-        found.append(replace(one, within=True, turns=tuple(turns)))
+        toggles = sorted(max(0.0, after + chance.uniform(-0.3, lasts)) for _ in range(chance.randint(1, 6)))
+        one = Submission(model.client, after, model.type, model.table, {**arg, "partitions": 1}, None, model.policy, ())
+        found.append(replace(one, in_transaction=True, toggles=tuple(toggles)))
     return tuple(found)

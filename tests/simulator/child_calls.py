@@ -1,4 +1,4 @@
-"""What a simulated child does besides jobs: planning, completion, cleanup of jobs that run nowhere."""
+"""Calls into a simulated child other than jobs: planning, verification, completion, cleanup."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from distop.worker.daemon_side.requests import (
 from distop.worker.daemon_side.result_handlers import wait_first
 from tests.simulator import simulated_behaviors
 from tests.simulator.children import PIPE, Child, fail, settle
-from tests.simulator.sim_child_keeper import Keeping
+from tests.simulator.sim_child_keeper import ChildKeeper
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tests.simulator.machine import Machine
 
 
-class Calling(Keeping):
+class ChildCalls(ChildKeeper):
     """The calls of one incarnation into its child."""
 
     def __init__(self, config: WorkerConfig, machine: Machine) -> None:
@@ -35,17 +35,17 @@ class Calling(Keeping):
         self._calls: list[tuple[str, asyncio.Future[str]]] = []
 
     def _end_calls(self, reason: str) -> None:
-        for _, told in self._calls:
-            settle(told, reason)
+        for _, cancelled in self._calls:
+            settle(cancelled, reason)
 
     def cancel_calls(self, op: str) -> None:
-        for name, told in self._calls:
-            if name == op and not told.done():
-                told.set_result("cancelled: it was told to stop")
+        for name, cancelled in self._calls:
+            if name == op and not cancelled.done():
+                cancelled.set_result("cancelled on request")
 
     async def _call(self, op: str, what: str, work: Callable[[Child], Coroutine[Any, Any, Any]]) -> Any:
-        told: asyncio.Future[str] = self._loop.create_future()
-        self._calls.append((op, told))
+        cancelled: asyncio.Future[str] = self._loop.create_future()
+        self._calls.append((op, cancelled))
         try:
             while True:
                 child = self._ready()
@@ -66,30 +66,30 @@ class Calling(Keeping):
                     done()
                     child.calls.remove(op)
                     if child.alive:
-                        self._tell(tell, answer, value)
+                        self._to_daemon(tell, answer, value)
 
-                if not self._process.dead:  # else: killed in this callback
+                if not self._process.dead:  # it may have been killed in this callback
                     child.spawn(answering())
-                await wait_first(answer, told, child.died)
+                await wait_first(answer, cancelled, child.died)
                 if answer.done():
                     return answer.result()
-                if told.done():
-                    raise WorkerError("transient", told.result())
+                if cancelled.done():
+                    raise WorkerError("transient", cancelled.result())
                 reason = child.died.result()
                 if reason == "exited" and child.guilty == (op, -1):
                     raise WorkerError("crash", "the worker process died")
                 if reason in ("deadline", "daemon-gone", "stopped", "aborted"):
                     raise WorkerError("transient", reason)
         finally:
-            self._calls.remove((op, told))
+            self._calls.remove((op, cancelled))
 
-    async def _trouble(self, child: Child, what: str, op: str, type_name: str, arg: Mapping[str, Any]) -> None:
-        """A call takes its time; some fail."""
+    async def _delay_or_fail(self, child: Child, what: str, op: str, type_name: str, arg: Mapping[str, Any]) -> None:
+        """Take as long as a call does; fail some calls, or kill the child."""
         chance = self._machine.chance
         await asyncio.sleep(chance.uniform(0.2, 1.8) * float(arg.get("calls", 0.2)))
-        if (lacks := self._machine.lacks(type_name)) is not None:
-            await asyncio.sleep(simulated_behaviors.trying(arg, lacks))
-            raise WorkerError(lacks, simulated_behaviors.UNABLE)
+        if (inability := self._machine.inability(type_name)) is not None:
+            await asyncio.sleep(simulated_behaviors.hang_time(arg, inability))
+            raise WorkerError(inability, simulated_behaviors.UNABLE)
         trouble = float(arg.get("trouble", 0.0)) if isinstance(arg, dict) else 0.0
         luck = chance.uniform(0.0, 1.0)
         if simulated_behaviors.draw(arg["seed"], what) < trouble * 0.04:
@@ -111,8 +111,8 @@ class Calling(Keeping):
         find_table: Any = None,
     ) -> PlanResult:
         async def work(child: Child) -> PlanResult:
-            await self._trouble(child, "planning", op, type, arg)
-            # The table changes between two attempts at planning: their chunks differ, also in number.
+            await self._delay_or_fail(child, "planning", op, type, arg)
+            # The table may change between two planning attempts: their chunks then differ, also in number.
             grown = self._machine.growth.choice((1, 1, 1_000_000))
             chunks, count = simulated_behaviors.plan(arg, names, grown)
             return PlanResult(chunks, count, f"v{grown}")
@@ -121,7 +121,7 @@ class Calling(Keeping):
         return result
 
     async def verify(self, op: str, external_id: str, verify: str, limit: float) -> Verified:
-        """A verifier is called what it answers."""
+        """Ask a verifier. Its name is its answer: ``yes``, ``no`` or ``nothing``."""
 
         async def work(child: Child) -> Verified:
             chance = self._machine.chance
@@ -136,10 +136,10 @@ class Calling(Keeping):
         return result
 
     async def sweep(self, op: str, table: Any) -> None:
-        """Nothing is left anywhere but in memory."""
+        """Do nothing: simulated jobs write no files."""
 
     async def sweep_results(self, ops: Any, table: Any, *, remove: bool) -> list[str]:
-        """No result is so large."""
+        """Return nothing: no simulated result is written to a file."""
         return []
 
     async def complete(self, request: CompleteRequest) -> CompleteResult:
@@ -158,9 +158,9 @@ class Calling(Keeping):
 
         async def work(child: Child) -> CompleteResult:
             machine.completed(ref, request.verdict, request.total, success, request.failed, rows)
-            await self._trouble(child, "completion", request.op, request.type, arg)
+            await self._delay_or_fail(child, "completion", request.op, request.type, arg)
             if arg.get("objects"):
-                return CompleteResult({"jobs": success}, "the completion says no")
+                return CompleteResult({"jobs": success}, "the completion code rejects the result")
             follow = ({"type": "check", "table": ref.table, "arg": {"seed": arg["seed"] + 1, "partitions": 2}},)
             return CompleteResult({"jobs": success}, None, follow if arg.get("follows") else ())
 
@@ -183,13 +183,13 @@ class Calling(Keeping):
 
         async def work(child: Child) -> None:
             for item in items:
-                if superseded:  # it is told that others have the job, and leaves alone what is theirs
+                if superseded:  # other executors have the job: their output stays
                     await asyncio.sleep(machine.chance.uniform(0.001, 0.02))
                     continue
                 effect = machine.effects.begin(ref, item.ordinal, item.fence, whose, item.attempt, "cleanup")
                 child.doing.append(effect)
                 pause = machine.chance.uniform(0.001, 0.02)
-                # One in ten takes seconds: a holder that may come back has the time to do so.
+                # One cleanup in ten takes seconds, so that a former holder may come back meanwhile.
                 await asyncio.sleep(pause if pause < 0.018 else 150 * pause)
                 machine.effects.end(effect, "done")
                 machine.effects.cleaned(ref, item.ordinal)
@@ -199,5 +199,5 @@ class Calling(Keeping):
             await self._call(op, "clean up", work)
         except WorkerError:
             for item in items:
-                machine.effects.excuse(ref, item.ordinal)
+                machine.effects.drop_output(ref, item.ordinal)
             raise

@@ -1,7 +1,7 @@
-"""The child of a simulated daemon: a process of its own, which goes on while the daemon is frozen.
+"""The child of a simulated daemon: a separate process, which continues to run while the daemon is frozen.
 
-The guardian is part of the world: it kills the child when the deadline passes or the daemon dies, a little late, as the
-real one does.
+The guardian runs in the ``world`` process. It kills the child soon after the deadline, or after the daemon's death, as
+the real one does.
 """
 
 from __future__ import annotations
@@ -23,38 +23,38 @@ if TYPE_CHECKING:
 PIPE = 0.0005
 """Seconds that a message between daemon and child takes."""
 GUARDIAN_LATE = 0.2
-"""Seconds by which the guardian may be late (it looks so often)."""
+"""Maximum delay of the guardian in seconds: its poll interval."""
 
 
 class Child:
-    """One child process: what runs in it, and whether it has died (``died``: why)."""
+    """One child process. ``died`` resolves to the reason of its death."""
 
     def __init__(self, machine: Machine, number: int) -> None:
         self.machine = machine
         self.process = Process(f"{machine.name}/child-{number}")
         self.died: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.guilty: tuple[str, int] | None = None
-        """The job that killed it."""
+        """The job (or with -1 the call) that killed it: (operation, partition)."""
         self.alive = True
         self.doing: list[Any] = []
-        """Effects under way."""
+        """Side effects in progress."""
         self.calls: list[str] = []
-        """The operations of the calls under way."""
+        """The operations of the calls in progress."""
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Run something in it."""
+        """Run a coroutine in the child."""
         context = contextvars.Context()
         context.run(source.set, self.machine.source)
         self.machine.loop.spawn(self.process, work, context)
 
     def alone(self) -> tuple[str, int] | None:
-        """The job (or with -1 the call) that nothing else runs beside: if the child dies now, it is to blame."""
+        """The only job (or with -1 the only call) that runs: it is blamed if the child dies now."""
         jobs = [(effect.op, effect.partition) for effect in self.doing if effect.kind == "job"]
         found = [*jobs, *((op, -1) for op in self.calls)]
         return found[0] if len(found) == 1 else None
 
     def kill(self, reason: str) -> None:
-        """All of its processes are dead when this returns; the daemon hears of it."""
+        """Kill the child; the daemon learns of it a little later."""
         if not self.alive:
             return
         self.alive = False
@@ -62,12 +62,12 @@ class Child:
         for effect in list(self.doing):
             self.machine.effects.end(effect, f"killed ({reason})")
         self.doing.clear()
-        # What it told before arrives before.
+        # Messages that it sent before arrive before.
         self.machine.loop.world_at(self.machine.loop.now + PIPE, settle, self.died, reason)
 
 
 class Run:
-    """One request: which of its jobs have not ended."""
+    """A run request of the daemon, with its jobs that have not ended."""
 
     def __init__(
         self, request: RunRequest, on_events: Callable[[list[JobEnded]], None], on_progress: Any, ends: Ends
@@ -79,12 +79,12 @@ class Run:
         self.pending: dict[int, JobItem] = {item.ordinal: item for item in request.items}
         self.cancelled: set[int] = set()
         self.given_up: set[int] = set()
-        """Those of them that nobody goes on with: what they left is cleaned up."""
-        self.told = asyncio.Event()
+        """Cancelled jobs that nobody resumes: their output is cleaned up."""
+        self.cancel_event = asyncio.Event()
         self.begun = False
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.saving: set[asyncio.Task[None]] = set()
-        """Checkpoints that the daemon is asked to save."""
+        """Checkpoints that the daemon is saving."""
 
     def save(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
@@ -105,12 +105,12 @@ class Run:
 
 
 def settle(future: asyncio.Future[Any], value: Any) -> None:
-    """The first to say what became of it is heard."""
+    """Set the result of a future, unless it has one."""
     if not future.done():
         future.set_result(value)
 
 
 def fail(future: asyncio.Future[Any], error: BaseException) -> None:
-    """As :func:`settle`, where it broke."""
+    """Set the exception of a future, unless it is done."""
     if not future.done():
         future.set_exception(error)

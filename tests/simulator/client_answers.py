@@ -1,4 +1,4 @@
-"""What clients were told, held against what etcd's history says of it in the end."""
+"""Checks the answers that clients got against etcd's history, at the end of a run."""
 
 from __future__ import annotations
 
@@ -7,31 +7,33 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
-    from tests.simulator.clients import Told
+    from tests.simulator.clients import ClientAnswers
 
 
-def broken(
-    told: Told,
+def wrong_answers(
+    answers: ClientAnswers,
     accepted: Collection[str],
     requests: Mapping[str, str],
     ids: Mapping[str, str],
     ended: Mapping[str, str],
     forgotten: Collection[str],
 ) -> Iterator[tuple[str, str, str]]:
-    """(kind, operation, text) of each breach. ``accepted``: the operations that began; ``requests``: operation → the
-    request that began it; ``ids``: operation → its id; ``ended``: operation → the state in which it ended;
-    ``forgotten``: operations whose history record was pruned (invariant 14 judges whether that was too early).
+    """(kind, operation, text) of each breach.
+
+    ``accepted``: the started operations; ``requests``: operation → the request that started it; ``ids``: operation →
+    its id; ``ended``: operation → its final state; ``forgotten``: operations whose history record was pruned (invariant
+    14 judges whether that was too early).
     """
-    for request, op in told.started.items():
+    for request, op in answers.started.items():
         if op not in accepted:
-            yield "acknowledged and lost", op, f"{request} was told that {op} began, and it never did"
-        elif requests.get(op) != request and (request not in told.of_ids or ids.get(op) != told.of_ids[request]):
-            yield "told of another's", op, f"{request} was told that it began {op}, which {requests.get(op)} did"
-    for op, state in told.ended.items():
+            yield "acknowledged start lost", op, f"{request} was told that {op} had started, but it never did"
+        elif requests.get(op) != request and (request not in answers.of_ids or ids.get(op) != answers.of_ids[request]):
+            yield "wrong operation", op, f"{request} was told that it had started {op}, but {requests.get(op)} had"
+    for op, state in answers.ended.items():
         if ended.get(op) != state:
-            yield "told wrong", op, f"a client was told {state}; the history says {ended.get(op)}"
-    for op, text in told.not_found.items():
+            yield "wrong answer", op, f"a client was told {state}; the history record has {ended.get(op)}"
+    for op, text in answers.not_found.items():
         if op not in forgotten:
-            yield "surprise", op, f"its client did not find it: {text}"
-    for text in told.surprises:
-        yield "surprise", "", text
+            yield "unexpected client error", op, f"its client did not find it: {text}"
+    for text in answers.surprises:
+        yield "unexpected client error", "", text

@@ -1,4 +1,4 @@
-"""The clients of a simulation: they run the production client, and do what the scenario says."""
+"""The clients of a simulation: they act as the scenario says, through the production client."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from distop.protocol.records import CLUSTER_TABLE, OperationRef, TableRecord
 from distop.protocol.txn import Get
 from distop.services.submission import two_phase
 from distop.services.submission.option_values import After, Every
-from tests.simulator.caller_transactions import refused_within, start_with_branches
-from tests.simulator.drawn_options import altered
-from tests.simulator.prepared_starts import PATIENCE, decide
+from tests.simulator.caller_transactions import refused_start, start_with_branches
+from tests.simulator.drawn_options import parse_alter
+from tests.simulator.prepared_starts import VERIFY_OPTIONS, act_as_sender
 from tests.simulator.reruns import Rerun
 from tests.simulator.slow_graphs import slowed
 
@@ -39,40 +39,42 @@ if TYPE_CHECKING:
     from distop.client.async_operation import Operation
     from distop.protocol.behavior_declaration import Declaration
     from distop.settings import ClientConfig
-    from tests.simulator.scenario import DrainAct, Removal, Wish
+    from tests.simulator.scenario import DrainAction, Removal, Submission
 
-PAUSING = 60.0
-"""Seconds after which a pause has come about, or there is nobody left who would tell."""
+PAUSE_LIMIT = 60.0
+"""Seconds after which an operation that is still pausing is resumed: its pause may never complete."""
 AGAIN = 0.3
-"""Seconds after which a client tries again what did not work."""
+"""Seconds before a client retries."""
 TRIES = 200
-"""So often it tries to start something that is refused."""
+"""Maximum attempts to start a refused operation."""
 
 
-class Told:
-    """What clients were told: checked against etcd's history in the end."""
+class ClientAnswers:
+    """The answers that clients got. They are checked against etcd's history at the end."""
 
     def __init__(self, receipts_kept: float) -> None:
         self.receipts_kept = receipts_kept
-        """Seconds for which it is known what became of a prepared operation, at least."""
+        """Minimum seconds for which the outcome of a prepared operation can be looked up."""
         self.prepared: dict[str, float] = {}
-        """Prepared operation → when its sender first knew of it."""
+        """Prepared operation → when its sender first learned its name."""
         self.started: dict[str, str] = {}
-        """Request id → the operation that it began."""
+        """Request id → the operation that it started."""
         self.ended: dict[str, str] = {}
-        """Operation → the state in which ``wait`` said that it ended."""
+        """Operation → the final state that ``wait`` returned."""
         self.of_ids: dict[str, str] = {}
-        """Request → the id for which it may have been told of an operation that another one had begun."""
+        """Request → the operation id that it names: its answer may be an operation that another request started."""
         self.reruns: list[Rerun] = []
         self.branches: dict[str, list[bool]] = {}
-        """Request → whether its client's own transaction was committed, each time that it was told."""
+        """Request → whether its client's own transaction was committed, in each answer."""
         self.refused = 0
+        """Starts that were refused until the last attempt."""
         self.surprises: list[str] = []
+        """Descriptions of answers that no client may get."""
         self.not_found: dict[str, str] = {}
         """Operation → the answer to a call about it that raised NotFound."""
         self.senders: dict[str, str] = {}
-        """Operation → what its sender said of it at last, of those that were prepared: ``confirming`` (it may have been
-        heard), ``confirmed``, ``refused``."""
+        """Prepared operation → its sender's last step: ``confirming`` (may have arrived), ``confirmed``, ``refused``.
+        """
 
 
 async def set_up(config: ClientConfig, tables: tuple[str, ...], declared: tuple[Declaration, ...] = ()) -> None:
@@ -86,29 +88,29 @@ async def set_up(config: ClientConfig, tables: tuple[str, ...], declared: tuple[
             await _insist(client.add_table, TableRecord(name, "parquet", f"/data/{name}"), check=False)
 
 
-async def one_client(config: ClientConfig, wishes: list[tuple[int, Wish]], told: Told) -> None:
-    """Fulfil these wishes, all at the same time."""
+async def run_client(config: ClientConfig, submissions: list[tuple[int, Submission]], answers: ClientAnswers) -> None:
+    """Submit these operations, all concurrently."""
     async with Client(config) as client:
         await _connected(client)
-        await asyncio.gather(*(_fulfil(client, f"request-{n}", wish, told) for n, wish in wishes))
+        await asyncio.gather(*(_fulfil(client, f"request-{n}", submission, answers) for n, submission in submissions))
 
 
-async def drain_some(config: ClientConfig, drains: tuple[DrainAct, ...]) -> None:
-    """Drain these executors, each for its time, or until it is empty."""
+async def run_drains(config: ClientConfig, drains: tuple[DrainAction, ...]) -> None:
+    """Drain these executors, each for its time or until it is empty."""
     async with Client(config) as client:
         await _connected(client)
-        await asyncio.gather(*(_drain(client, wanted) for wanted in drains))
+        await asyncio.gather(*(_drain(client, drain) for drain in drains))
 
 
-async def remove_some(config: ClientConfig, removals: tuple[Removal, ...], over: Callable[[], bool]) -> None:
-    """Remove these tables, one after the other, and add them again. ``over``: nobody waits for anything any more."""
+async def run_removals(config: ClientConfig, removals: tuple[Removal, ...], over: Callable[[], bool]) -> None:
+    """Remove these tables one after the other and add them again, until ``over()``."""
     async with Client(config) as client:
         await _connected(client)
-        for wanted in removals:
-            await asyncio.sleep(wanted.after)
-            if await _remove(client, wanted.table, over):
-                await asyncio.sleep(wanted.lasts)
-            record = TableRecord(wanted.table, "parquet", f"/data/{wanted.table}")
+        for removal in removals:
+            await asyncio.sleep(removal.after)
+            if await _remove(client, removal.table, over):
+                await asyncio.sleep(removal.lasts)
+            record = TableRecord(removal.table, "parquet", f"/data/{removal.table}")
             await _insist(client.add_table, record, check=False)
 
 
@@ -118,24 +120,24 @@ async def _remove(client: Client, table: str, over: Callable[[], bool]) -> bool:
             await _insist(client.remove_table, table)
             return True
         except NotFound:
-            return True  # by a try whose outcome was unknown; or it is not registered yet
+            return True  # removed by an attempt whose outcome was unknown, or not registered yet
         except NotAllowed:
             await asyncio.sleep(AGAIN)  # operations run on it
     return False
 
 
-async def _drain(client: Client, wanted: DrainAct) -> None:
-    await asyncio.sleep(wanted.after)
+async def _drain(client: Client, drain: DrainAction) -> None:
+    await asyncio.sleep(drain.after)
     try:
-        await _insist(client.drain, wanted.executor)
+        await _insist(client.drain, drain.executor)
     except NotFound:
-        return  # it is not alive
-    if wanted.waits:
-        while await _empty(client, wanted.executor) is not NodeState.DRAINED:
+        return  # the executor is not alive
+    if drain.waits:
+        while await _empty(client, drain.executor) is not NodeState.DRAINED:
             continue
     else:
-        await asyncio.sleep(wanted.lasts)
-    await _undrain(client, wanted.executor)
+        await asyncio.sleep(drain.lasts)
+    await _undrain(client, drain.executor)
 
 
 async def _empty(client: Client, executor: str) -> NodeState:
@@ -143,28 +145,28 @@ async def _empty(client: Client, executor: str) -> NodeState:
         return NodeState(await _insist(client.drain, executor, wait=True, timeout=30.0))
     except WaitTimeout:
         return NodeState.DRAINING
-    except NotFound:  # somebody else let it work again, and it is not alive
+    except NotFound:  # another client undrained it, and it is not alive
         return NodeState.DRAINED
 
 
 async def _undrain(client: Client, executor: str) -> None:
-    with contextlib.suppress(NotFound):  # it is not alive, and was never drained
+    with contextlib.suppress(NotFound):  # the executor is not alive, and was never drained
         await _insist(client.undrain, executor)
 
 
-async def let_go(
+async def unblock_operations(
     config: ClientConfig,
     over: Callable[[], bool],
     drained: Callable[[], tuple[str, ...]],
-    forsaken: Callable[[], tuple[str, ...]],
+    stranded: Callable[[], tuple[str, ...]],
 ) -> None:
-    """After all faults, undo what would keep operations from ending.
+    """After all faults, undo what keeps operations from ending.
 
-    Resume operations that somebody paused and left so, undo the drains of the ``drained`` executors, and cancel the
-    ``forsaken`` operations: their executor is gone for good, and perhaps their client is, too.
+    Resumes paused operations, undrains the ``drained`` executors, and cancels the ``stranded`` operations, whose
+    executor is gone for good, and perhaps their client too.
 
-    A paused operation is resumed once no job of it runs, so that the pause is seen to come about; or after a while,
-    since an actor that is gone holds its jobs for as long.
+    A paused operation is resumed once none of its jobs runs, so that the pause is seen to complete, or after
+    ``PAUSE_LIMIT``, since the claims of a dead actor last that long.
     """
     async with Client(config) as client:
         await _connected(client)
@@ -173,13 +175,13 @@ async def let_go(
                 return
             try:
                 for status in await client.operations():
-                    if status.state == "paused" and (status.stage != "pausing" or n * 2.0 > PAUSING):
+                    if status.state == "paused" and (status.stage != "pausing" or n * 2.0 > PAUSE_LIMIT):
                         await client.operation(status.op).resume()
             except DistopError:
                 pass
             for executor in drained():
                 await _undrain(client, executor)
-            for op in forsaken() if n * 2.0 > PAUSING / 2 else ():
+            for op in stranded() if n * 2.0 > PAUSE_LIMIT / 2 else ():
                 with contextlib.suppress(DistopError):
                     await client.operation(op).cancel()
             await asyncio.sleep(2.0)
@@ -195,7 +197,7 @@ async def _connected(client: Client) -> None:
 
 
 async def _insist(call: Callable[..., Any], *args: Any, **named: Any) -> Any:
-    """Until it works; an unknown outcome is settled by the same call."""
+    """Repeat a call until it succeeds; the repetition settles an unknown outcome."""
     while True:
         try:
             return await call(*args, **named)
@@ -203,57 +205,62 @@ async def _insist(call: Callable[..., Any], *args: Any, **named: Any) -> Any:
             await asyncio.sleep(AGAIN)
 
 
-async def _fulfil(client: Client, request: str, wish: Wish, told: Told) -> None:
-    await asyncio.sleep(wish.after)
-    started = await asyncio.gather(*(_start(client, request, wish, told) for _ in range(wish.callers)))
-    if wish.id:
-        told.of_ids[request] = wish.id
+async def _fulfil(client: Client, request: str, submission: Submission, answers: ClientAnswers) -> None:
+    await asyncio.sleep(submission.after)
+    started = await asyncio.gather(*(_start(client, request, submission, answers) for _ in range(submission.callers)))
+    if submission.id:
+        answers.of_ids[request] = submission.id
     for one in started:
         if one is not None:
-            _begun(told, _request_id(request, wish), one)
+            _begun(answers, _request_id(request, submission), one)
     operation = started[0]
     if operation is None:
-        told.refused += 1
+        answers.refused += 1
         return
-    if wish.prepared:
-        await decide(client, operation, request, wish.prepared, told, _insist)
-    for act in wish.acts:
-        await asyncio.sleep(act.after)
+    if submission.prepared:
+        await act_as_sender(client, operation, request, submission.prepared, answers, _insist)
+    for action in submission.actions:
+        await asyncio.sleep(action.after)
         try:
-            await _insist(_act, client, operation, act.what, told)
+            await _insist(_perform, client, operation, action.what, answers)
         except NotAllowed:
             pass
         except NotFound as error:
-            told.not_found[operation.ref] = f"{act.what}: {error}"
-    await _until_ended(operation, told)
-    if wish.rerun and (again := await _rerun(operation, f"{request}-again", wish.rerun, told)) is not None:
-        _begun(told, f"{request}-again", again)
-        await _until_ended(again, told)
+            answers.not_found[operation.ref] = f"{action.what}: {error}"
+    await _until_ended(operation, answers)
+    if (
+        submission.rerun
+        and (again := await _rerun(operation, f"{request}-again", submission.rerun, answers)) is not None
+    ):
+        _begun(answers, f"{request}-again", again)
+        await _until_ended(again, answers)
 
 
-def _request_id(request: str, wish: Wish) -> str:
-    """By which its operation is known."""
-    if wish.prepared:
+def _request_id(request: str, submission: Submission) -> str:
+    """The request id under which distop knows the operation."""
+    if submission.prepared:
         return two_phase.request_id(request)
-    return f"{request}#{wish.graph}" if wish.graph or wish.within else request
+    return f"{request}#{submission.graph}" if submission.graph or submission.in_transaction else request
 
 
-def _begun(told: Told, request: str, operation: Operation) -> None:
-    """A client may be told again what it began, in another life of it; it is told the same."""
-    if request in told.of_ids:
-        told.started[request] = operation.ref  # one that goes on has its id, and another one did before
-    elif told.started.setdefault(request, operation.ref) != operation.ref:
-        told.surprises.append(f"{request} was told to be {told.started[request]}, and then {operation.ref}")
+def _begun(answers: ClientAnswers, request: str, operation: Operation) -> None:
+    """Record the answer to a start. A client that is run again must get the same one."""
+    if request in answers.of_ids:
+        answers.started[request] = operation.ref  # the holder of the id may have changed since the last answer
+    elif answers.started.setdefault(request, operation.ref) != operation.ref:
+        answers.surprises.append(
+            f"{request} started {answers.started[request]} by the first answer, then {operation.ref}"
+        )
 
 
-async def _until_ended(operation: Operation, told: Told) -> None:
+async def _until_ended(operation: Operation, answers: ClientAnswers) -> None:
     while True:
         try:
             result = await operation.wait(timeout=30.0)
-            told.ended[operation.ref] = str(result.state)
+            answers.ended[operation.ref] = str(result.state)
             return
         except NotFound as error:
-            told.not_found[operation.ref] = f"wait: {error}"
+            answers.not_found[operation.ref] = f"wait: {error}"
             return
         except WaitTimeout:
             continue
@@ -261,61 +268,71 @@ async def _until_ended(operation: Operation, told: Told) -> None:
             await asyncio.sleep(AGAIN)
 
 
-async def _rerun(operation: Operation, request: str, what: str, told: Told) -> Operation | None:
+async def _rerun(operation: Operation, request: str, what: str, answers: ClientAnswers) -> Operation | None:
     for _ in range(TRIES):
         try:
             again = await operation.rerun(unfinished=what == "unfinished" or None, request_id=request)
         except NotAllowed as error:
-            told.reruns.append(Rerun(operation.ref, what, why=str(error)))
+            answers.reruns.append(Rerun(operation.ref, what, why=str(error)))
             return None
         except NotFound as error:
-            told.not_found[operation.ref] = f"rerun: {error}"
+            answers.not_found[operation.ref] = f"rerun: {error}"
             return None
         except (EtcdUnavailable, EtcdRejected, OutcomeUnknown, OperationStartError):
             await asyncio.sleep(AGAIN)
         else:
-            told.reruns.append(Rerun(operation.ref, what, again.ref))
+            answers.reruns.append(Rerun(operation.ref, what, again.ref))
             return again
-    told.refused += 1
+    answers.refused += 1
     return None
 
 
-async def _start(client: Client, request: str, wish: Wish, told: Told) -> Operation | None:
-    options: dict[str, Any] = {"partitions": wish.names, "failure_policy": wish.policy, "submitter": "a client"}
-    options |= wish.options
+async def _start(client: Client, request: str, submission: Submission, answers: ClientAnswers) -> Operation | None:
+    options: dict[str, Any] = {
+        "partitions": submission.names,
+        "failure_policy": submission.policy,
+        "submitter": "a client",
+    }
+    options |= submission.options
     after: list[After] = []
     for _ in range(TRIES):
-        ids = [(f"request-{n}", on) for n, on in wish.behind]
-        known = [(told.started.get(one) or told.started.get(two_phase.request_id(one)), on) for one, on in ids]
+        ids = [(f"request-{n}", on) for n, on in submission.predecessors]
+        known = [(answers.started.get(one) or answers.started.get(two_phase.request_id(one)), on) for one, on in ids]
         if not all(name for name, _ in known):
-            await asyncio.sleep(AGAIN)  # what it shall wait for has not been started, and perhaps never is
+            await asyncio.sleep(AGAIN)  # a predecessor has not been started, and may never be
             continue
-        # Two requests of one id may be the same operation, which is waited for in one way only.
+        # Two requests with one id may be the same operation, which is one predecessor.
         after = [After(OperationRef.parse(name), on) for name, on in dict(known).items() if name]
         break
-    delay = wish.delay or None
-    if wish.every:
-        options["every"] = Every(wish.every, times=wish.times)
-    if wish.id:
-        options |= {"id": wish.id, "on_duplicate": wish.on_duplicate}
+    delay = submission.delay or None
+    if submission.every:
+        options["every"] = Every(submission.every, times=submission.times)
+    if submission.id:
+        options |= {"id": submission.id, "on_duplicate": submission.on_duplicate}
     for _ in range(TRIES):
         try:
-            if wish.prepared:
+            if submission.prepared:
                 return await client.prepare_operation(
-                    wish.type, wish.table, dict(wish.arg), external_id=request, verify=wish.verifier, delay=delay,
-                    after=after, **PATIENCE, **options,
+                    submission.type, submission.table, dict(submission.arg), external_id=request,
+                    verify=submission.verifier, delay=delay, after=after, **VERIFY_OPTIONS, **options,
                 )  # fmt: skip
-            if wish.turns:
-                return await start_with_branches(client, request, wish, options, told)
-            if wish.within:
-                return await _start_within(client, request, wish, options)
-            if wish.graph:
-                if wish.pause:
-                    slowly = slowed(client, wish.pause)
-                    return client.operation((await _start_graph(slowly, request, wish, options, told, after)).ref)
-                return await _start_graph(client, request, wish, options, told, after)
+            if submission.toggles:
+                return await start_with_branches(client, request, submission, options, answers)
+            if submission.in_transaction:
+                return await _start_within(client, request, submission, options)
+            if submission.graph:
+                if submission.pause:
+                    slowly = slowed(client, submission.pause)
+                    return client.operation(
+                        (await _start_graph(slowly, request, submission, options, answers, after)).ref
+                    )
+                return await _start_graph(client, request, submission, options, answers, after)
             return await client.start_operation(
-                *(wish.type, wish.table, dict(wish.arg)), request_id=request, delay=delay, after=after, **options
+                *(submission.type, submission.table, dict(submission.arg)),
+                request_id=request,
+                delay=delay,
+                after=after,
+                **options,
             )
         except OperationStartError as error:
             if "could never start" in str(error):
@@ -327,32 +344,37 @@ async def _start(client: Client, request: str, wish: Wish, told: Told) -> Operat
 
 
 async def _start_graph(
-    client: Client, request: str, wish: Wish, options: dict[str, Any], told: Told, after: list[After]
+    client: Client,
+    request: str,
+    submission: Submission,
+    options: dict[str, Any],
+    answers: ClientAnswers,
+    after: list[After],
 ) -> Operation:
     """Start the operation with the others of its graph.
 
-    The first of them waits for the operations that the wish is behind.
+    The first of them waits for the operation's predecessors.
     """
-    small = {**wish.arg, "partitions": 1, "trouble": 0.0, "objects": False, "follows": False}
-    type_name, table = (wish.type, wish.table) if wish.alike else ("noop", CLUSTER_TABLE)
-    fails = wish.graph - wish.failing
+    small = {**submission.arg, "partitions": 1, "trouble": 0.0, "objects": False, "follows": False}
+    type_name, table = (submission.type, submission.table) if submission.same_type else ("noop", CLUSTER_TABLE)
+    fails = submission.graph - submission.failing
     parts = [
         Start(type_name, table, {**small, "fails": n >= fails}, after=() if n else tuple(after))
-        for n in range(wish.graph)
+        for n in range(submission.graph)
     ]
-    last = Start(wish.type, wish.table, dict(wish.arg), options=options)
+    last = Start(submission.type, submission.table, dict(submission.arg), options=options)
     forms = {"chord": lambda: chord(parts, last), "chain": lambda: chain(*parts, last)}
-    graph = forms.get(wish.form, lambda: group(*parts, last))()
-    if wish.hurried:
-        await _give_up(client, client.start_operations(graph, request_id=request))
+    graph = forms.get(submission.form, lambda: group(*parts, last))()
+    if submission.cancels_insertion:
+        await _cancel_insertion(client, client.start_operations(graph, request_id=request))
     started = await client.start_operations(graph, request_id=request)
     for n, one in enumerate(started[:-1]):
-        _begun(told, f"{request}#{n}", one)
+        _begun(answers, f"{request}#{n}", one)
     return started[-1]
 
 
-async def _give_up(client: Client, start: Coroutine[Any, Any, Any]) -> None:
-    """As soon as the graph has its hold."""
+async def _cancel_insertion(client: Client, start: Coroutine[Any, Any, Any]) -> None:
+    """Cancel the insertion of a graph as soon as its hold is written."""
     starting = asyncio.ensure_future(start)
     while not starting.done():
         with contextlib.suppress(EtcdUnavailable, EtcdRejected):
@@ -363,34 +385,34 @@ async def _give_up(client: Client, start: Coroutine[Any, Any, Any]) -> None:
         await starting
 
 
-async def _start_within(client: Client, request: str, wish: Wish, options: dict[str, Any]) -> Operation:
-    """The operation, in a transaction that does something of the client's as well."""
-    start = Start(wish.type, wish.table, dict(wish.arg), options=options)
-    with contextlib.suppress(OperationStartError):  # an earlier life has done it
+async def _start_within(client: Client, request: str, submission: Submission, options: dict[str, Any]) -> Operation:
+    """Start the operation in a transaction with a read of the client's own."""
+    start = Start(submission.type, submission.table, dict(submission.arg), options=options)
+    with contextlib.suppress(OperationStartError):  # done before the client was run again
         other = await client.submission(start, request_id=f"{request}-other")
         await other.committed()
-        await refused_within(client, request, start)
-    own = [Get(client.keys.table(wish.table))]
+        await refused_start(client, request, start)
+    own = [Get(client.keys.table(submission.table))]
     done = await client.transaction(success=own, start=start, request_id=request)
     started: Operation = done.operations[0]
     return started
 
 
-async def _act(client: Client, operation: Operation, what: str, told: Told) -> None:
+async def _perform(client: Client, operation: Operation, what: str, answers: ClientAnswers) -> None:
     if what == "register":
         await client.register_type("by-hand")
-    elif what.startswith("behind "):
-        if before := told.started.get(f"request-{what.removeprefix('behind ')}"):
-            with contextlib.suppress(OperationStartError):  # that has ended badly
+    elif what.startswith("depend-on "):
+        if before := answers.started.get(f"request-{what.removeprefix('depend-on ')}"):
+            with contextlib.suppress(OperationStartError):  # the predecessor failed or was cancelled
                 await client.add_dependencies([(before, operation)])
     elif what.startswith("add "):
         name = what.removeprefix("add ")
         await client.add_table(TableRecord(name, "parquet", f"/data/{name}"), check=False)
     elif what.startswith("remove "):
-        with contextlib.suppress(NotFound):  # it is done
+        with contextlib.suppress(NotFound):  # already removed
             await client.remove_table(what.removeprefix("remove "))
     elif what == "cancel":
-        await operation.cancel("it is not wanted any more")
+        await operation.cancel("no longer needed")
     elif what == "pause":
         await operation.pause()
     elif what == "pause-now":
@@ -398,6 +420,6 @@ async def _act(client: Client, operation: Operation, what: str, told: Told) -> N
     elif what == "resume":
         await operation.resume()
     elif what.startswith("alter "):
-        await operation.alter(**altered(what))
+        await operation.alter(**parse_alter(what))
     else:
         await operation.status()

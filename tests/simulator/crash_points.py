@@ -1,16 +1,15 @@
-"""Crash points, enumerated: every step by which a process changes something for others or for its successor, or asks
-for something, is a place where it can be struck.
+"""Crash points: all steps of a run at which a process can be killed, frozen or cut off.
 
-Between two steps a process changes nothing but its memory, so the moments that differ are: before a step, and after
-it was done, before the process knows. Steps are
+Between two steps a process changes only its memory, so two moments of each step differ: before the step, and after it,
+before the process learns of it. Steps are
 
-- each request to etcd: before it is sent, and after it was done, before it is answered;
-- each change of the executor's disk: a run written down or removed, the binding;
-- what the child does: a job that starts, a checkpoint (from when the output is there until the answer has come), an end
-  of a job that is handed over, a call of planning, completion or cleanup code.
+- each request to etcd: before it is sent, and after it was applied, before it is answered;
+- each change of the executor's disk: a run written or removed, the binding;
+- each step of the child: the start of a job, a checkpoint (from the written output until the answer), the hand-over of
+  a job's end, a call of planning, completion or cleanup code.
 
-A discovery run lists all of them; then the run is repeated, the same up to that moment, and struck there. A new step of
-a protocol sends a request, and is so covered without anybody remembering it.
+A discovery run lists all points. The run is then repeated, identical up to one point, and struck there. A new step of a
+protocol sends a request, so it is covered at once.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from distop.protocol.frozen import frozen
 from distop.protocol.txn import Delete, Get, Put, Txn
 from distop.store.client import EtcdClient
 from tests.simulator.etcd_wire import to_text
-from tests.simulator.machine import nothing
+from tests.simulator.machine import do_nothing
 from tests.simulator.reference_runs import RESTART
-from tests.simulator.run import Simulation, quietly
+from tests.simulator.run import Simulation, without_logs
 from tests.simulator.server_links import EVERYTHING
 from tests.simulator.simulated_behaviors import TYPES
 
@@ -41,19 +40,22 @@ if TYPE_CHECKING:
     from tests.simulator.virtual_loop import Process
 
 ACTIONS = ("kill", "freeze", "overtake", "cut", "stop", "kill-child", "run-again")
-"""kill -9 of the process; SIGSTOP; SIGSTOP until somebody else cleans up after a job, when it wakes up and what it has
-sent arrives; its connections swallow everything; SIGTERM; kill -9 of the daemon's child alone; kill -9 of a client that
-is then run once more, with the same request ids.
+"""What can be done to a process.
+
+``kill``: kill -9. ``freeze``: SIGSTOP for longer than a session lasts. ``overtake``: SIGSTOP until another process
+cleans up after a job; then the process continues and its delayed requests arrive. ``cut``: its connections drop
+everything. ``stop``: SIGTERM. ``kill-child``: kill -9 of the daemon's child alone. ``run-again``: kill -9 of a client,
+which is run once more with the same request ids.
 """
 CLEANUP = "child: clean up"
 MOMENTS = ("before", "done")
 STRUCK = ("exec-", "client-", "actor-", "operator")
-"""Processes that are struck: those that set the scene are not."""
+"""Prefixes of the processes that are struck; set-up processes are not."""
 
 
 @frozen
 class Point:
-    """The ``number``-th point of a run: whose it is, and what it does. ``busy``: its child is at work then."""
+    """The ``number``-th crash point of a run. ``what``: the step; ``busy``: the process's child works meanwhile."""
 
     number: int
     process: str
@@ -65,16 +67,16 @@ class Point:
 
     @property
     def role(self) -> str:
-        """What kind of process it is: ``exec``, ``client``, ``actor``, ``operator``."""
+        """The kind of process: ``exec``, ``client``, ``actor``, ``operator``."""
         return self.process.partition("-")[0]
 
     @property
     def label(self) -> str:
-        """That of the transaction; "" where it is none that writes."""
+        """The transaction's label; "" unless the step is a writing transaction."""
         return "" if self.what.startswith(("disk:", "child:")) else self.what.rpartition(": ")[0]
 
     def actions(self) -> tuple[str, ...]:
-        """What can be done to the process there."""
+        """The actions that apply to this process at this point."""
         known = ["kill", "freeze", "cut"]
         if self.role in ("client", "actor"):
             known.append("run-again")
@@ -86,8 +88,10 @@ class Point:
 
 
 @dataclass(slots=True)
-class Blow:
-    """A strike that is to come: at the first point that it ``wants``, ``moment`` it is done."""
+class PlannedStrike:
+    """A strike at the first point that ``wants`` accepts. ``moment``: before or after the step; ``away``: seconds until
+    a restart; ``struck``: the point, once struck.
+    """
 
     wants: Callable[[Point], bool]
     action: str
@@ -96,30 +100,32 @@ class Blow:
     struck: Point | None = None
 
 
-class Course:
-    """One run of a reference, its points numbered as they come, with the opening of the reference and this blow."""
+class ReferenceRun:
+    """One run of a reference, with its opening strike and perhaps another one. Its points are numbered in order."""
 
-    def __init__(self, reference: Reference, blow: Blow | None = None) -> None:
+    def __init__(self, reference: Reference, strike: PlannedStrike | None = None) -> None:
         self.sim = sim = Simulation(reference.scenario)
         self.points: list[Point] = []
         self.opened = -1
-        """The number of the point at which the opening struck."""
+        """The number of the point of the opening strike; -1: none."""
         self._lasts = 2.5 * reference.scenario.ttl
         self._opening = None
         if (first := reference.opening) is not None:
-            self._opening = Blow(lambda p: p.what.startswith(first.step), first.action, first.moment, first.away)
-        self._blows = [one for one in (self._opening, blow) if one is not None]
+            self._opening = PlannedStrike(
+                lambda point: point.what.startswith(first.step), first.action, first.moment, first.away
+            )
+        self._strikes = [one for one in (self._opening, strike) if one is not None]
         self._asked: dict[int, tuple[Any, Callable[[], None]]] = {}
         self._until_cleanup: list[tuple[Process, Callable[[], None]]] = []
-        """Who stands still until somebody else cleans up, and what ends that."""
+        """Processes that are frozen until another one cleans up, each with the function that thaws it."""
         sim.network.sending = self._sending
         sim.network.applied = self._applied
-        sim.stepping = lambda process, what: self._meet(process, what)[1]
+        sim.stepping = lambda process, what: self._reach(process, what)[1]
 
     @property
     def cleans_after_losses(self) -> bool:
-        """Jobs of it fail with their executors: somebody else cleans up after these."""
-        return any(TYPES[wish.type].lost == "fail" for wish in self.sim.scenario.wishes)
+        """Whether jobs fail when their executor is lost: another executor then cleans up after them."""
+        return any(TYPES[submission.type].lost == "fail" for submission in self.sim.scenario.submissions)
 
     def run(self) -> Report:
         """Run it to its end."""
@@ -132,76 +138,79 @@ class Course:
     # ----------------------------------------------------------------- points
 
     def _sending(self, process: Process, path: str, asked: Any) -> float:
-        put_off, done = self._meet(process, what(self.sim, path, asked))
-        if done is not nothing:
+        delay, done = self._reach(process, request_name(self.sim, path, asked))
+        if done is not do_nothing:
             self._asked[id(asked)] = (asked, done)
-        return put_off
+        return delay
 
     def _applied(self, process: Process, path: str, asked: Any) -> None:
         if id(asked) in self._asked:
             self._asked.pop(id(asked))[1]()
 
-    def _meet(self, process: Process, what: str) -> tuple[float, Callable[[], None]]:
-        """A point: the seconds by which what it does is put off, and what is to be called once it was done."""
+    def _reach(self, process: Process, what: str) -> tuple[float, Callable[[], None]]:
+        """Number a point and strike there.
+
+        Returns the seconds by which the step is delayed, and the function to call after the step.
+        """
         if process.dead or not process.name.startswith(STRUCK) or self.sim.all_ended:
-            return 0.0, nothing
+            return 0.0, do_nothing
         machine = self._machine(process)
         point = Point(len(self.points), process.name, what, machine is not None and machine.at_work)
         self.points.append(point)
         if what == CLEANUP:
             for _, wake in [one for one in self._until_cleanup if one[0] is not process]:
                 wake()
-        put_off = 0.0
-        after: list[Blow] = []
-        for blow in self._blows:
-            if blow.struck is None and blow.wants(point):
-                blow.struck = point
-                if blow.moment == "before":
-                    put_off = max(put_off, self._strike(process, blow, point))
+        delay = 0.0
+        after: list[PlannedStrike] = []
+        for strike in self._strikes:
+            if strike.struck is None and strike.wants(point):
+                strike.struck = point
+                if strike.moment == "before":
+                    delay = max(delay, self._strike(process, strike, point))
                 else:
-                    after.append(blow)
+                    after.append(strike)
 
         def done() -> None:
-            for blow in after:
-                self._strike(process, blow, point)
+            for strike in after:
+                self._strike(process, strike, point)
 
-        return put_off, done if after else nothing
+        return delay, done if after else do_nothing
 
     def _machine(self, process: Process) -> Machine | None:
         return next((machine for machine in self.sim.machines if machine.process is process), None)
 
     # ---------------------------------------------------------------- strikes
 
-    def _strike(self, process: Process, blow: Blow, point: Point) -> float:
-        """Do it, and let the process come back later; the seconds by which a request of this moment is put off."""
+    def _strike(self, process: Process, strike: PlannedStrike, point: Point) -> float:
+        """Strike a process, and plan its return. Returns the seconds by which its current request is delayed."""
         if process.dead:
             return 0.0
-        self.sim.note(f"{blow.action} {point}, {blow.moment}")
+        self.sim.note(f"{strike.action} {point}, {strike.moment}")
         machine = self._machine(process)
-        if blow.action == "freeze":
+        if strike.action == "freeze":
             return self._freeze(process)
-        if blow.action == "overtake":
+        if strike.action == "overtake":
             self._overtake(process)
             return 0.0
-        if blow.action == "cut":
+        if strike.action == "cut":
             self._cut(process)
         elif machine is None:
             self.sim.loop.kill(process)
             self.sim.network.died(process)
-            if blow.action == "run-again":
+            if strike.action == "run-again":
                 self.sim.loop.world_at(self.sim.loop.now + RESTART, self.sim.run_again, process)
-        elif blow.action == "kill-child":
+        elif strike.action == "kill-child":
             machine.kill_child()
         else:
-            if blow.action == "kill":
+            if strike.action == "kill":
                 machine.crash()
             else:
                 machine.stop()
-            self._start_again(machine, blow.away)
+            self._start_again(machine, strike.away)
         return 0.0
 
     def _start_again(self, machine: Machine, after: float) -> None:
-        """Once the daemon is gone: a stop takes its time."""
+        """Start the daemon, once the stopping one has ended."""
 
         def start() -> None:
             if machine.process is not None:
@@ -219,13 +228,13 @@ class Course:
 
     def _overtake(self, process: Process) -> None:
         network, loop = self.sim.network, self.sim.loop
-        holds = [network.hold(link, held=EVERYTHING) for link in network.links(process)]
+        blocks = [network.block(link, requests=EVERYTHING) for link in network.links(process)]
 
         def wake() -> None:
             if waiting in self._until_cleanup:
                 self._until_cleanup.remove(waiting)
                 loop.thaw(process)
-                network.release(holds)
+                network.unblock(blocks)
 
         waiting = (process, wake)
         self._until_cleanup.append(waiting)
@@ -234,28 +243,28 @@ class Course:
 
     def _cut(self, process: Process) -> None:
         network, loop = self.sim.network, self.sim.loop
-        holds = [network.hold(link, EVERYTHING, EVERYTHING) for link in network.links(process)]
-        loop.world_at(loop.now + self._lasts, network.release, holds)
+        blocks = [network.block(link, EVERYTHING, EVERYTHING) for link in network.links(process)]
+        loop.world_at(loop.now + self._lasts, network.unblock, blocks)
 
 
-def discover(reference: Reference) -> Course:
-    """The run that nobody disturbs but its opening: ``points`` are all its points, in order."""
-    course = Course(reference)
-    with quietly():
-        report = course.run()
+def discover(reference: Reference) -> ReferenceRun:
+    """Run a reference with its opening strike only, and collect all its points. Raises AssertionError on a breach."""
+    run = ReferenceRun(reference)
+    with without_logs():
+        report = run.run()
     if report.breaches:
-        raise AssertionError(f"the reference run itself breaches: {report.breaches[0]}")
-    return course
+        raise AssertionError(f"the reference run itself has a breach: {report.breaches[0]}")
+    return run
 
 
-# ------------------------------------------------------------------ what it is
+# ------------------------------------------------------------- names of steps
 
 _LABEL: ContextVar[str] = ContextVar("distop-label", default="")
 
 
 @contextlib.contextmanager
 def _labelled() -> Iterator[None]:
-    """A transaction's label is not sent: while this lasts, the one of the current commit is known."""
+    """Make the label of the current commit known, since labels are not sent to etcd."""
     commit = EtcdClient.commit
 
     async def named(self: EtcdClient, txn: Txn, **given: Any) -> Any:
@@ -273,8 +282,8 @@ def _labelled() -> Iterator[None]:
         EtcdClient.commit = commit  # type: ignore[method-assign]
 
 
-def what(sim: Simulation, path: str, asked: Any) -> str:
-    """A request in words: the method and what it looks at, or for a transaction its label and what it would write."""
+def request_name(sim: Simulation, path: str, asked: Any) -> str:
+    """A request as text: its method and kind of key, or a transaction's label and writes."""
     if isinstance(asked, Txn):
         if writes := sorted(set(_writes(sim, asked))):
             return f"{_LABEL.get()}: {', '.join(writes)}"
@@ -297,7 +306,7 @@ def _writes(sim: Simulation, txn: Txn) -> Iterator[str]:
 
 
 def _family(sim: Simulation, op: Put | Delete | Get) -> str:
-    """Which keys: the name after the operation, or the family; of a range where it begins."""
+    """The kind of a key, or of a range's first key: the name after the operation, or the family."""
     try:
         parsed = sim.keys.parse(op.key)
     except InvalidArgument:

@@ -1,9 +1,9 @@
-"""What a simulated etcd does when its database is full (T8): the quota, what a request costs, and the alarm.
+"""The database quota of a simulated etcd (T8): the cost of requests, and the NOSPACE alarm.
 
-As in etcd's quota.go and apply.go: each request that costs something is held against the quota twice. The member that
-takes it refuses it; where that one still found room, it is applied, and then answered with the same words. Either
-raises the alarm. While that stands, all that costs something is refused: grants of leases, and transactions with a put
-in their lists, whichever of these would be taken. Reads, deletions, renewals and revocations go on.
+As in etcd's quota.go and apply.go, each request with a cost is checked against the quota twice. The member that gets it
+may refuse it. If that member still has room, the request is applied, and may then be answered with the same error. Both
+raise the alarm. Under the alarm all requests with a cost are refused: lease grants, and transactions with a put in
+either branch. Reads, deletions, renewals and revocations are served.
 """
 
 from __future__ import annotations
@@ -25,9 +25,7 @@ KEY_COST = 256
 
 
 class Space:
-    """``size``: bytes of the database. ``quota``: how many it may have, None: as many as it likes. ``alarm``: NOSPACE
-    is raised.
-    """
+    """The database's ``size`` and ``quota`` in bytes (None: no limit). ``alarm``: NOSPACE is raised."""
 
     def __init__(self, loop: VirtualLoop, version: str, quota: int | None = None) -> None:
         self.size = 0
@@ -37,29 +35,29 @@ class Space:
         self._late = 0.0
         number = parse_version(version)
         self._counts_nested = counts_nested(number)
-        self._free_passes = lets_pass_what_is_free(number)
+        self._serves_free = serves_free_requests(number)
 
     # ------------------------------------------------------------------ faults
 
     def fill(self, late: float = 0.0) -> None:
-        """There is no room from now on. ``late``: for so many seconds after the first write that finds none, writes are
-        applied and then answered with the alarm.
+        """Fill the database. ``late``: for this many seconds after the first write without room, writes are applied and
+        then answered with the error.
         """
         self.quota, self._late = self.size, late
 
     def empty(self) -> None:
-        """There is room, and the alarm is disarmed."""
+        """Remove the quota and disarm the alarm."""
         self.quota, self._late = None, 0.0
         self.disarm()
 
     def disarm(self) -> None:
-        """What a person does once there is room again; where there is none, the next write raises it once more."""
+        """Disarm the alarm, as an administrator does. Without room, the next write raises it again."""
         self.alarm = False
 
     # ---------------------------------------------------------------- requests
 
     def cost(self, txn: Txn) -> int:
-        """What a transaction would take, whichever of its lists were taken; 0 for one that puts nothing."""
+        """The bytes that a transaction takes in its larger branch; 0 without puts."""
         return max(self._list_cost(txn.success), self._list_cost(txn.failure))
 
     def _list_cost(self, operations: Iterable[Operation]) -> int:
@@ -72,20 +70,20 @@ class Space:
         return total
 
     def fits(self, cost: int) -> bool:
-        """There is room for it."""
-        if self.quota is None or (self._free_passes and not cost):
+        """Whether there is room for a request of this cost."""
+        if self.quota is None or (self._serves_free and not cost):
             return True
         return self.size + cost < self.quota
 
     def refuses(self, cost: int) -> bool:
-        """It is not applied. Raises the alarm where it is this request that found no room."""
+        """Whether a request of this cost is refused. Raises the alarm if the request found no room."""
         if not self._late and not self.fits(cost):
             self.alarm = True
             return True
         return self.alarm and cost > 0
 
     def overdrawn(self) -> None:
-        """A request was applied for which there was no room."""
+        """Record that a request was applied without room."""
         self._loop.world_at(self._loop.now + self._late, self._raise)
 
     def _raise(self) -> None:
@@ -94,20 +92,20 @@ class Space:
 
 
 def put_cost(key: str, value: bytes) -> int:
-    """What one put takes."""
+    """The bytes that one put takes."""
     return KEY_COST + len(key) + len(value)
 
 
 def size_of(kvs: Iterable[KeyValue]) -> int:
-    """What these take."""
+    """The bytes that these keys take."""
     return sum(put_cost(kv.key, kv.value) for kv in kvs)
 
 
 def counts_nested(version: tuple[int, ...]) -> bool:
-    """Whether the puts of a transaction within another cost anything: before, it was let in for free."""
+    """Whether puts in nested transactions count; older servers ignored them."""
     return version >= (3, 7, 1) or (3, 6, 14) <= version < (3, 7) or (3, 5, 33) <= version < (3, 6)
 
 
-def lets_pass_what_is_free(version: tuple[int, ...]) -> bool:
-    """Whether a full etcd does what costs nothing: before, it refused every transaction, even if it only read."""
+def serves_free_requests(version: tuple[int, ...]) -> bool:
+    """Whether a full etcd serves requests without cost; older servers refused all transactions, even reads."""
     return version >= (3, 5, 7) or (3, 4, 20) <= version < (3, 5)

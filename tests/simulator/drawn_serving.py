@@ -1,4 +1,4 @@
-"""Executors that are told which types and tables they serve, in a third of the seeds."""
+"""In a third of the seeds, limits executors to some types and tables."""
 
 from __future__ import annotations
 
@@ -13,22 +13,29 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Sequence
 
-    from tests.simulator.scenario import Host, Wish
+    from tests.simulator.scenario import Host, Submission
 
 PATTERNS = ("a", "a.*", "ab", "@cluster")
-"""Of these an executor serves some: each table of a scenario is in one of them."""
+"""Patterns of tables, of which an executor serves some. They cover all tables of a scenario."""
 
 
-def draw_serving(chance: random.Random, wishes: Sequence[Wish], hosts: Sequence[Host]) -> tuple[Host, ...]:
-    """The hosts with their limits. Whatever is wanted, or follows, is served by one that can run it."""
+def draw_serving(chance: random.Random, submissions: Sequence[Submission], hosts: Sequence[Host]) -> tuple[Host, ...]:
+    """The hosts with their limits. A host that can run it serves each submitted operation, and each follow-up."""
     if chance.random() >= 0.33:
         return tuple(hosts)
     limited = [host if host.leaves else _limited(chance, host) for host in hosts]
-    staying = [wish for wish in wishes if not needs_departing(wish.type, wish.table, wish.options.get("where", {}))]
-    wanted = {(wish.type, wish.table, tuple(wish.options.get("where", {}).items())): None for wish in staying}
-    wanted |= {("check", wish.table, ()): None for wish in wishes if "follows" in wish.arg}
-    wanted |= {("noop", "@cluster", ()): None}  # of which graphs are made
-    for type_name, table, where in wanted:
+    staying = [
+        submission
+        for submission in submissions
+        if not needs_departing(submission.type, submission.table, submission.options.get("where", {}))
+    ]
+    needed = {
+        (submission.type, submission.table, tuple(submission.options.get("where", {}).items())): None
+        for submission in staying
+    }
+    needed |= {("check", submission.table, ()): None for submission in submissions if "follows" in submission.arg}
+    needed |= {("noop", "@cluster", ()): None}  # the parts of graphs
+    for type_name, table, where in needed:
         stay = [n for n, host in enumerate(hosts) if type_name in host.types and not host.leaves]
         having = [n for n in stay if fits(dict(where), hosts[n].labels)]
         able = [n for n in having if type_name not in hosts[n].unable] or having

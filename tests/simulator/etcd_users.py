@@ -1,4 +1,4 @@
-"""Users of a simulated etcd, as far as clients see them: tokens that end, and a role that is taken away for a while."""
+"""Authentication of a simulated etcd, as far as clients see it: tokens that expire, and a role that is revoked."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import re
 DENIED = "etcdserver: permission denied"
 STALE = "etcdserver: invalid auth token"
 NEEDS_ROLE = frozenset({"/etcdserverpb.KV/Txn", "/etcdserverpb.KV/Range"})
-"""What always looks at keys. (A lease can be granted without a role, and revoked while it has no key.)"""
+"""Methods that always need the role. A lease can be granted without it, and revoked while it has no key."""
 OPEN = frozenset({"/etcdserverpb.Auth/Authenticate", "/etcdserverpb.Lease/LeaseKeepAlive"})
-"""What is answered without a token; renewals are looked at one by one (:meth:`Users.renewal_refusal`)."""
+"""Methods that need no token. Renewals are checked separately (:meth:`Users.renewal_refusal`)."""
 
 
 def checks_renewals(version: tuple[int, ...]) -> bool:
@@ -20,16 +20,16 @@ def checks_renewals(version: tuple[int, ...]) -> bool:
     return version >= (3, 6, 9) or (3, 5, 28) <= version < (3, 6) or (3, 4, 42) <= version < (3, 5)
 
 
-_TOLD = re.compile(rb"permission denied|not permit|auth token")
+_PERMISSIONS = re.compile(rb"permission denied|not permit|auth token")
 
 
-def tells_of_users(value: bytes) -> bool:
-    """A record says that something failed for want of a token or of a role: no record may."""
-    return _TOLD.search(value) is not None
+def mentions_permissions(value: bytes) -> bool:
+    """Whether a record gives a missing token or role as the cause of a failure. No record may."""
+    return _PERMISSIONS.search(value) is not None
 
 
 class Users:
-    """One user. ``enabled``: requests need a token; ``denied``: its role is taken away."""
+    """One user. ``enabled``: requests need a token; ``denied``: the role is revoked."""
 
     def __init__(self, version: tuple[int, ...] = ()) -> None:
         self._checks_renewals = checks_renewals(version)
@@ -37,22 +37,22 @@ class Users:
         self.denied = False
         self._tokens: set[str] = set()
         self.refused = 0
-        """Requests that were."""
+        """Number of refused requests."""
         self._given = 0
 
     def authenticate(self) -> str:
-        """A new token."""
+        """Issue a new token."""
         self._given += 1
         token = f"token-{self._given}"
         self._tokens.add(token)
         return token
 
     def end_tokens(self) -> None:
-        """Whoever has one needs another."""
+        """Invalidate all tokens."""
         self._tokens.clear()
 
     def refusal(self, path: str, token: str) -> tuple[str, str] | None:
-        """How a request is refused; None: it is not."""
+        """The status and text that refuse a request; None: it is admitted."""
         if not self.enabled or path in OPEN:
             return None
         if token in self._tokens and not (self.denied and path in NEEDS_ROLE):
@@ -60,10 +60,7 @@ class Users:
         return self._refuse(token)
 
     def renewal_refusal(self, token: str, *, keys: bool) -> tuple[str, str] | None:
-        """How the renewal of a lease is refused; None where it is not.
-
-        ``keys``: the lease has keys.
-        """
+        """The status and text that refuse a renewal; None: it is admitted. ``keys``: the lease has keys."""
         if not self.enabled or not self._checks_renewals:
             return None
         if token in self._tokens and not (self.denied and keys):

@@ -1,7 +1,7 @@
-"""The server's side of watches: what is sent, in which responses, with which headers (W1–W9).
+"""The server's side of watches: events, responses and headers (W1–W9).
 
-A watch that has caught up gets each revision's events in a response of their own. One that begins in the past, or whose
-member was behind, catches up in batches of some revisions that carry the *current* revision in their headers (W2).
+A synchronized watch gets the events of each revision in a separate response. A watch that starts in the past, or whose
+member was behind, catches up in batches of revisions, whose headers carry the *current* revision (W2).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from tests.simulator.sim_etcd import SimEtcd
 
 CATCH_UP = 0.1
-"""Seconds between two rounds of the loop that serves the belated."""
+"""Seconds between two rounds of the loop that serves watches which are behind."""
 
 
 FRAGMENT = 2 * 1024 * 1024
-"""Bytes in one response at most, for watches that take fragments."""
+"""Maximum bytes of one response, for watches that accept fragments."""
 
 
 class Watch:
@@ -50,7 +50,7 @@ class Watch:
 
 
 class WatchServer:
-    """All watches of a cluster. ``batch``: revisions in one response to a watch that catches up."""
+    """All watches of a cluster. ``batch``: revisions in one response to a watch that is behind."""
 
     def __init__(self, etcd: SimEtcd, batch: int) -> None:
         self._etcd = etcd
@@ -58,17 +58,17 @@ class WatchServer:
         self._watches: dict[int, list[Watch]] = {}
         self._events: dict[int, kv.Event] = {}
         self.fragments = 0
-        """Events in one response at most, for watches that take fragments; 0: as many as its size allows."""
+        """Maximum events of one response, for watches that accept fragments; 0: limited by bytes only."""
         self.resends = False
-        """A watch that begins in a member's future gets what comes before its beginning as well (W9)."""
+        """A watch that starts at a revision ahead of the member also gets earlier events (W9)."""
         self.skips = 0
-        """So many revisions a watch that begins in the past passes over: its events are lost (etcd#20573)."""
+        """Revisions that a watch which starts in the past skips: their events are lost (etcd#20573)."""
         self.refuses = ""
-        """Why the next watches fail to be created (W7), if they do."""
+        """The error with which new watches are refused (W7); "": they are created."""
         self._ordered = orders_requested_progress(parse_version(etcd.version))
 
     def create(self, member: Member, request: Any, send: Callable[[rpc.WatchResponse], None]) -> Watch | None:
-        """Begin a watch; None where it was refused."""
+        """Create a watch; None: it was refused."""
         etcd = self._etcd
         if self.refuses:
             send(self._response(member, created=True, canceled=True, watch_id=-1, cancel_reason=self.refuses))
@@ -95,30 +95,29 @@ class WatchServer:
         return watch
 
     def close(self, watch: Watch) -> None:
-        """The stream is gone."""
+        """Remove a watch whose stream has ended."""
         watch.open = False
         watches = self._watches.get(watch.member.id, [])
         if watch in watches:
             watches.remove(watch)
 
     def progress(self, member: Member, watches: list[Watch], send: Callable[[rpc.WatchResponse], None]) -> None:
-        """Answer a request for progress.
+        """Answer a progress request.
 
-        Newer servers answer where all watches of the stream have caught up and none starts beyond the member's
-        revision (W8a), and drop the request otherwise. Older ones answer at once, ahead of events that are under way
-        (W3).
+        Newer servers answer if all watches of the stream are synchronized and none starts beyond the member's revision
+        (W8a); otherwise they drop the request. Older servers answer at once, ahead of pending events (W3).
         """
         if not self._ordered or all(watch.synced and watch.start <= member.applied for watch in watches):
             send(self._response(member, watch_id=-1))
 
     def advanced(self, member: Member) -> None:
-        """The member shows more than before."""
+        """Send the new events of a member to its synchronized watches."""
         for watch in self._watches.get(member.id, ()):
             if watch.synced:
-                self._tell(watch)
+                self._send_new(watch)
 
     def fall_behind(self, member: Member) -> None:
-        """The member's watches are served too slowly: they have to catch up."""
+        """Make the member's watches unsynchronized, as when they are served too slowly."""
         for watch in self._watches.get(member.id, ()):
             if watch.synced:
                 watch.synced = False
@@ -129,7 +128,7 @@ class WatchServer:
     def _history(self, watch: Watch) -> list[tuple[int, tuple[Change, ...]]]:
         return self._etcd.store.between(watch.next, watch.member.applied)
 
-    def _tell(self, watch: Watch) -> None:
+    def _send_new(self, watch: Watch) -> None:
         for revision, changes in self._history(watch):
             events = [change for change in changes if watch.wants(change)]
             if events:
@@ -146,15 +145,15 @@ class WatchServer:
         events: list[Change] = []
         taken = 0
         for revision, changes in self._history(watch):
-            wanted = [change for change in changes if watch.wants(change)]
-            if wanted:
+            watched = [change for change in changes if watch.wants(change)]
+            if watched:
                 if taken == self._batch:
                     self._send(watch, events, watch.member.applied)
                     watch.next = revision
                     self._etcd.loop.world_at(self._etcd.loop.now + CATCH_UP, self._catch_up, watch)
                     return
                 taken += 1
-                events += wanted
+                events += watched
         if events:
             self._send(watch, events, watch.member.applied)
         watch.next = max(watch.next, watch.member.applied + 1)
@@ -173,7 +172,7 @@ class WatchServer:
             )
 
     def _event(self, change: Change) -> kv.Event:
-        """Made once for all who watch it: the history keeps each change, and so its identity."""
+        """The event of a change, built once for all watches: the history keeps each change, so its id is unique."""
         event = self._events.get(id(change))
         if event is None:
             event = self._events[id(change)] = etcd_wire.event(change)

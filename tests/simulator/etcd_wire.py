@@ -1,4 +1,4 @@
-"""The server's side of etcd's messages: requests to values of ``protocol.txn``, results to responses. Pure."""
+"""Converts etcd's messages on the server's side: requests to ``protocol.txn`` values, results to responses. Pure."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _RELATIONS = tuple(Relation)
 
 
 def to_text(key: bytes) -> str:
-    """A key from the wire."""
+    """Decode a key."""
     return key.decode("utf-8", "surrogateescape")
 
 
 def decode_txn(request: rpc.TxnRequest) -> Txn:
-    """The transaction that a request asks for."""
+    """Decode a transaction request."""
     return Txn(
         tuple([_compare(one) for one in request.compare]),
         tuple([_operation(one) for one in request.success]),
@@ -75,12 +75,12 @@ def _operation(message: rpc.RequestOp) -> Operation:
 
 
 def decode_get(message: rpc.RangeRequest) -> Get:
-    """The read that a request asks for, but for its revision."""
+    """Decode a range request, without its revision."""
     return Get(to_text(message.key), to_text(message.range_end), message.limit, message.keys_only, message.count_only)
 
 
 def key_value(pair: KeyValue) -> kv.KeyValue:
-    """A key for the wire."""
+    """Encode a key with its value."""
     return kv.KeyValue(
         key=to_bytes(pair.key),
         value=pair.value,
@@ -92,17 +92,17 @@ def key_value(pair: KeyValue) -> kv.KeyValue:
 
 
 def event(change: Change) -> kv.Event:
-    """A change for the wire."""
+    """Encode a change as an event."""
     return kv.Event(type=kv.Event.DELETE if change.deleted else kv.Event.PUT, kv=key_value(change.kv))
 
 
 def encode_range(result: GetResult) -> rpc.RangeResponse:
-    """The response to a read."""
+    """Encode the result of a read."""
     return rpc.RangeResponse(kvs=[key_value(pair) for pair in result.kvs], more=result.more, count=result.count)
 
 
 def encode_txn(result: TxnResult) -> rpc.TxnResponse:
-    """The response to a transaction."""
+    """Encode the result of a transaction."""
     response = rpc.TxnResponse(succeeded=result.succeeded)
     _fill(response, result.responses)
     return response

@@ -1,5 +1,6 @@
-"""The kinds of faults, and how those of a seed are drawn. The numbers are those of the fault list that the tests follow
-(F1 answer lost, F2 applied late, F3 frozen, F4 killed, …).
+"""The kinds of faults, and how the faults of a seed are drawn.
+
+The numbers refer to the fault list in docs/internals/etcd-rules.md (F1 answer lost, F2 applied late, F3 frozen, …).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 KINDS: dict[str, tuple[int, float, float]] = {
-    # kind: (weight, least and longest duration in seconds)
+    # kind: (weight, minimum and maximum duration in seconds)
     "crash": (10, 0.1, 6.0),  # F4, F27
     "freeze": (12, 0.05, 9.0),  # F3, F20, F43
     "stop": (4, 0.1, 4.0),
@@ -46,53 +47,53 @@ KINDS: dict[str, tuple[int, float, float]] = {
     "revoke": (2, 0.0, 0.0),  # L2, F13
 }
 
-FURTHER: dict[str, tuple[int, float, float]] = {
+FURTHER_KINDS: dict[str, tuple[int, float, float]] = {
     "client-again": (3, 0.05, 6.0),  # F1, F29
     "suspend": (2, 0.5, 9.0),  # F20, F34
     "events-lost": (1, 0.5, 6.0),  # etcd#20573
     "stale-reads": (1, 0.05, 3.0),  # etcd#20418
 }
-"""As above. These are drawn by themselves, so that a seed stands for the same faults of the others."""
-LOSING = frozenset({"events-lost"})
-"""After which events are missing that no stream brings again."""
-OF_USERS: dict[str, tuple[int, float, float]] = {
+"""Further kinds, drawn by a separate generator, so that the draw of ``KINDS`` stays the same."""
+LOSES_EVENTS = frozenset({"events-lost"})
+"""Kinds after which no watch delivers the missing events: only a listing does."""
+USER_KINDS: dict[str, tuple[int, float, float]] = {
     "tokens": (3, 0.0, 0.0),  # F14
     "role": (2, 0.2, 4.0),  # F14
 }
-"""What happens in clusters with users alone."""
-OF_DISKS: dict[str, tuple[int, float, float]] = {
+"""Faults of authentication; the clusters of these seeds have users."""
+DISK_KINDS: dict[str, tuple[int, float, float]] = {
     "disk": (1, 0.3, 8.0),
 }
-"""What happens to the disks of nodes, drawn by itself like the others."""
-OF_VIEWS: dict[str, tuple[int, float, float]] = {
+"""Faults of nodes' disks."""
+VIEW_KINDS: dict[str, tuple[int, float, float]] = {
     "view-late": (1, 0.5, 90.0),
 }
-"""What happens to what nodes see of the cluster (holds, nodes, gates), while they see what happens to operations."""
-BESIDES = (
-    ("further faults", FURTHER, 0.3, (1, 1, 2)),
-    ("users", OF_USERS, 0.15, (1, 2, 4)),
-    ("disks", OF_DISKS, 0.1, (1, 2, 3)),
-    ("views", OF_VIEWS, 0.1, (1, 1, 2)),
+"""Delays of a node's view of the cluster (holds, nodes, gates), while its view of operations is current."""
+SEPARATE_DRAWS = (
+    ("further faults", FURTHER_KINDS, 0.3, (1, 1, 2)),
+    ("users", USER_KINDS, 0.15, (1, 2, 4)),
+    ("disks", DISK_KINDS, 0.1, (1, 2, 3)),
+    ("views", VIEW_KINDS, 0.1, (1, 1, 2)),
 )
-"""Each drawn by itself, so that it shifts no other draw: name of the draw, kinds, the share of the seeds in which some
-happen, and how many.
+"""Draws with a generator of their own, so that they shift no other draw: (name of the generator, kinds, share of the
+seeds with such faults, possible counts).
 """
 
 
 def draw_faults(
     chance: random.Random, busy: Sequence[tuple[float, float]], focus: Sequence[str] = ()
 ) -> tuple[Fault, ...]:
-    """Up to a dozen, of these kinds alone, if some are named; most of them within one of these times."""
-    kinds = {**KINDS, **FURTHER, **OF_USERS, **OF_DISKS, **OF_VIEWS}
+    """Up to eleven faults, most of them within one of the ``busy`` times. ``focus``: only these kinds."""
+    kinds = {**KINDS, **FURTHER_KINDS, **USER_KINDS, **DISK_KINDS, **VIEW_KINDS}
     some = {kind: kinds[kind] for kind in focus} if focus else KINDS
     count = chance.choices((0, 1, 2, 4, 7, 11), (3, 9, 26, 32, 20, 10))[0]
     return _drawn(chance, busy, some, max(count, 6) if focus else count)
 
 
-def draw_besides(seed: int, busy: Sequence[tuple[float, float]]) -> tuple[Fault, ...]:
-    """What is drawn beside them, by the seed alone."""
+def draw_separate_faults(seed: int, busy: Sequence[tuple[float, float]]) -> tuple[Fault, ...]:
+    """The faults of ``SEPARATE_DRAWS``, drawn by the seed alone."""
     found: list[Fault] = []
-    for name, kinds, share, counts in BESIDES:
+    for name, kinds, share, counts in SEPARATE_DRAWS:
         chance = random.Random(f"{name}/{seed}")
         found += _drawn(chance, busy, kinds, chance.choice(counts) if chance.random() < share else 0)
     return tuple(found)

@@ -1,4 +1,4 @@
-"""The faults of a simulation: how they are begun and ended, and what they strike."""
+"""Injects the faults of a simulation: their targets, starts and ends."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from distop.protocol import keys as K
 from tests.simulator.etcd_users import DENIED
-from tests.simulator.fault_kinds import FURTHER, KINDS, OF_DISKS, OF_USERS, OF_VIEWS
-from tests.simulator.network import CLOSED, Fate
+from tests.simulator.fault_kinds import DISK_KINDS, FURTHER_KINDS, KINDS, USER_KINDS, VIEW_KINDS
+from tests.simulator.network import CLOSED, RequestFault
 from tests.simulator.server_links import EVERYTHING
 
 if TYPE_CHECKING:
@@ -19,13 +19,14 @@ if TYPE_CHECKING:
     from tests.simulator.quorum import Member
     from tests.simulator.run import Simulation
     from tests.simulator.scenario import Fault
-    from tests.simulator.server_links import Hold, Link
+    from tests.simulator.server_links import Block, Link
     from tests.simulator.virtual_loop import Process
 
 
 class Injector:
-    """Begins and ends the faults of a scenario. ``count``: how often each kind struck something; ``struck``: how often
-    while an operation was open or pending.
+    """Starts and ends the faults of a scenario.
+
+    ``count``: how often each kind of fault had a target; ``struck``: how often while an operation was open or pending.
     """
 
     def __init__(self, sim: Simulation) -> None:
@@ -35,9 +36,9 @@ class Injector:
         self._windows: list[tuple[str, float, float]] = []
         self._strikes: dict[str, Callable[[Fault], None]] = {
             name: getattr(self, f"_{name.replace('-', '_')}")
-            for name in (*KINDS, *FURTHER, *OF_USERS, *OF_DISKS, *OF_VIEWS)
+            for name in (*KINDS, *FURTHER_KINDS, *USER_KINDS, *DISK_KINDS, *VIEW_KINDS)
         }
-        sim.network.fate = self._fate
+        sim.network.request_fault = self._request_fault
 
     def schedule(self, faults: Sequence[Fault]) -> None:
         for fault in faults:
@@ -57,7 +58,7 @@ class Injector:
 
         self._sim.loop.world_at(self._sim.loop.now + fault.lasts, end)
 
-    # ------------------------------------------------------------------- aims
+    # ---------------------------------------------------------------- targets
 
     def _machine(self, fault: Fault) -> Machine:
         machines = self._sim.machines
@@ -73,7 +74,7 @@ class Injector:
         return self._machine(fault).process
 
     def _links(self, fault: Fault) -> list[Link]:
-        """Those of one process: to all members, or to one."""
+        """The links of one process, to all members or to one."""
         process = self._process(fault)
         if process is None:
             return []
@@ -112,14 +113,15 @@ class Injector:
                 loop.world_at(loop.now + fault.lasts, thaw)
 
         def thaw() -> None:
-            self._sim.note(f"{machine.name} goes on")
+            self._sim.note(f"{machine.name} continues")
             loop.thaw(process)
 
         process.after(int(fault.aim[3] * 60), freeze)
 
     def _suspend(self, fault: Fault) -> None:
-        """All of a machine stands still, its guardian and children as well: nobody there keeps a deadline. What was
-        begun before is promised nothing of, if that lasts beyond it (docs/internals/guarantees.md, 2).
+        """Suspend a whole machine, with its guardian and children, so that no deadline is enforced there.
+
+        Work that started before is exempt if the deadline passes meanwhile (docs/internals/guarantees.md, 2).
         """
         machine, loop = self._machine(fault), self._sim.loop
         process = machine.process
@@ -129,13 +131,13 @@ class Injector:
 
         def suspend() -> None:
             if machine.process is process and not machine.suspended:
-                self._sim.note(f"all of {machine.name} stands still")
+                self._sim.note(f"the machine of {machine.name} is suspended")
                 machine.suspend()
-                loop.world_at(loop.now + fault.lasts, go_on)
+                loop.world_at(loop.now + fault.lasts, resume)
 
-        def go_on() -> None:
-            self._sim.note(f"all of {machine.name} goes on")
-            machine.go_on()
+        def resume() -> None:
+            self._sim.note(f"the machine of {machine.name} is resumed")
+            machine.resume()
 
         process.after(int(fault.aim[3] * 60), suspend)
 
@@ -150,7 +152,7 @@ class Injector:
         self._machine(fault).source.skew += (fault.aim[1] - 0.5) * (20.0 if fault.aim[2] < 0.7 else 7200.0)
 
     def _disk(self, fault: Fault) -> None:
-        """The disk of a machine is full, for what its executor writes down of runs."""
+        """Fill the disk of a machine: its executor cannot write runs."""
         disk = self._machine(fault).disk
         self.count["disk"] += 1
         disk.full += 1
@@ -189,7 +191,7 @@ class Injector:
 
     _answers_lost = _requests_lost = _requests_late = _errors = _window
 
-    def _fate(self, process: Process, path: str) -> Fate | None:
+    def _request_fault(self, process: Process, path: str) -> RequestFault | None:
         if not self._windows:
             return None
         chance = self._sim.network.chance
@@ -201,15 +203,19 @@ class Injector:
         return None
 
     @staticmethod
-    def _draw(kind: str, chance: random.Random) -> Fate:
-        told = chance.choice((None, ("UNAVAILABLE", CLOSED), ("UNKNOWN", "Stream removed"), ("INTERNAL", "RST_STREAM")))
+    def _draw(kind: str, chance: random.Random) -> RequestFault:
+        error = chance.choice(
+            (None, ("UNAVAILABLE", CLOSED), ("UNKNOWN", "Stream removed"), ("INTERNAL", "RST_STREAM"))
+        )
         if kind == "answers-lost":
-            return Fate(kind, silent=True, error=told, before=0.0)
+            return RequestFault(kind, silent=True, error=error, before=0.0)
         if kind == "requests-lost":
-            return Fate(kind, before=None, error=told)
+            return RequestFault(kind, before=None, error=error)
         if kind == "requests-late":
-            return Fate(kind, before=chance.choice((0.05, 0.5, 3.0, 8.0)) * chance.random(), silent=True, error=told)
-        return Fate(
+            return RequestFault(
+                kind, before=chance.choice((0.05, 0.5, 3.0, 8.0)) * chance.random(), silent=True, error=error
+            )
+        return RequestFault(
             kind,
             refusal=chance.choice(
                 (
@@ -235,25 +241,25 @@ class Injector:
         self.count["cut-at-step"] += 1
         process.after(int(fault.aim[3] * 60), lambda: self._sim.network.cut_all(process))
 
-    def _hold(self, fault: Fault, held: Iterable[str], muted: Iterable[str]) -> None:
+    def _block(self, fault: Fault, requests: Iterable[str], answers: Iterable[str]) -> None:
         links = self._links(fault)
         if links:
             self.count[fault.kind] += 1
-            holds = [self._sim.network.hold(link, held, muted) for link in links]
-            self._later(fault, lambda: self._sim.network.release(holds))
+            blocks = [self._sim.network.block(link, requests, answers) for link in links]
+            self._later(fault, lambda: self._sim.network.unblock(blocks))
 
     def _hole(self, fault: Fault) -> None:
-        self._hold(fault, EVERYTHING, EVERYTHING)
+        self._block(fault, EVERYTHING, EVERYTHING)
 
     def _one_way(self, fault: Fault) -> None:
         kinds: Iterable[str] = (("Lease",), ("Lease",), ("KV",), ("Watch",), ("KV", "Watch"), EVERYTHING)[
             int(fault.aim[3] * 6)
         ]
         to_server = fault.aim[1] < 0.5
-        self._hold(fault, kinds if to_server else (), () if to_server else kinds)
+        self._block(fault, kinds if to_server else (), () if to_server else kinds)
 
     def _late_renewal(self, fault: Fault) -> None:
-        """A renewal is answered as late as may be, and nothing else after it: it shows what L1 counts from."""
+        """Answer one renewal as late as possible, and nothing afterwards: this shows from when L1 counts."""
         process, network, loop = self._machine(fault).process, self._sim.network, self._sim.loop
         links = network.links(process) if process is not None else []
         if not links:
@@ -261,24 +267,24 @@ class Injector:
         self.count["late-renewal"] += 1
         interval = self._sim.scenario.ttl / 3
         late = {"Lease": interval * (0.99 - 0.4 * fault.aim[1] ** 2)}
-        slowed = [network.hold(link, slow=late) for link in links]
+        slowed = [network.block(link, slow=late) for link in links]
 
-        def hold() -> None:
-            holds = [network.hold(link, EVERYTHING, ("KV", "Watch")) for link in links]
-            loop.world_at(loop.now + interval + fault.lasts, release, holds)
+        def block() -> None:
+            blocks = [network.block(link, EVERYTHING, ("KV", "Watch")) for link in links]
+            loop.world_at(loop.now + interval + fault.lasts, unblock, blocks)
 
-        def release(holds: list[Hold]) -> None:
-            network.release([*holds, *slowed])
+        def unblock(blocks: list[Block]) -> None:
+            network.unblock([*blocks, *slowed])
 
-        loop.world_at(loop.now + interval + 0.01, hold)
+        loop.world_at(loop.now + interval + 0.01, block)
 
     def _refuse(self, fault: Fault) -> None:
         network, links = self._sim.network, self._links(fault)
         self.count["refuse"] += len(links)
-        holds = [network.hold(link, refuses=True) for link in links]
+        blocks = [network.block(link, refuses=True) for link in links]
         for link in links:
             network.cut(link)
-        self._later(fault, lambda: network.release(holds))
+        self._later(fault, lambda: network.unblock(blocks))
 
     # ------------------------------------------------------------------- etcd
 
@@ -293,8 +299,8 @@ class Injector:
         if len(quorum.members) < 3:
             return self._leader(fault)
         self.count["member-parted"] += 1
-        quorum.part(member)
-        return self._later(fault, lambda: quorum.join(member))
+        quorum.isolate(member)
+        return self._later(fault, lambda: quorum.rejoin(member))
 
     def _member_killed(self, fault: Fault) -> None:
         member, network = self._member(fault), self._sim.network
@@ -303,15 +309,15 @@ class Injector:
         self._later(fault, lambda: network.start(member))
 
     def _quorum(self, fault: Fault) -> None:
-        """All members but one are killed, or cut off from each other; one after the other comes back."""
+        """Kill or isolate all members but one; they return one after the other."""
         spared, network, quorum = self._member(fault), self._sim.network, self._sim.etcd.quorum
         struck = [member for member in quorum.members.values() if member is not spared]
         kills = fault.aim[2] < 0.6 or not struck
         struck = struck or [spared]
         self.count["quorum"] += 1
         for number, member in enumerate(struck, 1):
-            (network.stop if kills else quorum.part)(member)
-            back = network.start if kills else quorum.join
+            (network.stop if kills else quorum.isolate)(member)
+            back = network.start if kills else quorum.rejoin
             self._sim.loop.world_at(self._sim.loop.now + fault.lasts * number / len(struck), back, member)
 
     def _lag(self, fault: Fault) -> None:
@@ -332,12 +338,12 @@ class Injector:
         self._sim.etcd.watching.fall_behind(self._member(fault))
 
     def _view_late(self, fault: Fault) -> None:
-        """Silence a machine's watch of the cluster, which includes holds."""
+        """Block the answers on a machine's watch of the cluster, which includes holds."""
         process, network = self._machine(fault).process, self._sim.network
         links = network.links(process) if process is not None else []
         self.count["view-late"] += bool(links)
-        holds = [network.hold(link, muted=(self._sim.keys.family(K.HOLD)[0],)) for link in links]
-        self._later(fault, lambda: network.release(holds))
+        blocks = [network.block(link, answers=(self._sim.keys.family(K.HOLD)[0],)) for link in links]
+        self._later(fault, lambda: network.unblock(blocks))
 
     def _watches_end(self, fault: Fault) -> None:
         for link in self._links(fault):
@@ -353,9 +359,9 @@ class Injector:
         self._later(fault, lambda: setattr(watching, "refuses", ""))
 
     def _events_lost(self, fault: Fault) -> None:
-        """Break all watches; the new ones skip some revisions (etcd#20573).
+        """End all watches; the new ones skip some revisions (etcd#20573).
 
-        No client can know what it missed until it lists the range again.
+        A client cannot notice what it missed until it lists the range again.
         """
         watching = self._sim.etcd.watching
         watching.skips = 1 + int(fault.aim[3] * 8)
@@ -366,9 +372,9 @@ class Injector:
         self._later(fault, lambda: setattr(watching, "skips", 0))
 
     def _stale_reads(self, fault: Fault) -> None:
-        """A member pauses, and answers reads with an old revision afterwards (etcd#20418).
+        """Make a member answer reads at an old revision, as after a pause (etcd#20418).
 
-        A client that has seen a newer revision takes etcd for restored, and ends.
+        A client that has seen a newer revision assumes a restored etcd, and ends.
         """
         member = self._member(fault)
         self.count["stale-reads"] += 1
@@ -400,7 +406,7 @@ class Injector:
         self._sim.etcd.users.end_tokens()
 
     def _role(self, fault: Fault) -> None:
-        """Our role is taken away and given back. Watches that stand are left alone."""
+        """Revoke and grant the user's role. Existing watches continue."""
         self.count["role"] += 1
         self._sim.etcd.deny(True)
         self._later(fault, lambda: self._sim.etcd.deny(False))
@@ -424,10 +430,10 @@ class Injector:
         self._later(fault, lambda: setattr(network, "deposed", False))
 
     def _revoke(self, fault: Fault) -> None:
-        """Revoke the lease of a session by hand.
+        """Revoke the lease of a session, as an administrator could.
 
-        Its holder does not know, so its promises about side effects do not hold until it does. Leases of age
-        watermarks are left alone: revoking one ends an hour early.
+        The holder's side effects are exempt until it learns of this. Leases of history watermarks are never revoked:
+        that would end their hour early.
         """
         etcd = self._sim.etcd
         young = {kv.lease for kv in etcd.store.range(*self._sim.keys.family(K.WATERMARK))}
@@ -436,5 +442,5 @@ class Injector:
             self.count["revoke"] += 1
             lease = sessions[int(fault.aim[0] * len(sessions))]
             for key in etcd.store.leases[lease]:
-                self._sim.effects.forsake(self._sim.keys.parse(key).id)
+                self._sim.effects.exempt(self._sim.keys.parse(key).id)
             etcd.end_lease(lease)

@@ -1,4 +1,4 @@
-"""Streams with the face of ``grpc.aio.StreamStreamCall``: watches and the renewal of leases."""
+"""Streams with the interface of ``grpc.aio.StreamStreamCall``: watches and lease renewals."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FINISHED = "RPC already finished."
 
 
 class SimStream:
-    """One stream, both of its ends. Messages of one direction arrive in order."""
+    """Both ends of one stream. Messages in one direction arrive in order."""
 
     def __init__(self, network: Network, link: Link, path: str, token: str = "") -> None:
         self._network = network
@@ -39,17 +39,17 @@ class SimStream:
         self._back_at = 0.0
         self._watches: list[Watch] = []
         self._keys = {self._kind}
-        """What a hold names that keeps back what comes on it: its kind, and the keys of all watches it has had."""
-        self._gone = False
-        """The server knows that it has ended."""
-        self._taken = False
-        """The server has let it in."""
+        """Names by which a block selects this stream's answers: its kind, and the keys of all its watches."""
+        self._closed = False
+        """The server has closed it."""
+        self._admitted = False
+        """The server has admitted it."""
         link.streams.append(self)
 
     # ----------------------------------------------------------------- client
 
     async def write(self, message: Any) -> None:
-        """Send. Raises InvalidStateError once the stream has ended, AioRpcError where it cannot be opened."""
+        """Send a message. Raises InvalidStateError once the stream has ended, AioRpcError if it cannot be opened."""
         from tests.simulator.network import NOT_CONNECTED, REFUSED
 
         if self._ended:
@@ -64,10 +64,10 @@ class SimStream:
         copy = type(message)()
         copy.CopyFrom(message)
         label = link.process.label
-        put_off = self._network.sending(link.process, self._path, copy)
+        delay = self._network.sending(link.process, self._path, copy)
         if link.process.dead:
             return
-        self._forth(lambda: self._arrived(copy, label), put_off)
+        self._to_server(lambda: self._arrived(copy, label), delay)
 
     async def _connected(self) -> bool:
         known: asyncio.Future[bool] = self._loop.create_future()
@@ -81,11 +81,11 @@ class SimStream:
         self._finish(error)
         return error
 
-    def _forth(self, arrive: Callable[[], None], put_off: float = 0.0) -> None:
-        if self._kind in self._link.held:
-            self._link.stuck.append(lambda: self._forth(arrive))
+    def _to_server(self, arrive: Callable[[], None], delay: float = 0.0) -> None:
+        if self._kind in self._link.requests:
+            self._link.stuck.append(lambda: self._to_server(arrive))
             return
-        self._sent_at = max(self._sent_at, self._loop.now + self._network.delay() + put_off)
+        self._sent_at = max(self._sent_at, self._loop.now + self._network.delay() + delay)
         self._loop.world_at(self._sent_at, arrive)
 
     async def read(self) -> Any:
@@ -107,7 +107,7 @@ class SimStream:
         return grpc.aio.EOF  # type: ignore[attr-defined]
 
     def cancel(self) -> bool:
-        """End it from here; a pending read raises CancelledError."""
+        """End the stream on the client's side; a pending read raises CancelledError."""
         if self._ended:
             return False
         self._cancelled = True
@@ -130,29 +130,30 @@ class SimStream:
     # ---------------------------------------------------------------- network
 
     def broken(self, error: BaseException) -> None:
-        """The connection is gone: both ends learn of it, messages on their way are lost."""
+        """Break the connection: both ends learn of it, and messages in flight are lost."""
         self._finish(error)
         self._close()
 
     def fail(self, error: BaseException | None) -> None:
-        """The server ends it: with an error, or (None) cleanly. What it sent before arrives before. What has no
-        connection yet the server does not know.
+        """End the stream on the server's side, with an error or (None) cleanly, after all messages sent before.
+
+        Does nothing without a connection: the server does not know the stream.
         """
         if self._link.lost:
             return
         self._close()
-        self._back(lambda: self._finish(error))
+        self._to_client(lambda: self._finish(error))
 
-    def _back(self, deliver: Callable[[], None]) -> None:
-        if not self._keys.isdisjoint(self._link.muted):
-            self._link.stuck.append(lambda: self._back(deliver))
+    def _to_client(self, deliver: Callable[[], None]) -> None:
+        if not self._keys.isdisjoint(self._link.answers):
+            self._link.stuck.append(lambda: self._to_client(deliver))
             return
         late = self._link.slow.get(self._kind, 0.0) + self._network.delay()
         self._back_at = max(self._back_at, self._loop.now + late)
         self._loop.world_at(self._back_at, deliver)
 
     def _push(self, message: Any) -> None:
-        self._back(lambda: self._receive(message))
+        self._to_client(lambda: self._receive(message))
 
     def _receive(self, message: Any) -> None:
         if self._ended:
@@ -164,7 +165,7 @@ class SimStream:
     # ----------------------------------------------------------------- server
 
     def _close(self) -> None:
-        self._gone = True
+        self._closed = True
         for watch in self._watches:
             self._network.etcd.watching.close(watch)
         self._watches.clear()
@@ -173,15 +174,15 @@ class SimStream:
         from tests.simulator.network import failure
 
         etcd, member = self._network.etcd, self._link.member
-        if self._gone or not member.up:
+        if self._closed or not member.up:
             return
-        if not self._taken and etcd.quorum.knows_no_leader(member):
+        if not self._admitted and etcd.quorum.knows_no_leader(member):
             self.fail(failure("UNAVAILABLE", "etcdserver: no leader"))
             return
-        if not self._taken and (refused := etcd.users.refusal(self._path, self._token)) is not None:
+        if not self._admitted and (refused := etcd.users.refusal(self._path, self._token)) is not None:
             self.fail(failure(*refused))
             return
-        self._taken = True
+        self._admitted = True
         if not member.led and isinstance(message, rpc.LeaseKeepAliveRequest):
             member.waiting.append(lambda: self._arrived(message, sender))
             return
@@ -190,7 +191,7 @@ class SimStream:
             lease = message.ID
 
             def answer(ttl: int) -> None:
-                if not self._gone:
+                if not self._closed:
                     self._push(rpc.LeaseKeepAliveResponse(header=etcd.header(member), ID=lease, TTL=ttl))
 
             if (error := self._network.renewal_error()) is not None:

@@ -1,10 +1,6 @@
-"""Whether history records and their request ids are kept for an hour, and for the age that a scenario sets.
+"""Checks that history records are kept for an hour, and for the age that a scenario sets; and writes old records.
 
-The simulation's own time counts, and not what executors take for the time.
-
-Records of former operations that are old enough to be forgotten.
-
-They stand in each table's history, with the keys of their request ids and an old watermark.
+Ages are measured in the simulation's own time, not by the executors' clocks.
 """
 
 from __future__ import annotations
@@ -27,34 +23,34 @@ if TYPE_CHECKING:
 
 
 HOUR = 3600.0
-"""Seconds for which docs/contract.md promises a record; deliberately not read from :class:`Limits`."""
+"""Seconds for which docs/contract.md guarantees a record; deliberately not read from :class:`Limits`."""
 
 
 MINUTE = 60.0
-"""Seconds by which a clock may be wrong that deletes by age, as docs/how-to/monitor.md says."""
+"""Maximum error in seconds of a clock that deletes by age (docs/how-to/monitor.md)."""
 
 
-def age(wanted: Scenario) -> float | None:
-    """The seconds for which records are kept by age; None where something else may delete them earlier.
+def retention_by_age(scenario: Scenario) -> float | None:
+    """The seconds for which records are kept by age; None if another rule may delete them earlier.
 
-    A clock that is ahead by less than a minute deletes as much earlier.
+    A clock that is ahead by up to a minute deletes that much earlier.
     """
-    clocks_jump = any(fault.kind == "clock" for fault in wanted.faults)
-    if wanted.history_age is None or wanted.history_limit < 1000 or clocks_jump:
+    clocks_jump = any(fault.kind == "clock" for fault in scenario.faults)
+    if scenario.history_age is None or scenario.history_limit < 1000 or clocks_jump:
         return None
-    return wanted.history_age - max([host.skew for host in wanted.hosts if 0 < host.skew <= MINUTE], default=0.0)
+    return scenario.history_age - max([host.skew for host in scenario.hosts if 0 < host.skew <= MINUTE], default=0.0)
 
 
-def promised(limits: Limits) -> float:
-    """The seconds for which records are kept in a scenario with these limits: the hour, unless it sets another time."""
+def guaranteed_retention(limits: Limits) -> float:
+    """The seconds for which records are kept with these limits: an hour, unless they set another time."""
     return HOUR if limits.history_kept == DEFAULT.history_kept else limits.history_kept
 
 
 class HistoryRetention:
-    """Judges each deletion of a history record.
+    """Checks each deletion of a history record.
 
-    ``kept``: the seconds for which a record must be kept at least; ``age``: the seconds for which it is kept after the
-    end that it tells, None where that is not judged.
+    ``kept``: the minimum seconds from the writing of a record; ``age``: the minimum seconds from the operation's end
+    in the record, None: not checked.
     """
 
     def __init__(
@@ -65,11 +61,10 @@ class HistoryRetention:
         self._now = now
         self._found = found
         self._written: dict[str, tuple[float, float]] = {}
-        """When each record of this run was written, and the end that it tells; those that stood there before are older.
-        """
+        """Record → when it was written, and the operation's end in it. Records from before the run are absent."""
 
     def step(self, parsed: Iterable[tuple[ParsedKey, Change]]) -> None:
-        """Take the changes of one revision."""
+        """Check the changes of one revision."""
         for key, change in parsed:
             if key.family != K.HISTORY or key.name:
                 continue
@@ -83,26 +78,29 @@ class HistoryRetention:
         age = self._now() - written
         if age < self._kept:
             text = f"deleted {age:.1f} s after its operation ended; it is kept for {self._kept:g} s"
-            self._found("forgotten", key, text)
-        elif self._age is not None and (told := self._now() - ended) < self._age:
-            text = f"deleted by age, {told:.1f} s after the end that it tells; it is kept for {self._age:g} s"
-            self._found("forgotten", key, text)
+            self._found("record deleted too early", key, text)
+        elif self._age is not None and (since := self._now() - ended) < self._age:
+            text = f"deleted by age, {since:.1f} s after the end in the record; it is kept for {self._age:g} s"
+            self._found("record deleted too early", key, text)
 
 
 LONG_AGO = 3 * 3600.0
-"""Seconds; more than the history is kept for, whatever a clock of the simulation is wrong by."""
+"""Age in seconds of old records: older than any retention, even by a clock that is wrong."""
 
 
-def past(keys: Keys, wanted: Scenario, revision: Callable[[], int]) -> Iterator[Txn]:
-    """The transactions that write it, oldest records first. ``revision``: that of the last one that was applied."""
+def old_records(keys: Keys, scenario: Scenario, revision: Callable[[], int]) -> Iterator[Txn]:
+    """Transactions that write old records for each table, with their request ids and an old watermark, oldest first.
+
+    ``revision``: returns the revision of the last transaction.
+    """
     finished = rfc3339(EPOCH - LONG_AGO)
-    for table in wanted.tables:
-        for instance in range(1, wanted.past + 1):
+    for table in scenario.tables:
+        for instance in range(1, scenario.past + 1):
             ref = OperationRef(table, "check", "", instance)
             request = f"past-{instance}"
             record = History(str(ref), State.SUCCESS, finished, finished, 1, 1, 0, request_id=request)
             following = Put(keys.next_instance(table, "check"), word(str(instance + 1)))
             named = Put(keys.request(table, "check", request), word(str(ref)))
             yield Txn((), (Put(keys.history(ref), record.encode()), following, named))
-    if wanted.past:
+    if scenario.past:
         yield Txn((), (Put(keys.watermark(0), word(str(revision()))),))

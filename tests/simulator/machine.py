@@ -1,4 +1,4 @@
-"""One host of a simulation: a daemon that runs the production code, its guardian, its children, its clocks."""
+"""One host of a simulation: a daemon that runs the production code, its guardian, children, clocks and disk."""
 
 from __future__ import annotations
 
@@ -38,26 +38,26 @@ if TYPE_CHECKING:
     from distop.worker.daemon_side.requests import WorkerConfig
     from tests.simulator.job_effects import Effects
     from tests.simulator.network import Network
-    from tests.simulator.sim_child_keeper import Keeping
+    from tests.simulator.sim_child_keeper import ChildKeeper
     from tests.simulator.virtual_loop import VirtualLoop
 Step: TypeAlias = "Callable[[Process, str], Callable[[], None]]"
-"""Called before a process does something that is no request; what it returns, once that was done."""
+"""Called before a step of a process other than a request to etcd. The returned function is called after the step."""
 
 RESTART = 1.0
-"""Seconds until what has ended by itself is started again."""
+"""Seconds until a daemon that ended by itself is started again."""
 
 
-def nothing() -> None:
-    """Nobody wants to know that a step was done."""
+def do_nothing() -> None:
+    """The end of a step that is not observed."""
 
 
 def unobserved(process: Process, what: str) -> Callable[[], None]:
-    """Nobody wants to know of the steps of a machine."""
-    return nothing
+    """A ``Step`` that observes nothing."""
+    return do_nothing
 
 
 def _change(step: Step, what: str, do: Callable[[], object]) -> None:
-    """One change of a disk. A process that was killed changes none, whatever it still runs of its last callback."""
+    """Change the disk, unless the process was killed earlier in its current callback."""
     process = PROCESS.get()
     if process.dead:
         return
@@ -68,7 +68,7 @@ def _change(step: Step, what: str, do: Callable[[], object]) -> None:
 
 
 class Disk(RunFiles):
-    """The work directory of a machine: it outlives its daemons. ``full``: how many faults fill it."""
+    """The runs in a machine's work directory, which survives its daemons. ``full``: how many faults fill the disk."""
 
     def __init__(self, step: Step = unobserved) -> None:
         super().__init__(Path("/nowhere"))
@@ -78,7 +78,7 @@ class Disk(RunFiles):
         self._step = step
 
     def holds(self, op: OperationRef, partition: int, fence: int) -> bool:
-        """A run is written down with this attempt at a job."""
+        """Whether a run with this attempt at a job is on disk."""
         runs = (self._known.get(name) or self._decoded(name) for name in self._runs)
         items = (run.left.get(partition) for run in runs if run.op == op)
         return any(item is not None and item.fence == fence for item in items)
@@ -102,12 +102,12 @@ class Disk(RunFiles):
         _change(self._step, "disk: remove a run", lambda: (self._runs.pop(name, None), self._known.pop(name, None)))
 
     def operations(self) -> Iterator[OperationRef]:
-        """No private directory is ever made."""
+        """Nothing: simulated jobs have no private directories."""
         return iter(())
 
 
-class Remembered(BindingFile):
-    """The binding of a machine's work directory: it outlives its daemons, too."""
+class SimBindingFile(BindingFile):
+    """The cluster binding in a machine's work directory, which survives its daemons."""
 
     def __init__(self, step: Step = unobserved) -> None:
         super().__init__(Path("/nowhere"))
@@ -122,8 +122,8 @@ class Remembered(BindingFile):
 
 
 class Machine:
-    """A host. ``completed`` is called with what completion code is told; ``step`` before each step of it that is no
-    request: a change of its disk, a part of its child's work. What that returns is called once the step was done.
+    """One host. ``completed`` is called with the arguments of completion code, ``step`` before each change of the disk
+    and each step of the child; the function that ``step`` returns is called after the step.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class Machine:
         self.source = SimSource(loop, random.Random(f"{seed}/{name}"), skew)
         self.types: Mapping[str, Declaration] = simulated_behaviors.TYPES
         self.unable = frozenset(unable)
-        """Types that it offers and cannot run."""
+        """Types that it offers but cannot run."""
         self._recovers = recovers
         self.declarations = tuple(simulated_behaviors.TYPES[t] for t in types)
         self.process: Process | None = None
@@ -169,7 +169,7 @@ class Machine:
         self._completed = completed
         self.step = step
         self.disk = Disk(step)
-        self._remembered = Remembered(step)
+        self._binding = SimBindingFile(step)
         self._config = ExecutorConfig(
             etcd=etcd, work_dir=Path("/nowhere"), namespace=namespace, executor_id=name, slots=slots,
             ttl=ttl, poll=poll, history_limit=history_limit, history_age=history_age, limits=limits,
@@ -179,17 +179,17 @@ class Machine:
         self._stop: asyncio.Event | None = None
         self.suspended = False
         self.left = False
-        self._put_off: list[Keeping] = []
-        """Those whose guardian would have killed their children, had it not stood still."""
+        self._missed: list[ChildKeeper] = []
+        """Workers whose deadline passed while the guardian was suspended."""
         self._living: list[Child] = []
         self._starts = 0
         self._children = 0
-        self._deadlines: dict[Keeping, float] = {}
+        self._deadlines: dict[ChildKeeper, float] = {}
 
     # ------------------------------------------------------------------ daemon
 
-    def lacks(self, type_name: str) -> Literal["unable", "unavailable"] | None:
-        """How this host cannot run a type: for good, for the moment, or None: it can."""
+    def inability(self, type_name: str) -> Literal["unable", "unavailable"] | None:
+        """Why this host cannot run a type: ``unable`` for good, or ``unavailable`` for now; None: it can."""
         if type_name not in self.unable:
             return None
         if not self._recovers:
@@ -197,9 +197,9 @@ class Machine:
         return "unavailable" if self.loop.now < self._recovers else None
 
     def check_served(self, ref: OperationRef, incarnation: str, what: str) -> None:
-        """What a child is asked for has to be served by this host."""
+        """Check that this host serves a request to its child."""
         if why := refusal(self._config.serves, ref.type, (ref.table,)):
-            self.effects.unserved(ref, incarnation, what, why)
+            self.effects.not_served(ref, incarnation, what, why)
 
     def start(self) -> None:
         """Start the daemon, unless it runs or the host is gone."""
@@ -215,14 +215,14 @@ class Machine:
 
         async def live() -> None:
             try:
-                log, binding = logs.get("distop.executor"), Binding.load(self._remembered, self._config.namespace)
+                log, binding = logs.get("distop.executor"), Binding.load(self._binding, self._config.namespace)
                 setup = DaemonSetup(self._config, self.name, log, self._make_worker, lambda _: self.disk)
                 await serve(setup, stop, binding)
             except ClusterChanged as error:
-                if self.network.etcd.told_past:
+                if self.network.etcd.stale_answers:
                     self.loop.world_at(self.loop.now + RESTART, self.start)
                 else:
-                    self.loop.troubles.append(f"{self.name}: {error}")
+                    self.loop.errors.append(f"{self.name}: {error}")
             finally:
                 if self.process is process:
                     self._gone(process)
@@ -230,7 +230,7 @@ class Machine:
         self.loop.spawn(process, live(), context)
 
     async def _read_clock(self, config: EtcdConfig, endpoint: Endpoint, limit: float) -> float:
-        """The clocks of etcd's members are right."""
+        """The skew of this host: the clocks of etcd's members are right."""
         return self.source.skew
 
     def _gone(self, process: Process) -> None:
@@ -239,7 +239,7 @@ class Machine:
 
     def _make_worker(self, config: WorkerConfig, *, log: Any) -> Any:
         for former in self.incarnations:
-            self.effects.knows(former, self.loop.now)
+            self.effects.end_exemption(former, self.loop.now)
         self.incarnations.append(config.incarnation)
         assert self.process is not None
         self.process.label = config.incarnation
@@ -247,7 +247,7 @@ class Machine:
         return self.worker
 
     def crash(self) -> None:
-        """kill -9: the daemon is gone at once, its guardian notices a little later."""
+        """kill -9: the daemon ends at once; its guardian notices a little later."""
         process = self.process
         if process is None:
             return
@@ -259,34 +259,34 @@ class Machine:
             self.loop.world_at(self.loop.now + late, self.worker.killed_by_guardian, "daemon-gone")
 
     def leave(self) -> None:
-        """The host is gone for good."""
+        """Remove the host for good."""
         self.left = True
-        self.go_on()
+        self.resume()
         self.crash()
 
     def freeze(self) -> Process | None:
-        """SIGSTOP: the daemon stands still; children and guardian go on."""
+        """SIGSTOP of the daemon; children and guardian continue."""
         if self.process is not None and self.process.life is Life.RUNNING:
             self.loop.freeze(self.process)
             return self.process
         return None
 
     def suspend(self) -> None:
-        """Daemon, children and guardian stand still, as on a suspended machine. (Its clocks go on.)"""
+        """Freeze daemon, children and guardian, as on a suspended machine; its clocks continue."""
         self.suspended = True
         for process in self._processes():
             self.loop.freeze(process)
 
-    def go_on(self) -> None:
-        """The end of :meth:`suspend`: first everything that became due meanwhile, the guardian a little late."""
+    def resume(self) -> None:
+        """End :meth:`suspend`: overdue callbacks run first; the guardian actions a little late."""
         if not self.suspended:
             return
         self.suspended = False
         for process in self._processes():
             self.loop.thaw(process)
-        put_off, self._put_off = self._put_off, []
-        for worker in put_off:
-            self.effects.knows(worker.config.incarnation, self.loop.now + GUARDIAN_LATE)
+        missed, self._missed = self._missed, []
+        for worker in missed:
+            self.effects.end_exemption(worker.config.incarnation, self.loop.now + GUARDIAN_LATE)
             late = self.chance.uniform(0.0, GUARDIAN_LATE)
             self.loop.world_at(self.loop.now + late, worker.killed_by_guardian, "deadline")
 
@@ -297,40 +297,40 @@ class Machine:
 
     @property
     def at_work(self) -> bool:
-        """Its child does something."""
+        """Whether its child works."""
         return self.worker is not None and self.worker.at_work
 
     def kill_child(self) -> None:
-        """kill -9 of the child alone: the daemon goes on."""
+        """kill -9 of the child alone."""
         if self.worker is not None:
             self.worker.child_killed()
 
     def stop(self) -> None:
-        """SIGTERM."""
+        """SIGTERM of the daemon."""
         if self.process is not None and self._stop is not None:
             self.loop.call_soon(self._stop.set, context=self._context)
 
     # --------------------------------------------------------------- guardian
 
-    def guard(self, worker: Keeping, boottime: float) -> None:
-        """The guardian learns of a deadline."""
+    def guard(self, worker: ChildKeeper, boottime: float) -> None:
+        """Tell the guardian a deadline."""
         if boottime <= self._deadlines.get(worker, 0.0):
             return
         self._deadlines[worker] = boottime
         late = self.chance.uniform(0.0, GUARDIAN_LATE)
         self.loop.world_at(self.loop.now + boottime - self.source.boottime() + late, self._check, worker, boottime)
 
-    def _check(self, worker: Keeping, boottime: float) -> None:
+    def _check(self, worker: ChildKeeper, boottime: float) -> None:
         if self._deadlines[worker] != boottime:
             return
         if self.suspended:
-            self.effects.forsake(worker.config.incarnation)
-            self._put_off.append(worker)
+            self.effects.exempt(worker.config.incarnation)
+            self._missed.append(worker)
         else:
             worker.killed_by_guardian("deadline")
 
-    def deadline_of(self, worker: Keeping) -> float:
-        """The deadline that the guardian knows."""
+    def deadline_of(self, worker: ChildKeeper) -> float:
+        """The worker's deadline, as the guardian knows it."""
         return self._deadlines.get(worker, 0.0)
 
     def new_child(self) -> Child:
@@ -339,6 +339,6 @@ class Machine:
         self._living.append(child)
         return child
 
-    def completed(self, ref: OperationRef, *told: Any) -> None:
-        """Completion code runs."""
-        self._completed(ref, *told)
+    def completed(self, ref: OperationRef, *args: Any) -> None:
+        """Check a call of completion code."""
+        self._completed(ref, *args)

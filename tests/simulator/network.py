@@ -1,8 +1,8 @@
-"""The network between simulated processes and the servers, with the face of ``grpc.aio``.
+"""The network between simulated processes and servers, with the interface of ``grpc.aio``.
 
-A *link* is what one process has to one server (``links``): it can refuse, swallow everything (in one direction, or for
-some kinds of requests alone), or break. What is on its way is delivered in its own time, whatever the client thinks of
-it by then: a request whose sender has given up is applied all the same (T9).
+A *link* connects one process with one server (``server_links``). It can refuse connections, block messages (in one
+direction, or of some kinds of requests), or break. A message in flight is delivered even if its sender has timed out: a
+late request is still applied (T9).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import grpc
 import grpc.aio
 
 from tests.simulator.grpc_streams import SimStream
-from tests.simulator.server_links import PATIENCE, Hold, Link
-from tests.simulator.sim_etcd import StatusError, Waits
+from tests.simulator.server_links import PATIENCE, Block, Link
+from tests.simulator.sim_etcd import NoLeader, StatusError
 from tests.simulator.virtual_loop import PROCESS
 
 if TYPE_CHECKING:
@@ -41,10 +41,12 @@ def failure(code: str, detail: str) -> grpc.aio.AioRpcError:
     return grpc.aio.AioRpcError(grpc.StatusCode[code], empty, empty, detail, "")
 
 
-class Fate:
-    """What happens to one request. ``before``: seconds more until it arrives, None: never; ``after``: until its answer
-    is there. ``silent``: the answer is lost. ``error``: what the client is told instead (code, detail), whatever
-    happens to the request; None: nothing. ``refusal``: the server does not do it, and says so.
+class RequestFault:
+    """The fault of one request.
+
+    ``before``: extra seconds until the request arrives, None: never. ``after``: extra seconds until the answer arrives.
+    ``silent``: the answer is lost. ``error``: (code, detail) that the client gets at once, whatever happens to the
+    request. ``refusal``: (code, detail) with which the server refuses the request.
     """
 
     __slots__ = ("after", "before", "error", "name", "refusal", "silent")
@@ -68,33 +70,33 @@ class Fate:
 
 
 class Network:
-    """All links. ``fate(process, path)`` decides what happens to a request (None: nothing special)."""
+    """All links. ``request_fault(process, path)`` returns the fault of a request, or None."""
 
     def __init__(self, loop: VirtualLoop, etcd: SimEtcd, chance: random.Random) -> None:
         self.loop = loop
         self.etcd = etcd
         self.chance = chance
         self.latency = (0.0003, 0.003)
-        self.fate: Callable[[Process, str], Fate | None] = lambda process, path: None
+        self.request_fault: Callable[[Process, str], RequestFault | None] = lambda process, path: None
         self.requests = 0
         self.sending: Callable[[Process, str, Any], float] = lambda process, path, asked: 0.0
-        """Called when a request is about to be sent; the seconds by which that is put off."""
+        """Called before a request is sent. Returns the seconds by which it is delayed."""
         self.applied: Callable[[Process, str, Any], None] = lambda process, path, asked: None
-        """Called when a request was done, before it is answered."""
+        """Called after a request was applied, before it is answered."""
         self.deposed = False
-        """The member that renews leases is no leader any more, and says so."""
+        """Renewals are answered by a former leader, with an error."""
         self.aliases: dict[str, str] = {}
-        """Other addresses of members, which have links of their own."""
+        """Further addresses of members, each with its own links."""
         self._links: dict[tuple[str, str], Link] = {}
         self._numbers = 0
-        etcd.quorum.silent = self.leaderless
+        etcd.quorum.silent = self.end_streams
 
     def channel(self, address: str, credentials: Any = None) -> Any:
         """A channel of the current process (``distop.store.transport.channels``)."""
         return SimChannel(self, self.link(PROCESS.get(), address))
 
     def link(self, process: Process, address: str) -> Link:
-        """What the process has to this server."""
+        """The link from a process to a server."""
         key = (process.name, address)
         link = self._links.get(key)
         if link is None or link.process is not process:
@@ -103,7 +105,7 @@ class Network:
         return link
 
     def links(self, process: Process | None = None, member: Member | None = None) -> list[Link]:
-        """Those of a process, to a member, or all."""
+        """The links of a process, to a member, or all."""
         return [
             link
             for link in self._links.values()
@@ -111,35 +113,33 @@ class Network:
         ]
 
     def delay(self) -> float:
-        """The time that one message takes."""
+        """The latency of one message in seconds."""
         low, high = self.latency
         return low + (high - low) * self.chance.random()
 
     # ----------------------------------------------------------------- faults
 
-    def hold(
+    def block(
         self,
         link: Link,
-        held: Iterable[str] = (),
-        muted: Iterable[str] = (),
+        requests: Iterable[str] = (),
+        answers: Iterable[str] = (),
         *,
         slow: Mapping[str, float] | None = None,
         refuses: bool = False,
-    ) -> Hold:
-        """From now on requests of these kinds do not get there, answers of those do not get back, or the like, as
-        :class:`Hold` says.
-        """
-        hold = Hold(link, frozenset(held), frozenset(muted), slow or {}, refuses)
-        link.holds.append(hold)
+    ) -> Block:
+        """Add a :class:`Block` to a link, until :meth:`unblock`."""
+        block = Block(link, frozenset(requests), frozenset(answers), slow or {}, refuses)
+        link.blocks.append(block)
         self._changed(link)
-        return hold
+        return block
 
-    def release(self, holds: Sequence[Hold]) -> None:
-        """These are over: what no other hold stops goes on."""
-        for hold in holds:
-            if hold in hold.link.holds:
-                hold.link.holds.remove(hold)
-                self._changed(hold.link)
+    def unblock(self, blocks: Sequence[Block]) -> None:
+        """Remove these blocks. Stuck messages that no other block stops are delivered."""
+        for block in blocks:
+            if block in block.link.blocks:
+                block.link.blocks.remove(block)
+                self._changed(block.link)
 
     def _changed(self, link: Link) -> None:
         if link.changed():
@@ -153,19 +153,20 @@ class Network:
             self.cut(link, "keepalive watchdog timeout")
 
     def heal(self, link: Link) -> None:
-        """Everything passes again; what was stuck goes on, over a connection that stands."""
-        link.holds.clear()
+        """Remove all blocks, deliver stuck messages, and restore the connection."""
+        link.blocks.clear()
         self._changed(link)
-        link.as_new()
+        link.reconnect()
 
     def cut_all(self, process: Process) -> None:
-        """Every connection of the process breaks."""
+        """Break all connections of a process."""
         for link in self.links(process):
             self.cut(link)
 
     def cut(self, link: Link, detail: str = CLOSED) -> None:
-        """Its connection breaks. Requests that are on their way may arrive all the same; their answers do not. No other
-        can be made while the link is dead.
+        """Break a connection. Requests in flight may still arrive, their answers do not.
+
+        No new connection can be made while the link is dead.
         """
         if link.lost:
             return
@@ -180,7 +181,7 @@ class Network:
             stream.broken(failure("UNAVAILABLE", detail))
 
     def died(self, process: Process) -> None:
-        """The process is gone, and its connections with it."""
+        """End the connections of a process that has died."""
         for link in self.links(process):
             link.stuck.clear()
             link.calls.clear()
@@ -189,21 +190,21 @@ class Network:
                 stream.broken(failure("UNAVAILABLE", CLOSED))
 
     def renewal_error(self) -> grpc.aio.AioRpcError | None:
-        """The error that a renewal is silent with, if it is: a deposed leader answers so (L2)."""
+        """The error with which a deposed leader answers renewals (L2), or None."""
         return failure("UNKNOWN", "lease: not a primary lessor") if self.deposed else None
 
     def stop(self, member: Member) -> None:
-        """The server is killed."""
+        """Kill a server."""
         self.etcd.quorum.stop(member)
         for link in self.links(member=member):
             self.cut(link)
 
     def start(self, member: Member) -> None:
-        """The server runs again."""
+        """Restart a server."""
         self.etcd.quorum.start(member)
 
-    def leaderless(self, member: Member) -> None:
-        """Its streams end, since they want a leader (W8)."""
+    def end_streams(self, member: Member) -> None:
+        """End the streams of a member without leader: they require one (W8)."""
         for link in self.links(member=member):
             for stream in list(link.streams):
                 stream.fail(failure("UNAVAILABLE", "etcdserver: no leader"))
@@ -213,7 +214,7 @@ class Network:
     async def unary(
         self, link: Link, path: str, request: Any, *, timeout: float | None = None, metadata: Any = None
     ) -> Any:
-        """One request, as ``grpc.aio`` makes it."""
+        """Send one unary request, as ``grpc.aio`` does."""
         loop = self.loop
         reply: asyncio.Future[Any] = loop.create_future()
         self._send(link, path, request, reply, token_of(metadata))
@@ -244,34 +245,34 @@ class Network:
     def _send_over(self, link: Link, path: str, request: Any, reply: asyncio.Future[Any], token: str) -> None:
         now = self.loop.now
         asked = self.etcd.decode(path, request)
-        put_off = self.sending(link.process, path, asked)
+        delay = self.sending(link.process, path, asked)
         if link.process.dead:
             return
-        fate = self.fate(link.process, path)
+        fault = self.request_fault(link.process, path)
         kind = kind_of(path)
         number = self._numbers = self._numbers + 1
         link.calls[number] = reply
-        arrive = functools.partial(self._arrive, link, path, asked, number, fate, link.process.label, token)
-        if fate is not None and fate.error is not None:
-            self.loop.world_at(now + self.delay(), _fail, reply, *fate.error)
-        if fate is not None and fate.before is None:
+        arrive = functools.partial(self._arrive, link, path, asked, number, fault, link.process.label, token)
+        if fault is not None and fault.error is not None:
+            self.loop.world_at(now + self.delay(), _fail, reply, *fault.error)
+        if fault is not None and fault.before is None:
             return
-        late = fate.before or 0.0 if fate is not None else 0.0
-        self._forth(link, kind, late + put_off, arrive)
+        late = fault.before or 0.0 if fault is not None else 0.0
+        self._to_server(link, kind, late + delay, arrive)
 
-    def _forth(self, link: Link, kind: str, late: float, arrive: Callable[[], None]) -> None:
-        if kind in link.held:
-            link.stuck.append(functools.partial(self._forth, link, kind, 0.0, arrive))
+    def _to_server(self, link: Link, kind: str, late: float, arrive: Callable[[], None]) -> None:
+        if kind in link.requests:
+            link.stuck.append(functools.partial(self._to_server, link, kind, 0.0, arrive))
         else:
             self.loop.world_at(self.loop.now + self.delay() + late, arrive)
 
     def _arrive(
-        self, link: Link, path: str, asked: Any, number: int, fate: Fate | None, sender: str, token: str
+        self, link: Link, path: str, asked: Any, number: int, fault: RequestFault | None, sender: str, token: str
     ) -> None:
         member = link.member
         if not member.up:
             return
-        error: tuple[str, str] | None = fate.refusal if fate is not None else None
+        error: tuple[str, str] | None = fault.refusal if fault is not None else None
         error = error or self.etcd.users.refusal(path, token)
         response: Any = None
         if error is None:
@@ -279,27 +280,27 @@ class Network:
                 response = self.etcd.answer(member, path, asked, sender)
             except StatusError as status:
                 error = (status.code, status.detail)
-            except Waits:
-                go_on = functools.partial(self._arrive, link, path, asked, number, fate, sender, token)
-                member.waiting.append(go_on)
+            except NoLeader:
+                retry = functools.partial(self._arrive, link, path, asked, number, fault, sender, token)
+                member.waiting.append(retry)
                 return
         self.applied(link.process, path, asked)
         reply = link.calls.pop(number, None)
-        if reply is None or (fate is not None and fate.silent):
+        if reply is None or (fault is not None and fault.silent):
             return
         late = member.lag if path.startswith("/etcdserverpb.KV/") else 0.0
-        late += fate.after if fate is not None else 0.0
-        self._back(link, kind_of(path), late, functools.partial(_answer, reply, response, error))
+        late += fault.after if fault is not None else 0.0
+        self._to_client(link, kind_of(path), late, functools.partial(_answer, reply, response, error))
 
-    def _back(self, link: Link, kind: str, late: float, answer: Callable[[], None]) -> None:
-        if kind in link.muted:
-            link.stuck.append(functools.partial(self._back, link, kind, 0.0, answer))
+    def _to_client(self, link: Link, kind: str, late: float, answer: Callable[[], None]) -> None:
+        if kind in link.answers:
+            link.stuck.append(functools.partial(self._to_client, link, kind, 0.0, answer))
         else:
             self.loop.world_at(self.loop.now + self.delay() + late, answer)
 
 
 class SimChannel:
-    """What ``grpc.aio.Channel`` is to ``distop.store.transport``."""
+    """A channel with the part of ``grpc.aio.Channel`` that ``distop.store.transport`` uses."""
 
     def __init__(self, network: Network, link: Link) -> None:
         self._network = network
@@ -323,7 +324,7 @@ class SimChannel:
         return call
 
     async def close(self, grace: float | None) -> None:
-        """What is under way is cancelled."""
+        """Cancel all calls and streams."""
         self._closed = True
         link = self._link
         link.waiting.clear()
@@ -335,12 +336,12 @@ class SimChannel:
 
 
 def token_of(metadata: Any) -> str:
-    """The token that a request brings along; "": none."""
+    """The auth token of a request; "": none."""
     return str(dict(metadata or ()).get("token", ""))
 
 
 def kind_of(path: str) -> str:
-    """``KV``, ``Lease``, ``Watch``, …"""
+    """The service of a method: ``KV``, ``Lease``, ``Watch``, …"""
     return path[14 : path.rindex("/")]
 
 

@@ -1,5 +1,6 @@
-"""Who offers what. Nodes that turn out not to be able to run a type leave it to those that can: nothing may fail for
-that while another node offers the type that has not just failed at it as well.
+"""Checks that a node which cannot run a type leaves it to nodes that can.
+
+Nothing may fail for this cause while another node offers the type and has not just failed at it too.
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ if TYPE_CHECKING:
 _UNABLE = UNABLE.encode()
 
 
-class Offers:
+class OfferedTypes:
     """Folds each revision with its sender. ``found(kind, key, text, op, partition)`` is called for each breach."""
 
     def __init__(self, found: Callable[..., None]) -> None:
         self._found = found
         self._began: dict[str, int] = {}
         self._failures: dict[str, int] = {}
-        """Of each claim for which something was blamed."""
+        """Claim → its number of failures."""
         self._since: dict[str, dict[str, int]] = {}
-        """Incarnation → type → the revision since which it offers it, and has not failed at it."""
+        """Incarnation → type → the revision since which it has offered the type without failing at it."""
         self._nodes: dict[str, Node] = {}
         self._where: dict[OperationRef, Mapping[str, str]] = {}
 
     def step(self, revision: int, parsed: Sequence[tuple[ParsedKey, Change]], sender: str) -> None:
-        """One revision, whole."""
+        """Fold one whole revision."""
         for key, change in parsed:
             if key.family == K.NODE:
                 self._node(key.id, revision, change)
@@ -61,8 +62,9 @@ class Offers:
         self._since[incarnation] = {t: known.get(t, revision) for t in offers}
 
     def _blames(self, key: ParsedKey, change: Change) -> bool:
-        """The record says that something failed for want of what a node lacks, not merely who is unable, nor why an
-        attempt before failed: a claim hands that on to whoever takes it.
+        """Whether the record counts a failure because a node cannot run the type.
+
+        A claim also carries the error of the attempt before, which counts no failure.
         """
         if key.name == "outcome":
             return UNABLE in Outcome.decode(change.kv.value).error
@@ -75,8 +77,9 @@ class Offers:
         return key.name == "planning"
 
     def _judge(self, key: ParsedKey, change: Change, sender: str) -> None:
-        """Whoever has offered the type ever since the sender began stood in the sender's first listing, and in all that
-        it has seen since: so it knew.
+        """Report a breach if a node has offered the type since before the sender started.
+
+        That node was in the sender's first listing and in all later views, so the sender knew it.
         """
         assert key.ref is not None
         began = self._began.get(sender, 0)
@@ -88,6 +91,6 @@ class Offers:
             if refusal(node.serves, key.ref.type, (key.ref.table,)):
                 continue
             if incarnation != sender and types.get(key.ref.type, began + 1) <= began:
-                text = f"{sender} cannot run {key.ref.type}, and blames it, though {incarnation} offers it"
-                self._found("blamed", change.kv.key, text, str(key.ref), key.partition)
+                text = f"{sender} cannot run {key.ref.type} and counts a failure, although {incarnation} offers it"
+                self._found("wrongly blamed", change.kv.key, text, str(key.ref), key.partition)
                 return

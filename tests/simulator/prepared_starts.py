@@ -1,4 +1,4 @@
-"""Operations that are submitted in two phases: what their senders do, and what must come of it."""
+"""Prepared operations: the actions of their senders, and the checks of their outcomes."""
 
 from __future__ import annotations
 
@@ -18,19 +18,24 @@ if TYPE_CHECKING:
     from distop.client.async_operation import Operation
     from distop.protocol.keys import ParsedKey
     from distop.protocol.revisioned import Change
-    from tests.simulator.clients import Told
+    from tests.simulator.clients import ClientAnswers
 
-PATIENCE: dict[str, Any] = {"verify_after": 2.0, "verify_attempts": 3, "verify_pause": 0.5}
+VERIFY_OPTIONS: dict[str, Any] = {"verify_after": 2.0, "verify_attempts": 3, "verify_pause": 0.5}
 LATE = 2.5
 """Seconds after which a late sender confirms: about when the verifier is asked."""
 
 
-async def decide(
-    client: Client, operation: Operation, external_id: str, what: str, told: Told, insist: Callable[..., Any]
+async def act_as_sender(
+    client: Client,
+    operation: Operation,
+    external_id: str,
+    what: str,
+    answers: ClientAnswers,
+    insist: Callable[..., Any],
 ) -> None:
-    """What the sender of a prepared operation does next."""
+    """Confirm, abandon or ignore a prepared operation, as ``what`` says."""
     ref, now = operation.ref, asyncio.get_running_loop().time
-    first = told.prepared.setdefault(ref, now())
+    first = answers.prepared.setdefault(ref, now())
     if what == "dies":
         return
     if what == "late":
@@ -39,32 +44,32 @@ async def decide(
         if what == "abandons":
             await insist(operation.abandon)
             return
-        if told.senders.get(ref) != "confirmed":
-            told.senders[ref] = "confirming"
+        if answers.senders.get(ref) != "confirmed":
+            answers.senders[ref] = "confirming"
         await insist(client.confirm, external_id)
-        told.senders[ref] = "confirmed"
+        answers.senders[ref] = "confirmed"
         await insist(operation.confirm)
     except NotAllowed as error:
         if what == "abandons":
             return
-        if told.senders.get(ref) == "confirmed":
-            told.surprises.append(f"{ref} was confirmed, and then refused: {error}")
+        if answers.senders.get(ref) == "confirmed":
+            answers.surprises.append(f"{ref} was confirmed, but then refused: {error}")
         else:
-            told.senders[ref] = "refused"
+            answers.senders[ref] = "refused"
     except NotFound as error:
-        # A sender that comes back when its receipt is forgotten is told by the operation's name.
-        if now() - first <= told.receipts_kept:
-            told.surprises.append(f"{what} of {ref}: {error}")
+        # A sender that returns after its receipt was deleted confirms by the operation's name.
+        if now() - first <= answers.receipts_kept:
+            answers.surprises.append(f"{what} of {ref}: {error}")
         elif what != "abandons":
             await insist(operation.confirm)
 
 
-class Prepared:
-    """Follows them in etcd's history."""
+class PreparedStarts:
+    """Follows prepared operations in etcd's history."""
 
     def __init__(self) -> None:
         self._verifiers: dict[str, str] = {}
-        """Operation → what its verifier says."""
+        """Operation → the answer of its verifier."""
         self._began: set[str] = set()
         self._alarms: set[str] = set()
         self._held: set[str] = set()
@@ -84,17 +89,17 @@ class Prepared:
             elif key.name == "state" and key.partition < 0 and change.kv.value == str(State.RUNNING).encode():
                 self._began.add(str(key.ref))
 
-    def broken(self, senders: Mapping[str, str], ended: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-        """(operation, text) of what must not be."""
+    def breaches(self, senders: Mapping[str, str], ended: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+        """(operation, text) of each breach."""
         for op in sorted(self._held):
-            said, says = senders.get(op, ""), self._verifiers.get(op, "")
-            if op in self._began and not said and says != "yes":
-                yield op, f"{op} began; nobody confirmed it, and its verifier says {says!r}"
-            if op in self._began and said == "refused":
-                yield op, f"{op} began, and its sender was told that it never does"
-            if op in self._alarms and said == "confirmed":
-                yield op, f"{op} was given up with an alarm, and its sender was told that it is confirmed"
+            sender, verifier = senders.get(op, ""), self._verifiers.get(op, "")
+            if op in self._began and not sender and verifier != "yes":
+                yield op, f"{op} started without a confirmation; the verifier's answer is {verifier!r}"
+            if op in self._began and sender == "refused":
+                yield op, f"{op} started, but its sender was told that it never would"
+            if op in self._alarms and sender == "confirmed":
+                yield op, f"{op} was cancelled with an alarm, but its sender was told that it was confirmed"
             if op in self._alarms and op in self._began:
-                yield op, f"{op} began, and ended with the alarm of one that never does"
+                yield op, f"{op} started, but has the alarm of an operation that never started"
             if op in self._alarms and ended.get(op) != str(State.CANCELLED):
-                yield op, f"{op} has an alarm, and ended as {ended.get(op)}"
+                yield op, f"{op} has an alarm, but ended as {ended.get(op)}"

@@ -1,4 +1,4 @@
-"""The clocks and the chance of one simulated process."""
+"""The clocks and the random generator of one simulated process."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ if TYPE_CHECKING:
     from tests.simulator.virtual_loop import VirtualLoop
 
 EPOCH = 1_750_000_000.0
-"""Seconds since the epoch at which every simulation begins."""
+"""Seconds since 1970 at which each simulation starts."""
 
 
 class SimSource:
-    """Clocks that follow the loop's virtual time. ``skew``: how far the wall clock is wrong, in seconds; it may be
-    changed (a clock that jumps). The monotonic clocks begin anywhere, and never jump.
+    """Clocks that follow the loop's virtual time.
+
+    ``skew``: the error of the wall clock in seconds; a change is a jump of the clock. The monotonic clocks start at a
+    random value, and never jump.
     """
 
     def __init__(self, loop: VirtualLoop, chance: random.Random, skew: float = 0.0) -> None:

@@ -1,9 +1,9 @@
-"""The members of a simulated cluster: which run and reach each other, and whether they have a leader (L4, W8).
+"""The members of a simulated cluster: which of them run and are connected, and which have a leader (L4, W8).
 
-Raft is not simulated, only what clients see of it. Nothing is agreed on without a majority that has its leader:
-requests wait. A member that has missed its leader for an election timeout refuses new ones; streams stay open in
-silence for three more, and then end. A majority without a leader elects one after an election timeout, and what waited
-is done then, even if its client has given up (T9).
+Raft is not simulated, only what clients see of it. Without a majority that has a leader, requests wait. A member that
+has had no leader for one election timeout refuses new requests; its streams stay open without events for three more
+timeouts, and then end. A majority without a leader elects one after an election timeout. Then the waiting requests are
+applied, even those whose clients have timed out (T9).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from tests.simulator.virtual_loop import VirtualLoop
 
 SILENT_TIMEOUTS = 3
-"""Election timeouts for which a member that knows that it has no leader leaves streams open."""
+"""Election timeouts for which a member without a leader keeps its streams open."""
 
 
 class Member:
-    """One server. ``up``: it runs. ``connected``: it reaches the others. ``led``: it has a leader. ``lag``: seconds by
-    which it shows commits late.
+    """One server. ``up``: it runs. ``connected``: it reaches the other members. ``led``: it has a leader. ``lag``:
+    seconds by which it applies commits late.
     """
 
     def __init__(self, number: int, address: str) -> None:
@@ -33,18 +33,18 @@ class Member:
         self.connected = True
         self.led = True
         self.lost = 0.0
-        """When it lost its leader, where it has none."""
+        """When it lost its leader, if it has none."""
         self.applied = 1
-        """The revision that it shows."""
+        """The revision that it has applied."""
         self.stale = 0
-        """The revision as of which it answers reads, which should be of the present (etcd#20418); 0: it does not."""
+        """The old revision at which it wrongly answers reads (etcd#20418); 0: it answers correctly."""
         self.waiting: list[Callable[[], None]] = []
-        """What it goes on with once it has a leader."""
+        """Requests that it applies once it has a leader."""
 
 
 class Quorum:
-    """All members. ``election``: the seconds of an election timeout. ``elected()`` is called at each election,
-    ``led(member)`` when a member has a leader again, ``silent(member)`` when its streams have missed one for too long.
+    """All members. ``election``: the election timeout in seconds. ``elected()`` is called at each election,
+    ``led(member)`` when a member has a leader again, ``silent(member)`` when a member has to end its streams.
     """
 
     def __init__(
@@ -60,56 +60,56 @@ class Quorum:
         self._elected = elected
         self._former = self.leader
         self._undecided = False
-        """No vote finds a majority."""
+        """Elections fail."""
         self._voting = False
-        """An election timeout runs."""
+        """An election timeout is running."""
 
     def reaching(self) -> list[Member]:
-        """Those that run and reach each other, where they are a majority; else nobody."""
+        """The running, connected members if they are a majority; else none."""
         found = [member for member in self.members.values() if member.up and member.connected]
         return found if 2 * len(found) > len(self.members) else []
 
     def knows_no_leader(self, member: Member) -> bool:
-        """It has missed its leader for long enough to say so."""
+        """Whether the member has had no leader for an election timeout, and so refuses requests."""
         return not member.led and self._loop.now >= member.lost + self._election
 
     # ------------------------------------------------------------------ faults
 
     def stop(self, member: Member) -> None:
-        """The member ends: what waited there is lost."""
+        """Stop a member; its waiting requests are lost."""
         member.up = False
         member.waiting.clear()
         self._settle()
 
     def start(self, member: Member) -> None:
-        """The member runs again, with its data."""
+        """Restart a member with its data."""
         member.up = True
         self._settle()
 
-    def part(self, member: Member) -> None:
-        """The member does not reach the others any more; clients still reach it."""
+    def isolate(self, member: Member) -> None:
+        """Disconnect a member from the others; clients still reach it."""
         member.connected = False
         self._settle()
 
-    def join(self, member: Member) -> None:
-        """The member reaches the others again."""
+    def rejoin(self, member: Member) -> None:
+        """Reconnect a member with the others."""
         member.connected = True
         self._settle()
 
     def lose_leader(self) -> None:
-        """The leader steps down, and until :meth:`elect` no vote finds a majority."""
+        """Make the leader step down; elections fail until :meth:`elect`."""
         self._undecided = True
         self._settle()
 
     def elect(self) -> None:
-        """Votes find a majority again: where there is one, it elects now."""
+        """Let elections succeed again, and hold one now."""
         self._undecided = False
         self._settle()
         if self.leader is None:
             self._elect()
 
     def heal(self) -> None:
-        """All run, reach each other and elect."""
+        """Start and connect all members, and let elections succeed."""
         for member in self.members.values():
             member.up = member.connected = True
         self._undecided = False
@@ -118,7 +118,7 @@ class Quorum:
     # --------------------------------------------------------------- elections
 
     def _settle(self) -> None:
-        """Members came or went."""
+        """Update the leader after members have come or gone."""
         reaching = self.reaching()
         if self.leader is not None and (self.leader not in reaching or self._undecided):
             self._former, self.leader = self.leader, None
@@ -128,7 +128,7 @@ class Quorum:
             elif not self._voting:
                 self._voting = True
                 self._loop.world_at(self._loop.now + self._election, self._vote)
-        self._tell(reaching)
+        self._update_members(reaching)
 
     def _vote(self) -> None:
         self._voting = False
@@ -136,30 +136,30 @@ class Quorum:
             self._elect()
 
     def _elect(self) -> None:
-        """The former leader where it takes part, since nobody's log is ahead of its own; else the next."""
+        """Elect the former leader if it is reachable, since no log is ahead of its own; else the next member."""
         reaching = self.reaching()
         if not reaching:
             return
         self.leader = self._former if self._former in reaching else reaching[0]
         self.term += 1
         self._elected()
-        self._tell(reaching)
+        self._update_members(reaching)
 
-    def _tell(self, reaching: Sequence[Member]) -> None:
-        """Who has a leader now."""
+    def _update_members(self, reaching: Sequence[Member]) -> None:
+        """Set which members have a leader."""
         for member in self.members.values():
             led = self.leader is not None and member in reaching
             if led and not member.led:
                 member.led = True
                 self.led(member)
                 waiting, member.waiting = member.waiting, []
-                for go_on in waiting:
-                    go_on()
+                for request in waiting:
+                    request()
             elif member.led and not led:
                 member.led, member.lost = False, self._loop.now
                 end = member.lost + (1 + SILENT_TIMEOUTS) * self._election
-                self._loop.world_at(end, self._fall_silent, member, member.lost)
+                self._loop.world_at(end, self._end_streams, member, member.lost)
 
-    def _fall_silent(self, member: Member, lost: float) -> None:
+    def _end_streams(self, member: Member, lost: float) -> None:
         if not member.led and member.lost == lost:
             self.silent(member)

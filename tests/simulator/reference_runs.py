@@ -1,8 +1,8 @@
-"""Small runs that together go through every step of every protocol: crash points are taken from them.
+"""Small runs that together take every step of every protocol. Crash points are taken from them.
 
-Some are disturbed by a strike of their own, the *opening*, at the first point of a name: so takeovers, restarts and
-stops in order are gone through as well, and a process can be struck in the middle of those. ``through`` says what a run
-is there for; that it comes to pass is tested, because a change elsewhere can let a run go another way.
+Some runs start with a strike of their own, the *opening*, at the first point with a given name. So the steps of
+take-overs, restarts and orderly stops are crash points too. ``through`` lists the steps that a run exists for; a test
+checks them, because a change elsewhere can make a run take another path.
 """
 
 from __future__ import annotations
@@ -13,25 +13,26 @@ from typing import Any
 from distop.protocol.frozen import frozen
 from distop.protocol.records import CLUSTER_TABLE
 from distop.protocol.size_limits import DEFAULT, Limits
-from tests.simulator.scenario import Act, DrainAct, Scenario, Wish, plain
+from tests.simulator.scenario import Action, DrainAction, Scenario, Submission, plain
 
 SMALL = Limits(
     plan_bytes=100, plan_chunks=1, claims=2, reports=1, reaped=1, cleaned=3, outcomes=3, pruned=2, prune_every=0.5
 )
 RESTART = 0.3
-"""Seconds after which a daemon that was killed or has stopped is started again."""
+"""Seconds until a killed or stopped daemon is started again."""
 LONG = 6.0
-"""Seconds for which one is away whose session is to end meanwhile."""
+"""Seconds until a daemon is started again whose session shall end meanwhile."""
 _OPENS = "delete chunk, delete distOpPending, delete planning"
 SMALL_PLAN = f"plan: {_OPENS}, put chunk, put distOpOpen, put plan"
 PLAN_OF_CHUNKS = f"plan: {_OPENS}, put distOpOpen, put plan"
-"""The two ways in which a plan is written: with its chunks, and after them."""
+"""The two ways to write a plan: with its chunks, and after them."""
 
 
 @frozen
 class Opening:
-    """A strike that is part of a run: at the first point whose name begins with ``step``, ``moment`` it is done.
-    ``away``: seconds until the daemon is started again.
+    """The first strike of a run, at the first point whose name starts with ``step``.
+
+    ``moment``: before or after the step. ``away``: seconds until the daemon is started again.
     """
 
     step: str
@@ -42,29 +43,29 @@ class Opening:
 
 @frozen
 class Reference:
-    """One run. ``through``: the beginnings of names of points that it goes through after its opening, in order."""
+    """One run. ``through``: prefixes of the names of points that it reaches after its opening, in order."""
 
     scenario: Scenario
     opening: Opening | None = None
     through: tuple[str, ...] = ()
 
     def having(self, **fields: Any) -> Reference:
-        """The same with other fields of its scenario."""
+        """This reference with changed fields of its scenario."""
         return replace(self, scenario=replace(self.scenario, **fields))
 
     def opened(self, opening: Opening, *through: str) -> Reference:
-        """The same with an opening, and what is to follow it."""
+        """This reference with an opening strike, and the steps after it."""
         return replace(self, opening=opening, through=through)
 
 
 def references() -> dict[str, Reference]:
-    """All of them, by name."""
-    return {**_undisturbed(), **_waiting(), **_taken_over(), **_begun_anew()}
+    """All references, by name."""
+    return {**_undisturbed(), **_pending(), **_taken_over(), **_restarted()}
 
 
 def _undisturbed() -> dict[str, Reference]:
-    """Start, plan, claim, report, retry, pause, resume, cancel, fail fast, finish, rerun, what follows, cleanup,
-    drain, election, renewal.
+    """Start, plan, claim, report, retry, pause, resume, cancel, fail fast, finish, rerun, follow-up operations,
+    cleanup, drain, election, renewal.
     """
     rough: dict[str, Any] = {"trouble": 1.0}
     slow = _reference("index", None, partitions=2, seed=11, name="x", pace=0.2)
@@ -78,7 +79,7 @@ def _undisturbed() -> dict[str, Reference]:
         "fail fast": _reference("index", "fail_fast", partitions=8, seed=8, name="x", pace=0.2, **rough),
         "fail fast in batches": _reference("purge", "fail_fast", partitions=8, seed=14, **rough),
         "pause and resume": _reference(
-            "index", None, Act(0.35, "pause"), Act(0.6, "resume"), partitions=5, seed=11, name="x", pace=0.2
+            "index", None, Action(0.35, "pause"), Action(0.6, "resume"), partitions=5, seed=11, name="x", pace=0.2
         ),
         "lost jobs fail": replace(
             _reference("lone", "collect_all", partitions=4, seed=2, pace=0.4, **rough),
@@ -86,9 +87,9 @@ def _undisturbed() -> dict[str, Reference]:
         ),
         "verdicts after checkpoints": replace(
             _reference("index", "collect_all", partitions=3, seed=3, name="x", pace=0.4, **rough),
-            through=("child: give up a checkpoint", "progress", "report", "finish"),
+            through=("child: abandon a checkpoint", "progress", "report", "finish"),
         ),
-        "cancel": _reference("lone", None, Act(0.5, "cancel"), partitions=5, seed=11, pace=0.2),
+        "cancel": _reference("lone", None, Action(0.5, "cancel"), partitions=5, seed=11, pace=0.2),
         "without completion": replace(
             _reference("quick", None, partitions=8, seed=1), through=(SMALL_PLAN, "claim", "report", "finish")
         ),
@@ -100,19 +101,23 @@ def _undisturbed() -> dict[str, Reference]:
             through=("report", "child: complete", "decide", "finish"),
         ),
         "pause now": _reference(
-            "index", None, Act(0.35, "pause-now"), Act(0.4, "resume"), partitions=3, seed=11, name="x", pace=0.2
+            "index", None, Action(0.35, "pause-now"), Action(0.4, "resume"), partitions=3, seed=11, name="x", pace=0.2
         ),
-        "drain": slow.having(drains=(DrainAct(0.7, "exec-0", 0.0, True), DrainAct(1.1, "exec-1", 0.3, False))),
-        "rerun": some_fail.having(wishes=tuple(replace(wish, rerun="failed") for wish in some_fail.scenario.wishes)),
+        "drain": slow.having(drains=(DrainAction(0.7, "exec-0", 0.0, True), DrainAction(1.1, "exec-1", 0.3, False))),
+        "rerun": some_fail.having(
+            submissions=tuple(replace(submission, rerun="failed") for submission in some_fail.scenario.submissions)
+        ),
         "a node that cannot": cannot.having(hosts=(replace(able, unable=("quick",)), unable)),
         "what follows": _reference("check", None, partitions=2, seed=1, follows=True),
         "a plan of its own": replace(
             _reference("quick", None, table=CLUSTER_TABLE, partitions=1, seed=1), through=("start: put arg",)
         ),
         "of one job, together": replace(
-            _together(), through=("claim", "claim_together", "report", "finish", "claim_apart", "finish")
+            _one_job_operations(), through=("claim", "claim_together", "report", "finish", "claim_apart", "finish")
         ),
-        "several at once": replace(cannot.having(wishes=_alike(4, "quick")), through=("start", "start", "finish")),
+        "several at once": replace(
+            cannot.having(submissions=_identical_submissions(4, "quick")), through=("start", "start", "finish")
+        ),
         "planned without a free slot": replace(
             _without_a_free_slot(), through=(SMALL_PLAN, SMALL_PLAN, "claim", "finish")
         ),
@@ -120,81 +125,93 @@ def _undisturbed() -> dict[str, Reference]:
             _in_pages(), through=("chunk", "chunk", PLAN_OF_CHUNKS, "clean", "clean", "end")
         ),
         "a table comes and goes": _reference(
-            "quick", None, Act(0.02, "add b"), Act(0.02, "remove b"), partitions=1, seed=1
+            "quick", None, Action(0.02, "add b"), Action(0.02, "remove b"), partitions=1, seed=1
         ),
     }
 
 
-def _waiting() -> dict[str, Reference]:
-    """Operations that wait: begin, join, edges and holds, two phases, ids, limits, and claims by actors."""
+def _pending() -> dict[str, Reference]:
+    """Pending operations: begin, join, dependencies and holds, two phases, ids, limits, and claims by actors."""
     one = _reference("quick", None, partitions=1, seed=1)
-    (wish,) = one.scenario.wishes
-    fails = {**wish.arg, "seed": 35, "partitions": 2, "trouble": 1.0}
-    bad = replace(wish, type="check", policy="collect_all", arg=fails)
+    (submission,) = one.scenario.submissions
+    fails = {**submission.arg, "seed": 35, "partitions": 2, "trouble": 1.0}
+    bad = replace(submission, type="check", policy="collect_all", arg=fails)
     index = _reference("index", None, partitions=5, seed=11, name="x", pace=0.2)
-    (slow,) = index.scenario.wishes
+    (slow,) = index.scenario.submissions
     types = ["check", "join", "noop", "quick"]
     hosts = tuple(replace(host, types=tuple(types)) for host in one.scenario.hosts)
-    later = replace(wish, delay=1.0)
+    later = replace(submission, delay=1.0)
     return {
         "one after another": one.having(
             hosts=hosts,
-            wishes=(
+            submissions=(
                 bad,
-                replace(wish, after=0.35, behind=((0, "success"),)),
-                replace(wish, after=0.4, behind=((0, "end"),)),
-                replace(wish, after=0.45, behind=((2, "success"),)),
+                replace(submission, after=0.35, predecessors=((0, "success"),)),
+                replace(submission, after=0.4, predecessors=((0, "end"),)),
+                replace(submission, after=0.45, predecessors=((2, "success"),)),
             ),
         ),
-        "a graph": one.having(hosts=hosts, wishes=(replace(wish, graph=3),)),
-        "a graph in pages": one.having(hosts=hosts, wishes=(replace(wish, graph=22),)),
-        "one that waits is cancelled": one.having(wishes=(replace(later, acts=(Act(0.2, "cancel"),)),)),
-        "prepared and confirmed": one.having(wishes=(replace(wish, prepared="confirms", verifier="yes"),)),
-        "prepared, and its sender dies": one.having(wishes=(replace(wish, prepared="dies", verifier="yes"),)),
-        "prepared, and nobody vouches": one.having(wishes=(replace(wish, prepared="dies", verifier="no"),)),
-        "abandoned": one.having(wishes=(replace(wish, prepared="abandons", verifier="no"),)),
+        "a graph": one.having(hosts=hosts, submissions=(replace(submission, graph=3),)),
+        "a graph in pages": one.having(hosts=hosts, submissions=(replace(submission, graph=22),)),
+        "one that waits is cancelled": one.having(submissions=(replace(later, actions=(Action(0.2, "cancel"),)),)),
+        "prepared and confirmed": one.having(submissions=(replace(submission, prepared="confirms", verifier="yes"),)),
+        "prepared, and its sender dies": one.having(
+            submissions=(replace(submission, prepared="dies", verifier="yes"),)
+        ),
+        "prepared, and nobody vouches": one.having(submissions=(replace(submission, prepared="dies", verifier="no"),)),
+        "abandoned": one.having(submissions=(replace(submission, prepared="abandons", verifier="no"),)),
         "of one id": one.having(
-            wishes=(
+            submissions=(
                 replace(later, id="nightly"),
                 replace(later, after=0.4, id="nightly", on_duplicate="replace"),
             )
         ),
-        "limited": index.having(wishes=(replace(slow, acts=(Act(0.3, "alter max_jobs=1"),), options={"max_jobs": 2}),)),
+        "limited": index.having(
+            submissions=(replace(slow, actions=(Action(0.3, "alter max_jobs=1"),), options={"max_jobs": 2}),)
+        ),
         "others are added to what it waits for": one.having(
-            wishes=(
-                replace(wish, arg={**wish.arg, "pace": 1.0}),
-                replace(later, after=0.35, acts=(Act(0.2, "behind 0"),)),
+            submissions=(
+                replace(submission, arg={**submission.arg, "pace": 1.0}),
+                replace(later, after=0.35, actions=(Action(0.2, "depend-on 0"),)),
             )
         ),
-        "a join": one.having(hosts=hosts, wishes=(replace(wish, type="join", table=CLUSTER_TABLE, graph=3),)),
+        "a join": one.having(
+            hosts=hosts, submissions=(replace(submission, type="join", table=CLUSTER_TABLE, graph=3),)
+        ),
         "a graph that is given up and begun anew": replace(
             one.having(
                 hosts=hosts,
                 limits=replace(Limits(), denied_kept=1.0),
-                wishes=(replace(wish, graph=22, hurried=True), replace(wish, delay=8.0)),
+                submissions=(replace(submission, graph=22, cancels_insertion=True), replace(submission, delay=8.0)),
             ),
             through=("hold", "start", "deny", "hold", "start", "release_hold", "forget_hold"),
         ),
         "within a transaction": replace(
-            one.having(wishes=(replace(wish, within=True),)),
+            one.having(submissions=(replace(submission, in_transaction=True),)),
             through=("withdraw", "transaction", "forget_receipt", "transaction", "begin"),
         ),
-        "a transaction whose compares fail": one.having(wishes=(replace(wish, within=True, turns=(0.2,)), wish)),
-        "a type is declared by a client": one.having(wishes=(replace(wish, acts=(Act(0.1, "register"),)),)),
+        "a transaction whose compares fail": one.having(
+            submissions=(replace(submission, in_transaction=True, toggles=(0.2,)), submission)
+        ),
+        "a type is declared by a client": one.having(
+            submissions=(replace(submission, actions=(Action(0.1, "register"),)),)
+        ),
         "claims by actors": one.having(
-            actors=2, wishes=(replace(wish, type="check", arg={**wish.arg, "partitions": 6, "pace": 0.5}),), hosts=hosts
+            actors=2,
+            submissions=(replace(submission, type="check", arg={**submission.arg, "partitions": 6, "pace": 0.5}),),
+            hosts=hosts,
         ),
     }
 
 
 def _taken_over() -> dict[str, Reference]:
-    """A daemon is killed, and its session ends before it is back: what it did is taken over."""
+    """A daemon is killed, and its session ends before it is started again: its work is taken over."""
     jobs = _reference("check", "collect_all", partitions=4, seed=5, pace=0.4)
     index = _reference("index", None, partitions=4, seed=11, name="x", pace=0.4)
     lone = _reference("lone", "collect_all", partitions=4, seed=5, pace=0.4)
-    given_up = _reference("lone", None, Act(0.6, "cancel"), partitions=4, seed=5, pace=0.4)
+    given_up = _reference("lone", None, Action(0.6, "cancel"), partitions=4, seed=5, pace=0.4)
     begun = Opening("child: start a job")
-    lowered = _reference("check", "collect_all", Act(0.3, "alter max_jobs=1"), partitions=4, seed=5, pace=1.0)
+    lowered = _reference("check", "collect_all", Action(0.3, "alter max_jobs=1"), partitions=4, seed=5, pace=1.0)
     return {
         "take over of a plan in chunks": _in_pages().opened(
             Opening("chunk"), "elect", "chunk", PLAN_OF_CHUNKS, "finish"
@@ -209,9 +226,7 @@ def _taken_over() -> dict[str, Reference]:
         "take over at the limit, with nothing to clean up": _reference(
             "purge", "collect_all", partitions=4, seed=5, pace=0.4
         ).opened(begun, "fail_lost", "finish"),
-        "take over of an election while planning": jobs.opened(
-            Opening("child: plan"), "elect", SMALL_PLAN, "finish"
-        ),
+        "take over of an election while planning": jobs.opened(Opening("child: plan"), "elect", SMALL_PLAN, "finish"),
         "take over of an election while reporting": _reference("purge", None, partitions=3, seed=1).opened(
             Opening("child: complete"), "elect", "child: complete", "finish"
         ),
@@ -224,10 +239,10 @@ def _taken_over() -> dict[str, Reference]:
     }
 
 
-def _begun_anew() -> dict[str, Reference]:
-    """A daemon is killed or stopped, and is back soon, on the same disk."""
+def _restarted() -> dict[str, Reference]:
+    """A daemon is killed or stopped, and soon started again with the same disk."""
     index = _reference("index", None, partitions=4, seed=11, name="x", pace=0.4)
-    given_up = _reference("index", None, Act(0.6, "cancel"), partitions=4, seed=11, name="x", pace=0.4)
+    given_up = _reference("index", None, Action(0.6, "cancel"), partitions=4, seed=11, name="x", pace=0.4)
     killed = Opening("child: start a job", away=RESTART)
     return {
         "restart": index.opened(killed, "node", "take_over", "disk: remove a run", "finish"),
@@ -239,33 +254,36 @@ def _begun_anew() -> dict[str, Reference]:
     }
 
 
-def _reference(type_name: str, policy: str | None, *acts: Act, seed: int, table: str = "a", **arg: Any) -> Reference:
-    """Two executors, one operation, a short time to live. For steps that only a large operation takes (chunks, pages),
-    scenarios with small limits are added with :meth:`Reference.having`.
+def _reference(
+    type_name: str, policy: str | None, *actions: Action, seed: int, table: str = "a", **arg: Any
+) -> Reference:
+    """Two executors, one operation, and a short session.
+
+    Steps of large operations (chunks, pages) need small limits, set with :meth:`Reference.having`.
     """
     given = {"seed": seed, "pace": 0.1, "trouble": 0.0, "chunk": 200, "calls": 0.05, **arg}
-    wish = Wish(0, 0.3, type_name, table, given, None, policy, acts)
-    return Reference(plain(seed, 2, [wish], types=["check"], ttl=2, poll=2.0, calm=8.0))
+    submission = Submission(0, 0.3, type_name, table, given, None, policy, actions)
+    return Reference(plain(seed, 2, [submission], types=["check"], ttl=2, poll=2.0, calm=8.0))
 
 
-def _alike(count: int, type_name: str) -> tuple[Wish, ...]:
-    """One client wants so many of them at the same time, and they end at the same time."""
+def _identical_submissions(count: int, type_name: str) -> tuple[Submission, ...]:
+    """``count`` operations of one client that start and end at the same time."""
     arg = {"seed": 1, "pace": 0.1, "trouble": 0.0, "chunk": 200, "calls": 0.05, "partitions": 1}
-    return tuple(Wish(0, 0.3, type_name, "a", arg, None, None, ()) for _ in range(count))
+    return tuple(Submission(0, 0.3, type_name, "a", arg, None, None, ()) for _ in range(count))
 
 
-def _together() -> Reference:
-    """Operations of one job, of which an executor takes at once what falls to it, and one that the other has, too."""
+def _one_job_operations() -> Reference:
+    """Operations of one job each. An executor claims its share and one more job in one transaction."""
     one = _reference("quick", None, table=CLUSTER_TABLE, partitions=1, seed=1)
-    return one.having(wishes=one.scenario.wishes * 4, limits=Limits(unlearned=DEFAULT.together))
+    return one.having(submissions=one.scenario.submissions * 4, limits=Limits(unlearned=DEFAULT.together))
 
 
 def _without_a_free_slot() -> Reference:
-    """The second operation is planned while jobs of the first take all slots."""
+    """The second operation is planned while jobs of the first one take all slots."""
     busy = _reference("check", "collect_all", partitions=4, seed=5, pace=2.0)
-    (first,) = busy.scenario.wishes
+    (first,) = busy.scenario.submissions
     second = replace(first, after=0.5, arg={**first.arg, "partitions": 2, "pace": 0.1})
-    return busy.having(wishes=(first, second))
+    return busy.having(submissions=(first, second))
 
 
 def _in_pages() -> Reference:

@@ -1,6 +1,6 @@
-"""Tables that are removed and added again: nothing begins on one that is not there, and none goes while operations run.
+"""Checks removals of tables: no operation starts on an absent table, and no table is removed while operations run.
 
-That instances are numbered on is invariant 6.
+Invariant 6 checks that instance numbers continue after a table is added again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from distop.protocol.revisioned import Change
 
 
-class Registry:
+class TableRemovals:
     """Folds each revision. ``found(kind, key, text, op, partition)`` is called for each breach."""
 
     def __init__(self, found: Callable[..., None]) -> None:
@@ -26,10 +26,10 @@ class Registry:
         self._tables = {CLUSTER_TABLE}
         self._running: dict[str, bytes] = {}
         self.removed = 0
-        """Tables that were."""
+        """Number of removed tables."""
 
     def step(self, parsed: Sequence[tuple[ParsedKey, Change]]) -> None:
-        """One revision, whole."""
+        """Fold one whole revision."""
         for key, change in parsed:
             if key.name == "runOps":
                 self._running[key.table] = change.kv.value
@@ -40,7 +40,7 @@ class Registry:
                 self._tables.discard(key.table)
                 self.removed += 1
                 if running := loads(self._running.get(key.table, b"{}")):
-                    self._found("removed too early", change.kv.key, f"{running} run on {key.table}")
+                    self._found("table removed too early", change.kv.key, f"{running} run on {key.table}")
             elif key.family == K.OP and key.name == "spec" and not change.deleted and key.table not in self._tables:
-                text = f"{key.ref} begins, and there is no such table"
+                text = f"{key.ref} starts on a table that is not registered"
                 self._found("no such table", change.kv.key, text, str(key.ref))

@@ -1,4 +1,4 @@
-"""Reruns, judged by etcd's history: which partitions one had to take, and which it took."""
+"""Checks reruns by etcd's history: the partitions that a rerun had to take, and those that it took."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
 @frozen
 class Rerun:
-    """What a client asked for: the partitions of ``op`` that are ``failed``, or ``unfinished`` as well. ``again``: the
-    operation that this began; "": it was refused, and ``why``.
+    """A rerun that a client requested.
+
+    ``what``: the ``failed`` partitions of ``op``, or also the ``unfinished`` ones. ``again``: the started operation;
+    "": it was refused, with the error ``why``.
     """
 
     op: str
@@ -38,21 +40,21 @@ def judge(store: ModelStore, keys: Keys, reruns: Sequence[Rerun]) -> Iterator[tu
     }
     for one in reruns:
         ref = OperationRef.parse(one.op)
-        wanted = _wanted(written, keys, ref, one.what)
+        expected = _expected(written, keys, ref, one.what)
         if not one.again:
-            if wanted:
-                yield keys.history(ref), f"its partitions {sorted(wanted)} are not run again: {one.why}", one.op
+            if expected:
+                yield keys.history(ref), f"the partitions {sorted(expected)} are not run again: {one.why}", one.op
             continue
         place = keys.of(OperationRef.parse(one.again), "spec")
         spec = Spec.decode(written[place])
         every = (WHOLE,) if ref.table == CLUSTER_TABLE else ()
-        if spec.rerun_of != one.op or set(spec.partitions or every) != wanted:
-            text = f"a rerun of {spec.rerun_of} over {spec.partitions}; it was to be {one.op} over {sorted(wanted)}"
+        if spec.rerun_of != one.op or set(spec.partitions or every) != expected:
+            text = f"rerun of {spec.rerun_of} over {spec.partitions}; expected {one.op} over {sorted(expected)}"
             yield place, text, one.again
 
 
-def _wanted(written: Mapping[str, bytes], keys: Keys, ref: OperationRef, what: str) -> set[str]:
-    """The names of the partitions that a rerun has to take."""
+def _expected(written: Mapping[str, bytes], keys: Keys, ref: OperationRef, what: str) -> set[str]:
+    """The names of the partitions that the rerun has to take."""
     if keys.of(ref, "plan") not in written:
         return set()
     spec, arg = Spec.decode(written[keys.of(ref, "spec")]), loads(written[keys.of(ref, "arg")])

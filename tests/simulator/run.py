@@ -1,4 +1,4 @@
-"""One simulation: a scenario is run, each revision is checked, and at the end that all has ended."""
+"""Runs one scenario, checks each revision, and checks at the end that all operations have ended."""
 
 from __future__ import annotations
 
@@ -22,33 +22,45 @@ from distop.protocol.records import OperationRef, Spec
 from distop.settings import ClientConfig
 from distop.store.connection_settings import EtcdConfig
 from distop.store.transport import channels
-from tests.simulator.actors import act
-from tests.simulator.caller_transactions import CALLERS, Branches, turn_some
-from tests.simulator.client_answers import broken
-from tests.simulator.clients import Told, drain_some, let_go, one_client, remove_some, set_up
+from tests.simulator.actors import run_actor
+from tests.simulator.caller_transactions import CALLERS, Branches, toggle_compares
+from tests.simulator.client_answers import wrong_answers
+from tests.simulator.clients import (
+    ClientAnswers,
+    run_client,
+    run_drains,
+    run_removals,
+    set_up,
+    unblock_operations,
+)
 from tests.simulator.completions import Completions
 from tests.simulator.departures import needs_departing
-from tests.simulator.etcd_users import tells_of_users
-from tests.simulator.fault_kinds import LOSING
+from tests.simulator.etcd_users import mentions_permissions
+from tests.simulator.fault_kinds import LOSES_EVENTS
 from tests.simulator.faults import Injector
-from tests.simulator.history_retention import HistoryRetention, age, past, promised
+from tests.simulator.history_retention import (
+    HistoryRetention,
+    guaranteed_retention,
+    old_records,
+    retention_by_age,
+)
 from tests.simulator.job_effects import Effects
 from tests.simulator.machine import Machine, Step, unobserved
 from tests.simulator.network import Network
-from tests.simulator.offered_types import Offers
-from tests.simulator.prepared_starts import Prepared
+from tests.simulator.offered_types import OfferedTypes
+from tests.simulator.prepared_starts import PreparedStarts
 from tests.simulator.process_clock import SimSource
-from tests.simulator.protocol_courses import Courses
-from tests.simulator.removed_tables import Registry
+from tests.simulator.protocol_paths import ProtocolPaths
+from tests.simulator.removed_tables import TableRemovals
 from tests.simulator.reruns import judge
-from tests.simulator.scenario import Scenario, scenario
+from tests.simulator.scenario import Scenario, draw_scenario
 from tests.simulator.sim_etcd import SimEtcd
 from tests.simulator.simulated_behaviors import RARE, TYPES
 from tests.simulator.slow_graphs import GraphHolds
-from tests.simulator.stop_checks import Stopping
-from tests.simulator.unexpected_errors import Listener, listening, told
+from tests.simulator.stop_checks import StopChecks
+from tests.simulator.unexpected_errors import ErrorListener, listening, with_traceback
 from tests.simulator.virtual_loop import Process, VirtualLoop
-from tests.simulator.write_authors import Authors
+from tests.simulator.write_authors import WriteAuthors
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator
@@ -58,23 +70,25 @@ if TYPE_CHECKING:
     from distop.protocol.txn import Flaw
 
 LIVENESS = 180.0
-"""Virtual seconds after the last fault, and after whatever got on since (a job or an operation that ended, a job that
-saved its progress), within which all has to end, or something has to get on again. A step of a job takes 44 s at most;
-after 300 s feeds are listed anew, which would mend what was lost of them.
+"""Maximum virtual seconds without progress after the last fault.
+
+Progress is the end of a job or operation, or a checkpoint. A step of a job takes up to 44 s. The limit is below 300 s,
+after which feeds are listed again: a listing would hide lost events.
 """
 LISTED_AGAIN = 330.0
-"""Seconds after which each feed was listed again; added where etcd loses events, which nothing else repairs."""
+"""Seconds after which each feed was listed again. Added to ``LIVENESS`` where etcd loses events: only a listing helps.
+"""
 WENT_BACK = "went back from revision"
-"""Part of the error about an etcd that answers a read as of the past."""
+"""Part of the error text for an etcd that answers a read at an old revision."""
 HELPERS = frozenset({"set-up", "operator", "registrar", "rival", "janitor"})
 """Processes of the test itself, which get no stale reads and are not started again."""
-LAST_WORD = 20
-"""So many times as long after the last fault a run is over, though something gets on: that may be so for ever."""
+MAX_LIVENESS = 20
+"""Multiple of ``LIVENESS`` after the last fault at which a run is ended even if it makes progress."""
 
 
 @frozen
 class Breach:
-    """Something that must not be: ``kind`` names the guarantee; ``op`` and ``partition`` (-1) what it is about."""
+    """A broken guarantee, named by ``kind``, with the operation and partition concerned (-1: none)."""
 
     kind: str
     at: float
@@ -90,32 +104,32 @@ class Breach:
 
 @dataclass(slots=True)
 class Report:
-    """How a run went."""
+    """The result of a run."""
 
     scenario: Scenario
     breaches: list[Breach]
     ended: int
-    """Operations that ended."""
+    """Number of ended operations."""
     revisions: int
     requests: int
     callbacks: int
     seconds: float
-    """Virtual ones."""
+    """Virtual seconds."""
     faults: dict[str, int]
-    """That struck while an operation was open or pending."""
+    """Faults that struck while an operation was open or pending, by kind."""
     offering: int
-    """Executors that offer something that was started."""
+    """Executors that offer the type of a started operation."""
     claimed: int
     """Executors that held a claim."""
     elected: int
-    """Incarnations that held an election."""
-    courses: dict[str, int]
+    """Executors that won an election."""
+    paths: dict[str, int]
     log: list[tuple[float, int, str, str]] = field(default_factory=list)
-    """(time, revision or 0, who, what), all of it, in order."""
+    """All events in order: (time, revision or 0, sender, text)."""
 
 
 class _Keys(Keys):
-    """Takes each key apart once: three judges look at each change."""
+    """Caches parsed keys: several checks parse the key of each change."""
 
     __slots__ = ("_known",)
 
@@ -133,70 +147,76 @@ class _Keys(Keys):
 class Simulation:
     """The cluster of one scenario."""
 
-    def __init__(self, wanted: Scenario) -> None:
-        self.scenario = wanted
-        self.keys = _Keys(wanted.namespace)
-        self.loop = VirtualLoop(random.Random(f"loop/{wanted.seed}"))  # type: ignore[abstract]
-        addresses = tuple(f"etcd-{n}:2379" for n in range(wanted.members))
-        self.etcd = SimEtcd(self.loop, addresses, version=wanted.version, batch=wanted.batch, election=wanted.election)
-        self.etcd.watching.fragments = wanted.fragments
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.keys = _Keys(scenario.namespace)
+        self.loop = VirtualLoop(random.Random(f"loop/{scenario.seed}"))  # type: ignore[abstract]
+        addresses = tuple(f"etcd-{n}:2379" for n in range(scenario.members))
+        self.etcd = SimEtcd(
+            self.loop, addresses, version=scenario.version, batch=scenario.batch, election=scenario.election
+        )
+        self.etcd.watching.fragments = scenario.fragments
         self.etcd.never_stale = HELPERS
-        for txn in past(self.keys, wanted, lambda: self.etcd.store.revision):
+        for txn in old_records(self.keys, scenario, lambda: self.etcd.store.revision):
             self.etcd.preset(txn)
         self.etcd.committed = self._committed
         self.etcd.refused = self._refused
-        self.network = Network(self.loop, self.etcd, random.Random(f"network/{wanted.seed}"))
+        self.network = Network(self.loop, self.etcd, random.Random(f"network/{scenario.seed}"))
         self.stepping: Step = unobserved
-        """As ``network.sending`` and ``network.applied``, for the steps of machines that are no requests."""
+        """Called around each step of a machine that is not a request (for requests: ``network.sending``, ``applied``).
+        """
         self.breaches: list[Breach] = []
         self.log: list[tuple[float, int, str, str]] = []
-        self.told = Told(wanted.limits.denied_kept)
+        self.answers = ClientAnswers(scenario.limits.denied_kept)
         self.clients: list[Process] = []
         self._numbers: dict[Process, int] = {}
-        """Which of the scenario's clients a process is: one may have several lives."""
+        """Process → the number of its client; a client that is run again is another process."""
         self._actors: dict[Process, int] = {}
-        self._done: set[Process] = set()
+        self._finished: set[Process] = set()
         self._operator: Process | None = None
-        """Who drains executors."""
+        """The process that drains executors."""
         self.machines: list[Machine] = []
         self._checker = Checker(self.keys)
         self._checker.begin(self.etcd.store.listing())
         self.effects = Effects(self.etcd.store, self.keys, self.loop.time, self._found)
         effects = self.effects
-        self._authors = Authors(self.keys, effects.claim_left, effects.succeeded, self._found, self.loop.time)
-        self._stopping = Stopping(self.loop, self.keys, self._authors.claims, self.effects.ends, self._found)
-        self._offers = Offers(self._found)
-        self.registry = Registry(self._found)
-        self._retention = HistoryRetention(promised(wanted.limits), age(wanted), lambda: self.loop.now, self._found)
+        self._authors = WriteAuthors(self.keys, effects.claim_ended, effects.succeeded, self._found, self.loop.time)
+        self._stops = StopChecks(self.loop, self.keys, self._authors.claims, self.effects.ends, self._found)
+        self._offers = OfferedTypes(self._found)
+        self.table_removals = TableRemovals(self._found)
+        self._retention = HistoryRetention(
+            guaranteed_retention(scenario.limits), retention_by_age(scenario), lambda: self.loop.now, self._found
+        )
         self._completions = Completions(self.etcd.store, self.keys, self._found)
-        self._courses = Courses()
-        self._prepared = Prepared()
+        self._paths = ProtocolPaths()
+        self._prepared = PreparedStarts()
         self._branches = Branches()
         self._holds = GraphHolds(self.loop.time, self._found)
         self._open: set[str] = set()
         self._accepted: set[str] = set()
         self._requests: dict[str, str] = {}
-        """Operation → the request that began it."""
+        """Operation → the request that started it."""
         self._ids: dict[str, str] = {}
-        self._forsaken: set[str] = set()
-        """Operations for which only executors may work that go for good."""
+        self._stranded: set[str] = set()
+        """Operations that only departing executors may run."""
         self._ended: dict[str, str] = {}
         self._forgotten: set[str] = set()
         """Operations whose history record was deleted."""
         self._busy = 0
-        self._got_on = 0.0
+        """Processes that have to finish."""
+        self._progress_at = 0.0
         self._injector = Injector(self)
         self._active = tuple(self.keys.family(family)[0] for family in (K.OPEN, K.PENDING))
         self._history = self.keys.family(K.HISTORY)[0]
-        self.etcd.users.enabled = wanted.users
-        user = "worker" if wanted.users else None
+        self.etcd.users.enabled = scenario.users
+        user = "worker" if scenario.users else None
         config = EtcdConfig(addresses, user, user, connect_timeout=5.0, read_timeout=None)
-        self._config = ClientConfig(config, wanted.namespace)
+        self._config = ClientConfig(config, scenario.namespace)
 
     # ------------------------------------------------------------------ checks
 
     def note(self, text: str) -> None:
-        """Something of the world happens: it stands in the story."""
+        """Add an event to the timeline."""
         self.log.append((self.loop.now, 0, "", text))
 
     def _committed(self, revision: int, changes: tuple[Change, ...], sender: str) -> None:
@@ -204,22 +224,22 @@ class Simulation:
         for one in self._checker.feed(revision, changes):
             self._found(f"invariant {one.invariant}", one.key, one.text)
         parsed = list(self._parsed(changes))
-        self._stopping.step(revision, parsed, sender)
+        self._stops.step(revision, parsed, sender)
         self._offers.step(revision, parsed, sender)
-        self.registry.step(parsed)
+        self.table_removals.step(parsed)
         self._retention.step(parsed)
         self._authors.step(parsed, sender)
-        self._courses.step(parsed, sender)
+        self._paths.step(parsed, sender)
         self._prepared.step(parsed)
         self._holds.step(parsed, sender)
         for key, text in self._branches.step(changes):
-            self._found("two branches", key, text)
+            self._found("transaction branches", key, text)
         for change in changes:
             key = change.kv.key
-            if self.etcd.users.enabled and tells_of_users(change.kv.value):
-                self._found("blamed", key, f"for what etcd did not permit: {change.kv.value.decode()}")
+            if self.etcd.users.enabled and mentions_permissions(change.kv.value):
+                self._found("wrongly blamed", key, f"a record blames missing rights: {change.kv.value.decode()}")
             if key.endswith((".state", ".progress")):
-                self._got_on = self.loop.now
+                self._progress_at = self.loop.now
             if key.startswith(self._active):
                 (self._open.discard if change.deleted else self._open.add)(key)
                 if not change.deleted:
@@ -231,15 +251,12 @@ class Simulation:
                 self._requests[ref], self._ids[ref] = spec.request_id, spec.id
                 named = OperationRef.parse(ref)
                 if needs_departing(named.type, named.table, spec.where):
-                    self._forsaken.add(ref)
+                    self._stranded.add(ref)
 
     def _refused(self, found: Flaw, sender: str) -> None:
-        """Report a transaction that etcd rejects as invalid, whoever sent it.
-
-        It would be sent again for ever.
-        """
-        text = f"{sender or 'somebody'} sent a transaction that etcd rejects as invalid: {found.text}"
-        self._found("progress", found.key, text)
+        """Report a transaction that etcd rejects as invalid: it would be retried for ever."""
+        text = f"{sender or 'unknown sender'} sent a transaction that etcd rejects as invalid: {found.text}"
+        self._found("invalid transaction", found.key, text)
 
     def _parsed(self, changes: tuple[Change, ...]) -> Iterator[tuple[ParsedKey, Change]]:
         for change in changes:
@@ -247,8 +264,8 @@ class Simulation:
                 yield self.keys.parse(change.kv.key), change
 
     def _unexpected(self, text: str, op: str, partition: int) -> None:
-        if self.etcd.told_past and WENT_BACK in text:
-            return  # as far as anybody can know, it was restored
+        if self.etcd.stale_answers and WENT_BACK in text:
+            return  # for the client it looks like a restored etcd
         self._found("unexpected error", "", text, op, partition)
 
     def _recorded(self, key: str, change: Change) -> None:
@@ -267,9 +284,9 @@ class Simulation:
     # --------------------------------------------------------------------- run
 
     def _spawn(self, name: str, work: Coroutine[Any, Any, Any], *, waits: bool = True) -> Process:
-        """Start a process of the simulation. ``waits``: it has to come to its end.
+        """Start a process of the simulation. ``waits``: the run lasts until it has finished.
 
-        A client that takes etcd for restored, since a read was answered as of the past, is run once more.
+        A client that assumes a restored etcd after a stale read is run again.
         """
         process = Process(name)
         context = contextvars.Context()
@@ -281,58 +298,63 @@ class Simulation:
             try:
                 await work
             except ClusterChanged as error:
-                if self.etcd.told_past:
+                if self.etcd.stale_answers:
                     self.run_again(process)
                 else:
-                    self.loop.troubles.append(f"{name}: {error}")
+                    self.loop.errors.append(f"{name}: {error}")
             except Exception as error:
-                self.loop.troubles.append(f"{name}: {told(error)}")
+                self.loop.errors.append(f"{name}: {with_traceback(error)}")
             self._busy -= waits
-            self._done.add(process)
+            self._finished.add(process)
 
         self.loop.spawn(process, live(), context)
         return process
 
     def run(self) -> Report:
-        """Run it to its end."""
-        wanted = self.scenario
-        for host in wanted.hosts:
+        """Run the scenario to its end."""
+        scenario = self.scenario
+        for host in scenario.hosts:
             machine = Machine(
-                host.name, self.loop, self.network, self.effects, self._config.etcd, str(wanted.seed), types=host.types,
-                slots=host.slots, ttl=wanted.ttl, poll=wanted.poll, skew=host.skew, completed=self._completions.runs,
-                unable=host.unable, recovers=host.recovers, step=lambda process, what: self.stepping(process, what),
-                namespace=wanted.namespace, history_limit=wanted.history_limit, limits=wanted.limits,
-                labels=host.labels, serves=Serves(host.only_types, host.only_tables), history_age=wanted.history_age,
+                host.name, self.loop, self.network, self.effects, self._config.etcd, str(scenario.seed),
+                types=host.types, slots=host.slots, ttl=scenario.ttl, poll=scenario.poll, skew=host.skew,
+                completed=self._completions.runs, unable=host.unable, recovers=host.recovers,
+                step=lambda process, what: self.stepping(process, what),
+                namespace=scenario.namespace, history_limit=scenario.history_limit, limits=scenario.limits,
+                labels=host.labels, serves=Serves(host.only_types, host.only_tables), history_age=scenario.history_age,
             )  # fmt: skip
             self.machines.append(machine)
             machine.start()
             if host.leaves:
                 self.loop.world_at(host.leaves, self._leave, machine)
-        declared = tuple(TYPES[name] for name in {wish.type: None for wish in wanted.wishes} if not TYPES[name].code)
-        self._spawn("set-up", set_up(self._config, wanted.tables, declared))
-        for n in range(wanted.clients):
+        declared = tuple(
+            TYPES[name]
+            for name in {submission.type: None for submission in scenario.submissions}
+            if not TYPES[name].code
+        )
+        self._spawn("set-up", set_up(self._config, scenario.tables, declared))
+        for n in range(scenario.clients):
             self._begin_client(n)
-        for n in range(wanted.actors):
+        for n in range(scenario.actors):
             self._begin_actor(n)
-        if wanted.drains:
-            self._operator = self._spawn("operator", drain_some(self._config, wanted.drains))
+        if scenario.drains:
+            self._operator = self._spawn("operator", run_drains(self._config, scenario.drains))
             self.clients.append(self._operator)
-        if wanted.removals:
-            self._spawn("registrar", remove_some(self._config, wanted.removals, self._over), waits=False)
-        if turning := [(n, wish) for n, wish in enumerate(wanted.wishes) if wish.turns]:
-            self._spawn("rival", turn_some(self._config, turning), waits=False)
-        self._injector.schedule(wanted.faults)
+        if scenario.removals:
+            self._spawn("registrar", run_removals(self._config, scenario.removals, self._over), waits=False)
+        if toggled := [(n, submission) for n, submission in enumerate(scenario.submissions) if submission.toggles]:
+            self._spawn("rival", toggle_compares(self._config, toggled), waits=False)
+        self._injector.schedule(scenario.faults)
         try:
-            with listening(Listener(self._unexpected)):
-                self._go()
+            with listening(ErrorListener(self._unexpected)):
+                self._run_loop()
         finally:
             self.loop.end()
         callbacks = self.loop.world.ran + sum(machine.process.ran for machine in self.machines if machine.process)
         return Report(
-            wanted, self.breaches, len(self._ended), self.etcd.revision, self.network.requests, callbacks,
+            scenario, self.breaches, len(self._ended), self.etcd.revision, self.network.requests, callbacks,
             self.loop.now, dict(self._injector.struck), self._offering(),
-            self._executors(self._courses.claimed), self._executors(self._courses.elected),
-            dict(self._courses.count), self.log,
+            self._executors(self._paths.claimed), self._executors(self._paths.elected),
+            dict(self._paths.count), self.log,
         )  # fmt: skip
 
     def _leave(self, machine: Machine) -> None:
@@ -340,15 +362,19 @@ class Simulation:
         machine.leave()
 
     def _begin_client(self, n: int) -> None:
-        wishes = [(number, wish) for number, wish in enumerate(self.scenario.wishes) if wish.client == n]
+        submissions = [
+            (number, submission)
+            for number, submission in enumerate(self.scenario.submissions)
+            if submission.client == n
+        ]
         lives = sum(number == n for number in self._numbers.values())
         name = f"client-{n}#{lives + 1}" if lives else f"client-{n}"
-        process = self._spawn(name, one_client(self._config, wishes, self.told))
+        process = self._spawn(name, run_client(self._config, submissions, self.answers))
         self._numbers[process] = n
         self.clients.append(process)
 
     def run_again(self, client: Process) -> None:
-        """A client that is gone is run once more, and wants the same under the same request ids."""
+        """Run a dead client or actor once more, a client with the same request ids."""
         if client in self._numbers:
             self._begin_client(self._numbers[client])
         elif client in self._actors:
@@ -357,30 +383,30 @@ class Simulation:
     def _begin_actor(self, n: int) -> None:
         lives = sum(number == n for number in self._actors.values())
         name = f"actor-{n}#{lives + 1}"
-        types = tuple({wish.type: None for wish in self.scenario.wishes if wish.type != RARE})
+        types = tuple({submission.type: None for submission in self.scenario.submissions if submission.type != RARE})
         process = self._spawn(
             name,
-            act(self._config, name, types, self._over, lambda text: self._found("void and not", "", text)),
+            run_actor(
+                self._config, name, types, self._over, lambda text: self._found("invalid token accepted", "", text)
+            ),
             waits=False,
         )
         self._actors[process] = n
         self.clients.append(process)
 
-    def _go(self) -> None:
-        self.loop.run(self._all_quiet, self.scenario.calm)
-        self._begin_calm()
-        calm = self._got_on = self.loop.now
-        within = LIVENESS + LISTED_AGAIN * any(fault.kind in LOSING for fault in self.scenario.faults)
-        while not self.loop.run(self._over, self._got_on + within):
-            if self.loop.now >= calm + LAST_WORD * within:
-                self._not_over(
-                    "liveness: still at it", f"has not ended {self.loop.now - calm:g} s after the last fault"
-                )
+    def _run_loop(self) -> None:
+        self.loop.run(lambda: False, self.scenario.calm)
+        self._end_faults()
+        calm = self._progress_at = self.loop.now
+        within = LIVENESS + LISTED_AGAIN * any(fault.kind in LOSES_EVENTS for fault in self.scenario.faults)
+        while not self.loop.run(self._over, self._progress_at + within):
+            if self.loop.now >= calm + MAX_LIVENESS * within:
+                self._not_over("liveness: endless", f"has not ended {self.loop.now - calm:g} s after the last fault")
                 break
-            if self.loop.now >= self._got_on + within:
-                self._not_over("liveness", f"has not ended, and nothing got on for {within:g} s")
+            if self.loop.now >= self._progress_at + within:
+                self._not_over("liveness", f"has not ended, without progress for {within:g} s")
                 break
-        self._look_back()
+        self._check_at_end()
 
     def _offering(self) -> int:
         started = {OperationRef.parse(op).type for op in self._accepted}
@@ -391,20 +417,17 @@ class Simulation:
 
     @property
     def at_work(self) -> bool:
-        """An operation is open or pending."""
+        """Whether an operation is open or pending."""
         return bool(self._open)
-
-    def _all_quiet(self) -> bool:
-        return False
 
     @property
     def all_ended(self) -> bool:
-        """Operations began, all of them have ended and are cleaned up, and nobody wants anything more."""
+        """Whether all operations have ended and are cleaned up, and all clients have finished."""
         return bool(self._ended) and self._over()
 
-    def _begin_calm(self) -> None:
-        """All faults are over: what is down comes back."""
-        self.note("all faults are over")
+    def _end_faults(self) -> None:
+        """End all faults, and restart all stopped processes."""
+        self.note("end of all faults")
         for link in self.network.links():
             self.network.heal(link)
         for member in self.etcd.members.values():
@@ -412,37 +435,36 @@ class Simulation:
         self.etcd.quorum.heal()
         for process in [*self.clients, *(machine.process for machine in self.machines)]:
             if process is not None:
-                process.let_be()
+                process.cancel_strike()
                 self.loop.thaw(process)
         for machine in self.machines:
-            machine.go_on()
+            machine.resume()
             machine.start()
         for n in range(self.scenario.actors):
             if all(process.dead for process, number in self._actors.items() if number == n):
                 self._begin_actor(n)
-        self._stopping.calm()
-        left = let_go(self._config, self._over, self._left_drained, self._left_alone)
-        self._spawn("janitor", left, waits=False)
+        self._stops.calm()
+        work = unblock_operations(self._config, self._over, self._left_drained, self._stranded_operations)
+        self._spawn("janitor", work, waits=False)
 
-    def _left_alone(self) -> tuple[str, ...]:
-        """Operations that go on although only executors that are gone may run them. Not those that wait for others:
-        once these have ended, they end as well, or wait no longer.
+    def _stranded_operations(self) -> tuple[str, ...]:
+        """Open operations that only departed executors may run, without those that wait for predecessors.
+
+        The latter end with their predecessors, or stop waiting.
         """
-        going_on = {ref: str(ref) for key in self._open if (ref := self.keys.parse(key).ref) is not None}
-        waiting = {
-            name for ref, name in going_on.items() if self.etcd.store.range(*self.keys.edges_range(ref, "after"))
-        }
-        return tuple(sorted((self._forsaken & set(going_on.values())) - waiting))
+        running = {ref: str(ref) for key in self._open if (ref := self.keys.parse(key).ref) is not None}
+        waiting = {name for ref, name in running.items() if self.etcd.store.range(*self.keys.edges_range(ref, "after"))}
+        return tuple(sorted((self._stranded & set(running.values())) - waiting))
 
     def _left_drained(self) -> tuple[str, ...]:
-        """Executors that nobody else will let work again."""
+        """Executors that no other process will undrain."""
         if self._operator is None or not self._operator.dead:
             return ()
         return tuple(sorted({drain.executor for drain in self.scenario.drains}))
 
     def _waiting(self) -> int:
-        """Clients that are not done, aside from those that end when the others are."""
-        gone = (client.dead and client not in self._done for client in self.clients if client not in self._actors)
+        """Number of clients that have not finished, without actors, which end with the others."""
+        gone = (client.dead and client not in self._finished for client in self.clients if client not in self._actors)
         return self._busy - sum(gone)
 
     def _over(self) -> bool:
@@ -455,37 +477,37 @@ class Simulation:
             ref = str(self.keys.parse(key).ref)
             self._found(kind, key, f"{ref} {why}: {what}", ref)
         if not self._open:
-            self._found(kind, "", f"{self._waiting()} clients still wait, and no operation is left")
+            self._found(kind, "", f"{self._waiting()} clients still wait, but no operation is left")
 
-    def _look_back(self) -> None:
-        """What can be judged only in the end."""
-        for kind, op, text in broken(
-            self.told, self._accepted, self._requests, self._ids, self._ended, self._forgotten
+    def _check_at_end(self) -> None:
+        """Check what is known only at the end."""
+        for kind, op, text in wrong_answers(
+            self.answers, self._accepted, self._requests, self._ids, self._ended, self._forgotten
         ):
             self._found(kind, op, text, op)
-        for op, text in self._prepared.broken(self.told.senders, self._ended):
+        for op, text in self._prepared.breaches(self.answers.senders, self._ended):
             self._found("two phases", op, text, op)
-        for key, text in self._branches.broken(self.told):
-            self._found("told wrong", key, text)
+        for key, text in self._branches.wrong_answers(self.answers):
+            self._found("wrong answer", key, text)
         for op in sorted(self._accepted - self._ended.keys()):
             if not any(str(self.keys.parse(key).ref) == op for key in self._open):
-                self._found("lost", op, f"{op} was accepted and is gone without a history", op)
-        for effect in self.effects.left_behind(self._ended.keys() - self._forsaken):
-            text = f"its operation has ended, and what it has left was not cleaned up: {effect}"
-            self._found("left behind", effect.op, text, effect.op, effect.partition)
-        for key, text, op in judge(self.etcd.store, self.keys, self.told.reruns):
-            self._found("rerun of others", key, text, op)
+                self._found("operation lost", op, f"{op} was accepted, but has neither keys nor a history record", op)
+        for effect in self.effects.not_cleaned_up(self._ended.keys() - self._stranded):
+            text = f"the operation has ended without a cleanup of this attempt: {effect}"
+            self._found("output not cleaned up", effect.op, text, effect.op, effect.partition)
+        for key, text, op in judge(self.etcd.store, self.keys, self.answers.reruns):
+            self._found("wrong rerun partitions", key, text, op)
         if not self._open:
             found = [kv.key for kv in self.etcd.store.listing() if not kv.key.startswith(CALLERS)]
             for text in orphans(self.keys, found):
                 self._found("invariant 9", "", text)
-        for text in dict.fromkeys([*self.loop.troubles, *self.loop.unnoticed()]):
-            self._found("trouble", "", text)
+        for text in dict.fromkeys([*self.loop.errors, *self.loop.lost_task_errors()]):
+            self._found("uncaught error", "", text)
 
 
 @contextlib.contextmanager
-def quietly() -> Iterator[None]:
-    """Without logs; and nothing is finalized at a moment of the collector's choice."""
+def without_logs() -> Iterator[None]:
+    """Disable distop's logs, and garbage collection, which would run finalizers at random moments."""
     logger = logging.getLogger("distop")
     level, collects = logger.level, gc.isenabled()
     logger.setLevel(logging.CRITICAL + 1)
@@ -498,7 +520,7 @@ def quietly() -> Iterator[None]:
             gc.enable()
 
 
-def simulate(seed: int, *, faults: bool = True, wanted: Scenario | None = None) -> Report:
-    """Run the scenario of a seed, or this one."""
-    with quietly():
-        return Simulation(wanted if wanted is not None else scenario(seed, faults=faults)).run()
+def simulate(seed: int, *, faults: bool = True, scenario: Scenario | None = None) -> Report:
+    """Run the scenario of a seed, or the given one."""
+    with without_logs():
+        return Simulation(scenario if scenario is not None else draw_scenario(seed, faults=faults)).run()

@@ -1,4 +1,4 @@
-"""What a seed stands for: the cluster, the operations, what clients do to them, and the faults. Pure: a value."""
+"""Scenarios, drawn by seed: the cluster, the operations, the actions of clients, and the faults. Pure values."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 TABLES = ("a", "a.b", "ab")
-"""Names that are prefixes of each other, with a delimiter in one (fault 19)."""
+"""Table names that are prefixes of each other, one with a delimiter (F19)."""
 MOST_RECORDS = 20
-"""History records that a run makes in one table at most: where no more are kept, all that are forgotten are old."""
+"""Maximum history records of one run in one table: with this history limit only old records are deleted."""
 FEW_RECORDS = (1, 2, 5)
-"""History limits below what a run writes: none of its records may be deleted within the hour."""
+"""History limits below the records of one run, of which none may be deleted within the hour."""
 HOURS_WRONG = 5.0
-"""Hours by which the clock of an executor is wrong at most, ahead or behind."""
+"""Maximum error of an executor's clock in hours, ahead or behind."""
 BEGINS = 0.2
-"""Seconds until an operation that somebody wants has begun, about."""
+"""Approximate seconds from the submission of an operation to its start."""
 RECURRING = 0.72
-"""Share of the seeds with a series, of those in which no clock is wrong: a sixth of all."""
+"""Share of the seeds with a series, among those whose clocks are right: a sixth of all seeds."""
 SHORTEST, LONGEST = 0.5, 20.0
-"""Seconds that an operation is expected to take, at least and at most, where faults are drawn for it."""
+"""Minimum and maximum of an operation's expected duration in seconds, for the times of faults."""
 
 LARGE_GRAPH = 22
-"""Operations of a graph that is more than one transaction takes."""
+"""Operations of a graph that needs more than one transaction."""
 DENIED_KEPT = 20.0
-"""Seconds for which a denied hold and a receipt stay at least: as long as copies of a request are under way."""
+"""Minimum seconds for which denied holds and receipts are kept: copies of a request may be in flight that long."""
 CROWD = 45
-"""Operations that end at the same time, more than one transaction finishes."""
+"""Operations that end at the same time: more than one transaction finishes."""
 FORMS = ("chord", "chain", "group")
 
 
 @frozen
 class Host:
-    """One executor. ``skew``: how far its wall clock is wrong, in seconds. ``unable``: types that it offers, and turns
-    out not to be able to run: for good, or until ``recovers`` (seconds from the beginning).
+    """One executor. ``skew``: the error of its wall clock in seconds. ``unable``: types that it offers but cannot run,
+    for good or until ``recovers`` (seconds from the start).
     """
 
     name: str
@@ -52,23 +52,27 @@ class Host:
     recovers: float = 0.0
     labels: Mapping[str, str] = field(default_factory=dict)
     leaves: float = 0.0
-    """When it goes for good, in seconds; 0: never."""
+    """When it leaves for good, in seconds; 0: never."""
     only_types: tuple[str, ...] | None = None
     only_tables: tuple[str, ...] | None = None
-    """The types and tables that it is told to serve; None: all. ``types`` are those that are installed."""
+    """The types and tables that it serves by its options; None: all. ``types`` are the installed ones."""
 
 
 @frozen
-class Act:
-    """What a client does to the operation that it started, ``after`` seconds later."""
+class Action:
+    """An action on an operation by the client that started it, ``after`` seconds after its previous action.
+
+    ``what``: ``cancel``, ``pause``, ``pause-now``, ``resume``, ``status``, ``alter name=value …``, ``register``,
+    ``add TABLE``, ``remove TABLE``, ``depend-on NUMBER``.
+    """
 
     after: float
     what: str
 
 
 @frozen
-class Wish:
-    """An operation that a client wants."""
+class Submission:
+    """An operation that a client submits."""
 
     client: int
     after: float
@@ -77,55 +81,55 @@ class Wish:
     arg: Mapping[str, Any]
     names: tuple[str, ...] | None
     policy: str | None
-    acts: tuple[Act, ...]
+    actions: tuple[Action, ...]
     rerun: str = ""
-    """What is run again once it has ended: ``failed`` or ``unfinished`` partitions; "": nothing."""
+    """Which partitions are rerun after the end: ``failed`` or ``unfinished``; "": none."""
     callers: int = 1
-    """So many ask for it at the same time, with the same request id."""
+    """Number of concurrent callers with the same request id."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """What else its start is given: priority, limits, how many may fail, and where it runs."""
+    """Further start options: priority, limits, failure budget, label selector."""
     delay: float = 0.0
-    """Seconds from its start until it may begin."""
-    behind: tuple[tuple[int, str], ...] = ()
-    """The wishes whose operations it waits for, by their numbers, and for what: "success" or "end"."""
+    """Start delay in seconds."""
+    predecessors: tuple[tuple[int, str], ...] = ()
+    """Its predecessors: numbers of submissions, each with the condition "success" or "end"."""
     graph: int = 0
-    """How many others, of one job each, are started together with it."""
+    """Number of further operations of one job each that are started with it as a graph."""
     form: str = "chord"
-    """Form of that graph: it waits for all others (``chord``), each waits for the one before it (``chain``), or none
-    waits (``group``).
+    """Form of the graph: it waits for all others (``chord``), each waits for the one before (``chain``), or none waits
+    (``group``).
     """
     failing: int = 0
-    """How many of those, the last ones, end as failed."""
-    alike: bool = False
-    """Whether they have its own type and table; else they are no-ops on no table."""
+    """How many of the others fail, counted from the last one."""
+    same_type: bool = False
+    """Whether the others have its type and table; else they are no-ops without a table."""
     pause: float = 0.0
-    """Seconds for which the caller of that graph pauses after each transaction."""
+    """Seconds for which the caller of the graph pauses after each transaction."""
     prepared: str = ""
-    """It is prepared, and its sender then ``confirms`` it, does so ``late`` (its verifier is asked meanwhile), ``dies``
-    before, or ``abandons`` it; "": it is started.
+    """How the sender of a prepared operation actions: it ``confirms``, confirms ``late`` (the verifier is asked
+    meanwhile), ``dies`` or ``abandons``; "": the operation is started directly.
     """
     verifier: str = ""
-    """What the verifier of one that is prepared says: ``yes``, ``no``, or ``nothing``."""
+    """The verifier's answer for a prepared operation: ``yes``, ``no`` or ``nothing``."""
     id: str = ""
-    """The operation's id: of those that have it one goes on at a time."""
+    """The operation's id; one operation with an id runs at a time."""
     on_duplicate: str = "join"
-    within: bool = False
-    """It is started in a transaction of its client's own, after another one that was withdrawn."""
-    turns: tuple[float, ...] = ()
-    """Times at which the compare of that transaction fails and holds again, in turn; it holds at first
+    in_transaction: bool = False
+    """Whether it is started in a transaction of its client, after another one that was withdrawn."""
+    toggles: tuple[float, ...] = ()
+    """Times at which the compare of that transaction fails and holds in turn; at first it holds
     (``caller_transactions``).
     """
     every: float = 0.0
-    """Seconds from its end until another one like it begins; 0: none does."""
+    """Seconds from the end of an operation of a series to the start of the next one; 0: no series."""
     times: int = 1
-    """How many operations its series has in all."""
-    hurried: bool = False
-    """Its client gives up to start it when it has just begun to, and starts it again."""
+    """Number of operations of its series."""
+    cancels_insertion: bool = False
+    """Whether its client cancels the insertion of the graph soon after the start, and starts it again."""
 
 
 @frozen
-class DrainAct:
-    """Somebody drains an executor, and lets it work again ``lasts`` seconds later, or (``waits``) once it is empty."""
+class DrainAction:
+    """A drain of an executor. It is undrained ``lasts`` seconds later, or (``waits``) once it is empty."""
 
     after: float
     executor: str
@@ -135,7 +139,7 @@ class DrainAct:
 
 @frozen
 class Removal:
-    """Somebody removes a table as soon as nothing runs on it, from ``after`` on, and adds it again ``lasts`` seconds
+    """A removal of a table, from ``after`` on, once nothing runs on it. The table is added again ``lasts`` seconds
     later.
     """
 
@@ -146,7 +150,7 @@ class Removal:
 
 @frozen
 class Fault:
-    """One fault: its kind, when it begins, how long it lasts, and what it strikes (numbers in [0, 1))."""
+    """One fault: its kind, start, duration, and ``aim``, which selects its targets (numbers in [0, 1))."""
 
     kind: str
     at: float
@@ -156,7 +160,7 @@ class Fault:
 
 @frozen
 class Scenario:
-    """All that a run depends on."""
+    """Everything on which a run depends."""
 
     seed: int
     hosts: tuple[Host, ...]
@@ -168,50 +172,50 @@ class Scenario:
     fragments: int
     tables: tuple[str, ...]
     clients: int
-    wishes: tuple[Wish, ...]
+    submissions: tuple[Submission, ...]
     faults: tuple[Fault, ...] = ()
     calm: float = 0.0
-    """When the last fault is over."""
-    drains: tuple[DrainAct, ...] = ()
+    """When the last fault ends."""
+    drains: tuple[DrainAction, ...] = ()
     removals: tuple[Removal, ...] = ()
     election: float = 1.0
-    """Seconds of etcd's election timeout."""
+    """etcd's election timeout in seconds."""
     limits: Limits = DEFAULT
     namespace: str = ""
     past: int = 0
-    """Old records in each table's history."""
+    """Number of old records in each table's history."""
     history_limit: int = 1000
     history_age: float | None = None
-    """Seconds after which records are deleted, however few there are."""
+    """Age in seconds at which records are deleted, however few there are; None: no limit."""
     actors: int = 0
-    """Processes that claim jobs and are no executors."""
+    """Number of processes other than executors that claim jobs."""
 
     @property
     def users(self) -> bool:
-        """Requests need a token: something is to happen to users."""
+        """Whether requests need a token: there are faults of authentication."""
         return any(fault.kind in ("tokens", "role") for fault in self.faults)
 
     @property
     def partitions(self) -> int:
-        """Of the largest operation."""
-        return max(int(wish.arg["partitions"]) for wish in self.wishes)
+        """Number of partitions of the largest operation."""
+        return max(int(submission.arg["partitions"]) for submission in self.submissions)
 
     @property
     def executors(self) -> int:
-        """Those that offer something that is started, and stay."""
-        wanted = {wish.type for wish in self.wishes}
-        return sum(not wanted.isdisjoint(host.types) and not host.leaves for host in self.hosts)
+        """Number of executors that offer a submitted type and do not leave."""
+        types = {submission.type for submission in self.submissions}
+        return sum(not types.isdisjoint(host.types) and not host.leaves for host in self.hosts)
 
     @property
     def workers(self) -> int:
-        """Executors that offer the largest operation's type; each of them may coordinate it, too."""
-        return sum(_largest(self.wishes).type in host.types for host in self.hosts)
+        """Number of executors that offer the largest operation's type, and so may also coordinate it."""
+        return sum(_largest(self.submissions).type in host.types for host in self.hosts)
 
 
 def plain(
     seed: int,
     hosts: int,
-    wishes: Sequence[Wish],
+    submissions: Sequence[Submission],
     *faults: Fault,
     types: Sequence[str] = (),
     slots: int = 2,
@@ -219,10 +223,10 @@ def plain(
     poll: float = 30.0,
     calm: float = 0.0,
 ) -> Scenario:
-    """A scenario of which nothing is drawn: hosts that are alike and offer the types of the wishes and these, one
-    member of etcd, one table, one client.
+    """A scenario without random draws: equal hosts that offer the submitted types and ``types``, one etcd member, one
+    table, one client.
     """
-    offered = tuple(dict.fromkeys((*(wish.type for wish in wishes), *types)))
+    offered = tuple(dict.fromkeys((*(submission.type for submission in submissions), *types)))
     return Scenario(
         seed=seed,
         hosts=tuple(Host(f"exec-{n}", offered, slots, 0.0) for n in range(hosts)),
@@ -234,53 +238,56 @@ def plain(
         fragments=0,
         tables=("a",),
         clients=1,
-        wishes=tuple(wishes),
+        submissions=tuple(submissions),
         faults=faults,
         calm=max((fault.at + fault.lasts for fault in faults), default=calm),
     )
 
 
-def scenario(seed: int, *, faults: bool = True, focus: tuple[str, ...] = (), scenes: bool = True) -> Scenario:
-    """The scenario of a seed; with faults of these kinds alone, if some are named, and then many.
+def draw_scenario(seed: int, *, faults: bool = True, focus: tuple[str, ...] = (), scenes: bool = True) -> Scenario:
+    """The scenario of a seed. ``focus``: many faults, of these kinds only.
 
-    Some seeds draw a scene, but not without faults, with chosen ones, or without ``scenes``.
+    Some seeds draw a scene, unless ``faults`` or ``scenes`` is False or ``focus`` is given.
     """
-    from tests.simulator.scenes import arranged
+    from tests.simulator.scenes import with_scene
 
     drawn = _drawn(seed, faults, focus)
-    return arranged(drawn) if scenes and faults and not focus else drawn
+    return with_scene(drawn) if scenes and faults and not focus else drawn
 
 
 def _drawn(seed: int, faults: bool, focus: tuple[str, ...]) -> Scenario:
     from tests.simulator.actors import by_hand
     from tests.simulator.caller_transactions import with_branches
     from tests.simulator.departures import AWAY_TABLE, draw_leaving
-    from tests.simulator.drawn_options import draw_limits, limits_that_change, losses_within_a_limit
+    from tests.simulator.drawn_options import changing_limits, draw_limits, losses_below_limit
     from tests.simulator.drawn_serving import draw_serving
-    from tests.simulator.fault_kinds import draw_besides, draw_faults
-    from tests.simulator.id_races import racing
+    from tests.simulator.fault_kinds import draw_faults, draw_separate_faults
+    from tests.simulator.id_races import racing_starts
     from tests.simulator.slow_graphs import added_later, inserted_slowly
     from tests.simulator.successors import JOIN, followers, joins, with_id
 
     chance = random.Random(f"scenario/{seed}")
     tables = TABLES[: chance.choices((1, 2, 3), (60, 25, 15))[0]]
     clients = chance.choices((1, 2, 3), (50, 35, 15))[0]
-    wanted = [chance.choice(DRAWN) for _ in range(chance.choices((1, 2, 3), (45, 35, 20))[0])]
-    wishes = tuple(_wish(chance, n, clients, type_name, tables) for n, type_name in enumerate(wanted))
+    types = [chance.choice(DRAWN) for _ in range(chance.choices((1, 2, 3), (45, 35, 20))[0])]
+    submissions = tuple(_draw_submission(chance, n, clients, type_name, tables) for n, type_name in enumerate(types))
     if chance.random() < 0.25:
-        wishes = (*wishes, _of_the_cluster(_wish(chance, len(wishes), clients, "noop", (CLUSTER_TABLE,))))
-    some = _hosts(chance, wishes, skewed=faults)
-    listed = draw_faults(chance, expected(wishes, some), focus) if faults else ()
+        submissions = (
+            *submissions,
+            _of_the_cluster(_draw_submission(chance, len(submissions), clients, "noop", (CLUSTER_TABLE,))),
+        )
+    some = _hosts(chance, submissions, skewed=faults)
+    listed = draw_faults(chance, expected(submissions, some), focus) if faults else ()
     if faults and not focus:
-        busy = expected(wishes, some)
-        besides = draw_besides(seed, busy)
-        listed = tuple(sorted((*listed, *besides), key=lambda fault: fault.at))
-    # What people do besides is drawn by itself: so a seed stands for the same cluster, whatever is added here.
+        busy = expected(submissions, some)
+        separate = draw_separate_faults(seed, busy)
+        listed = tuple(sorted((*listed, *separate), key=lambda fault: fault.at))
+    # Each of the following draws has its own generator, so a new one changes no other draw of a seed.
     people = random.Random(f"people/{seed}")
     some = _recovering(random.Random(f"recovering/{seed}"), _unable(people, some))
-    wishes = tuple(_insistent(people, wish) for wish in wishes)
+    submissions = tuple(_insistent(people, submission) for submission in submissions)
     drains = _drains(people, some)
-    wishes, some = draw_limits(random.Random(f"bounds/{seed}"), wishes, some)
+    submissions, some = draw_limits(random.Random(f"bounds/{seed}"), submissions, some)
     sizes = random.Random(f"sizes/{seed}")
     history_limit = sizes.choice((MOST_RECORDS, 1000))
     limits = _limits(sizes)
@@ -289,38 +296,38 @@ def _drawn(seed: int, faults: bool, focus: tuple[str, ...]) -> Scenario:
     if faults and clocks.random() < 0.25:
         some = tuple(_wrong_clock(clocks, host) for host in some)
     at_once = random.Random(f"at once/{seed}")
-    wishes = (*wishes, *_at_once(at_once, wishes))
-    # A clock that is set back puts a time off, by as much: that is what a time is.
+    submissions = (*submissions, *_at_once(at_once, submissions))
+    # A clock that is set back delays a scheduled start by as much, which is correct.
     steady = not any(fault.kind == "clock" for fault in listed) and all(host.skew > -60.0 for host in some)
-    wishes = _waiting(random.Random(f"waiting/{seed}"), wishes, timed=steady)
-    wishes = _prepared(random.Random(f"prepared/{seed}"), wishes)
+    submissions = _pending(random.Random(f"waiting/{seed}"), submissions, timed=steady)
+    submissions = _prepared(random.Random(f"prepared/{seed}"), submissions)
     graphs = random.Random(f"graphs/{seed}")
-    wishes = (*(_formed(graphs, wish) for wish in wishes), *_graphs(graphs, wishes))
-    wishes = _submitted_otherwise(
-        random.Random(f"ids otherwise/{seed}"), _of_one_id(random.Random(f"ids/{seed}"), wishes)
+    submissions = (*(_with_form(graphs, submission) for submission in submissions), *_graphs(graphs, submissions))
+    submissions = _submitted_otherwise(
+        random.Random(f"ids otherwise/{seed}"), _of_one_id(random.Random(f"ids/{seed}"), submissions)
     )
-    # One clock sets the next time of a series, another one reads it: a clock that is ahead delays it as well.
+    # The next start of a series is written by one clock and read by another: a clock that is ahead delays it too.
     if steady and all(host.skew < 60.0 for host in some):
-        wishes = _recurring(random.Random(f"recurring/{seed}"), wishes)
-        wishes = with_id(random.Random(f"series of an id/{seed}"), wishes)
-    wishes = (
-        *wishes,
-        *with_branches(random.Random(f"branches/{seed}"), wishes),
-        *racing(random.Random(f"races/{seed}"), wishes, timed=steady),
-        *inserted_slowly(random.Random(f"slow graphs/{seed}"), wishes),
-        *(added_later(random.Random(f"added/{seed}"), wishes, some) if steady else ()),
-        *joins(random.Random(f"joins/{seed}"), wishes),
-        *followers(random.Random(f"followers/{seed}"), wishes),
+        submissions = _recurring(random.Random(f"recurring/{seed}"), submissions)
+        submissions = with_id(random.Random(f"series of an id/{seed}"), submissions)
+    submissions = (
+        *submissions,
+        *with_branches(random.Random(f"branches/{seed}"), submissions),
+        *racing_starts(random.Random(f"races/{seed}"), submissions, timed=steady),
+        *inserted_slowly(random.Random(f"slow graphs/{seed}"), submissions),
+        *(added_later(random.Random(f"added/{seed}"), submissions, some) if steady else ()),
+        *joins(random.Random(f"joins/{seed}"), submissions),
+        *followers(random.Random(f"followers/{seed}"), submissions),
     )
     actors = random.Random(f"actors/{seed}").choices((0, 1, 2), (70, 15, 15))[0]
-    wishes = limits_that_change(random.Random(f"limits that come and go/{seed}"), wishes, actors)
+    submissions = changing_limits(random.Random(f"limits that come and go/{seed}"), submissions, actors)
     if faults:
-        wishes, some = draw_leaving(random.Random(f"leaving/{seed}"), wishes, some)
-    if any(wish.graph for wish in wishes):
+        submissions, some = draw_leaving(random.Random(f"leaving/{seed}"), submissions, some)
+    if any(submission.graph for submission in submissions):
         some = tuple(replace(host, types=tuple(dict.fromkeys((*host.types, "noop")))) for host in some)
-    if any(wish.type == JOIN for wish in wishes):
+    if any(submission.type == JOIN for submission in submissions):
         some = tuple(replace(host, types=(*host.types, JOIN)) for host in some)
-    some = draw_serving(random.Random(f"serving/{seed}"), wishes, some)
+    some = draw_serving(random.Random(f"serving/{seed}"), submissions, some)
     if limits != DEFAULT:
         limits = replace(
             limits, begins=at_once.choice((1, 3, DEFAULT.begins)), finishes=at_once.choice((1, 2, DEFAULT.finishes))
@@ -331,15 +338,15 @@ def _drawn(seed: int, faults: bool, focus: tuple[str, ...]) -> Scenario:
     lost = random.Random(f"losses within a limit/{seed}")
     crashes: tuple[Fault, ...] = ()
     if faults and not focus:
-        wishes, crashes = losses_within_a_limit(lost, wishes)
+        submissions, crashes = losses_below_limit(lost, submissions)
         listed = tuple(sorted((*listed, *crashes), key=lambda fault: fault.at))
     if crashes or limits != DEFAULT:
         gone = lost.choice((0, 0, 1) if crashes else (0, 1, DEFAULT.gone))
         limits = replace(limits, gone=gone, overdue=lost.choice((0, 1, DEFAULT.overdue)))
-    if limits != DEFAULT or any(wish.alike for wish in wishes):
+    if limits != DEFAULT or any(submission.same_type for submission in submissions):
         limits = replace(limits, finish_room=graphs.choice((20, 40, DEFAULT.finish_room)))
-    wishes, some = by_hand(random.Random(f"by hand/{seed}"), wishes, some, actors)
-    # Of few records the number decides, whatever their age is.
+    submissions, some = by_hand(random.Random(f"by hand/{seed}"), submissions, some, actors)
+    # With a small history limit the number of records decides, not their age.
     ages, history_age = random.Random(f"history by age/{seed}"), None
     if kept == 1000 and any(host.skew > 60.0 for host in some) and ages.random() < 0.5:
         limits, history_age = replace(limits, history_kept=10.0), ages.choice((20.0, 40.0, 300.0))
@@ -352,13 +359,13 @@ def _drawn(seed: int, faults: bool, focus: tuple[str, ...]) -> Scenario:
         chance.choice((2.0, 5.0, 10.0)),
         chance.choice((1, 3, 10)),
         chance.choice((0, 0, 1, 2, 5)),
-        tables if not any(wish.table == AWAY_TABLE for wish in wishes) else (*tables, AWAY_TABLE),
-        max(clients, *(wish.client + 1 for wish in wishes)),
-        wishes,
+        tables if not any(submission.table == AWAY_TABLE for submission in submissions) else (*tables, AWAY_TABLE),
+        max(clients, *(submission.client + 1 for submission in submissions)),
+        submissions,
         listed,
         max((fault.at + fault.lasts for fault in listed), default=0.0),
         drains,
-        _removals(random.Random(f"removals/{seed}"), wishes),
+        _removals(random.Random(f"removals/{seed}"), submissions),
         people.choice((0.2, 0.5, 1.0)),
         limits,
         sizes.choice(("", "", "prod")),
@@ -369,46 +376,56 @@ def _drawn(seed: int, faults: bool, focus: tuple[str, ...]) -> Scenario:
     )
 
 
-def _waiting(chance: random.Random, wishes: Sequence[Wish], *, timed: bool) -> tuple[Wish, ...]:
-    """In some seeds operations wait: for a time (``timed``), for those before them, for others of a graph."""
+def _pending(chance: random.Random, submissions: Sequence[Submission], *, timed: bool) -> tuple[Submission, ...]:
+    """In some seeds, let operations wait: for a time (only if ``timed``), for earlier ones, or in a graph."""
     if chance.random() < 0.6:
-        return tuple(wishes)
-    found: list[Wish] = []
-    for n, wish in enumerate(wishes):
+        return tuple(submissions)
+    found: list[Submission] = []
+    for n, submission in enumerate(submissions):
         luck = chance.random()
         if luck < 0.3 and timed:
-            wish = replace(wish, delay=chance.uniform(0.05, 4.0))
+            submission = replace(submission, delay=chance.uniform(0.05, 4.0))
         elif 0.3 <= luck < 0.7 and n:
             chosen = chance.sample(range(n), chance.randint(1, min(3, n)))
-            wish = replace(wish, behind=tuple((one, chance.choice(("success", "end"))) for one in sorted(chosen)))
-        elif luck < 0.85 and wish.callers == 1:
-            wish = replace(wish, graph=chance.choices((1, 4, LARGE_GRAPH), (3, 5, 2))[0])
-        found.append(wish)
+            submission = replace(
+                submission, predecessors=tuple((one, chance.choice(("success", "end"))) for one in sorted(chosen))
+            )
+        elif luck < 0.85 and submission.callers == 1:
+            submission = replace(submission, graph=chance.choices((1, 4, LARGE_GRAPH), (3, 5, 2))[0])
+        found.append(submission)
     return tuple(found)
 
 
-def _formed(chance: random.Random, wish: Wish) -> Wish:
+def _with_form(chance: random.Random, submission: Submission) -> Submission:
     """Give a graph a form, and let some of its parts fail."""
-    if not wish.graph:
-        return wish
-    return replace(wish, form=chance.choice(FORMS), failing=chance.choice((0, 0, 1, 2)))
+    if not submission.graph:
+        return submission
+    return replace(submission, form=chance.choice(FORMS), failing=chance.choice((0, 0, 1, 2)))
 
 
-def _graphs(chance: random.Random, wishes: Sequence[Wish]) -> tuple[Wish, ...]:
-    """In some seeds, add graphs of similar operations.
+def _graphs(chance: random.Random, submissions: Sequence[Submission]) -> tuple[Submission, ...]:
+    """In some seeds, add graphs of similar operations, some of them large.
 
-    Their predecessors fail and end at about the same time, on the same coordinator as the operations that wait for
-    them. Some graphs are large.
+    The predecessors fail and end at about the same time, on the coordinator of their successors.
     """
     if chance.random() >= 0.15:
         return ()
-    model = chance.choice(wishes)
+    model = chance.choice(submissions)
     if chance.random() < 0.5:
         model = replace(model, type="noop", table=CLUSTER_TABLE)
     arg = {name: value for name, value in model.arg.items() if name not in ("objects", "follows")}
     arg |= {"partitions": 1, "trouble": 0.0, "calls": 0.05, "pace": chance.choice((0.0, 0.001, 0.02, 0.1))}
     model = replace(
-        model, arg=arg, names=None, acts=(), rerun="", callers=1, behind=(), delay=0.0, prepared="", verifier=""
+        model,
+        arg=arg,
+        names=None,
+        actions=(),
+        rerun="",
+        callers=1,
+        predecessors=(),
+        delay=0.0,
+        prepared="",
+        verifier="",
     )
     size = chance.choices((2, 3, 6, CROWD), (50, 15, 15, 20))[0]
     return tuple(
@@ -418,111 +435,126 @@ def _graphs(chance: random.Random, wishes: Sequence[Wish]) -> tuple[Wish, ...]:
             graph=size,
             form=chance.choices(FORMS, (70, 15, 15))[0],
             failing=chance.choices((0, size // 2, size), (20, 20, 60))[0],
-            alike=True,
+            same_type=True,
         )
         for _ in range(chance.randint(2, 4) if size < CROWD else 1)
     )
 
 
-def _prepared(chance: random.Random, wishes: Sequence[Wish]) -> tuple[Wish, ...]:
-    """In some seeds operations are submitted in two phases."""
+def _prepared(chance: random.Random, submissions: Sequence[Submission]) -> tuple[Submission, ...]:
+    """In some seeds, submit operations in two phases."""
     if chance.random() < 0.7:
-        return tuple(wishes)
+        return tuple(submissions)
     return tuple(
         replace(
-            wish,
+            submission,
             prepared=chance.choice(("confirms", "confirms", "late", "dies", "dies", "abandons")),
             verifier=chance.choice(("yes", "no", "nothing")),
         )
-        if not wish.graph and chance.random() < 0.5
-        else wish
-        for wish in wishes
+        if not submission.graph and chance.random() < 0.5
+        else submission
+        for submission in submissions
     )
 
 
-def _recurring(chance: random.Random, wishes: Sequence[Wish]) -> tuple[Wish, ...]:
-    """In most of the seeds whose clocks permit it, which is a sixth of all, an operation is a series of a few."""
-    simple = [n for n, wish in enumerate(wishes) if not (wish.graph or wish.prepared or wish.rerun or wish.id)]
+def _recurring(chance: random.Random, submissions: Sequence[Submission]) -> tuple[Submission, ...]:
+    """In a sixth of all seeds (most of those whose clocks permit it), make an operation a short series."""
+    simple = [
+        n
+        for n, submission in enumerate(submissions)
+        if not (submission.graph or submission.prepared or submission.rerun or submission.id)
+    ]
     if chance.random() >= RECURRING or not simple:
-        return tuple(wishes)
+        return tuple(submissions)
     chosen = chance.choice(simple)
-    again = replace(wishes[chosen], every=chance.choice((0.1, 0.5, 2.0)), times=chance.randint(2, 4))
-    return (*wishes[:chosen], again, *wishes[chosen + 1 :])
+    again = replace(submissions[chosen], every=chance.choice((0.1, 0.5, 2.0)), times=chance.randint(2, 4))
+    return (*submissions[:chosen], again, *submissions[chosen + 1 :])
 
 
-def _of_one_id(chance: random.Random, wishes: tuple[Wish, ...]) -> tuple[Wish, ...]:
-    """In some seeds several want an operation of the same id, about at the same time: what becomes of the second one
-    each says for itself. Half of the time it begins late, so that there is something to replace.
+def _of_one_id(chance: random.Random, submissions: tuple[Submission, ...]) -> tuple[Submission, ...]:
+    """In some seeds, submit several operations with the same id at about the same time, with drawn duplicate policies.
+
+    Half of those that copy a delayed one start late, so that there is a pending one to replace.
     """
-    models = [wish for wish in wishes if not wish.graph and wish.callers == 1]
+    models = [submission for submission in submissions if not submission.graph and submission.callers == 1]
     if chance.random() < 0.8 or not models:
-        return wishes
+        return submissions
     model = chance.choice(models)
     policies = ["join", "refuse", "replace", *(["combine", "combine"] if TYPES[model.type].combine else [])]
-    more: list[Wish] = []
+    more: list[Submission] = []
     for _ in range(chance.randint(2, 4)):
         arg = {**model.arg, **({"partitions": chance.randint(1, 5)} if model.table != CLUSTER_TABLE else {})}
-        acts = chance.choice(((), (), model.acts, (Act(chance.uniform(0, 2), "cancel"),)))
+        actions = chance.choice(((), (), model.actions, (Action(chance.uniform(0, 2), "cancel"),)))
         more.append(
             replace(
                 model,
                 arg=arg if chance.random() < 0.5 else model.arg,
                 after=model.after + chance.choice((0.0, 0.01, chance.uniform(0, 2))),
                 delay=chance.choice((0.0, chance.uniform(0.1, 3.0))) if model.delay else 0.0,
-                acts=acts,
+                actions=actions,
                 names=None,
                 rerun="",
-                behind=model.behind if chance.random() < 0.5 else (),
+                predecessors=model.predecessors if chance.random() < 0.5 else (),
                 id="nightly",
                 on_duplicate=chance.choice(policies),
             )
         )
     first = replace(model, id="nightly", names=None, on_duplicate=chance.choice(policies))
-    return (*(first if wish is model else wish for wish in wishes), *more)
+    return (*(first if submission is model else submission for submission in submissions), *more)
 
 
-def _submitted_otherwise(chance: random.Random, wishes: tuple[Wish, ...]) -> tuple[Wish, ...]:
-    """Of those that have an id some are prepared or not, or part of a transaction, whatever the others of the id are.
-    Such a one takes nobody's place.
+def _submitted_otherwise(chance: random.Random, submissions: tuple[Submission, ...]) -> tuple[Submission, ...]:
+    """Change how some operations with an id are submitted: directly, prepared, or in a client's transaction.
+
+    The last two kinds replace no other operation.
     """
-    found: list[Wish] = []
-    for wish in wishes:
+    found: list[Submission] = []
+    for submission in submissions:
         how, policy = chance.random(), chance.choice(("join", "refuse"))
-        if wish.id and wish.prepared and how < 0.4:
-            wish = replace(wish, prepared="", verifier="")
-        elif wish.id and not wish.prepared and how < 0.2 and not (wish.delay or wish.behind or wish.rerun):
-            wish = replace(wish, within=True)
-        if wish.id and (wish.prepared or wish.within):
-            wish = replace(wish, on_duplicate=policy)
-        found.append(wish)
+        if submission.id and submission.prepared and how < 0.4:
+            submission = replace(submission, prepared="", verifier="")
+        elif (
+            submission.id
+            and not submission.prepared
+            and how < 0.2
+            and not (submission.delay or submission.predecessors or submission.rerun)
+        ):
+            submission = replace(submission, in_transaction=True)
+        if submission.id and (submission.prepared or submission.in_transaction):
+            submission = replace(submission, on_duplicate=policy)
+        found.append(submission)
     return tuple(found)
 
 
-def expected(wishes: Sequence[Wish], hosts: Sequence[Host]) -> list[tuple[float, float]]:
-    """When each operation begins and ends, about, where nothing goes wrong."""
-    return [(wish.after + BEGINS, wish.after + BEGINS + _lasts(wish, hosts)) for wish in wishes]
+def expected(submissions: Sequence[Submission], hosts: Sequence[Host]) -> list[tuple[float, float]]:
+    """The approximate start and end of each operation in a run without faults."""
+    return [
+        (submission.after + BEGINS, submission.after + BEGINS + _lasts(submission, hosts)) for submission in submissions
+    ]
 
 
-def _lasts(wish: Wish, hosts: Sequence[Host]) -> float:
-    slots = max(1, sum(host.slots for host in hosts if wish.type in host.types))
-    kind = TYPES[wish.type]
-    jobs = len(wish.names) if wish.names is not None else int(wish.arg["partitions"])
-    rounds = 1 if kind.batch else -(-jobs // max(1, slots))  # of graphs all hosts are given the type, later
+def _lasts(submission: Submission, hosts: Sequence[Host]) -> float:
+    slots = max(1, sum(host.slots for host in hosts if submission.type in host.types))
+    kind = TYPES[submission.type]
+    jobs = len(submission.names) if submission.names is not None else int(submission.arg["partitions"])
+    rounds = 1 if kind.batch else -(-jobs // max(1, slots))
     steps = 2.5 if kind.resumable else 1.0
-    people = sum(act.after for act in wish.acts)
-    work = 2 * float(wish.arg["calls"]) + rounds * steps * 1.2 * float(wish.arg["pace"]) + people / 2
+    people = sum(action.after for action in submission.actions)
+    work = 2 * float(submission.arg["calls"]) + rounds * steps * 1.2 * float(submission.arg["pace"]) + people / 2
     return min(LONGEST, max(SHORTEST, work))
 
 
-def _largest(wishes: Sequence[Wish]) -> Wish:
-    return max(wishes, key=lambda wish: int(wish.arg["partitions"]))
+def _largest(submissions: Sequence[Submission]) -> Submission:
+    return max(submissions, key=lambda submission: int(submission.arg["partitions"]))
 
 
-def _hosts(chance: random.Random, wishes: Sequence[Wish], *, skewed: bool) -> tuple[Host, ...]:
-    """Mostly all of them offer the largest operation's type; each of the others some do."""
+def _hosts(chance: random.Random, submissions: Sequence[Submission], *, skewed: bool) -> tuple[Host, ...]:
+    """Mostly all hosts offer the largest operation's type; some hosts offer each other type."""
     count = chance.choices((1, 2, 3, 4, 5), (8, 20, 36, 22, 14))[0]
-    offered = dict.fromkeys((*(wish.type for wish in wishes), "check"))  # what follows is of type check
-    everywhere = _largest(wishes).type if chance.random() < 0.8 else ""
+    offered = dict.fromkeys(
+        (*(submission.type for submission in submissions), "check")
+    )  # follow-up operations have type check
+    everywhere = _largest(submissions).type if chance.random() < 0.8 else ""
     types: list[set[str]] = [{t for t in offered if t == everywhere or chance.random() < 0.6} for _ in range(count)]
     for type_name in offered:
         if not any(type_name in some for some in types):
@@ -539,14 +571,14 @@ def _hosts(chance: random.Random, wishes: Sequence[Wish], *, skewed: bool) -> tu
 
 
 def _wrong_clock(chance: random.Random, host: Host) -> Host:
-    """In half of the calls, the host's clock is wrong by hours."""
+    """In half of the calls, set the host's clock wrong by hours."""
     if chance.random() < 0.5:
         return host
     return replace(host, skew=chance.choice((-1, 1)) * chance.uniform(1.0, HOURS_WRONG) * 3600.0)
 
 
 def _limits(chance: random.Random) -> Limits:
-    """In half of the seeds so small that operations of some dozen jobs take the courses of large ones."""
+    """In half of the seeds, such small limits that operations of some dozen jobs take the paths of large ones."""
     if chance.random() < 0.5:
         return DEFAULT
     return Limits(
@@ -565,28 +597,30 @@ def _limits(chance: random.Random) -> Limits:
     )
 
 
-def _of_the_cluster(wish: Wish) -> Wish:
-    """It works on no table: one job for everything, in a plan that its start brings along."""
-    return replace(wish, arg={**wish.arg, "partitions": 1}, names=None)
+def _of_the_cluster(submission: Submission) -> Submission:
+    """The operation without a table: one job, with the plan in the start transaction."""
+    return replace(submission, arg={**submission.arg, "partitions": 1}, names=None)
 
 
-def _wish(chance: random.Random, n: int, clients: int, type_name: str, tables: tuple[str, ...]) -> Wish:
+def _draw_submission(
+    chance: random.Random, n: int, clients: int, type_name: str, tables: tuple[str, ...]
+) -> Submission:
     partitions = min(60, max(1, round(chance.lognormvariate(2.45, 0.8)))) if chance.random() < 0.98 else 1
     names = None
     if chance.random() < 0.15:
         names = tuple(f"p={p}" for p in sorted(chance.sample(range(partitions), max(1, partitions // 2))))
-    acts: list[Act] = []
+    actions: list[Action] = []
     luck = chance.random()
     if luck < 0.18:
-        acts.append(Act(chance.uniform(0, 6), "cancel"))
+        actions.append(Action(chance.uniform(0, 6), "cancel"))
     elif luck < 0.42:
-        acts.append(Act(chance.uniform(0, 4), "pause"))
+        actions.append(Action(chance.uniform(0, 4), "pause"))
         if chance.random() < 0.85:
-            acts.append(Act(chance.uniform(0.1, 5), chance.choices(("resume", "cancel"), (80, 20))[0]))
+            actions.append(Action(chance.uniform(0.1, 5), chance.choices(("resume", "cancel"), (80, 20))[0]))
         if chance.random() < 0.3:
-            acts += [Act(chance.uniform(0.1, 2), "pause"), Act(chance.uniform(0.1, 2), "resume")]
+            actions += [Action(chance.uniform(0.1, 2), "pause"), Action(chance.uniform(0.1, 2), "resume")]
     elif luck < 0.5:
-        acts.append(Act(chance.uniform(0, 3), "look"))
+        actions.append(Action(chance.uniform(0, 3), "status"))
     arg: dict[str, Any] = {
         "seed": chance.randrange(1 << 30),
         "partitions": partitions,
@@ -602,20 +636,23 @@ def _wish(chance: random.Random, n: int, clients: int, type_name: str, tables: t
     elif chance.random() < 0.1:
         arg["follows"] = True
     policy = chance.choice((None, None, "fail_fast", "collect_all"))
-    return Wish(n % clients, chance.uniform(0, 3), type_name, chance.choice(tables), arg, names, policy, tuple(acts))
+    return Submission(
+        n % clients, chance.uniform(0, 3), type_name, chance.choice(tables), arg, names, policy, tuple(actions)
+    )
 
 
-def _at_once(chance: random.Random, wishes: Sequence[Wish]) -> tuple[Wish, ...]:
-    """Now and then a client wants several small operations beside one of its own, of the same type on the same table,
-    all at once; or several callers of it want the same one. Half of the time they are alike, and so end at once, too.
+def _at_once(chance: random.Random, submissions: Sequence[Submission]) -> tuple[Submission, ...]:
+    """In some seeds, add small operations beside another one, with its type, table and client, all at the same time.
+
+    Some have several callers. Half of the time they are equal, and so also end at the same time.
     """
     if chance.random() >= 0.15:
         return ()
-    model = chance.choice(wishes)
+    model = chance.choice(submissions)
     alike = chance.random() < 0.5
     arg = {name: value for name, value in model.arg.items() if name not in ("objects", "follows")} | {"partitions": 1}
-    acts = (Act(chance.uniform(0, 1), "cancel"),) if chance.random() < 0.3 else ()
-    more: list[Wish] = []
+    actions = (Action(chance.uniform(0, 1), "cancel"),) if chance.random() < 0.3 else ()
+    more: list[Submission] = []
     for _ in range(chance.randint(2, 5)):
         own: dict[str, Any] = {}
         if not alike:
@@ -624,14 +661,15 @@ def _at_once(chance: random.Random, wishes: Sequence[Wish]) -> tuple[Wish, ...]:
         if "name" in arg:
             own["name"] = chance.choice(("x", "7", "y.z", "z", "8"))
         callers = chance.choices((1, 2, 3), (70, 20, 10))[0]
-        done = acts if alike or chance.random() < 0.3 else ()
-        more.append(replace(model, arg=arg | own, names=None, acts=done, rerun="", callers=callers))
+        done = actions if alike or chance.random() < 0.3 else ()
+        more.append(replace(model, arg=arg | own, names=None, actions=done, rerun="", callers=callers))
     return tuple(more)
 
 
 def _unable(chance: random.Random, hosts: tuple[Host, ...]) -> tuple[Host, ...]:
-    """Some hosts cannot run a type that they offer. Mostly another one can; where none can, its operations have to
-    fail, and so this spares the type whose jobs are not allowed to.
+    """Make some hosts unable to run a type that they offer. Mostly another host can run it.
+
+    Otherwise the operations have to fail, so this excludes types whose jobs cannot fail.
     """
     unable: dict[str, list[str]] = {}
     for type_name in sorted({t for host in hosts for t in host.types}):
@@ -645,32 +683,34 @@ def _unable(chance: random.Random, hosts: tuple[Host, ...]) -> tuple[Host, ...]:
 
 
 def _recovering(chance: random.Random, hosts: tuple[Host, ...]) -> tuple[Host, ...]:
-    """Half of the hosts that cannot run a type recover after a while.
-
-    Their Spark does not start at first, say.
-    """
+    """Let half of the hosts that cannot run a type recover, as if their Spark had not started at first."""
     while_ = [chance.uniform(0.5, 60.0) if chance.random() < 0.5 else 0.0 for _ in hosts]
     return tuple(replace(host, recovers=at) if host.unable else host for host, at in zip(hosts, while_, strict=True))
 
 
-def _insistent(chance: random.Random, wish: Wish) -> Wish:
-    """Half of the pauses do not wait for running jobs; some of what ends is run again."""
-    acts: list[Act] = []
-    for act in wish.acts:
-        hasty = act.what == "pause" and chance.random() < 0.5
-        acts.append(replace(act, what="pause-now") if hasty else act)
-        if act.what == "pause" and not hasty and chance.random() < 0.2:
-            acts.append(Act(chance.uniform(0.05, 1.0), "pause-now"))
+def _insistent(chance: random.Random, submission: Submission) -> Submission:
+    """Let half of the pauses stop running jobs, and rerun some operations after their end."""
+    actions: list[Action] = []
+    for action in submission.actions:
+        hasty = action.what == "pause" and chance.random() < 0.5
+        actions.append(replace(action, what="pause-now") if hasty else action)
+        if action.what == "pause" and not hasty and chance.random() < 0.2:
+            actions.append(Action(chance.uniform(0.05, 1.0), "pause-now"))
     rerun = chance.choices(("", "failed", "unfinished"), (70, 20, 10))[0]
-    return replace(wish, acts=tuple(acts), rerun=rerun)
+    return replace(submission, actions=tuple(actions), rerun=rerun)
 
 
-def _removals(chance: random.Random, wishes: Sequence[Wish]) -> tuple[Removal, ...]:
-    """Only of tables on which nothing is to begin later than its client asks for it (what follows, what is run again):
-    that would be refused for good, and rightly so.
+def _removals(chance: random.Random, submissions: Sequence[Submission]) -> tuple[Removal, ...]:
+    """Remove only tables on which no operation starts without a client's retries (follow-ups, series, reruns).
+
+    Such a start would correctly be refused for good.
     """
-    later = {wish.table for wish in wishes if wish.rerun or wish.every or "follows" in wish.arg}
-    tables = sorted({wish.table for wish in wishes} - {CLUSTER_TABLE} - later)
+    later = {
+        submission.table
+        for submission in submissions
+        if submission.rerun or submission.every or "follows" in submission.arg
+    }
+    tables = sorted({submission.table for submission in submissions} - {CLUSTER_TABLE} - later)
     if not tables or chance.random() >= 0.2:
         return ()
     return tuple(
@@ -679,11 +719,11 @@ def _removals(chance: random.Random, wishes: Sequence[Wish]) -> tuple[Removal, .
     )
 
 
-def _drains(chance: random.Random, hosts: tuple[Host, ...]) -> tuple[DrainAct, ...]:
+def _drains(chance: random.Random, hosts: tuple[Host, ...]) -> tuple[DrainAction, ...]:
     if chance.random() >= 0.25:
         return ()
     return tuple(
-        DrainAct(
+        DrainAction(
             chance.uniform(1.0, 7.0),
             chance.choice(hosts).name,
             chance.choices((chance.uniform(0.1, 8.0), 45.0), (85, 15))[0],

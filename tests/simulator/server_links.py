@@ -1,7 +1,7 @@
-"""What a process has to a server: what passes there, what does not, and the connection, which breaks and is made anew.
+"""Links between processes and servers: which messages pass, and the connection, which breaks and is restored.
 
-A connection that swallows everything is given up by gRPC's pings. From then on nothing is sent: a request waits until
-the first attempt to connect has timed out, and those after it are refused at once while attempts follow each other.
+gRPC's pings close a connection that delivers nothing. Then a request waits until the first attempt to connect has timed
+out; later requests are refused at once while gRPC repeats its attempts.
 """
 
 from __future__ import annotations
@@ -20,66 +20,69 @@ if TYPE_CHECKING:
     from tests.simulator.virtual_loop import Process, VirtualLoop
 
 PATIENCE = PING_EVERY + PING_LIMIT
-"""Seconds after which a connection that swallows everything is given up, by gRPC's pings."""
+"""Seconds after which gRPC's pings close a connection that delivers nothing."""
 EVERYTHING = frozenset({"KV", "Lease", "Watch"})
 """All kinds of requests."""
 GROWTH = 1.6
-"""By which gRPC's back-off grows from one attempt to connect to the next."""
+"""Factor of gRPC's back-off between two attempts to connect."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Hold:
-    """Why a link lets something not pass. ``held``: the kinds of requests (``KV``, ``Lease``, ``Watch``) that do not
-    get there; ``muted``: those whose answers do not get back, or of one watch alone: the key that it begins with.
-    ``slow``: seconds more that messages of a kind's streams take on their way back. ``refuses``: no connection is
-    taken.
+class Block:
+    """A fault of a link.
+
+    ``requests``: the kinds of requests (``KV``, ``Lease``, ``Watch``) that do not arrive. ``answers``: the kinds whose
+    answers do not arrive, or the first key of a watch, for this watch alone. ``slow``: kind → extra seconds for
+    messages from the server on its streams. ``refuses``: the server accepts no connection.
     """
 
     link: Link
-    held: frozenset[str] = frozenset()
-    muted: frozenset[str] = frozenset()
+    requests: frozenset[str] = frozenset()
+    answers: frozenset[str] = frozenset()
     slow: Mapping[str, float] = field(default_factory=dict)
     refuses: bool = False
 
 
 class Link:
-    """What a process has to a server. ``held``, ``muted``, ``slow`` and ``refuses``: what all holds on it say."""
+    """The link from a process to a server. ``requests``, ``answers``, ``slow``, ``refuses``: as in :class:`Block`,
+    combined over all its blocks.
+    """
 
     def __init__(self, loop: VirtualLoop, process: Process, member: Member, address: str) -> None:
         self.process = process
         self.address = address
         self.member = member
-        self.holds: list[Hold] = []
-        self.held: frozenset[str] = frozenset()
-        self.muted: frozenset[str] = frozenset()
+        self.blocks: list[Block] = []
+        self.requests: frozenset[str] = frozenset()
+        self.answers: frozenset[str] = frozenset()
         self.slow: dict[str, float] = {}
         self.refuses = False
         self.stuck: list[Callable[[], None]] = []
-        """What is tried again at each change of what the link lets pass, in its order: TCP repeats what was lost."""
+        """Blocked messages. They are tried again in order at each change of the blocks, since TCP retransmits."""
         self.streams: list[SimStream] = []
         self.calls: dict[int, asyncio.Future[Any]] = {}
         self.dead = False
-        """Nothing passes in one direction: pings are not answered."""
+        """Nothing passes in one direction, so pings are not answered."""
         self.lost = False
-        """There is no connection: the last one was given up, and no other has been made."""
+        """There is no connection: the last one was closed, and none has been made since."""
         self.waiting: list[Callable[[bool], None]] = []
-        """What waits for a connection, to be told whether there is one."""
+        """Callbacks that wait for a connection attempt, and get whether it succeeded."""
         self.epoch = 0
         self._loop = loop
         self._began: float | None = None
-        """When the first attempt to connect began, where there is no connection and somebody wants one."""
+        """When the first attempt to connect started, while there is no connection; None: no request needs one."""
 
     def changed(self) -> bool:
-        """Fold the holds; whether the link is dead as of now."""
+        """Combine the blocks; whether the link has become dead."""
         none: frozenset[str] = frozenset()
-        self.held = none.union(*(hold.held for hold in self.holds))
-        self.muted = none.union(*(hold.muted for hold in self.holds))
-        self.refuses = any(hold.refuses for hold in self.holds)
+        self.requests = none.union(*(block.requests for block in self.blocks))
+        self.answers = none.union(*(block.answers for block in self.blocks))
+        self.refuses = any(block.refuses for block in self.blocks)
         self.slow = {}
-        for hold in self.holds:
-            for kind, seconds in hold.slow.items():
+        for block in self.blocks:
+            for kind, seconds in block.slow.items():
                 self.slow[kind] = max(seconds, self.slow.get(kind, 0.0))
-        dead = self.held >= EVERYTHING or self.muted >= EVERYTHING
+        dead = self.requests >= EVERYTHING or self.answers >= EVERYTHING
         if dead is self.dead:
             return False
         self.dead = dead
@@ -89,31 +92,33 @@ class Link:
         return dead
 
     def lose(self) -> None:
-        """The connection is gone, and none can be made for the moment."""
+        """Close the connection; none can be made for now."""
         self.lost, self._began = True, None
 
-    def as_new(self) -> None:
-        """A connection is there; what waits for one goes on."""
+    def reconnect(self) -> None:
+        """Restore the connection, and call what waits for it."""
         self.lost, self._began = False, None
-        self._tell(True)
+        self._call_waiting(True)
 
-    def connect(self, told: Callable[[bool], None]) -> None:
-        """Call ``told`` with whether there is a connection: at once, but while the first attempt is under way."""
+    def connect(self, callback: Callable[[bool], None]) -> None:
+        """Call ``callback`` with whether there is a connection: at once, or after a first attempt that is running."""
         if self.lost and self._began is None:
             self._began = self._loop.now
             self._loop.world_at(self._began + RECONNECT.least, self._timed_out, self._began)
         if self._began is not None and self._loop.now < self._began + RECONNECT.least:
-            self.waiting.append(told)
+            self.waiting.append(callback)
         else:
-            told(not self.lost)
+            callback(not self.lost)
 
     def _timed_out(self, began: float) -> None:
         if self._began == began and self.dead:
-            self._tell(False)
+            self._call_waiting(False)
 
     def _attempt_ends(self) -> float:
-        """When the attempt ends that is under way; now, where there is none, or it is the first: TCP repeats what it
-        sent, and it succeeds. Each lasts as long as the back-off of the one before, and no less than ``least``.
+        """When the current connection attempt ends.
+
+        Now if there is none, or if it is the first: TCP retransmits, and it succeeds. Each attempt lasts as long as the
+        back-off after the one before, at least ``least``.
         """
         now = self._loop.now
         if self._began is None or now < self._began + RECONNECT.least:
@@ -126,9 +131,9 @@ class Link:
 
     def _attempted(self, epoch: int) -> None:
         if self.epoch == epoch and self.lost:
-            self.as_new()
+            self.reconnect()
 
-    def _tell(self, connected: bool) -> None:
+    def _call_waiting(self, connected: bool) -> None:
         waiting, self.waiting = self.waiting, []
-        for told in waiting:
-            told(connected)
+        for callback in waiting:
+            callback(connected)

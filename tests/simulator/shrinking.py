@@ -1,4 +1,4 @@
-"""The smallest scenario found that breaches the same: what does not matter is left out of it, one thing at a time."""
+"""Shrinks a scenario: removes one part at a time, as long as the same kind of breach remains."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from distop.protocol.frozen import frozen
 from distop.protocol.operation_options import fits
 from distop.protocol.size_limits import DEFAULT
-from tests.simulator.breach_story import describe, replay
-from tests.simulator.run import Simulation, quietly
+from tests.simulator.breach_timeline import describe, replay
+from tests.simulator.run import Simulation, without_logs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from tests.simulator.run import Breach
-    from tests.simulator.scenario import Fault, Host, Scenario, Wish
+    from tests.simulator.scenario import Fault, Host, Scenario, Submission
 
 TRIES = 200
-"""Runs at most; one takes some hundredths of a second."""
+"""Maximum runs; one takes some hundredths of a second."""
 TRIES_AT_ONCE = 100
-"""Where a failing seed is one of many: enough to leave most of it out, and a matter of seconds."""
+"""Maximum runs for a failing seed among many: seconds, and enough to remove most parts."""
 
 T = TypeVar("T")
 
 
 @frozen
 class Shrunk:
-    """``scenario`` breaches ``kind``; ``complete``: nothing more can be left out of it, by the means that there are."""
+    """A shrunk ``scenario`` with a breach of ``kind``. ``complete``: no candidate is smaller."""
 
     scenario: Scenario
     kind: str
@@ -35,60 +35,62 @@ class Shrunk:
     complete: bool
 
 
-def breaches(wanted: Scenario) -> list[Breach]:
-    """What a run of it breaches."""
-    return Simulation(wanted).run().breaches
+def breaches(scenario: Scenario) -> list[Breach]:
+    """The breaches of a run."""
+    return Simulation(scenario).run().breaches
 
 
 def shrink(
-    wanted: Scenario, *, tries: int = TRIES, breached: Callable[[Scenario], Sequence[Breach]] = breaches
+    scenario: Scenario, *, tries: int = TRIES, breached: Callable[[Scenario], Sequence[Breach]] = breaches
 ) -> Shrunk | None:
-    """Make a scenario smaller as long as what it breaches first is breached still; None where it breaches nothing.
+    """Shrink a scenario as long as the kind of its first breach remains; None if it has no breach.
 
-    Runs are deterministic, so the answer is, too. A fault that remains may strike something else than it did: it aims
-    at a share of the processes, and there are fewer of them.
+    Deterministic, as runs are. A remaining fault may hit another target than before: its aim is a share of the
+    processes, of which there are fewer.
     """
-    found = breached(wanted)
+    found = breached(scenario)
     if not found:
         return None
     kind, tried = found[0].kind, 0
-    smaller: Scenario | None = wanted
+    smaller: Scenario | None = scenario
     while smaller is not None:
-        wanted, smaller = smaller, None
-        for candidate in candidates(wanted):
+        scenario, smaller = smaller, None
+        for candidate in candidates(scenario):
             if tried == tries:
-                return Shrunk(wanted, kind, tried, complete=False)
+                return Shrunk(scenario, kind, tried, complete=False)
             tried += 1
             if any(breach.kind == kind for breach in breached(candidate)):
                 smaller = candidate
                 break
-    return Shrunk(wanted, kind, tried, complete=True)
+    return Shrunk(scenario, kind, tried, complete=True)
 
 
-def candidates(wanted: Scenario) -> Iterator[Scenario]:
-    """Smaller scenarios, those first that leave out most: of the faults halves, then each of them, and so on."""
-    for faults in fewer(wanted.faults):
-        yield _with_faults(wanted, faults)
-    for wishes in fewer(wanted.wishes):
-        if wishes:
-            yield replace(wanted, wishes=wishes)
-    for hosts in fewer(wanted.hosts):
-        if _enough(hosts, wanted.wishes):
-            yield replace(wanted, hosts=hosts)
-    if wanted.actors:
-        yield replace(wanted, actors=wanted.actors - 1)
-    for number, wish in enumerate(wanted.wishes):
-        for simpler in _simpler_wishes(wish):
-            yield replace(wanted, wishes=(*wanted.wishes[:number], simpler, *wanted.wishes[number + 1 :]))
-    for number, fault in enumerate(wanted.faults):
+def candidates(scenario: Scenario) -> Iterator[Scenario]:
+    """Smaller scenarios, those that remove most first."""
+    for faults in fewer(scenario.faults):
+        yield _with_faults(scenario, faults)
+    for submissions in fewer(scenario.submissions):
+        if submissions:
+            yield replace(scenario, submissions=submissions)
+    for hosts in fewer(scenario.hosts):
+        if _enough(hosts, scenario.submissions):
+            yield replace(scenario, hosts=hosts)
+    if scenario.actors:
+        yield replace(scenario, actors=scenario.actors - 1)
+    for number, submission in enumerate(scenario.submissions):
+        for simpler in _simpler_submissions(submission):
+            yield replace(
+                scenario, submissions=(*scenario.submissions[:number], simpler, *scenario.submissions[number + 1 :])
+            )
+    for number, fault in enumerate(scenario.faults):
         if fault.lasts > 1.0:
             shorter = replace(fault, lasts=fault.lasts / 2)
-            yield _with_faults(wanted, (*wanted.faults[:number], shorter, *wanted.faults[number + 1 :]))
-    yield from _simpler_worlds(wanted)
+            yield _with_faults(scenario, (*scenario.faults[:number], shorter, *scenario.faults[number + 1 :]))
+    yield from _simpler_surroundings(scenario)
 
 
 def fewer(items: Sequence[T]) -> Iterator[tuple[T, ...]]:
-    """Without one half and the other, without each quarter, …, without each one."""
+    """The items without each half, without each quarter, …, without each single one."""
     size = (len(items) + 1) // 2
     while size:
         for start in range(0, len(items), size):
@@ -96,67 +98,67 @@ def fewer(items: Sequence[T]) -> Iterator[tuple[T, ...]]:
         size = size // 2 if size > 1 else 0
 
 
-def tell(shrunk: Shrunk, before: Scenario) -> Iterator[str]:
-    """For people: what the smallest scenario is, and its story."""
-    wanted = shrunk.scenario
-    whole = "nothing more can be left out" if shrunk.complete else "there may be a smaller one"
-    yield f"the smallest scenario after {shrunk.tries} tries that breaches the same ({whole}):"
-    for what in ("faults", "wishes", "hosts"):
-        yield f"  {what}: {len(getattr(wanted, what))} of {len(getattr(before, what))}"
-    yield from (f"  {wish}" for wish in wanted.wishes)
-    yield from (f"  {fault}" for fault in wanted.faults)
-    sim = Simulation(wanted)
+def report_lines(shrunk: Shrunk, before: Scenario) -> Iterator[str]:
+    """The smallest scenario and its timeline, as text."""
+    scenario = shrunk.scenario
+    whole = "nothing more can be removed" if shrunk.complete else "there may be a smaller one"
+    yield f"the smallest scenario with the same kind of breach, after {shrunk.tries} runs ({whole}):"
+    for what in ("faults", "submissions", "hosts"):
+        yield f"  {what}: {len(getattr(scenario, what))} of {len(getattr(before, what))}"
+    yield from (f"  {submission}" for submission in scenario.submissions)
+    yield from (f"  {fault}" for fault in scenario.faults)
+    sim = Simulation(scenario)
     breach = next(breach for breach in sim.run().breaches if breach.kind == shrunk.kind)
     yield from describe(sim, breach)
-    if wanted != before and (again := replay(before)):
+    if scenario != before and (again := replay(before)):
         yield f"  replay: {again}"
 
 
-def smallest(wanted: Scenario, tries: int = TRIES) -> list[str]:
-    """For people: what a scenario breaches, by the smallest one that was found; nothing, where it breaches nothing."""
-    with quietly():
-        shrunk = shrink(wanted, tries=tries)
-        return [] if shrunk is None else list(tell(shrunk, wanted))
+def smallest(scenario: Scenario, tries: int = TRIES) -> list[str]:
+    """Shrink a scenario, and describe the result as text; [] if it has no breach."""
+    with without_logs():
+        shrunk = shrink(scenario, tries=tries)
+        return [] if shrunk is None else list(report_lines(shrunk, scenario))
 
 
-def _with_faults(wanted: Scenario, faults: Iterable[Fault]) -> Scenario:
+def _with_faults(scenario: Scenario, faults: Iterable[Fault]) -> Scenario:
     left = tuple(faults)
-    return replace(wanted, faults=left, calm=max((fault.at + fault.lasts for fault in left), default=0.0))
+    return replace(scenario, faults=left, calm=max((fault.at + fault.lasts for fault in left), default=0.0))
 
 
-def _enough(hosts: Sequence[Host], wishes: Sequence[Wish]) -> bool:
-    """Somebody offers each type where it is wanted: else nothing is begun, which is another scenario."""
+def _enough(hosts: Sequence[Host], submissions: Sequence[Submission]) -> bool:
+    """Whether each submitted type is offered where it may run; otherwise nothing would start."""
     return all(
-        any(wish.type in host.types and fits(wish.options.get("where", {}), host.labels) for host in hosts)
-        for wish in wishes
+        any(submission.type in host.types and fits(submission.options.get("where", {}), host.labels) for host in hosts)
+        for submission in submissions
     )
 
 
-def _simpler_wishes(wish: Wish) -> Iterator[Wish]:
-    for acts in fewer(wish.acts):
-        yield replace(wish, acts=acts)
-    if wish.names is not None:
-        yield replace(wish, names=None)
-    for left in fewer(tuple(wish.options.items())):
-        yield replace(wish, options=dict(left))
-    if wish.callers > 1:
-        yield replace(wish, callers=1)
-    partitions = int(wish.arg["partitions"])
+def _simpler_submissions(submission: Submission) -> Iterator[Submission]:
+    for actions in fewer(submission.actions):
+        yield replace(submission, actions=actions)
+    if submission.names is not None:
+        yield replace(submission, names=None)
+    for left in fewer(tuple(submission.options.items())):
+        yield replace(submission, options=dict(left))
+    if submission.callers > 1:
+        yield replace(submission, callers=1)
+    partitions = int(submission.arg["partitions"])
     for count in dict.fromkeys((1, partitions // 4, partitions // 2, partitions - 1)):
         if 0 < count < partitions:
-            yield replace(wish, arg={**wish.arg, "partitions": count}, names=_named(wish, count))
-    for calmer in _calmer(wish.arg):
-        yield replace(wish, arg=calmer)
+            yield replace(submission, arg={**submission.arg, "partitions": count}, names=_named(submission, count))
+    for arg in _simpler_arguments(submission.arg):
+        yield replace(submission, arg=arg)
 
 
-def _named(wish: Wish, count: int) -> tuple[str, ...] | None:
-    """Those that are still there; all of them, if none is."""
-    if wish.names is None:
+def _named(submission: Submission, count: int) -> tuple[str, ...] | None:
+    """The partition names that still exist; None (all) if none does."""
+    if submission.names is None:
         return None
-    return tuple(name for name in wish.names if int(name.partition("=")[2]) < count) or None
+    return tuple(name for name in submission.names if int(name.partition("=")[2]) < count) or None
 
 
-def _calmer(arg: Any) -> Iterator[dict[str, Any]]:
+def _simpler_arguments(arg: Any) -> Iterator[dict[str, Any]]:
     if arg.get("trouble"):
         yield {**arg, "trouble": 0.0}
     for extra in ("objects", "follows"):
@@ -164,20 +166,22 @@ def _calmer(arg: Any) -> Iterator[dict[str, Any]]:
             yield {name: value for name, value in arg.items() if name != extra}
 
 
-def _simpler_worlds(wanted: Scenario) -> Iterator[Scenario]:
-    if wanted.members > 1:
-        yield replace(wanted, members=1)
-    if wanted.clients > 1:
-        yield replace(wanted, clients=1, wishes=tuple(replace(wish, client=0) for wish in wanted.wishes))
-    if wanted.limits != DEFAULT:
-        yield replace(wanted, limits=DEFAULT)
-    if wanted.past or wanted.namespace:
-        yield replace(wanted, past=0, history_limit=1000, namespace="")
-    if wanted.history_age is not None:
-        yield replace(wanted, history_age=None)
-    if wanted.removals:
-        yield replace(wanted, removals=())
-    if wanted.fragments:
-        yield replace(wanted, fragments=0)
-    if any(host.skew for host in wanted.hosts):
-        yield replace(wanted, hosts=tuple(replace(host, skew=0.0) for host in wanted.hosts))
+def _simpler_surroundings(scenario: Scenario) -> Iterator[Scenario]:
+    if scenario.members > 1:
+        yield replace(scenario, members=1)
+    if scenario.clients > 1:
+        yield replace(
+            scenario, clients=1, submissions=tuple(replace(submission, client=0) for submission in scenario.submissions)
+        )
+    if scenario.limits != DEFAULT:
+        yield replace(scenario, limits=DEFAULT)
+    if scenario.past or scenario.namespace:
+        yield replace(scenario, past=0, history_limit=1000, namespace="")
+    if scenario.history_age is not None:
+        yield replace(scenario, history_age=None)
+    if scenario.removals:
+        yield replace(scenario, removals=())
+    if scenario.fragments:
+        yield replace(scenario, fragments=0)
+    if any(host.skew for host in scenario.hosts):
+        yield replace(scenario, hosts=tuple(replace(host, skew=0.0) for host in scenario.hosts))

@@ -1,4 +1,4 @@
-"""The child of a simulated daemon: there is one at a time, begun when something is asked of it."""
+"""Keeps the child of a simulated daemon: at most one at a time, started on demand."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from tests.simulator.machine import Machine
 
 
-class Keeping:
-    """Keeps the child of one incarnation, on the daemon's side."""
+class ChildKeeper:
+    """The child of one incarnation, on the daemon's side."""
 
     def __init__(self, config: WorkerConfig, machine: Machine) -> None:
         self.config = config
@@ -35,33 +35,34 @@ class Keeping:
         return self._machine.declarations
 
     trouble = ""
-    """Its Spark has none."""
+    """The problem of Spark; never any here."""
 
     def on_history(self, find: Any) -> None:
-        """No behavior of a simulation asks."""
+        """Ignored: no simulated behavior reads history."""
 
     def on_trouble(self, changed: Callable[[], None]) -> None:
-        """Nothing is to be told."""
+        """Ignored: there is never a problem."""
 
     def set_deadline(self, boottime: float) -> None:
         self._deadline = boottime
         self._loop.world_at(self._loop.now + PIPE, self._machine.guard, self, boottime)
 
     def killed_by_guardian(self, reason: str) -> None:
-        """The guardian has killed the child (in the world's time; the daemon hears of it when it can)."""
+        """Kill the child at once, as its guardian does; the daemon learns of it later."""
         child, self._child = self._child, None
         if child is not None:
             child.kill(reason)
 
     @property
     def at_work(self) -> bool:
-        """The child does something."""
+        """Whether the child works."""
         child = self._child
         return child is not None and child.alive and bool(child.doing or child.calls)
 
     def child_killed(self) -> None:
-        """Somebody kills the child. What ran alone in it is taken for what killed it; of several nobody is, because
-        the real worker runs them again one by one.
+        """Kill the child.
+
+        A job that ran alone is blamed. Of several jobs none is, because the real worker runs them again one by one.
         """
         child, self._child = self._child, None
         if child is not None:
@@ -72,11 +73,11 @@ class Keeping:
         if self._stopped:
             raise WorkerError("transient", f"the worker is {self._stopped}")
         if self._deadline and self._machine.source.boottime() >= self._deadline:
-            raise WorkerError("transient", "the session's deadline has passed")  # its guardian would kill it at once
+            raise WorkerError("transient", "the session's deadline has passed")  # the guardian would kill the child
         if self._child is None or not self._child.alive:
             self._child = self._machine.new_child()
         return self._child
 
-    def _tell(self, callback: Callable[..., Any], *args: Any) -> None:
-        """From the child to the daemon."""
+    def _to_daemon(self, callback: Callable[..., Any], *args: Any) -> None:
+        """Send a message from the child to the daemon."""
         self._loop.call_later(PIPE, callback, *args, context=self._context)

@@ -1,8 +1,8 @@
-"""A cluster of etcd servers in memory: what they answer, and when leases end (docs/internals/etcd-rules.md).
+"""A simulated etcd cluster in memory: answers to requests, and the ends of leases (docs/internals/etcd-rules.md).
 
-The store itself is one value (``ModelStore``): Raft is not simulated, only what its clients see of it. Members show the
-store late (``lag``) and come and go (``quorum``); leases expire, and are renewed, only while a majority has its leader,
-and each new one extends every lease (L4).
+The store is one value (``ModelStore``): Raft is not simulated, only what clients see of it. Members may apply commits
+late (``lag``), and stop or lose connection (``quorum``). Leases expire, and are renewed, only while a majority has a
+leader. Each new leader extends all leases (L4).
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 
 LEAST_TTL = 2
 MAX_MESSAGE = MAX_REQUEST_BYTES + 512 * 1024
-"""Bytes of a request that the server reads at all."""
+"""Maximum bytes of a request."""
 EXPIRY_CHECK = 0.5
-"""Seconds between two looks at the leases (L4)."""
+"""Seconds between two checks for expired leases (L4)."""
 CLUSTER = 0xD15709
 NO_SPACE = "etcdserver: mvcc: database space exceeded"
 
 
 class StatusError(Exception):
-    """A request is answered with an error: the gRPC status name, and etcd's words."""
+    """An error answer: the name of the gRPC status, and etcd's text."""
 
     def __init__(self, code: str, detail: str) -> None:
         super().__init__(f"{detail} ({code})")
@@ -47,13 +47,13 @@ class StatusError(Exception):
         self.detail = detail
 
 
-class Waits(Exception):
-    """The member has no leader to do this with: it waits for one."""
+class NoLeader(Exception):
+    """The request has to wait until the member has a leader."""
 
 
 @dataclass(slots=True)
 class Lease:
-    """One lease, as the leader keeps it. ``waiting``: renewals that wait for the revocation (L3)."""
+    """One lease, on the leader. ``waiting``: renewals that are answered at the revocation (L3)."""
 
     ttl: int
     expires: float
@@ -63,9 +63,9 @@ class Lease:
 class SimEtcd:
     """The simulated etcd cluster.
 
-    ``committed(revision, changes, sender)`` is called at each revision, at once, and ``refused(flaw, sender)`` at each
-    transaction that etcd rejects as invalid. ``election``: seconds of an election timeout. ``quota``: bytes of the
-    database.
+    ``committed(revision, changes, sender)`` is called at once for each revision, ``refused(flaw, sender)`` for each
+    transaction that is rejected as invalid. ``election``: the election timeout in seconds. ``quota``: the maximum
+    bytes of the database.
     """
 
     def __init__(
@@ -92,10 +92,10 @@ class SimEtcd:
         """Seconds by which leases are revoked late (L4)."""
         self.renews_revoked = False
         """Renewals of revoked leases are acknowledged, as by old servers (L2)."""
-        self.told_past = 0
-        """Reads that were answered as of the past."""
+        self.stale_answers = 0
+        """Number of reads that were answered at an old revision."""
         self.never_stale: frozenset[str] = frozenset()
-        """Senders to whom that does not happen."""
+        """Senders that never get such an answer."""
         self.committed: Callable[[int, tuple[Change, ...], str], None] | None = None
         self.refused: Callable[[Flaw, str], None] | None = None
         self.watching = WatchServer(self, batch)
@@ -110,19 +110,19 @@ class SimEtcd:
         return self.store.revision
 
     def header(self, member: Member) -> rpc.ResponseHeader:
-        """Of an answer by a member that tells of the whole store."""
+        """The header of an answer at the latest revision."""
         return rpc.ResponseHeader(
             cluster_id=CLUSTER, member_id=member.id, revision=self.store.revision, raft_term=self.quorum.term
         )
 
     def preset(self, txn: Txn) -> None:
-        """What stands in the store before the simulation begins."""
+        """Write to the store before the simulation starts."""
         before = self.store.revision
         self.store.apply(txn)
         self._commit(before, "")
 
     def _commit(self, before: int, sender: str) -> None:
-        """Something was applied: tell who watches, if it wrote."""
+        """Publish a new revision, if a transaction has written one."""
         if self.store.revision == before:
             return
         revision, changes = self.store.history[-1]
@@ -143,11 +143,11 @@ class SimEtcd:
             self.watching.advanced(member)
 
     def catch_up(self, member: Member) -> None:
-        """The member shows everything now, if it has a leader to tell it."""
+        """Let a member with a leader apply all commits now."""
         self._show(member, self.store.revision)
 
     def _at(self, revision: int, get: Get) -> GetResult:
-        """A read at a past revision."""
+        """Read at a past revision."""
         if revision < self.compacted:
             raise StatusError("OUT_OF_RANGE", "etcdserver: mvcc: required revision has been compacted")
         if revision > self.store.revision:
@@ -164,7 +164,7 @@ class SimEtcd:
     # --------------------------------------------------------------- requests
 
     def decode(self, path: str, request: Any) -> Any:
-        """What a request asks for, as it is when it is sent: its message may be changed afterwards."""
+        """Decode or copy a request when it is sent, since the sender may change the message later."""
         if path == "/etcdserverpb.KV/Txn":
             if (size := request.ByteSize()) > MAX_MESSAGE:
                 return size
@@ -176,13 +176,13 @@ class SimEtcd:
         return copy
 
     def answer(self, member: Member, path: str, asked: Any, sender: str) -> Any:
-        """Do what a request asks for. Raises StatusError, and Waits."""
+        """Apply a request. Raises StatusError or NoLeader."""
         answer = _ANSWERS.get(path)
         if answer is None:
             raise StatusError("UNIMPLEMENTED", f"unknown method {path}")
         if not member.led and path not in _LOCAL:
             if path in _PATIENT or not self.quorum.knows_no_leader(member):
-                raise Waits
+                raise NoLeader
             raise StatusError("UNAVAILABLE", "etcdserver: no leader")
         stale = self._stale(member, asked, sender)
         response = answer(self, member, asked, sender) if stale is None else stale
@@ -192,7 +192,7 @@ class SimEtcd:
         return response
 
     def _stale(self, member: Member, asked: Any, sender: str) -> Any:
-        """The answer to a read by a member that shows the past (etcd#20418), or None."""
+        """The answer of a member that reads at an old revision (etcd#20418), or None."""
         if sender in self.never_stale or not self.compacted < member.stale < self.store.revision:
             return None
         if isinstance(asked, tuple) and not asked[1]:
@@ -202,7 +202,7 @@ class SimEtcd:
             response = etcd_wire.encode_txn(ModelStore.holding(member.stale, everything).apply(asked))
         else:
             return None
-        self.told_past += 1
+        self.stale_answers += 1
         return response
 
     def _txn(self, member: Member, txn: Any, sender: str) -> Any:
@@ -227,14 +227,14 @@ class SimEtcd:
             self.refused(found, sender)
 
     def _admit(self, cost: int) -> bool:
-        """Whether there is room for a request, which is applied in either case. Raises StatusError where it is not."""
+        """Whether there is room for a request. Raises StatusError if the request is not applied."""
         fits = self.space.fits(cost)
         if self.space.refuses(cost):
             raise StatusError("RESOURCE_EXHAUSTED", NO_SPACE)
         return fits
 
     def _account(self, fits: bool) -> None:
-        """A request was applied. Raises StatusError where there was no room for it (T8)."""
+        """Raise StatusError for a request that was applied without room (T8)."""
         if not fits and not self.space.alarm:
             self.space.overdrawn()
             raise StatusError("RESOURCE_EXHAUSTED", NO_SPACE)
@@ -267,7 +267,7 @@ class SimEtcd:
         return rpc.AlarmResponse(alarms=raised)
 
     def _defragment(self, member: Member, request: Any, sender: str) -> Any:
-        """What is left is what is there, and what is kept of its history."""
+        """Shrink the database to the current keys and the history since the last compaction."""
         history = self.store.between(self.compacted + 1, self.store.revision)
         kept = size_of(self.store.listing()) + sum(size_of(one.kv for one in changes) for _, changes in history)
         self.space.size = min(self.space.size, kept)
@@ -277,7 +277,7 @@ class SimEtcd:
         return rpc.AuthenticateResponse(token=self.users.authenticate())
 
     def deny(self, denied: bool) -> None:
-        """The users' role is gone, or back: watches that stand are left alone."""
+        """Revoke or grant the users' role. Existing watches continue."""
         self.users.denied, self.watching.refuses = denied, DENIED if denied else ""
 
     def _list_members(self, member: Member, request: Any, sender: str) -> Any:
@@ -327,7 +327,7 @@ class SimEtcd:
         if self._expiring:
             self.loop.world_at(self.loop.now + EXPIRY_CHECK, self._expire)
         if self.quorum.leader is None:
-            return  # it is the leader who lets leases expire
+            return  # only a leader expires leases
         for lease in [i for i, one in self.leases.items() if one.expires + self.late_revocation <= self.loop.now]:
             self.end_lease(lease)
 
@@ -339,12 +339,12 @@ class SimEtcd:
         return rpc.LeaseTimeToLiveResponse(ID=request.ID, TTL=left, grantedTTL=lease.ttl)
 
     def renewal_refusal(self, lease_id: int, token: str) -> tuple[str, str] | None:
-        """How a renewal is refused for its rights; None where it is not."""
+        """The status and text that refuse a renewal for missing rights; None: it is admitted."""
         return self.users.renewal_refusal(token, keys=bool(self.store.leases.get(lease_id)))
 
     def renew(self, lease_id: int, answer: Callable[[int], None]) -> None:
-        """A renewal that has reached the leader; ``answer(ttl)`` is called when it is answered: at once, or after the
-        revocation of a lease that has expired (L3).
+        """Renew a lease on the leader. ``answer(ttl)`` is called at once, or after the revocation of an expired lease
+        (L3).
         """
         lease = self.leases.get(lease_id)
         if lease is None:
@@ -356,7 +356,7 @@ class SimEtcd:
             answer(lease.ttl)
 
     def _extend_leases(self) -> None:
-        """A new leader gives every lease a whole TTL (L4)."""
+        """Give each lease a full TTL, as a new leader does (L4)."""
         for lease in self.leases.values():
             lease.expires = self.loop.now + lease.ttl
             waiting, lease.waiting = lease.waiting, []
@@ -365,12 +365,12 @@ class SimEtcd:
 
 
 def _writes(txn: Txn) -> bool:
-    """Whether a branch writes, so that the transaction goes through the log."""
+    """Whether a branch writes, so that the transaction goes through the Raft log."""
     return any(_writes(op) if isinstance(op, Txn) else not isinstance(op, Get) for op in (*txn.success, *txn.failure))
 
 
 def cut(found: list[KeyValue], get: Get) -> GetResult:
-    """What a read shows of what is in its range."""
+    """The result of a read for the keys in its range."""
     if get.count_only:
         return GetResult((), False, len(found))
     kept = found[: get.limit] if get.limit else found
@@ -397,6 +397,6 @@ _ANSWERS: dict[str, Callable[[SimEtcd, Member, Any, str], Any]] = {
 _LOCAL = frozenset(
     {"/etcdserverpb.Maintenance/Status", "/etcdserverpb.Maintenance/Defragment", "/etcdserverpb.Cluster/MemberList"}
 )
-"""What a member answers by itself."""
+"""Methods that a member answers without a leader."""
 _PATIENT = frozenset({"/etcdserverpb.Maintenance/Alarm", "/etcdserverpb.Auth/Authenticate"})
-"""What is sent without ``hasleader``, and so waits for a leader for as long as it takes (W8)."""
+"""Methods that are sent without ``hasleader``, and so wait for a leader without limit (W8)."""

@@ -1,8 +1,7 @@
-"""The worker of a simulated daemon, with the interface of ``distop.worker.daemon_side.host.Worker``: it runs scripted
-jobs.
+"""The worker of a simulated daemon: runs scripted jobs.
 
-Here it is known which job kills a child; the real worker finds that out by running the suspects alone. What it answers
-is the same.
+It has the interface of ``distop.worker.daemon_side.host.Worker``, and gives the same answers. It knows which job kills
+a child; the real worker finds out by running suspected jobs alone.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from distop.protocol.records import OperationRef
 from distop.worker.daemon_side.requests import JobEnded, JobItem, Listener, RunRequest, WorkerConfig, WorkerError
 from distop.worker.daemon_side.result_handlers import wait_first
 from tests.simulator import simulated_behaviors
-from tests.simulator.child_calls import Calling
+from tests.simulator.child_calls import ChildCalls
 from tests.simulator.children import PIPE, Child, Run, settle
 
 if TYPE_CHECKING:
@@ -29,14 +28,16 @@ if TYPE_CHECKING:
 
 
 ANSWER = 1.5
-"""Seconds for which a child waits to hear that a checkpoint was saved; then it goes on, and saves the next one. (The
-real one waits for a minute, in which a simulated operation is long over.)"""
+"""Seconds for which a child waits for the answer to a checkpoint before it continues.
+
+The real child waits for a minute, which is longer than a simulated operation lasts.
+"""
 
 
-class SimWorker(Calling):
+class SimWorker(ChildCalls):
+    """The worker of one incarnation."""
+
     stuck = ""
-
-    """One incarnation's worker."""
 
     def __init__(self, config: WorkerConfig, machine: Machine) -> None:
         super().__init__(config, machine)
@@ -78,7 +79,7 @@ class SimWorker(Calling):
         await self.run_in_turn([(request, Listener(on_events, on_status, on_progress, on_tasks))])
 
     async def run_in_turn(self, asked: Sequence[tuple[RunRequest, Listener]]) -> None:
-        """One after the other, in one slot."""
+        """Run these requests one after the other in one slot."""
         ends = self._machine.effects.ends
         runs = [Run(request, to.on_events, to.on_progress, ends) for request, to in asked]
         self._runs += runs
@@ -121,7 +122,7 @@ class SimWorker(Calling):
             run.end([JobEnded(p, "cancelled", None, reason) for p in gone])
 
     async def _jobs(self, child: Child, run: Run, items: list[JobItem], cleanup: bool) -> None:
-        """In the child: the jobs one after the other, or as one batch."""
+        """Run the jobs of a request in the child: one after the other, or as one batch."""
         await asyncio.sleep(PIPE)
         if not run.request.batch:
             for item in items:
@@ -134,10 +135,10 @@ class SimWorker(Calling):
         machine, request, p = self._machine, run.request, item.ordinal
         ref = OperationRef.parse(request.op)
         if p in run.cancelled:
-            self._tell(run.end, [JobEnded(p, "cancelled")])
+            self._to_daemon(run.end, [JobEnded(p, "cancelled")])
             return
         if max(request.deadline, machine.deadline_of(self)) <= machine.source.boottime():
-            self._tell(run.end, [JobEnded(p, "refused", None, "the session's deadline has passed")])
+            self._to_daemon(run.end, [JobEnded(p, "refused", None, "the session's deadline has passed")])
             return
         machine.check_served(ref, self.config.incarnation, "a job")
         began = machine.source.time()
@@ -147,22 +148,22 @@ class SimWorker(Calling):
         effect = machine.effects.begin(ref, p, item.fence, self.config.incarnation, item.attempt)
         child.doing.append(effect)
         if machine.types[request.type].rules().leaves_something and not machine.disk.holds(ref, p, item.fence):
-            machine.effects.unwritten(ref, effect)
+            machine.effects.not_on_disk(ref, effect)
         resumable, progress = machine.types[request.type].resumable, to_go_on_from(item.progress)
         if resumable:
             machine.effects.resumed(ref, p, progress, effect)
         if not progress:
             machine.effects.starts_over(ref, p, effect, cleaned=cleanup)
         if machine.types[request.type].rules().cleans:
-            machine.effects.leaves(ref, p, effect)
+            machine.effects.writes_output(ref, p, effect)
         started()
         if cleanup:
             await asyncio.sleep(machine.chance.uniform(0.001, 0.05))
-        if (lacks := machine.lacks(request.type)) is not None:
-            await asyncio.sleep(simulated_behaviors.trying(request.arg, lacks) or machine.chance.uniform(0.001, 0.05))
-            self._over(
-                child, run, effect, JobEnded(p, lacks, None, simulated_behaviors.UNABLE, began, machine.source.time())
-            )
+        if (inability := machine.inability(request.type)) is not None:
+            pause = simulated_behaviors.hang_time(request.arg, inability) or machine.chance.uniform(0.001, 0.05)
+            await asyncio.sleep(pause)
+            ended = JobEnded(p, inability, None, simulated_behaviors.UNABLE, began, machine.source.time())
+            self._end_job(child, run, effect, ended)
             return
         script = simulated_behaviors.script(request.type, request.arg, p, item.attempt)
         done = int(progress or 0)
@@ -187,37 +188,37 @@ class SimWorker(Calling):
             return
         if kind == "success" and script.end != "success":
             kind = script.end
-            error = "the job broke" if kind == "error" else "the answer is no"
+            error = "the job failed" if kind == "error" else "the verdict is negative"
         if kind == "success":
             result = {"fence": item.fence, "by": self.config.incarnation}
         if kind == "verdict" and machine.types[request.type].rules().cleans:
-            if resumable and done > 1 and not await self._give_up(child, run, ref, p, done - 1):
-                kind, error = "error", "its checkpoint could not be marked as abandoned before"
+            if resumable and done > 1 and not await self._abandon_checkpoint(child, run, ref, p, done - 1):
+                kind, error = "error", "could not abandon the checkpoint before the cleanup"
             else:
                 machine.effects.cleaned(ref, p)
         ended = JobEnded(p, kind, result, error, began, machine.source.time())  # type: ignore[arg-type]
-        self._over(child, run, effect, ended)
+        self._end_job(child, run, effect, ended)
 
-    def _over(self, child: Child, run: Run, effect: Effect, ended: JobEnded) -> None:
-        """A job has done all that it does; now the daemon is told."""
-        told = self._machine.step(self._process, "child: hand over an end")
+    def _end_job(self, child: Child, run: Run, effect: Effect, ended: JobEnded) -> None:
+        """End a job, and report its end to the daemon."""
+        reported = self._machine.step(self._process, "child: report an end")
         if not child.alive:
             return
         self._machine.effects.end(effect, ended.kind)
         child.doing.remove(effect)
-        self._tell(run.end, [ended])
-        told()
+        self._to_daemon(run.end, [ended])
+        reported()
 
     @staticmethod
     async def _work(run: Run, partition: int, seconds: float) -> None:
-        """So long, unless it is told to stop."""
-        if run.told.is_set():
+        """Work for some seconds, or until the job is cancelled."""
+        if run.cancel_event.is_set():
             if partition not in run.cancelled:
                 await asyncio.sleep(seconds)
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await run.told.wait()
+                await run.cancel_event.wait()
 
     async def _checkpoint(
         self, child: Child, run: Run, ref: OperationRef, partition: int, value: int, effect: Effect
@@ -227,12 +228,12 @@ class SimWorker(Calling):
             self._machine.effects.saved(ref, partition, value, effect)
             known()
 
-    async def _give_up(self, child: Child, run: Run, ref: OperationRef, partition: int, value: int) -> bool:
-        """Before the cleanup after a verdict: nobody goes on from this checkpoint. Whether that is sure."""
-        known = self._machine.step(self._process, "child: give up a checkpoint")
+    async def _abandon_checkpoint(self, child: Child, run: Run, ref: OperationRef, partition: int, value: int) -> bool:
+        """Abandon a checkpoint before the cleanup after a verdict. Returns whether etcd acknowledged it."""
+        known = self._machine.step(self._process, "child: abandon a checkpoint")
         if not child.alive:
             return False
-        self._machine.effects.gives_up(ref, partition)
+        self._machine.effects.abandons_checkpoint(ref, partition)
         given = await self._saved(child, run, partition, given_up(value))
         known()
         return given
@@ -253,7 +254,7 @@ class SimWorker(Calling):
                     run.pending[partition] = replace(item, progress=value)
             self._loop.call_later(PIPE, settle, answered, saved, context=child_context)
 
-        self._tell(lambda: run.save(save()))
+        self._to_daemon(lambda: run.save(save()))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ANSWER):
                 await answered
@@ -264,7 +265,7 @@ class SimWorker(Calling):
     def pause(self, op: str) -> None:
         for run in list(self._runs):
             if run.request.op == op and not run.begun:
-                run.end([JobEnded(p, "refused", None, "paused before it began") for p in list(run.pending)])
+                run.end([JobEnded(p, "refused", None, "paused before its start") for p in list(run.pending)])
 
     def cancel(self, op: str, partitions: Collection[int] | None = None) -> None:
         for run in list(self._runs):
@@ -272,7 +273,7 @@ class SimWorker(Calling):
                 self._cancel(run, [p for p in run.pending if partitions is None or p in partitions])
 
     def release(self, op: str) -> None:
-        """As :meth:`cancel`, but that what a checkpoint speaks of stays."""
+        """Cancel all jobs of an operation, but keep the output that their checkpoints describe."""
         for run in list(self._runs):
             if run.request.op == op:
                 self._cancel(run, list(run.pending), keeps=True)
@@ -284,14 +285,14 @@ class SimWorker(Calling):
         if not keeps:
             run.given_up.update(fresh)
         child = self._child
-        self._loop.world_at(self._loop.now + PIPE, self._told, run, fresh)
+        self._loop.world_at(self._loop.now + PIPE, self._deliver_cancel, run, fresh)
         if child is not None:
             self._loop.call_later(self.config.grace, self._enforce, run, child, fresh)
 
     @staticmethod
-    def _told(run: Run, partitions: list[int]) -> None:
+    def _deliver_cancel(run: Run, partitions: list[int]) -> None:
         run.cancelled.update(partitions)
-        run.told.set()
+        run.cancel_event.set()
 
     def _enforce(self, run: Run, child: Child, partitions: list[int]) -> None:
         if child.alive and any(p in run.pending for p in partitions):

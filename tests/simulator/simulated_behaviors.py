@@ -1,4 +1,4 @@
-"""The operation types of a simulation: what they declare, and how attempts at jobs go, by the argument's seed."""
+"""The operation types of a simulation: their declarations, and the course of each attempt by the argument's seed."""
 
 from __future__ import annotations
 
@@ -13,15 +13,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 UNABLE = "this node lacks what the type needs"
-"""What the code of a type says where a node cannot run it."""
+"""The error of a type's code on a node that cannot run it."""
 
 
-def trying(arg: Any, lacks: str) -> float:
-    """Seconds until a node finds that it cannot run a job for the moment.
-
-    For example, a JVM may hang while it starts.
-    """
-    return float(arg.get("trying", 0.0)) if lacks == "unavailable" and isinstance(arg, dict) else 0.0
+def hang_time(arg: Any, inability: str) -> float:
+    """Seconds until a node notices that it cannot run a job for now, for example while a JVM hangs at its start."""
+    return float(arg.get("hang", 0.0)) if inability == "unavailable" and isinstance(arg, dict) else 0.0
 
 
 _RETRY = Retry(attempts=3, initial=0.2, maximum=2.0)
@@ -32,9 +29,9 @@ _COMBINE = {
 }  # fmt: skip
 
 RARE = "rare"
-"""A type that one executor offers at most (``departures``)."""
+"""A type that at most one executor offers (``departures``)."""
 BY_HAND = "by-hand"
-"""A type without code, whose jobs actors alone run."""
+"""A type without code, whose jobs only actors run."""
 
 TYPES: Mapping[str, Declaration] = {
     d.type_name: d
@@ -54,17 +51,17 @@ TYPES: Mapping[str, Declaration] = {
         Declaration(BY_HAND, failure_policy="collect_all", retry=_RETRY, completes=False, cleans=False, code=False),
     )
 }  # fmt: skip
-"""One of each kind: resumable, in batches, that cannot fail, without completion code, whose completion only makes a
-report, whose lost jobs fail, with and without a cleanup; one whose name begins like another's; one that is started on
-no table as well; one that only waits; one that hardly anybody offers; and one without code.
+"""One type of each kind: resumable, run in batches, cannot fail, without completion code, completion that only makes a
+report, lost jobs that fail, with and without cleanup, a name that is a prefix of another one, also without a table, a
+join, rarely offered, without code.
 """
 DRAWN = tuple(name for name, declaration in TYPES.items() if not declaration.joins and name not in (RARE, BY_HAND))
-"""Those that scenarios are drawn of."""
+"""The types from which scenarios draw."""
 
 
 @frozen
 class Script:
-    """How one attempt goes: ``steps`` of ``step`` seconds each, then ``end``. ``stubborn``: it does not stop."""
+    """One attempt: ``steps`` of ``step`` seconds each, then ``end``. ``stubborn``: it ignores a cancel."""
 
     step: float
     steps: int
@@ -73,7 +70,7 @@ class Script:
 
 
 def draw(*parts: object) -> float:
-    """A number in [0, 1) that depends on nothing but the parts."""
+    """A number in [0, 1) that depends only on the parts."""
     return _mixed(crc32("/".join(map(str, parts)).encode())) / 2**32
 
 
@@ -84,10 +81,9 @@ def _mixed(x: int) -> int:
 
 
 def script(type_name: str, arg: Mapping[str, Any], partition: int, attempt: int) -> Script:
-    """How this attempt at this job goes.
+    """The course of one attempt at one job.
 
-    Some partitions fail at each attempt; if the argument has ``fails``, all of them do. A poisoned one kills its
-    child.
+    Some partitions fail at each attempt, or all of them if the argument has ``fails``. Some kill their child.
     """
     seed, pace = arg["seed"], float(arg.get("pace", 0.1))
     fate = draw(seed, "fate", partition)
@@ -106,15 +102,15 @@ def script(type_name: str, arg: Mapping[str, Any], partition: int, attempt: int)
 
 
 def partitions(arg: Mapping[str, Any], names: tuple[str, ...] | None) -> list[str]:
-    """The names of the partitions, in order: all, or those of them that were asked for."""
+    """The names of the partitions in order: all, or the requested ones."""
     every = [f"p={n}" for n in range(int(arg["partitions"]))]
     return every if names is None else [name for name in every if name in names]
 
 
 def plan(arg: Mapping[str, Any], names: tuple[str, ...] | None, grown: int = 1) -> tuple[list[bytes], int]:
-    """The chunks of a plan, and the number of partitions. ``grown``: so much larger the data is by now."""
-    wanted = partitions(arg, names)
+    """The chunks of a plan, and the number of partitions. ``grown``: the factor by which the data has grown."""
+    chosen = partitions(arg, names)
     chunks = chunked(
-        [PartitionPlan(n, name, bytes=(100 + n) * grown) for n, name in enumerate(wanted)], int(arg.get("chunk", 400))
+        [PartitionPlan(n, name, bytes=(100 + n) * grown) for n, name in enumerate(chosen)], int(arg.get("chunk", 400))
     )
-    return chunks, len(wanted)
+    return chunks, len(chosen)

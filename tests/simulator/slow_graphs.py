@@ -1,4 +1,4 @@
-"""Graphs inserted page by page by slow callers, and whether any is given up early."""
+"""Slow callers that insert a graph page by page, and the check that no graph is abandoned too early."""
 
 from __future__ import annotations
 
@@ -19,19 +19,16 @@ if TYPE_CHECKING:
     from distop.protocol.revisioned import Change
     from distop.protocol.txn import Txn, TxnResult
     from distop.store.client import EtcdClient
-    from tests.simulator.scenario import Host, Wish
+    from tests.simulator.scenario import Host, Submission
 
 MINUTE = 60.0
-"""Seconds for which docs/internals/guarantees.md promises a graph to a caller that shows itself; deliberately not the
-product's own ``GRAPH_LIMIT``.
+"""Seconds without a refresh for which a graph is kept (docs/internals/guarantees.md); deliberately not the production
+constant ``GRAPH_LIMIT``.
 """
 
 
 class SlowEtcd:
-    """An etcd client that pauses for ``pause`` seconds after each transaction.
-
-    As a caller does that computes the next page of a graph, or whose machine is busy.
-    """
+    """An etcd client that pauses after each transaction, like a caller that computes the next page of a graph."""
 
     def __init__(self, etcd: EtcdClient, pause: float) -> None:
         self._etcd = etcd
@@ -47,26 +44,23 @@ class SlowEtcd:
 
 
 def slowed(client: Client, pause: float) -> Client:
-    """The same client, with such pauses."""
+    """A copy of the client that pauses for ``pause`` seconds after each transaction."""
     other = copy.copy(client)
     other._etcd = SlowEtcd(client.etcd, pause)  # type: ignore[assignment]
     return other
 
 
 class GraphHolds:
-    """Follows the holds of graphs, and reports one that is given up too early.
-
-    ``now`` returns the time, ``found(kind, key, text)`` is called for each breach.
-    """
+    """Follows the holds of graphs. ``found(kind, key, text)`` is called for each graph that is abandoned too early."""
 
     def __init__(self, now: Callable[[], float], found: Callable[..., None]) -> None:
         self._now = now
         self._found = found
         self._written: dict[str, tuple[str, float]] = {}
-        """Hold → who wrote it last as held, and when."""
+        """Hold → the last caller that wrote it as held, and when."""
 
     def step(self, parsed: Sequence[tuple[ParsedKey, Change]], sender: str) -> None:
-        """Take the changes of one whole revision."""
+        """Fold one whole revision."""
         for key, change in parsed:
             if key.family != K.HOLD:
                 continue
@@ -79,51 +73,49 @@ class GraphHolds:
             elif key.id in self._written:
                 caller, at = self._written.pop(key.id)
                 if caller != sender and (age := self._now() - at) < MINUTE:
-                    text = f"{sender} gave up the graph of {caller}, which had shown itself {age:.3f} s before"
-                    self._found("given up too early", change.kv.key, text)
+                    text = f"{sender} abandoned the graph of {caller}, which had refreshed its hold {age:.3f} s before"
+                    self._found("graph abandoned too early", change.kv.key, text)
 
 
-def inserted_slowly(chance: random.Random, wishes: Sequence[Wish]) -> tuple[Wish, ...]:
-    """In some seeds, add a large graph whose caller pauses between two pages.
+def inserted_slowly(chance: random.Random, submissions: Sequence[Submission]) -> tuple[Submission, ...]:
+    """In some seeds, add a large graph whose caller pauses between pages, in half of them for over a minute in all.
 
-    In half of them it takes over a minute. Mostly its first operation waits for one that fails or is cancelled, in
-    some seeds meanwhile.
+    Mostly its first operation has a predecessor, which may fail or be cancelled meanwhile.
     """
     from tests.simulator.scenario import LARGE_GRAPH
 
     if chance.random() >= 0.05:
         return ()
-    n = chance.randrange(len(wishes))
-    model = plain_of(wishes[n], chance.uniform(0.3, 3.0))
+    n = chance.randrange(len(submissions))
+    model = plain_of(submissions[n], chance.uniform(0.3, 3.0))
     pause = chance.choice((chance.uniform(0.1, 3.0), chance.uniform(14.0, 25.0)))
-    behind = ((n, "success"),) if chance.random() < 0.8 else ()
-    return (replace(model, graph=LARGE_GRAPH, pause=pause, behind=behind),)
+    predecessors = ((n, "success"),) if chance.random() < 0.8 else ()
+    return (replace(model, graph=LARGE_GRAPH, pause=pause, predecessors=predecessors),)
 
 
-def added_later(chance: random.Random, wishes: Sequence[Wish], hosts: Sequence[Host]) -> tuple[Wish, ...]:
-    """In some seeds, add scheduled operations that get one more dependency later.
-
-    They get it at about the time at which that dependency ends.
-    """
-    from tests.simulator.scenario import Act, expected
+def added_later(
+    chance: random.Random, submissions: Sequence[Submission], hosts: Sequence[Host]
+) -> tuple[Submission, ...]:
+    """In some seeds, add delayed operations that get one more predecessor at about the time when it ends."""
+    from tests.simulator.scenario import Action, expected
 
     if chance.random() >= 0.1:
         return ()
-    n = chance.randrange(len(wishes))
-    _, ends = expected(wishes, hosts)[n]
-    found: list[Wish] = []
+    n = chance.randrange(len(submissions))
+    _, ends = expected(submissions, hosts)[n]
+    found: list[Submission] = []
     for _ in range(chance.randint(2, 5)):
-        at = max(wishes[n].after, ends + chance.uniform(-0.6, 0.6))
+        at = max(submissions[n].after, ends + chance.uniform(-0.6, 0.6))
         after = max(0.0, at - chance.uniform(0.1, 0.5))
-        model = plain_of(wishes[n], after)
-        found.append(replace(model, delay=chance.uniform(2.0, 4.0), acts=(Act(at - after, f"behind {n}"),)))
+        model = plain_of(submissions[n], after)
+        found.append(replace(model, delay=chance.uniform(2.0, 4.0), actions=(Action(at - after, f"depend-on {n}"),)))
     return tuple(found)
 
 
-def plain_of(model: Wish, after: float) -> Wish:
+def plain_of(model: Submission, after: float) -> Submission:
     """A small operation of the same client, type and table, without other options."""
-    from tests.simulator.scenario import Wish
+    from tests.simulator.scenario import Submission
 
     arg = {name: value for name, value in model.arg.items() if name not in ("objects", "follows")}
     arg |= {"partitions": 1, "trouble": 0.0}
-    return Wish(model.client, after, model.type, model.table, arg, None, None, ())
+    return Submission(model.client, after, model.type, model.table, arg, None, None, ())

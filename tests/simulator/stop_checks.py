@@ -1,7 +1,7 @@
-"""What was told to stop has stopped: drained executors, and operations that were paused without waiting for their jobs.
+"""Checks that drained executors and operations that were paused now have stopped.
 
-Two things are exact, whatever the faults: who says of itself that it is drained holds nothing, and a job that was
-stopped is not blamed for that. That it happens soon can be asked only once nothing disturbs.
+Two rules hold under all faults: an executor whose record says "drained" holds no claim, and a stopped job counts no
+failure. That a stop completes soon is checked only after the faults.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from tests.simulator.virtual_loop import VirtualLoop
 
 SOON = 45.0
-"""Seconds within which, once the faults are over, nothing runs any more that was told to stop: the grace of a job that
-does not listen, what a daemon may need to find its way back to etcd, and two polls.
+"""Maximum seconds from a stop, after all faults, until nothing runs: the grace period of a job that ignores a cancel,
+the reconnection of a daemon, and two polls.
 """
 STOPPED = ("cancelled", "refused")
-"""Ends of attempts that nobody may be blamed for."""
+"""Ends of attempts that must not count as failures."""
 
 
-class Stopping:
-    """Folds each revision. ``claims``: those that exist; ``ends``: how attempts ended, by what their daemons were told;
+class StopChecks:
+    """Folds each revision. ``claims``: the existing claims; ``ends``: the ends of attempts, as reported to daemons;
     ``found(kind, key, text, op, partition)`` is called for each breach.
     """
 
@@ -49,14 +49,15 @@ class Stopping:
         self._found = found
         self._nodes: dict[str, Node] = {}
         self._drained: dict[str, int] = {}
-        """Executor that shall run nothing → the revision of the request."""
+        """Draining executor → the revision of the drain."""
         self._undone: dict[str, int] = {}
-        """Executor → the revision at which it was last allowed to work again."""
+        """Executor → the revision of its last undrain."""
         self._halted: dict[str, tuple[int, ParsedKey]] = {}
+        """Pending key of an operation that was paused now → (revision, parsed key)."""
         self._calm = False
 
     def step(self, revision: int, parsed: Sequence[tuple[ParsedKey, Change]], sender: str) -> None:
-        """One revision, whole, before its claims count as gone."""
+        """Fold one whole revision, before ``claims`` is updated."""
         for key, change in parsed:
             if key.family == K.NODE:
                 self._node(key.id, change)
@@ -68,7 +69,7 @@ class Stopping:
                 self._job(key, change, sender)
 
     def calm(self) -> None:
-        """The faults are over."""
+        """Start the checks that a stop completes soon: all faults have ended."""
         self._calm = True
         for executor, revision in self._drained.items():
             self._loop.world_at(self._loop.now + SOON, self._check_drained, executor, revision)
@@ -85,10 +86,10 @@ class Stopping:
         if node.state is not NodeState.DRAINED or node.executor not in self._drained:
             return
         for place, claim, fence in self._held(incarnation):
-            # What it said may have been true until somebody let it work for a while.
+            # The record may be older than an undrain, after which the executor claimed jobs.
             if fence < self._undone.get(node.executor, fence + 1):
-                text = f"{node.executor} says that it is drained, and holds {place}: {claim.encode().decode()}"
-                self._found("drained and busy", place, text, *self._of(place))
+                text = f"{node.executor} reports that it is drained, but holds {place}: {claim.encode().decode()}"
+                self._found("drained but busy", place, text, *self._of(place))
 
     def _drain(self, executor: str, revision: int, change: Change) -> None:
         if not change.deleted and Drain.decode(change.kv.value).drain:
@@ -104,7 +105,7 @@ class Stopping:
             return
         for incarnation, node in self._nodes.items():
             for place, claim, _ in self._held(incarnation) if node.executor == executor else ():
-                text = f"{executor} was drained {SOON:g} s ago, and still holds it: {claim.encode().decode()}"
+                text = f"{executor} was drained {SOON:g} s ago, but still holds it: {claim.encode().decode()}"
                 self._found("not drained", place, text, *self._of(place))
 
     # ------------------------------------------------------------------ pauses
@@ -126,21 +127,21 @@ class Stopping:
         for incarnation in self._nodes:
             for held, claim, _ in self._held(incarnation):
                 if first <= held < after:
-                    text = f"its jobs were told to stop {SOON:g} s ago: {claim.encode().decode()}"
+                    text = f"its operation was paused now {SOON:g} s ago: {claim.encode().decode()}"
                     self._found("not stopped", held, text, *self._of(held))
 
     # ------------------------------------------------------------------- blame
 
     def _job(self, key: ParsedKey, change: Change, sender: str) -> None:
-        """Its holder writes how an attempt ended: one that was stopped leaves the job as it was."""
+        """Check a write by a claim's holder at the end of an attempt: a stopped attempt counts no failure."""
         assert key.ref is not None
         former, fence = self._claims.get(self._keys.claim(key.ref, key.partition), (None, 0))
         if former is None or former.incarnation != sender:
             return
         how = self._ends.get((str(key.ref), key.partition, fence))
         if how in STOPPED and (key.family != K.CLAIM or Claim.decode(change.kv.value).failures > former.failures):
-            text = f"attempt {former.attempt} was {how}, and this is held against the job"
-            self._found("blamed", change.kv.key, text, str(key.ref), key.partition)
+            text = f"attempt {former.attempt} was {how}, but counts as a failure"
+            self._found("wrongly blamed", change.kv.key, text, str(key.ref), key.partition)
 
     # ----------------------------------------------------------------- helpers
 

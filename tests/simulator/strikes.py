@@ -1,4 +1,4 @@
-"""Strikes: what can be done to a process at each crash point of each reference run, and what it breaches."""
+"""Lists and runs strikes: one action on a process at one crash point of a reference run."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
 from distop.protocol.frozen import frozen
-from tests.simulator.breach_story import describe
-from tests.simulator.crash_points import ACTIONS, MOMENTS, Blow, Course, discover
+from tests.simulator.breach_timeline import describe
+from tests.simulator.crash_points import ACTIONS, MOMENTS, PlannedStrike, ReferenceRun, discover
 from tests.simulator.reference_runs import references
-from tests.simulator.run import Breach, quietly
+from tests.simulator.run import Breach, without_logs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-STORIES = 1
-"""Breaches of one strike that are told: the first shows what led to the others."""
+MAX_TIMELINES = 1
+"""Maximum breaches of one strike that are reported: the first one causes the others."""
 
 
 class Kind(NamedTuple):
-    """What makes strikes alike. ``opened``: the run's own opening came before, so the step is part of a recovery."""
+    """The kind of a strike. ``opened``: the run's opening came before, so the step is part of a recovery."""
 
     role: str
     what: str
@@ -32,14 +32,13 @@ class Kind(NamedTuple):
 
     @property
     def at_each_change(self) -> Kind:
-        """Of those that share this, one is run at each change of the project; ``scripts/simulate --points`` runs all.
-        """
+        """The coarser kind of which CI runs one strike; ``scripts/simulate --points`` runs all."""
         return self._replace(action="", moment="")
 
 
 @frozen
 class Strike:
-    """A reference run that is struck at its ``number``-th point."""
+    """A strike at the ``number``-th point of a reference run."""
 
     reference: str
     number: int
@@ -47,22 +46,22 @@ class Strike:
     moment: str
 
     def __str__(self) -> str:
-        """The command that runs it again."""
+        """The command that runs this strike."""
         return f"scripts/simulate --strike {shlex.quote(self.reference)} {self.number} {self.action} {self.moment}"
 
 
 @frozen
-class Struck:
-    """How a strike went. ``stories``: of its first breaches; ``seconds``: of processor time."""
+class StrikeResult:
+    """The result of a strike. ``timelines``: of its first breaches; ``seconds``: of processor time."""
 
     strike: Strike
-    stories: tuple[str, ...]
+    timelines: tuple[str, ...]
     seconds: float
 
 
 @frozen
-class Listed:
-    """All strikes there are, by kind. ``points``: of all runs."""
+class StrikeList:
+    """All strikes, by kind. ``points``: number of points of all runs."""
 
     runs: int
     points: int
@@ -72,14 +71,14 @@ class Listed:
         return [strike for alike in self.kinds.values() for strike in alike]
 
     def some(self) -> list[Strike]:
-        """Those of each change, the same ones each time, from anywhere in the runs."""
+        """The strikes that CI runs: one of each coarser kind, chosen by a hash."""
         alike: defaultdict[Kind, list[Strike]] = defaultdict(list)
         for kind, strikes in self.kinds.items():
             alike[kind.at_each_change] += strikes
-        return [min(strikes, key=_anywhere) for strikes in alike.values()]
+        return [min(strikes, key=_hash) for strikes in alike.values()]
 
-    def figures(self, outcomes: Iterable[Struck]) -> Iterator[str]:
-        """For people: what of all was run."""
+    def figures(self, outcomes: Iterable[StrikeResult]) -> Iterator[str]:
+        """The coverage of these results, as text."""
         struck = list(outcomes)
         where = {(one.strike.reference, one.strike.number) for one in struck}
         yield (
@@ -87,69 +86,70 @@ class Listed:
             f"points of {self.runs} runs"
         )
         yield f"  {sum(one.seconds for one in struck):.0f} s of processor time"
-        yield f"  strikes with a breach: {sum(bool(one.stories) for one in struck)}"
+        yield f"  strikes with a breach: {sum(bool(one.timelines) for one in struck)}"
 
 
-def strikes(courses: Mapping[str, Course] | None = None) -> Listed:
-    """All of them: two moments, and each action that the process knows, at each point of each reference run.
-    ``courses``: these runs by their names, where they have been made.
+def strikes(runs: Mapping[str, ReferenceRun] | None = None) -> StrikeList:
+    """All strikes: each action that applies, at both moments of each point of each reference run.
+
+    ``runs``: the discovered runs by name, if they are known already.
     """
-    if courses is None:
-        courses = {name: discover(reference) for name, reference in references().items()}
+    if runs is None:
+        runs = {name: discover(reference) for name, reference in references().items()}
     kinds: dict[Kind, list[Strike]] = {}
     points = 0
-    for name, course in courses.items():
-        points += len(course.points)
-        for point in course.points:
+    for name, run in runs.items():
+        points += len(run.points)
+        for point in run.points:
             for action in point.actions():
-                if action == "overtake" and not course.cleans_after_losses:
+                if action == "overtake" and not run.cleans_after_losses:
                     continue
                 for moment in MOMENTS:
-                    kind = Kind(point.role, point.what, 0 <= course.opened < point.number, action, moment)
+                    kind = Kind(point.role, point.what, 0 <= run.opened < point.number, action, moment)
                     kinds.setdefault(kind, []).append(Strike(name, point.number, action, moment))
-    return Listed(len(courses), points, kinds)
+    return StrikeList(len(runs), points, kinds)
 
 
-def _anywhere(strike: Strike) -> int:
+def _hash(strike: Strike) -> int:
     return crc32(str(strike).encode())
 
 
-def one_strike(strike: Strike) -> Struck:
-    """Run it. A strike whose point never comes is told as a breach: the run was not the one that was discovered."""
+def run_strike(strike: Strike) -> StrikeResult:
+    """Run one strike. A point that is not reached is a breach: the run was not the discovered one."""
     began = time.process_time()
-    with quietly():
-        course, breaches = _run(strike)
-        stories = tuple("\n".join(_told(strike, course, breach)) for breach in breaches[:STORIES])
-    return Struck(strike, stories, time.process_time() - began)
+    with without_logs():
+        run, breaches = _run(strike)
+        timelines = tuple("\n".join(_lines(strike, run, breach)) for breach in breaches[:MAX_TIMELINES])
+    return StrikeResult(strike, timelines, time.process_time() - began)
 
 
-def tell(strike: Strike) -> tuple[bool, list[str]]:
-    """Whether the strike breaches anything, and its story; where it does not, that of the first operation."""
-    with quietly():
-        course, breaches = _run(strike)
-        sim = course.sim
-        first = next(iter(sim.told.started.values()), "")
-        whole = Breach("nothing is breached", sim.loop.now, sim.etcd.revision, "", f"the story of {first}", first)
-        return bool(breaches), list(_told(strike, course, breaches[0] if breaches else whole))
+def describe_strike(strike: Strike) -> tuple[bool, list[str]]:
+    """Whether a strike has a breach, and the timeline of the breach, or else of the first operation."""
+    with without_logs():
+        run, breaches = _run(strike)
+        sim = run.sim
+        first = next(iter(sim.answers.started.values()), "")
+        whole = Breach("no breach", sim.loop.now, sim.etcd.revision, "", f"timeline of {first}", first)
+        return bool(breaches), list(_lines(strike, run, breaches[0] if breaches else whole))
 
 
-def _run(strike: Strike) -> tuple[Course, list[Breach]]:
-    blow = Blow(lambda point: point.number == strike.number, strike.action, strike.moment)
-    course = Course(references()[strike.reference], blow)
-    breaches = course.run().breaches
-    if blow.struck is None:
-        breaches.append(Breach("no such point", course.sim.loop.now, 0, "", f"there are {len(course.points)}"))
-    return course, breaches
+def _run(strike: Strike) -> tuple[ReferenceRun, list[Breach]]:
+    planned = PlannedStrike(lambda point: point.number == strike.number, strike.action, strike.moment)
+    run = ReferenceRun(references()[strike.reference], planned)
+    breaches = run.run().breaches
+    if planned.struck is None:
+        breaches.append(Breach("no such point", run.sim.loop.now, 0, "", f"the run has {len(run.points)} points"))
+    return run, breaches
 
 
-def _told(strike: Strike, course: Course, breach: Breach) -> Iterator[str]:
-    point = course.points[strike.number] if strike.number < len(course.points) else "nobody"
+def _lines(strike: Strike, run: ReferenceRun, breach: Breach) -> Iterator[str]:
+    point = run.points[strike.number] if strike.number < len(run.points) else "no process"
     yield f"{strike.action} {point}, {strike.moment}:"
-    yield from describe(course.sim, breach, str(strike))
+    yield from describe(run.sim, breach, str(strike))
 
 
-def checked(reference: str, number: str, action: str, moment: str) -> Strike:
-    """A strike by its parts, as a person names them. Raises ValueError."""
+def parse_strike(reference: str, number: str, action: str, moment: str) -> Strike:
+    """A strike by its parts, as on the command line. Raises ValueError."""
     for given, known in ((reference, references()), (action, ACTIONS), (moment, MOMENTS)):
         if given not in known:
             raise ValueError(f"{given!r} is none of: {', '.join(known)}")

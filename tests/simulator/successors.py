@@ -1,6 +1,6 @@
-"""Joins, operations that follow one of the same id, and series with an id.
+"""Draws joins, operations that follow a running one with the same id, and series with an id.
 
-Each is drawn by its own random generator, so that a seed stands for the same of everything else.
+Each draw has its own random generator, so that it changes no other draw.
 """
 
 from __future__ import annotations
@@ -16,46 +16,48 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Sequence
 
-    from tests.simulator.scenario import Act, Wish
+    from tests.simulator.scenario import Action, Submission
 
 JOIN = "join"
-"""The type of the simulation that only waits."""
+"""The simulated type that only waits for other operations."""
 
 
-def joins(chance: random.Random, wishes: Sequence[Wish]) -> tuple[Wish, ...]:
-    """In some seeds, add operations of a type that only waits for others.
+def joins(chance: random.Random, submissions: Sequence[Submission]) -> tuple[Submission, ...]:
+    """In some seeds, add joins, some with an id.
 
-    Some have an id. Half of them are cancelled at about the time at which they would end. Some clients declare a type
-    of their own meanwhile.
+    Half of them are cancelled at about the time at which they would end; clients of the others declare a type.
     """
-    named = [n for n, wish in enumerate(wishes) if not (wish.graph or wish.within or wish.prepared)]
+    named = [
+        n
+        for n, submission in enumerate(submissions)
+        if not (submission.graph or submission.in_transaction or submission.prepared)
+    ]
     if chance.random() >= 0.1 or not named:
         return ()
-    found: list[Wish] = []
+    found: list[Submission] = []
     for n in range(chance.randint(1, 3)):
-        behind = chance.sample(named, chance.randint(1, min(3, len(named))))
-        model = plain_of(wishes[behind[0]], chance.uniform(0.2, 3.0))
-        acts = (_act(chance, 4.0, "cancel"),) if chance.random() < 0.5 else (_act(chance, 2.0, "register"),)
+        predecessors = chance.sample(named, chance.randint(1, min(3, len(named))))
+        model = plain_of(submissions[predecessors[0]], chance.uniform(0.2, 3.0))
+        actions = (_action(chance, 4.0, "cancel"),) if chance.random() < 0.5 else (_action(chance, 2.0, "register"),)
         found.append(
             replace(
                 model,
                 type=JOIN,
                 table=CLUSTER_TABLE,
-                acts=acts,
-                behind=tuple((one, chance.choice(("success", "end"))) for one in sorted(behind)),
+                actions=actions,
+                predecessors=tuple((one, chance.choice(("success", "end"))) for one in sorted(predecessors)),
                 id=chance.choice(("", f"join-{n}")),
             )
         )
     return tuple(found)
 
 
-def followers(chance: random.Random, wishes: Sequence[Wish]) -> tuple[Wish, ...]:
-    """In some seeds, add operations that follow a running one of the same id.
+def followers(chance: random.Random, submissions: Sequence[Submission]) -> tuple[Submission, ...]:
+    """In some seeds, add operations that follow a running one with the same id.
 
-    Mostly the client cancels such an operation while the running one still runs, or at about the time at which it
-    ends.
+    Most of them are cancelled while that one runs, or at about the time at which it ends.
     """
-    models = [wish for wish in wishes if TYPES[wish.type].combine]
+    models = [submission for submission in submissions if TYPES[submission.type].combine]
     if chance.random() >= 0.1 or not models:
         return ()
     model = plain_of(chance.choice(models), chance.uniform(0.3, 2.0))
@@ -63,19 +65,22 @@ def followers(chance: random.Random, wishes: Sequence[Wish]) -> tuple[Wish, ...]
     found = [first]
     for _ in range(chance.randint(1, 3)):
         after = model.after + chance.uniform(0.3, 2.0)
-        acts = (_act(chance, 2.0, "cancel"),) if chance.random() < 0.8 else ()
-        found.append(replace(first, after=after, arg={**model.arg, "seed": chance.randrange(1 << 30)}, acts=acts))
+        actions = (_action(chance, 2.0, "cancel"),) if chance.random() < 0.8 else ()
+        found.append(replace(first, after=after, arg={**model.arg, "seed": chance.randrange(1 << 30)}, actions=actions))
     return tuple(found)
 
 
-def with_id(chance: random.Random, wishes: tuple[Wish, ...]) -> tuple[Wish, ...]:
-    """Half of the series have an id."""
+def with_id(chance: random.Random, submissions: tuple[Submission, ...]) -> tuple[Submission, ...]:
+    """Give half of the series an id."""
     return tuple(
-        replace(wish, id="series") if wish.every and not wish.id and chance.random() < 0.5 else wish for wish in wishes
+        replace(submission, id="series")
+        if submission.every and not submission.id and chance.random() < 0.5
+        else submission
+        for submission in submissions
     )
 
 
-def _act(chance: random.Random, latest: float, what: str) -> Act:
-    from tests.simulator.scenario import Act
+def _action(chance: random.Random, latest: float, what: str) -> Action:
+    from tests.simulator.scenario import Action
 
-    return Act(chance.uniform(0.0, latest), what)
+    return Action(chance.uniform(0.0, latest), what)

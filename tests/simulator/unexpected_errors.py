@@ -1,9 +1,7 @@
-"""Errors that nobody expects. A daemon tells them in its log and goes on, so that the invariants may well hold: in a
-simulation each is a breach all the same, because nothing there can cause one but a mistake in the program.
+"""Detects unexpected errors in logs.
 
-What is expected is told by the class of an exception. A cluster with faults gives those of ``EXPECTED``, and those
-alone: no record is unreadable there, nobody's call is malformed, and nothing else is wrong with a disk than that it is
-full.
+A daemon logs an unexpected error and continues, so the invariants may still hold. In a simulation each one is a breach,
+because only a bug can cause it. Simulated faults cause only the exception classes in ``EXPECTED``, and a full disk.
 """
 
 from __future__ import annotations
@@ -34,39 +32,39 @@ EXPECTED = (
 
 
 def expected(error: BaseException) -> bool:
-    """A fault can cause it."""
+    """Whether a fault can cause this error."""
     return isinstance(error, EXPECTED) or (isinstance(error, OSError) and error.errno == errno.ENOSPC)
 
 
-def told(error: BaseException) -> str:
-    """With its traceback, and what it came from."""
+def with_traceback(error: BaseException) -> str:
+    """The error with its traceback and its causes."""
     return "".join(traceback.format_exception(error)).rstrip()
 
 
-class Listener(logging.Handler):
-    """Takes in what is logged. ``found(text, operation, partition)`` is called for each error that is not expected."""
+class ErrorListener(logging.Handler):
+    """A log handler. ``found(text, operation, partition)`` is called for each unexpected error."""
 
     def __init__(self, found: Callable[[str, str, int], None]) -> None:
         super().__init__(logging.WARNING)
         self._found = found
 
     def emit(self, record: logging.LogRecord) -> None:
-        """A record carries an error as its exception, or beside a text that describes it, or has it in its text."""
+        """Check the errors of a log record: its exception, its ``error`` field, and its arguments."""
         carried = [getattr(record, "error", None), *(record.exc_info or ()), *(record.args or ())]
         errors = {id(one): one for one in carried if isinstance(one, BaseException)}
         for error in errors.values():
             if not expected(error):
                 partition = getattr(record, "partition", None)
                 self._found(
-                    f"{record.getMessage()}\n{told(error)}",
+                    f"{record.getMessage()}\n{with_traceback(error)}",
                     getattr(record, "operation", ""),
                     partition if partition is not None else -1,
                 )
 
 
 @contextlib.contextmanager
-def listening(listener: Listener) -> Iterator[None]:
-    """Warnings and errors of distop go to the listener, and nowhere else."""
+def listening(listener: ErrorListener) -> Iterator[None]:
+    """Send distop's warnings and errors only to the listener."""
     logger = logging.getLogger("distop")
     handlers, level, propagate = logger.handlers[:], logger.level, logger.propagate
     logger.handlers[:], logger.propagate = [listener], False

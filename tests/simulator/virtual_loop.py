@@ -1,12 +1,12 @@
 """An event loop in virtual time that several simulated processes share.
 
-Nothing here waits: when no callback is ready, time jumps to the next timer. Each callback belongs to the process in
-whose context it was scheduled, so a process can be killed (its callbacks are dropped), frozen (they are kept until it
-goes on, its timers fire late) or told to end, between any two of them. Within a process callbacks run in asyncio's
-order, on which production code may rely; between processes the seed decides.
+When no callback is ready, time jumps to the next timer. Each callback belongs to the process in whose context it was
+scheduled. Between any two callbacks a process can be killed (its callbacks are dropped) or frozen (they are kept until
+it thaws, and its timers fire late). Within a process callbacks run in asyncio's order, on which production code may
+rely; between processes the seed decides.
 
-The same seed gives the same run: there are no threads (``asyncio.to_thread`` runs inline) and no clock, and tasks and
-futures hash by number, so that sets of them are walked in the same order each time.
+The same seed gives the same run: there are no threads (``asyncio.to_thread`` runs inline) and no real clock, and tasks
+and futures hash by number, so that sets of them are iterated in the same order.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections import deque
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tests.simulator.unexpected_errors import expected, told
+from tests.simulator.unexpected_errors import expected, with_traceback
 
 if TYPE_CHECKING:
     import random
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PROCESS: contextvars.ContextVar[Process] = contextvars.ContextVar("distop-process")
-"""The simulated process that the current code is of."""
+"""The simulated process to which the current code belongs."""
 
 
 class Life(Enum):
-    """What may be done with a process's callbacks."""
+    """The state of a process."""
 
     RUNNING = "running"
     FROZEN = "frozen"
@@ -40,24 +40,24 @@ class Life(Enum):
 
 
 class Process:
-    """One simulated process: its callbacks that are ready, and whether it may run them."""
+    """One simulated process, with its ready callbacks."""
 
     __slots__ = ("at", "do", "label", "life", "listed", "name", "ran", "ready", "tasks")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.label = name
-        """What stands in stories as the sender of its requests: for a daemon its incarnation."""
+        """The sender of its requests in timelines: for a daemon its incarnation."""
         self.life = Life.RUNNING
         self.ready: deque[_Handle] = deque()
         self.listed = False
-        """It is among those that the loop may run."""
+        """Whether it is in the loop's list of runnable processes."""
         self.ran = 0
-        """Callbacks that it has run."""
+        """Number of callbacks that have run."""
         self.tasks: list[asyncio.Task[Any]] = []
         self.at = 0
         self.do: Callable[[], None] | None = None
-        """What is done to it once it has run ``at`` callbacks."""
+        """The strike that is due once ``at`` callbacks have run."""
 
     def __repr__(self) -> str:
         return f"<{self.name}, {self.life.value}>"
@@ -67,22 +67,22 @@ class Process:
         return self.life is Life.DEAD
 
     def after(self, callbacks: int, do: Callable[[], None]) -> None:
-        """Do something to it after so many more of its callbacks, before the next one."""
+        """Plan a strike after this number of further callbacks."""
         self.at, self.do = self.ran + max(callbacks, 1), do
 
-    def let_be(self) -> None:
-        """Nothing is done to it any more."""
+    def cancel_strike(self) -> None:
+        """Cancel the planned strike."""
         self.do = None
 
     def strike(self) -> None:
-        """Do what is to be done to it now."""
+        """Carry out the planned strike."""
         do, self.do = self.do, None
         if do is not None:
             do()
 
 
 class _Handle:
-    """A callback that is due. What asyncio needs of its own handles."""
+    """A scheduled callback, with the interface of ``asyncio.Handle``."""
 
     __slots__ = ("args", "callback", "context", "process")
 
@@ -102,7 +102,7 @@ class _Handle:
 
 
 class SimFuture(asyncio.Future[T]):
-    """A future that hashes by its number."""
+    """A future that hashes by its creation number."""
 
     def __init__(self, *, loop: VirtualLoop) -> None:
         super().__init__(loop=loop)
@@ -113,7 +113,7 @@ class SimFuture(asyncio.Future[T]):
 
 
 class SimTask(asyncio.Task[T]):
-    """A task that hashes by its number."""
+    """A task that hashes by its creation number."""
 
     def __init__(self, coro: Any, *, loop: VirtualLoop, name: str | None, context: contextvars.Context | None) -> None:
         self._number = next(loop.numbers)
@@ -124,17 +124,17 @@ class SimTask(asyncio.Task[T]):
 
 
 class VirtualLoop(asyncio.AbstractEventLoop):
-    """Runs callbacks until :meth:`run` is told to stop. ``chance`` decides between processes.
+    """Runs the callbacks of all processes. ``chance`` decides which process runs next.
 
-    ``world`` is the process of what has no process: the network and the servers. It is never frozen.
+    ``world`` is the process of the network and the servers. It is never frozen.
     """
 
     def __init__(self, chance: random.Random) -> None:
         self.now = 0.0
         self.world = Process("world")
         self.numbers = itertools.count()
-        self.troubles: list[str] = []
-        """Exceptions that came out of callbacks: nobody else would hear of them."""
+        self.errors: list[str] = []
+        """Exceptions that callbacks raised."""
         self._chance = chance
         self._timers: list[tuple[float, int, _Handle]] = []
         self._order = itertools.count()
@@ -145,7 +145,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     # ------------------------------------------------------------- processes
 
     def spawn(self, process: Process, coro: Coroutine[Any, Any, T], context: contextvars.Context) -> asyncio.Task[T]:
-        """Begin to run something as a process, in a context that is its own."""
+        """Run a coroutine as part of a process, in a context of its own."""
         if process not in self._processes:
             self._processes.append(process)
         context.run(PROCESS.set, process)
@@ -154,20 +154,20 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return task
 
     def freeze(self, process: Process) -> None:
-        """It runs nothing until :meth:`thaw`; what becomes due waits."""
+        """Run nothing of the process until :meth:`thaw`; due callbacks are kept."""
         if process.life is Life.RUNNING:
             process.life = Life.FROZEN
             self._unlist(process)
 
     def thaw(self, process: Process) -> None:
-        """It goes on, first with what became due meanwhile."""
+        """Continue a frozen process, first with its overdue callbacks."""
         if process.life is Life.FROZEN:
             process.life = Life.RUNNING
             if process.ready:
                 self._list(process)
 
     def kill(self, process: Process) -> None:
-        """It never runs anything again."""
+        """End the process: it never runs again."""
         process.life = Life.DEAD
         process.ready.clear()
         self._unlist(process)
@@ -221,19 +221,20 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return self.call_at(self.now + delay, callback, *args, context=context)
 
     def world_at(self, when: float, callback: Callable[..., Any], *args: Any) -> None:
-        """As :meth:`call_at`, for the world."""
+        """:meth:`call_at` for the ``world`` process."""
         handle = _Handle(callback, args, _WORLD, self.world)
         heapq.heappush(self._timers, (when, next(self._order), handle))
 
     def time(self) -> float:
-        """Virtual seconds since the beginning."""
+        """Virtual seconds since the start."""
         return self.now
 
     # -------------------------------------------------------------------- run
 
     def run(self, until: Callable[[], bool], limit: float) -> bool:
-        """Run until ``until()`` holds (asked whenever time would jump), or the virtual time passes ``limit``; whether
-        it held.
+        """Run until ``until()`` is true (checked before each jump of time), or until the time ``limit``.
+
+        Returns whether it became true.
         """
         asyncio._set_running_loop(self)
         runnable, timers, chance = self._runnable, self._timers, self._chance
@@ -260,10 +261,10 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             asyncio._set_running_loop(None)
 
     def run_until_complete(self, future: Any) -> Any:
-        """Run a coroutine or future of the caller's context to its end."""
+        """Run a coroutine or future in the caller's context to its end."""
         task = asyncio.ensure_future(future, loop=self)
         if not self.run(task.done, float("inf")):
-            raise RuntimeError("nothing is left to run, and it has not ended")
+            raise RuntimeError("the future is not done, but nothing is left to run")
         return task.result()
 
     def _run_one(self, process: Process) -> None:
@@ -275,7 +276,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             except (SystemExit, KeyboardInterrupt):
                 raise
             except BaseException as error:
-                self.troubles.append(f"{process.name}: {told(error)}")
+                self.errors.append(f"{process.name}: {with_traceback(error)}")
             process.ran += 1
             if process.do is not None and process.ran >= process.at:
                 process.strike()
@@ -283,15 +284,16 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             self._unlist(process)
 
     def end(self) -> None:
-        """Drop everything. Coroutines that were under way are closed here, where what they do in ``finally`` reaches
-        nobody, and not whenever the interpreter comes to collect them.
+        """Drop all callbacks, and close the running coroutines.
+
+        Their ``finally`` blocks run here without effect, and not whenever the garbage collector closes them.
         """
         self._over = True
         self._timers.clear()
         self._runnable.clear()
         asyncio._set_running_loop(self)
         try:
-            # Closing some may begin others, which end here as well.
+            # Closing a coroutine may start others, which are closed too.
             while left := [process for process in self._processes if process.tasks]:
                 for process in left:
                     process.ready.clear()
@@ -305,7 +307,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         finally:
             asyncio._set_running_loop(None)
 
-    # ------------------------------------------------- what asyncio asks of us
+    # ---------------------------------------------- asyncio's loop interface
 
     def create_future(self) -> asyncio.Future[Any]:
         return SimFuture(loop=self)
@@ -316,7 +318,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         task: asyncio.Task[Any] = SimTask(coro, loop=self, name=name, context=context)
         tasks = PROCESS.get(self.world).tasks
         tasks.append(task)
-        # asyncio keeps tasks weakly; here all that are under way are kept, so that none ends by being collected.
+        # asyncio holds tasks by weak references. Running tasks are kept here, so that none is garbage-collected.
         if len(tasks) > 256 and not len(tasks) % 64:
             tasks[:] = [one for one in tasks if not one.done()]
         return task
@@ -331,7 +333,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         else:
             if process.life is Life.RUNNING:
                 future.set_result(result)
-            else:  # it was struck while its thread worked: it goes on once it is let, if ever
+            else:  # struck while its thread worked: the result arrives after a thaw, if any
                 self.call_soon(future.set_result, result)
         return future
 
@@ -344,11 +346,12 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         error = context.get("exception")
         if not self._over and not (isinstance(error, BaseException) and expected(error)):
-            self.troubles.append(f"{context.get('message')}: {told(error) if error is not None else ''}")
+            self.errors.append(f"{context.get('message')}: {with_traceback(error) if error is not None else ''}")
 
-    def unnoticed(self) -> Iterator[str]:
-        """Tasks that ended by an error that is not expected and that nobody has asked for: what they were for is not
-        done, and no log tells. (In a process that was killed those who would have asked were killed too.)
+    def lost_task_errors(self) -> Iterator[str]:
+        """Unexpected errors of tasks whose result was never retrieved, so that no log reports them.
+
+        Killed processes are left out: the code that would have retrieved the result was killed too.
         """
         for process in self._processes:
             for task in () if process.dead else process.tasks:
@@ -356,7 +359,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                     error = task.exception()
                     if error is not None and not expected(error):
                         name = getattr(task.get_coro(), "__qualname__", "?")
-                        yield f"{process.name}: nobody retrieved the error of the task {name}\n{told(error)}"
+                        text = f"the error of the task {name} was never retrieved"
+                        yield f"{process.name}: {text}\n{with_traceback(error)}"
 
     def get_debug(self) -> bool:
         return False
@@ -372,7 +376,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
 
 def _close(coro: Any) -> None:
-    for _ in range(20):  # one that awaits in `finally` has to be closed once for each of those
+    for _ in range(20):  # a coroutine has to be closed once for each `await` in a `finally` block
         try:
             coro.close()
             return

@@ -1,4 +1,4 @@
-"""Operation types of the tests, installed for the children that a test starts and for nobody else."""
+"""Operation types of the tests, installed only for the daemons that a test starts."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ batches = tests.support.sample_behaviors:Batches
 large = tests.integration.large_behavior:Large
 refusing = tests.integration.large_behavior:Refusing
 restarting = tests.support.step_behavior:Restarting
-rough = tests.support.rough:Rough
+rough = tests.support.failing_jobs:Rough
 held-index = tests.faults.held_index:HeldBuild
 held-drop = tests.faults.held_index:HeldDrop
-clean-up = tests.support.purging:CleanUp
-purge = tests.support.purging:Purge
+clean-up = tests.support.operation_id_behaviors:CleanUp
+purge = tests.support.operation_id_behaviors:Purge
 steps = tests.support.step_behavior:Steps
 writing = tests.support.writing:Writing
 sparkwriting = tests.support.writing:SparkWriting
@@ -31,13 +31,13 @@ absent = tests.support.no_such_module:Absent
 
 
 def python_path(*folders: Path | str) -> dict[str, str]:
-    """The environment of a child that imports from these folders first, then from where its parent does."""
+    """The environment of a process that imports from these folders first, then from those of its parent."""
     inherited = os.environ.get("PYTHONPATH")
     return {"PYTHONPATH": os.pathsep.join([*map(str, folders), *([inherited] if inherited else [])])}
 
 
 def install(site: Path, name: str, entry_points: str) -> None:
-    """Install a package with these entry points for each process that imports from ``site``."""
+    """Install a package with these entry points into ``site``, for processes that import from there."""
     info = site / f"{name.replace('-', '_')}-1.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
@@ -46,7 +46,7 @@ def install(site: Path, name: str, entry_points: str) -> None:
 
 @pytest.fixture(scope="session")
 def sample_env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment in which ``sample`` and ``batches`` are installed, and ``absent`` is but cannot be loaded."""
+    """An environment with the types of ENTRY_POINTS; ``absent`` is installed but cannot be imported."""
     folder = tmp_path_factory.mktemp("site")
     install(folder, "distop-samples", ENTRY_POINTS)
     return python_path(folder, ROOT)

@@ -1,4 +1,4 @@
-"""Certificates for the TLS tests: an authority, a server on the loopback, a client."""
+"""Certificates for TLS tests: an authority, a server on the loopback, a client, and another authority."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Certificates:
 
     @property
     def server_arguments(self) -> list[str]:
-        """What makes an etcd speak TLS to clients."""
+        """Arguments of an etcd that uses TLS for clients."""
         return ["--cert-file", self.server_cert, "--key-file", self.server_key]
 
     @property
     def mutual_arguments(self) -> list[str]:
-        """What makes it want a client certificate as well."""
+        """Arguments of an etcd that also requires client certificates."""
         return [*self.server_arguments, "--client-cert-auth", "--trusted-ca-file", self.ca]
 
 
@@ -43,7 +43,7 @@ def _name(text: str) -> x509.Name:
 
 
 def make_certificates(folder: Path) -> Certificates:
-    """Write them below ``folder``."""
+    """Create the certificates in ``folder``."""
 
     def write(name: str, data: bytes) -> str:
         path = folder / name
@@ -57,7 +57,7 @@ def make_certificates(folder: Path) -> Certificates:
         issuer_key: ec.EllipticCurvePrivateKey,
         *extensions: tuple[x509.ExtensionType, bool],
     ) -> str:
-        """Write a certificate with these extensions, of which some are critical."""
+        """Write a certificate with these extensions; each with whether it is critical."""
         now = datetime.datetime.now(datetime.UTC)
         builder = (
             x509.CertificateBuilder()

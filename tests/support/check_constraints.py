@@ -1,4 +1,4 @@
-"""CHECK constraints as they stand in public schemas of shops, clinics, ledgers, logs and registers, in own words."""
+"""CHECK constraints like those in public schemas of shops, clinics, ledgers, logs and registers."""
 
 from __future__ import annotations
 
@@ -18,4 +18,4 @@ COLUMNS = (
 _LINES = Path(__file__).with_suffix(".sql").read_text().splitlines()
 CONSTRAINTS = tuple(line for line in _LINES if not line.startswith("--"))
 CLOCK = ("born < current_date()", "created <= now()")
-"""Those that are refused: they ask for the time."""
+"""Constraints that are rejected because they depend on the current time."""

@@ -1,4 +1,4 @@
-"""A clock for unit tests."""
+"""A clock for unit tests that only the test changes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from distop.clock import System
 
 
 class StandingClock(System):
-    """A clock that stands still unless it is moved, and chance that always gives the most, or the ``least``."""
+    """A clock at ``now``; its random numbers are always the maximum, or the minimum if ``least``."""
 
     now = 0.0
     least = False

@@ -1,4 +1,4 @@
-"""The command line inside the test's own process."""
+"""Runs the command line in the test's process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Ran:
-    """How a command ended, and what it printed."""
+    """The exit code and output of a command."""
 
     code: int
     out: str
@@ -30,17 +30,17 @@ class Ran:
 
     @property
     def sentence(self) -> str:
-        """The one line on stderr that says what is wrong."""
-        assert self.out == "", f"something was printed besides the error: {self.out}"
+        """The error message, which must be the only output, on one line."""
+        assert self.out == "", f"output besides the error: {self.out}"
         assert self.err.startswith("error: "), self.err
-        assert self.err.count("\n") == 1, f"not one line: {self.err}"
+        assert self.err.count("\n") == 1, f"more than one line: {self.err}"
         assert "Traceback" not in self.err
         return self.err.removeprefix("error: ").rstrip("\n")
 
 
 @pytest.fixture
 def distop_command(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Ran]]:
-    """``distop_command("ls", "--json")`` → :class:`Ran`; no DISTOP_ variable of ours is in its way."""
+    """``distop_command("ls", "--json")`` → :class:`Ran`, without the DISTOP_ variables of the environment."""
     import os
 
     for name in os.environ:

@@ -1,4 +1,4 @@
-"""A JobContext for tests that drive a behavior without etcd, and a driver for a whole operation."""
+"""Runs a behavior without etcd: a JobContext, and functions for jobs, completions and whole operations."""
 
 from __future__ import annotations
 
@@ -20,26 +20,28 @@ if TYPE_CHECKING:
 
 
 HISTORY: dict[str, dict[str, Any]] = {}
-"""History records by operation, of :func:`presented`."""
+"""History records by operation, stored by :func:`store_certificate`."""
 
 
-def presented(certificate: Any) -> str:
-    """The operation that is named for a certificate, which then stands in its history record."""
+def store_certificate(certificate: Any) -> str:
+    """Store a certificate in the history record of its operation; returns the operation."""
     op = str(certificate["operation"])
     HISTORY[op] = {"op": op, "state": "success", "report": {"certificate": dict(certificate)}}
     return op
 
 
-def named(arg: Any) -> Any:
-    """An argument in which a certificate stands where its operation is to be named."""
+def store_certificates(arg: Any) -> Any:
+    """Store the certificates in an argument and replace them by their operations."""
     if not isinstance(arg, dict):
         return arg
-    return {n: presented(v) if n in ("since", "certificate") and isinstance(v, dict) else v for n, v in arg.items()}
+    fields = ("since", "certificate")
+    return {n: store_certificate(v) if n in fields and isinstance(v, dict) else v for n, v in arg.items()}
 
 
 class FakeContext(testing.FakeContext):
-    """``spark``: a session, or None for work that must not need one. ``stopped`` tells running code to stop;
-    ``tables`` are the others that are registered. History records are those of :func:`presented`.
+    """A context with ``spark`` (None: the work must not use Spark), ``stopped`` (cancels the job), other ``tables``.
+
+    Its history records are those of :func:`store_certificate`.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class FakeContext(testing.FakeContext):
     @property
     def spark(self) -> SparkSession:
         if self._spark is None:
-            raise AssertionError("this must be done without Spark")
+            raise AssertionError("this work must not use Spark")
         return self._spark
 
     @property
@@ -81,7 +83,7 @@ class FakeContext(testing.FakeContext):
 
 
 class Ran:
-    """What became of an operation: its report, its failing sentence ("" where it succeeded), and its outcomes."""
+    """The result of an operation: its report, its error message ("" if it succeeded), and its outcomes."""
 
     def __init__(self, report: Any, message: str, outcomes: list[OutcomeRow]) -> None:
         self.report = report
@@ -103,15 +105,16 @@ def run_operation(
     names: Sequence[str] | None = None,
     batches: int = 1,
 ) -> Ran:
-    """Plan (the jobs of these names), run every job (in so many batches), complete: what executors and coordinator do,
-    in one thread.
+    """Plan, run all jobs in ``batches`` batches, and complete, in one thread.
+
+    ``names``: the names of the jobs to plan; None: all.
     """
-    argument = behavior.Arg.model_validate(named(arg))
-    made = context
+    argument = behavior.Arg.model_validate(store_certificates(arg))
+    given_context = context
 
     def context(table: TableRecord) -> FakeContext:  # type: ignore[no-redef]
-        ctx = made(table)
-        if behavior.type_name == "validate":  # whose certificates are its own
+        ctx = given_context(table)
+        if behavior.type_name == "validate":  # it writes certificates of its operation
             ctx.operation = "/".join([table.name, "validate", ctx.operation.rpartition("/")[2]])
         return ctx
 
@@ -129,9 +132,9 @@ def run_operation(
 
 
 def run_jobs(behavior: Behavior, argument: Any, plans: Sequence[PartitionPlan], ctx: FakeContext) -> list[OutcomeRow]:
-    """The outcomes of these jobs, which run as one batch where the behavior has batches.
+    """The outcomes of these jobs, which run as one batch if the behavior supports batches.
 
-    Raises what a job raises, except JobFailed.
+    Raises errors of jobs, except JobFailed.
     """
     pairs: list[tuple[PartitionPlan, Any]] = []
     if behavior.run_batch is not None:
@@ -165,7 +168,7 @@ def complete(
     version: str,
     whole: bool = True,
 ) -> Ran:
-    """The completion of an operation with these outcomes."""
+    """Complete an operation with these outcomes."""
     failed = sum(not row.success for row in rows)
     counts = (len(rows), len(rows) - failed, failed)
     summary = Summary(
@@ -181,7 +184,7 @@ def complete(
 
 
 def _stored(value: Any) -> Any:
-    """A result as it comes back from etcd."""
+    """A result after it was stored in etcd as JSON."""
     if hasattr(value, "model_dump"):
         value = value.model_dump(mode="json")
     return json.loads(json.dumps(value, allow_nan=False))

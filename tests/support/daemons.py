@@ -1,4 +1,4 @@
-"""Executor daemons as processes, the way a person starts them, for tests that stop, kill and freeze them."""
+"""Executor daemons as processes, for tests that stop, kill and freeze them."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ SPARK = (
     *("--spark-master", "local[2]", "--spark-conf", "spark.driver.memory=512m"),
     *("--spark-conf", f"spark.driver.extraJavaOptions={FRUGAL}"),
 )
-"""Options of a daemon for a small Spark, which takes half the processor time until it works."""
+"""Options of a daemon with a small Spark, which needs half the processor time to start."""
 
-OVERLOOKED = "was never retrieved"
-"""What asyncio says of an error that nobody took."""
-AFTERWARDS: list[Callable[[str], None]] = []
-"""What looks at an etcd, by its endpoints, once some daemons on it have ended with a test that went well."""
+UNRETRIEVED = "was never retrieved"
+"""asyncio's log message about an error of a task or future that no code has handled."""
+FINAL_CHECKS: list[Callable[[str], None]] = []
+"""Checks of an etcd after the daemons of a successful test have ended; they take its endpoints."""
 
 
 def distop_process(group: Daemons, *words: str, seconds: float = 110) -> subprocess.CompletedProcess[str]:
-    """The command line, in a process of its own."""
+    """Run the command line in its own process."""
     with TemporaryDirectory() as folder:
         out, err = Path(folder) / "out", Path(folder) / "err"
         process = Forked([*words, "--etcd", group.endpoint], out, os.environ, err)
@@ -46,13 +46,14 @@ def distop_process(group: Daemons, *words: str, seconds: float = 110) -> subproc
         return subprocess.CompletedProcess(words, code, out.read_text(), err.read_text())
 
 
-OPENED: list[Daemons] = []
-"""All that the test which runs has started, for the report of its failure."""
+STARTED: list[Daemons] = []
+"""The daemons that the current test has started, for the report of a failure."""
 
 
 class Daemon:
-    """One ``distop executor`` process; its log is in ``<folder>/<name>.log``. ``through``: what becomes it. Not
-    ``forked``: its program is started as a person does it.
+    """One ``distop executor`` process; its log is ``<folder>/<name>.log``.
+
+    ``through``: a command that executes the daemon's. ``forked=False``: start a new Python instead of a fork.
     """
 
     def __init__(
@@ -72,26 +73,26 @@ class Daemon:
         self._suspended: list[int] = []
         self.log = folder / f"{name}.log"
         self._through = through
-        self._words = ["executor", "--etcd", endpoint, "--id", name, "--work-dir", str(folder / name)]
-        self._words += ["--ttl", str(ttl), "--slots", "2", "--poll", "5", *options]
+        self._argv = ["executor", "--etcd", endpoint, "--id", name, "--work-dir", str(folder / name)]
+        self._argv += ["--ttl", str(ttl), "--slots", "2", "--poll", "5", *options]
         self.start()
 
     def start(self) -> None:
-        """Start it (again)."""
+        """Start the daemon, or start it again."""
         self.process: Forked | subprocess.Popen[bytes]
         if self._forked:
-            self.process = Forked(self._words, self.log, self._env)
+            self.process = Forked(self._argv, self.log, self._env)
             return
-        words = [*self._through, sys.executable, "-m", "distop.cli", *self._words]
+        command = [*self._through, sys.executable, "-m", "distop.cli", *self._argv]
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(words, stdout=log, stderr=log, env=self._env, start_new_session=True)
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=self._env, start_new_session=True)
 
     @property
     def pid(self) -> int:
         return self.process.pid
 
     def kill(self) -> None:
-        """SIGKILL, and wait for the process to be gone."""
+        """Kill the process (SIGKILL) and wait for its end."""
         self.process.kill()
         self.process.wait()
 
@@ -102,24 +103,24 @@ class Daemon:
         os.kill(self.pid, signal.SIGCONT)
 
     def suspend(self) -> list[int]:
-        """Let its whole machine stand still: itself and all that it started; which processes these are."""
+        """Stop (SIGSTOP) the daemon and all processes that it started, like a suspended machine; returns them."""
         self._suspended = suspend(self.pid)
         return list(self._suspended)
 
     def wake(self, order: Callable[[list[int]], object] = list) -> None:
-        """Let its machine go on, which wakes up in any order: ``order`` changes it in place."""
+        """Continue the suspended processes; ``order`` sorts the list in place first."""
         suspended, self._suspended = self._suspended, []
         order(suspended)
         signal_all(suspended, signal.SIGCONT)
 
     def stop(self, seconds: float = 30) -> int:
-        """SIGTERM, and the exit code."""
+        """Stop the daemon with SIGTERM; returns its exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         return self.process.wait(seconds)
 
     def close(self) -> None:
-        """End it, whatever state it is in."""
+        """End the daemon in any state: also suspended or frozen."""
         self.wake()
         if self.process.poll() is None:
             self.thaw()
@@ -131,14 +132,14 @@ class Daemon:
 
 
 class Daemons:
-    """Some daemons on one etcd, and a client to look at them."""
+    """Daemons on one etcd, and a client."""
 
     def __init__(self, endpoint: str, folder: Path) -> None:
         self.endpoint = endpoint
         self.folder = folder
         self.client = distop.connect(endpoint)
         self._daemons: dict[str, Daemon] = {}
-        OPENED.append(self)
+        STARTED.append(self)
 
     def start(
         self, *names: str, options: tuple[str, ...] = (), ttl: float = 3, env: Mapping[str, str] | None = None
@@ -156,21 +157,22 @@ class Daemons:
         env: Mapping[str, str] | None = None,
         through: Sequence[str] = (),
     ) -> Daemon:
-        """Start a daemon, and wait for nothing."""
+        """Start a daemon without waiting until it is ready."""
         daemon = Daemon(name, self.endpoint, self.folder, *options, ttl=ttl, env=env, through=through)
         self._daemons[name] = daemon
         return daemon
 
     def await_ready(self, *names: str) -> None:
-        """Wait until the executors of these names are live and follow etcd: a session begins before that."""
+        """Wait until these executors have a session and log that they are ready, which comes later."""
         self.eventually(lambda: all(map(self._is_ready, names)), f"executors {', '.join(names)} ready", *names)
 
     def _is_ready(self, name: str) -> bool:
-        said = [line for line in self._daemons[name].log.read_text(errors="replace").splitlines() if "ready: " in line]
-        if not said:
+        log = self._daemons[name].log.read_text(errors="replace").splitlines()
+        ready_lines = [line for line in log if "ready: " in line]
+        if not ready_lines:
             return False
-        living = [incarnation for incarnation, node in self.client.nodes().items() if node.executor == name]
-        return any(incarnation in line for incarnation in living for line in said)
+        live = [incarnation for incarnation, node in self.client.nodes().items() if node.executor == name]
+        return any(incarnation in line for incarnation in live for line in ready_lines)
 
     def live(self) -> set[str]:
         """The ids of the live executors."""
@@ -186,26 +188,26 @@ class Daemons:
         return "\n".join(f"--- {d.name}\n{d.log.read_text(errors='replace')[-4000:]}" for d in chosen)
 
     def lines(self) -> list[str]:
-        """All that the daemons have logged."""
+        """All lines of the daemons' logs."""
         logs = (daemon.log for daemon in self._daemons.values() if daemon.log.exists())
         return [line for log in logs for line in log.read_text(errors="replace").splitlines()]
 
-    def overlooked(self) -> str:
-        """Lines of the logs about errors that nobody took: what they are of is a defect."""
-        return "\n".join(line for line in self.lines() if OVERLOOKED in line)
+    def unretrieved_errors(self) -> str:
+        """Log lines about errors that no code has handled: each is a defect."""
+        return "\n".join(line for line in self.lines() if UNRETRIEVED in line)
 
-    def story(self) -> str:
-        """How the daemons stand, the ends of their logs, and what etcd holds, as far as it answers."""
+    def diagnosis(self) -> str:
+        """The daemons' exit codes, the ends of their logs, and etcd's keys if it answers."""
         codes = {name: daemon.process.poll() for name, daemon in self._daemons.items()}
         ended = ", ".join(f"{name}: {'running' if code is None else f'ended ({code})'}" for name, code in codes.items())
         try:
             keys = "\n".join(f"{key} = {value[:400]}" for key, value in dump(self.endpoint).items())
         except (OSError, subprocess.SubprocessError) as error:
-            keys = f"no answer: {error}"
+            keys = f"etcd does not answer: {error}"
         return f"{ended}\n{self.tails()}\n--- {self.endpoint}\n{keys}"
 
     def close(self) -> None:
-        """End all of them."""
+        """End all daemons."""
         for daemon in self._daemons.values():
             daemon.close()
         self.client.close()
@@ -214,25 +216,25 @@ class Daemons:
 def eventually(
     condition: Callable[[], object], what: str, *, seconds: float = 40, tail: Callable[[], str] = str
 ) -> None:
-    """Poll a condition until it holds; AssertionError with ``what`` after the deadline."""
+    """Poll a condition until it holds; raises AssertionError with ``what`` after the time-out."""
     deadline = time.monotonic() + seconds
     pause = 0.01
     while not condition():
         if time.monotonic() > deadline:
-            raise AssertionError(f"not within {seconds:g} s: {what}\n{tail()}")
+            raise AssertionError(f"timed out after {seconds:g} s waiting for: {what}\n{tail()}")
         time.sleep(pause)
         pause = min(pause * 1.3, 0.1)
 
 
 @contextmanager
 def daemons(endpoint: str, folder: Path) -> Iterator[Daemons]:
-    """Daemons that end with the block."""
+    """Daemons for one ``with`` block."""
     group = Daemons(endpoint, folder)
     try:
         yield group
     finally:
         group.close()
-    overlooked = group.overlooked()
-    assert not overlooked, overlooked
-    for look in AFTERWARDS:
-        look(endpoint)
+    unretrieved = group.unretrieved_errors()
+    assert not unretrieved, unretrieved
+    for check in FINAL_CHECKS:
+        check(endpoint)

@@ -1,4 +1,4 @@
-"""Parquet files that are damaged, encrypted, or unreadable for Spark, by name."""
+"""Parquet files that are damaged, encrypted, or unreadable for Spark, by kind."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROWS = 2_000
 
 
 class _Kms(pe.KmsClient):
-    """One key wraps all others; what wraps them here is of no matter."""
+    """A key management service that does not encrypt the keys."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -31,13 +31,13 @@ class _Kms(pe.KmsClient):
 
 
 def sound(path: Path, **options: Any) -> None:
-    """``id``: 0, 1, 2…; ``name``: text, NULL in every tenth row. In two row groups."""
+    """An undamaged file. ``id``: 0, 1, 2…; ``name``: text, NULL in every tenth row. Two row groups."""
     names = [None if n % 10 == 0 else f"name {n}" for n in range(ROWS)]
     pq.write_table(pa.table({"id": range(ROWS), "name": names}), path, row_group_size=ROWS // 2, **options)
 
 
 def encrypted(path: Path, *, plaintext_footer: bool) -> None:
-    """One of its columns is encrypted with a key of its own."""
+    """A file with its footer key and another key for the column ``id``."""
     table = pa.table({"id": range(ROWS), "name": [f"name {n}" for n in range(ROWS)]})
     factory = pe.CryptoFactory(_Kms)
     configuration = pe.EncryptionConfiguration(
@@ -69,7 +69,7 @@ def _huge_page(path: Path) -> None:
 
 
 def with_lists(path: Path, **options: Any) -> None:
-    """``id``: 0, 1, 2…; ``tags``: lists of one number, NULL in the second half. In one row group, uncompressed."""
+    """``id``: 0, 1, 2…; ``tags``: lists of one number, NULL in the second half. One uncompressed row group."""
     tags = [[n] if n < ROWS // 2 else None for n in range(ROWS)]
     pages = {"use_dictionary": False, "compression": "none", "data_page_size": 1, "write_batch_size": ROWS // 2}
     options = pages | options
@@ -82,7 +82,7 @@ def _fewer_values_than_rows(path: Path) -> None:
 
 
 def _more_rows_than_lists(path: Path) -> None:
-    """Each list has two numbers, so that the lists have as many values as the row group has rows by the footer."""
+    """Each list has two numbers, so that the number of values equals the number of rows in the footer."""
     rows = ROWS // 2
     tags = pa.array([[n, n] for n in range(rows)], pa.list_(pa.int64()))
     pq.write_table(pa.table({"id": range(rows), "tags": tags}), path)
@@ -107,7 +107,7 @@ CONTRADICTIONS: dict[str, Callable[[Path], None]] = {
     "values": _changed(lambda path: footers.with_values(path, 7)),
     "nulls": _changed(lambda path: footers.with_nulls(path, 3 * ROWS)),
 }
-"""Writes a file whose row groups contradict its schema, each other or themselves."""
+"""Functions that write a file whose row groups contradict the schema, each other or themselves, by kind."""
 
 KINDS: dict[str, Callable[[Path], None]] = {
     "sound": sound,
@@ -125,4 +125,4 @@ KINDS: dict[str, Callable[[Path], None]] = {
     "no:colon": sound,
     **CONTRADICTIONS,
 }
-"""Writes a file of each kind to a path."""
+"""Functions that write a file of each kind to a path."""

@@ -1,4 +1,4 @@
-"""Real etcd servers for tests, and what observes them."""
+"""Real etcd servers for tests, and functions that compact, fill and free their databases."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _DEFRAGMENT = wire.Method.of("Maintenance/Defragment", rpc.DefragmentRequest, rp
 
 @pytest.fixture(scope="session")
 def shared_etcd() -> Iterator[EmbeddedEtcd]:
-    """One etcd for all tests that neither stop it nor compact it; each writes below keys of its own."""
+    """One etcd for all tests that neither stop nor compact it and write only their own keys."""
     with EmbeddedEtcd(compaction=None) as server:
         yield server
 
 
 @pytest.fixture
 def own_etcd() -> Iterator[EmbeddedEtcd]:
-    """An etcd of the test's own, to be stopped, compacted and filled."""
+    """An etcd for one test, which may stop, compact and fill it."""
     with EmbeddedEtcd(compaction=None) as server:
         yield server
 
@@ -46,7 +46,7 @@ SMALL_QUOTA = 16 * 1024 * 1024
 
 @pytest.fixture
 def small_etcd() -> Iterator[EmbeddedEtcd]:
-    """An etcd of the test's own whose database is soon full."""
+    """An etcd for one test with a small quota."""
     with EmbeddedEtcd(compaction=None, quota=SMALL_QUOTA) as server:
         yield server
 
@@ -59,25 +59,23 @@ async def connected(endpoint: str, **options: Any) -> AsyncIterator[EtcdClient]:
 
 
 async def compacted(client: EtcdClient, revision: int) -> None:
-    """Drop etcd's history before a revision."""
+    """Compact etcd's history before a revision."""
     await client.transport.unary(wire.COMPACT, rpc.CompactionRequest(revision=revision), 5.0)
 
 
-async def filled(client: EtcdClient, lease: int = 0) -> OutcomeUnknown:
-    """Write until etcd says that its database is full, under keys that begin with ``fill`` and on a lease; returns what
-    the last write was told.
-    """
-    for number in range(60):  # the quota is held against what has reached the disk
+async def fill_database(client: EtcdClient, lease: int = 0) -> OutcomeUnknown:
+    """Write keys ``fill0``, ``fill1``… on a lease until the database is full; returns the error of the last write."""
+    for number in range(60):  # etcd compares the quota with the data on the disk, so more fits
         try:
             await client.commit(Txn((), (Put(f"fill{number}", bytes(1_000_000), lease),)), deadline=0.5)
         except OutcomeUnknown as error:
-            if "database space exceeded" in str(error):  # a slow disk leaves a write unknown as well
+            if "database space exceeded" in str(error):  # other errors come from a slow disk
                 return error
     raise AssertionError("the database is not full")
 
 
-async def disarmed(client: EtcdClient) -> None:
-    """What a person does once less is stored in a full database: compact, defragment, disarm the alarm."""
+async def free_space(client: EtcdClient) -> None:
+    """Compact and defragment a full database and disarm its alarm, after keys were deleted."""
     await compacted(client, (await client.status()).revision)
     await client.transport.unary(_DEFRAGMENT, rpc.DefragmentRequest(), 10.0)
     disarm = rpc.AlarmRequest(action=rpc.AlarmRequest.DEACTIVATE, alarm=rpc.NOSPACE)
@@ -85,12 +83,12 @@ async def disarmed(client: EtcdClient) -> None:
     await client.transport.unary(wire.ALARM, disarm, 5.0)
 
 
-async def until(condition: Callable[[], bool], what: str = "the state waited for", timeout: float = 20.0) -> None:
-    """Wait for a state, with a deadline."""
+async def until(condition: Callable[[], bool], what: str = "the condition", timeout: float = 20.0) -> None:
+    """Wait for a condition; raises AssertionError after the time-out."""
     limit = time.monotonic() + timeout
     while not condition():
         if time.monotonic() > limit:
-            raise AssertionError(f"{what} was not reached within {timeout} s")
+            raise AssertionError(f"timed out after {timeout} s waiting for: {what}")
         await asyncio.sleep(0.005)
 
 
@@ -98,7 +96,7 @@ PORT_TRIES = 5
 
 
 class EtcdCluster:
-    """Three members on the loopback. ``arguments`` are for each of them."""
+    """Members on the loopback (three by default). ``arguments``: further arguments of each member."""
 
     def __init__(self, size: int = 3, arguments: Sequence[str] = ()) -> None:
         self._names = [f"m{number}" for number in range(size)]
@@ -107,7 +105,7 @@ class EtcdCluster:
         self.members: list[EmbeddedEtcd] = []
 
     def _assemble(self) -> None:
-        """Members that know of each other, on ports that are free just now."""
+        """Create the members with each other's addresses, on free ports."""
         names = self._names
         ports = reserve(2 * len(names))
         peers = dict(zip(names, ports[len(names) :], strict=True))
@@ -126,8 +124,10 @@ class EtcdCluster:
         return tuple(member.endpoint for member in self.members)
 
     def replace(self, number: int, etcdctl: Callable[..., str | None]) -> bool:
-        """Put a new member with an empty disk in the place of one that is down; ``etcdctl`` runs a command, and gives
-        what it printed, or None. False where the others do not take it in yet: to be called again.
+        """Replace a member that is down by a new member with an empty disk.
+
+        ``etcdctl`` runs a command and returns its output, or None if it failed. Returns False if the other members do
+        not accept the change yet: call it again.
         """
         member, name = self.members[number], self._names[number]
         port, peer_port = member.port, member.peer_port
@@ -136,13 +136,13 @@ class EtcdCluster:
         if listed is None:
             return False
         found = next((m for m in json.loads(listed)["members"] if m["peerURLs"] == [peer]), None)
-        if found is not None and found.get("name"):  # one that never was started has no name
+        if found is not None and found.get("name"):  # a member that was never started has no name
             if etcdctl("member", "remove", f"{found['ID']:x}") is None:
                 return False
             found = None
         if found is None and etcdctl("member", "add", name, f"--peer-urls={peer}") is None:
             return False
-        member.stop()  # with its data
+        member.stop()  # also deletes its data
         member = self._member(name, port, peer_port, "--initial-cluster-state", "existing")
         self.members[number] = member
         self._stack.callback(member.stop)
@@ -150,7 +150,7 @@ class EtcdCluster:
         return True
 
     def __enter__(self) -> Self:
-        """Start it, on other ports where one of them was taken meanwhile."""
+        """Start the cluster; retries on other ports if one is in use by now."""
         for _ in range(PORT_TRIES - 1):
             try:
                 return self._start()

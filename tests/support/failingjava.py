@@ -1,4 +1,4 @@
-"""A Java whose JVMs of Spark are killed while they start."""
+"""A Java installation that kills JVMs of Spark while they start."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _SCRIPT = """\
 #!/bin/bash
-# What is not Spark's driver (`java -version`, the launcher) runs unharmed.
+# All programs other than Spark's driver (`java -version`, the launcher) run normally.
 case "$*" in
 *org.apache.spark.launcher.Main*) exec "{java}" "$@" ;;
 *org.apache.spark.deploy.SparkSubmit*) ;;
@@ -23,14 +23,14 @@ esac
 read -r count < "{left}"
 if [ "$count" -gt 1 ]; then echo $((count - 1)) > "{left}"; else : > "{left}"; fi
 find "{work}" -name 'blockmgr-*' -exec rm -r {{}} + 2>/dev/null
-# Without processes of its own: the loop runs a hundred times a second while the JVM starts.
+# This starts no processes: the loop runs a hundred times per second while the JVM starts.
 shopt -s globstar nullglob
 exec {{pause}}<> <(:)
 made() {{ local folders=("{work}"/**/blockmgr-*); [ "${{#folders[@]}}" -gt 0 ]; }}
-# In the background bash would give it no standard input, by whose end a JVM of PySpark ends.
+# Background jobs of bash have no standard input, but a JVM of PySpark ends at the end of its standard input.
 "{java}" "$@" <&0 &
 while kill -0 $!; do
-    # PySpark removes the folder of the file as soon as it has read it.
+    # PySpark removes the folder of this file as soon as it has read the file.
     moment="{moment}"
     [ -n "$moment" ] && {{ [ -e "$moment" ] || [ ! -e "${{moment%/*}}" ]; }} && break
     [ -z "$moment" ] && made && break
@@ -46,8 +46,8 @@ exit 137
 class FailingJava:
     """A ``JAVA_HOME`` that kills the next ``times`` JVMs of Spark sessions.
 
-    It concerns sessions below ``work``. A JVM is killed once PySpark knows its address (``connecting``), or while it
-    makes the SparkContext, when PySpark has a gateway already. With the ``signal`` STOP it hangs instead.
+    Only sessions below ``work`` are affected. ``connecting``: the JVM is killed once PySpark knows its address;
+    otherwise while it creates the SparkContext, when PySpark is connected. With the ``signal`` STOP it hangs instead.
     """
 
     def __init__(self, folder: Path, work: Path, times: int, *, connecting: bool = False, signal: str = "KILL") -> None:
@@ -66,9 +66,9 @@ class FailingJava:
 
     @property
     def killed(self) -> int:
-        """How many were killed by now."""
+        """The number of killed JVMs."""
         return len(self._killed.read_text().splitlines()) if self._killed.exists() else 0
 
     def mend(self) -> None:
-        """Kill no more of them."""
+        """Stop killing JVMs."""
         self._left.write_text("")

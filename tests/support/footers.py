@@ -1,4 +1,4 @@
-"""Parquet footers and page headers, rewritten: Thrift's compact protocol, by hand."""
+"""Rewrites Parquet footers and page headers (in Thrift's compact protocol), for damaged or unusual files."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ _I32, _I64 = 5, 6
 _ROWS, _GROUP_OFFSET, _GROUP_COMPRESSED, _TYPE, _VALUES, _COMPRESSED = 3, 5, 6, 1, 5, 7
 _HEADER_UNCOMPRESSED, _NULLS, _CODEC = 2, 3, 4
 HADOOP_LZ4 = 5
-"""The codec whose blocks Hadoop frames in a way of its own."""
+"""The codec LZ4 with Hadoop's own framing of blocks."""
 _ROW_GROUPS, _COLUMN_ORDERS, _CREATED_BY = 4, 7, 6
 _CHUNKS, _META, _PATH, _STATISTICS = 1, 3, 3, 12
 _MAX, _MIN, _MAX_VALUE, _MIN_VALUE, _MAX_EXACT, _MIN_EXACT = 1, 2, 5, 6, 7, 8
 
 _SCHEMA, _REPETITION, _NAME, _CONVERTED, _PRECISION, _LOGICAL = 2, 3, 4, 6, 8, 10
 _PLACES, _SIZES = (6, 7, 9, 10, 11), 16
-"""Of a column chunk: sizes of its pages and offsets of the first data, index and dictionary page; level histograms."""
+"""Fields of a column chunk: sizes and offsets of pages; and size statistics with level histograms."""
 INT_8, INT_16, UINT_8 = 15, 16, 11
-"""Some of Parquet's old logical types."""
+"""Some of Parquet's deprecated logical types."""
 
 Fields = dict[int, tuple[int, Any]]
-"""A struct: type and value by field. Numbers stay the bytes that they are."""
+"""A struct: type and value by field number. Numbers are kept as encoded bytes."""
 
 
 def rewrite(path: Path, change: Callable[[Fields], object], *, padded: bool = False) -> None:
-    """Rewrite the footer's fields by ``change``. ``padded``: keep the file's length."""
+    """Change the fields of the footer with ``change``. ``padded``: keep the file's length."""
     data = path.read_bytes()
     size = int.from_bytes(data[-8:-4], "little")
     footer, _ = _read_struct(data, len(data) - 8 - size)
     change(footer)
     written = _struct(footer)
     room = size - len(written)
-    assert room >= 0 or not padded, "the footer is longer than it was"
+    assert room >= 0 or not padded, "the new footer is too long to keep the file's length"
     pages = data[: len(data) - 8 - size] + bytes(room if padded else 0)
     path.write_bytes(pages + written + len(written).to_bytes(4, "little") + b"PAR1")
 
 
 def _rewrite_columns(path: Path, change: Callable[[Fields], object]) -> None:
-    """Rewrite the metadata of each column chunk of each row group by ``change``."""
+    """Change the metadata of each column chunk of each row group with ``change``."""
     rewrite(path, lambda footer: [change(meta) for group in row_groups(footer) for meta in columns_of(group)])
 
 
 def _rewrite_schema(path: Path, column: str, field: int, value: int) -> None:
-    """Set one field of a column in the schema, instead of its logical type."""
+    """Set one field of a column in the schema, and remove its logical type."""
 
     def change(footer: Fields) -> None:
         element = schema_element(footer, column)
@@ -68,7 +68,7 @@ def columns_of(group: Fields) -> list[Fields]:
 
 
 def schema_element(footer: Fields, name: str) -> Fields:
-    """The first element of this name in a footer's schema."""
+    """The first element with this name in the schema of a footer."""
     found: Fields = next(one for _, one in footer[_SCHEMA][1][1] if one.get(_NAME, (0, b""))[1] == name.encode())
     return found
 
@@ -78,9 +78,9 @@ def _name_of(meta: Fields) -> str:
 
 
 def with_old_statistics(path: Path, bounds: Mapping[str, tuple[bytes, bytes]], writer: str) -> None:
-    """Keep each column's minimum and maximum in the deprecated fields only, without an order of columns.
+    """Move minimum and maximum to the deprecated fields, and remove the column orders.
 
-    ``bounds`` replaces the bounds of some columns.
+    ``bounds`` replaces the bounds of some columns; ``writer`` is the new ``created_by``.
     """
 
     def change(footer: Fields) -> None:
@@ -97,12 +97,12 @@ def with_old_statistics(path: Path, bounds: Mapping[str, tuple[bytes, bytes]], w
 
 
 def with_rows(path: Path, rows: int) -> None:
-    """Set the number of rows of the footer, whatever its row groups hold."""
+    """Set the total number of rows in the footer, without changing the row groups."""
     rewrite(path, lambda footer: footer.update({_ROWS: _i64(rows)}))
 
 
 def with_rows_of_groups(path: Path, *rows: int) -> None:
-    """Set the number of rows of each row group, and of the footer to their sum."""
+    """Set the number of rows of each row group, and the total to their sum."""
 
     def change(footer: Fields) -> None:
         footer[_ROWS] = _i64(sum(rows))
@@ -113,7 +113,7 @@ def with_rows_of_groups(path: Path, *rows: int) -> None:
 
 
 def with_group_rows(path: Path, number: int, rows: int) -> None:
-    """Set the number of rows of one row group; the total follows, the column chunks do not."""
+    """Set the number of rows of one row group and adjust the total, without changing the column chunks."""
 
     def change(footer: Fields) -> None:
         group = row_groups(footer)[number]
@@ -134,7 +134,7 @@ def with_values(path: Path, values: int) -> None:
 
 
 def with_values_of(path: Path, column: str, values: int) -> None:
-    """Set the number of values of a top-level column in each row group, without statistics."""
+    """Set the number of values of a top-level column in each row group, and remove its statistics."""
 
     def change(meta: Fields) -> None:
         if meta[_PATH][1][1][0][1] == column.encode():
@@ -151,7 +151,7 @@ def with_nulls(path: Path, nulls: int) -> None:
 
 
 def with_nulls_alone(path: Path, nulls: int) -> None:
-    """Keep no statistics but a number of NULLs of each column in each row group."""
+    """Replace the statistics of each column in each row group by a number of NULLs."""
     _rewrite_columns(path, lambda meta: meta.update({_STATISTICS: (_STRUCT, {_NULLS: _i64(nulls)})}))
 
 
@@ -175,9 +175,9 @@ def with_bounds(path: Path, number: int, column: str, low: bytes, high: bytes) -
 
 
 def with_chunks(path: Path, number: int, order: Sequence[int]) -> None:
-    """List these column chunks of one row group, in this order.
+    """List only these column chunks of one row group, in this order.
 
-    Their sizes by level are dropped: pyarrow aborts on those of texts in the place of numbers.
+    Removes their size statistics: pyarrow aborts if a column of numbers has those of texts.
     """
 
     def change(footer: Fields) -> None:
@@ -204,13 +204,13 @@ def with_shared_pages(path: Path, *, statistics: bool) -> None:
 
 
 def with_required(path: Path, column: str) -> None:
-    """Make the column required in the schema. Sizes by level are dropped."""
+    """Make the column required in the schema, and remove all size statistics."""
     _rewrite_columns(path, lambda meta: meta.pop(_SIZES, None))
     rewrite(path, lambda footer: schema_element(footer, column).update({_REPETITION: _i32(0)}))
 
 
 def with_converted_type(path: Path, column: str, kind: int) -> None:
-    """Set one of Parquet's old logical types for a column of numbers."""
+    """Set a deprecated logical type for a column of numbers."""
     _rewrite_schema(path, column, _CONVERTED, kind)
 
 
@@ -222,12 +222,12 @@ def with_precision(path: Path, column: str, digits: int) -> None:
 def misplaced(path: Path, *, size: int = 1 << 24, padded: bool = False) -> None:
     """Set the size of the last column's pages to ``size`` bytes.
 
-    So readers that split a file by the middle of its row groups skip a row group.
+    Readers that assign row groups to splits by their middle then skip a row group.
     """
 
     def change(footer: Fields) -> None:
         for group in row_groups(footer):
-            # Sums that writers may leave out.
+            # Optional sums.
             for field in (_GROUP_OFFSET, _GROUP_COMPRESSED):
                 group.pop(field, None)
             columns_of(group)[-1][_COMPRESSED] = _i64(size)
@@ -236,20 +236,20 @@ def misplaced(path: Path, *, size: int = 1 << 24, padded: bool = False) -> None:
 
 
 def left_out(path: Path) -> None:
-    """Set the size of each row group to more bytes than the file has; its column chunks keep the right ones.
+    """Set the size of each row group to more bytes than the file has, without changing the column chunks.
 
-    So readers that split a file by the middle of its row groups skip them.
+    Readers that assign row groups to splits by their middle then skip them.
     """
     rewrite(path, lambda footer: [group.update({_GROUP_COMPRESSED: _i64(1 << 24)}) for group in row_groups(footer)])
 
 
 def of_unknown_type(path: Path) -> None:
-    """Set an unknown type for the first column's pages: pyarrow aborts on it."""
+    """Set an unknown type for the first column, on which pyarrow aborts."""
     rewrite(path, lambda footer: columns_of(row_groups(footer)[0])[0].update({_TYPE: _i32(99)}))
 
 
 def with_huge_page(path: Path, size: int) -> None:
-    """State ``size`` uncompressed bytes in the header of the first page of a file with one column."""
+    """Set the uncompressed size in the header of the first page of a file with one column."""
     data = path.read_bytes()
     header, end = _read_struct(data, 4)
     header[_HEADER_UNCOMPRESSED] = _i32(size)
@@ -346,7 +346,7 @@ def _struct(fields: Fields) -> bytes:
     out, last = b"", 0
     for number in sorted(fields):
         kind, value = fields[number]
-        assert 0 < number - last < 16, "the fields of Parquet's footers are close together"
+        assert 0 < number - last < 16, "only the short form of field headers is supported"
         out += bytes([(number - last) << 4 | kind]) + _value(kind, value)
         last = number
     return out + b"\0"

@@ -1,9 +1,9 @@
-"""Command lines in processes of their own, forked from one that has imported distop already: a daemon is ready after a
-quarter of the processor time that it takes otherwise. What is new in them is what a process has that was just started:
-no threads, no connections, its own session, environment, arguments and output. What is not: ``/proc`` shows the
-environment and the words of the process that it was forked from, and what acts when Python starts or a module is loaded
-(``PYTHON…`` variables, say) has acted there. Where that matters, and in scripts, a program is started as ever
-(``Daemon(…, forked=False)``).
+"""Runs command lines in processes that are forked from one with distop already imported.
+
+A daemon then needs a quarter of the processor time until it is ready. The process has no threads or connections, and
+has its own session, environment, arguments and output. Two differences from a new program: ``/proc`` shows the
+environment and arguments of the process that it was forked from, and settings that act when Python starts or a module
+is imported (such as ``PYTHON…`` variables) have no effect. If these matter, use ``Daemon(…, forked=False)``.
 """
 
 from __future__ import annotations
@@ -38,26 +38,27 @@ _SERVER.set_forkserver_preload(
 
 
 class Forked:
-    """``distop WORDS…``, with what a test needs of :class:`subprocess.Popen`. What it prints is appended to ``log``;
-    where there are ``errors``, what it prints as such is appended to that.
+    """A process of ``distop ARGV…`` with part of the interface of :class:`subprocess.Popen`.
+
+    Its output is appended to ``log``; its errors to ``errors`` if given.
     """
 
-    def __init__(self, words: Sequence[str], log: Path, env: Mapping[str, str], errors: Path | None = None) -> None:
-        self.args = ["distop", *words]
+    def __init__(self, argv: Sequence[str], log: Path, env: Mapping[str, str], errors: Path | None = None) -> None:
+        self.args = ["distop", *argv]
         outputs = [str(log), str(errors or log)]
         log.touch()
         self._process: BaseProcess = _SERVER.Process(target=_run, args=(self.args, outputs, dict(env)), daemon=True)
         self._process.start()
         assert self._process.pid is not None
         self.pid = self._process.pid
-        # Whoever ends waits for its processes, one that a test has left frozen among them.
+        # At its exit Python waits for child processes, also for frozen ones.
         atexit.register(self.kill)
 
     def poll(self) -> int | None:
         return self._process.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Raises TimeoutExpired."""
+        """Wait for the end; returns the exit code. Raises TimeoutExpired."""
         self._process.join(timeout)
         code = self._process.exitcode
         if code is None:

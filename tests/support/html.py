@@ -1,4 +1,4 @@
-"""A page of HTML, read as strictly as a browser would never do: every element closed, in order, nothing unescaped."""
+"""A strict parser of HTML pages: all elements must be closed, in the right order."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ _VOID = {"meta", "br", "hr", "img", "link", "input"}
 
 
 class Parsed(HTMLParser):
-    """``tags``: (name, attributes) in order; ``text``: what a person reads, white space as one blank.
+    """``tags``: (name, attributes) in order; ``text``: the visible text, with white space as single blanks.
 
-    Raises AssertionError where an element is not closed, or another one is closed in its place.
+    Raises AssertionError if elements are not closed in the right order, or an element has an attribute twice.
     """
 
     def __init__(self, html: str) -> None:
@@ -26,9 +26,9 @@ class Parsed(HTMLParser):
     def text(self) -> str:
         return " ".join(" ".join(self._texts).split())
 
-    def all(self, tag: str, **wanted: str) -> list[dict[str, str]]:
-        """The attributes of these elements, of those that have the ``wanted`` ones."""
-        return [found for name, found in self.tags if name == tag and wanted.items() <= found.items()]
+    def all(self, tag: str, **attributes: str) -> list[dict[str, str]]:
+        """The attributes of all elements with this name and these attributes."""
+        return [found for name, found in self.tags if name == tag and attributes.items() <= found.items()]
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         names = [name for name, _ in attrs]
@@ -38,8 +38,8 @@ class Parsed(HTMLParser):
             self._open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
-        assert self._open, f"</{tag}> closes nothing"
-        assert self._open[-1] == tag, f"</{tag}> where {self._open[-1]} is open"
+        assert self._open, f"</{tag}> without an open element"
+        assert self._open[-1] == tag, f"</{tag}> while <{self._open[-1]}> is open"
         self._open.pop()
 
     def handle_data(self, data: str) -> None:

@@ -1,4 +1,4 @@
-"""Iceberg tables for tests: written by pyiceberg without a JVM, and Iceberg's jar for those that need Spark."""
+"""Iceberg tables for tests, written by pyiceberg without a JVM; and Iceberg's jar for tests with Spark."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 
 ARTIFACT = "iceberg-spark-runtime-4.1_2.13"
 COORDINATES = f"org.apache.iceberg:{ARTIFACT}:{VERSION}"
-MAVEN = f"Iceberg's jar: scripts/iceberg-jar must reach Maven Central once, for {COORDINATES}"
+MAVEN = f"Iceberg's jar: run scripts/iceberg-jar with access to Maven Central, for {COORDINATES}"
 
 
 @functools.cache
 def jar(artifact: str = ARTIFACT) -> Path | None:
-    """Iceberg's jar for Spark, from the user's cache; None where it is not there and cannot be fetched.
+    """Iceberg's jar for Spark, from the user's cache; None if it is not there and cannot be downloaded.
 
-    ``artifact``: that for another Spark. Raises Unverified.
+    ``artifact``: the jar for another version of Spark. Raises Unverified.
     """
     return iceberg_jars.find(artifact)
 
 
 class Folder(NoopCatalog):
-    """Tables by path, in the form of Iceberg's file-system tables: ``metadata/vN.metadata.json`` and a hint."""
+    """A table in a folder, like Iceberg's file-system tables, with metadata files ``vN.metadata.json`` and a hint."""
 
     def __init__(self, root: Path) -> None:
         super().__init__("folder")
@@ -56,7 +56,7 @@ class Folder(NoopCatalog):
         return Table(("t",), metadata, self.write(metadata), self.io, self)
 
     def write(self, metadata: Any) -> str:
-        """The next version of the metadata; where it is."""
+        """Write the next version of the metadata; returns its path."""
         self.version += 1
         path = self.root / "metadata" / f"v{self.version}.metadata.json"
         path.parent.mkdir(parents=True, exist_ok=True)

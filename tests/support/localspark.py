@@ -1,15 +1,15 @@
-"""A Spark in this process, for what drives behaviors without an executor."""
+"""A local Spark session in this process, for tests that run behaviors without an executor."""
 
 from __future__ import annotations
 
 from typing import Any
 
 FRUGAL = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Options of a JVM for a Spark that soon ends: making its best code would take longer than running what it has."""
+"""Options for a short-lived JVM: optimizing compilation would take longer than it saves."""
 
 
 def local_spark(master: str, name: str) -> Any:
-    """Its builder: on the loopback, without a page, and silent."""
+    """The builder of a session: on the loopback, without web page and progress bars."""
     from pyspark.sql import SparkSession
 
     return (

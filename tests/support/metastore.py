@@ -1,4 +1,4 @@
-"""Spark's catalog for daemons: an embedded metastore, which another Spark application has filled and left."""
+"""Spark's catalog for daemons: an embedded Hive metastore, filled by another Spark application."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ for text in sys.argv[2:]:
 
 
 class Metastore:
-    """A data base in a folder. It lets in one process at a time."""
+    """A metastore in a folder. Only one process at a time can use it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         url = f"jdbc:derby:;databaseName={folder}/metastore_db;create=true"
         self._settings = {
-            # Starts of Spark, and a new data base: nothing here is worth compiling well, or syncing.
+            # Faster for a short-lived JVM and a new database: little compilation, no syncing.
             "spark.driver.extraJavaOptions": f"{FRUGAL} -Dderby.system.durability=test",
             "spark.sql.catalogImplementation": "hive",
             "spark.sql.warehouse.dir": str(folder / "warehouse"),
@@ -41,10 +41,10 @@ class Metastore:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """Of a daemon that is to have this catalog."""
+        """The options of a daemon that uses this catalog."""
         return tuple(word for name, value in self._settings.items() for word in ("--spark-conf", f"{name}={value}"))
 
     def run(self, *statements: str) -> None:
-        """Run them in an application of their own."""
+        """Run SQL statements in a new Spark application."""
         command = [sys.executable, "-c", _RUN, json.dumps(self._settings), *statements]
         subprocess.run(command, cwd=self._folder, check=True, capture_output=True, timeout=200)

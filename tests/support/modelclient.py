@@ -1,6 +1,4 @@
-"""A client of the model store, for code that needs no more of etcd than reads and transactions. What happens to a
-commit on its way is told to it beforehand.
-"""
+"""A client of the model of etcd with reads and transactions; tests choose the results of commits."""
 
 from __future__ import annotations
 
@@ -20,9 +18,10 @@ if TYPE_CHECKING:
 
 
 class ModelClient:
-    """``requests``: what was asked for, each by its label ("read" where it only reads), in order. ``fates``: what
-    happens to the commits that come, one each: it is called with the transaction and answers in the store's place.
-    ``usual``: what happens to all other commits; the store applies them by default.
+    """``requests``: the labels of all requests in order ("read" for reads).
+
+    ``fates``: functions that answer the next commits, one each, instead of the store; they take the transaction.
+    ``usual``: the function that answers all other commits; by default the store applies them.
     """
 
     def __init__(self) -> None:
@@ -32,34 +31,34 @@ class ModelClient:
         self.committed: list[Txn] = []
         self.fates: deque[Callable[[Txn], Any]] = deque()
         self.usual: Callable[[Txn], Any] = lambda txn: self.store.apply(txn)
-        self._asked = asyncio.Event()
+        self._requested = asyncio.Event()
 
-    async def until(self, reached: Callable[[], bool]) -> None:
-        """Until this is so, which is looked at with each request."""
-        while not reached():
-            self._asked.clear()
-            await self._asked.wait()
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for a condition, which is checked after each request."""
+        while not condition():
+            self._requested.clear()
+            await self._requested.wait()
 
-    async def _ask(self, what: str) -> None:
-        """A request is under way: others get their turn before it is answered."""
-        self.requests.append(what)
-        self._asked.set()
+    async def _request(self, label: str) -> None:
+        """Record a request; other tasks run before it is answered."""
+        self.requests.append(label)
+        self._requested.set()
         await asyncio.sleep(0)
 
     async def read(self, *gets: Get) -> tuple[GetResult, ...]:
-        await self._ask("read")
+        await self._request("read")
         return self.store.apply(Txn((), gets)).responses  # type: ignore[return-value]
 
     async def get(self, key: str) -> KeyValue | None:
-        await self._ask("read")
+        await self._request("read")
         return self.store.get(key)
 
     async def list(self, start: str, end: str, *, keys_only: bool = False, page: int = 0) -> Listing:
-        await self._ask("read")
+        await self._request("read")
         return Listing(self.store.revision, tuple(self.store.range(start, end)))
 
     async def count(self, start: str, end: str) -> int:
-        await self._ask("read")
+        await self._request("read")
         return len(self.store.range(start, end))
 
     async def parts(
@@ -74,10 +73,10 @@ class ModelClient:
             yield part.kvs
 
     async def commit(self, txn: Txn, *, deadline: float | None = None, until: Any = None) -> TxnResult:
-        assert deadline is None or 5.0 <= deadline <= 60.0, "a caller hears within a minute, and not at once"
+        assert deadline is None or 5.0 <= deadline <= 60.0, "deadlines are between 5 and 60 s"
         self.committed.append(txn)
         fate = self.fates.popleft() if self.fates else self.usual
-        await self._ask(txn.label)
+        await self._request(txn.label)
         answer = fate(txn)
         return await answer if asyncio.iscoroutine(answer) else answer
 
@@ -85,9 +84,9 @@ class ModelClient:
         return ()
 
     def numbered(self) -> list[int]:
-        """How many operations each applied start began."""
+        """The number of operations that each applied start started."""
         return [
-            begun
+            started
             for _, changes in self.store.history
-            if (begun := sum(change.kv.key.endswith(".spec") and not change.deleted for change in changes))
+            if (started := sum(change.kv.key.endswith(".spec") and not change.deleted for change in changes))
         ]

@@ -1,4 +1,4 @@
-"""A feed of the model store, in place of one that watches etcd."""
+"""A feed of the model of etcd, instead of one that watches etcd."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ if TYPE_CHECKING:
 
     from tests.support.modelclient import ModelClient
 
-LOOK_EVERY = 0.02
-"""Virtual seconds between two looks at what was written."""
+POLL_SECONDS = 0.02
+"""Virtual seconds between two reads of new changes."""
 
 
 class ModelFeed:
-    """It lists at its start, every ``relist_every`` seconds and on :meth:`relist`, and tells of all changes but those
-    that it :meth:`loses`.
+    """Lists at its start, every ``relist_every`` seconds and on :meth:`relist`; delivers changes.
+
+    It does not deliver changes for which :meth:`loses` is true.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class ModelFeed:
         return False
 
     def fail(self, error: Exception) -> None:
-        """It cannot go on."""
+        """End the feed with an error."""
         self._failure.set_exception(error)
 
     async def start(self) -> None:
@@ -63,7 +64,7 @@ class ModelFeed:
         self._list()
 
     async def reached(self, revision: int) -> None:
-        self._look()
+        self._poll()
 
     async def wait(self) -> None:
         await asyncio.shield(self._failure)
@@ -77,10 +78,10 @@ class ModelFeed:
         if not self.revision:
             self._list()
         while True:
-            await asyncio.sleep(LOOK_EVERY)
-            self._look()
+            await asyncio.sleep(POLL_SECONDS)
+            self._poll()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         first, after = self._range
         written = self._client.store.between(self.revision + 1, self._client.store.revision)
         self.revision = self._client.store.revision
@@ -102,12 +103,12 @@ class ModelFeed:
         self._apply(batch)
         if self._timer is not None:
             self._timer.cancel()
-        # It takes its time, as etcd does: a feed that listed all the time would list some thousand times an hour.
+        # At least 1 s, because a feed in virtual time with a small interval would list endlessly.
         self._timer = asyncio.get_running_loop().call_later(max(self._every, 1.0), self._list)
 
 
 class SilentFeed(ModelFeed):
-    """It tells of no change."""
+    """Delivers no changes, only its listings."""
 
     def begin(self) -> None:
         if not self.revision:

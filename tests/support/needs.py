@@ -1,4 +1,4 @@
-"""What a test needs from the machine, said in one place and in one form."""
+"""Skips tests whose requirements the machine does not meet."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ __all__ = ["in_ci", "need"]
 
 
 def need(condition: object, what: str) -> None:
-    """Skip the test unless ``condition`` holds; in CI fail it, since CI has all that the tests need.
+    """Skip the test unless ``condition`` holds; in CI, which has all requirements, fail it.
 
-    ``what`` is what is missing and how to get it: ``"Java 17 or newer: install openjdk-17-jre-headless"``.
+    ``what``: the requirement and how to get it, such as ``"Java 17 or newer: install openjdk-17-jre-headless"``.
     """
     if condition:
         return

@@ -1,4 +1,4 @@
-"""The processes of an executor's machine: its daemon, and all that this started, directly or not."""
+"""The processes of an executor: its daemon and all processes that the daemon started, directly or indirectly."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def children(pid: int) -> list[int]:
-    """The processes that one started; none of one that is gone."""
+    """The child processes of a process; none if it has ended."""
     try:
         tasks = list(Path(f"/proc/{pid}/task").iterdir())
         return [int(word) for task in tasks for word in (task / "children").read_text().split()]
@@ -24,15 +24,17 @@ def children(pid: int) -> list[int]:
 
 
 def children_of_guardian(guardian: int) -> list[int]:
-    """The child. Beside it a guardian has its second process, which is in the guardian's session as the child is not,
-    and those of the child's session that lost who started them.
+    """The children of a guardian that lead a session: the executor's child.
+
+    Not its second process, which is in the guardian's session, and not orphans of the child's session.
     """
     return [pid for pid in children(guardian) if _leads_a_session(pid)]
 
 
 def machine(daemon: int) -> list[int]:
-    """The daemon, its guardian and that one's second process, its child and all of the child's session. The guardian
-    first: it meets nothing where all are ended in this order.
+    """The daemon, its guardian with its second process, the child, and all processes of the child's session.
+
+    The guardian comes first: if all are killed in this order, it does not notice the end of another one.
     """
     guardians = children(daemon)
     below = [pid for guardian in guardians for started in children(guardian) for pid in _with_session(started)]
@@ -40,8 +42,9 @@ def machine(daemon: int) -> list[int]:
 
 
 def suspend(daemon: int) -> list[int]:
-    """Let all processes of a daemon's machine stand still; which. One that a signal waits for starts no other any more,
-    so nothing is missed once a look finds nothing new.
+    """Stop (SIGSTOP) all processes of a daemon; returns them.
+
+    A process with a pending SIGSTOP starts no other process, so none is missed once a search finds no new one.
     """
     found = list[int]()
     while new := [pid for pid in machine(daemon) if pid not in found]:

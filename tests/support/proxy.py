@@ -1,4 +1,4 @@
-"""A TCP proxy on the loopback that loses, holds back or cuts what passes through it."""
+"""A TCP proxy on the loopback that can drop or hold back data and close connections."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 class Mode(Enum):
-    """What becomes of the bytes."""
+    """What happens to data."""
 
-    PASS = "both directions pass"
-    DROP_ANSWERS = "requests arrive, answers are lost"
-    HOLD_REQUESTS = "requests are kept back until the mode changes; answers pass"
-    BLACK_HOLE = "nothing passes, nothing is closed"
+    PASS = "forward both directions"
+    DROP_ANSWERS = "forward requests, drop answers"
+    HOLD_REQUESTS = "hold requests until the mode changes, forward answers"
+    BLACK_HOLE = "drop all data, close nothing"
 
 
 @dataclass(eq=False)
@@ -33,14 +33,15 @@ class _Pair:
 
 
 class TcpProxy:
-    """Stands before one port. ``answered`` and ``requested`` count bytes that arrived here. ``trap``: the mode from the
-    request on that holds these bytes, that one included; ``sprung`` once it came.
+    """A proxy for one port. ``requested`` and ``answered``: the number of bytes that arrived.
+
+    ``trigger``: bytes, and the mode from the first request on that contains them; ``triggered``: whether that happened.
     """
 
-    def __init__(self, target: int, trap: tuple[bytes, Mode] | None = None) -> None:
+    def __init__(self, target: int, trigger: tuple[bytes, Mode] | None = None) -> None:
         self._target = target
-        self._trap = trap
-        self.sprung = False
+        self._trigger = trigger
+        self.triggered = False
         self._mode = Mode.PASS
         self._server: asyncio.Server | None = None
         self._pairs: set[_Pair] = set()
@@ -74,7 +75,7 @@ class TcpProxy:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def set(self, mode: Mode) -> None:
-        """Change the mode. What was lost broke the connections, so they are cut when answers pass again."""
+        """Change the mode. Closes all connections if the previous mode dropped data."""
         lossy = self._mode in (Mode.DROP_ANSWERS, Mode.BLACK_HOLE)
         self._mode = mode
         for pair in self._pairs:
@@ -87,9 +88,10 @@ class TcpProxy:
         if lossy:
             self.cut()
 
-    def strand(self) -> None:
-        """From now on nothing passes on the connections that stand, and they are not closed either; new ones pass: a
-        load balancer that forgot them, or a member behind an address that moved.
+    def drop_connections_silently(self) -> None:
+        """Drop all data of existing connections from now on without closing them; new connections work.
+
+        This happens if a load balancer forgets connections or a member's address moves.
         """
         for pair in self._pairs:
             pair.dead = True
@@ -101,7 +103,7 @@ class TcpProxy:
             pair.server.close()
 
     def cut_clients(self) -> None:
-        """Close the clients' side only: what is held back can still arrive at the server."""
+        """Close the connections of clients only: held data can still arrive at the server."""
         for pair in list(self._pairs):
             pair.client.close()
 
@@ -126,9 +128,9 @@ class TcpProxy:
         with contextlib.suppress(OSError):
             while data := await reader.read(65536):
                 self.requested += len(data)
-                if self._trap is not None and self._trap[0] in data:
-                    self.sprung = True
-                    self._mode = self._trap[1]
+                if self._trigger is not None and self._trigger[0] in data:
+                    self.triggered = True
+                    self._mode = self._trigger[1]
                 if self._mode is Mode.HOLD_REQUESTS:
                     pair.held.append(data)
                 elif self._mode is not Mode.BLACK_HOLE and not pair.dead:
@@ -152,10 +154,10 @@ class TcpProxy:
 
 
 class ThreadedProxy:
-    """The same for tests that have no loop: it runs in a thread of its own."""
+    """A TcpProxy in its own thread, for tests without an event loop."""
 
-    def __init__(self, target: int, trap: tuple[bytes, Mode] | None = None) -> None:
-        self._proxy = TcpProxy(target, trap)
+    def __init__(self, target: int, trigger: tuple[bytes, Mode] | None = None) -> None:
+        self._proxy = TcpProxy(target, trigger)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
@@ -179,16 +181,16 @@ class ThreadedProxy:
         return self._proxy.requested
 
     @property
-    def sprung(self) -> bool:
-        return self._proxy.sprung
+    def triggered(self) -> bool:
+        return self._proxy.triggered
 
     def set(self, mode: Mode) -> None:
-        """Change the mode, and return when it holds."""
+        """Change the mode; returns once it is in effect."""
         self._do(self._proxy.set, mode)
 
-    def strand(self) -> None:
-        """Let the connections that stand die in silence; new ones pass."""
-        self._do(self._proxy.strand)
+    def drop_connections_silently(self) -> None:
+        """Drop all data of existing connections without closing them; new connections work."""
+        self._do(self._proxy.drop_connections_silently)
 
     def cut(self) -> None:
         """Close all connections."""

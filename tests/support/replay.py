@@ -1,4 +1,4 @@
-"""etcd's own history after a test: held against the invariants, and what was written of one operation's jobs."""
+"""Reads etcd's history after a test: audits it, and collects what was written for the jobs of an operation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ History = list[tuple[int, tuple["Change", ...]]]
 
 
 def read_steps(endpoint: str, namespace: str = "", **options: Any) -> list[Step]:
-    """The history of this etcd as far as it goes back; ``options`` of its configuration."""
+    """The history of an etcd since its last compaction; ``options``: of the connection."""
     keys, config = Keys(namespace), EtcdConfig(tuple(endpoint.split(",")), **options)
 
     async def read() -> list[Step]:
@@ -38,14 +38,14 @@ def read_steps(endpoint: str, namespace: str = "", **options: Any) -> list[Step]
 
 
 def read_history(endpoint: str, namespace: str = "") -> History:
-    """All revisions so far, each with its changes; the etcd must not have been compacted."""
+    """All revisions with their changes; etcd must not have been compacted."""
     steps = read_steps(endpoint, namespace)
     assert not any(isinstance(step, HistoryStart) for step in steps), "etcd was compacted: its history is incomplete"
     return [(step.number, step.changes) for step in steps if isinstance(step, Revision)]
 
 
 def audited(endpoint: str, namespace: str = "", **options: Any) -> Audit:
-    """The audit of this etcd's history; ``options`` of its configuration."""
+    """The result of ``distop audit`` for an etcd's history; ``options``: of the connection."""
     audit = Audit(Keys(namespace))
     for step in read_steps(endpoint, namespace, **options):
         audit.take(step)
@@ -53,15 +53,15 @@ def audited(endpoint: str, namespace: str = "", **options: Any) -> Audit:
 
 
 def violations(endpoint: str) -> list[str]:
-    """What both audits find in the history of this etcd; empty where nothing.
+    """The violations of both audits in an etcd's history.
 
-    The first violation of ``distop audit`` with its story, and all violations of the second auditor.
+    That is the first violation of ``distop audit`` with its timeline, and all violations of the second auditor.
     """
-    return broken_rules(read_steps(endpoint))
+    return violations_in(read_steps(endpoint))
 
 
-def broken_rules(steps: Iterable[Step]) -> list[str]:
-    """What the audit and the second auditor find in a history."""
+def violations_in(steps: Iterable[Step]) -> list[str]:
+    """The violations of both audits in a history."""
     steps, audit = list(steps), Audit(Keys())
     for step in steps:
         audit.take(step)
@@ -71,7 +71,7 @@ def broken_rules(steps: Iterable[Step]) -> list[str]:
 
 
 def second_audit(steps: Iterable[Step], namespace: str = "") -> SecondAuditor:
-    """The second auditor, after it was given this history."""
+    """The second auditor after it has checked this history."""
     auditor = SecondAuditor(namespace, clock=None)
     for step in steps:
         if isinstance(step, HistoryStart):
@@ -83,7 +83,7 @@ def second_audit(steps: Iterable[Step], namespace: str = "") -> SecondAuditor:
 
 
 class Written:
-    """What was ever written of one operation's jobs."""
+    """All values that were written for the jobs of one operation: states, outcomes and claims by job, in order."""
 
     def __init__(self, endpoint: str, ref: OperationRef) -> None:
         keys = Keys()

@@ -1,4 +1,4 @@
-"""Runs and calls of the child's own code in the test's process, with a behavior that needs no installation."""
+"""Runs the code of executors' child processes in the test's process, with a behavior that is not installed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class NoArg(BaseModel):
 
 
 class Sent(Outbox):
-    """What the child would send to its daemon. Checkpoints are saved in ``progress``."""
+    """Records the messages of the child to its daemon. ``progress``: saved checkpoints."""
 
     def __init__(self) -> None:
         self.ends: dict[int, JobEnded] = {}
@@ -39,7 +39,7 @@ class Sent(Outbox):
         self.messages.append(message)
 
     def ended(self, run: int, partition: int, kind: Any, result: bytes, error: str, started: float) -> None:
-        assert partition not in self.ends, "a job ends once"
+        assert partition not in self.ends, f"job {partition} has ended twice"
         self.ends[partition] = JobEnded(partition, kind, json.loads(result), error, started, started)
 
     def flush(self) -> None:
@@ -52,7 +52,7 @@ class Sent(Outbox):
 
 
 class Child:
-    """One that has a single behavior; partition ``i`` has the attempt ``i + 1`` and the fence ``100 + i``."""
+    """A child with one behavior. Partition ``i`` has the attempt ``i + 1`` and the fence ``100 + i``."""
 
     def __init__(self, behavior: Behavior, folder: Path, arg: Any = None) -> None:
         self.sent = Sent()
@@ -81,7 +81,7 @@ class Child:
         cleanup: bool = False,
         progress: Mapping[str, Any] | None = None,
     ) -> Run:
-        """A run of partitions, which begins with ``run()``."""
+        """A run of partitions; its ``run()`` starts it."""
         message = {
             "run": 1,
             **self._of_operation(names, progress or {}),
@@ -94,16 +94,16 @@ class Child:
         return Run(self.env, message, self.deaths.append)
 
     def ends(self, names: Sequence[str], **settings: Any) -> dict[str, JobEnded]:
-        """The ends of a run by the names of its partitions."""
+        """Run partitions; returns the ends of their jobs by partition name."""
         self.run(names, **settings).run()
         return {name: self.sent.ends[i] for i, name in enumerate(names)}
 
     def clean(self, names: Sequence[str]) -> None:
-        """The cleanup of jobs that run nowhere."""
+        """Clean up jobs that are not running."""
         Call(self.env, {"t": "cleanup", "call": 2, **self._of_operation(names, {})}, self.deaths.append).run()
 
     def complete(self, verdict: str = "success") -> Mapping[str, Any]:
-        """The completion of an operation without jobs: what the daemon is told of it."""
+        """Complete an operation without jobs; returns the message to the daemon."""
         counts = {"verdict": verdict, "total": 0, "success": 0, "failed": 0, "following": None}
         Call(self.env, {"t": "complete", "call": 3, **self._of_operation("", {}), **counts}, self.deaths.append).run()
         return self.sent.messages[-1]
@@ -121,5 +121,5 @@ class Child:
 
 
 def kinds(ends: Mapping[str, JobEnded]) -> str:
-    """``a:success b:error``"""
+    """A short text of the ends of jobs, such as ``a:success b:error``."""
     return " ".join(f"{name}:{ends[name].kind}" for name in sorted(ends))

@@ -1,4 +1,4 @@
-"""Operation types for tests of the worker: each partition does what the argument says it shall do."""
+"""Operation types for tests of the worker: the argument chooses an action for each partition."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class SampleArg(BaseModel):
-    """``does``: partition name → action; ``diary``: a file in which starts and cleanups are written down."""
+    """``does``: partition name → action; ``diary``: a file to which all calls are logged."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -34,20 +34,20 @@ class SampleArg(BaseModel):
     names: list[str] = Field(default_factory=list)
     files: int = 0
     options: dict[str, Any] = Field(default_factory=dict)
-    """Of the table, as planning gives them."""
+    """The table options that planning returns."""
     sought: dict[str, str] = Field(default_factory=dict)
-    """What jobs look for: a ``variable`` of the environment, a setting of Spark to ``read``."""
+    """What jobs read: the ``variable`` of the environment, the Spark setting ``read``."""
 
 
 class SampleResult(BaseModel):
-    """A result that is a model."""
+    """A result that is a pydantic model."""
 
     partition: str
     attempt: int
 
 
 class Sample(Behavior):
-    """Does what it is told, partition by partition."""
+    """Runs the actions of its argument."""
 
     type_name = "sample"
     Arg = SampleArg
@@ -112,7 +112,7 @@ class Sample(Behavior):
         if action in ("spark-quote", "spark-quote-variable"):
             text = f"[{ctx.spark.conf.get(arg.sought['read'])}]"
             if action == "spark-quote-variable":
-                text = f"{os.environ[arg.sought['variable']]} " * 300  # longer than any error, and cut in the variable
+                text = f"{os.environ[arg.sought['variable']]} " * 300  # too long: an error is cut within the variable
             ctx.log.error("it says %s", text)
             ctx.status(f"with {text}")
             ctx.spark.sql(f"select raise_error('{text}')").collect()
@@ -156,7 +156,7 @@ class Sample(Behavior):
 
 
 class Batches(Sample):
-    """The same with one batch for all."""
+    """The same, with all jobs in one batch."""
 
     type_name = "batches"
 
@@ -190,9 +190,9 @@ ERRORS: dict[str, Callable[[], BaseException]] = {
 
 
 def act(action: str, partition: PartitionPlan, ctx: JobContext) -> None:
-    """What a job can do to its surroundings."""
+    """Run an action of a job, a planning or a completion."""
     if action.endswith("-once"):
-        # The first time anywhere: the diary's folder outlives the operation.
+        # Only the first time on any node: the file is kept in the table's folder.
         done = Path(ctx.table.location if ctx.table is not None else ctx.work_dir, f"{action}-{partition.name}")
         if done.exists():
             return
@@ -227,12 +227,12 @@ def act(action: str, partition: PartitionPlan, ctx: JobContext) -> None:
         while True:
             time.sleep(0.05)
     if action == "regex":
-        re.match("^(a+)+$", "a" * 64 + "b")  # holds the interpreter's lock for ages
+        re.match("^(a+)+$", "a" * 64 + "b")  # holds the interpreter's lock practically forever
     if action == "hold":
         while not Path(ctx.work_dir, "go").exists():
             time.sleep(0.005)
     if action == "company":
-        # In the session, but in a group of its own.
+        # In the same session, but in its own process group.
         company = subprocess.Popen(["sleep", "600"], process_group=0)
         Path(ctx.work_dir, "company").write_text(str(company.pid))
         time.sleep(600)
@@ -254,7 +254,7 @@ def act(action: str, partition: PartitionPlan, ctx: JobContext) -> None:
             hoard.add(gateway.jvm.java.nio.ByteBuffer.allocate(200_000_000))
     if action == "spark-unusable":
         ctx.spark.range(1).count()
-        # The place where Spark keeps what its stages hand over: the context lives on, and no such stage ends well.
+        # Spark's folder for shuffle files: the context still works, but all stages with a shuffle fail.
         for folder in Path(ctx.work_dir).parents[3].glob("spark/local/*"):
             shutil.rmtree(folder)
     if action in ("spark-unusable", "spark-shuffle"):
@@ -264,31 +264,31 @@ def act(action: str, partition: PartitionPlan, ctx: JobContext) -> None:
 
 
 def python_worker(_: int) -> str:
-    """Run in a Python worker of Spark: its import path, and the folder that it runs in."""
+    """Runs in a Python worker of Spark; returns its working directory and its import path."""
     time.sleep(1)
     return f"{Path.cwd()} {os.pathsep.join(sys.path)}"
 
 
 def gateway_of(ctx: JobContext) -> Any:
-    """The way to a JVM that works."""
-    from pyspark import SparkContext  # takes its time, and most actions do not need it
+    """The gateway to a working JVM."""
+    from pyspark import SparkContext  # slow to import, and most actions do not need it
 
     ctx.spark.range(1).count()
     return SparkContext._gateway
 
 
 def pool(ctx: JobContext) -> str | None:
-    """The pool that the calling thread's Spark jobs go to."""
+    """The scheduler pool of the calling thread's Spark jobs."""
     return ctx.spark.sparkContext.getLocalProperty("spark.scheduler.pool")
 
 
 def has_pool(ctx: JobContext, name: str | None) -> bool:
-    """Spark's scheduler shares out by pools, and has this one: it has none where the first job goes first."""
+    """Whether Spark's scheduler has this pool; a FIFO scheduler has no pools."""
     return bool(ctx.spark.sparkContext._jsc.sc().getPoolForName(name).isDefined())
 
 
 def write(arg: SampleArg, line: str) -> None:
-    """A line into the diary, whole even if the process dies next."""
+    """Append a line to the diary; it is complete even if the process dies next."""
     if arg.diary:
         with open(arg.diary, "a") as file:
             file.write(line + "\n")

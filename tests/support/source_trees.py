@@ -1,4 +1,4 @@
-"""The syntax trees of all that is shipped, for rules that every module has to keep."""
+"""The syntax trees of all modules of distop and its behaviors, for tests of coding rules."""
 
 from __future__ import annotations
 

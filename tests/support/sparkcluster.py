@@ -1,4 +1,4 @@
-"""A Spark standalone cluster for a test, the one of ``scripts/cluster``."""
+"""A Spark standalone cluster for tests, like that of ``scripts/cluster``."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 @contextmanager
 def spark_cluster(folder: Path, size: Size, env: Mapping[str, str] | None = None) -> Iterator[Standalone]:
-    """A cluster in a folder, which ends with the block. Its processes and Spark's executors have the archive of classes
-    that scripts/test gives to every other Spark.
+    """A cluster in a folder, for one ``with`` block.
+
+    Its processes and Spark's executors use the class archive that scripts/test provides for all JVMs of Spark.
     """
     cluster = Standalone(folder, {"JAVA_TOOL_OPTIONS": os.environ.get("SPARK_SUBMIT_OPTS", ""), **(env or {})})
     try:

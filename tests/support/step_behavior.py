@@ -1,4 +1,4 @@
-"""A resumable operation type for tests: each job goes through steps, and saves a checkpoint after each one's output."""
+"""A resumable operation type for tests: each job runs steps, and saves a checkpoint after the output of each step."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 
 class StepsArg(BaseModel):
-    """``folder``: where outputs, the diary and the signs are. A job holds at each step of ``hold`` until the file
-    ``go-<name>-<step>`` is there, or it is told to stop.
+    """``folder``: for outputs, the diary and the files that release jobs.
+
+    A job waits before each step of ``hold`` until the file ``go-<name>-<step>`` exists or the job is cancelled.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -29,15 +30,15 @@ class StepsArg(BaseModel):
     steps: int = 5
     hold: list[int] = Field(default_factory=list)
     forced: bool = True
-    """Each checkpoint is saved; else as the rate limit lets it."""
+    """Save all checkpoints; otherwise the rate limit may skip some."""
     broken: list[int] = Field(default_factory=list)
     """Steps whose checkpoint is too large."""
     kills: dict[str, int] = Field(default_factory=dict)
-    """Partition → the step at which it kills the daemon that runs it."""
+    """Partition → the step at which its job kills its daemon."""
 
 
 class Steps(Behavior):
-    """Writes a line for each step."""
+    """Writes a line of output per step."""
 
     type_name = "steps"
     Arg = StepsArg
@@ -75,7 +76,7 @@ class Steps(Behavior):
 
 
 class Restarting(Steps):
-    """The same, but its jobs start over."""
+    """The same, but its jobs restart from the beginning."""
 
     type_name = "restarting"
     resumable = False
@@ -91,6 +92,6 @@ def tell(arg: StepsArg, line: str) -> None:
 
 
 def daemon_of_this_child() -> int:
-    """The daemon's process: the parent of the guardian, which is the parent of this one."""
+    """The process id of the daemon: the parent of the guardian, which is the parent of this process."""
     guardian = os.getppid()
     return int(Path(f"/proc/{guardian}/stat").read_text().rpartition(")")[2].split()[1])

@@ -1,4 +1,4 @@
-"""Real tables for tests, the demo and the benchmarks, laid out as Parquet in Hive-style partition folders."""
+"""Real data for tests, the demo and the benchmarks, as Parquet tables with Hive-style partition folders."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ FLIGHTS_NULLS = {
     "air_time": 9_430,
     "tailnum": 2_512,
 }
-"""Nulls of the columns that have any; the other thirteen have none."""
+"""The number of NULLs by column; the other thirteen columns have none."""
 
 
 def write_partitions(table: pa.Table, directory: Path, columns: list[str], **options: Any) -> Path:
-    """Write ``table`` with one file in one folder for each value of the partition ``columns``."""
+    """Write ``table`` with one folder and one file per value of the partition ``columns``."""
     import pyarrow as pa
     import pyarrow.dataset as ds
 
@@ -46,9 +46,9 @@ def write_partitions(table: pa.Table, directory: Path, columns: list[str], **opt
 
 
 def flights() -> pa.Table:
-    """The 336,776 flights of 2013 with their nineteen columns: whole numbers as int32, ``time_hour`` as UTC time.
+    """The 336,776 flights of 2013 with nineteen columns: whole numbers as int32, ``time_hour`` as UTC time.
 
-    The data file is read from the installed package's folder (importing the package needs setuptools).
+    Reads the data file from the folder of the installed package, whose import would need setuptools.
     """
     import pyarrow as pa
     import pyarrow.csv as csv

@@ -18,27 +18,27 @@ WORKER = {"username": "worker", "password": "bee"}
 
 
 async def admin(client: EtcdClient, name: str, request: object) -> None:
-    """A request of etcd's Auth service."""
+    """Send a request to etcd's Auth service."""
     response = getattr(rpc, f"Auth{name.removeprefix('Auth')}Response")
     await client.transport.unary(Method.of(f"Auth/{name}", type(request), response), request, 5.0)
 
 
 async def grant(client: EtcdClient, first: str, after: str) -> None:
-    """Let the worker read and write these keys, too."""
+    """Allow the user ``worker`` to read and write the keys from ``first`` to before ``after``."""
     permission = auth_pb2.Permission(
         permType=auth_pb2.Permission.READWRITE, key=first.encode(), range_end=after.encode()
     )
     await admin(client, "RoleGrantPermission", rpc.AuthRoleGrantPermissionRequest(name="ours", perm=permission))
 
 
-async def take(client: EtcdClient, first: str, after: str) -> None:
-    """The reverse of :func:`grant`."""
-    gone = rpc.AuthRoleRevokePermissionRequest(role="ours", key=first.encode(), range_end=after.encode())
-    await admin(client, "RoleRevokePermission", gone)
+async def revoke(client: EtcdClient, first: str, after: str) -> None:
+    """Remove a permission of :func:`grant`."""
+    request = rpc.AuthRoleRevokePermissionRequest(role="ours", key=first.encode(), range_end=after.encode())
+    await admin(client, "RoleRevokePermission", request)
 
 
 async def enable_users(endpoint: str, first: str = "ours.", after: str = "ours/") -> None:
-    """Users root and worker; worker may only touch these keys."""
+    """Enable authentication with the users root and worker; worker may only read and write these keys."""
     async with connected(endpoint) as client:
         for user in (ROOT, WORKER):
             await admin(client, "UserAdd", rpc.AuthUserAddRequest(name=user["username"], password=user["password"]))

@@ -1,4 +1,4 @@
-"""Runs a coroutine in virtual time: nothing waits, and distop's clocks follow the loop."""
+"""Runs a coroutine in virtual time, without real waiting; distop's clocks show the time of the loop."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def now() -> float:
 
 
 def in_virtual_time(work: Callable[[], Coroutine[Any, Any, T]], limit: float = 600.0) -> T:
-    """What the coroutine returns, within so many virtual seconds."""
+    """Run the coroutine and return its result. ``limit``: virtual seconds."""
     chance = random.Random(1)
     loop = VirtualLoop(chance)  # type: ignore[abstract]
     context = contextvars.Context()
     context.run(source.set, SimSource(loop, chance))
     task = loop.spawn(Process("test"), work(), context)
     try:
-        assert loop.run(task.done, limit), f"it has not ended after {limit:g} virtual seconds"
-        assert loop.troubles == []
+        assert loop.run(task.done, limit), f"the coroutine has not ended after {limit:g} virtual seconds"
+        assert loop.errors == []
         return task.result()
     finally:
         loop.end()

@@ -1,5 +1,6 @@
-"""A world for tests of the core: the model store, and every event of the tables as a method that builds its
-transaction from what the store holds now, just as a daemon or a client would.
+"""A model of a cluster for tests of the protocol: the model of etcd, and one method per event of the state tables.
+
+The methods build the event's transaction from the current keys, as a daemon or client would.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ TIME = "2013-01-01T00:00:00.000Z"
 
 @dataclass
 class World:
-    """One table, one type, any number of operations and executors."""
+    """A cluster with one table and one type, and any number of operations and executors."""
 
     keys: Keys = field(default_factory=Keys)
     store: ModelStore = field(default_factory=ModelStore)
@@ -50,19 +51,19 @@ class World:
     one_at_a_time: bool = False
     leases: dict[str, int] = field(default_factory=dict)
     kept: tuple[Put, ...] = ()
-    """What the next finish writes beside the history record."""
+    """Further keys that a finish writes with the history record."""
 
     # ------------------------------------------------------------- executors
 
     def join(self, incarnation: str) -> str:
-        """An executor's node key, on a lease of its own."""
+        """Add an executor: its node key on a new lease."""
         lease = self.leases[incarnation] = self.store.grant(1000 + self.store.revision)
         node = Node(f"ex-{incarnation}", "host", 2, (TYPE,))
         self.store.apply(Txn((), (Put(self.keys.node(incarnation), node.encode(), lease),)))
         return incarnation
 
     def die(self, incarnation: str) -> None:
-        """Its session expires."""
+        """Expire an executor's session."""
         self.store.expire(self.leases.pop(incarnation))
 
     def elect(self, incarnation: str) -> Txn:
@@ -75,7 +76,7 @@ class World:
         return t.election_guard(self.keys, TABLE, TYPE, self.store.mod(self.keys.coordinator(TABLE, TYPE)))
 
     def finish_together(self, finals: Sequence[f.Final]) -> int:
-        """How many of these go in one transaction."""
+        """The number of these finishes that fit in one transaction."""
         return fitting_count([f.part(self.keys, one) for one in finals], f.common(self.keys, TABLE, self.election))
 
     def resign(self) -> Txn:
@@ -138,34 +139,34 @@ class World:
         return Spec(f"request-{ref}", TIME, "tester", self.rules, one_at_a_time=self.one_at_a_time)
 
     def own_spec(self, ref: OperationRef) -> Spec:
-        """As it stands there, or would."""
+        """The stored spec, or the one that a start would write."""
         return self.op(ref).spec or self.spec(ref)
 
     def start(self, ref: OperationRef) -> Txn:
         return t.starts(self.keys, self.counters(), [t.NewOperation(ref, self.spec(ref), b"{}", named=True)])
 
     def starts(self, count: int, objects: Sequence[str] = ()) -> Txn:
-        """So many at once; of these objects, or of none."""
+        """Start operations in one transaction: one per object, or ``count`` without objects."""
         seen = self.counters()
         refs = [OperationRef(TABLE, TYPE, obj, seen.next_instance + n) for n, obj in enumerate(objects or [""] * count)]
         new = [t.NewOperation(ref, self.spec(ref), b"{}", named=True) for ref in refs]
         return t.starts(self.keys, seen, new)
 
     def submit(self, ref: OperationRef, *after: OperationRef, on: str = "success", hold: str = "") -> Txn:
-        """To wait for others, of which each has begun to be (or nobody)."""
+        """Insert a pending operation that waits for the operations ``after``, which exist."""
         preds = tuple(t.Predecessor(one, on, self.mod(one, "state")) for one in after)
         spec = replace(self.spec(ref), hold=hold)
         return t.starts(self.keys, self.counters(), [t.NewOperation(ref, spec, b"{}", waits=True, after=preds)])
 
     def start_of(self, id_: str, *, waits: bool) -> Txn:
-        """Start an operation of this id: in the place of one that waits, behind one that runs."""
-        one = self.own_start_of(id_)
+        """Start an operation with this id: it replaces a pending one, or waits for a running one."""
+        one = self.new_operation_with_id(id_)
         return t.starts(self.keys, self.counters(), [replace(one, waits=waits or bool(one.after))])
 
-    def own_start_of(self, id_: str, beyond: int = 0) -> t.NewOperation:
-        """The operation that is started; with so many other numbers before it."""
+    def new_operation_with_id(self, id_: str, skipped: int = 0) -> t.NewOperation:
+        """The new operation of :meth:`start_of`; ``skipped``: how many instance numbers it leaves out."""
         ref, kv = self.next_ref(), self.store.get(self.keys.unique(TABLE, TYPE, id_))
-        ref = replace(ref, instance=ref.instance + beyond)
+        ref = replace(ref, instance=ref.instance + skipped)
         takes, after, follows = Takes(id_), "", ""
         if kv is not None:
             holder = OperationRef.parse(kv.value.decode())
@@ -178,9 +179,9 @@ class World:
             else:
                 takes = Takes(id_, holder, mod)
         preds: tuple[t.Predecessor, ...] = ()
-        going_on = (State.RUNNING, State.PAUSED, State.CANCELLING)
-        if after and self.op(behind := OperationRef.parse(after)).state in going_on:
-            preds, follows = (t.Predecessor(behind, "end", self.mod(behind, "state")),), after
+        active = (State.RUNNING, State.PAUSED, State.CANCELLING)
+        if after and self.op(predecessor := OperationRef.parse(after)).state in active:
+            preds, follows = (t.Predecessor(predecessor, "end", self.mod(predecessor, "state")),), after
         spec = replace(self.spec(ref), id=id_, follows=follows)
         return t.NewOperation(ref, spec, b"{}", waits=True, after=preds, takes=takes)
 
@@ -258,7 +259,7 @@ class World:
         return Gate.decode(kv.value) if kv else Gate()
 
     def permits(self, ref: OperationRef) -> Permits | None:
-        """Those that may be taken, as a look shows them now; None where there is no limit."""
+        """The current permits of an operation; None without a limit of jobs."""
         most = self.gate(ref).options.max_jobs
         if not most:
             return None
@@ -284,18 +285,18 @@ class World:
         return t.cancel(self.keys, ref, self.mod(ref, "state"), Cancel("failed", "one failed"), self.election)
 
     def reap(self, ref: OperationRef, *partitions: int) -> Txn:
-        """Reap these jobs' claims as they stand now (of none: job 0's)."""
+        """Reap the current claims of these jobs (by default job 0)."""
         claims = [(p, self.fence(ref, p) or 1) for p in partitions or (0,)]
         return job_transitions.reap(self.keys, ref, self.election, self.mod(ref, "state"), claims)
 
     def revoke(self, ref: OperationRef, *partitions: int) -> Txn:
-        """Revoke these jobs' claims as they stand now (of none: job 0's)."""
+        """Revoke the current claims of these jobs (by default job 0)."""
         nobody = Claim("ex-a", "", 1, 0)
         claims = [(p, self.fence(ref, p) or 1, self.claim_of(ref, p) or nobody) for p in partitions or (0,)]
         return job_transitions.revoke(self.keys, ref, self.election, self.mod(ref, "state"), claims, job_claims.revoked)
 
     def revoke_lost(self, ref: OperationRef, incarnation: str, *partitions: int) -> Txn:
-        """Set these jobs' claims as they stand now to waiting (of none: job 0's), behind the gate."""
+        """Set the current claims of these jobs (by default job 0) to waiting, guarded by the gate."""
         nobody = Claim("ex-a", "a", 1, 0)
         claims = [(p, self.fence(ref, p) or 1, self.claim_of(ref, p) or nobody) for p in partitions or (0,)]
         gate = self.store.mod(self.keys.gate(ref)) or 1
@@ -343,7 +344,7 @@ class World:
         return self._finish(self._final(ref, self.mod(ref, "decision") or 1))
 
     def finish_all(self, refs: Sequence[OperationRef]) -> Txn:
-        """Of each that is decided, with its decision; of the others at once."""
+        """Finish these operations; those without a decision at once."""
         return self._finish(*self.finals(refs))
 
     def finals(self, refs: Sequence[OperationRef]) -> list[f.Final]:
@@ -353,7 +354,7 @@ class World:
         return self._finish(self._final(ref, 0))
 
     def final_and_end(self, ref: OperationRef) -> f.Final:
-        # 1, which no gate has, where the operation is not there: it is to be refused as one that ends and goes.
+        # Without the operation the guard is revision 1, which no gate has, so that the transaction is rejected.
         return replace(self._final(ref, 0), gate_mod=self.op(ref).opened or 1)
 
     def finish_and_end(self, ref: OperationRef) -> Txn:
@@ -368,9 +369,7 @@ class World:
     # ------------------------------------------------------------------ jobs
 
     def claim(self, ref: OperationRef, incarnation: str, partitions: Sequence[int]) -> Txn:
-        """Claim whatever each job's state is: free, waiting, or held by an incarnation that is gone; where there is a
-        limit, as many of them as there are permits.
-        """
+        """Claim jobs that are free, waiting, or held by a dead incarnation; with a limit only as many as permits."""
         wants, dead, known = [], set(), self.permits(ref)
         former: dict[int, Claim] = {}
         for p in partitions:
@@ -400,7 +399,7 @@ class World:
         )
 
     def own(self, ref: OperationRef, actor: str, partition: int) -> Txn:
-        """An actor takes a job, whatever its state is; one that has failed too often it fails."""
+        """Claim a job by an actor, whatever its state is; a job that has failed too often fails instead."""
         old, grant = self.claim_of(ref, partition), f"{self.store.revision:016x}"
         attempt, failures, seen, dead, over = 1, 0, 0, "", None
         if old is not None:
@@ -419,7 +418,7 @@ class World:
         return actor_claims.extend(self.keys, [actor_claims.Extending(token, replace(claim, duration=duration), fence)])
 
     def give(self, ref: OperationRef, partition: int, state: JobState | None) -> Txn:
-        """An actor returns a job; with no state, to be tried again."""
+        """End an actor's claim with this state of the job; None: put it back for a retry."""
         claim = self.claim_of(ref, partition) or Claim("w", "", 1, 0, actor="w", grant=f"{0:016x}")
         fence = self.fence(ref, partition) or 1
         token = actor_claims.Token(ref, partition, fence, claim.grant)
@@ -448,9 +447,11 @@ class World:
 
     def fail_lost(self, ref: OperationRef, incarnation: str, partition: int) -> Txn:
         claim = self.claim_of(ref, partition) or Claim("ex-a", "a", 1, 0)
-        told = Outcome(f"p={partition}", f"ex-{incarnation}", incarnation, claim.attempt, TIME, TIME, error="lost")
+        lost_outcome = Outcome(
+            f"p={partition}", f"ex-{incarnation}", incarnation, claim.attempt, TIME, TIME, error="lost"
+        )
         gate = self.store.mod(self.keys.gate(ref)) or 1
-        lost = [(partition, self.fence(ref, partition) or 1, told)]
+        lost = [(partition, self.fence(ref, partition) or 1, lost_outcome)]
         dead = claim.incarnation or ("" if claim.actor else "nobody")
         return job_transitions.fail_lost(self.keys, ref, gate, incarnation, dead, lost, {partition: claim})
 
@@ -464,8 +465,8 @@ class World:
         assert self.store.revision == before + 1, txn
         return result
 
-    def life(self, jobs: int = 2, failing: Sequence[int] = ()) -> OperationRef:
-        """A whole life: start, plan, claim, report, decide, finish, end; executors ``a`` and ``b`` take part."""
+    def run_operation(self, jobs: int = 2, failing: Sequence[int] = ()) -> OperationRef:
+        """Run a whole operation on the executors ``a`` and ``b``: start, plan, claim, report, decide, finish, end."""
         for incarnation in ("a", "b"):
             if incarnation not in self.leases:
                 self.join(incarnation)
@@ -484,25 +485,25 @@ class World:
         return ref
 
     def tamper(self, *ops: Put | Delete) -> int:
-        """Write without guards, as no part of distop would; the revision."""
+        """Write without guards, which distop never does; returns the revision."""
         return self.store.apply(Txn((), ops)).revision
 
 
 def planned(jobs: int) -> tuple[Plan, list[bytes]]:
-    """A plan of so many partitions, with its chunks."""
+    """A plan with ``jobs`` partitions, and its chunks."""
     chunks = chunked([PartitionPlan(n, f"p={n}", 10) for n in range(jobs)])
     return Plan(jobs, "v1", plan_digest(chunks), len(chunks)), chunks
 
 
 def outcome(partition: int, claim: Claim) -> Outcome:
-    told = (f"p={partition}", claim.executor, claim.incarnation, claim.attempt, TIME, TIME, {"rows": 1})
-    return Outcome(*told, grant=claim.grant)
+    fields = (f"p={partition}", claim.executor, claim.incarnation, claim.attempt, TIME, TIME, {"rows": 1})
+    return Outcome(*fields, grant=claim.grant)
 
 
-def opened_here(
+def open_operation(
     ref: OperationRef, spec: Spec, plan: Plan, chunks: Sequence[bytes], gate: Gate | None = None
 ) -> OpenOperation:
-    """What an executor knows of an operation that it has read."""
+    """An executor's view of an open operation that it has read."""
     op = OpenOperation(ref, 0, spec, {}, plan, chunks, first_ordinals(plan, chunks))
     op.gate = gate or Gate()
     return op

@@ -1,8 +1,7 @@
-"""Operation types that write data under faults, and the comparison of what was written with what counts.
+"""Operation types that write data, for tests with faults, and functions that check their data.
 
-Each job writes its rows into a file in its stage, one by one, and each row into a journal as well, with the time: so
-that it can be told afterwards whether two attempts of one job ever ran at the same time, and whether what the outcomes
-name is whole.
+Each job writes its rows one by one into a file in its stage, and logs each row with the time in a journal. The journal
+shows whether two attempts at one job ran at the same time; the files show whether the outputs in outcomes are complete.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class WritingArg(BaseModel):
-    """``does``: partition name → what goes wrong there. ``hold``: jobs end once this file is there."""
+    """``does``: partition name → its fault. ``hold``: jobs end once this file exists."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -78,7 +77,7 @@ class Writing(Behavior):
 
 
 class SparkWriting(Writing):
-    """The same in PySpark's Python workers, in one batch for all its partitions."""
+    """The same in PySpark's Python workers, with all jobs in one batch."""
 
     type_name = "sparkwriting"
     retry = Retry(attempts=2, initial=0.1, maximum=1.0)
@@ -98,7 +97,7 @@ class SparkWriting(Writing):
 
 
 def write_rows(item: tuple[int, str, str], settings: tuple[int, float, str, int, str]) -> tuple[int, dict[str, Any]]:
-    """What a Python worker of Spark does for one partition."""
+    """Write the rows of one partition, in a Python worker of Spark."""
     (ordinal, name, stage), (rows, pause, journal, attempt, hold) = item, settings
     file = Path(stage) / "rows.txt"
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -115,7 +114,7 @@ def write_rows(item: tuple[int, str, str], settings: tuple[int, float, str, int,
 
 
 def break_spark(action: str, spark: Any) -> None:
-    """What one partition can do to the JVM that it shares with others."""
+    """Make the batch's JVM or Spark context fail."""
     from pyspark import SparkContext
 
     gateway: Any = SparkContext._gateway
@@ -126,7 +125,7 @@ def break_spark(action: str, spark: Any) -> None:
     elif action == "stop-context":
         spark.stop()
     elif action == "memory":
-        # An array list of ever more large arrays: the JVM of the test is small.
+        # Allocates buffers until the small JVM of the test has no memory.
         hoard = gateway.jvm.java.util.ArrayList()
         while True:
             hoard.add(gateway.jvm.java.nio.ByteBuffer.allocate(50_000_000))
@@ -139,7 +138,7 @@ def break_spark(action: str, spark: Any) -> None:
 
 
 def java_of(pid: int) -> int:
-    """The java process among a launched program and its children: spark-submit is a script that becomes it."""
+    """The java process: the given process or a child of it, since spark-submit is a script that executes java."""
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             try:
@@ -162,14 +161,14 @@ def boottime() -> float:
 
 
 def note(journal: str, partition: int, attempt: int, what: str) -> None:
-    """A line into the journal, whole even if the process dies next."""
+    """Append a line to the journal; it is complete even if the process dies next."""
     line = json.dumps([partition, attempt, what, boottime()])
     with open(journal, "a") as file:
         file.write(line + "\n")
 
 
 class Journal:
-    """What was written, when and by which attempt."""
+    """The journal of an operation: events with partition, attempt and time."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -180,7 +179,7 @@ class Journal:
         return [tuple(json.loads(line)) for line in self.path.read_text().splitlines()]
 
     def attempts(self, partition: int) -> dict[int, tuple[float, float]]:
-        """Attempt → when it wrote first and last."""
+        """Attempt → the times of its first and last line."""
         found: dict[int, tuple[float, float]] = {}
         for number, attempt, _, when in self.lines():
             if number == partition:
@@ -189,8 +188,10 @@ class Journal:
         return found
 
     def overlaps(self, allowed: Callable[[int, int, float, float], bool] | None = None) -> list[str]:
-        """Attempts of one job that wrote after a later attempt had begun to. ``allowed``: whether one may have, given
-        its partition and number, when the later one began, and the time of the line.
+        """Attempts that wrote after a later attempt at the same job had started.
+
+        ``allowed``: whether such a line is allowed; takes partition, attempt, start of the later attempt, and the
+        line's time.
         """
         times: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
         for partition, attempt, _, when in self.lines():
@@ -208,12 +209,13 @@ class Journal:
         return found
 
     def resumed(self) -> int:
-        """How often an attempt went on from a checkpoint: it notes ``from N``, the rows that it does not write."""
+        """The number of attempts that resumed from a checkpoint: they log ``from N``, where N is not 0."""
         return sum(1 for *_, what, _ in self.lines() if what.startswith("from ") and what != "from 0")
 
-    def forgotten(self) -> list[str]:
-        """Attempts that began before a checkpoint that was acknowledged: after each one ``saved N`` is noted. What a
-        later attempt saved is none of theirs: whose machine stood still may note late how it had begun.
+    def lost_checkpoints(self) -> list[str]:
+        """Attempts that started before the last acknowledged checkpoint (``saved N``) of their job.
+
+        Checkpoints of later attempts do not count: an attempt on a suspended machine may log its start late.
         """
         found, saved = [], defaultdict[int, dict[int, int]](dict)
         for partition, attempt, what, _ in self.lines():
@@ -223,13 +225,14 @@ class Journal:
             elif word == "from":
                 rows = max((rows for by, rows in saved[partition].items() if by <= attempt), default=0)
                 if int(number) < rows:
-                    found.append(f"partition {partition}: {attempt} began {what}, and {rows} rows were saved")
+                    found.append(f"partition {partition}: {attempt} started {what}, but {rows} rows were saved")
         return found
 
 
-def misstated(outcome: Mapping[str, Any], rows: int) -> str:
-    """What is wrong with the output that a successful outcome names: one file of so many rows, or segments, of each of
-    which the first rows count. "": nothing.
+def output_error(outcome: Mapping[str, Any], rows: int) -> str:
+    """The error in the output of a successful outcome, or "".
+
+    The output is one file with ``rows`` rows, or segments: files of which only the first rows count.
     """
     result, found = outcome["result"], list[str]()
     segments = result["segments"] if "segments" in result else [(result["file"], rows)]
@@ -245,13 +248,14 @@ def misstated(outcome: Mapping[str, Any], rows: int) -> str:
     if outcome["incarnation"] not in last.parent.name:
         return f"{last} is the output of another attempt"
     if "sha256" in result and digest(last) != result["sha256"]:
-        return f"{last} is not what was written"
+        return f"{last} differs from the written file"
     return ""
 
 
 def assert_data(written: Written, journal: Journal, jobs: int, rows: int, *, overlaps: bool = False) -> None:
-    """Each job has one outcome, of one attempt; what it names is whole; and no two attempts of a job wrote at the
-    same time (``overlaps``: that may have happened here).
+    """Check that each job has one state and one outcome with a complete output, and that no attempts overlap.
+
+    ``overlaps``: attempts may overlap.
     """
     assert {p: len(w) for p, w in written.outcomes.items()} == dict.fromkeys(range(jobs), 1)
     assert {p: len(w) for p, w in written.states.items()} == dict.fromkeys(range(jobs), 1)
@@ -261,6 +265,6 @@ def assert_data(written: Written, journal: Journal, jobs: int, rows: int, *, ove
             assert outcome.get("error"), outcome
             continue
         assert outcome["name"] == f"p={partition}"
-        assert not misstated(outcome, rows)
+        assert not output_error(outcome, rows)
     if not overlaps:
         assert not journal.overlaps()

@@ -24,7 +24,7 @@ from distop_behaviors.validate import Validate, certification, file_lists
 from distop_behaviors.validate.certificate import Certificate, certificate_of, columns_in_expression, digest_of
 from distop_behaviors.validate.certification import check_columns, columns_below
 from distop_behaviors.validate.validate_argument import Argument
-from tests.support.context import HISTORY, FakeContext, Ran, presented, run_operation
+from tests.support.context import HISTORY, FakeContext, Ran, run_operation, store_certificate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -239,12 +239,12 @@ def test_hole_8_an_argument_names_a_validation_and_cannot_bring_a_certificate(ru
     ):
         with pytest.raises(ValidationError, match="Input should be a valid string"):
             model.model_validate(arg)
-        assert model.model_validate({n: presented(v) if v is certificate else v for n, v in arg.items()})
+        assert model.model_validate({n: store_certificate(v) if v is certificate else v for n, v in arg.items()})
 
 
 def test_hole_8_only_a_successful_validation_has_a_certificate(run: Callable[..., Ran], tmp_path: Path) -> None:
     certificate, ctx = run(NOT_NULL).report["certificate"], FakeContext(tmp_path)
-    op = presented(certificate)
+    op = store_certificate(certificate)
     assert certificate_of(op, "t", ctx).digest == certificate["digest"]
     good = HISTORY[op]
     for changed, sentence in (

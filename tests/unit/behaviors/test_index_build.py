@@ -26,7 +26,7 @@ from distop_behaviors.index import DropIndex, file_summaries, generation_build, 
 from distop_behaviors.index.index_folder import Folder, Superseded
 from distop_behaviors.index.key_lookup import find
 from tests.support.footers import with_rows_of_groups, with_values
-from tests.support.indexed import Indexes, Operation, stopped
+from tests.support.index_runs import Indexes, Operation, is_cancelled
 from tests.support.lake import Folder as Lake
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def holds(indexes: Indexes, name: str = "i", files: tuple[str, ...] = ("0", "1",
 
 def clean(indexes: Indexes, name: str = "i") -> None:
     """Assert that there are only files that the kept generations name."""
-    assert indexes.left_over(name) == []
+    assert indexes.orphan_files(name) == []
 
 
 @pytest.mark.parametrize("kind", ["posting", "skip"])
@@ -276,7 +276,7 @@ def test_a_drop_that_is_killed_at_any_commit_point_is_repeated(tmp_path: Path, m
             operation.run(partition, operation.attempt(partition, fence=2))
         assert operation.complete() == {"name": "i", "dropped": True}, at
         assert [p.name for p in indexes.folder().root.rglob("*") if p.is_file()] == ["000003.json"], at
-        assert indexes.left_over() == [], at
+        assert indexes.orphan_files() == [], at
         at += 1
     assert indexes.build(columns=["k"]).generation == 4
     assert named(indexes, -1) == ["0", "1"]
@@ -298,14 +298,14 @@ def test_an_attempt_continues_from_the_checkpoint_of_another(
         (partition,) = operation.planned.partitions
         first = operation.attempt(partition)
         first.stop_after = 2
-        assert stopped(lambda: operation.run(partition, first))  # noqa: B023
+        assert is_cancelled(lambda: operation.run(partition, first))  # noqa: B023
         assert opened == ["0", "1"]
         if case == "damaged":
             (Path(first.stage) / "000001.parquet").write_bytes(b"PAR1")
         opened.clear()
         second = operation.attempt(partition, fence=2)
         second.stop_after = 0
-        assert stopped(lambda: operation.run(partition, second))  # noqa: B023
+        assert is_cancelled(lambda: operation.run(partition, second))  # noqa: B023
         if case == "cleaned up":
             first.superseded = True
             operation.behavior.cancel_job_and_cleanup(operation.arg, partition, first)
@@ -324,7 +324,7 @@ def attempted(operation: Any, partition: Any, reader: str) -> Any:
         operation.run(partition, first)
     else:
         first.stop_after = 2
-        assert stopped(lambda: operation.run(partition, first))
+        assert is_cancelled(lambda: operation.run(partition, first))
     return first
 
 
@@ -490,7 +490,7 @@ def test_files_added_during_a_build_are_indexed_or_read_by_lookups(
 def test_lost_segments_are_written_again(indexes: Indexes) -> None:
     """A machine that lost power may have lost files, although etcd has their outcome."""
     operation = indexes.plan(columns=["k"]).run_all()
-    parquet = [path for path in indexes.staged() if path.suffix == ".parquet"]
+    parquet = [path for path in indexes.staged_files() if path.suffix == ".parquet"]
     parquet[0].write_bytes(b"")
     parquet[1].unlink()
     assert operation.complete().files == 3
@@ -510,7 +510,7 @@ def test_a_cancel_leaves_the_index_unchanged_and_no_other_files(indexes: Indexes
     operation.run(done)
     ctx = operation.attempt(running)
     ctx.stop_after = 0
-    assert stopped(lambda: operation.run(running, ctx))
+    assert is_cancelled(lambda: operation.run(running, ctx))
     for _ in range(2):
         operation.behavior.cancel_job_and_cleanup(operation.arg, running, ctx)
     assert operation.complete("cancelled") is None
@@ -526,12 +526,12 @@ def test_a_drop_removes_the_index_and_is_idempotent(indexes: Indexes) -> None:
     indexes.build(columns=["k"])
     abandoned = indexes.plan(columns=["k"], refresh="full")
     abandoned.run(abandoned.planned.partitions[0])
-    assert indexes.staged()
+    assert indexes.staged_files()
     assert indexes.drop()
     assert not indexes.drop()
     left = [p.name for p in indexes.folder().root.rglob("*") if p.is_file()]
     assert left == ["000002.json"]
-    assert indexes.staged() == []
+    assert indexes.staged_files() == []
     with pytest.raises(NotFound, match="has no index 'i'"):
         find(indexes.record, "i", [1])
     assert named(indexes, "7", "other") == ["0"]
@@ -584,7 +584,7 @@ def test_a_full_disk_fails_the_attempt_and_leaves_nothing(indexes: Indexes, monk
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
     limited(lambda: operation.run(partition))
-    assert [path.name for path in indexes.staged()] == ["journal.jsonl"]
+    assert [path.name for path in indexes.staged_files()] == ["journal.jsonl"]
     operation.run(partition, operation.attempt(partition, fence=2))
     limited(operation.complete)
     current = indexes.folder().current()
@@ -779,7 +779,7 @@ def test_a_build_on_a_dropped_table_raises_table_unavailable(indexes: Indexes) -
     operation.behavior.cancel_job_and_cleanup(operation.arg, other, ctx)
     operation.complete("cancelled")
     assert not Path(indexes.record.location).exists()
-    assert indexes.staged() == []
+    assert indexes.staged_files() == []
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ import pytest
 from distop.errors import InvalidArgument, NotFound
 from distop_behaviors.index import file_summaries, key_lookup, key_values, postings
 from distop_behaviors.index.key_lookup import find
-from scripts.judging.generated import generate
-from tests.support.further import with_further
-from tests.support.indexed import Indexes
+from scripts.validate_oracle.random_tables import generate
+from tests.support.index_runs import Indexes
+from tests.support.slow_cases import mostly_slow
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,7 +53,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("seed", with_further(range(8), 3))
+@pytest.mark.parametrize("seed", mostly_slow(range(8), 3))
 def test_an_index_names_every_file_with_a_key(seed: int, tmp_path: Path) -> None:
     """Before and after some files were removed, replaced and added, and again once the index was refreshed."""
     rng = random.Random(seed)

@@ -13,9 +13,9 @@ import pytest
 from distop.errors import NotFound
 from distop_behaviors.index import BuildIndex, DropIndex, segments
 from distop_behaviors.index.key_lookup import find
-from scripts.judging.generated import generate
-from tests.support.indexed import Indexes, Operation, stopped
-from tests.support.twice import bytes_below
+from scripts.validate_oracle.random_tables import generate
+from tests.support.index_runs import Indexes, Operation, is_cancelled
+from tests.support.repeated_attempts import bytes_below
 
 if TYPE_CHECKING:
     from distop_behaviors.index.index_folder import Folder
@@ -49,7 +49,7 @@ class World:
             for fence in range(1, rng.randint(2, 3) + 1):
                 ctx = operation.attempt(partition, fence)
                 ctx.stop_after = rng.choice([-1, 0, 1, 2]) if fence == 1 else -1
-                if stopped(lambda ctx=ctx, partition=partition: operation.run(partition, ctx)):  # type: ignore[misc]
+                if is_cancelled(lambda ctx=ctx, partition=partition: operation.run(partition, ctx)):  # type: ignore[misc]
                     continue
                 results.append(operation.outcomes[partition.partition])
             assert len({str(_without_journal(result.result)) for result in results}) == 1
@@ -147,7 +147,7 @@ def test_repeated_operations_change_nothing_in_a_random_history(
         keys = [tuple(row[name] for name in columns) for row in rng.sample(values, min(len(values), 5))]
         state = one.state(keys)
         assert two.state(keys) == state
-        assert two.indexes.left_over() == []
+        assert two.indexes.orphan_files() == []
         before = bytes_below(two.folder.root)
         again = _comparable(two.twice(behavior, arg, rng))
         assert two.state(keys) == state
@@ -157,5 +157,5 @@ def test_repeated_operations_change_nothing_in_a_random_history(
             assert again == {**_comparable(reports[1]), "indexed": 0, "removed": 0}
         if refresh == "incremental" or dropped:
             assert bytes_below(two.folder.root) == before
-        assert two.indexes.left_over() == []
+        assert two.indexes.orphan_files() == []
         assert two.rows() == rows

@@ -21,7 +21,7 @@ from distop_behaviors.index.covered_files import file_list
 from distop_behaviors.index.generation import Generation, Named
 from distop_behaviors.index.index_folder import Folder
 from distop_behaviors.index.key_lookup import find
-from tests.support.indexed import Indexes, Operation
+from tests.support.index_runs import Indexes, Operation
 from tests.unit.behaviors.test_index_build import add, clean, holds, indexes, named
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def test_hole_3_a_result_that_names_a_folder_removes_nothing_if_the_build_is_can
     returned(operation, 0, journal=str(target / "1" / "000000" / "1-x" / "journal.jsonl"))
     operation.complete("cancelled")
     assert sorted(p.name for p in target.iterdir()) == ["0", "1", "2"]
-    assert indexes.staged() == []
+    assert indexes.staged_files() == []
 
 
 def test_a_result_cannot_add_a_foreign_segment_to_an_index(indexes: Indexes, tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_the_stage_of_another_operation_is_not_published(indexes: Indexes, tmp_p
 @pytest.mark.parametrize("what", ["journal.jsonl", "000000.parquet"])
 def test_a_link_in_a_stage_is_not_published(indexes: Indexes, tmp_path: Path, what: str) -> None:
     operation = indexes.plan(columns=["k"]).run_all()
-    (path, *_) = [p for p in indexes.staged() if p.name == what]
+    (path, *_) = [p for p in indexes.staged_files() if p.name == what]
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
     opened: list[Any] = []

@@ -17,7 +17,7 @@ from distop.tables import plan_table
 from distop.tables.reading import parquet_footers, store_errors
 from distop.tables.reading.file_facts import Unreadable
 from tests.support.context import FakeContext
-from tests.support.refusing import RefusingStore
+from tests.support.refusing_store import RefusingStore
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,7 +57,7 @@ def test_a_few_files_show_that_all_are_refused(
     with RefusingStore(status, code) as store:
         store.serve(monkeypatch)
         found = parquet_footers.read_all(planned(), frozenset({"a"}))
-        asked = {line.partition("?")[0] for line in store.asked}
+        asked = {line.partition("?")[0] for line in store.requests}
     assert all(isinstance(one, Unreadable) for one in found)
     assert parquet_footers.refusal(found[: parquet_footers.THREADS]) == cause
     assert len(found) == FILES
@@ -223,5 +223,5 @@ def test_a_table_that_can_be_listed_but_not_read_gets_no_verdict(
         arg = behavior.Arg.model_validate({"checks": [{"not_null": "a"}], "statistics": mode})
         with pytest.raises(TableUnavailable, match=rf"files: {FILES}\) from this executor: access is denied"):
             list(behavior.run_batch(arg, plans, FakeContext(tmp_path, table)))
-        asked = {line.partition("?")[0] for line in store.asked if "day" in line}
+        asked = {line.partition("?")[0] for line in store.requests if "day" in line}
     assert len(asked) == parquet_footers.THREADS

@@ -39,8 +39,8 @@ from distop_behaviors.validate.typed_bounds import (
     set_member,
 )
 from distop_behaviors.validate.validate_argument import Argument, Check
-from scripts.judging.generated import generate
-from scripts.judging.oracle import mistakes
+from scripts.validate_oracle.random_tables import generate
+from scripts.validate_oracle.row_oracle import mistakes
 from tests.support.context import FakeContext
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from distop.protocol.json_codec import loads
 from distop.protocol.record_reading import to_check, unreadable
 from distop.protocol.records import OperationRef, TableRecord
 from distop.services.claims.owned_jobs import Abort, Complete, Retry
-from tests.support.starting import KEYS, TABLE, Etcd
+from tests.support.model_submission import KEYS, TABLE, Etcd
 
 LONGEST_SENTENCE = 700
 """Characters of an error message that quotes a value."""
@@ -169,7 +169,11 @@ START: dict[str, Any] = {
 }
 PREPARE = {
     **{name: value for name, value in START.items() if name not in ("request_id", "every")},
-    "external_id": "x-1", "verify": None, "verify_after": 60.0, "verify_attempts": 5, "verify_pause": 5.0,
+    "external_id": "x-1",
+    "verify": None,
+    "verify_after": 60.0,
+    "verify_attempts": 5,
+    "verify_pause": 5.0,
 }
 RERUN = dict.fromkeys(("unfinished", "request_id", "failure_policy", "retry_attempts", "submitter", "labels"))
 LIST = dict.fromkeys(("table", "type", "states", "labels"))
@@ -177,8 +181,14 @@ HISTORY = {**LIST, **dict.fromkeys(("op", "since", "until", "request_id", "after
 TYPE: dict[str, Any] = {
     "type_name": "own",
     **dict.fromkeys(("arg_schema", "result_schema", "object_field")),
-    "instances": "many", "conflicts_with": (), "can_fail": True, "retry": None, "lost": "retry",
-    "failure_policy": "fail_fast", "description": "", "replace": False,
+    "instances": "many",
+    "conflicts_with": (),
+    "can_fail": True,
+    "retry": None,
+    "lost": "retry",
+    "failure_policy": "fail_fast",
+    "description": "",
+    "replace": False,
 }
 CONNECT = dict.fromkeys(
     ("endpoints", "client", "namespace", "username", "password", "ca_cert", "cert", "key", "connect_timeout")

@@ -67,7 +67,7 @@ class Node:
         self.forgotten: list[OperationRef] = []
         self.pruner = HistoryPruner(self, self.forgotten.extend)  # type: ignore[arg-type]
         world = World(store=self.client.store)
-        self.refs = [world.life() for _ in range(operations)]
+        self.refs = [world.run_operation() for _ in range(operations)]
 
     async def _agrees(self) -> bool:
         return True

@@ -28,7 +28,7 @@ from distop.protocol.revisioned import Change
 from distop.protocol.size_limits import DEFAULT
 from distop.protocol.txn import MAX_OPERATIONS, Delete, KeyValue, Txn, TxnResult, operations, value_is
 from distop.runtime import logs
-from tests.support.starting import KEYS, TABLE, Etcd
+from tests.support.model_submission import KEYS, TABLE, Etcd
 from tests.support.virtualtime import in_virtual_time
 
 REF = OperationRef(TABLE, "noop", "", 1)

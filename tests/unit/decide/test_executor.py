@@ -29,7 +29,7 @@ from distop.services.open_operation import OpenOperation
 from distop.settings import ExecutorConfig
 from distop.store.connection_settings import EtcdConfig
 from tests.support.virtualtime import in_virtual_time
-from tests.support.world import opened_here
+from tests.support.world import open_operation
 
 if TYPE_CHECKING:
     from distop.decide.backlog_entries import Instruction
@@ -65,7 +65,7 @@ class Alone(Context):
 def planned() -> OpenOperation:
     chunks = chunked([PartitionPlan(n, f"p={n}") for n in range(4)])
     plan = Plan(4, "", plan_digest(chunks), len(chunks))
-    return opened_here(REF, Spec("request", "", "", Rules()), plan, chunks)
+    return open_operation(REF, Spec("request", "", "", Rules()), plan, chunks)
 
 
 async def test_jobs_beyond_the_batch_size_are_released() -> None:
@@ -74,7 +74,7 @@ async def test_jobs_beyond_the_batch_size_are_released() -> None:
     size = work_shares.BATCH_BYTES_PER_SLOT
     chunks = chunked([PartitionPlan(n, f"p={n}", bytes=size) for n in range(5)])
     plan = Plan(5, "", plan_digest(chunks), len(chunks))
-    op = opened_here(REF, Spec("request", "", "", Rules(batch=True)), plan, chunks)
+    op = open_operation(REF, Spec("request", "", "", Rules(batch=True)), plan, chunks)
     assert claimer._one_batch(op, [0, 1, 2, 3, 4]) == [0, 1]
     assert list(op.free) == [2, 3, 4]
 

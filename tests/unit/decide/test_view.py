@@ -20,7 +20,7 @@ from distop.protocol.records import OperationRef, Phase, Spec, State
 from distop.protocol.revisioned import Change, Seen
 from distop.protocol.state_tables import Stage
 from distop.protocol.txn import KeyValue
-from tests.support.lives import random_event, random_life
+from tests.support.random_events import random_event, world_with_node
 from tests.support.world import TABLE, TYPE, World
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def concerns_cluster(world: World, changes: Iterable[Change]) -> list[Change]:
 @settings(max_examples=30)
 @given(st.integers(0, 2**32))
 def test_folding_events_equals_folding_the_listing(seed: int) -> None:
-    world, rng = random_life(seed)
+    world, rng = world_with_node(seed)
     few = rng.choice((0, 3, 100))
     view, cluster = TypeView(world.keys, TABLE, TYPE, few), ClusterView(world.keys)
     seen = 0

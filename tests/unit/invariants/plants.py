@@ -24,7 +24,7 @@ from distop.protocol.records import Attempts, Cancel, Decision, History, Operati
 from distop.protocol.schedule import Series
 from distop.protocol.txn import Delete, Put, Txn
 from distop.protocol.user_actions import NO_ACTIONS, Action
-from tests.support.hours import pass_an_hour
+from tests.support.history_age import age_model_history
 from tests.support.world import TABLE, TIME, TYPE, World, outcome, planned
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ def history_miscounts(world: World, ref: OperationRef) -> None:
 
 @plant(5)
 def a_history_record_is_written_again(world: World, ref: OperationRef) -> None:
-    key = world.keys.history(world.life(1))
+    key = world.keys.history(world.run_operation(1))
     kept = world.store.get(key)
     assert kept is not None
     record = History.decode(kept.value)
@@ -735,14 +735,14 @@ def a_request_is_forgotten_too_soon(world: World, ref: OperationRef) -> None:
 
 @plant(14)
 def a_request_is_forgotten_before_the_history(world: World, ref: OperationRef) -> None:
-    ended = world.life(1)
+    ended = world.run_operation(1)
     world.tamper(Delete(world.keys.request(TABLE, TYPE, f"request-{ended}")))
 
 
 @plant(14)
 def a_request_outlives_the_history(world: World, ref: OperationRef) -> None:
-    forgotten = world.life(1)
-    pass_an_hour(world.store, world.keys)
+    forgotten = world.run_operation(1)
+    age_model_history(world.store, world.keys)
     world.tamper(Delete(world.keys.history(forgotten)))
 
 
@@ -779,8 +779,8 @@ def a_series_on_a_grid_ends_before_its_last_time(world: World, ref: OperationRef
 
 @plant(14)
 def a_record_is_deleted_within_its_hour(world: World, ref: OperationRef) -> None:
-    pass_an_hour(world.store, world.keys)
-    young = world.life(1)
+    age_model_history(world.store, world.keys)
+    young = world.run_operation(1)
     old = [(young, world.store.mod(world.keys.history(young)), f"request-{young}")]
     mark = Watermark(0, world.store.revision + 1)
     world.tamper(*(op for one in f.forget(world.keys, old, mark).success for op in one.success))

@@ -18,8 +18,8 @@ from distop.protocol.operation_options import Options
 from distop.protocol.records import Cancel, OperationRef, State, TableRecord
 from distop.protocol.schedule import Series
 from distop.protocol.txn import Delete, Put
-from tests.support.hours import pass_an_hour
-from tests.support.starting import Etcd, run
+from tests.support.history_age import age_model_history
+from tests.support.model_submission import Etcd, run
 from tests.support.world import TABLE, TIME, World
 from tests.unit.invariants.clause_plants import PLANTS
 from tests.unit.invariants.plants import EMPTY, GARBAGE, SPOILED, begin, end_in_series, opened
@@ -44,9 +44,9 @@ def numbers(world: World) -> set[int]:
 
 def test_complete_lives_of_operations_are_clean() -> None:
     world = World()
-    world.life(3)
-    world.life(2, failing=[1])
-    world.life(0)
+    world.run_operation(3)
+    world.run_operation(2, failing=[1])
+    world.run_operation(0)
     assert found(world) == []
 
 
@@ -89,7 +89,7 @@ def test_a_finish_that_deletes_the_operation_is_clean(state: JobState) -> None:
     world.do(world.report(ref, 0, state))
     world.do(world.finish_and_end(ref))
     assert world.store.get(world.keys.of(ref, "state")) is None
-    world.life(1)
+    world.run_operation(1)
     assert found(world) == []
 
 
@@ -175,7 +175,7 @@ def test_a_replay_may_start_from_a_listing() -> None:
         world.do(world.report(ref, p, JobState.SUCCESS))
     world.do(world.finish_at_once(ref))
     world.do(world.end(ref))
-    world.life(1)
+    world.run_operation(1)
     assert check(world.keys, world.store.history[seen:], listing) == []
 
 
@@ -287,7 +287,7 @@ def test_the_checker_returns_the_violations_of_each_revision() -> None:
 def test_ended_operations_take_no_memory() -> None:
     world = World()
     for _ in range(5):
-        world.life(3)
+        world.run_operation(3)
     checker = Checker(world.keys)
     for revision, changes in world.store.history:
         assert not checker.feed(revision, changes)
@@ -309,8 +309,8 @@ def test_a_request_id_is_unique_for_a_type_on_a_table() -> None:
 
 def test_a_request_is_forgotten_with_its_history() -> None:
     world = World()
-    ref = world.life(1)
-    mark = pass_an_hour(world.store, world.keys)
+    ref = world.run_operation(1)
+    mark = age_model_history(world.store, world.keys)
     world.do(f.forget(world.keys, [(ref, world.store.mod(world.keys.history(ref)), f"request-{ref}")], mark))
     assert found(world) == []
     world.tamper(*begin(world, replace(ref, instance=2), 3, f"request-{ref}"))

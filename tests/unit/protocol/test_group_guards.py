@@ -196,18 +196,20 @@ def test_the_guards_of_each_replaced_operation_are_needed() -> None:
         world.do(world.start_of(id_, waits=True))
 
     def build(now: World) -> Txn:
-        new = [replace(now.own_start_of(id_, beyond=n), waits=True) for n, id_ in enumerate("xyz")]
+        new = [replace(now.new_operation_with_id(id_, skipped=n), waits=True) for n, id_ in enumerate("xyz")]
         return t.starts(now.keys, now.counters(), new)
 
     ids = [Put(world.keys.unique(TABLE, TYPE, id_), word(str(world.next_ref()))) for id_ in "xyz"]
     each_alone_refuses(world, build(world), [*written_again(world, refs), *ids])
-    replaced = [(now.takes.holder, now.takes.replaced) for id_ in "xyz" if (now := world.own_start_of(id_)).takes]
+    replaced = [
+        (now.takes.holder, now.takes.replaced) for id_ in "xyz" if (now := world.new_operation_with_id(id_)).takes
+    ]
 
     def unseen(now: World) -> Txn:
         """As whoever has not seen that they have begun."""
         takes = [Takes(id_, ref, now.mod(ref, "state"), end) for id_, (ref, end) in zip("xyz", replaced, strict=True)]
         new = [
-            replace(world.own_start_of(id_, beyond=n), takes=taken)
+            replace(world.new_operation_with_id(id_, skipped=n), takes=taken)
             for n, (id_, taken) in enumerate(zip("xyz", takes, strict=True))
         ]
         return t.starts(now.keys, now.counters(), new)

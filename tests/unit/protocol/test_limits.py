@@ -30,7 +30,7 @@ from distop.services.inspection.status import Snapshot, judge
 from distop.services.submission.option_values import selector
 from distop.services.submission.start_options import StartOptions
 from distop.services.submission.start_request import request
-from tests.support.world import World, opened_here, planned
+from tests.support.world import World, open_operation, planned
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -247,7 +247,7 @@ def test_an_actor_that_takes_over_a_lost_job_gives_its_permit_back(attempts: int
     world.do(world.alter(ref, Options()))
     world.die("b")
     plan, chunks = planned(6)
-    op = opened_here(ref, world.own_spec(ref), plan, chunks)
+    op = open_operation(ref, world.own_spec(ref), plan, chunks)
     op.reopened(world.store.mod(world.keys.gate(ref)), world.gate(ref))
     lost = Seen(world.claim_of(ref, 0), world.fence(ref, 0))
     op.again = {0: (lost, True)}
@@ -338,7 +338,7 @@ def test_lost_jobs_with_a_permit_are_claimed_before_those_without() -> None:
     """Else nothing would be claimed: the permit is that job's, and the others have none."""
     world, ref = limited(1)
     plan, chunks = planned(6)
-    op = opened_here(ref, world.spec(ref), plan, chunks, world.gate(ref))
+    op = open_operation(ref, world.spec(ref), plan, chunks, world.gate(ref))
     op.permits = permits(1, [Claim("ex-b", "gone", 1, 0, permit=0)], {0: (b"4", 7)}, {"a"})
     op.again = {2: (Seen(Claim("ex-b", "", 1, 1), 5), False), 4: (Seen(Claim("ex-b", "gone", 1, 0, permit=0), 6), True)}
     assert (op.room, op.crowded, op.unknown) == (1, False, False)
@@ -359,7 +359,7 @@ def test_a_claim_reads_the_free_permits_once() -> None:
 
     world, ref = limited(500, 500)
     plan, chunks = planned(500)
-    op = opened_here(ref, world.spec(ref), plan, chunks, world.gate(ref))
+    op = open_operation(ref, world.spec(ref), plan, chunks, world.gate(ref))
     free = Counted.fromkeys(reversed(range(500)), 7)
     op.permits = Permits(free, 500)
     wants = [job_transitions.Want(p, Claim("ex-a", "a", 1, 0)) for p in range(400)]

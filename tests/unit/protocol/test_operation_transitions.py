@@ -27,7 +27,7 @@ from distop.protocol.state_tables import Event, JobEvent, JobStage, Stage
 from distop.protocol.transaction_groups import merged
 from distop.protocol.txn import MAX_OPERATIONS, Put, Txn, operations
 from distop.services.open_operation import OpenOperation
-from tests.support.lives import build, random_event, random_life
+from tests.support.random_events import build, random_event, world_with_node
 from tests.support.world import World, outcome
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def absent_() -> tuple[World, OperationRef]:
 
 def over() -> tuple[World, OperationRef]:
     world, _ = ready()
-    ref = world.life(JOBS)
+    ref = world.run_operation(JOBS)
     return world, ref
 
 
@@ -875,7 +875,7 @@ def test_the_largest_groups_with_ids_fit_into_the_limits_of_etcd() -> None:
     world.do(world.elect("a"))
     for n in range(40):
         world.do(world.start_of(f"x{n}", waits=True))
-    seen, held = world.counters(), [world.own_start_of(f"x{n}", n) for n in range(40)]
+    seen, held = world.counters(), [world.new_operation_with_id(f"x{n}", n) for n in range(40)]
     for new, most in ((held, 14), ([replace(one, takes=Takes(f"y{n}")) for n, one in enumerate(held)], 40)):
         fit = t.fitting_starts(world.keys, new)
         txn = t.starts(world.keys, seen, new[:fit])
@@ -923,7 +923,7 @@ def test_L20_an_operation_with_a_new_successor_is_not_replaced_by_a_combined_one
     world, holder = waiting_of_an_id()
     other = world.next_ref()
     world.do(world.submit(other))
-    one = world.own_start_of("x")
+    one = world.new_operation_with_id("x")
     assert one.takes is not None
     combined = t.starts(world.keys, world.counters(), [replace(one, takes=replace(one.takes, alone=True))])
     world.do(world.add_dependencies(other, holder))
@@ -941,7 +941,7 @@ another one may begin, or end, once that has ended."""
 @settings(max_examples=30)
 @given(st.integers(0, 2**32))
 def test_random_lives_keep_the_invariants_and_refusals_are_final(seed: int) -> None:
-    world, rng = random_life(seed)
+    world, rng = world_with_node(seed)
     refused: list[Txn] = []
     late: list[Txn] = []
     for _ in range(250):
@@ -966,7 +966,7 @@ def test_random_lives_keep_the_invariants_and_refusals_are_final(seed: int) -> N
 @given(st.integers(0, 2**32))
 def test_the_revision_of_an_open_gate_follows_from_state_and_plan(seed: int) -> None:
     """A finish compares the gate alone, not the state: whatever writes a state writes or deletes the gate."""
-    world, rng = random_life(seed)
+    world, rng = world_with_node(seed)
     for _ in range(150):
         txn = random_event(world, rng)
         if txn is None or not world.store.apply(txn).succeeded:

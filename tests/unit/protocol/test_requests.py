@@ -22,8 +22,8 @@ from distop.services.submission.start_options import StartOptions
 from distop.services.submission.start_request import Request, request
 from distop.services.submission.submit import submit
 from distop.testing import ModelStore
-from tests.support.hours import pass_an_hour
-from tests.support.starting import KEYS, TABLE, Etcd, noop, run
+from tests.support.history_age import age_model_history
+from tests.support.model_submission import KEYS, TABLE, Etcd, noop, run
 
 LONG = "é" * 200
 
@@ -48,7 +48,7 @@ async def end(etcd: Etcd, ref: OperationRef, *, void: bool = False) -> None:
 def forget(etcd: Etcd, ref: OperationRef, request_id: str) -> None:
     """Its history record is too old."""
     old = [(ref, etcd.store.mod(KEYS.history(ref)), request_id)]
-    assert etcd.store.apply(operation_finish.forget(KEYS, old, pass_an_hour(etcd.store, KEYS))).succeeded
+    assert etcd.store.apply(operation_finish.forget(KEYS, old, age_model_history(etcd.store, KEYS))).succeeded
 
 
 def named(etcd: Etcd) -> dict[str, str]:

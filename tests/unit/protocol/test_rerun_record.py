@@ -8,7 +8,7 @@ from distop.protocol.jobs import JobState
 from distop.protocol.records import Spec
 from distop.protocol.table_registry import refs
 from distop.protocol.txn import GetResult
-from tests.support.hours import pass_an_hour
+from tests.support.history_age import age_model_history
 from tests.support.world import World
 
 
@@ -52,15 +52,18 @@ def test_a_rerun_record_is_deleted_with_the_history() -> None:
     world, keys = failed_life()
     (ref,) = refs(world.keys, [kv for kv in world.store.listing() if kv.key in keys])
     old = [(ref, world.store.mod(world.keys.history(ref)), f"request-{ref}")]
-    world.store.apply(operation_finish.forget(world.keys, old, pass_an_hour(world.store, world.keys)))
+    world.store.apply(operation_finish.forget(world.keys, old, age_model_history(world.store, world.keys)))
     assert not [kv.key for kv in world.store.listing() if kv.key.startswith(("distOpHistory.", "distOpRequest."))]
     assert not check(world.keys, world.store.history)
 
 
 def test_several_rerun_records_are_deleted_together() -> None:
     world = World()
-    old = [(ref, world.store.mod(world.keys.history(ref)), f"request-{ref}") for ref in (world.life(1), world.life(1))]
-    world.store.apply(operation_finish.forget(world.keys, old, pass_an_hour(world.store, world.keys)))
+    old = [
+        (ref, world.store.mod(world.keys.history(ref)), f"request-{ref}")
+        for ref in (world.run_operation(1), world.run_operation(1))
+    ]
+    world.store.apply(operation_finish.forget(world.keys, old, age_model_history(world.store, world.keys)))
     assert not [kv.key for kv in world.store.listing() if kv.key.startswith(("distOpHistory.", "distOpRequest."))]
     assert not check(world.keys, world.store.history)
 

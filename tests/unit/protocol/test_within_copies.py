@@ -21,7 +21,7 @@ from distop.invariants.checker import check
 from distop.protocol.txn import Delete, Get, Put, Txn, TxnResult, absent
 from tests.conftest import FIGURES
 from tests.support.clock import StandingClock
-from tests.support.starting import KEYS, Etcd, noop
+from tests.support.model_submission import KEYS, Etcd, noop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -39,9 +39,9 @@ def test_each_page_is_in_the_navigation_once() -> None:
     ("text", "problem"),
     [
         ("[a](gone.md)", "3: gone.md does not exist"),
-        ("two\nlines [a\nb](other.md#nowhere)", "5: other.md#nowhere is no heading there"),
-        ("[a](#nowhere)", "3: #nowhere is no heading there"),
-        ("[a](../README.md)", "3: ../README.md leads out of docs/: the site does not have it"),
+        ("two\nlines [a\nb](other.md#nowhere)", "5: other.md#nowhere names a missing heading"),
+        ("[a](#nowhere)", "3: #nowhere names a missing heading"),
+        ("[a](../README.md)", "3: ../README.md leaves docs/, so it is not on the site"),
         ("[a](#a-b--c) [b](other.md#what-etcds-keys-show) [c](https://example.com/x#y)", ""),
         ("```\n[a](gone.md)\n# no heading\n```", ""),
     ],

@@ -19,7 +19,7 @@ def test_missing_programs_are_reported_and_the_result_is_unchanged(
     result = Result("operations", {})
     operations._add_celery(result, 4, 2)
     assert (result.rows, result.samples) == ([], {})
-    assert "because redis, redis-server is not installed" in capfd.readouterr().err
+    assert "because these are not installed: redis, redis-server" in capfd.readouterr().err
 
 
 def test_celery_is_measured_if_all_programs_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:

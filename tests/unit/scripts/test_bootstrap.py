@@ -98,7 +98,7 @@ def test_a_link_to_an_environment_of_another_place_is_refused(clone: Clone, tmp_
     (others / "kept").touch()
     link = clone.folder / ".venv"
     link.symlink_to(others)
-    assert clone.refusal() == f"{link} is a link to an environment of another place: remove the link."
+    assert clone.refusal() == f"{link} is a link to another environment: remove the link."
     assert [file.name for file in others.iterdir()] == ["kept"]
 
 
@@ -166,7 +166,7 @@ def test_a_newer_python_beside_an_old_one_is_used(clone: Clone) -> None:
 def test_a_python_without_venv_is_reported(clone: Clone) -> None:
     clone.python(without_venv=True)
     assert clone.refusal() == (
-        f"{clone.bin / 'python3'} cannot make virtual environments: install its venv package "
+        f"{clone.bin / 'python3'} cannot create virtual environments: install its venv package "
         "(Debian, Ubuntu: apt-get install python3-venv) and run this again."
     )
 
@@ -184,7 +184,7 @@ def test_a_failed_installation_is_reported_and_repeated(clone: Clone, packages: 
     assert (ran.returncode, ran.stdout) == (1, "")
     reason, sentence = ran.stderr.splitlines()[-2:]
     assert reason == "pip's own reason"
-    assert sentence.startswith("distop: the dependencies could not be installed; pip's reason stands above")
+    assert sentence.startswith("distop: could not install the dependencies; see pip's error above")
     assert ".venv/.distop-stamp" not in clone.made()
     clone.python()
     assert clone.run().returncode == 0

@@ -122,7 +122,7 @@ def test_a_build_of_another_version_is_refused(machine: Machine) -> None:
     machine.go(version="3.6.15")
     code, _, err = machine.run("3.6.16")
     assert code == 1
-    assert err.endswith("distop: the build of etcd 3.6.16 is another version: etcd Version: 3.6.15\n")
+    assert err.endswith("distop: the build of etcd 3.6.16 has another version: etcd Version: 3.6.15\n")
     assert machine.built() == []
 
 

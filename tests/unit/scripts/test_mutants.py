@@ -37,8 +37,8 @@ from distop.protocol.records import OperationRef
 from distop.protocol.size_limits import DEFAULT, Limits
 from distop.protocol.txn import Compare, Delete, Put, Txn, absent, unchanged, value_is
 from distop.testing.model_store import ModelStore
-from tests.simulator import Simulation, scenario
-from tests.simulator.run import quietly
+from tests.simulator import Simulation, draw_scenario
+from tests.simulator.run import without_logs
 from tests.support.world import World, outcome
 
 KEYS = Keys("prod")
@@ -220,19 +220,19 @@ def test_a_schedule_is_observed_and_a_mutant_breaches_it() -> None:
         steps.begin(work)
         if work == "mutant":
             plant(Mutant("finish", WRITE, "put history"))
-            with quietly():
-                return [breach.kind for breach in Simulation(scenario(1)).run().breaches]
+            with without_logs():
+                return [breach.kind for breach in Simulation(draw_scenario(1)).run().breaches]
         observed = Observed()
-        with observing(observed), quietly():
-            Simulation(scenario(1)).run()
+        with observing(observed), without_logs():
+            Simulation(draw_scenario(1)).run()
         return [mutant.place for mutant in observed.decisive]
 
     found = {one.work: one.answer for one in in_children(["observed", "mutant"], 1, do)}
     assert {"start", "elect", "claim", "report", "finish"} <= set(found["observed"])
     assert any(place.startswith("distop.daemon.coordinator.") for place in found["observed"])
     assert found["mutant"]
-    with quietly():
-        assert Simulation(scenario(1)).run().breaches == []
+    with without_logs():
+        assert Simulation(draw_scenario(1)).run().breaches == []
 
 
 def test_a_hanging_child_is_reported_as_hung(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,7 +291,13 @@ def test_a_changed_limit_is_the_default_wherever_it_is_not_given() -> None:
         steps.begin(work)
         plant(Mutant(source_mutants.LIMITS, source_mutants.NOW, "history_kept"))
         made = Limits(prune_every=7.0)
-        return [DEFAULT.history_kept, made.history_kept, made.prune_every, made.pruned, scenario(1).limits.history_kept]
+        return [
+            DEFAULT.history_kept,
+            made.history_kept,
+            made.prune_every,
+            made.pruned,
+            draw_scenario(1).limits.history_kept,
+        ]
 
     (ended,) = in_children(["limits"], 1, do)
     assert ended.answer == [0.0, 0.0, 7.0, DEFAULT.pruned, 0.0]

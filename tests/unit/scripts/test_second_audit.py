@@ -226,7 +226,7 @@ CANCELLED = {f"{ROOT}.state": "cancelling", GATE: None, PENDING: "cancelling"}
 
 BROKEN: list[tuple[str, str, Break]] = [
     ("states", "from success to running", beside(CLEAN, {f"{ROOT}.state": "running"})),
-    ("one at a time", "runs beside", beside(TAKE, {
+    ("one at a time", "runs at the same time as", beside(TAKE, {
         "distOp.t.noop.2.arg": {}, "distOp.t.noop.2.spec": {"request_id": "b", "one_at_a_time": True},
         "distOp.t.noop.2.state": "running", "distOpPending.t.noop.2": "planning", NEXT: 3,
         "distOp.t.runOps": {"noop": 2},
@@ -240,7 +240,8 @@ BROKEN: list[tuple[str, str, Break]] = [
     ("gate or pending", "cleaning in the state running", at(START)({PENDING: "cleaning"})),
     ("gate or pending", "gate in the state paused", beside(TAKE, {f"{ROOT}.state": "paused"})),
     ("states", "from running to running", beside(TAKE, {f"{ROOT}.state": "running"})),
-    ("actions", "the history tells None", beside(TAKE, {f"{ROOT}.actions": {"actions": [{"action": "alter"}]}})),
+    ("actions", "its history record has the actions None", beside(TAKE, {
+        f"{ROOT}.actions": {"actions": [{"action": "alter"}]}})),
     ("history", "without a history record", at(FINISH)({HISTORY: ...})),
     ("history", "did not end in its revision", beside(FINISH, {HISTORY: record("success", 1)})),
     ("history", "says failed", at(FINISH)({HISTORY: record("failed", 1)})),
@@ -266,10 +267,10 @@ BROKEN: list[tuple[str, str, Break]] = [
     ("one of an id", "has ended, and the id 'nightly' still names it", lambda told: (
         recurring(told), told.pop(CLEAN), None)[-1]),
     ("series", "follows t/noop/1, which has not ended", beside(TAKE, again())),
-    ("series", "follows t/noop/1, which is of no series", beside(CLEAN, again())),
+    ("series", "follows t/noop/1, which belongs to no series", beside(CLEAN, again())),
     ("series", "follows t/noop/1, which was cancelled", lambda told: (
         recurring(told), told[FINISH].update({f"{ROOT}.state": "cancelled"}), None)[-1]),
-    ("series", "follows t/noop/1, whose keys are gone", lambda told: (
+    ("series", "follows t/noop/1, whose keys are deleted", lambda told: (
         recurring(told), told.append(told.pop(CLEAN)), None)[-1]),
     ("edges", "still waited for 1 others", beside(TAKE, waiting(), BEGUN)),
     ("edges", "no other end", at(START)({f"{ROOT}.next.e": {"op": "t/other/1", "on": "end"}})),
@@ -309,7 +310,7 @@ BROKEN: list[tuple[str, str, Break]] = [
     *(("serves", "n1, which does not serve", lambda told, limit=limit: told[0].update(
         {"distOpNode.n1": {**NODE, **limit}})) for limit in ({"types": ["other"]}, {"tables": ["other.*", "tt"]})),
     ("jobs end once", "state was written again", beside(FINISH, {f"{JOB}.state": "success"})),
-    ("jobs end once", "outcome went before", beside(FINISH, {f"{JOB}.outcome": None})),
+    ("jobs end once", "outcome was deleted before", beside(FINISH, {f"{JOB}.outcome": None})),
     ("jobs end once", "its state is 'fine'", at(REPORT)({f"{JOB}.state": "fine"})),
     ("reports", "without its claim", at(REPORT)({CLAIM: ...})),
     ("reports", "n2 reported under another's", at(REPORT)({f"{JOB}.outcome": {"incarnation": "n2", "attempt": 1}})),
@@ -335,24 +336,24 @@ BROKEN: list[tuple[str, str, Break]] = [
     ("runOps", "counts {'noop': 2}", at(START)({"distOp.t.runOps": {"noop": 2}})),
     ("elections", "n1, which is alive", beside(TAKE, {ELECTED: "n2"})),
     ("elections", "n9, which is not alive", beside(TAKE, LOST, {ELECTED: "n9"})),
-    *(("coordinators", f"{what} while nobody was elected", beside(when, {ELECTED: None}, written))
+    *(("coordinators", f"{what} without an elected coordinator", beside(when, {ELECTED: None}, written))
         for what, when, written in (
             ("was planned", PLAN, {f"{ROOT}.plan.000000": "[]"}),
             ("its planning failed", PLAN, {f"{ROOT}.planning": {"attempts": 1}}),
             ("was decided", FINISH, {f"{ROOT}.decision": {"verdict": "success"}}),
             ("was cancelled for a failed job", REPORT, CANCELLED | {f"{ROOT}.cancel": {"reason": "failed"}}))),
-    ("coordinators", "was planned while nobody", beside(PLAN, {ELECTED: None})),
-    ("coordinators", "ended while nobody", beside(FINISH, {ELECTED: None})),
-    ("coordinators", "was cleaned up while nobody", beside(CLEAN, {ELECTED: None})),
-    ("coordinators", "began while nobody", beside(TAKE, second(), BEGUN)),
-    ("coordinators", "was ended by x, and the coordinator is y", beside(FINISH, LOST, {ELECTED: "n3"})),
+    ("coordinators", "was planned without an elected", beside(PLAN, {ELECTED: None})),
+    ("coordinators", "ended without an elected", beside(FINISH, {ELECTED: None})),
+    ("coordinators", "was cleaned up without an elected", beside(CLEAN, {ELECTED: None})),
+    ("coordinators", "began without an elected", beside(TAKE, second(), BEGUN)),
+    ("coordinators", "was ended by x, but the coordinator is y", beside(FINISH, LOST, {ELECTED: "n3"})),
     ("coordinators", "n2 claimed job 0 with the plan", at(PLAN)({CLAIM: claimed("n2", permit=0)})),
-    ("plans", "has the chunks [], and its plan counts 1", at(PLAN)({f"{ROOT}.plan.000000": ...})),
-    ("plans", "has the chunks [0, 1], and its plan counts 1", at(PLAN)({f"{ROOT}.plan.000001": "[]"})),
-    ("plans", "do not fit the digest", at(PLAN)({f"{ROOT}.plan.000000": "[1]"})),
-    ("plans", "plan.000000 went before", beside(TAKE, {f"{ROOT}.plan.000000": None})),
-    ("plans", "plan went before", beside(TAKE, {f"{ROOT}.plan": None})),
-    ("series", "went before the next operation", lambda told: (recurring(told), told.pop(CLEAN), None)[-1]),
+    ("plans", "has the chunks [], but its plan has 1", at(PLAN)({f"{ROOT}.plan.000000": ...})),
+    ("plans", "has the chunks [0, 1], but its plan has 1", at(PLAN)({f"{ROOT}.plan.000001": "[]"})),
+    ("plans", "do not match the digest", at(PLAN)({f"{ROOT}.plan.000000": "[1]"})),
+    ("plans", "plan.000000 was deleted before", beside(TAKE, {f"{ROOT}.plan.000000": None})),
+    ("plans", "plan was deleted before", beside(TAKE, {f"{ROOT}.plan": None})),
+    ("series", "were deleted before the next operation", lambda told: (recurring(told), told.pop(CLEAN), None)[-1]),
     ("watermarks", "names revision 5, which was not there", beside(TAKE, {WATERMARK: "5", YOUNG: ""})),
     ("watermarks", "without its young key", beside(TAKE, {WATERMARK: "4"})),
     ("history for an hour", "no watermark shows", lambda told: told.append({HISTORY: None})),

@@ -13,10 +13,9 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from soaking import comparing, follower, judging, memory, tables, workflows
+from soaking import follower, memory, operation_checks, tables, workflow_checks, workflows
 from soaking.actor import Returned
-from soaking.board import Board
-from soaking.clients import Told
+from soaking.clients import WorkflowAnswers
 from soaking.cluster import NAMES, SPARK, STEADY, leftovers, rejected
 from soaking.executors import ExecutorFaults
 from soaking.follower import Counted, Follower
@@ -24,7 +23,8 @@ from soaking.members import MemberFaults
 from soaking.operations import KINDS as KINDS_OF
 from soaking.operations import OBJECTS, draw, kind_of
 from soaking.plan import FIRST, plan
-from soaking.standstills import MOMENT, Standstill, Standstills
+from soaking.repairs import Repairs
+from soaking.suspensions import MOMENT, Suspension, Suspensions
 
 from distop.daemon.rejected_writes import RejectedWrites
 from distop.errors import MalformedRequest
@@ -38,7 +38,7 @@ from distop.runtime.logs import ContextLogger
 from distop.services.audit import Audit
 from distop.store.history import CaughtUp, HistoryStart, Revision
 from distop.worker.guardian import boottime
-from tests.support.stumbling import NO_PLAN, NO_REPORT
+from tests.support.coordinator_behaviors import NO_PLAN, NO_REPORT
 from tests.support.writing import Journal, note
 
 if TYPE_CHECKING:
@@ -60,8 +60,8 @@ def test_reports_of_validate_are_judged() -> None:
     assert tables.misjudged(report()) == []
     assert tables.misjudged(None) == []
     assert tables.misjudged(report(**{"no sevens": ("violated", 5)})) == [], "of some partitions"
-    assert tables.misjudged(report(**{"no sevens": ("valid", 0)})) == ["no sevens is said to be valid"]
-    assert tables.misjudged(report(positive=("violated", 1))) == ["positive is said to be violated 1 times, of 0"]
+    assert tables.misjudged(report(**{"no sevens": ("valid", 0)})) == ["no sevens is reported as valid"]
+    assert tables.misjudged(report(positive=("violated", 1))) == ["positive is reported as violated 1 times, of 0"]
     assert tables.misjudged(report(**{"no sevens": ("violated", 21)})) != []
     assert tables.decided(report())
     assert not tables.decided(report(positive=("unknown", 0)))
@@ -95,24 +95,29 @@ def test_each_kind_of_fault_is_equally_frequent_and_rough_ones_come_early() -> N
 @pytest.mark.parametrize("lane", KINDS_OF)
 def test_each_operation_depends_only_on_the_seed_and_its_number(lane: str, tmp_path: Path) -> None:
     def drawn(seed: int) -> list[tuple[object, ...]]:
-        wishes = [draw(seed, lane, number, tmp_path) for number in range(40)]
-        return [(wish.name, wish.kind, wish.type, wish.arg, wish.acts) for wish in wishes]
+        submissions = [draw(seed, lane, number, tmp_path) for number in range(40)]
+        return [
+            (submission.name, submission.kind, submission.type, submission.arg, submission.actions)
+            for submission in submissions
+        ]
 
     assert drawn(3) == drawn(3)
     assert drawn(3) != drawn(4)
     kinds = KINDS_OF[lane]
     assert sorted(kind_of(3, lane, number) for number in range(len(kinds))) == sorted(kinds)
-    acts = {what for number in range(200) for _, what in draw(3, lane, number, tmp_path).acts}
-    assert acts == {"cancel", "pause", "pause now", "resume"}
+    actions = {what for number in range(200) for _, what in draw(3, lane, number, tmp_path).actions}
+    assert actions == {"cancel", "pause", "pause now", "resume"}
 
 
 def test_operations_for_each_feature_are_drawn(tmp_path: Path) -> None:
     """The features: cleanup, checkpoints, failure policies, objects and follow-ups."""
     drawn = [draw(3, lane, number, tmp_path) for lane in ("plain", "lone") for number in range(200)]
     for kind in ("step", "step fails", "step breaks", "lone", "lone fails", "error"):
-        assert {wish.policy for wish in drawn if wish.kind == kind} == {"fail_fast", "collect_all"}, kind
-    assert {wish.arg["object"] for wish in drawn if wish.type == "lone"} == set(OBJECTS)
-    assert any(wish.then and wish.arg["then"] == wish.name for wish in drawn)
+        assert {submission.policy for submission in drawn if submission.kind == kind} == {"fail_fast", "collect_all"}, (
+            kind
+        )
+    assert {submission.arg["object"] for submission in drawn if submission.type == "lone"} == set(OBJECTS)
+    assert any(submission.then and submission.arg["then"] == submission.name for submission in drawn)
 
 
 @pytest.mark.parametrize("lane", workflows.KINDS)
@@ -162,7 +167,7 @@ class Ran:
     def __init__(self, lane: str, kind: str) -> None:
         draws = (workflows.draw(3, lane, number, Path("/nowhere")) for number in range(200))
         self.workflow = next(one for one in draws if one.kind == kind and (lane != "graph" or not one.steps))
-        self.told = Told(self.workflow)
+        self.answers = WorkflowAnswers(self.workflow)
         self.specs: dict[OperationRef, dict[str, Any]] = {}
         self.args: dict[OperationRef, Any] = {}
         self.records: dict[OperationRef, dict[str, Any]] = {}
@@ -176,8 +181,8 @@ class Ran:
         self.specs[ref] = {"request_id": request}
         self.args[ref] = {"files": ["file-0"]}
         self.records[ref] = {"state": state, **({"cancel": cancel} if cancel else {})}
-        self.told.starts[request] = str(ref)
-        self.told.ends[str(ref)] = state
+        self.answers.starts[request] = str(ref)
+        self.answers.ends[str(ref)] = state
         return str(ref)
 
     def graph(self, last: str = "success", **cancel: str) -> str:
@@ -185,32 +190,32 @@ class Ran:
         *parts, _ = self.workflow.parts
         states = list[str]()
         for n, part in enumerate(parts):
-            before = judging.predecessors(self.workflow.kind, n, len(parts) + 1)
+            before = workflow_checks.predecessors(self.workflow.kind, n, len(parts) + 1)
             aborted = any(states[m] != "success" for m in before)
             states.append("cancelled" if aborted else "failed" if "fail" in part.arg else "success")
             self.op(f"{self.workflow.request}0#{n}", states[-1], **({"reason": "aborted"} if aborted else {}))
         return self.op(f"{self.workflow.request}0#last", last, **cancel)
 
     def problems(self) -> list[str]:
-        history = judging.History(self.specs, self.args, self.records, self.outcomes, self.written)
-        return judging.judge([self.told], history, self.returned)
+        history = workflow_checks.History(self.specs, self.args, self.records, self.outcomes, self.written)
+        return workflow_checks.check([self.answers], history, self.returned)
 
 
 def test_a_request_starts_one_operation_and_its_client_knows_it() -> None:
     ran = Ran("limit", "limited")
     ref = ran.op("r")
     assert ran.problems() == []
-    ran.told.starts["r"] = None
+    ran.answers.starts["r"] = None
     assert "its client was told a refusal" in ran.problems()[0]
     ran.op("r")
     assert "the request r started t/noop/1 and t/noop/2" in ran.problems()[0]
     ran = Ran("limit", "limited")
-    ran.told.starts["s"] = ref
+    ran.answers.starts["s"] = ref
     assert "started nothing" in ran.problems()[0]
-    ran.told.joined.add("s")
-    assert "which never was" in ran.problems()[0]
+    ran.answers.joined.add("s")
+    assert "which never existed" in ran.problems()[0]
     ran = Ran("limit", "limited")
-    ran.told.ends[ran.op("r")] = "failed"
+    ran.answers.ends[ran.op("r")] = "failed"
     assert "told that t/noop/1 ended as failed" in ran.problems()[0]
     ran = Ran("limit", "limited")
     del ran.records[OperationRef.parse(ran.op("r"))]
@@ -237,7 +242,7 @@ def test_an_operation_replaces_another_only_by_its_policy() -> None:
         ran.args[by] = {"files": [*files, "file-5"]}
         assert len(ran.problems()) == wrong, (kind, files)
         ran.specs[by] = {"request_id": "another"}
-        assert any("though nothing may take its place" in text for text in ran.problems())
+        assert any("although no start may replace it" in text for text in ran.problems())
 
 
 @pytest.mark.parametrize(
@@ -262,8 +267,8 @@ def test_one_branch_of_a_transaction_is_applied_once_and_reported_to_its_client(
     if started:
         ran.op(f"{ran.workflow.request}0")
     if written:
-        ran.written[judging.ran(ran.workflow.name)] = written
-    ran.told.committed = told
+        ran.written[workflow_checks.branch_key(ran.workflow.name)] = written
+    ran.answers.committed = told
     assert len(ran.problems()) == wrong
 
 
@@ -280,7 +285,7 @@ def test_a_series_has_the_expected_number_of_operations() -> None:
         first = previous = ran.op("first", states[0])
         for state in states[1:]:
             previous = ran.op(f"{previous}#next", state)
-        ran.told.starts = {"first": first}
+        ran.answers.starts = {"first": first}
         assert len(ran.problems()) == wrong, (kind, states)
 
 
@@ -293,7 +298,7 @@ def test_the_answer_to_an_actor_matches_the_outcome_of_the_job() -> None:
         assert len(ran.problems()) == wrong, (by, void)
 
 
-# ------------------------------------------------------------------- comparing
+# ----------------------------------------------------------------- operation checks
 
 REF = OperationRef("t", "stepwriting", "", 1)
 
@@ -302,9 +307,9 @@ class Job:
     """An operation with one job, which wrote four rows in two segments."""
 
     def __init__(self, folder: Path) -> None:
-        wish = next(w for number in range(60) if (w := draw(3, "plain", number, folder)).kind == "followed")
-        self.wish = replace(wish, rows=4)
-        Path(wish.arg["held"]).mkdir()
+        submission = next(w for number in range(60) if (w := draw(3, "plain", number, folder)).kind == "followed")
+        self.submission = replace(submission, rows=4)
+        Path(submission.arg["held"]).mkdir()
         self.files = [folder / "1-abc" / "rows-0.txt", folder / "2-def" / "rows-2.txt"]
         for file, rows in zip(self.files, ("p=0 0\np=0 1\np=0 2\n", "p=0 2\np=0 3\n"), strict=True):
             file.parent.mkdir()
@@ -314,7 +319,7 @@ class Job:
 
     def problems(self, followers: int = 1, state: str = "success", copies: int = 1) -> list[str]:
         outcomes = {0: [json.dumps(self.outcome)] * copies}
-        return comparing.compare(REF, self.wish, {"state": state}, outcomes, [REF] * followers)
+        return operation_checks.compare(REF, self.submission, {"state": state}, outcomes, [REF] * followers)
 
 
 def test_rows_written_in_segments_are_compared(tmp_path: Path) -> None:
@@ -335,7 +340,7 @@ def test_a_success_is_followed_by_one_operation(tmp_path: Path) -> None:
     job = Job(tmp_path)
     for followers, state in ((0, "success"), (2, "success"), (2, "failed")):
         (problem,) = job.problems(followers, state)
-        assert f"it is followed by {followers} operations" in problem
+        assert f"it has {followers} follow-up operations" in problem
     assert job.problems(0, "failed") == []
 
 
@@ -343,10 +348,10 @@ def test_an_attempt_must_resume_from_a_saved_checkpoint(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.jsonl")
     for attempt, what in ((1, "from 0"), (1, "saved 1"), (1, "saved 2"), (2, "from 2"), (2, "saved 3")):
         note(str(journal.path), 0, attempt, what)
-    assert (journal.resumed(), journal.forgotten()) == (1, [])
+    assert (journal.resumed(), journal.lost_checkpoints()) == (1, [])
     note(str(journal.path), 1, 1, "from 0")
     note(str(journal.path), 0, 3, "from 2")
-    assert journal.forgotten() == ["partition 0: 3 began from 2, and 3 rows were saved"]
+    assert journal.lost_checkpoints() == ["partition 0: 3 started from 2, but 3 rows were saved"]
 
 
 def test_a_checkpoint_of_a_later_attempt_does_not_count_for_an_earlier_one(tmp_path: Path) -> None:
@@ -354,9 +359,9 @@ def test_a_checkpoint_of_a_later_attempt_does_not_count_for_an_earlier_one(tmp_p
     journal = Journal(tmp_path / "journal.jsonl")
     for attempt, what in ((1, "from 0"), (1, "saved 1"), (3, "from 1"), (3, "saved 2"), (2, "from 1"), (1, "saved 1")):
         note(str(journal.path), 0, attempt, what)
-    assert journal.forgotten() == []
+    assert journal.lost_checkpoints() == []
     note(str(journal.path), 0, 2, "from 0")
-    assert journal.forgotten() == ["partition 0: 2 began from 0, and 1 rows were saved"]
+    assert journal.lost_checkpoints() == ["partition 0: 2 started from 0, but 1 rows were saved"]
 
 
 # ----------------------------------------------- suspended machines
@@ -365,14 +370,14 @@ SINCE, WOKE = 100.0, 110.0
 HELD = {(0, 1): "bob", (0, 2): "cyd"}
 
 
-def stood(executor: str = "bob", since: float = SINCE, woke: float = WOKE) -> Standstills:
-    found = Standstills()
-    found._all.append(Standstill(executor, since, woke))
+def stood(executor: str = "bob", since: float = SINCE, woke: float = WOKE) -> Suspensions:
+    found = Suspensions()
+    found._all.append(Suspension(executor, since, woke))
     return found
 
 
 @pytest.mark.parametrize(
-    ("late", "began", "standstills", "wrong"),
+    ("late", "began", "suspensions", "wrong"),
     [
         pytest.param(WOKE + 0.5, 107.0, stood(), 0, id="in the moment after it woke up"),
         pytest.param(WOKE + 0.5, WOKE + 0.2, stood(), 0, id="both in that moment"),
@@ -381,22 +386,22 @@ def stood(executor: str = "bob", since: float = SINCE, woke: float = WOKE) -> St
         pytest.param(WOKE + 0.5, 99.5, stood(), 1, id="overtaken before it stood still"),
         pytest.param(WOKE + 0.5, 107.0, stood("cyd"), 1, id="another machine woke up"),
         pytest.param(WOKE + 0.5, 107.0, stood(woke=float("inf")), 1, id="it never woke up"),
-        pytest.param(WOKE + 0.5, 107.0, Standstills(), 1, id="nothing stood still"),
+        pytest.param(WOKE + 0.5, 107.0, Suspensions(), 1, id="nothing stood still"),
     ],
 )
 def test_an_overtaken_attempt_may_write_only_in_the_moment_after_its_machine_woke_up(
-    tmp_path: Path, late: float, began: float, standstills: Standstills, wrong: int
+    tmp_path: Path, late: float, began: float, suspensions: Suspensions, wrong: int
 ) -> None:
     job = Job(tmp_path)
-    assert job.wish.journal is not None
+    assert job.submission.journal is not None
     lines = [(1, 99.0), (2, began), (2, WOKE + 3), (1, late)]
-    with job.wish.journal.path.open("a") as out:
+    with job.submission.journal.path.open("a") as out:
         out.writelines(json.dumps([0, attempt, "row", when]) + "\n" for attempt, when in lines)
     outcomes = {0: [json.dumps(job.outcome)]}
 
     def problems(held: dict[tuple[int, int], str]) -> list[str]:
-        allowed = standstills.of(held)
-        return comparing.compare(REF, job.wish, {"state": "success"}, outcomes, [REF], allowed=allowed)
+        allowed = suspensions.of(held)
+        return operation_checks.compare(REF, job.submission, {"state": "success"}, outcomes, [REF], allowed=allowed)
 
     assert len(problems(HELD)) == wrong
     assert len(problems({(0, 2): "cyd"})) == 1, "its holder is unknown"
@@ -415,13 +420,16 @@ def test_the_holders_of_a_job_are_read_from_the_history() -> None:
 
 def test_files_left_in_the_moment_after_a_machine_woke_up_are_allowed(tmp_path: Path) -> None:
     job = Job(tmp_path)
-    left = Path(job.wish.arg["held"]) / "p=3"
+    left = Path(job.submission.arg["held"]) / "p=3"
     left.touch()
     now = boottime() - (time.time() - left.stat().st_mtime)
     for executor, woke, wrong in (("bob", now - 0.5, 0), ("bob", now - MOMENT - 1, 1), ("bob", now + 1, 1)):
         allowed = stood(executor, SINCE, woke).of({(3, 1): "bob", (4, 1): "cyd"})
-        assert len(comparing.uncleaned(REF, job.wish, [], allowed)[0]) == wrong, woke
-    assert len(comparing.uncleaned(REF, job.wish, [], stood("cyd", SINCE, now - 0.5).of({(3, 1): "bob"}))[0]) == 1
+        assert len(operation_checks.uncleaned(REF, job.submission, [], allowed)[0]) == wrong, woke
+    assert (
+        len(operation_checks.uncleaned(REF, job.submission, [], stood("cyd", SINCE, now - 0.5).of({(3, 1): "bob"}))[0])
+        == 1
+    )
 
 
 class Machine:
@@ -430,29 +438,29 @@ class Machine:
     def __init__(self, name: str, told: list[str]) -> None:
         self.name = name
         self.process = SimpleNamespace(poll=lambda: None)
-        self._told = told
+        self._answers = told
 
     def suspend(self) -> list[int]:
-        self._told.append(f"{self.name} stands still")
+        self._answers.append(f"{self.name} stands still")
         return [1, 2, 3]
 
     def wake(self, order: Callable[[list[int]], object]) -> None:
         pids = [1, 2, 3]
         order(pids)
         assert sorted(pids) == [1, 2, 3]
-        self._told.append(f"{self.name} goes on")
+        self._answers.append(f"{self.name} goes on")
 
 
 class Machines:
     """Four fake machines, and the faults that hit them."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
-        self.standstills = Standstills()
-        daemons = {name: Machine(name, self.told) for name in NAMES}
-        cluster: Any = SimpleNamespace(ttl=6, daemons=daemons, proxies=[], standstills=self.standstills)
-        self.board = Board(self.told.append)
-        self._faults = ExecutorFaults(cluster, self.board, self.told.append)
+        self.answers: list[str] = []
+        self.suspensions = Suspensions()
+        daemons = {name: Machine(name, self.answers) for name in NAMES}
+        cluster: Any = SimpleNamespace(ttl=6, daemons=daemons, proxies=[], suspensions=self.suspensions)
+        self.repairs = Repairs(self.answers.append)
+        self._faults = ExecutorFaults(cluster, self.repairs, self.answers.append)
 
     def suspend(self, seed: object, *, gentle: bool = False) -> str | None:
         return self._faults.strikes["suspend a machine"](random.Random(f"{seed}"), gentle)
@@ -462,22 +470,22 @@ class Members:
     """Three members of etcd; one ended by itself with this log. Each can be restarted."""
 
     def __init__(self, folder: Path, version: str, said: str) -> None:
-        self.told: list[str] = []
+        self.answers: list[str] = []
         log = folder / "etcd.log"
         log.write_text(said)
         self.all = [SimpleNamespace(running=number != 1, log_file=log, restart=self.restart) for number in range(3)]
         cluster: Any = SimpleNamespace(version=version, etcd=SimpleNamespace(members=self.all, replace=self.replace))
         cluster.etcdctl = None
-        self.board = Board(self.told.append)
-        self.faults = MemberFaults(cluster, self.board, self.told.append)
+        self.repairs = Repairs(self.answers.append)
+        self.faults = MemberFaults(cluster, self.repairs, self.answers.append)
 
     def restart(self) -> None:
         self.all[1].running = True
-        self.told.append("started again")
+        self.answers.append("started again")
 
     def replace(self, number: int, etcdctl: object) -> bool:
         self.all[number].running = True
-        self.told.append(f"{number} replaced")
+        self.answers.append(f"{number} replaced")
         return True
 
 
@@ -487,28 +495,28 @@ PANIC = '{"level":"panic","msg":"unexpected error during txn","error":"context c
 @pytest.mark.parametrize(("version", "how"), [("3.5.1", "1 replaced"), ("3.5.4", "started again")])
 def test_a_member_that_ended_by_a_known_defect_is_restarted_or_replaced(tmp_path: Path, version: str, how: str) -> None:
     members = Members(tmp_path, version, PANIC)
-    members.faults.tend()
-    members.faults.tend()
+    members.faults.step()
+    members.faults.step()
     assert members.faults.ended == 1, "its repair has begun already"
-    assert members.board.heal() == []
-    assert members.told[-1] == how
-    members.board._busy.clear()
-    members.faults.tend()
+    assert members.repairs.heal() == []
+    assert members.answers[-1] == how
+    members.repairs._busy.clear()
+    members.faults.step()
     assert (members.faults.ended, members.faults.problems) == (1, [])
 
 
 @pytest.mark.parametrize(("version", "said"), [("3.5.5", PANIC), ("3.5.1", "out of memory")])
 def test_a_member_that_ended_for_another_reason_is_a_problem(tmp_path: Path, version: str, said: str) -> None:
     members = Members(tmp_path, version, said)
-    members.faults.tend()
+    members.faults.step()
     (problem,) = members.faults.problems
-    assert problem == f"member 1 of etcd ended by itself: {said}"
+    assert problem == f"member 1 of etcd crashed: {said}"
 
 
 def test_a_member_that_a_fault_has_stopped_is_left_to_that_fault(tmp_path: Path) -> None:
     members = Members(tmp_path, "3.5.1", PANIC)
-    members.board.later(60, lambda: None, "etcd")
-    members.faults.tend()
+    members.repairs.later(60, lambda: None, "etcd")
+    members.faults.step()
     assert members.faults.ended == 0
 
 
@@ -526,14 +534,15 @@ def test_a_machine_is_suspended_once_at_a_time_and_wakes_up_in_the_end() -> None
     machines = Machines()
     struck = [told.split()[0] for seed in range(60) if (told := machines.suspend(seed))]
     assert sorted(struck) == sorted(NAMES)
-    assert not any(machines.board.free(name) for name in NAMES)
+    assert not any(machines.repairs.free(name) for name in NAMES)
     assert [machines.suspend(seed) for seed in range(20)] == [None] * 20
-    assert machines.board.heal() == []
+    assert machines.repairs.heal() == []
     for name in NAMES:
-        (stood,) = [one for one in machines.standstills._all if one.executor == name]
+        (stood,) = [one for one in machines.suspensions._all if one.executor == name]
         assert stood.since <= stood.woke <= boottime()
-        assert [line for line in machines.told if line.startswith(name)] == [f"{name} stands still", f"{name} goes on"]
-    machines.board._busy.clear()
+        answers = [line for line in machines.answers if line.startswith(name)]
+        assert answers == [f"{name} stands still", f"{name} goes on"]
+    machines.repairs._busy.clear()
     assert [machines.suspend(seed) for seed in range(20)] == [None] * 20, "overtaken attempts may not have ended yet"
 
 
@@ -554,7 +563,7 @@ def test_operations_without_a_planned_failure_fail_only_by_injected_faults(
     job.outcome |= {"error": text, "result": None, "errors": []}
     assert len(job.problems(0, "failed")) == wrong, "the job"
     record = {"state": "failed", "errors": [{"partition": None, "text": f"planning failed: {text}"}]}
-    assert len(comparing.compare(REF, job.wish, record, {}, [])) == wrong, "the operation"
+    assert len(operation_checks.compare(REF, job.submission, record, {}, [])) == wrong, "the operation"
 
 
 # --------------------------------------------------- planning and completion that fail
@@ -565,7 +574,7 @@ class Tripped:
 
     def __init__(self, kind: str) -> None:
         draws = (draw(3, "plain", number, Path("/nowhere")) for number in range(100))
-        self.wish = next(wish for wish in draws if wish.kind == kind)
+        self.submission = next(submission for submission in draws if submission.kind == kind)
         self.counted: list[Counted] = []
 
     def fail(self, stage: str, *seconds: float, error: str = NO_PLAN, last: bool = False) -> Tripped:
@@ -582,7 +591,7 @@ class Tripped:
             "jobs": {"failed": failed},
         }
         found = {partition: ["{}"] for partition in range(outcomes)}
-        return comparing.compare(REF, self.wish, record, found, (), self.counted)
+        return operation_checks.compare(REF, self.submission, record, found, (), self.counted)
 
 
 def test_an_operation_that_fails_on_every_node_uses_all_its_attempts() -> None:
@@ -590,7 +599,7 @@ def test_an_operation_that_fails_on_every_node_uses_all_its_attempts() -> None:
     assert planning.problems("failed", "planning failed: no listing today") == []
     assert planning.problems("cancelled") == []
     (problem,) = planning.problems("success")
-    assert "cannot be done anywhere" in problem
+    assert "fails on all nodes" in problem
     (problem,) = planning.problems("failed", "planning failed: no listing today", outcomes=1)
     assert "was never planned" in problem
     completion = Tripped("complete fails").fail("completion", 100.0, 101.0, 103.0, 104.0, last=True)
@@ -605,7 +614,7 @@ def test_a_failure_that_is_too_early_or_without_a_reason_is_a_problem(kind: str)
     (problem,) = early.problems("failed", "completion failed: no report today")
     assert "after 2 failed attempts" in problem
     (problem,) = early.problems("failed")
-    assert "it failed by ''" in problem
+    assert "it failed with ''" in problem
     (problem,) = early.problems("cancelled", failed=1)
     assert "cannot fail" in problem
 
@@ -625,9 +634,11 @@ def test_a_success_on_another_node_counts_as_recovery() -> None:
     ):
         tripped = Tripped(kind).fail(stage, 100.0, error=error)
         assert tripped.problems("success") == []
-        assert comparing.recovered({"state": "success"}, tripped.counted)
-        assert not comparing.recovered({"state": "failed"}, tripped.counted)
-        assert not comparing.recovered({"state": "success"}, Tripped(kind).fail(stage, 100.0, error="killed").counted)
+        assert operation_checks.recovered({"state": "success"}, tripped.counted)
+        assert not operation_checks.recovered({"state": "failed"}, tripped.counted)
+        assert not operation_checks.recovered(
+            {"state": "success"}, Tripped(kind).fail(stage, 100.0, error="killed").counted
+        )
 
 
 def test_failed_attempts_are_read_from_the_history() -> None:
@@ -647,12 +658,12 @@ def test_failed_attempts_are_read_from_the_history() -> None:
 def test_files_left_by_a_cleanup_are_a_problem_unless_a_log_reports_the_failure(tmp_path: Path) -> None:
     job, log = Job(tmp_path), tmp_path / "ann.log"
     log.write_text("the cleanup of 2 jobs of t/stepwriting/12 failed: the worker is being stopped\n")
-    assert comparing.uncleaned(REF, job.wish, [log]) == ([], False)
-    (Path(job.wish.arg["held"]) / "p=3").touch()
-    (problem,), told = comparing.uncleaned(REF, job.wish, [log])
-    assert ("left p=3 behind" in problem, told) == (True, False), "the log names another operation"
+    assert operation_checks.uncleaned(REF, job.submission, [log]) == ([], False)
+    (Path(job.submission.arg["held"]) / "p=3").touch()
+    (problem,), logged = operation_checks.uncleaned(REF, job.submission, [log])
+    assert ("its cleanup left p=3" in problem, logged) == (True, False), "the log is of another operation"
     log.write_text("WARNING cleanup of lost jobs failed: it failed  [operation=t/stepwriting/1]\n")
-    assert comparing.uncleaned(REF, job.wish, [log]) == ([], True)
+    assert operation_checks.uncleaned(REF, job.submission, [log]) == ([], True)
 
 
 def test_files_left_in_a_work_directory_are_reported(tmp_path: Path) -> None:
@@ -761,9 +772,9 @@ def test_an_audit_that_stood_still_lost_history_or_ended_is_a_problem() -> None:
     audit.take(HistoryStart(5, 2, ()))
     audit.take(Revision(7, (change(7),)))
     assert follower.judge(audit, ValueError("broken"), 8) == [
-        "the audit ended: ValueError('broken')",
-        "the audit stood still at revision 7 of 8",
-        "revisions 2 to 5 were compacted before the audit saw them",
+        "the audit failed: ValueError('broken')",
+        "the audit stopped at revision 7 of 8",
+        "revisions 2 to 5 were compacted before the audit read them",
     ]
 
 

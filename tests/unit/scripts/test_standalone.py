@@ -68,8 +68,8 @@ def test_a_process_of_the_cluster_is_recognized_during_an_exec(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (("status",), 1, "nothing was started: scripts/cluster up"),
-        (("down",), 0, "nothing was running"),
+        (("status",), 1, "no cluster was started: run scripts/cluster up"),
+        (("down",), 0, "no process was running"),
         (("up", "--workers", "0"), 2, "at least one worker with at least one core is needed"),
     ],
 )

@@ -18,7 +18,7 @@ from distop.protocol.revisioned import Change
 from distop.protocol.txn import Delete, KeyValue, Put
 from distop.services.audit import Audit
 from distop.store.history import CaughtUp, HistoryStart, Revision
-from tests.support.hours import pass_an_hour
+from tests.support.history_age import age_model_history
 from tests.support.world import TABLE, TYPE, World
 from tests.unit.invariants.clause_plants import PLANTS
 from tests.unit.invariants.plants import opened
@@ -83,8 +83,8 @@ def test_each_planted_violation_is_reported(
 
 def test_a_clean_history_gets_a_summary(as_json: None, capsys: pytest.CaptureFixture[str]) -> None:
     world = World()
-    world.life(3)
-    world.life(2, failing=[1])
+    world.run_operation(3)
+    world.run_operation(2, failing=[1])
     assert run(world) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["ok"]
@@ -96,7 +96,7 @@ def test_a_clean_history_gets_a_summary(as_json: None, capsys: pytest.CaptureFix
 
 def test_the_summary_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     world = World()
-    world.life(2)
+    world.run_operation(2)
     assert run(world) == 0
     out = capsys.readouterr().out
     assert out.startswith(f"checked revisions 1 to {world.store.revision} (")
@@ -146,7 +146,7 @@ def stranger(world: World) -> Revision:
 
 def test_an_operation_with_only_a_history_record_counts_as_unchecked() -> None:
     world = World()
-    ref = world.life(1)
+    ref = world.run_operation(1)
     at = world.store.revision
     with pytest.raises(NotFound, match=f"'{ref}' was not checked: etcd's history is compacted up to revision {at}"):
         told_of(ref, world, stranger(world))
@@ -154,8 +154,8 @@ def test_an_operation_with_only_a_history_record_counts_as_unchecked() -> None:
 
 def test_deleting_the_history_record_does_not_make_an_operation_checked() -> None:
     world = World()
-    ref = world.life(1)
-    pass_an_hour(world.store, world.keys)
+    ref = world.run_operation(1)
+    age_model_history(world.store, world.keys)
     dropped = Revision(world.store.revision + 1, tuple(_deleted_record(world, ref)))
     with pytest.raises(NotFound, match="was not checked"):
         told_of(ref, world, dropped)

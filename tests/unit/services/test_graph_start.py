@@ -25,7 +25,7 @@ from distop.protocol.schedule import Series
 from distop.protocol.txn import Delete, Get, Put, Txn, TxnResult
 from distop.services.submission.option_values import After
 from distop.testing import ModelStore
-from tests.support.starting import KEYS, TABLE, Etcd, noop, run
+from tests.support.model_submission import KEYS, TABLE, Etcd, noop, run
 from tests.support.virtualtime import in_virtual_time
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def test_a_graph_with_a_lost_answer_is_not_started_again_after_its_first_operati
 def test_a_graph_that_loses_the_race_for_its_instances_takes_the_next_ones() -> None:
     async def work(etcd: Etcd) -> None:
         def beside(txn: Txn) -> TxnResult:
-            etcd.moved()
+            etcd.change_counter()
             return replace(etcd.store.apply(txn), repeated=True)
 
         etcd.fates.append(beside)

@@ -28,7 +28,7 @@ from distop.protocol.txn import (
     unchanged,
     value_is,
 )
-from tests.support.starting import KEYS, TABLE, Etcd, noop, run
+from tests.support.model_submission import KEYS, TABLE, Etcd, noop, run
 
 if TYPE_CHECKING:
     pass
@@ -112,7 +112,7 @@ def test_C10_where_a_compare_of_the_callers_fails_nothing_is_started_and_it_is_n
 def test_C9_where_a_counter_of_distops_moved_it_is_tried_again_and_the_callers_failure_branch_is_not_run() -> None:
     async def work(etcd: Etcd) -> None:
         def moved(txn: Txn) -> TxnResult:
-            etcd.moved()
+            etcd.change_counter()
             return etcd.store.apply(txn)
 
         etcd.fates.extend([moved, moved])

@@ -35,7 +35,7 @@ from distop_behaviors.index.generation import Generation
 from distop_behaviors.index.index_folder import Folder
 from distop_behaviors.validate import file_lists
 from tests.support.context import FakeContext
-from tests.support.further import with_further
+from tests.support.slow_cases import mostly_slow
 from tests.support.source_trees import sources
 
 if TYPE_CHECKING:
@@ -387,7 +387,7 @@ def grow(rng: random.Random, folder: Path, root: Path, depth: int) -> None:
             grow(rng, path, root, depth - 1)
 
 
-@pytest.mark.parametrize("block", with_further(range(8), 2))
+@pytest.mark.parametrize("block", mostly_slow(range(8), 2))
 def test_a_byte_outside_the_place_never_changes(block: int, tmp_path: Path) -> None:
     """Layouts with nested tables, names with a common prefix, odd encodings, and links at each level."""
     for seed in range(block * 50, block * 50 + 50):
@@ -493,7 +493,7 @@ def test_an_ambiguous_url_is_refused_as_a_place(anchor: str, bucket: Bucket) -> 
         delete(Place(anchor), "x")
 
 
-@pytest.mark.parametrize("seed", with_further(range(100), 30))
+@pytest.mark.parametrize("seed", mostly_slow(range(100), 30))
 def test_an_object_outside_the_place_never_changes(seed: int, bucket: Bucket) -> None:
     rng = random.Random(seed)
     plain = [n for n in NAMES if "\udcff" not in n and "\n" not in n]

@@ -19,7 +19,7 @@ from distop.tables.iceberg.bounded_io import BoundedIO
 from distop.tables.iceberg.metadata_file import read_metadata
 from distop.tables.reading.file_facts import ddl
 from distop.worker.child_side.shared_files import with_files
-from tests.support.refusing import RefusingStore
+from tests.support.refusing_store import RefusingStore
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -141,11 +141,11 @@ def test_the_endpoint_of_a_store_comes_from_the_environment(monkeypatch: pytest.
         ours.serve(monkeypatch)
         with pytest.raises(InvalidArgument, match="has parameters"):
             check_table(TableRecord("t", "parquet", f"s3://bucket/t?scheme=http&endpoint_override={theirs.url[7:]}"))
-        assert (theirs.asked, ours.asked) == ([], [])
+        assert (theirs.requests, ours.requests) == ([], [])
         with pytest.raises(InvalidArgument, match="does not exist"):
             check_table(TableRecord("t", "parquet", "s3://bucket/t"))
-        assert theirs.asked == []
-        assert ours.asked
+        assert theirs.requests == []
+        assert ours.requests
 
 
 @pytest.mark.parametrize("kind", ["int) , (SELECT 1", "int`", "int /* */", "", "decimal(1,2),x int"])

@@ -112,8 +112,8 @@ def test_hole_2_properties_from_a_server_choose_neither_code_nor_a_host(
             assert f"{type(io).__module__}.{type(io).__name__}" == BOUNDED, name
             found.commit([SetPropertiesUpdate(updates={"checked": name})])
         assert not trap.exists(), name
-        assert theirs.asked == [], name
-    for _, _, headers, _ in ours.asked:
+        assert theirs.requests == [], name
+    for _, _, headers, _ in ours.requests:
         assert headers["Authorization"] == "Bearer sesame"
         assert "theirs" not in headers.values()
 
@@ -128,7 +128,7 @@ def test_the_hostile_properties_work_without_the_guard(
     ours.overrides = hostile("uri", theirs.uri)
     with pytest.raises(NoSuchTableError):
         RestCatalog("prod", uri=ours.uri, token="sesame").load_table("sales.orders")
-    assert theirs.asked[0][2]["Authorization"] == "Bearer sesame"
+    assert theirs.requests[0][2]["Authorization"] == "Bearer sesame"
 
 
 @pytest.mark.parametrize("name", ["py-io-impl", "write.py-location-provider.impl", "s3.endpoint", "uri"])
@@ -168,7 +168,7 @@ def test_hole_2_properties_of_a_table_choose_neither_code_nor_a_host(
             elif kind == "sql":
                 found.commit([SetPropertiesUpdate(updates={"checked": "yes"})])
     assert not trap.exists()
-    assert theirs.asked == []
+    assert theirs.requests == []
 
 
 @pytest.mark.parametrize("method", ["load", "commit", "credential"])
@@ -189,8 +189,8 @@ def test_hole_2_a_redirect_takes_no_token_to_another_host(
         ours.redirect = theirs.uri
         with pytest.raises(TableUnavailable, match="it redirects to http://.*, which is not followed"):
             plan_table(TABLE)
-    assert ours.asked
-    assert theirs.asked == []
+    assert ours.requests
+    assert theirs.requests == []
 
 
 @pytest.mark.parametrize("name", ["s3.access-key-id", "gcs.oauth2.token", "adls.sas-token"])

@@ -37,9 +37,9 @@ from distop_behaviors.validate import Validate
 from distop_behaviors.validate.statistics import PASS, UNKNOWN, Decision, decide
 from distop_behaviors.validate.validate_argument import Check
 from tests.support.context import FakeContext, run_operation
-from tests.support.evolving import evolve
-from tests.support.further import with_further
+from tests.support.evolving_tables import evolve
 from tests.support.lake import Folder
+from tests.support.slow_cases import mostly_slow
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -78,7 +78,7 @@ def facts(table: Table, *columns: str) -> list[FileFacts]:
     return [snapshot.of(file) for file in plan.files]
 
 
-@pytest.mark.parametrize("seed", with_further(range(30), 10))
+@pytest.mark.parametrize("seed", mostly_slow(range(30), 10))
 def test_statistics_alone_give_no_wrong_verdict(seed: int, tmp_path: Path) -> None:
     made = evolve(seed, tmp_path, version=1 if seed % 5 == 0 else 2)
     ran = alone(tmp_path, *({**case.check, "name": f"c{n}"} for n, case in enumerate(made.cases)))

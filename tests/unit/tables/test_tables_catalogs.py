@@ -309,7 +309,7 @@ def test_settings_come_from_the_environment_and_the_home_and_never_from_the_curr
             (tmp_path / "home" / ".pyiceberg.yaml").write_text(text)
         with pytest.raises(TableUnavailable, match="is not configured on this node: .*PYICEBERG_CATALOG__WRITTEN_DOWN"):
             plan_table(named)
-    assert rest.asked == []
+    assert rest.requests == []
     (tmp_path / "home" / ".pyiceberg.yaml").write_text(told)
     assert len(plan_table(named).partitions) == 2
     monkeypatch.setenv("PYICEBERG_HOME", str(tmp_path / "other"))
@@ -335,7 +335,7 @@ def test_a_catalog_that_does_not_answer_is_unavailable(
     configure(monkeypatch, "nobody", uri="http://127.0.0.1:9")
     with pytest.raises(TableUnavailable, match="cannot be reached"):
         plan_table(record(catalog="nobody"))
-    rest.held.clear()
+    rest.released.clear()
     monkeypatch.setattr(iceberg_catalogs, "PATIENCE", 0.5)
     with pytest.raises(TableUnavailable, match=r"did not answer within 0\.5 s"):
         plan_table(table)
@@ -418,7 +418,7 @@ def test_a_record_cannot_choose_the_address_of_a_catalog_even_if_read_from_etcd(
         with pytest.raises(InvalidArgument, match=sentence) as refused:
             ask(table)
         assert "pw" not in str(refused.value)
-    assert rest.asked == []
+    assert rest.requests == []
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from distop.errors import InvalidArgument
 from distop.settings import SETTINGS
 from distop.worker.child_side import sender_verification
 from distop.worker.child_side.sender_verification import MAX_ANSWER, may_reach, verify
-from tests.support.answering import Server, answering, ok
+from tests.support.scripted_server import Server, answering, ok
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -42,7 +42,7 @@ def ask(
 def test_C14_a_url_is_asked_with_id_and_operation(body: bytes, completed: bool) -> None:
     with answering(ok(body)) as server:
         assert ask(server.url, external_id="tx 17/ä&op=x") == {"completed": completed, "why": ""}
-        method, target, _ = server.asked[0].split(" ")
+        method, target, _ = server.requests[0].split(" ")
         assert method == "GET"
         assert urlsplit(target).path == "/check"
         assert parse_qs(urlsplit(target).query) == {"external_id": ["tx 17/ä&op=x"], "op": ["t/noop/1"]}
@@ -82,18 +82,18 @@ def test_C14_a_redirect_is_not_followed() -> None:
     with answering(ok(YES)) as other:
         with answering(f"HTTP/1.1 302 Found\r\nLocation: {other.url}\r\nContent-Length: 0\r\n\r\n".encode()) as server:
             assert ask(server.url, allowed=(server.url, other.url))["why"] == "status 3xx"
-        assert other.asked == []
+        assert other.requests == []
 
 
 def endless(server: Server) -> Iterator[bytes]:
     yield b"HTTP/1.1 200 OK\r\nContent-Length: 10000000000\r\n\r\n"
-    while not server.over.is_set():
+    while not server.closed.is_set():
         yield b" " * 65_536
 
 
 def endless_chunks(server: Server) -> Iterator[bytes]:
     yield b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-    while not server.over.is_set():
+    while not server.closed.is_set():
         yield b"10000\r\n" + b" " * 65_536 + b"\r\n"
 
 
@@ -107,14 +107,14 @@ def test_C14_an_answer_of_10_GB_is_not_read(answer: Any) -> None:
 
 
 def silent(server: Server) -> Iterator[bytes]:
-    server.over.wait(60)
+    server.closed.wait(60)
     yield b""
 
 
 def trickling(server: Server, first: bytes = b"HTTP/1.1 200 OK\r\n") -> Iterator[bytes]:
     """Each read gets data in time, but the answer never ends."""
     yield first
-    while not server.over.wait(0.05):
+    while not server.closed.wait(0.05):
         yield b"A"
 
 
@@ -123,7 +123,7 @@ def trickling_body(server: Server) -> Iterator[bytes]:
 
 
 def continuing(server: Server) -> Iterator[bytes]:
-    while not server.over.wait(0.05):
+    while not server.closed.wait(0.05):
         yield b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -188,7 +188,7 @@ def test_C14_a_server_of_the_standard_library_can_be_asked() -> None:
 def test_hole_5_a_url_that_the_executor_does_not_list_is_not_asked() -> None:
     with answering(ok(YES)) as server:
         assert ask(server.url, allowed=()) == {"completed": None, "why": "not allowed"}
-        assert server.asked == []
+        assert server.requests == []
 
 
 @pytest.mark.parametrize(
@@ -330,7 +330,7 @@ def test_hole_5_the_checked_address_is_the_one_connected(monkeypatch: pytest.Mon
         monkeypatch.setattr(socket, "socket", type("Socket", (socket.socket,), {"connect": connect}))
         assert ask(f"http://orders:{port}/check")["why"] == "refused"
     assert connected == [("192.0.2.1", port)]
-    assert server.asked == []
+    assert server.requests == []
 
 
 def test_hole_5_text_from_a_server_is_neither_reported_nor_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,1 +1,0 @@
-"""The parts of scripts/oracle: generated tables, judged row by row in plain Python."""
