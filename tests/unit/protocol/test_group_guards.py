@@ -281,7 +281,7 @@ def test_each_of_several_ends_releases_its_id_unless_the_next_operation_of_the_s
     world, refs = elected(), []
     for id_ in "xyz":
         refs.append(world.next_ref())
-        start = world.own_start_of(id_)
+        start = world.new_operation_with_id(id_)
         start = replace(start, spec=replace(start.spec, series=Series(60.0).to_json()), waits=False)
         world.do(t.starts(world.keys, world.counters(), [start]))
         world.do(world.plan(refs[-1], 0))

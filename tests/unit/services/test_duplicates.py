@@ -352,16 +352,16 @@ def test_L20_replace_is_refused_after_a_concurrent_change(moved: str) -> None:
 def replaced_at(etcd: Etcd, moment: int) -> list[Started]:
     """Somebody else replaces the operation with the id before the answer to so many requests; who did."""
     others: list[Started] = []
-    before, ask = len(etcd.requests), etcd._ask
+    before, ask = len(etcd.requests), etcd._request
 
     async def asked(what: str) -> None:
         await ask(what)
         if len(etcd.requests) - before == moment:
-            etcd._ask = ask  # type: ignore[method-assign]
+            etcd._request = ask  # type: ignore[method-assign]
             other = wanted(policy="replace", delay=60, files=[2])
             others.append(await submit(etcd, KEYS, other))  # type: ignore[arg-type]
 
-    etcd._ask = asked  # type: ignore[method-assign]
+    etcd._request = asked  # type: ignore[method-assign]
     return others
 
 
