@@ -93,7 +93,7 @@ def test_a_page_is_run_and_its_output_compared(tmp_path: Path) -> None:
     with pytest.raises(pages.PageError, match="no section 'Third'"):
         pages.run_page(PAGE, tmp_path, env, section="Third")
     for wrong in ("four", "two\none"):
-        with pytest.raises(pages.PageError, match="is not what was printed"):
+        with pytest.raises(pages.PageError, match="was not printed"):
             pages.run_page(PAGE.replace("one\n…ee…", wrong), tmp_path, env, section="First")
 
 
