@@ -418,7 +418,8 @@ class Simulation:
             machine.go_on()
             machine.start()
         for n in range(self.scenario.actors):
-            if all(process.dead for process, number in self._actors.items() if number == n):
+            # One has ended if all clients were dead for a moment; a client that came back may still need it.
+            if all(process.dead or process in self._done for process, number in self._actors.items() if number == n):
                 self._begin_actor(n)
         self._stopping.calm()
         left = let_go(self._config, self._over, self._left_drained, self._left_alone)
