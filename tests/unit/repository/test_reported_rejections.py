@@ -30,7 +30,6 @@ EXCEPTED = {
     "node_record.NodeRecord._publish": ITSELF,
     "process._run_repeatedly": "the incarnation is over",
     "executor_role.Executor._claim_fresh": DIVIDES,
-    "claimer.by_halves": DIVIDES,
     "claim_watch.ClaimWatch._run": READS,
     "claim_watch.ClaimWatch.reached": READS,
     "elections.Elections._commit_resignation": SMALL,
