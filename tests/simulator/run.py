@@ -442,7 +442,8 @@ class Simulation:
             machine.start()
         for n in range(self.scenario.actors):
             # One has ended if all clients were dead for a moment; a client that came back may still need it.
-            if all(process.dead or process in self._finished for process, number in self._actors.items() if number == n):
+            runs = (process for process, number in self._actors.items() if number == n)
+            if all(process.dead or process in self._finished for process in runs):
                 self._begin_actor(n)
         self._stops.calm()
         work = unblock_operations(self._config, self._over, self._left_drained, self._stranded_operations)
