@@ -145,7 +145,7 @@ def test_the_error_of_an_invalid_password_does_not_show_it() -> None:
         ({"username": 5}, "username must be a text"),
         ({"ca_cert": 5}, "ca_cert must be a text"),
         ({"connect_timeout": "soon"}, "connect_timeout must be a number, not 'soon'"),
-        ({"client": 5}, "int is no etcd3.Etcd3Client"),
+        ({"client": 5}, "int is not an etcd3.Etcd3Client"),
     ],
 )
 def test_a_client_configuration_of_wrong_type_is_refused(arguments: dict[str, object], words: str) -> None:

@@ -70,7 +70,8 @@ class UnitContext(Context):
 class Coordinating:
     """An elected coordinator, and the failures that it reports.
 
-    ``elsewhere``: how often it asked to give up its election in favour of another node.
+    ``elsewhere``: how often it asked to give up its election in favour of another node; ``handed_over``: how often
+    after a failed call of the child.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, rules: Rules, feed: type[ModelFeed] = ModelFeed) -> None:
@@ -87,9 +88,12 @@ class Coordinating:
         self.world.do(self.world.elect("a"))
         self.ctx = UnitContext(self.world, self.client)
         self.failures: list[BaseException] = []
-        self.elsewhere = 0
+        self.elsewhere = self.handed_over = 0
         fence = self.world.store.mod(self.world.keys.coordinator(TABLE, TYPE))
-        self.role = Coordinator(self.ctx, TABLE, TYPE, fence, self.failures.append, lambda: None, self._elsewhere)
+        self.role = Coordinator(self.ctx, TABLE, TYPE, fence, self.failures.append, self._hand_over, self._elsewhere)
+
+    def _hand_over(self) -> None:
+        self.handed_over += 1
 
     def _elsewhere(self) -> bool:
         self.elsewhere += 1

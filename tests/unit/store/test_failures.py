@@ -1,4 +1,4 @@
-"""Classes of etcd's errors (docs/internals/etcd-rules.md, "Error classes")."""
+"""Classes of etcd's errors (docs/internals/etcd-rules.md, "What an error says about a write")."""
 
 from __future__ import annotations
 
