@@ -71,8 +71,8 @@ class UnitContext(Context):
 class Coordinating:
     """An elected coordinator, and the failures that it reports.
 
-    ``elsewhere``: how often it asked to give up its election in favour of another node; ``handed_over``: after a failed
-    call into the child.
+    ``elsewhere``: how often it asked to give up its election in favour of another node; ``handed_over``: how often
+    after a failed call of the child.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, rules: Rules, feed: type[ModelFeed] = ModelFeed) -> None:

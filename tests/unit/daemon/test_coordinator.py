@@ -267,7 +267,7 @@ def test_an_election_is_resigned_for_another_node_once_the_work_here_has_ended(r
 
 
 @pytest.mark.parametrize(("seconds", "hands_over"), [(LONG_STEP / 2, True), (2 * LONG_STEP, False)])
-def test_a_failed_call_gives_up_the_election_unless_a_long_step_is_under_way(
+def test_a_failed_call_hands_the_election_over_unless_a_long_step_is_running(
     run: Any, seconds: float, hands_over: bool
 ) -> None:
     """``seconds``: the age of the step of another operation."""

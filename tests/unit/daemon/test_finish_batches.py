@@ -321,7 +321,7 @@ def test_a_group_is_divided_at_its_limit() -> None:
     run(5, divided, limits=Limits(finishes=2))
 
 
-def test_finishes_that_touch_the_same_key_are_sent_one_after_the_other_and_none_is_lost() -> None:
+def test_finishes_that_write_the_same_key_are_sent_one_after_the_other() -> None:
     """The specs of two operations name the same id, which their finishes compare and delete."""
 
     async def main() -> None:

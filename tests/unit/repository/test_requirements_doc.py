@@ -47,8 +47,7 @@ def entries(letters: str) -> list[Entry]:
     return [one for one in found if one.number[0] in letters]
 
 
-def rows() -> list[Entry]:
-    """The requirements."""
+def requirements() -> list[Entry]:
     return entries("PCLI")
 
 
@@ -64,7 +63,7 @@ def unexplained(text: str) -> list[str]:
 
 def test_every_number_is_listed_once_and_in_order() -> None:
     expected = [f"{letter}{n}" for letter, last in LAST.items() for n in range(1, last + 1)]
-    assert [one.number for one in rows()] == [number for number in expected if number not in ELSEWHERE]
+    assert [one.number for one in requirements()] == [number for number in expected if number not in ELSEWHERE]
 
 
 def missing(one: str) -> bool:
@@ -75,7 +74,7 @@ def missing(one: str) -> bool:
 
 
 def test_named_code_and_tests_exist() -> None:
-    assert [f"{one.number}: {name}" for one in rows() for name in named(" ".join([*one.code, *one.tests]))
+    assert [f"{one.number}: {name}" for one in requirements() for name in named(" ".join([*one.code, *one.tests]))
             if missing(name)] == []  # fmt: skip
     tests = re.findall(r"`(tests/[^`]+)`", document())
     assert [name for name in tests if missing(name)] == []
@@ -87,8 +86,8 @@ def whole_files(text: str) -> list[str]:
     return [one for one in named(kept) if one.startswith("tests/") and "test_" in one and "::test_" not in one]
 
 
-def test_each_row_names_at_most_three_tests() -> None:
-    for one in rows():
+def test_each_requirement_names_at_most_three_tests() -> None:
+    for one in requirements():
         assert whole_files(" ".join(one.tests)) == [], one.number
         assert len(one.tests) <= 3, one.number
         assert all(len(named(test)) == 1 for test in one.tests), one.number
@@ -127,9 +126,9 @@ def test_every_fault_is_listed_with_the_tests_that_cause_it() -> None:
         assert [name for name in named(" ".join(one.tests)) if "::test_" not in name or missing(name)] == [], one.number
 
 
-def test_each_row_names_code_and_a_test_or_a_reason() -> None:
-    """A row without a reason that is no requirement of distop starts with a mark or a remark."""
-    for one in rows():
+def test_each_requirement_names_code_and_a_test_or_a_reason() -> None:
+    """An entry without a reason that is no requirement of distop starts with a mark or a remark."""
+    for one in requirements():
         if one.code:
             assert len(one.code) == 1, one.number
             assert one.tests, one.number
