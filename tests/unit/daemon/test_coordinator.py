@@ -26,7 +26,7 @@ from distop.protocol.revisioned import Change
 from distop.protocol.schedule import Series
 from distop.protocol.state_tables import Stage
 from distop.protocol.txn import Delete, Put, Txn, TxnResult, absent
-from distop.worker.daemon_side.requests import CompleteResult, PlanResult, WorkerError
+from distop.worker.daemon_side.requests import CompleteRequest, CompleteResult, PlanResult, WorkerError
 from tests.support.modelfeed import ModelFeed
 from tests.support.virtualtime import in_virtual_time
 from tests.support.world import TABLE, TYPE
@@ -276,11 +276,11 @@ def test_a_failed_call_hands_the_election_over_unless_a_long_step_is_running(
     async def work(one: Coordinating) -> None:
         slow, failing = one.open(1), one.open(1)
 
-        async def complete(op: str, *_: Any) -> CompleteResult:
-            if op == str(slow):
+        async def complete(request: CompleteRequest) -> CompleteResult:
+            if request.op == str(slow):
                 await asyncio.Event().wait()
             elif not failed:
-                failed.append(op)
+                failed.append(request.op)
                 raise WorkerError("transient", "no memory")
             return CompleteResult("done")
 
