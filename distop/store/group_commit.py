@@ -9,10 +9,28 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
+from distop.errors import MalformedRequest
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 T = TypeVar("T")
+
+
+async def by_halves(group: Sequence[T], send: Callable[[Sequence[T]], Awaitable[None]]) -> MalformedRequest | None:
+    """Send a group, and split it in halves where etcd rejects it as invalid.
+
+    Returns etcd's error about the first element that it rejects alone.
+    """
+    try:
+        await send(group)
+    except MalformedRequest as error:
+        if len(group) == 1:
+            return error
+        half = len(group) // 2
+        found, other = await by_halves(group[:half], send), await by_halves(group[half:], send)
+        return found or other
+    return None
 
 
 class Group(Protocol[T]):

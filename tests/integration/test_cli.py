@@ -257,7 +257,7 @@ def test_an_interrupt_leaves_its_name_to_programs(world: World) -> None:
         130,
         {"op": "nyc.flights/noop/1", "instance": 1, "state": "running"},
     )
-    assert "nyc.flights/noop/1 goes on" in err
+    assert "nyc.flights/noop/1 continues" in err
 
 
 def test_a_repeated_start_shows_the_state_of_the_operation(world: World) -> None:
@@ -320,7 +320,7 @@ def test_a_start_that_is_interrupted_before_it_is_answered_says_how_to_find_out(
     assert (starting.returncode, out, err.count("\n")) == (130, "", 1), err
     assert err.startswith("interrupted before etcd answered, so the operation may have been started: ")
     assert "distop ls" not in err, "it may have ended by then, or not begun yet"
-    (request,) = re.findall(r"the same command with `--request-id (\S+)` starts it at most once", err)
+    (request,) = re.findall(r"run the same command with `--request-id (\S+)`, which starts it at most once", err)
     again = world.distop(*start, "--request-id", request, "--json")
     assert again.json["op"] == "nyc.flights/noop/1"
     assert len(world.distop("ls", TABLE, "--json").json) == 1

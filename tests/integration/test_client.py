@@ -125,7 +125,7 @@ async def test_what_is_wrong_with_a_start_is_said_and_changes_nothing(client: ai
         (distop.InvalidArgument, "'column' is missing", "index", TABLE, {}, {}),
         (distop.InvalidArgument, 'at depth: "x" is not of type integer', "index", TABLE, {"column": "", "depth": "x"}, {}),  # noqa: E501
         (distop.InvalidArgument, "'dept' .did you mean 'depth'", "index", TABLE, {"column": "c", "dept": 1}, {}),
-        (distop.InvalidArgument, "needs 'column'", "index", TABLE, {"column": ""}, {}),
+        (distop.InvalidArgument, "needs the field 'column'", "index", TABLE, {"column": ""}, {}),
         (distop.InvalidArgument, "not JSON", "noop", TABLE, {"x": object()}, {}),
         (distop.InvalidArgument, "512 KiB", "noop", TABLE, {"x": "y" * 600_000}, {}),
         (distop.InvalidArgument, "list of partitions is empty", "noop", TABLE, {}, {"partitions": []}),
@@ -262,7 +262,7 @@ async def test_a_request_id_stands_for_one_argument_and_one_choice_of_partitions
         same = await client.start_operation("noop", TABLE, {"b": 2, "a": 1}, partitions=["y", "x"], request_id="r")
         assert same.ref == first.ref
         for arg, names in (({"a": 1}, ["x", "y"]), ({"a": 1, "b": 2}, ["x"]), ({"a": 1, "b": 2}, None)):
-            with pytest.raises(distop.InvalidArgument, match=f"'r' has started {first.ref}, with another argument"):
+            with pytest.raises(distop.InvalidArgument, match=f"'r' has started {first.ref} with another argument"):
                 await client.start_operation("noop", TABLE, arg, partitions=names, request_id="r")
 
     await check()
@@ -605,7 +605,7 @@ def test_an_etcd3_client_gives_its_address(shared_etcd: EmbeddedEtcd) -> None:
     theirs.close()
     with pytest.raises(distop.InvalidArgument, match="not both"):
         configure("127.0.0.1:1", client=theirs)
-    with pytest.raises(distop.InvalidArgument, match=r"no etcd3\.Etcd3Client"):
+    with pytest.raises(distop.InvalidArgument, match=r"is not an etcd3\.Etcd3Client"):
         configure(client=object())
 
 

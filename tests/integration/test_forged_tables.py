@@ -157,7 +157,7 @@ async def test_jobs_ask_for_the_record_once_and_not_on_no_table(worker: Worker, 
     assert await run(worker, None, {}, op="@cluster/sample/1") == ("success", "")
     assert records.asked == 1
     kind, error = await run(worker, MINE.to_json(), {}, op="@cluster/sample/2")
-    assert (kind, "@cluster is not the one" in error) == ("fatal", True)
+    assert (kind, "the registered record of table @cluster differs" in error) == ("fatal", True)
     records.away = True
     kind, error = await run(worker, MINE.to_json(), {}, op="t/sample/2")
     assert (kind, error) == ("refused", "cannot read the records of its tables: etcd is away"), "it is tried again"
@@ -303,5 +303,6 @@ def test_a_table_whose_record_was_changed_fails_what_was_started_before(
     group.client.add_table(TableRecord("t", "parquet", str(tmp_path / "moved")), check=False, replace=True)
     waits.confirm()
     result = waits.wait(60)
-    assert (result.state, "was started: the table was changed" in result.errors[0]["text"]) == ("failed", True)
+    assert result.state == "failed"
+    assert "was started: the table, or the operation's copy, was changed" in result.errors[0]["text"]
     assert group.client.start_operation("sample", "t", {"names": ["a"]}).wait(60).state == "success"

@@ -346,7 +346,7 @@ def test_L9_the_command_line_joins_refuses_and_replaces(purging: Daemons) -> Non
     assert refused.returncode == 5
     assert f"{name} has the id 'nightly' and is pending" in refused.stderr
     for wrong, sentence in (
-        (("--id", "@x"), "begins with @"),
+        (("--id", "@x"), "starts with @"),
         (("--on-duplicate", "merge", "--id", "x"), "join, refuse, replace, combine"),
         (("--one-off", "--id", "x"), "a one-off has no id"),
         (("--on-duplicate", "join"), "noop computes no id"),

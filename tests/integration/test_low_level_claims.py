@@ -89,7 +89,7 @@ def test_L14_both_the_job_and_its_token_are_needed_to_return_it(group: Daemons) 
         elsewhere.return_job(first.token, Complete())
     group.client.return_job(second.token, Complete())
     assert (one.wait(LIMIT).state, two.wait(LIMIT).state) == ("success", "success")
-    with pytest.raises(InvalidToken, match="void"):
+    with pytest.raises(InvalidToken, match="is invalid: nobody holds the job"):
         group.client.return_job(first.token, Retry("late"))
 
 
@@ -262,7 +262,7 @@ def test_a_type_without_code_is_declared_and_names_its_partitions(group: Daemons
     for wrong in ({"instances": "three"}, {"object_field": "x"}, {"conflicts_with": "copy"}):
         with pytest.raises(InvalidArgument):
             client.register_type("other", **wrong)
-    with pytest.raises(InvalidArgument, match="no JSON Schema"):
+    with pytest.raises(InvalidArgument, match="is not an accepted JSON Schema"):
         client.register_type("other", {"type": 7})
     with pytest.raises(InvalidArgument, match="to"):
         client.start_operation("copy", "@cluster", {})

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distop import Start, aio, chord
+from distop import Complete, Start, aio, chord
 from distop.protocol.jobs import Claim
 from distop.protocol.records import OperationRef, TableRecord
 from distop.protocol.txn import Put, Txn
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
+    from distop import OwnedJob
     from tests.support.daemons import Daemons
 
 pytestmark = pytest.mark.etcd
@@ -206,3 +207,25 @@ def _told_of_verifications(server: EmbeddedEtcd, group: Daemons) -> None:
     group.eventually(lambda: not any(node.refused for node in group.client.nodes().values()), "nothing is told", "e1")
     large.confirm()
     assert large.wait(LIMIT).state == "success"
+
+
+def test_claims_of_an_actor_that_etcd_rejects_together_are_sent_in_smaller_groups(tmp_path: Path) -> None:
+    """A worker claims up to 40 jobs in one transaction, and extends as many."""
+    with EmbeddedEtcd(compaction=None, arguments=("--max-txn-ops", "24")) as server:
+        with daemons(server.endpoint, tmp_path) as group:
+            group.client.add_table(TableRecord("t", "parquet", str(tmp_path)), check=False)
+            group.client.register_type("copy")
+            group.start("e1", ttl=20)
+            op = group.client.start_operation("copy", "t", {}, partitions=[f"p{n}" for n in range(60)])
+            owned: list[OwnedJob] = []
+
+            def claimed() -> bool:
+                owned.extend(group.client.own_jobs("ann", {"copy": None}, 60 - len(owned), 60.0))
+                return len(owned) == 60
+
+            group.eventually(claimed, "an actor has claimed all jobs", "e1")
+            assert all(group.client.extend([job.token for job in owned], 60.0))
+            for job in owned:
+                group.client.return_job(job.token, Complete())
+            assert op.wait(LIMIT).state == "success"
+        assert not violations(server.endpoint)

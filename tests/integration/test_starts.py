@@ -113,7 +113,7 @@ async def test_a_request_twice_in_one_group_is_one_operation(client: aio.Client)
         *(client.start_operation("noop", TABLE, {"n": n}, request_id="r") for n in (1, 2, 1)), return_exceptions=True
     )
     assert [str(getattr(op, "ref", op)) for op in (again[0], again[2])] == [ops[1].ref] * 2
-    assert f"the request id 'r' has started {ops[1].ref}, with another argument" in str(again[1])
+    assert f"the request id 'r' has started {ops[1].ref} with another argument" in str(again[1])
 
 
 async def test_who_is_cancelled_while_it_waits_is_not_started(client: aio.Client) -> None:

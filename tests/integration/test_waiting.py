@@ -98,7 +98,7 @@ def test_one_that_waits_is_cancelled_at_once_and_with_it_what_waits_for_it(group
     group.start("e1")
     waiting = noop(group, delay=3600)
     behind = noop(group, after=[waiting])
-    with pytest.raises(NotAllowed, match="has not begun: it cannot be paused"):
+    with pytest.raises(NotAllowed, match="has not started: it cannot be paused"):
         waiting.pause()
     waiting.cancel("not needed")
     ended = waiting.wait(LIMIT)

@@ -57,7 +57,7 @@ def test_sizes_are_small_in_half_of_the_seeds(drawn: list[Scenario]) -> None:
 
 
 def test_a_sixth_of_the_seeds_have_a_series(drawn: list[Scenario]) -> None:
-    """docs/internals/guarantees.md says so; half of them have an id."""
+    """docs/internals/testing.md says so; half of them have an id."""
     series = [wish for wanted in drawn for wish in wanted.wishes if wish.every]
     assert 0.15 * len(drawn) < len(series) < 0.185 * len(drawn)
     assert 0.4 * len(series) < sum(wish.id == "series" for wish in series) < 0.6 * len(series)

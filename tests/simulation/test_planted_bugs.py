@@ -90,7 +90,7 @@ def test_what_has_another_signature_is_not_planted(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_documentation_tells_how_many_are_found() -> None:
-    pages = (ROOT / f"docs/internals/{name}.md" for name in ("guarantees", "architecture"))
+    pages = (ROOT / f"docs/internals/{name}.md" for name in ("testing", "architecture"))
     text, other = (" ".join(page.read_text().split()) for page in pages)
     chosen = sum(planted.chosen for planted in BUGS)
     assert f"plants {len(BUGS)} bugs, one at a time." in text

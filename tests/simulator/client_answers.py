@@ -16,9 +16,11 @@ def broken(
     requests: Mapping[str, str],
     ids: Mapping[str, str],
     ended: Mapping[str, str],
+    forgotten: Collection[str],
 ) -> Iterator[tuple[str, str, str]]:
     """(kind, operation, text) of each breach. ``accepted``: the operations that began; ``requests``: operation → the
-    request that began it; ``ids``: operation → its id; ``ended``: operation → the state in which it ended.
+    request that began it; ``ids``: operation → its id; ``ended``: operation → the state in which it ended;
+    ``forgotten``: operations whose history record was pruned (invariant 14 judges whether that was too early).
     """
     for request, op in told.started.items():
         if op not in accepted:
@@ -28,5 +30,8 @@ def broken(
     for op, state in told.ended.items():
         if ended.get(op) != state:
             yield "told wrong", op, f"a client was told {state}; the history says {ended.get(op)}"
+    for op, text in told.not_found.items():
+        if op not in forgotten:
+            yield "surprise", op, f"its client did not find it: {text}"
     for text in told.surprises:
         yield "surprise", "", text

@@ -68,6 +68,8 @@ class Told:
         """Request → whether its client's own transaction was committed, each time that it was told."""
         self.refused = 0
         self.surprises: list[str] = []
+        self.not_found: dict[str, str] = {}
+        """Operation → the answer to a call about it that raised NotFound."""
         self.senders: dict[str, str] = {}
         """Operation → what its sender said of it at last, of those that were prepared: ``confirming`` (it may have been
         heard), ``confirmed``, ``refused``."""
@@ -222,7 +224,7 @@ async def _fulfil(client: Client, request: str, wish: Wish, told: Told) -> None:
         except NotAllowed:
             pass
         except NotFound as error:
-            told.surprises.append(f"{act.what} of {operation.ref}: {error}")
+            told.not_found[operation.ref] = f"{act.what}: {error}"
     await _until_ended(operation, told)
     if wish.rerun and (again := await _rerun(operation, f"{request}-again", wish.rerun, told)) is not None:
         _begun(told, f"{request}-again", again)
@@ -250,6 +252,9 @@ async def _until_ended(operation: Operation, told: Told) -> None:
             result = await operation.wait(timeout=30.0)
             told.ended[operation.ref] = str(result.state)
             return
+        except NotFound as error:
+            told.not_found[operation.ref] = f"wait: {error}"
+            return
         except WaitTimeout:
             continue
         except (EtcdUnavailable, EtcdRejected):
@@ -262,6 +267,9 @@ async def _rerun(operation: Operation, request: str, what: str, told: Told) -> O
             again = await operation.rerun(unfinished=what == "unfinished" or None, request_id=request)
         except NotAllowed as error:
             told.reruns.append(Rerun(operation.ref, what, why=str(error)))
+            return None
+        except NotFound as error:
+            told.not_found[operation.ref] = f"rerun: {error}"
             return None
         except (EtcdUnavailable, EtcdRejected, OutcomeUnknown, OperationStartError):
             await asyncio.sleep(AGAIN)

@@ -181,6 +181,8 @@ class Simulation:
         self._forsaken: set[str] = set()
         """Operations for which only executors may work that go for good."""
         self._ended: dict[str, str] = {}
+        self._forgotten: set[str] = set()
+        """Operations whose history record was deleted."""
         self._busy = 0
         self._got_on = 0.0
         self._injector = Injector(self)
@@ -222,8 +224,8 @@ class Simulation:
                 (self._open.discard if change.deleted else self._open.add)(key)
                 if not change.deleted:
                     self._accepted.add(str(self.keys.parse(key).ref))
-            elif key.startswith(self._history) and not change.deleted:
-                self._end_of(key, change)
+            elif key.startswith(self._history):
+                self._recorded(key, change)
             elif key.endswith(".spec") and not change.deleted:
                 ref, spec = str(self.keys.parse(key).ref), Spec.decode(change.kv.value)
                 self._requests[ref], self._ids[ref] = spec.request_id, spec.id
@@ -249,12 +251,15 @@ class Simulation:
             return  # as far as anybody can know, it was restored
         self._found("unexpected error", "", text, op, partition)
 
-    def _end_of(self, key: str, change: Change) -> None:
+    def _recorded(self, key: str, change: Change) -> None:
         from distop.protocol.records import History
 
         parsed = self.keys.parse(key)
         if not parsed.name:
-            self._ended[str(parsed.ref)] = History.decode(change.kv.value).state
+            if change.deleted:
+                self._forgotten.add(str(parsed.ref))
+            else:
+                self._ended[str(parsed.ref)] = History.decode(change.kv.value).state
 
     def _found(self, kind: str, key: str, text: str, op: str = "", partition: int = -1) -> None:
         self.breaches.append(Breach(kind, self.loop.now, self.etcd.revision, key, text, op, partition))
@@ -413,7 +418,8 @@ class Simulation:
             machine.go_on()
             machine.start()
         for n in range(self.scenario.actors):
-            if all(process.dead for process, number in self._actors.items() if number == n):
+            # One has ended if all clients were dead for a moment; a client that came back may still need it.
+            if all(process.dead or process in self._done for process, number in self._actors.items() if number == n):
                 self._begin_actor(n)
         self._stopping.calm()
         left = let_go(self._config, self._over, self._left_drained, self._left_alone)
@@ -454,7 +460,9 @@ class Simulation:
 
     def _look_back(self) -> None:
         """What can be judged only in the end."""
-        for kind, op, text in broken(self.told, self._accepted, self._requests, self._ids, self._ended):
+        for kind, op, text in broken(
+            self.told, self._accepted, self._requests, self._ids, self._ended, self._forgotten
+        ):
             self._found(kind, op, text, op)
         for op, text in self._prepared.broken(self.told.senders, self._ended):
             self._found("two phases", op, text, op)

@@ -355,7 +355,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                 if task.done() and not task.cancelled() and task._log_traceback:
                     error = task.exception()
                     if error is not None and not expected(error):
-                        yield f"{process.name}: a task ended by an error that nobody asked for\n{told(error)}"
+                        name = getattr(task.get_coro(), "__qualname__", "?")
+                        yield f"{process.name}: nobody retrieved the error of the task {name}\n{told(error)}"
 
     def get_debug(self) -> bool:
         return False

@@ -145,7 +145,7 @@ def test_a_password_of_a_wrong_kind_is_not_shown() -> None:
         ({"username": 5}, "username must be a text"),
         ({"ca_cert": 5}, "ca_cert must be a text"),
         ({"connect_timeout": "soon"}, "connect_timeout must be a number, not 'soon'"),
-        ({"client": 5}, "int is no etcd3.Etcd3Client"),
+        ({"client": 5}, "int is not an etcd3.Etcd3Client"),
     ],
 )
 def test_a_client_configured_with_wrong_types(arguments: dict[str, object], words: str) -> None:

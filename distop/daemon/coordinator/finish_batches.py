@@ -11,6 +11,7 @@ waits for as long as the previous commit took; meanwhile it grows, which saves t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -136,55 +137,7 @@ class Finishes:
         self._malformed.discard(final.ref)
         if applied:
             state = final.history.state
-            self._ctx.log.info(
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation finished as %s",
-                state,
-                extra={"operation": str(final.ref)},
-            )
+            self._ctx.log.info("Operation finished as %s", state, extra={"operation": str(final.ref)})
         return applied > 0
 
     def _withdrawn(self, applied: asyncio.Future[int]) -> None:
@@ -252,9 +205,13 @@ class Finishes:
         return []
 
     async def _tell(self, group: Sequence[_Finish], revision: int) -> None:
-        """Wait for the view, once for all of them."""
+        """Wait for the view, once for all of them.
+
+        If the view's watch fails, the incarnation ends with that error; the finishes are applied all the same.
+        """
         try:
-            await self._reached(revision)
+            with contextlib.suppress(Exception):
+                await self._reached(revision)
         finally:
             for one in group:
                 one.settle(revision)

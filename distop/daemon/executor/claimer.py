@@ -9,21 +9,22 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from distop.clock import time
 from distop.decide import next_steps
-from distop.errors import MalformedRequest
 from distop.protocol import batch_claims, job_transitions
 from distop.protocol.jobs import Claim, Outcome
 from distop.protocol.json_codec import rfc3339
 from distop.protocol.txn import Get, GetResult, TxnResult
 from distop.services.open_operation import Held, OpenOperation
+from distop.store.group_commit import by_halves
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from distop.daemon.incarnation_context import Context
+    from distop.errors import MalformedRequest
     from distop.protocol.plan import Gate
     from distop.protocol.records import OperationRef
     from distop.protocol.revisioned import Seen
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 BLOCK_LIMIT = 20_000
 """Maximum jobs in one block."""
 CLAIMS_IN_FLIGHT = 8
-
-T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -65,22 +64,6 @@ class Chosen:
     dead: dict[int, str] = field(default_factory=dict)
     former: dict[int, Claim] = field(default_factory=dict)
     over: list[tuple[int, Seen[Claim], Claim]] = field(default_factory=list)
-
-
-async def by_halves(group: Sequence[T], send: Callable[[Sequence[T]], Awaitable[None]]) -> MalformedRequest | None:
-    """Send a group, and split it in halves where etcd rejects it as invalid.
-
-    Returns etcd's error about the first element that it rejects alone.
-    """
-    try:
-        await send(group)
-    except MalformedRequest as error:
-        if len(group) == 1:
-            return error
-        half = len(group) // 2
-        found, other = await by_halves(group[:half], send), await by_halves(group[half:], send)
-        return found or other
-    return None
 
 
 class Claimer:

@@ -69,7 +69,7 @@ class UnitContext(Context):
 
 class Coordinating:
     """A coordinator that is elected, and what it is told of failures. ``elsewhere``: how often it was to give up its
-    election for the sake of another node.
+    election for the sake of another node; ``handed_over``: how often because a call into the child had failed.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, rules: Rules, feed: type[ModelFeed] = ModelFeed) -> None:
@@ -86,9 +86,12 @@ class Coordinating:
         self.world.do(self.world.elect("a"))
         self.ctx = UnitContext(self.world, self.client)
         self.failures: list[BaseException] = []
-        self.elsewhere = 0
+        self.elsewhere = self.handed_over = 0
         fence = self.world.store.mod(self.world.keys.coordinator(TABLE, TYPE))
-        self.role = Coordinator(self.ctx, TABLE, TYPE, fence, self.failures.append, lambda: None, self._elsewhere)
+        self.role = Coordinator(self.ctx, TABLE, TYPE, fence, self.failures.append, self._hand_over, self._elsewhere)
+
+    def _hand_over(self) -> None:
+        self.handed_over += 1
 
     def _elsewhere(self) -> bool:
         self.elsewhere += 1

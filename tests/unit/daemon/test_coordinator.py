@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from distop.daemon.coordinator import coordinator_role, operation_end
+from distop.daemon.coordinator.coordinator_role import LONG_STEP
 from distop.decide.due_operations import ERRORS_KEPT, MAX_HISTORY_BYTES
 from distop.errors import ClusterChanged, EtcdUnavailable, MalformedRequest, OperationStartError
 from distop.protocol import operation_transitions as t
@@ -25,7 +26,7 @@ from distop.protocol.revisioned import Change
 from distop.protocol.schedule import Series
 from distop.protocol.state_tables import Stage
 from distop.protocol.txn import Delete, Put, Txn, TxnResult, absent
-from distop.worker.daemon_side.requests import CompleteResult, PlanResult
+from distop.worker.daemon_side.requests import CompleteResult, PlanResult, WorkerError
 from tests.support.modelfeed import ModelFeed
 from tests.support.virtualtime import in_virtual_time
 from tests.support.world import TABLE, TYPE
@@ -259,6 +260,36 @@ def test_an_election_is_given_up_for_another_node_once_what_was_done_here_is_ove
         spec = replace(world.spec(ref), where={"zone": "b"})
         world.do(t.starts(world.keys, world.counters(), [t.NewOperation(ref, spec, b"{}")]))
         await one.until(lambda: one.elsewhere > 0)
+
+    run(work, replace(PLAIN, completes=True))
+
+
+@pytest.mark.parametrize(("seconds", "hands_over"), [(LONG_STEP / 2, True), (2 * LONG_STEP, False)])
+def test_a_failed_call_gives_up_the_election_unless_a_long_step_is_under_way(
+    run: Any, seconds: float, hands_over: bool
+) -> None:
+    """``seconds``: the age of the step of another operation."""
+    failed = list[str]()
+
+    async def work(one: Coordinating) -> None:
+        slow, failing = one.open(1), one.open(1)
+
+        async def complete(op: str, *_: Any) -> CompleteResult:
+            if op == str(slow):
+                await asyncio.Event().wait()
+            elif not failed:
+                failed.append(op)
+                raise WorkerError("transient", "no memory")
+            return CompleteResult("done")
+
+        one.ctx.worker = SimpleNamespace(complete=complete)  # type: ignore[assignment]
+        await one.role.start()
+        one.all_succeed(slow, 1)
+        await asyncio.sleep(seconds)
+        one.all_succeed(failing, 1)
+        await one.ended(failing)
+        assert failed == [str(failing)]
+        assert one.handed_over == int(hands_over)
 
     run(work, replace(PLAIN, completes=True))
 

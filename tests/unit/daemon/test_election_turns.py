@@ -209,6 +209,18 @@ def test_any_daemon_ends_abandoned_operations(run: Any) -> None:
     run(work)
 
 
+def test_no_daemon_ends_an_abandoned_operation_within_a_minute(run: Any) -> None:
+    """A node with the code of the type may only be restarting."""
+
+    async def work(one: Cluster) -> None:
+        subject = one.pending("t", "gone", Phase.CANCELLING)
+        await asyncio.sleep(50.0)
+        assert "elect" not in one.client.requests
+        await one.until_elected(subject, within=130.0)
+
+    run(work)
+
+
 def test_the_pending_key_of_no_operation_is_deleted_without_an_election(run: Any) -> None:
     """A submitter wrote it by hand. A coordinator would find nothing to end, and the key would remain."""
 

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from distop.daemon.coordinator.finish_batches import Finishes
-from distop.errors import MalformedRequest
+from distop.errors import ClusterChanged, MalformedRequest
 from distop.invariants.checker import check
 from distop.protocol import operation_finish as f
 from distop.protocol.jobs import JobState
+from distop.protocol.json_codec import word
 from distop.protocol.size_limits import DEFAULT, Limits
 from distop.protocol.state_tables import Stage
-from distop.protocol.txn import Txn, TxnResult
+from distop.protocol.txn import Put, Txn, TxnResult
 from distop.runtime import logs
 from tests.support.clock import StandingClock
 from tests.support.modelclient import ModelClient
 from tests.support.virtualtime import in_virtual_time
-from tests.support.world import World
+from tests.support.world import TABLE, TYPE, World
 
 
 class Coordinator:
@@ -320,6 +323,23 @@ def test_limits_divide_a_group() -> None:
     run(5, divided, limits=Limits(finishes=2))
 
 
+def test_finishes_that_touch_the_same_key_are_sent_one_after_the_other_and_none_is_lost() -> None:
+    """The specs of two operations name the same id, which their finishes compare and delete."""
+
+    async def main() -> None:
+        one = Coordinator(3, decided=False)
+        world = one.world
+        for ref in one.refs[:2]:
+            world.tamper(Put(world.keys.of(ref, "spec"), replace(world.own_spec(ref), id="x").encode()))
+        world.tamper(Put(world.keys.unique(TABLE, TYPE, "x"), word(str(one.refs[0]))))
+        async with asyncio.timeout(30.0):
+            assert await one.all() == [True] * 3
+        assert one.ended() == [1, 2]
+        assert one.client.store.get(world.keys.unique(TABLE, TYPE, "x")) is None
+
+    in_virtual_time(main)
+
+
 def test_who_is_cancelled_hands_its_turn_on() -> None:
     async def cancelled(one: Coordinator) -> None:
         one.client.fates.append(lambda _: asyncio.Event().wait())
@@ -382,3 +402,23 @@ def test_a_group_does_not_wait_for_others_as_long_as_a_slow_etcd_takes() -> None
         assert asyncio.get_running_loop().time() - began < slow + 5.0
 
     in_virtual_time(main)
+
+
+def test_no_error_is_left_unretrieved_when_the_view_fails_after_a_finish() -> None:
+    """The feed reports its own failure; asyncio would log "Task exception was never retrieved" besides."""
+    told: list[dict[str, Any]] = []
+
+    async def fail(revision: int) -> None:
+        raise ClusterChanged(f"the etcd went back from revision {revision}")
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+        one = Coordinator(1)
+        one.finishes._reached = fail
+        assert await one.all() == [True]
+        await asyncio.sleep(0)
+        del one
+        gc.collect()
+
+    asyncio.run(main())
+    assert told == []

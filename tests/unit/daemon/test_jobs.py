@@ -206,7 +206,7 @@ async def test_a_report_that_lost_its_fence_does_not_count(tmp_path: Path, caplo
     assert [here.state(p) for p in (0, 1, 2)] == ["", "failed", "success"]
     assert (here.claim(0), here.outcome(1).executor) == (other, "ex-other")
     assert here.scheduler.ended == [2]
-    assert sum("is dropped" in record.getMessage() for record in caplog.records) == 2
+    assert sum("Dropping the end of a job" in record.getMessage() for record in caplog.records) == 2
 
 
 async def test_a_release_that_won_before_its_answer_was_lost_counts(

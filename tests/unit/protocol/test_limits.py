@@ -87,6 +87,26 @@ def test_L35_concurrent_claims_do_not_both_get_the_last_permit() -> None:
     assert world.store.listing() == before, "a copy that comes late is dead, though the permit is free again (T9)"
 
 
+def test_L35_a_takeover_does_not_get_a_permit_that_another_claim_took() -> None:
+    """The lost job has no permit of its own: the limit was set after its claim."""
+    world, ref = limited(0)
+    world.do(world.claim(ref, "b", [0]))
+    world.do(world.alter(ref, Options(max_jobs=1)))
+    world.die("b")
+    late, first = world.claim(ref, "a", [0]), world.claim(ref, "a", [1])
+    world.do(first)
+    before = world.store.listing()
+    world.store.apply(late)
+    assert world.store.listing() == before, "no permit is left"
+    world.do(world.report(ref, 1, JobState.SUCCESS))
+    before = world.store.listing()
+    world.store.apply(late)
+    assert world.store.listing() == before, "a copy that comes late is dead, though the permit is free again (T9)"
+    world.do(world.claim(ref, "a", [0]))
+    assert held(world, ref) == [0]
+    assert check(world.keys, world.store.history) == []
+
+
 def test_L35_a_lowered_limit_lets_running_jobs_finish_and_claims_nothing_until_there_are_fewer() -> None:
     world, ref = limited(4)
     late = world.claim(ref, "b", [5])

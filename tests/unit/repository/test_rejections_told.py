@@ -25,11 +25,11 @@ DIVIDES = "a group is sent in smaller ones, and the caller tells what is rejecte
 LOCAL = "nothing is sent"
 
 EXCEPTED = {
+    "finish_batches.Finishes._tell": READS,
     "finish_batches.Finishes._write": DIVIDES,
     "incarnation.Incarnation._publish_node": ITSELF,
     "process._run_repeatedly": "the incarnation is over",
     "executor_role.Executor._claim_fresh": DIVIDES,
-    "claimer.by_halves": DIVIDES,
     "claim_watch.ClaimWatch._run": READS,
     "claim_watch.ClaimWatch.reached": READS,
     "elections.Elections._commit_resignation": SMALL,

@@ -6,21 +6,49 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[3]
-ROW = re.compile(r"^\| ([PCLI])(\d+) \| (.+) \| (.+) \| (.+) \|$")
+ENTRY = re.compile(r"^\*\*([PCLIF])(\d+)\.\*\* ", re.MULTILINE)
+"""The start of an entry: a requirement or a fault. A list of its code and tests, or of a reason, follows."""
 ELSEWHERE = {"P11", "P23"}  # said at the top of the document
 LAST = {"P": 37, "C": 33, "L": 37, "I": 44}
+FAULTS = 43
+
+
+class Entry(NamedTuple):
+    """A requirement or a fault: its sentences, and the items of its list without their words "code" and "test"."""
+
+    number: str
+    text: str
+    code: list[str]
+    tests: list[str]
+    reasons: list[str]
 
 
 def document() -> str:
     return (ROOT / "docs/internals/requirements.md").read_text()
 
 
-def rows() -> list[tuple[str, str, str, str]]:
-    """(number, requirement, code, test) of every row."""
-    found = [ROW.match(line) for line in document().splitlines()]
-    return [(match[1] + match[2], match[3], match[4], match[5]) for match in found if match]
+def entries(letters: str) -> list[Entry]:
+    """The entries of these letters, in the order of the document."""
+    page = document()
+    starts = list(ENTRY.finditer(page))
+    found = []
+    for start, after in zip(starts, [*starts[1:], None], strict=True):
+        part = page[start.end() : after.start() if after else len(page)].partition("\n## ")[0]
+        sentences, _, rest = part.partition("\n\n")
+        lines = " ".join(rest.split("\n\n")[0].split()) if rest.startswith("- ") else ""
+        items = [one for one in re.split(r"(?:^| )- (?=code: |test: |not yet)", lines) if one]
+        kinds = {kind: [one for one in items if one.startswith(kind)] for kind in ("code: ", "test: ", "not yet")}
+        assert sum(map(len, kinds.values())) == len(items), start[0]
+        found.append(Entry(start[1] + start[2], " ".join(sentences.split()), *kinds.values()))
+    return [one for one in found if one.number[0] in letters]
+
+
+def rows() -> list[Entry]:
+    """The requirements."""
+    return entries("PCLI")
 
 
 def named(text: str) -> list[str]:
@@ -35,7 +63,7 @@ def unexplained(text: str) -> list[str]:
 
 def test_every_number_stands_once_and_in_order() -> None:
     expected = [f"{letter}{n}" for letter, last in LAST.items() for n in range(1, last + 1)]
-    assert [number for number, *_ in rows()] == [number for number in expected if number not in ELSEWHERE]
+    assert [one.number for one in rows()] == [number for number in expected if number not in ELSEWHERE]
 
 
 def missing(one: str) -> bool:
@@ -46,9 +74,10 @@ def missing(one: str) -> bool:
 
 
 def test_what_is_named_exists() -> None:
-    assert [
-        f"{number}: {one}" for number, _, *columns in rows() for one in named(" ".join(columns)) if missing(one)
-    ] == []
+    assert [f"{one.number}: {name}" for one in rows() for name in named(" ".join([*one.code, *one.tests]))
+            if missing(name)] == []  # fmt: skip
+    tests = re.findall(r"`(tests/[^`]+)`", document())
+    assert [name for name in tests if missing(name)] == []
 
 
 def whole_files(text: str) -> list[str]:
@@ -58,16 +87,19 @@ def whole_files(text: str) -> list[str]:
 
 
 def test_a_row_names_the_tests_that_hold_it() -> None:
-    for number, _, _, tests in rows():
-        assert whole_files(tests) == [], number
-        assert tests == "—" or 1 <= len(named(tests)) <= 3, number
+    for one in rows():
+        assert whole_files(" ".join(one.tests)) == [], one.number
+        assert len(one.tests) <= 3, one.number
+        assert all(len(named(test)) == 1 for test in one.tests), one.number
 
 
 def test_what_is_guaranteed_names_the_tests_that_hold_it() -> None:
     text = (ROOT / "docs/internals/guarantees.md").read_text()
-    found = re.findall(r"^\| (.+?) \| (.*`tests/.+) \|$", text, re.MULTILINE)
-    assert len(found) > 20
-    for what, tests in found:
+    found = re.findall(r"^### (.+)\n\n((?:(?!#).+\n|\n)+?)\nTests:\n\n((?:[- ] .+\n)+)", text, re.MULTILINE)
+    assert len(found) > 80
+    assert len(found) == text.count("\nTests:\n")
+    for what, _, tests in found:
+        assert "`tests/" in tests, what
         assert whole_files(tests) == [], what
         assert [one for one in named(tests) if one.startswith("tests/") and missing(one)] == [], what
 
@@ -84,21 +116,27 @@ def test_a_test_that_does_not_exist_is_missed() -> None:
 
 
 def test_every_fault_is_listed_with_the_tests_that_cause_it() -> None:
-    faults = re.findall(r"^\| F(\d+) \| (.+) \| (.+) \|$", document(), flags=re.MULTILINE)
-    assert [number for number, _, _ in faults] == [str(n) for n in range(1, 44)]
-    for number, how, tests in faults:
-        assert how.startswith("not yet: ") == (tests == "—") == (not named(tests)), number
-        assert [one for one in named(tests) if "::test_" not in one or missing(one)] == [], number
+    faults = entries("F")
+    assert [one.number for one in faults] == [f"F{n}" for n in range(1, FAULTS + 1)]
+    for one in faults:
+        assert one.text.startswith("not yet: ") == (one.tests == []), one.number
+        assert not one.code, one.number
+        assert not one.reasons, one.number
+        assert all(len(named(test)) == 1 for test in one.tests), one.number
+        assert [name for name in named(" ".join(one.tests)) if "::test_" not in name or missing(name)] == [], one.number
 
 
 def test_a_row_says_where_or_why_not() -> None:
     """Code and a test; or a reason; or that it is no requirement of distop's: a mark or a remark in its place."""
-    for number, requirement, code, test in rows():
-        if code.startswith("`"):
-            assert test.startswith("`"), number
+    for one in rows():
+        if one.code:
+            assert len(one.code) == 1, one.number
+            assert one.tests, one.number
+            assert not one.reasons, one.number
         else:
-            assert test == "—", number
-            assert code.startswith("not yet: ") or (code == "—" and requirement[0] in "[("), number
+            assert not one.tests, one.number
+            assert [reason for reason in one.reasons if not reason.startswith("not yet: ")] == [], one.number
+            assert len(one.reasons) == 1 or (not one.reasons and one.text[0] in "[("), one.number
 
 
 def test_what_is_not_yet_there_has_a_reason() -> None:

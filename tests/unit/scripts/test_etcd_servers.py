@@ -183,3 +183,9 @@ def test_a_run_needs_only_its_servers(
     assert etcd_servers.wanted(arguments) == wanted
     monkeypatch.setenv(etcd_servers.VARIABLE, "3.7.3")
     assert etcd_servers.wanted(arguments) == (("3.7.3",) if wanted else ())
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/how-to/run-executors.md"])
+def test_users_read_which_servers_are_tested(page: str) -> None:
+    text = (ROOT / page).read_text()
+    assert [version for version in etcd_servers.MATRIX if version not in text] == []

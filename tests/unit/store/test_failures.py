@@ -1,4 +1,4 @@
-"""What etcd's errors mean for the request (docs/internals/etcd-rules.md, "Error classes")."""
+"""What etcd's errors mean for the request (docs/internals/etcd-rules.md, "What an error says about a write")."""
 
 from __future__ import annotations
 
