@@ -195,8 +195,8 @@ def _checked_file_list(
     unknown = set(files).difference(certified_files(since, ctx), file_entries(summary.partitions(), reader))
     if unknown:
         raise InvalidArgument(
-            f"it has the file {min(unknown)[0]!r}, which is neither certified by {since.operation} nor validated by this "
-            "operation"
+            f"it has the file {min(unknown)[0]!r}, which is neither certified by {since.operation} nor validated by "
+            "this operation"
         )
     return digest
 

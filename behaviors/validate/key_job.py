@@ -289,7 +289,7 @@ class KeyChecks:
         ]
 
     def _cause_of(self, error: Exception, *read: tuple[Side, Sequence[FileFacts]]) -> Exception:
-        """The exception to raise for an error of a query: _CheckError, or the error itself if the data is not the cause.
+        """The exception to raise for a query's error: _CheckError, or the error itself if the data is not the cause.
 
         Raises Unreadable if a file differs from the plan.
         """

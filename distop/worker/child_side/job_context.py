@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from distop.storage.deletion import Place
     from distop.worker.child_side.outbox import Outbox
 
-PROGRESS_SECONDS = 1.0
-"""Minimum seconds between two checkpoints of a job."""
+PROGRESS_SECONDS = 1.0  # minimum seconds between two checkpoints of a job
 MAX_STATUS = 500
 """Maximum characters of a status text; longer texts are truncated."""
 ANSWER_SECONDS = 60.0
@@ -276,7 +275,6 @@ class ChildContext(JobContext):
 
     def _check_files(self, table: TableRecord, paths: Sequence[str]) -> None:
         """Raises InvalidArgument for files of a plan that do not belong to the table, and the catalog's errors."""
-
         from distop.tables import folders_of  # imported late: few processes read data
 
         def folders(elsewhere: bool) -> tuple[str, ...]:
