@@ -93,7 +93,7 @@ def test_a_footer_longer_than_its_file_is_reported(path: Path) -> None:
 def test_rows_are_summed_over_row_groups(kind: str, missing: int, path: Path) -> None:
     KINDS[f"counts-{kind}-rows"](path)
     found = of(path)
-    assert (found.rows, found.left, found.missing) == (ROWS, None, missing)
+    assert (found.rows, found.live_rows, found.missing) == (ROWS, None, missing)
     assert "its row groups have 2000" in found.contradiction
 
 
