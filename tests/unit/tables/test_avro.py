@@ -136,7 +136,7 @@ def test_a_list_of_manifests_whose_reader_does_not_end_is_told_of(
         while True:
             pass
 
-    monkeypatch.setattr(avro, "STALLED", 0.2)
+    monkeypatch.setattr(avro, "STALL_TIMEOUT", 0.2)
     monkeypatch.setattr(avro_records._Records, "__next__", never_ends)
     table, path = table_of(tmp_path)
     told = rf"the file \S*{re.escape(path.name)} is damaged: its reader made no progress within 0\.2 s"
@@ -157,7 +157,7 @@ class _Deaf:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_reader_is_stopped_though_a_finalizer_has_lost_the_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(avro, "STALLED", 0.05)
+    monkeypatch.setattr(avro, "STALL_TIMEOUT", 0.05)
     with pytest.raises(Damaged), ManifestIO(None).watched():
         _Deaf()
         while True:
@@ -166,7 +166,7 @@ def test_a_reader_is_stopped_though_a_finalizer_has_lost_the_first_call(monkeypa
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_what_comes_after_a_reader_that_was_given_up_meets_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(avro, "STALLED", 0.05)
+    monkeypatch.setattr(avro, "STALL_TIMEOUT", 0.05)
     manifests = ManifestIO(None)
     for _ in range(3):
         with pytest.raises(Damaged), manifests.watched():
@@ -177,7 +177,7 @@ def test_what_comes_after_a_reader_that_was_given_up_meets_nothing_of_it(monkeyp
 
 def test_a_reader_that_ends_while_it_is_stopped_gets_no_later_exception(monkeypatch: pytest.MonkeyPatch) -> None:
     """The watch once survived the block, and then stopped the thread's next work."""
-    monkeypatch.setattr(avro, "STALLED", 0.0004)
+    monkeypatch.setattr(avro, "STALL_TIMEOUT", 0.0004)
     before = set(threading.enumerate())
     for _ in range(1_000):
         with suppress(Damaged), ManifestIO(None).watched():

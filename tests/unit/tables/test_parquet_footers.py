@@ -255,7 +255,7 @@ def hanging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Planned
 @pytest.mark.timeout(30)
 def test_a_file_that_never_answers_is_no_verdict(hanging: PlannedFile, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read, "CHECKED_AFTER", 0.05)
-    monkeypatch.setattr(read, "LONGEST_READ", 0.2)
+    monkeypatch.setattr(read, "READ_TIMEOUT", 0.2)
     with pytest.raises(TableUnavailable, match=r"hanging\.parquet did not answer within 0\.2 s: check"):
         read.read_all([hanging], frozenset({"id"}))
 
@@ -287,7 +287,7 @@ def stalled(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PlannedFile
 
     monkeypatch.setattr(read, "check_unchanged", unchanged)
     monkeypatch.setattr(read, "CHECKED_AFTER", 0.05)
-    monkeypatch.setattr(read, "LONGEST_READ", 0.2)
+    monkeypatch.setattr(read, "READ_TIMEOUT", 0.2)
     yield file
     over.set()
 
@@ -300,7 +300,7 @@ def test_a_remembered_file_that_no_longer_answers_is_no_verdict(stalled: Planned
 
 @pytest.mark.timeout(30)
 def test_who_waits_for_a_remembered_file_can_be_stopped(stalled: PlannedFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read, "LONGEST_READ", 300.0)
+    monkeypatch.setattr(read, "READ_TIMEOUT", 300.0)
     looks: list[None] = []
 
     def check() -> None:
@@ -316,7 +316,7 @@ def test_who_waits_for_a_remembered_file_can_be_stopped(stalled: PlannedFile, mo
 def test_a_long_reading_that_goes_on_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the headers of all pages, each read counts by itself."""
     monkeypatch.setattr(read, "CHECKED_AFTER", 0.05)
-    monkeypatch.setattr(read, "LONGEST_READ", 1.0)
+    monkeypatch.setattr(read, "READ_TIMEOUT", 1.0)
     step = threading.Event()
 
     def parts(progress: Callable[[], None]) -> str:

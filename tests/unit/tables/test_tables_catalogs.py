@@ -337,7 +337,7 @@ def test_a_catalog_that_does_not_answer_is_unavailable(
     with pytest.raises(TableUnavailable, match="cannot be reached"):
         plan_table(record(catalog="nobody"))
     rest.held.clear()
-    monkeypatch.setattr(iceberg_catalogs, "PATIENCE", 0.5)
+    monkeypatch.setattr(iceberg_catalogs, "ANSWER_TIMEOUT", 0.5)
     with pytest.raises(TableUnavailable, match=r"did not answer within 0\.5 s"):
         plan_table(table)
 
