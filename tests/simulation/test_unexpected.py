@@ -75,6 +75,6 @@ def test_a_task_that_broke_and_that_nobody_asks_for() -> None:
     loop.run(lambda: all(task.done() for task in tasks), 1.0)
     assert isinstance(tasks[0].exception(), KeyError)
     (unnoticed,) = loop.unnoticed()
-    assert unnoticed.startswith("a: a task ended by an error that nobody asked for")
+    assert unnoticed.startswith("a: nobody retrieved the error of the task breaks\n")
     assert unnoticed.endswith("KeyError: 2")
     loop.end()
