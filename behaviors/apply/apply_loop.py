@@ -51,7 +51,7 @@ TOO_MANY_WRITERS = (
     f"other writers committed first in {ROUNDS} attempts, so nothing was changed: apply again when fewer jobs write to "
     "the table"
 )
-_LOOK_EVERY, _SLICE = 1.0, 0.2
+_CHECK_EVERY, _SLICE = 1.0, 0.2
 """Seconds between two checks for late commits, and between two checks whether the job must stop."""
 
 
@@ -178,7 +178,7 @@ class Applying:
             if last and seen:
                 self.outcome.changes = self._changes_made(mark)
                 return
-            self._wait(min(_LOOK_EVERY, max(0.0, until - monotonic())))
+            self._wait(min(_CHECK_EVERY, max(0.0, until - monotonic())))
 
     def revert(self) -> None:
         """Revert the change of this operation, unless it was replaced since.

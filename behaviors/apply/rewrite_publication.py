@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from distop_behaviors.apply.apply_report import Request
     from distop_behaviors.apply.schema_target import Head, Target
 
-_LOOK_EVERY = 1.0
+_CHECK_EVERY = 1.0
 _NOTHING = ""
 """The snapshot id for: no row is validated yet."""
 
@@ -378,7 +378,7 @@ class Narrowing(Applying):
                 self.outcome.changes = self._changes_made(mark)
                 return
             self.outcome.rounds += not clean
-            self._wait(min(_LOOK_EVERY, max(0.0, until - monotonic())) if clean else 0)
+            self._wait(min(_CHECK_EVERY, max(0.0, until - monotonic())) if clean else 0)
         raise JobFailed(
             "the change was committed, but writers that started before it keep adding files without the new columns: "
             "stop them, and apply again",

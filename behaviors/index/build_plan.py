@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from distop_behaviors.index.index_argument import BuildArgument
     from distop_behaviors.index.table_files import CurrentTable
 
-LOOKED_AT = 100
+CHECKED_FILES = 100
 """Number of files, evenly spread, whose schemas are read to check the columns before a build."""
 
 
@@ -102,7 +102,7 @@ def check_columns(argument: BuildArgument, table: CurrentTable) -> None:
 
 def _schema_of_some(table: CurrentTable) -> Mapping[str, Any]:
     files = list(table.files.values())
-    some = {files[n * (len(files) - 1) // max(1, LOOKED_AT - 1)] for n in range(LOOKED_AT)} if files else set()
+    some = {files[n * (len(files) - 1) // max(1, CHECKED_FILES - 1)] for n in range(CHECKED_FILES)} if files else set()
     facts = table.reader.facts(sorted(some), frozenset(), lambda: None)
     good = [f for f in facts if not isinstance(f, Unreadable)]
     if not good and facts:

@@ -172,7 +172,7 @@ class _Planned:
             return [f for f in part.plan.files if f[0] not in part.unreadable]
         pending = {path for t in part.tallies for path in t.pending}
         if self._argument.statistics != "only":
-            pending |= {facts.path for facts in part.facts if facts.left is None}
+            pending |= {facts.path for facts in part.facts if facts.live_rows is None}
         return [f for f in part.plan.files if f[0] in pending and f[0] not in part.unreadable]
 
     def _samples_wanted(self, part: Part) -> bool:
@@ -237,7 +237,7 @@ class _Planned:
         expressions = {n: text for n in checks if (text := self._argument.checks[n].check) is not None}
         if self._argument.where is not None:
             expressions[WHERE] = self._argument.where
-        uncounted = {facts.path for p in parts for facts in p.facts if facts.left is None}
+        uncounted = {facts.path for p in parts for facts in p.facts if facts.live_rows is None}
         return IsolatedScan(
             session,
             lambda some: self._group(parts[0], names, some, uncounted),

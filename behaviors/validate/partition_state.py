@@ -161,7 +161,7 @@ class Part:
 
 def row_count(facts: Sequence[FileFacts], found: Mapping[str, int]) -> int | None:
     """The number of rows in these files; None if unknown. ``found``: rows by file that a scan has counted."""
-    rows = [f.left if f.left is not None else found.get(f.path) for f in facts]
+    rows = [f.live_rows if f.live_rows is not None else found.get(f.path) for f in facts]
     return None if None in rows else sum(n or 0 for n in rows)
 
 
@@ -174,7 +174,7 @@ def needs_closer_facts(part: Part, argument: Argument) -> set[str]:
         return set()
     undecided = {path for tally in part.tallies if tally.error is None for path in tally.for_closer_facts}
     if argument.statistics == "auto":
-        undecided -= {facts.path for facts in part.facts if facts.left is None}
+        undecided -= {facts.path for facts in part.facts if facts.live_rows is None}
         for tally in part.tallies:
             undecided -= tally.pending - tally.for_closer_facts
     # Files of a column that a scan cannot read: only facts can decide them.

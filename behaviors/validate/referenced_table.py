@@ -112,7 +112,7 @@ class Side:
             return self.reader.values(facts.path)[target.path[0]] is not None
         mine = match(target.path[0], facts.columns)
         # A file without the column holds NULL: distop refuses catalog columns with a default.
-        if mine is None or facts.left == 0:
+        if mine is None or facts.live_rows == 0:
             return False
         chunks = facts.chunks.get((mine,)) if len(target.path) == 1 else None
         return not chunks or any(chunk.nulls != chunk.rows for chunk in chunks)

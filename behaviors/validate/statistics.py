@@ -52,7 +52,7 @@ def decide(check: Check, facts: FileFacts, path: tuple[str, ...] | None = ()) ->
     """
     if facts.contradiction or facts.rows is None:
         return UNKNOWN
-    if facts.left == 0:
+    if facts.live_rows == 0:
         return PASS
     decision = _decide(check, facts, path)
     if facts.closer is not None and not is_final(decision):

@@ -310,7 +310,7 @@ def _opened_below(folder: int, name: str, path: str, *, make: bool) -> int | Non
     except OSError as error:
         if error.errno not in (errno.ELOOP, errno.ENOTDIR):
             raise
-        if _is_link(folder, name):
+        if stat.S_ISLNK(_mode(folder, name) or 0):
             raise UnsafePath(f"{path} is a symbolic link, which is not followed: put a folder there") from None
         return None
 
@@ -328,11 +328,12 @@ def _unsafe(text: tuple[str, str], what: str, why: str) -> UnsafePath:
     return UnsafePath(f"{text[0]} below {what}, which {why}: {text[1]}")
 
 
-def _is_link(folder: int, name: str) -> bool:
+def _mode(folder: int, name: str) -> int | None:
+    """The mode of an entry of a folder, without following a link; None if it does not exist."""
     try:
-        return stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+        return os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
     except FileNotFoundError:
-        return False
+        return None
 
 
 def _delete_local(folder: int, name: str, only_empty: bool) -> bool:
@@ -350,7 +351,7 @@ def _delete_local(folder: int, name: str, only_empty: bool) -> bool:
             return True
         except FileNotFoundError:
             # The path is gone, or another process removes files in the folder.
-            if not _exists(folder, name):
+            if _mode(folder, name) is None:
                 return removed
             if not left:
                 raise
@@ -359,14 +360,6 @@ def _delete_local(folder: int, name: str, only_empty: bool) -> bool:
                 return False
             raise
     raise AssertionError("the last try returns or raises")
-
-
-def _exists(folder: int, name: str) -> bool:
-    try:
-        os.stat(name, dir_fd=folder, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return True
 
 
 # ------------------------------------------------------------------ on an object store

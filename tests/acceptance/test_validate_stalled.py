@@ -47,7 +47,7 @@ class Stalling:
 def stall(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Any, str, int], None]]:
     """``stall(module, name, after)``: make a function hang after ``after`` calls."""
     monkeypatch.setattr(parquet_footers, "CHECKED_AFTER", 0.05)
-    monkeypatch.setattr(parquet_footers, "LONGEST_READ", 0.5)
+    monkeypatch.setattr(parquet_footers, "READ_TIMEOUT", 0.5)
     made: list[Stalling] = []
 
     def one(module: Any, name: str, after: int) -> None:

@@ -3,8 +3,8 @@
 pyiceberg's reader does not validate a file: in a damaged one it may find unlimited counts and lengths, or offsets that
 make it loop forever. So the structure of a file is checked first: magic, header, and a sequence of blocks up to its
 end, each followed by the sync marker. Damage inside a block only the reader can find; it is stopped after
-:data:`STALLED` seconds without a record. The decompressed size of the blocks is counted, because the reader holds a
-block in memory and a few bytes may decompress to any number.
+:data:`STALL_TIMEOUT` seconds without a record. The decompressed size of the blocks is counted, because the reader holds
+a block in memory and a few bytes may decompress to any number.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ NUMBERS = 32_000_000
 """Maximum numbers in the lists of live entries (split offsets, column ids) in one reading: Java keeps them in memory,
 eight bytes each.
 """
-STALLED = 60.0
+STALL_TIMEOUT = 60.0
 """Time-out in seconds for the next progress of a reader; a thousand entries take less than one second."""
 WATCHER = "manifests"
 """The name of the thread that watches a reader."""
-STRIKE_AGAIN = 0.2
+_RAISE_AGAIN = 0.2
 """Seconds between two attempts to stop a reader."""
 
 _MAGIC = b"Obj\x01"
@@ -87,7 +87,7 @@ class ManifestIO:
     def watched(self) -> Iterator[None]:
         """One reading of a table by this thread, within this module's limits. Raises Damaged if the reader stalls."""
         self._entries, self._bytes, self._numbers = ENTRIES, TOTAL_BYTES, NUMBERS
-        self._watch = watch = _Watch(STALLED)
+        self._watch = watch = _Watch(STALL_TIMEOUT)
         try:
             watch.start()
             yield
@@ -288,7 +288,7 @@ class _Watch:
         self.location = ""
         self._progress = time.monotonic()
         self._changed = threading.Condition()
-        self._ended = self._struck = False
+        self._ended = self._raised = False
         self._thread = threading.get_ident()
 
     def alive(self, location: str | None) -> None:
@@ -305,7 +305,7 @@ class _Watch:
         with self._changed:
             self._ended = True
             self._changed.notify()
-        if self._struck:
+        if self._raised:
             # Clear an exception that the thread has not seen yet: it must not be raised later.
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), None)
 
@@ -316,7 +316,7 @@ class _Watch:
                 if left > 0:
                     self._changed.wait(left)
                     continue
-                self._struck = True
+                self._raised = True
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), ctypes.py_object(_Stalled))
                 # Repeat it: Python drops the exception in a finalizer, or during garbage collection.
-                self._changed.wait(STRIKE_AGAIN)
+                self._changed.wait(_RAISE_AGAIN)

@@ -33,7 +33,7 @@ def with_footers(
     return {
         facts.path: replace(facts, closer=_in_table(facts, footer, wanted))
         for facts, footer in zip(files, found, strict=True)
-        if not isinstance(footer, Unreadable) and footer.ids and footer.left == facts.rows
+        if not isinstance(footer, Unreadable) and footer.ids and footer.live_rows == facts.rows
     }
 
 

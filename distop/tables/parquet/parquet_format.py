@@ -34,7 +34,7 @@ EMPTY = "empty"
 _UNNAMEABLE = re.compile(r"[\x00-\x1f\x7f\"#%'*/:=?\\{\[\]^]")
 
 _DIGITS = re.compile(r"([0-9]+)")
-_LOOKED_AT = 1_000
+_CHECKED_FILES = 1_000
 """Maximum number of files whose names are checked at registration; files of the location itself come first."""
 _OPENED = 100
 """Maximum number of these that are opened because their names do not show the format; each costs a request."""
@@ -55,12 +55,12 @@ class ParquetFormat(Format):
         options = check_options(record.options)
         try:
             location = Location.of(record.location)
-            looked_at = list(islice(location.walk(), _LOOKED_AT))
+            first_files = list(islice(location.walk(), _CHECKED_FILES))
         except TableUnavailable as error:
             raise InvalidArgument(str(error)) from error
-        if not looked_at:
+        if not first_files:
             raise InvalidArgument(f"the location {record.location!r} has no Parquet files")
-        for entry in islice((entry for entry in looked_at if not named_parquet(entry)), _OPENED):
+        for entry in islice((entry for entry in first_files if not named_parquet(entry)), _OPENED):
             try:
                 is_data = location.has_parquet_magic(entry)
             except OSError as error:
@@ -70,7 +70,7 @@ class ParquetFormat(Format):
                     f"the location {record.location!r} may have Parquet files only, but {entry.path} is not one: move "
                     "it away, or give it a name that starts with '_' or '.'"
                 )
-        check_types(options, partition_values(looked_at[0].folder) or (), location)
+        check_types(options, partition_values(first_files[0].folder) or (), location)
         return replace(record, location=location.text)
 
     def plan_table(self, table: TableRecord, check: Callable[[], None], spark: Spark) -> Planned:

@@ -90,7 +90,7 @@ class FileFacts:
     """Rows that its footer counts in addition to those of its row groups: they cannot be read."""
 
     @property
-    def left(self) -> int | None:
+    def live_rows(self) -> int | None:
         """The number of its rows that the table has; None if only a scan can count them."""
         if self.rows is None or self.deleted is None or self.contradiction:
             return None

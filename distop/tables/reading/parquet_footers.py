@@ -26,7 +26,7 @@ CHECKED_EVERY = 512
 """Files read between two calls of ``check``."""
 CHECKED_AFTER = 1.0
 """Seconds between two calls of ``check`` during the wait for a file."""
-LONGEST_READ = 300.0
+READ_TIMEOUT = 300.0
 """Time-out in seconds for a file. Clients of object stores have shorter ones; a file system may have none."""
 CACHED_FILES = 20_000
 """Maximum files whose facts are cached."""
@@ -175,14 +175,14 @@ class _Progress:
 def _wait_for(at: _Progress, reading: Future[T], check: Callable[[], None]) -> T:
     """The result of a thread that reads files.
 
-    Raises TableUnavailable if the thread makes no progress for LONGEST_READ seconds, and the errors of ``check``.
+    Raises TableUnavailable if the thread makes no progress for READ_TIMEOUT seconds, and the errors of ``check``.
     """
     since = time.monotonic()
     while not reading.done() and not wait([reading], CHECKED_AFTER).done:
         check()
-        if time.monotonic() - max(since, at.since) >= LONGEST_READ:
+        if time.monotonic() - max(since, at.since) >= READ_TIMEOUT:
             raise TableUnavailable(
-                f"the file {at.path} did not answer within {LONGEST_READ:g} s: check whether this machine can read it"
+                f"the file {at.path} did not answer within {READ_TIMEOUT:g} s: check whether this machine can read it"
             )
     return reading.result()
 

@@ -95,7 +95,7 @@ def expected_rows(files: Sequence[FileFacts]) -> int | None:
     None if a reader may find more rows in a file than its footer counts, and so compensate for unread rows of another
     file: if deletes of a file are not counted, or if its footer contradicts itself.
     """
-    return None if any(facts.left is None for facts in files) else sum(map(_counted, files))
+    return None if any(facts.live_rows is None for facts in files) else sum(map(_counted, files))
 
 
 def _counted(facts: FileFacts) -> int:

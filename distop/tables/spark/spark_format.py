@@ -39,7 +39,7 @@ COLUMNS = "columns"
 
 File = tuple[str, int, int]
 
-_LOOKED_AT = 100
+_CHECKED_PARTITIONS = 100
 """Number of partitions that are checked; one existing folder makes the table reachable."""
 _DEFAULT = "EXISTS_DEFAULT"
 """In the metadata of a field: the value that Spark reads if a file lacks the column."""
@@ -111,7 +111,7 @@ class SparkFormat(Format):
         if described.provider != "parquet":
             return
         reason: TableUnavailable | None = None
-        for place in (described.location, *(p.location for p in (described.partitions or ())[:_LOOKED_AT])):
+        for place in (described.location, *(p.location for p in (described.partitions or ())[:_CHECKED_PARTITIONS])):
             try:
                 Location.of(place).check()
                 return

@@ -98,7 +98,6 @@ class ChildContext(JobContext):
 
     def _check_files(self, table: TableRecord, paths: Sequence[str]) -> None:
         """Raises InvalidArgument for files of a plan that do not belong to the table, and the catalog's errors."""
-
         from distop.tables import folders_of  # imported late: few processes read data
 
         def folders(elsewhere: bool) -> tuple[str, ...]:

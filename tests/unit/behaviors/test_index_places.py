@@ -177,7 +177,7 @@ def test_a_generation_of_another_number_than_its_name_is_not_read(indexes: Index
     text = (folder.root / "generations" / "000001.json").read_text()
     (folder.root / "generations" / "000005.json").write_text(text)
     for ask in (folder.current, lambda: folder.drop("9-drop", 5, 5)):
-        with pytest.raises(InvalidArgument, match="000005.json: it holds the generation 1"):
+        with pytest.raises(InvalidArgument, match="000005.json: it has the generation 1"):
             ask()
 
 

@@ -442,4 +442,4 @@ def test_statistics_decide_nothing_for_a_file_without_row_count(kind: str, colum
     }
     facts = FileFacts("f", None, {"x": "int"}, {("x",): Leaf(("x",), "int", "int")}, {("x",): (Chunk(0, 0),)})
     assert decide(Check.model_validate({kind: spec[kind]}), facts) is UNKNOWN
-    assert facts.left is None
+    assert facts.live_rows is None

@@ -136,7 +136,7 @@ def test_L13_a_job_does_not_wait_forever_for_a_location_that_does_not_respond(
     """Such as a folder on a file server that is down: reading it blocks until the server is back."""
     away = threading.Event()
     monkeypatch.setattr(Location, "check", lambda _: away.wait(60))
-    monkeypatch.setattr(tables, "LONGEST_LOOK", 0.05)
+    monkeypatch.setattr(tables, "LOCATION_TIMEOUT", 0.05)
     try:
         with pytest.raises(TableUnavailable, match=f"{tmp_path}.* did not answer within 0.05 s"):
             tables.check_reachable(TableRecord("t", "parquet", str(tmp_path)))

@@ -137,7 +137,7 @@ def test_a_list_of_manifests_whose_reader_does_not_end_is_reported(
         while True:
             pass
 
-    monkeypatch.setattr(avro, "STALLED", 0.2)
+    monkeypatch.setattr(avro, "STALL_TIMEOUT", 0.2)
     monkeypatch.setattr(avro_records._Records, "__next__", never_ends)
     table, path = table_of(tmp_path)
     told = rf"the file \S*{re.escape(path.name)} is damaged: its reader made no progress within 0\.2 s"
@@ -158,7 +158,7 @@ class _SlowFinalizer:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_reader_is_stopped_even_if_a_finalizer_lost_the_first_exception(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(avro, "STALLED", 0.05)
+    monkeypatch.setattr(avro, "STALL_TIMEOUT", 0.05)
     with pytest.raises(Damaged), ManifestIO(None).watched():
         _SlowFinalizer()
         while True:
@@ -167,7 +167,7 @@ def test_a_reader_is_stopped_even_if_a_finalizer_lost_the_first_exception(monkey
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_code_after_an_abandoned_reader_gets_no_exception(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(avro, "STALLED", 0.05)
+    monkeypatch.setattr(avro, "STALL_TIMEOUT", 0.05)
     manifests = ManifestIO(None)
     for _ in range(3):
         with pytest.raises(Damaged), manifests.watched():
@@ -178,7 +178,7 @@ def test_code_after_an_abandoned_reader_gets_no_exception(monkeypatch: pytest.Mo
 
 def test_a_reader_that_ends_while_it_is_stopped_gets_no_later_exception(monkeypatch: pytest.MonkeyPatch) -> None:
     """The watch once survived the block, and then stopped the thread's next work."""
-    monkeypatch.setattr(avro, "STALLED", 0.0004)
+    monkeypatch.setattr(avro, "STALL_TIMEOUT", 0.0004)
     before = set(threading.enumerate())
     for _ in range(1_000):
         with suppress(Damaged), ManifestIO(None).watched():

@@ -195,7 +195,7 @@ def test_rows_that_may_be_deleted_prove_only_a_pass() -> None:
     ):
         file = FileFacts("f", 5, columns, leaves, {("x",): (Chunk(5, nulls, tight=False),)}, deleted)
         assert decide(Check(not_null="x"), file) == expected
-        assert file.left == (None if deleted is None else 5 - deleted)
+        assert file.live_rows == (None if deleted is None else 5 - deleted)
 
 
 def delete(content: int, partition: Any = (0, ()), sequence: int | None = 5, **of: Any) -> Deletes:

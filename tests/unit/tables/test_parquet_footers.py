@@ -93,7 +93,7 @@ def test_a_footer_longer_than_its_file_is_reported(path: Path) -> None:
 def test_rows_are_summed_over_row_groups(kind: str, missing: int, path: Path) -> None:
     KINDS[f"counts-{kind}-rows"](path)
     found = facts_of(path)
-    assert (found.rows, found.left, found.missing) == (ROWS, None, missing)
+    assert (found.rows, found.live_rows, found.missing) == (ROWS, None, missing)
     assert "its row groups have 2000" in found.contradiction
 
 
@@ -257,7 +257,7 @@ def test_a_file_that_never_answers_raises_table_unavailable(
     hanging: PlannedFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(read, "CHECKED_AFTER", 0.05)
-    monkeypatch.setattr(read, "LONGEST_READ", 0.2)
+    monkeypatch.setattr(read, "READ_TIMEOUT", 0.2)
     with pytest.raises(TableUnavailable, match=r"hanging\.parquet did not answer within 0\.2 s: check"):
         read.read_all([hanging], frozenset({"id"}))
 
@@ -289,7 +289,7 @@ def stalled(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PlannedFile
 
     monkeypatch.setattr(read, "check_unchanged", unchanged)
     monkeypatch.setattr(read, "CHECKED_AFTER", 0.05)
-    monkeypatch.setattr(read, "LONGEST_READ", 0.2)
+    monkeypatch.setattr(read, "READ_TIMEOUT", 0.2)
     yield file
     over.set()
 
@@ -302,7 +302,7 @@ def test_a_cached_file_that_does_not_answer_any_more_raises_table_unavailable(st
 
 @pytest.mark.timeout(30)
 def test_waiting_for_a_cached_file_can_be_cancelled(stalled: PlannedFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read, "LONGEST_READ", 300.0)
+    monkeypatch.setattr(read, "READ_TIMEOUT", 300.0)
     looks: list[None] = []
 
     def check() -> None:
@@ -318,7 +318,7 @@ def test_waiting_for_a_cached_file_can_be_cancelled(stalled: PlannedFile, monkey
 def test_a_long_read_that_makes_progress_does_not_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """While headers of all pages are read, each read counts on its own."""
     monkeypatch.setattr(read, "CHECKED_AFTER", 0.05)
-    monkeypatch.setattr(read, "LONGEST_READ", 1.0)
+    monkeypatch.setattr(read, "READ_TIMEOUT", 1.0)
     step = threading.Event()
 
     def parts(progress: Callable[[], None]) -> str:
