@@ -279,10 +279,10 @@ class LoneExecutor:
         rules, (claim, fence) = op.spec.rules, self._held.pop(partition)
         if kind == "unable":
             kind = "fatal"  # there is no other executor that could run it
-        end = (kind, result, error, rfc3339(started), rfc3339(finished))
+        end = (kind, result, error, (rfc3339(started), rfc3339(finished)))
         step = job_claims.after_end(kind, claim, rules)
         if step == "fail":
-            self._to_fail.append((partition, claim, fence, (kind, None, error, *end[3:])))
+            self._to_fail.append((partition, claim, fence, (kind, None, error, end[3])))
         elif step == "report":
             self._report(partition, claim, fence, end)
         else:
@@ -306,7 +306,7 @@ class LoneExecutor:
         try:
             self._write(job_transitions.report(self._keys, self._ref, partition, fence, state, outcome, claim))
         except InvalidArgument as error:  # the result is too large for etcd
-            self._report(partition, claim, fence, ("fatal", None, str(error), *end[3:]))
+            self._report(partition, claim, fence, ("fatal", None, str(error), end[3]))
         self._ended.add(partition)
 
     def _write(self, write: job_transitions.Guarded) -> None:

@@ -202,8 +202,8 @@ def test_every_source_mutant_changes_one_live_function() -> None:
         "distop.daemon.upkeep.history_pruning: now LOOK_EVERY",
         "distop.daemon.upkeep.abandoned_holds.HoldKeeper.look: age age > GRAPH_LIMIT",
         "distop.daemon.incarnation.Incarnation._poll: step await self._release_unknown_claims()",
-        "distop.daemon.coordinator.finish_batches.Finishes._commit: slice waiting[count:]",
-        "distop.daemon.coordinator.finish_batches.Finishes._commit: slice-first waiting[count:]",
+        "distop.daemon.coordinator.finish_batches.Finishes._commit: slice group[count:]",
+        "distop.daemon.coordinator.finish_batches.Finishes._commit: slice-first group[count:]",
         "distop.store.session.Session.start: task loop.create_task(self._guard(), name='distop-session-guard')",
         "distop.daemon.coordinator.label_routing.Placing._look_soon: "
         "task asyncio.get_running_loop().call_later(pause, self._look)",

@@ -65,8 +65,8 @@ def with_vector(folder: Path, offset: int | None, size: int | None) -> str:
         (b"PFA1" + EMPTY, 4, 2_147_483_000, "bytes"),
         (b"PFA1" + EMPTY, 4, VECTOR_BYTES, "exceeds the end"),
         (b"PFA1" + EMPTY, 1 << 62, len(EMPTY), "exceeds the end"),
-        (b"PFA1" + EMPTY, -1, len(EMPTY), "place"),
-        (b"PFA1" + EMPTY, None, None, "place"),
+        (b"PFA1" + EMPTY, -1, len(EMPTY), "offset is missing"),
+        (b"PFA1" + EMPTY, None, None, "offset is missing"),
         (b"PFA1" + FAR, 4, len(FAR), "four billion"),
     ],
 )

@@ -35,10 +35,11 @@ CHANGES = {
     *("distop.tables.table_options", "distop.tables.spark.spark_catalog"),
     *(
         f"distop.tables.iceberg.iceberg_{name}"
-        for name in ("format", "version", "changes", "catalogs", "fields", "rows")
+        for name in ("format", "version", "changes", "catalogs", "fields", "rows", "jar")
     ),
     *(f"distop.tables.iceberg.{name}" for name in ("metadata_file", "staged_metadata", "written_folders")),
-    *(f"distop.tables.iceberg.{name}" for name in ("manifest_facts", "table_properties")),
+    *(f"distop.tables.iceberg.{name}" for name in ("manifest_facts", "table_properties", "java_tables")),
+    *(f"distop.tables.iceberg.{name}" for name in ("snapshot_plan", "snapshot_checks")),
 }
 """Further modules that ``apply`` imports: it changes tables of the only format that can be changed.
 

@@ -151,7 +151,7 @@ def test_hole_1_a_commit_cannot_make_pyiceberg_run_code_or_write_elsewhere(
     """pyiceberg writes the next metadata by the properties that the commit sets."""
     catalog, table = sql
     before = catalog.load_table("sales.orders").metadata_location
-    with iceberg_catalogs.opened(table) as found, pytest.raises(InvalidArgument, match="by distop"):
+    with iceberg_catalogs.opened(table) as found, pytest.raises(InvalidArgument, match="distop does not "):
         found.commit([update])
     assert catalog.load_table("sales.orders").metadata_location == before
 
