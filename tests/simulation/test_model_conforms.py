@@ -170,7 +170,7 @@ class ModelProxy:
                 requests = ALL if mode in (Mode.HOLD_REQUESTS, Mode.BLACK_HOLE) else ()
                 self._network.block(link, requests, ALL if mode in (Mode.DROP_ANSWERS, Mode.BLACK_HOLE) else ())
 
-    def strand(self) -> None:
+    def drop_connections_silently(self) -> None:
         """Make the links dead until gRPC's pings close them, then restore them.
 
         A link stands for all connections to an address.

@@ -62,8 +62,8 @@ def test_planted_bugs_are_searched_in_freely_drawn_schedules(capsys: Printed) ->
     names = [EARLY.name, "drop_the_election_compare"]
     assert simulate.main(["--schedules", "1", "--jobs", "1", "--planted", *names]) == 0
     assert sorted(capsys.readouterr().out.splitlines()) == [
-        "found 1 of 2 bugs in schedules 1 to 1",
         "drop_the_election_compare: needs chosen faults or scenarios",
+        "found 1 of 2 bugs in schedules 1 to 1",
         f"{EARLY.name}: completion before decision, seed 1",
     ]
     assert simulate.main(["--schedules", "1", "--jobs", "1", "--planted", "report_without_its_fence"]) == 1
