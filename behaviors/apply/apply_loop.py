@@ -17,10 +17,10 @@ from distop.behavior import JobFailed, PartitionPlan
 from distop.errors import InvalidArgument
 from distop.protocol.texts import plural
 from distop.tables.iceberg.iceberg_changes import new_files
+from distop.tables.iceberg.iceberg_version import IcebergVersion
 from distop.tables.iceberg.metadata_file import read_metadata
 from distop.tables.iceberg.snapshot_checks import check_opened
 from distop.tables.iceberg.snapshot_plan import NO_SNAPSHOT, plan_metadata
-from distop.tables.iceberg.iceberg_version import IcebergVersion
 from distop.tables.iceberg.table_properties import NAME_MAPPING
 from distop.tables.table_options import check_options
 from distop_behaviors.apply.apply_report import Made, Outcome, checks_of
@@ -28,7 +28,6 @@ from distop_behaviors.apply.constraints import PREFIX, column_of, schema_changes
 from distop_behaviors.apply.schema_target import Change, CommitUnknown, Conflict
 from distop_behaviors.validate.batch import Batch
 from distop_behaviors.validate.certification import check_columns, check_table
-from distop_behaviors.validate.partition_result import Result
 from distop_behaviors.validate.validate_report import sentence
 
 if TYPE_CHECKING:
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from distop.tables.reading.file_facts import PlannedFile
     from distop_behaviors.apply.apply_report import Request
     from distop_behaviors.apply.schema_target import Head, Target
+    from distop_behaviors.validate.partition_result import Result
 
 MARK = "distop.applied"
 """The table property that holds the mark of the last change, as JSON."""

@@ -9,8 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from distop.errors import InvalidArgument
 from distop_behaviors.validate.certificate import Certificate, certificate_of
-from distop_behaviors.validate.validate_argument import Argument as Checks
 from distop_behaviors.validate.partition_result import Answer
+from distop_behaviors.validate.validate_argument import Argument as Checks
 from distop_behaviors.validate.validate_report import CheckReport, combine
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ from distop.behavior import TableUnavailable
 from distop.errors import InvalidArgument, UnsafePath
 from distop.storage.confinement import check_metadata
 from distop.storage.location import Location
-from distop.tables.iceberg.iceberg_fields import local_path
 from distop.tables.iceberg import iceberg_format
-from distop.tables.iceberg.metadata_file import current_metadata_file, read_metadata
+from distop.tables.iceberg.iceberg_fields import local_path
 from distop.tables.iceberg.iceberg_jar import check_installed
 from distop.tables.iceberg.java_tables import uri
+from distop.tables.iceberg.metadata_file import current_metadata_file, read_metadata
 from distop.tables.iceberg.written_folders import check_data_folder, check_metadata_folder
 from distop_behaviors.apply.new_metadata import Production, properties, with_full_log
 from distop_behaviors.apply.schema_target import Change, CommitUnknown, Conflict, Head

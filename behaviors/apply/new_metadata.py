@@ -16,9 +16,9 @@ from distop.errors import UnsafePath
 from distop.storage.confinement import note_copy, own_folder
 from distop.storage.deletion import Place, delete, delete_or_log, write
 from distop.tables.iceberg.iceberg_fields import local_path
-from distop.tables.iceberg.snapshot_plan import NO_SNAPSHOT
 from distop.tables.iceberg.java_tables import check_manifests_of, check_same, table_of, uri
 from distop.tables.iceberg.metadata_file import read_file
+from distop.tables.iceberg.snapshot_plan import NO_SNAPSHOT
 from distop.tables.iceberg.written_folders import check_folder, check_metadata_folder
 
 if TYPE_CHECKING:

@@ -20,18 +20,18 @@ from distop.protocol.records import OperationRef
 from distop.storage import deletion, places
 from distop.storage.files import local_path
 from distop.tables import plan_table
-from distop.tables.iceberg.iceberg_changes import equality_ids, new_files, replaced_files
 from distop.tables.iceberg import iceberg_format
+from distop.tables.iceberg.iceberg_changes import equality_ids, new_files, replaced_files
+from distop.tables.iceberg.iceberg_version import IcebergVersion
 from distop.tables.iceberg.metadata_file import read_metadata
 from distop.tables.iceberg.snapshot_plan import NO_SNAPSHOT, plan_metadata
-from distop.tables.iceberg.iceberg_version import IcebergVersion
 from distop.tables.iceberg.table_properties import NAME_MAPPING
 from distop.tables.table_options import check_options
 from distop_behaviors.apply import file_rewrite, staged_files, type_narrowing
 from distop_behaviors.apply.apply_loop import MARK, ROUNDS, TOO_MANY_WRITERS, Applying, digest_of_mark
 from distop_behaviors.apply.apply_report import Outcome, Rewritten, Staged
-from distop_behaviors.apply.staged_files import Stage
 from distop_behaviors.apply.schema_target import CommitUnknown, Conflict, Rewrite
+from distop_behaviors.apply.staged_files import Stage
 from distop_behaviors.validate.certification import check_columns, check_table
 
 if TYPE_CHECKING:

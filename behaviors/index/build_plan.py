@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from distop.behavior import JobContext, PartitionPlan, TableRecord
-    from distop_behaviors.index.index_argument import BuildArgument
     from distop_behaviors.index.generation import Generation
+    from distop_behaviors.index.index_argument import BuildArgument
     from distop_behaviors.index.table_files import CurrentTable
 
 CHECKED_FILES = 100

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from distop.behavior import Behavior, JobFailed, OperationFailed, is_wide
 from distop.errors import InvalidArgument
 from distop_behaviors.validate import table_checks
-from distop_behaviors.validate.validate_argument import Argument
 from distop_behaviors.validate.partition_result import Answer
+from distop_behaviors.validate.validate_argument import Argument
 from distop_behaviors.validate.validate_report import Report, combine, sentence
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ from distop_behaviors.reading.check_session import session_of
 from distop_behaviors.validate import scan, spark_errors
 from distop_behaviors.validate.error_isolation import IsolatedScan
 from distop_behaviors.validate.partition_checks import Preparation
+from distop_behaviors.validate.partition_result import Sample
 from distop_behaviors.validate.partition_state import WHERE, Names, Part, Tally, needs_closer_facts, row_count
 from distop_behaviors.validate.row_samples import SampleRequest, fetch
 from distop_behaviors.validate.scan import Group
 from distop_behaviors.validate.typed_bounds import Unfit
-from distop_behaviors.validate.partition_result import Sample
 from distop_behaviors.validate.violation_columns import column_references, pattern_error, violation_at, where_condition
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from distop.behavior import JobContext, PartitionPlan
     from distop.tables.reader import Reader
     from distop.tables.reading.file_facts import FileFacts, PlannedFile
-    from distop_behaviors.validate.validate_argument import Argument
     from distop_behaviors.validate.partition_result import Result
+    from distop_behaviors.validate.validate_argument import Argument
 
 
 class Batch:

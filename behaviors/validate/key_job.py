@@ -11,11 +11,11 @@ from distop.tables.reading import row_counts
 from distop.tables.reading.file_facts import Ambiguous, Unreadable
 from distop_behaviors.reading.check_session import session_of
 from distop_behaviors.validate import error_isolation, key_queries, scan, spark_errors
+from distop_behaviors.validate.partition_result import CheckResult, Result, Sample, error_text, worst
 from distop_behaviors.validate.partition_state import row_count
 from distop_behaviors.validate.referenced_table import Side
 from distop_behaviors.validate.table_checks import TABLE
 from distop_behaviors.validate.typed_bounds import Unfit
-from distop_behaviors.validate.partition_result import CheckResult, Result, Sample, error_text, worst
 from distop_behaviors.validate.violation_columns import column_references, where_condition, where_true
 
 if TYPE_CHECKING:

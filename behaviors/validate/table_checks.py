@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from distop.behavior import JobContext, PartitionPlan, Pinned
-    from distop_behaviors.validate.validate_argument import Argument
     from distop_behaviors.validate.partition_result import Result
+    from distop_behaviors.validate.validate_argument import Argument
 
 TABLE = f"{WIDE}table"
 """The name of the job over all partitions of the table."""

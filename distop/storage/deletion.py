@@ -362,7 +362,6 @@ def _delete_local(folder: int, name: str, only_empty: bool) -> bool:
     raise AssertionError("the last try returns or raises")
 
 
-
 # ------------------------------------------------------------------ on an object store
 
 

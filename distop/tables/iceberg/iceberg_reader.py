@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from distop.errors import InvalidArgument
 from distop.protocol.texts import did_you_mean
 from distop.tables.iceberg import footer_fallback, iceberg_columns, iceberg_fields, iceberg_rows, manifest_facts
+from distop.tables.iceberg.iceberg_version import IcebergVersion
 from distop.tables.iceberg.metadata_file import read_metadata
 from distop.tables.iceberg.snapshot_checks import check_opened
-from distop.tables.iceberg.iceberg_version import IcebergVersion
 from distop.tables.reader import FileColumns, Reader, RowCounts
 from distop.tables.reading import arrow_rows, parquet_footers
 from distop.tables.reading.arrow_types import SparkOnly

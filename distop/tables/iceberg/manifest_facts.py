@@ -16,12 +16,12 @@ from distop.runtime.lru_cache import LruCache
 from distop.storage.files import NotRegular, check_regular, identity
 from distop.tables.iceberg import iceberg_fields, row_deletes
 from distop.tables.iceberg.iceberg_fields import local_path
-from distop.tables.iceberg.snapshot_checks import note_checked
-from distop.tables.iceberg.snapshot_files import files_of
-from distop.tables.iceberg.missing_files import check_length, file_gone, snapshot_gone
 from distop.tables.iceberg.manifest_list import manifests_of
 from distop.tables.iceberg.metadata_file import read_anew
+from distop.tables.iceberg.missing_files import check_length, file_gone, snapshot_gone
 from distop.tables.iceberg.row_deletes import check_vector
+from distop.tables.iceberg.snapshot_checks import note_checked
+from distop.tables.iceberg.snapshot_files import files_of
 from distop.tables.reading.file_facts import Chunk, FileFacts, Gone, Unreadable
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ from distop.tables.iceberg.table_properties import for_reading, for_writing
 from distop_behaviors.apply import file_rewrite, staged_files, type_narrowing
 from distop_behaviors.apply.apply_report import Request, Staged
 from distop_behaviors.apply.constraints import PREFIX, Narrowed, iceberg_type, schema_changes
-from distop_behaviors.apply.staged_files import Stage
 from distop_behaviors.apply.rewrite_publication import Narrowing
+from distop_behaviors.apply.staged_files import Stage
 from distop_behaviors.validate.certificate import Certificate, Certified, Column
 from tests.support.context import FakeContext
 from tests.support.lake import Folder as Lake

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from distop.protocol.jobs import MAX_OUTCOME_BYTES
-from distop_behaviors.validate.validate_argument import MAX_CHECKS, Argument
 from distop_behaviors.validate.partition_result import Answer, CheckResult, Result, Sample, bounded
+from distop_behaviors.validate.validate_argument import MAX_CHECKS, Argument
 from distop_behaviors.validate.validate_report import combine, sentence
 
 

@@ -193,9 +193,9 @@ def test_hole_2_a_catalog_moves_no_table_out_of_the_folder_of_its_record(
         with pytest.raises(InvalidArgument, match="the table has moved"):
             found.commit([SetPropertiesUpdate(updates={"checked": "yes"})])
     assert set((tmp_path / "victim").rglob("*")) == before
-    moved = f"'{tmp_path}/victim', but the option 'folder' of its record is '{folder}': the table has moved"
+    other = f"'{tmp_path}/victim', but the option 'folder' of its record is '{folder}': the table has moved"
     for ask in (plan_table, place_of, folders_of, check_table):
-        with pytest.raises(InvalidArgument, match=moved):
+        with pytest.raises(InvalidArgument, match=other):
             ask(pinned)
     assert len(plan_table(table).partitions) == 2, "without the option the catalog says"
 

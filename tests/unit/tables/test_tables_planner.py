@@ -151,9 +151,7 @@ def test_a_file_of_another_format_is_rejected_by_name(tmp_path: Path) -> None:
     check_table(record(tmp_path))
 
 
-def test_later_files_of_another_format_are_skipped_and_logged(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_later_files_of_another_format_are_skipped_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     put(tmp_path, "p=1/a.parquet", "p=2/a.PARQ", "p=2/000000_0")
     put(tmp_path, "README.txt", "p=2/a.parquet.bak", data=b"read me")
     planned = plan_table(record(tmp_path))
