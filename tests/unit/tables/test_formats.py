@@ -38,7 +38,8 @@ CHANGES = {
         for name in ("format", "version", "changes", "catalogs", "fields", "rows")
     ),
     *(f"distop.tables.iceberg.{name}" for name in ("metadata_file", "staged_metadata", "written_folders")),
-    *(f"distop.tables.iceberg.{name}" for name in ("manifest_facts", "table_properties")),
+    *(f"distop.tables.iceberg.{name}" for name in ("manifest_facts", "table_properties", "iceberg_jar", "java_tables")),
+    *(f"distop.tables.iceberg.{name}" for name in ("snapshot_checks", "snapshot_plan")),
 }
 """What ``apply`` knows besides, which changes tables of the one format that can be changed: this is all of it. Whether
 a table can be changed it asks the format (``changes_of``).

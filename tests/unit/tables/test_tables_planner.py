@@ -301,5 +301,5 @@ def test_types_of_columns_that_are_not_there_are_refused_when_the_table_is_added
     assert check_table(record(tmp_path / "parts", partition_types={"day": "int"}))
     with pytest.raises(InvalidArgument, match="has 'dax', which is not a partition column of .* \\(it has: day\\)"):
         check_table(record(tmp_path / "parts", partition_types={"dax": "int"}))
-    with pytest.raises(InvalidArgument, match="names 'day', .* \\(it has: none\\)"):
+    with pytest.raises(InvalidArgument, match="has 'day', .* \\(it has: none\\)"):
         check_table(record(tmp_path / "flat", partition_types={"day": "int"}))
