@@ -65,8 +65,8 @@ def with_vector(folder: Path, offset: int | None, size: int | None) -> str:
         (b"PFA1" + NONE, 4, 2_147_483_000, "bytes"),
         (b"PFA1" + NONE, 4, VECTOR_BYTES, "exceeds the end"),
         (b"PFA1" + NONE, 1 << 62, len(NONE), "exceeds the end"),
-        (b"PFA1" + NONE, -1, len(NONE), "place"),
-        (b"PFA1" + NONE, None, None, "place"),
+        (b"PFA1" + NONE, -1, len(NONE), "its offset is missing"),
+        (b"PFA1" + NONE, None, None, "its offset is missing"),
         (b"PFA1" + FAR, 4, len(FAR), "four billion"),
     ],
 )

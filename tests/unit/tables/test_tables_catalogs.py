@@ -151,7 +151,7 @@ def test_hole_1_a_commit_makes_no_table_that_has_pyiceberg_run_code_or_write_els
     """pyiceberg writes the next metadata by the table as the commit makes it."""
     catalog, table = sql
     before = catalog.load_table("sales.orders").metadata_location
-    with iceberg_catalogs.opened(table) as found, pytest.raises(InvalidArgument, match="by distop"):
+    with iceberg_catalogs.opened(table) as found, pytest.raises(InvalidArgument, match="distop does not"):
         found.commit([update])
     assert catalog.load_table("sales.orders").metadata_location == before
 
