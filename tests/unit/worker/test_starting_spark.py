@@ -29,11 +29,11 @@ class Session:
         return "the session"
 
 
-def job(spark: Session) -> tuple[ChildContext, list[str]]:
+def job(spark: Session, run: int = 1) -> tuple[ChildContext, list[str]]:
     sent: list[str] = []
     outbox = SimpleNamespace(send=lambda message: sent.append(message["text"]))
     env: Any = SimpleNamespace(spark=spark, outbox=outbox)
-    return ChildContext(env, JobScope("t/validate/1", None, run=1, partition=PartitionPlan(0, "p"))), sent
+    return ChildContext(env, JobScope("t/validate/1", None, run=run, partition=PartitionPlan(0, "p"))), sent
 
 
 def test_the_start_of_spark_is_reported_while_it_lasts() -> None:
@@ -74,6 +74,5 @@ def test_the_status_before_the_start_is_reported_again_after_it(error: Exception
 def test_planning_has_no_status_to_report_a_start_by() -> None:
     spark = Session()
     spark.may_start.set()
-    ctx, sent = job(spark)
-    ctx._number = 0
+    ctx, sent = job(spark, run=0)
     assert (ctx.spark, sent) == ("the session", [])
