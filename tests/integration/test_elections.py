@@ -35,7 +35,7 @@ from distop.settings import ExecutorConfig
 from distop.store.connection_settings import EtcdConfig
 from distop.store.watch import Batch, Feed
 from distop.worker.daemon_side.host import Worker
-from distop.worker.daemon_side.requests import CompleteResult, WorkerConfig
+from distop.worker.daemon_side.requests import CompleteRequest, CompleteResult, WorkerConfig
 from tests.support.etcd import connected, until
 from tests.support.hours import pass_hour
 from tests.support.users import ROOT, WORKER, enable_users, grant, take
@@ -425,8 +425,8 @@ async def test_a_claim_that_bars_the_end_is_named_once(
 
     made: list[int] = []
 
-    async def report(*told: Any) -> CompleteResult:
-        made.append(told[5])
+    async def report(request: CompleteRequest) -> CompleteResult:
+        made.append(request.total)
         return CompleteResult({}, None)
 
     monkeypatch.setattr(life.ctx, "commit", counted)
