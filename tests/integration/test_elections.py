@@ -35,7 +35,7 @@ from distop.settings import ExecutorConfig
 from distop.store.connection_settings import EtcdConfig
 from distop.store.watch import Batch, Feed
 from distop.worker.daemon_side.host import Worker
-from distop.worker.daemon_side.requests import CompleteResult, WorkerConfig
+from distop.worker.daemon_side.requests import CompleteRequest, CompleteResult, WorkerConfig
 from tests.support.etcd import connected, until
 from tests.support.history_age import age_history
 from tests.support.users import ROOT, WORKER, enable_users, grant, revoke
@@ -449,8 +449,8 @@ async def test_a_claim_that_blocks_the_end_is_logged_once(
 
     made: list[int] = []
 
-    async def report(*args: Any) -> CompleteResult:
-        made.append(args[5])
+    async def report(request: CompleteRequest) -> CompleteResult:
+        made.append(request.total)
         return CompleteResult({}, None)
 
     monkeypatch.setattr(incarnation.ctx, "commit", counted)
