@@ -152,6 +152,13 @@ def kinds(ends: dict[str, JobEnded]) -> str:
     return " ".join(f"{name}:{ends[name].kind}" for name in sorted(ends))
 
 
+async def let_go(tmp_path: Path) -> None:
+    """End a job that holds. It writes its line before it makes the private folder in which it waits for this file."""
+    private = tmp_path / "work/ops" / OP
+    await until(private.is_dir, "the job has its private folder")
+    (private / "go").touch()
+
+
 def diary(tmp_path: Path) -> list[str]:
     path = tmp_path / "diary"
     return path.read_text().splitlines() if path.exists() else []
@@ -237,7 +244,7 @@ async def test_a_live_run_goes_on_under_renewed_deadlines(worker: Worker, tmp_pa
     await until(lambda: "start a" in diary(tmp_path), "the job runs")
     worker.set_deadline(boottime() + 3600)
     await until(lambda: boottime() > what.deadline, "the deadline that the run came with is over")
-    (tmp_path / "work/ops" / OP / "go").touch()
+    await let_go(tmp_path)
     # Alone, nobody breaks a batch.
     assert kinds(await task) == f"a:success b:{'error' if batch else 'success'} c:success d:success"
 
@@ -325,7 +332,7 @@ async def test_a_pause_refuses_what_has_not_begun(worker: Worker, tmp_path: Path
     worker.pause(OP)
     # Whatever was said to the child has arrived once it answers this.
     await worker.cleanup("t/sample/3", "sample", {}, None, [])
-    (tmp_path / "work/ops" / OP / "go").touch()
+    await let_go(tmp_path)
     ends = await task
     assert kinds(ends) == "a:success b:refused c:refused d:refused"
     assert "paused" in ends["c"].error
@@ -339,7 +346,7 @@ async def test_a_pause_refuses_what_waits_for_a_slot(tmp_path: Path, sample_env:
         second = asyncio.create_task(run(worker, request({}, "bc", tmp_path, batch=True)))
         await until(lambda: len(worker._runs) == 2, "another waits")
         worker.pause(OP)
-        (tmp_path / "work/ops" / OP / "go").touch()
+        await let_go(tmp_path)
         assert kinds(await second) == "b:refused c:refused"
         assert kinds(await first) == "a:success"
         assert diary(tmp_path) == ["start a"]
