@@ -1,7 +1,7 @@
-"""The log of actions: one line of JSON for each action that this executor acts upon.
+"""The action log: one line of JSON for each user action that this executor handles.
 
-What etcd keeps is the record; this is a copy of it, for who collects logs. Where another executor takes over an
-operation, lines may occur again: operation, action and time tell them apart.
+The record in etcd is authoritative; the log is a copy for log collectors. If another executor takes over an operation,
+its lines may be repeated: operation, action and time identify a line.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from distop.store.watch import Batch
 
 log = logging.getLogger("distop.actions")
-"""``logs.configure`` says where it goes."""
+"""``logs.configure`` sets its destination."""
 
 
 def write(who: ContextLogger, entries: Iterable[Mapping[str, Any]]) -> None:
-    """Write these actions, where they are wanted; ``who``: a logger with the fields of the executor."""
+    """Write these actions, if the action log is enabled. ``who``: a logger with the fields of the executor."""
     if not wanted():
         return
     for entry in entries:
@@ -37,29 +37,29 @@ def write(who: ContextLogger, entries: Iterable[Mapping[str, Any]]) -> None:
 
 
 def wanted() -> bool:
-    """Actions are written anywhere."""
+    """Whether the action log is enabled."""
     return log.isEnabledFor(logging.INFO)
 
 
 class TableActions:
-    """Writes what is done to tables, as a watch of their records tells it; nothing that was done before."""
+    """Logs actions on tables from a watch of their records. Actions before the first listing are skipped."""
 
     def __init__(self, keys: Keys, who: ContextLogger) -> None:
         self._keys = keys
         self._who = who
         self._counts: dict[str, int] = {}
-        """How many actions of each table were seen."""
+        """The number of actions of each table that were seen."""
         self._listed = False
 
     def apply(self, batch: Batch) -> None:
-        """Take a listing or events."""
+        """Handle a listing or events."""
         for event in batch.events:
             if event.deleted:
                 continue
             try:
                 table, actions = self._keys.parse(event.kv.key).table, a.Actions.decode(event.kv.value)
             except (InvalidArgument, *UNREADABLE):
-                continue  # nobody acts by it
+                continue  # unreadable records are skipped by all readers
             before, self._counts[table] = self._counts.get(table, 0), actions.count
             if self._listed:
                 write(self._who, [a.entry("table", table, one.to_json()) for one in actions.since(before)])
@@ -67,15 +67,15 @@ class TableActions:
 
 
 class ActionLog:
-    """Writes what was done to the operations of one type on one table, each action once for each election."""
+    """Logs actions on the operations of one type on one table, each once in an election."""
 
     def __init__(self, who: ContextLogger) -> None:
         self._who = who
         self._told: dict[OperationRef, tuple[int, bool]] = {}
-        """How many actions of each were written, and whether its cancel was; its start was, in any case."""
+        """For each operation: the number of logged actions, and whether its cancel was logged. Its start was."""
 
     def see(self, op: OperationView | None) -> None:
-        """Something was done to the operation, or for it: write what is new."""
+        """Log the new actions of an operation."""
         if op is None or op.spec is None or not wanted():
             return
         name, spec, found = str(op.ref), op.spec, list[dict[str, Any]]()
@@ -90,12 +90,12 @@ class ActionLog:
         write(self._who, found)
 
     def ended(self, op: OperationView | None, history: History) -> None:
-        """This executor has brought the operation to its end."""
+        """Log the end of an operation that this executor has finished."""
         if wanted():
             self.see(op)
             write(self._who, [a.ended(history.op, history.to_json())])
 
     def keep(self, refs: Container[OperationRef]) -> None:
-        """Forget all others: they are gone."""
+        """Forget all other operations, which are gone."""
         for ref in [ref for ref in self._told if ref not in refs]:
             del self._told[ref]

@@ -18,7 +18,7 @@ EVERY = 600.0
 RETRY = 60.0
 """Seconds until the next comparison where etcd's clock could not be read."""
 TOLD_AFTER = 2
-"""Failed comparisons in a row that are reported: a member may be away for a moment."""
+"""Number of failed comparisons in a row after which they are reported: a member may be unavailable for a moment."""
 
 
 class ClockCheck:
@@ -41,9 +41,9 @@ class ClockCheck:
             await asyncio.sleep(RETRY if self._failures else EVERY)
 
     async def agrees(self) -> bool:
-        """Compare the clocks; false also where etcd's clock cannot be read: a wrong clock could not be told from it.
+        """Compare the clocks. Returns False if they differ, or if etcd's clock cannot be read.
 
-        A difference is logged once, and so is its end. The same holds of a clock that cannot be read.
+        The start and the end of a difference are logged once each, and so are those of an unreadable clock.
         """
         from distop.store import server_clock  # a daemon is ready before it loads an HTTP client
 

@@ -1,4 +1,4 @@
-"""What the roles of one incarnation share: its connection, its session, its worker, and what it sees of the cluster."""
+"""The shared state of one incarnation's roles: its connection, session, worker and view of the cluster."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ARGUMENT_BYTES_KEPT = 16 * 1024
 
 
 class Context:
-    """What the roles of one incarnation share. Built by :class:`Incarnation`."""
+    """The shared state of one incarnation's roles. :class:`Incarnation` implements it."""
 
     config: ExecutorConfig
     client: EtcdClient
@@ -46,7 +46,7 @@ class Context:
     log: ContextLogger
     limits: Limits = DEFAULT
     meter: Meter = NO_METER
-    """What is counted of the work done here."""
+    """Counts this daemon's work."""
     incarnation: str
     executor_id: str
     cluster: ClusterView
@@ -59,15 +59,15 @@ class Context:
     types: frozenset[str]
     """The operation types that are installed on this node."""
     reports_only: frozenset[str]
-    """Those whose completion code, as it is installed here, only makes a report."""
+    """Installed types whose completion code only makes a report."""
     doing: Doing
-    """What the jobs here say that they are doing."""
+    """The status of the jobs that run on this node."""
     capability: Capability
-    """Which of them it can run."""
+    """Which of the installed types this node can run."""
     arguments: dict[OperationRef, Any]
-    """Of the operations that were asked for last; see :meth:`argument`."""
+    """Cached arguments of the operations that were read last; see :meth:`argument`."""
     caught_up_at: int
-    """The revision of the first listing: what was written later was seen from its first event on."""
+    """The revision of the first listing. All events of later writes were seen."""
     clock: ClockCheck
     """Whether this machine's clock agrees with etcd's."""
     lost: asyncio.Future[Any]
@@ -88,7 +88,7 @@ class Context:
             raise
 
     async def argument(self, ref: OperationRef) -> Any:
-        """An operation's argument. It never changes and each call into the child needs it, so small ones are kept."""
+        """An operation's argument. It never changes and each call into the child needs it, so small ones are cached."""
         if ref in self.arguments:
             return self.arguments[ref]
         kv = await self.client.get(self.keys.of(ref, "arg"))
@@ -98,7 +98,7 @@ class Context:
         return self.arguments[ref] if ref in self.arguments else loads(kv.value)
 
     def keep_argument(self, ref: OperationRef, value: bytes) -> None:
-        """It was read, or seen to be written."""
+        """Cache an argument that was read, or that a watch has delivered."""
         if len(value) <= ARGUMENT_BYTES_KEPT:
             self.arguments[ref] = loads(value)
             while len(self.arguments) > ARGUMENTS_KEPT:
@@ -109,38 +109,38 @@ class Context:
         raise NotImplementedError
 
     def others(self, type_name: str, tables: Collection[str], where: Mapping[str, str] | None = None) -> list[str]:
-        """The other executors that work for operations of the type on these tables, and have these labels."""
+        """The other executors that serve the type on these tables, and have these labels."""
         capable = self.cluster.capable(type_name, where, tables)
         return [self.cluster.nodes[inc].executor for inc in capable if inc != self.incarnation]
 
     def admits(self, type_name: str, tables: Collection[str]) -> bool:
-        """The settings of this node let it serve the type on these tables, whether or not it has the type."""
+        """Whether the settings of this node allow it to serve the type on these tables, installed or not."""
         return not refusal(self.config.serves, type_name, tables)
 
     def serves(self, type_name: str, tables: Collection[str]) -> bool:
-        """This node works for operations of the type on these tables."""
+        """Whether this node serves operations of the type on these tables."""
         known = type_name in self.types and self.admits(type_name, tables)
         return known and self.capability.serves(type_name, tables)
 
     def fits(self, where: Mapping[str, str]) -> bool:
-        """This node has these labels."""
+        """Whether this node has these labels."""
         return not where or fits(where, self.config.labels)
 
     @property
     def draining(self) -> bool:
-        """This executor shall run nothing."""
+        """Whether this executor is drained, so that it must run nothing."""
         return self.executor_id in self.cluster.drains
 
     def activity_changed(self) -> None:
-        """A role took up or let go of something: tell what this node says of itself, where that changes."""
+        """Update this node's record after a role started or ended work."""
 
     async def prune_history(self, table: str) -> None:
-        """Bound a table's history."""
+        """Prune a table's history to its limits."""
         raise NotImplementedError
 
     @staticmethod
     def encode(value: Any) -> bytes:
-        """A checkpoint as stored. Raises InvalidArgument where it is too large."""
+        """Encode a checkpoint for etcd. Raises InvalidArgument if it is too large."""
         data = dumps(value)
         if len(data) > MAX_BYTES + MARGIN:
             raise InvalidArgument(f"a checkpoint has {len(data)} bytes: at most {MAX_BYTES} are allowed")
@@ -148,5 +148,5 @@ class Context:
 
     @staticmethod
     def decode(value: bytes) -> Any:
-        """A checkpoint as it was saved."""
+        """Decode a checkpoint from etcd."""
         return loads(value)

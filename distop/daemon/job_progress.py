@@ -1,8 +1,7 @@
-"""What the jobs here say that they are doing, told to people through the node record: late, seldom, and never for a job
-that is over soon.
+"""Publishes the status of running jobs in the node record, for people.
 
-Every daemon hears of each change of a node record. So a record is changed for this at most once in a time that grows
-with the number of nodes: what etcd has to deliver for it stays the same however many there are.
+The status appears after a delay, and never for a short job. Every daemon watches every node record. So the minimum time
+between two changes grows with the number of nodes, and etcd's load from them stays constant.
 """
 
 from __future__ import annotations
@@ -17,11 +16,13 @@ if TYPE_CHECKING:
     from distop.worker.daemon_side.requests import RunRequest
 
 LEAST_PAUSE = 2.0
-"""Seconds from a word to its telling."""
+"""Minimum seconds from a change of status to its publication."""
 PAUSE_PER_NODE = 0.2
-"""More of them, so that all nodes together tell at most so often: five times a second."""
+"""Minimum seconds for each node: all nodes together publish at most five times a second."""
 MOST_OPERATIONS = 8
+"""Maximum number of operations whose status is published."""
 LONGEST = 200
+"""Maximum characters of a status text."""
 
 
 @dataclass(slots=True)
@@ -37,35 +38,38 @@ class _Run:
 
 
 class Doing:
-    """What runs say. ``nodes()``: how many nodes there are; ``changed()`` is called when ``told`` is another."""
+    """The status of running jobs.
+
+    ``nodes()`` returns the number of nodes. ``changed()`` is called when ``told`` has changed.
+    """
 
     def __init__(self, nodes: Callable[[], int], changed: Callable[[], None]) -> None:
         self.told: Mapping[str, str] = {}
-        """By operation, what is to stand in the node record."""
+        """The status of each operation, for the node record."""
         self._nodes = nodes
         self._changed = changed
         self._runs: dict[int, _Run] = {}
-        """By the request's identity, which lasts from its first word to its end."""
+        """By the ``id()`` of the run's request, which exists from the first status to the end of the run."""
         self._timer: asyncio.TimerHandle | None = None
 
     def says(self, run: RunRequest, text: str) -> None:
-        """A job of a run said what it does. How far Spark was with what it did before is of no interest any more."""
+        """Set the status text of a run, and reset its number of Spark tasks."""
         self._runs[id(run)] = _Run(run.op, text)
         self._tell_soon()
 
     def is_at(self, run: RunRequest, done: int, total: int) -> None:
-        """Spark has done so many of the tasks that it knows of now."""
+        """Set how many of the known Spark tasks of a run are done."""
         known = self._runs.setdefault(id(run), _Run(run.op))
         known.done, known.total = done, total
         self._tell_soon()
 
     def over(self, run: RunRequest) -> None:
-        """The run says nothing any more."""
+        """Remove the status of a run that has ended."""
         if self._runs.pop(id(run), None) is not None:
             self._tell_soon()
 
     def close(self) -> None:
-        """Tell nothing any more."""
+        """Stop publishing."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None

@@ -27,25 +27,25 @@ if TYPE_CHECKING:
     from distop.protocol.job_transitions import Guarded
 
 IN_FLIGHT = 8
-"""Transactions under way at once: etcd reaches its throughput with several in flight."""
+"""Maximum concurrent transactions: etcd reaches its throughput with several in flight."""
 
 REFUSED_PAUSE = (0.5, 10.0)
-"""Seconds of back-off, first and longest, while etcd refuses reports (a role that was revoked, say)."""
+"""Seconds of back-off, first and longest, while etcd refuses reports, for example if a role was revoked."""
 _FAILED = "Cannot write pending %s to etcd; retrying with back-off: %s"
 
 Answer: TypeAlias = "Callable[[int], None]"
-"""Gets the revision at which a write was applied, 0 where its fence was gone."""
+"""Called with the revision at which a write was applied; 0: it was refused, because its fence was gone."""
 Write: TypeAlias = "tuple[Guarded, Answer]"
 
 
 class _Group:
-    """Writes that share a transaction, as far as they do not conflict."""
+    """Writes that share a transaction, unless they conflict."""
 
     def __init__(self, most: int) -> None:
         self.items: list[Write] = []
         self._most = most
         self._room = Room(most=MAX_OPERATIONS - 1)
-        """One by one, a group has one entry more than its longest list (T1)."""
+        """Committed one by one, a group needs one entry more than its longest list (T1)."""
 
     def add(self, item: Write) -> bool:
         if not self._room.add(job_transitions.alone(item[0])):
@@ -76,8 +76,10 @@ class Reporter:
         """Retries of writes that etcd rejects as invalid, each alone."""
 
     def submit(self, writes: Iterable[Write]) -> None:
-        """Queue writes; each one's answer is called once. What is submitted in the same turn of the loop goes together:
-        ends of several operations come in one message.
+        """Queue writes. The callback of each is called once.
+
+        Writes that are submitted in the same turn of the loop share a transaction: ends of several operations arrive in
+        one message.
         """
         self._commits.add(writes)
 
@@ -107,7 +109,7 @@ class Reporter:
             idle.cancel()
 
     def close(self) -> None:
-        """Drop what is queued: the session is over."""
+        """Drop the queued writes: the session has ended."""
         self._commits.close()
         for retry in self._aside:
             retry.cancel()
@@ -122,7 +124,7 @@ class Reporter:
             for write, answer in zip(writes, alone.responses, strict=True)
         ]
         if not all(applied):
-            came_late = "%d of %d %s came too late: their fences are gone"
+            came_late = "Dropping %d of %d %s: etcd refused them, because their fences are gone"
             self._log.info(came_late, applied.count(0), len(writes), self._what)
         return applied
 
@@ -131,7 +133,7 @@ class Reporter:
 
     def _failed(self, error: BaseException) -> None:
         if not self._lost.done():
-            self._log.error("a group of %s could not be written: %s", self._what, error)
+            self._log.error("Unexpected error; dropping a group of pending %s: %s", self._what, error)
 
     async def _commit(self, group: list[Write]) -> Sequence[Write]:
         """Commit those of a group that do not conflict; the others are sent next."""
@@ -155,7 +157,7 @@ class Reporter:
                 await self._write(group[half:])
                 return
             except DistopError as error:
-                # Nobody else can write these, so they are kept for as long as the session lives.
+                # No other process can write these, so they are retried until the session ends.
                 if self._lost.done():
                     return
                 self._log.error(_FAILED, self._what, describe(error), extra={"error": error})
@@ -194,7 +196,7 @@ class Reporter:
                     self._answer([(write, answer)], applied)
                     return
         finally:
-            # Also where this role ends first: then another node sends the write.
+            # Also if this role ends first: then another node sends the write.
             self._rejected_writes.settled(op, self._what, this)
 
     def _operation(self, write: Guarded) -> str:

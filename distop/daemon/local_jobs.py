@@ -1,8 +1,8 @@
-"""What an executor keeps on its own disk about the jobs that it runs: one small file for each run, written and synced
-before the run starts, and removed when nothing of it is left here.
+"""Run files: an executor's records of its runs, on its own disk.
 
-A file holds all that a cleanup takes, because the operation may be gone from etcd by the time that it is read. A job of
-a behavior that neither cleans up nor resumes leaves nothing but its private directory, and is not written down.
+Each run has one small file. It is written and synced before the run starts, and removed when no job of the run has data
+on this node any more. It holds all that a cleanup needs, because the operation may be gone from etcd by then. Behaviors
+that neither clean up nor resume need no run files: their jobs leave only their private directories.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class LocalRun:
-    """One run: ``left`` are the jobs of which something may be here."""
+    """One run. ``left``: its jobs that may have data on this node."""
 
     name: str
-    """Of its file."""
+    """The name of its file."""
     op: OperationRef
     incarnation: str
     arg: Any
@@ -51,7 +51,10 @@ class LocalRun:
 
     @classmethod
     def decode(cls, name: str, value: bytes) -> LocalRun:
-        """Raises ValueError, KeyError or TypeError for what is no such record, as after a crash in the middle."""
+        """Decode a run file.
+
+        Raises ValueError, KeyError or TypeError if it is damaged, for example after a crash during its write.
+        """
         data = loads(value)
         items = [JobItem(partition, int(attempt), int(fence)) for partition, attempt, fence in data["items"]]
         op = OperationRef.parse(data["op"])
@@ -59,18 +62,18 @@ class LocalRun:
 
 
 class WorkDirectoryUnusable(OSError):
-    """A run could not be written down in the work directory, so nothing of it was started."""
+    """A run file could not be written to the work directory, so no job of the run was started."""
 
 
 class RunFiles:
-    """Where runs are written down: a folder of the work directory. All of it blocks, and raises OSError."""
+    """The folder of the run files, in the work directory. All methods block, and raise OSError."""
 
     def __init__(self, work_dir: Path) -> None:
         self._folder = work_dir / "runs"
         self._ops = work_dir / "ops"
 
     def names(self) -> list[str]:
-        """The files that are there. Raises InvalidArgument where the work directory cannot be used."""
+        """The names of the run files. Raises InvalidArgument if the work directory cannot be used."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             return sorted(path.name for path in self._folder.iterdir())
@@ -81,11 +84,11 @@ class RunFiles:
         return (self._folder / name).read_bytes()
 
     def write(self, name: str, data: bytes) -> None:
-        """A whole file, on the disk when this returns."""
+        """Write a whole file, and sync it."""
         write_whole(self._folder / name, data)
 
     def remove(self, name: str) -> None:
-        """A file, if it is there."""
+        """Remove a file, if it exists."""
         (self._folder / name).unlink(missing_ok=True)
 
     def operations(self) -> Iterator[OperationRef]:
@@ -101,7 +104,7 @@ class RunFiles:
 
 
 class LocalJobs:
-    """The runs of one incarnation, and what former ones left (``former``)."""
+    """The runs of one incarnation, and unsettled runs of earlier ones (``former``)."""
 
     def __init__(self, files: RunFiles, incarnation: str) -> None:
         self._files = files
@@ -110,11 +113,13 @@ class LocalJobs:
         self._mine: dict[tuple[OperationRef, int], LocalRun] = {}
         self.former: list[LocalRun] = []
         self.cleaning: dict[OperationRef, asyncio.Future[None]] = {}
-        """Operations of which something is being cleaned up here: their runs start afterwards."""
+        """Operations with a cleanup in progress on this node: their runs wait for its end."""
 
     def load(self) -> None:
-        """Read what former incarnations left. What cannot be read was never started: it is removed. Raises
-        InvalidArgument where the work directory cannot be used.
+        """Read the run files of earlier incarnations.
+
+        Unreadable files are removed: their runs were never started. Raises InvalidArgument if the work directory cannot
+        be used.
         """
         for name in self._files.names():
             try:
@@ -125,13 +130,13 @@ class LocalJobs:
                 self._files.remove(name)
 
     def operations(self) -> list[OperationRef]:
-        """The operations that have a private directory here."""
+        """The operations that have a private directory on this node."""
         return list(self._files.operations())
 
     async def begin(
         self, op: OperationRef, arg: Any, table: Mapping[str, Any] | None, items: Sequence[JobItem]
     ) -> None:
-        """Write a run down before it starts; on the disk when this returns. Raises WorkDirectoryUnusable."""
+        """Write and sync the file of a run before the run starts. Raises WorkDirectoryUnusable."""
         self._number += 1
         name = f"{folder(self._incarnation)}-{self._number}.json"
         run = LocalRun(name, op, self._incarnation, arg, table, {item.ordinal: item for item in items})
@@ -143,26 +148,26 @@ class LocalJobs:
             self._mine[op, item.ordinal] = run
         for former in list(self.former):
             if former.op == op and (again := former.left.keys() & run.left.keys()):
-                self.settled(former, list(again))  # what they left is this run's
+                self.settled(former, list(again))  # this run takes over their data
 
     def ended(self, op: OperationRef, partition: int) -> None:
-        """Nothing of a job is left here."""
+        """Handle a job of this incarnation that has no data on this node any more."""
         run = self._mine.pop((op, partition), None)
         if run is not None:
             self.settled(run, [partition])
 
     def released(self, op: OperationRef, partition: int) -> None:
-        """A job is not ours any more, and something of it is left here, from which it may go on."""
+        """Handle a job that this executor no longer holds, and whose data stay on this node for a later attempt."""
         run = self._mine.pop((op, partition), None)
         if run is not None and run not in self.former:
             self.former.append(run)
 
     def running(self, run: LocalRun, partition: int) -> bool:
-        """The job belongs to a run of this incarnation that has not ended."""
+        """Whether the job belongs to a run of this incarnation that has not ended."""
         return self._mine.get((run.op, partition)) is run
 
     def settled(self, run: LocalRun, partitions: Sequence[int]) -> None:
-        """Nothing of these jobs of a run is left here; of a run without any, the file goes."""
+        """Drop jobs of a run that have no data on this node any more; with the last one its file is removed."""
         for partition in partitions:
             run.left.pop(partition, None)
         if not run.left:

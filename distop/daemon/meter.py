@@ -1,5 +1,6 @@
-"""What a daemon counts of its own work, for whoever measures it. A :class:`Meter` itself counts nothing: a daemon whose
-metrics nobody asked for has this one, and loads no library for it.
+"""The interface for a daemon's metrics.
+
+:class:`Meter` counts nothing. A daemon without a metrics endpoint uses it, and loads no metrics library.
 """
 
 from __future__ import annotations
@@ -14,34 +15,34 @@ if TYPE_CHECKING:
 
 
 class Meter:
-    """Called in the daemon's loop, thousands of times a second: each call does next to nothing."""
+    """Counts a daemon's work. Its methods are called thousands of times a second, so they must be cheap."""
 
     def begin(self, gauges: Callable[[], Gauges]) -> None:
-        """An incarnation begins, which tells how it stands when it is asked."""
+        """Start of an incarnation. ``gauges`` returns its current gauges."""
 
     def over(self) -> None:
-        """The incarnation has ended."""
+        """End of the incarnation."""
 
     def job_ended(self, type_name: str, outcome: str, seconds: float) -> None:
-        """A job ended here, by a report that was accepted: ``success`` or ``failed``, after an attempt of so long."""
+        """Count a job with an accepted report. ``outcome``: ``success`` or ``failed``; ``seconds``: of its attempt."""
 
     def jobs_lost(self, type_name: str, jobs: int) -> None:
-        """Jobs were reported as failed because executors were lost during them once too often."""
+        """Count jobs that failed because their executors were lost too often."""
 
     def claimed(self, type_name: str, jobs: int, taken_over: int) -> None:
-        """Claims were won; some of them were those of executors that are gone."""
+        """Count granted claims. ``taken_over``: how many of them were held by executors that are gone."""
 
     def retried(self, type_name: str) -> None:
-        """A job broke and is to be tried again."""
+        """Count a failed attempt of a job that is retried."""
 
     def reported(self, applied: int, late: int) -> None:
-        """Reports, retries, releases and checkpoints were written, or were refused because their fences were gone."""
+        """Count written reports, retries, releases and checkpoints; ``late``: refused, because their fence was gone."""
 
     def committed(self, label: str, seconds: float, outcome: str) -> None:
-        """A transaction came to its end: ``applied``, ``refused`` (its guards did not hold), or ``error``."""
+        """Count a transaction. ``outcome``: ``applied``, ``refused`` (its guards did not hold), or ``error``."""
 
     def heard(self, watch: str, behind: int) -> None:
-        """Events arrived, so many revisions behind what etcd was known to have by then."""
+        """Count events of a watch that arrived ``behind`` revisions after the newest known one."""
 
 
 NO_METER = Meter()
@@ -49,9 +50,10 @@ NO_METER = Meter()
 
 @frozen
 class Gauges:
-    """How a daemon stands at one moment. ``operations``: those that it coordinates, by type and stage. ``silent``:
-    seconds since each watch had its last answer. ``child_session``: the Unix session of the process that runs
-    behaviors, 0: none.
+    """The state of a daemon at one moment.
+
+    ``operations``: the number of operations that it coordinates, by type and stage. ``silent``: seconds since the last
+    answer of each watch. ``child_session``: the Unix session of the child process, 0: none.
     """
 
     incarnation: str = ""

@@ -1,8 +1,6 @@
-"""Checkpoints of resumable jobs: reading those of earlier attempts, and saving new ones.
+"""Reads and writes the checkpoints of resumable jobs.
 
-The checkpoints of resumable jobs, as attempts have saved them.
-
-The checkpoints of resumable jobs: read before a job goes on, and written under its claim's fence while it runs.
+A checkpoint is read before a job continues, and written under its claim's fence while the job runs.
 """
 
 from __future__ import annotations
@@ -23,11 +21,11 @@ if TYPE_CHECKING:
 
 
 AT_ONCE = 32
-"""Checkpoints in one read: up to 64 KiB each (T2)."""
+"""Maximum checkpoints in one read: up to 64 KiB each (T2)."""
 
 
 async def read_checkpoints(ctx: Context, ref: OperationRef, partitions: Sequence[int]) -> dict[int, Any]:
-    """The checkpoints of these jobs, by partition; a job without one is left out. Raises as reads do."""
+    """The checkpoints of these jobs, by partition; a job without one is left out. Raises the errors of a read."""
     found: dict[int, Any] = {}
     for n in range(0, len(partitions), AT_ONCE):
         page = partitions[n : n + AT_ONCE]
@@ -40,7 +38,11 @@ async def read_checkpoints(ctx: Context, ref: OperationRef, partitions: Sequence
 
 @dataclass(slots=True)
 class _Saving:
-    """Of one held job. ``seen``: the mod revision of its checkpoint, None where that is not known for sure."""
+    """The checkpoint writes of one held job.
+
+    ``seen``: the mod revision of the checkpoint in etcd; None if it is unknown. ``latest``: the number of the newest
+    save. ``turn``: held by the write in progress.
+    """
 
     held: Held
     seen: int | None
@@ -49,10 +51,10 @@ class _Saving:
 
 
 class Checkpoints:
-    """Of one incarnation. One write at a time for each job.
+    """The checkpoints of one incarnation's jobs. Each job has at most one write in progress.
 
-    A child that got no answer in time saves again while its first checkpoint may still be on its way. Two writes that
-    follow the same checkpoint would refuse each other, and the order in which they arrive would be anybody's guess.
+    A child that got no answer in time saves again while its earlier write may still arrive. Of two writes that compare
+    the same revision only one is applied, and it could be the older one.
     """
 
     def __init__(self, ctx: Context) -> None:
@@ -60,21 +62,23 @@ class Checkpoints:
         self._saving: dict[tuple[OperationRef, int], _Saving] = {}
 
     async def load(self, op: OpenOperation, block: Sequence[int]) -> dict[int, Any]:
-        """What former attempts at these held jobs have saved. Raises as reads do."""
+        """The checkpoints that earlier attempts of these held jobs saved. Raises the errors of a read."""
         if not op.spec.rules.resumable:
             return {}
         return await read_checkpoints(self._ctx, op.ref, [p for p in block if op.held[p].claim.attempt > 1])
 
     async def save(self, op: OpenOperation, partition: int, value: Any) -> bool:
-        """Save one, after those that are being saved; where a later one waits already, only that one. Whether it was
-        saved. Raises InvalidArgument where it is too large, SessionLost, and as reads do.
+        """Save a checkpoint once the write in progress has ended; returns whether it was saved.
+
+        If a newer one waits by then, only that one is saved. Raises InvalidArgument (it is too large), SessionLost, and
+        the errors of a read.
         """
         held = op.held.get(partition)
         if held is None:
             return False
         saving = self._saving.get((op.ref, partition))
         if saving is None or saving.held.fence != held.fence:
-            first = 0 if held.claim.attempt == 1 else None  # no former attempt has saved anything
+            first = 0 if held.claim.attempt == 1 else None  # a first attempt finds no checkpoint
             saving = self._saving[op.ref, partition] = _Saving(held, first)
         data = self._ctx.encode(value)
         saving.latest += 1
@@ -85,8 +89,10 @@ class Checkpoints:
             return await self._write(op.ref, partition, saving, data)
 
     async def _write(self, ref: OperationRef, partition: int, saving: _Saving, data: bytes) -> bool:
-        """What is read once more after a refusal, or after a write that nobody waited for to its end, cannot let a late
-        copy in: each write follows one mod revision, and of those that follow the same one at most one ever applies.
+        """Write a checkpoint that follows the one in etcd.
+
+        After a refused or abandoned write the revision is read again. A late copy of that write still changes nothing:
+        of the writes that compare one mod revision, at most one is ever applied.
         """
         keys, seen = self._ctx.keys, saving.seen
         if seen is None:
@@ -100,5 +106,5 @@ class Checkpoints:
         return bool(applied)
 
     def forget(self, ref: OperationRef, partition: int) -> None:
-        """The job is held no longer."""
+        """Forget a job that this executor no longer holds."""
         self._saving.pop((ref, partition), None)

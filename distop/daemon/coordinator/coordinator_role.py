@@ -238,7 +238,7 @@ class Coordinator:
         """Keep the arguments of starting operations, which planning needs at once."""
         for change in changes:
             if change.kv.key.endswith(".arg") and not change.deleted:
-                with suppress(DistopError, ValueError):  # whoever reads it for use says what is wrong with it
+                with suppress(DistopError, ValueError):  # the reader that needs the argument reports its error
                     key = self._keys.parse(change.kv.key)
                     if key.ref is not None:
                         self._ctx.keep_argument(key.ref, change.kv.value)
@@ -262,7 +262,7 @@ class Coordinator:
                 self._driving[ref] = asyncio.ensure_future(self._drive(ref))
 
     def _rests(self, ref: OperationRef) -> bool:
-        """Nothing can be done for the operation before the next event."""
+        """Whether the operation has no next step before the next event."""
         op = self._view.operations.get(ref)
         if op is None:
             return True
@@ -344,7 +344,7 @@ class Coordinator:
                 if ref in self._malformed:
                     self._settle_refusals([ref])
                 continue
-            # Refused: the view was behind. What it missed is on its way.
+            # Refused: the view was behind. The missing events will arrive.
             refusals += 1
             if refusals == TOLD_AFTER:
                 await self._jobs.relist()  # a watch may have lost events (etcd#20573)
@@ -417,9 +417,9 @@ class Coordinator:
     async def _perform(self, op: OperationView, step: next_steps.Step, *, refused: bool = False) -> bool:
         """Perform one step; returns False if its transaction was refused.
 
-        ``refused``: whether the transaction of the previous step was refused. The view changes meanwhile, so a step
-        uses the operation as it was decided for (except its claims, which are read from etcd). With a later state, the
-        guards would not refuse a finish after a concurrent change, such as a cancel.
+        ``refused``: whether the transaction of the previous step was refused. The view may change during a step. So the
+        step uses a snapshot of the operation from the time of its decision (except claims, which are read from etcd).
+        With a later state, the guards would not refuse a finish after a concurrent change, such as a cancel.
         """
         op = op.as_it_is()
         ends = op.stage is Stage.CANCELLING and isinstance(step, next_steps.Commit | next_steps.Finish)
@@ -468,7 +468,7 @@ class Coordinator:
         no count of all jobs shows this for a cancelled operation.
         """
         ref, keys, client = op.ref, self._keys, self._ctx.client
-        ended = op.ended  # what the step was decided from: the view goes on while this reads
+        ended = op.ended  # read first: the view may change during the reads
         first, after = keys.jobs_range(ref)
         claims, jobs = await client.read(
             Get(*keys.claims_range(ref), count_only=True), Get(first, after, count_only=True)

@@ -1,4 +1,4 @@
-"""What the steps of a coordinator share while it is elected."""
+"""The shared state of a coordinator's steps during one election."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Election:
-    """What the steps of a coordinator share while it is elected.
+    """The shared state of a coordinator's steps during one election.
 
     ``guard``: compares that it is still elected. ``commit`` sends a transaction, waits until the coordinator's ``view``
     has reached it, and returns whether it was applied. ``reached`` only waits (W11). ``call`` makes a call into the
@@ -36,10 +36,10 @@ class Election:
 
 @dataclass(frozen=True, slots=True)
 class Callbacks:
-    """What a coordinator reports.
+    """Callbacks by which a coordinator reports to its owner.
 
     ``failed``: a watch has failed, so that coordination cannot continue. ``trouble``: a call into the child failed, and
-    another node may do better. ``elsewhere``: the next step needs a node with other labels; it returns False if the
+    may succeed on another node. ``elsewhere``: the next step needs a node with other labels; it returns False if the
     election cannot be given up yet.
     """
 

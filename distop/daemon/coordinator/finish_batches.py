@@ -191,7 +191,7 @@ class Finishes:
                 left.append(one)
         if len(left) < len(group) or refused.moved:
             return left
-        # The election, a decision or the claims are not what they were.
+        # The election, a decision or the claims have changed.
         if len(group) > 1:
             return self._apart(group)
         group[0].settle(0)

@@ -140,7 +140,7 @@ class Placing:
 
     def changed(self) -> None:
         """Check again after a change of nodes, the end of a wait, or a poll."""
-        # Also those that were left to a node that has gone since: their minute has not begun yet.
+        # Also operations that were left to a node that is gone by now: their minute has not started yet.
         nodes = self._ctx.cluster.nodes
         missing = [
             ref

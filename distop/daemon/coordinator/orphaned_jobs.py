@@ -53,7 +53,7 @@ class Reaper:
         applied = True
         chunks = await self._ctx.client.list(*self._ctx.keys.chunks_range(op.ref), page=CHUNK_PAGE)
         rows = PlanRows([kv.value for kv in chunks.kvs])
-        # Not all of them first: a crash repeats the cleanup of so many at most.
+        # Page by page: after a crash the cleanup of one page is repeated.
         size = IN_FLIGHT * self._ctx.limits.reaped
         for n in range(0, len(claims), size):
             page = claims[n : n + size]
@@ -64,10 +64,11 @@ class Reaper:
         return applied
 
     async def _revoke(self, op: OperationView, claims: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Revoke the claims, and return those without a holder (partition, mod revision), under which no report can be
-        written.
+        """Revoke the claims, and return those without a holder: (partition, mod revision).
+
+        No report can be written under these claims.
         """
-        known = ((p, mod, op.claims.get(p)) for p, mod in claims)  # the view goes on meanwhile
+        known = ((p, mod, op.claims.get(p)) for p, mod in claims)  # the view may have changed
         seen = [(p, mod, found.value) for p, mod, found in known if found is not None and found.mod == mod]
         size = self._ctx.limits.reaped
         pages = [seen[n : n + size] for n in range(0, len(seen), size)]

@@ -178,7 +178,7 @@ class Waiters:
 
     async def _run(self) -> None:
         trouble, excluded = Backoff(*TROUBLE_PAUSE), Backoff(*EXCLUDED_PAUSE)
-        # Thousands that end hold up none that begin, nor do those that etcd refuses; nor the other way round.
+        # Starts and ends alternate, so that thousands of one kind do not delay the other. Refused writes delay neither.
         turns = [self._begin_some, self._end_some]
         try:
             while self._ready or self._ending:

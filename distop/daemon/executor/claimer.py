@@ -101,7 +101,7 @@ class Claimer:
             elif isinstance(answer, BaseException):
                 raise answer
         won.taken_over = sum(p in chosen.dead for p in won.partitions)
-        # A child finds what it kept of a batch again by the files in their order.
+        # In order: the child caches data of a batch by its ordered list of files.
         won.partitions.sort()
         return won
 

@@ -178,7 +178,7 @@ class Executor:
         if (disk := self._jobs.disk_pause()) > 0:
             return disk
         if self._ctx.worker.stuck:
-            return STUCK_PAUSE  # what is claimed now would wait here, and others may run it
+            return STUCK_PAUSE  # a new claim would wait here, while other executors could run the job
         return self._perform(self._backlog.next(time.monotonic()))
 
     def _perform(self, instructions: Iterable[Instruction]) -> float | None:
@@ -255,7 +255,7 @@ class Executor:
         try:
             await self._serve(todo)
         except SessionLost:
-            return  # whoever waits for the session ends this incarnation
+            return  # the watcher of the session ends this incarnation
         except Exception as error:
             for ref in todo.refs:
                 self._failed(ref, error)
@@ -303,7 +303,7 @@ class Executor:
         grant = self._backlog.looked(todo, look, time.monotonic(), _jitter())
         if grant is None:
             if suspects:
-                op.forget_candidates()  # they may be taken by the time that it is looked at again
+                op.forget_candidates()  # others may have claimed them before the next check
             if rejected is not None:
                 raise rejected
             return
@@ -312,7 +312,7 @@ class Executor:
         failed = error is not None
         got = Got(tuple(won.partitions), won.refused and not failed, failed, op.open_jobs)
         if failed or won.refused or (op.open_jobs and not won.partitions):
-            op.forget_candidates()  # what was taken of them, and not won, is in no list any more
+            op.forget_candidates()  # candidates that were tried and not granted are in no list any more
         self._claimed(todo, {ref: got}, won.taken_over)
         if error is not None:
             raise error
@@ -375,7 +375,7 @@ class Executor:
         try:
             if len(jobs) == 1 and jobs[0][0].plan.count > 1:
                 await self._jobs.run(*jobs[0])
-            else:  # also of one alone: by what it takes more of them go together
+            else:  # also a single one: its duration decides how many run together
                 ends = await self._jobs.run_in_turn(jobs, lambda: self._backlog.took_long(type_name))
                 self._backlog.ran_together(type_name, [end.finished - end.started for end in ends])
             for op, _ in jobs:

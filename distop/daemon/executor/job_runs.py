@@ -189,7 +189,7 @@ class Jobs:
         checkpoints: Mapping[int, Any],
         ends: list[JobEnded] | None = None,
     ) -> tuple[RunRequest, Listener]:
-        """Send the work to the child and handle its events. ``ends``: also records the ends."""
+        """The request for the child, and the listener for its events. ``ends``: a list that also gets the ends."""
         ctx = self._ctx
         held = [(p, op.held[p]) for p in block if p in op.held]
         request = RunRequest(
@@ -309,7 +309,7 @@ class Jobs:
         keys, p, claim, rules = self._ctx.keys, event.partition, held.claim, op.spec.rules
         tables = op.gate.tables(op.ref.table)
         if event.kind == "unable" and not self._ctx.capability.cannot(op.ref.type, event.error, tables):
-            event = replace(event, kind="fatal")  # nobody else can do it either
+            event = replace(event, kind="fatal")  # no other executor can run it either
         if event.kind == "unavailable" and not self._ctx.capability.cannot_now(
             op.ref.type, event.error, op.gate.where, job_claims.given_back(claim), tables
         ):
@@ -322,7 +322,7 @@ class Jobs:
             return job_transitions.wait_again(keys, op.ref, p, held.fence, released, claim)
         if event.kind in ("error", "crash"):
             self._scheduler.broke(op.ref)
-        elif event.kind != "fatal":  # which is a verdict on the job, and tells nothing of the node
+        elif event.kind != "fatal":  # a fatal error is the job's fault, and counts neither for nor against the node
             self._scheduler.succeeded(op.ref)
             self._ctx.capability.succeeded(op.ref.type, event.started)
         if step == "retry":

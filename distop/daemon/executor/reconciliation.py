@@ -89,7 +89,7 @@ class Reconciler:
             except SessionLost:
                 raise
             except Exception as error:
-                # Whatever it is: what was left of one run must not keep this node from all others.
+                # Any error: leftovers of one run must not prevent all other runs on this node.
                 where = {"operation": str(run.op), "error": error}
                 known = isinstance(error, DistopError | OSError)
                 self._ctx.log.warning(
@@ -111,7 +111,7 @@ class Reconciler:
         size = self._ctx.limits.settled
         for n in range(0, len(wanted) if state is not None else 0, size):
             await self._judge(run, state, wanted[n : n + size], fates)
-        # What this incarnation has begun anew since etcd was read is no former run's any more.
+        # Jobs that this incarnation has started since the read belong to its own run now.
         cleaned = [p for p in fates[Fate.CLEANED] if p in run.left]
         if cleaned:
             await self._clean(run, cleaned)
@@ -171,7 +171,7 @@ class Reconciler:
                 superseded=True,
             )
         except WorkerError as error:
-            # Tried once: what is left is garbage on this node, and must not hold up its start for ever.
+            # Tried once: leftovers are garbage on this node, and must not prevent its start for ever.
             self._ctx.log.warning("Cleanup after a previous run failed; leaving its files: %s", error, extra=where)
         finally:
             self._local.cleaning.pop(run.op, None)

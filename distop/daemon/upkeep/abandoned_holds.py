@@ -136,7 +136,7 @@ class HoldKeeper:
             await write
         except MalformedRequest as error:
             if id_ not in self._ctx.cluster.holds:
-                return  # it went meanwhile: nothing would take back what is told of it
+                return  # the hold is gone: nothing would remove a reported rejection of it
             pause = self._ctx.rejected_writes.refused(hold_named(id_), _WRITE, error)
             self._rejected[id_] = time.monotonic() + pause
         else:

@@ -38,10 +38,9 @@ class Verifying:
         self._ctx = ctx
         self._log = ctx.log
         self._at_work: dict[str, asyncio.Task[None]] = {}
-        """By hold."""
+        """Running verifications, by hold."""
         self._rejected: dict[str, tuple[int, asyncio.Event]] = {}
-        """Holds of which etcd rejects a write as invalid: the mod revision that it compares, and what ends its pause.
-        """
+        """Holds with a write that etcd rejects as invalid: its compared revision, and the event that ends its pause."""
 
     def due(self, terms: p.Terms, age: float) -> float:
         """Seconds until this executor's turn to verify a hold that was last written ``age`` seconds ago.
@@ -73,7 +72,7 @@ class Verifying:
         return True
 
     def changed(self, id_: str) -> None:
-        """This hold was written, or went: a rejected write that compares what it was is sent no more."""
+        """Handle a written or removed hold: a rejected write that compares an older revision is not sent again."""
         found = self._rejected.get(id_)
         if found is not None and not self._stands(id_, found[0]):
             found[1].set()
