@@ -1,3 +1,5 @@
-"""Starting operations: what a caller asks is checked, and raced for with guarded transactions (I39, I42).
+"""Starts operations: checks a request, and commits it in a guarded transaction, with retries (I39, I42).
 
-Clients, coordinators (what follows an operation) and reruns come in here; nothing here waits for an end."""
+Used by clients, by coordinators for follow-up operations, and by reruns. Nothing here waits for the end of an
+operation.
+"""

@@ -306,7 +306,7 @@ class _Together:
         result = await self._etcd.commit(txn, deadline=WRITE_LIMIT)
         if result.succeeded:
             return
-        # An earlier copy of this transaction may have won, and what it started have ended since (T9).
+        # An earlier copy of this transaction may have been applied, and its operations may have ended since (T9).
         found = [answer.kv if isinstance(answer, GetResult) else None for answer in result.responses]
         for one, spec, history in zip(self._new(), found[::2], found[1::2], strict=True):
             if won(spec, history, one.wanted, self._refs[one]):

@@ -60,15 +60,16 @@ def is_of(found: Spec | History, wanted: Request, ref: OperationRef) -> bool:
 
 
 def won(spec: KeyValue | None, history: KeyValue | None, wanted: Request, ref: OperationRef) -> bool:
-    """An earlier copy of a refused start was applied: its request id stands in the spec, or in the history (T9). Raises
-    InvalidArgument as :func:`is_of`.
+    """Whether an earlier copy of a refused start was applied: spec or history record has its request id (T9).
+
+    Raises InvalidArgument as :func:`is_of` does.
     """
     try:
         return (spec is not None and is_of(read(Spec.decode, spec), wanted, ref)) or (
             history is not None and is_of(read(History.decode, history), wanted, ref)
         )
     except UnreadableRecord:
-        return False  # we wrote nothing that we cannot read
+        return False  # an earlier copy of this start would be readable
 
 
 class _Search:
@@ -103,11 +104,12 @@ class _Search:
 
 
 async def find_earlier(etcd: EtcdClient, keys: Keys, wanted: Sequence[Request]) -> list[Found]:
-    """For each of these requests, of one type on one table, the operation that it has started before, if any; an
-    InvalidArgument where its id was used for another request. What was part of a graph that was given up was never
+    """For each of these requests of one type on one table: the operation that an earlier call started, or None.
+
+    An InvalidArgument if the request id was used for another request. Operations of an abandoned graph were never
     started.
 
-    It is looked for after the counters were read, and the start is guarded by them: so what starts in between makes
+    The search follows the read of the counters, which the start compares. So an operation that starts in between makes
     the start fail.
     """
     search, keyed = _Search(wanted), [one for one in wanted if not one.request_id.startswith(MADE)]
@@ -142,7 +144,7 @@ async def _look_up(etcd: EtcdClient, keys: Keys, search: _Search, page: Sequence
 async def _look_everywhere(etcd: EtcdClient, keys: Keys, search: _Search, table: str, type_name: str) -> None:
     """Search active operations first, then the history, in which ended ones are."""
     active = await active_refs(etcd, keys, table, type_name)
-    await _look_through(etcd, keys, search, active[::-1])  # what is repeated was mostly sent just now
+    await _look_through(etcd, keys, search, active[::-1])  # most repeated calls repeat a recent one
     if not search.over():
         listing = await etcd.list(*table_registry.type_family(keys, K.HISTORY, table, type_name), page=_PAGE)
         for kv, record in readable(etcd, History.decode, (kv for kv in listing.kvs if table_registry.refs(keys, [kv]))):
@@ -166,7 +168,7 @@ async def _look_through(etcd: EtcdClient, keys: Keys, search: _Search, active: S
 
 
 def _take_active(search: _Search, holds: Mapping[str, HoldState], spec: Spec, ref: OperationRef) -> None:
-    """``holds``: those of graphs, which a spec may name."""
+    """Record an active operation, unless its graph is denied. ``holds``: the state of each graph's hold."""
     state = holds.get(spec.hold)
     if state is not HoldState.DENIED:
         search.take(spec, ref, spec.hold if state is HoldState.HELD else "")
@@ -188,8 +190,10 @@ async def graph_holds(etcd: EtcdClient, keys: Keys, names: Iterable[str]) -> dic
 async def excluding(
     etcd: EtcdClient, keys: Keys, type_name: str, running: Iterable[str], declared: Sequence[str] | None = None
 ) -> tuple[Sequence[str], list[str]]:
-    """The types that this one excludes by its own declaration (``declared``; None: it is read); and those that run on
-    the table (``running``) and exclude it, by that or by theirs.
+    """The types that this type declares to exclude, and the running types that exclude it by either declaration.
+
+    ``declared``: the types that it declares to exclude; None: the declaration is read. ``running``: the types that run
+    on the table.
     """
     types = sorted(running)
     if declared is not None and types in ([], [type_name]):

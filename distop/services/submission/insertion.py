@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from distop.store.client import EtcdClient
 
 SPEC_IS_GOOD_FOR = 1.0
-"""Maximum age in seconds of a Spec that is used for another try (it has its creation time)."""
+"""Maximum age in seconds of a cached Spec (it embeds its creation time)."""
 Subject: TypeAlias = tuple[str, str]
 """(table, type)."""
 
@@ -98,18 +98,18 @@ class Try:
     _spec: tuple[float, Spec, bytes] | None = None
 
     def again(self) -> Try:
-        """Reset it for another attempt. What was made of the request need not be made again."""
+        """Reset it for another attempt. Its cached object and Spec stay."""
         self.verdict, self.asked, self.outside, self.after, self.sent = None, None, (), (), False
         return self
 
     @property
     def open(self) -> bool:
-        """It has no verdict, and its caller waits for one."""
+        """Whether it has no verdict yet, and its caller waits for one."""
         return self.verdict is None and not self.withdrawn()
 
     @property
     def awaited(self) -> tuple[After, ...]:
-        """The operations that it is to wait for."""
+        """The operations that it must wait for."""
         after = self.asked.request.after if self.asked is not None else self.wanted.after
         if not self.outside:
             return after
@@ -117,14 +117,14 @@ class Try:
         return (*after, *(one for one in self.outside if one.ref not in known))
 
     async def object_of(self, of_type: OfType) -> str:
-        """As :func:`object_found`."""
+        """The cached result of :func:`object_found`."""
         self._same(of_type)
         if self._object is None:
             self._object = await object_found(of_type.declaration, self.wanted)
         return self._object
 
     def spec_of(self, of_type: OfType, hold: str = "") -> tuple[Spec, bytes]:
-        """Its spec, and the spec's value."""
+        """Its Spec, and the encoded Spec; cached for a moment."""
         asked = self.asked
         assert asked is not None
         if hold or asked.request is not self.wanted or asked.id:
@@ -143,7 +143,7 @@ class Try:
             self._object = self._spec = None
 
     def result(self) -> Started:
-        """The operation. Raises why there is none."""
+        """The started operation. Raises the error if there is none."""
         assert self.verdict is not None
         if isinstance(self.verdict, Exception):
             raise self.verdict
@@ -151,8 +151,9 @@ class Try:
 
 
 class Insertion:
-    """One try to start operations. ``joins``: operations that go on, and have the ids of some, stand for these; else
-    they are refused.
+    """One attempt to start operations.
+
+    ``joins``: a request whose id belongs to an active operation may join that one; otherwise it is refused.
     """
 
     def __init__(self, etcd: EtcdClient, keys: Keys, tries: Sequence[Try], *, joins: bool = True) -> None:
@@ -167,8 +168,9 @@ class Insertion:
             self.subjects.setdefault((one.wanted.table, one.wanted.type), []).append(one)
 
     async def look_back(self, heard: OfType | None = None) -> None:
-        """Read the counters of each type and table, then what earlier calls have started. ``heard``: of the only type
-        and table, as it was a moment ago.
+        """Read the counters of each type and table, then find operations that earlier calls have started.
+
+        ``heard``: cached data of the only type and table.
         """
         if heard is not None:
             self.types = dict.fromkeys(self.subjects, heard)
@@ -181,8 +183,9 @@ class Insertion:
                 await self._find_earlier(own)
 
     async def check(self) -> None:
-        """Hold those that are left against what their types declare, and against who has their ids. Raises
-        UnknownBehavior, NotFound (the table), InvalidArgument (a type that works on a table, without one).
+        """Check the open requests against the declarations of their types, and against active operations by id.
+
+        Raises UnknownBehavior, NotFound (the table), InvalidArgument (a type that needs a table, without one).
         """
         for subject, tries in self.subjects.items():
             if subject not in self.types and any(one.open for one in tries):
@@ -197,7 +200,7 @@ class Insertion:
         self.types[subject] = await _of_type(self.etcd, self.keys, *subject, found)
 
     async def _find_earlier(self, own: Sequence[Try]) -> None:
-        """Callers that chose their request ids may have made these calls before."""
+        """Find the operations of earlier calls with the same request ids, which their callers chose."""
         try:
             answers = await find_earlier(self.etcd, self.keys, [one.wanted for one in own])
         except DistopError as error:
@@ -205,12 +208,12 @@ class Insertion:
             return
         for one, found in zip(own, answers, strict=True):
             if isinstance(found, BeingInserted):
-                one.verdict = Inserting(found.hold)  # until it is there with its graph, or that is given up
+                one.verdict = Inserting(found.hold)  # wait until the graph is inserted or abandoned
             else:
                 one.verdict = Started(found, earlier=True) if isinstance(found, OperationRef) else found
 
     async def _read_objects(self, subject: Subject) -> None:
-        """What each works on, by its argument, which has to fit."""
+        """Find the object of each operation in its argument, which is checked for this."""
         for one in self.subjects[subject]:
             if one.open:
                 try:
@@ -219,8 +222,9 @@ class Insertion:
                     one.verdict = error
 
     async def _read_ids(self, subject: Subject) -> None:
-        """What is to be started of these. Who joins an operation of the same id that goes on, or is refused for it, is
-        told so. Of several with one id the first alone is asked for: the others have to see it.
+        """Decide by id which requests start an operation; the others join an active one, or are refused.
+
+        Of several requests with one id, only the first one is started now: the others must find its operation.
         """
         tries, of_type = [one for one in self.subjects[subject] if one.open], self.types[subject]
         wanted = [one.wanted for one in tries]
@@ -246,7 +250,7 @@ class Insertion:
         _leave_out_waits_for_replaced(tries)
 
     async def read_predecessors(self) -> Mapping[OperationRef, Standing | NotFound]:
-        """What each of them has to wait for."""
+        """Find the predecessors of each operation."""
         asked = [one for one in self.tries if one.asked is not None and one.verdict is None]
         standing = await standings(self.etcd, self.keys, (after.ref for one in asked for after in one.awaited))
         for one in asked:
@@ -259,8 +263,10 @@ class Insertion:
     def operations(
         self, tries: Sequence[Try], *, hold: str = "", waits: bool = False, apart: Iterable[Try] = ()
     ) -> list[t.NewOperation]:
-        """Those, of one type on one table, with the next numbers. ``hold``, ``waits``: all of them wait, be it for
-        nobody. ``apart``: what these wait for is written apart.
+        """New operations of one type on one table, with the next instance numbers.
+
+        ``hold``, ``waits``: all of them are pending first, even without a predecessor. ``apart``: the edges of these
+        are written in other transactions.
         """
         subject = tries[0].wanted.table, tries[0].wanted.type
         return [
@@ -285,8 +291,9 @@ class Insertion:
 
 
 def share(tries: Iterable[Try], error: Exception) -> None:
-    """Each that has no verdict gets its own copy, but the first: two that are raised at once would write into each
-    other's traceback.
+    """Give the error to each request without a verdict: the first one gets the error, the others get copies.
+
+    An exception that is raised by two callers at once would mix their tracebacks.
     """
     given = False
     for one in tries:
@@ -296,7 +303,7 @@ def share(tries: Iterable[Try], error: Exception) -> None:
 
 
 def copied(error: Exception) -> Exception:
-    """Another one that says the same."""
+    """A copy of an error of distop; other errors are returned unchanged."""
     if not isinstance(error, DistopError):
         return error
     other = copy.copy(error)
@@ -305,15 +312,18 @@ def copied(error: Exception) -> Exception:
 
 
 def _overtaken(asked: Asked, of_type: OfType) -> bool:
-    """The holder of its id was read after the counters, and was started in between: it has a number that these still
-    give away.
+    """Whether the holder of its id was started after the counters were read.
+
+    The holder then has an instance number that these counters would assign again.
     """
     return asked.holder is not None and asked.holder.ref.instance >= of_type.counters.next_instance
 
 
 def _leave_out_waits_for_replaced(tries: Iterable[Try]) -> None:
-    """Those that wait for an operation that another one of these replaces, or the other way round, are left out,
-    whichever comes later: it is judged by what the first one has left.
+    """Postpone requests that conflict by a replacement.
+
+    One request may replace an operation that another one waits for. The later one of the two is left out of this
+    attempt, and is decided again after the first one.
     """
     replaced, awaited = set[OperationRef](), set[OperationRef]()
     for one in tries:
@@ -342,7 +352,10 @@ async def _read(etcd: EtcdClient, keys: Keys, table: str, type_name: str) -> Seq
 
 
 async def _of_type(etcd: EtcdClient, keys: Keys, table: str, type_name: str, found: Sequence[GetResult]) -> OfType:
-    """Raises UnknownBehavior, NotFound (the table), InvalidArgument (a type that works on a table, without one)."""
+    """The declaration, table record and counters of a type on a table, from these reads.
+
+    Raises UnknownBehavior, NotFound (the table), InvalidArgument (a type that needs a table, without one).
+    """
     run_ops, following, declared, record = found
     declaration = await _declaration(etcd, keys, type_name, declared)
     if record.kv is None and table != CLUSTER_TABLE:
@@ -357,7 +370,7 @@ async def _of_type(etcd: EtcdClient, keys: Keys, table: str, type_name: str, fou
 
 
 def counters(run_ops: GetResult, following: GetResult, table_mod: int | None) -> t.Counters:
-    """As they were read."""
+    """The counters from these reads."""
     running = table_registry.running(run_ops.kv)
     number = read(word(int), following.kv) if following.kv is not None else 1
     return t.Counters(running, mod_of(run_ops), number, mod_of(following), table_mod)
@@ -383,7 +396,7 @@ async def _declaration(etcd: EtcdClient, keys: Keys, type_name: str, found: GetR
 
 
 def make_spec(wanted: Request, declaration: Declaration, record: TableRecord | None, hold: str = "") -> Spec:
-    """What never changes about an operation that is started by this request."""
+    """The Spec of an operation that this request starts. It never changes."""
     rules = declaration.rules()
     if wanted.failure_policy is not None:
         rules = replace(rules, failure_policy=wanted.failure_policy)
@@ -411,7 +424,7 @@ def make_spec(wanted: Request, declaration: Declaration, record: TableRecord | N
 
 
 async def object_found(declaration: Declaration, wanted: Request) -> str:
-    """As :func:`object_of`. What takes long does not hold up the event loop: a session's leases are renewed on it."""
+    """The result of :func:`object_of`. A long check runs in a thread, because the event loop renews leases."""
     from distop.schemas.argument_schema import QUICK_STEPS, TakesLong
 
     try:

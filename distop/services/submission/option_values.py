@@ -1,4 +1,4 @@
-"""The values of the options of a start, as a caller gives them: each checked without etcd."""
+"""Checks and converts the option values of a start, without etcd."""
 
 from __future__ import annotations
 
@@ -25,25 +25,26 @@ if TYPE_CHECKING:
     from distop.protocol.operation_options import Options
 
 LONGEST_DELAY = 100 * 365.25 * 86_400
-"""Seconds."""
+"""Maximum seconds of a delay, an interval or a jitter."""
 LONGEST_WAIT = 1e12
-"""Seconds. A whole number above it counts as this: not every int is a float."""
+"""Maximum of a number of seconds. Larger whole numbers are reduced to it: not every int fits into a float."""
 MOST_TIMES = 1_000_000_000
-"""Of attempts of a job, and of operations of a series."""
+"""Maximum attempts of a job, and maximum operations of a series."""
 LONGEST_SUBMITTER = 1_000
-"""Characters."""
+"""Maximum characters of a submitter."""
 MAX_LABELS = 20
+"""Maximum labels in ``where``."""
 MAX_LABEL = 200
-"""Characters of a label's name, or of its value."""
+"""Maximum characters of a label's name, or of its value."""
 LONGEST_ID = 200
-"""Characters of an operation's id, and of a request id."""
+"""Maximum characters of an operation's id, and of a request id."""
 FAILURE_POLICIES = ("fail_fast", "collect_all")
 DUPLICATE_POLICIES = ("join", "refuse", "replace", "combine")
 
 
 @frozen
 class After:
-    """An operation that another one shall wait for, and what has to become of it: "success", or any "end"."""
+    """An operation to wait for, and how it must end: with "success", or with any "end"."""
 
     ref: OperationRef
     on: str = "success"
@@ -51,9 +52,12 @@ class After:
 
 @frozen
 class Every:
-    """That an operation comes again (P3): ``seconds`` after its end, or (``since="start"``) on a grid of its
-    beginnings; up to ``jitter`` seconds later. ``on``: after which ends, "success", "failure" or "any"; never after a
-    cancel. ``until`` a time with its zone, or so many ``times`` in all.
+    """Repeats an operation (P3).
+
+    ``seconds``: the interval, from the end of an operation to the start of the next one, or (``since="start"``) from
+    start to start. ``jitter``: a random delay of at most this many seconds. ``on``: the ends after which it is
+    repeated, "success", "failure" or "any"; it is never repeated after a cancel. ``until``: the end of the series, a
+    time with its zone. ``times``: the number of operations in all.
     """
 
     seconds: float
@@ -97,9 +101,9 @@ def times(value: Any, what: str) -> int:
 
 
 def refuse_unowned(type_name: str, options: Options, where: Mapping[str, str] | None = None) -> None:
-    """Raise InvalidArgument for limits and labels of executors, where a type has no code.
+    """Raise InvalidArgument for limits and executor labels on an operation of a type without code.
 
-    Actors and workers own no job of such an operation, and executors have no code for it: it would never end.
+    Actors take no jobs of such an operation, and executors have no code for it: it would never end.
     """
     given = {"max_jobs": options.max_jobs, "max_jobs_per_executor": options.max_jobs_per_executor, "where": where}
     if named := [name for name, value in given.items() if value]:
@@ -121,7 +125,7 @@ def whole(what: str, least: int, most: int) -> Callable[[Any], int]:
 
 
 def one_of(what: str, allowed: Sequence[str]) -> Callable[[Any], str]:
-    """A check of texts of which there are few."""
+    """A check that a text is one of ``allowed``."""
 
     def check(value: Any) -> str:
         if not isinstance(value, str) or value not in allowed:
@@ -132,14 +136,14 @@ def one_of(what: str, allowed: Sequence[str]) -> Callable[[Any], str]:
 
 
 def request_id(value: Any) -> str:
-    """A request id. Raises InvalidArgument."""
+    """Check a request id that a caller chose. Raises InvalidArgument."""
     if not (isinstance(value, str) and 0 < len(value) <= LONGEST_ID):
         raise InvalidArgument(f"a request id must be a text of 1 to {LONGEST_ID} characters")
     return text(value, "the request id")
 
 
 def own_id(value: Any) -> str:
-    """The id of an operation that a caller chose. Raises InvalidArgument."""
+    """Check an operation's id that a caller chose. Raises InvalidArgument."""
     if not (isinstance(value, str) and 0 < len(value) <= LONGEST_ID):
         raise InvalidArgument(f"an id must be a text of 1 to {LONGEST_ID} characters")
     if value.startswith(COMPUTED):
@@ -151,7 +155,7 @@ def own_id(value: Any) -> str:
 
 
 def switch(what: str) -> Callable[[Any], bool]:
-    """A check of what is so, or is not."""
+    """A check of a Boolean."""
 
     def check(value: Any) -> bool:
         if not isinstance(value, bool):
@@ -162,8 +166,9 @@ def switch(what: str) -> Callable[[Any], bool]:
 
 
 def budget(value: Any) -> str:
-    """How many jobs may fail: a count, or a share such as "2%"; "" leaves it to the failure policy. Raises
-    InvalidArgument.
+    """The number of jobs that may fail: a count, or a share such as "2%"; "": the failure policy decides.
+
+    Raises InvalidArgument.
     """
     wrong = InvalidArgument(
         f'the number of jobs that may fail must be a count such as 5, or a share such as "2%", not {shown(value)}'
@@ -207,8 +212,9 @@ def selector(where: Any) -> dict[str, str]:
 
 
 def due_time(not_before: datetime | str | None, delay: float | None) -> str:
-    """When something shall begin, as RFC 3339 in UTC; "" for at once, or a time that has passed. Raises
-    InvalidArgument for what is no time, or one without a zone.
+    """The start time in RFC 3339 and UTC; "": at once, or a time in the past.
+
+    Raises InvalidArgument for an invalid time, or one without a time zone.
     """
     if not_before is not None and delay is not None:
         raise InvalidArgument("give either a start time or a delay, not both")
@@ -235,7 +241,7 @@ def due_time(not_before: datetime | str | None, delay: float | None) -> str:
 
 
 def every(value: Any) -> Every:
-    """How an operation comes again; a number is the seconds. Raises InvalidArgument."""
+    """How an operation is repeated; a number is the interval in seconds. Raises InvalidArgument."""
     one = value if isinstance(value, Every) else Every(seconds(value, "the interval of a series"))
     interval, jitter = seconds(one.seconds, "the interval of a series"), seconds(one.jitter, "the jitter of a series")
     if not SHORTEST <= interval <= LONGEST_DELAY:
@@ -258,18 +264,18 @@ def every(value: Any) -> Every:
 
 
 def series(one: Every, due: str) -> Series:
-    """The series of an operation that begins at ``due``, or at once."""
+    """The series of an operation that starts at ``due``, or at once."""
     until = due_time(one.until, None) if one.until is not None else ""
     left = one.times - 1 if one.times is not None else None
     return Series(one.seconds, one.jitter, one.since, one.on, until, left, due or rfc3339(time.time()))
 
 
 def predecessors(given: Any) -> tuple[After, ...]:
-    """Whom an operation waits for, each once. Raises InvalidArgument, also for one with two different ``on``."""
+    """The operations to wait for, each once. Raises InvalidArgument, also for one with two different ``on``."""
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise InvalidArgument(f"after must be a list of operations, such as [{shown(given)}]")
     found: dict[OperationRef, After] = {}
-    for item in given:  # each of them an operation, and once
+    for item in given:
         one = after_one(item)
         if found.setdefault(one.ref, one) != one:
             raise InvalidArgument(f'give {one.ref} only once: to wait for either its "success" or its "end"')
@@ -277,7 +283,7 @@ def predecessors(given: Any) -> tuple[After, ...]:
 
 
 def after_one(item: Any) -> After:
-    """Raises InvalidArgument for what is no operation to wait for."""
+    """One operation to wait for, from a name, handle, OperationRef or After. Raises InvalidArgument."""
     if isinstance(item, After):
         if item.on not in ("success", "end"):
             raise InvalidArgument(f'{shown(item.on)} is not an event to wait for: use "success" or "end"')

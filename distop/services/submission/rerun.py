@@ -1,4 +1,4 @@
-"""Rerunning an operation: a new one over those of its partitions that are not done."""
+"""Reruns an operation: starts a new one over its failed or unfinished partitions."""
 
 from __future__ import annotations
 
@@ -28,15 +28,16 @@ if TYPE_CHECKING:
 async def rerun(
     etcd: EtcdClient, keys: Keys, ref: OperationRef, given: StartOptions, *, unfinished: bool | None
 ) -> Started:
-    """Start a new instance over the partitions of an ended operation that failed, and (``unfinished``) those that had
-    no end; None: the latter where it was cancelled.
+    """Start a new operation over the failed partitions of an ended one.
 
-    It is a start like any other, of the same argument, under the rules that the behavior publishes by now and the
-    policy, attempts and time limit of the former operation, and with its labels unless others are given. The table is
-    the one that is registered by now, planned anew.
+    ``unfinished``: also over the partitions whose jobs had not ended; None: only if the operation was cancelled.
 
-    Raises NotFound, NotAllowed (it has not ended, it succeeded, nothing is left to do, or what this takes was not
-    kept), and what a start raises.
+    It is an ordinary start with the same argument. It takes policy, attempts, time limit and labels of the former
+    operation, unless others are given, and all other rules from the behavior's current declaration. It plans the table
+    that is registered now.
+
+    Raises NotFound, NotAllowed (it has not ended, it succeeded, it has no partition to rerun, or its rerun data were
+    too large to be stored), and the errors of a start.
     """
     history, state, *beside = await etcd.read(
         Get(keys.history(ref)), Get(keys.of(ref, "state"), count_only=True), *rerun_record.reads(keys, ref)
@@ -58,20 +59,20 @@ async def rerun(
         labels=found.spec.labels,
     )
     wanted = request(ref.type, ref.table, found.arg, replace(former, **given.given()), acting(etcd))
-    # Its id goes with it, and says that nothing of the kind goes on beside it; it is nobody's duplicate.
+    # It takes the id of the former operation: so it is refused while another operation with this id is active.
     id_ = found.spec.id
     wanted = replace(wanted, id=id_, one_off=not id_, on_duplicate="refuse" if id_ else "")
     return await submit(etcd, keys, replace(wanted, rerun_of=str(ref)))
 
 
 def left_out(ended: OperationResult, unfinished: bool | None) -> int:
-    """How many of its partitions that had no end a rerun leaves out."""
+    """The number of unfinished partitions that a rerun leaves out."""
     takes = unfinished if unfinished is not None else ended.state != State.FAILED
     return 0 if takes else ended.jobs["total"] - ended.jobs["success"] - ended.jobs["failed"]
 
 
 def _names(ref: OperationRef, record: History, found: Kept | None, unfinished: bool) -> tuple[str, ...]:
-    """The partitions to run again. Raises NotAllowed where there are none, or their names were not kept."""
+    """The partitions to rerun. Raises NotAllowed if there are none, or if their names were not stored."""
     if record.state is State.SUCCESS:
         raise NotAllowed(f"{ref} succeeded: it has no partition to rerun")
     left = record.total - record.success - record.failed

@@ -51,7 +51,7 @@ async def latest_of(etcd: EtcdClient, keys: Keys, first: OperationRef) -> Operat
     """The last operation of a series that still exists; None: the series has ended."""
     without: set[OperationRef] = set()
     while True:
-        # One of it is there as long as the series goes on: the next one is started before the last one goes.
+        # A series always has an existing operation: the next one is started before the previous one is deleted.
         active = await active_refs(etcd, keys, first.table, first.type)
         refs = [ref for ref in reversed(active) if ref.instance >= first.instance]
         gone: set[OperationRef] = set()

@@ -1,8 +1,8 @@
-"""StartOptions: the one list of the options of a start, with their types, defaults, bounds and help.
+"""The single list of the options of a start, with types, defaults, bounds and help texts.
 
-All faces come from it: the signatures of the clients, the options of the command line, the fields of a graph file, and
-those of what is prepared, rerun or altered. To add an option: add a field, a row of the table below it, its keyword in
-the ``…Keywords`` (the type checker reads these; a test holds them equal), and what it does in
+It defines the signatures of the clients, the options of the command line, and the fields of a graph file, also for
+``prepare``, ``rerun``, ``apply`` and ``alter``. To add an option: add a field to StartOptions, a row to ``_OPTIONS``, a
+keyword to the ``…Keywords`` (for the type checker; a test compares them), and its effect to
 ``services.submission.start_request``.
 """
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from distop.services.submission.option_values import Every
 
 Verb: TypeAlias = Literal["start", "prepare", "graph", "rerun", "apply", "alter"]
-"""What takes options: ``graph`` is an operation in a graph."""
+"""The commands that take options; ``graph``: an operation in a graph."""
 
 _NEW: tuple[Verb, ...] = ("start", "prepare", "graph")
 _ONCE: tuple[Verb, ...] = ("start", "graph", "rerun", "apply")
@@ -40,8 +40,9 @@ _LIMITS: tuple[Verb, ...] = (*_NEW, "alter")
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What is known of a field of StartOptions, besides its name, type and default. ``check``: gives its value as it is
-    used, or raises InvalidArgument. ``verbs``: who takes it.
+    """The check, flags and commands of a field of StartOptions.
+
+    ``check`` converts a given value, or raises InvalidArgument. ``verbs``: the commands that take the field.
     """
 
     check: Callable[[Any], Any]
@@ -55,7 +56,7 @@ def _option(check: Callable[[Any], Any], *flags: Flag, of: tuple[Verb, ...] = _N
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartOptions:
-    """All options of a start, as a caller gives them; None: it was not given."""
+    """All options of a start, as a caller gives them; None: not given."""
 
     partitions: Sequence[str] | None = None
     request_id: str | None = None
@@ -79,7 +80,7 @@ class StartOptions:
 
     @classmethod
     def of(cls, given: Mapping[str, Any], verb: Verb = "start") -> StartOptions:
-        """These options. Raises InvalidArgument for a name that the verb does not take."""
+        """These options. Raises InvalidArgument for a name that the command does not take."""
         known = options(verb)
         for name in given:
             if name not in known:
@@ -89,12 +90,12 @@ class StartOptions:
         return cls(**given)
 
     def given(self) -> dict[str, Any]:
-        """Those that are not as if nothing had been said, as keywords."""
+        """The options that differ from their defaults, as keywords."""
         values = zip(_OPTIONS, _values(self), _DEFAULTS, strict=True)
         return {name: value for name, value, default in values if value is not default}
 
     def checked(self) -> dict[str, Any]:
-        """The values of those that were given, as they are used. Raises InvalidArgument."""
+        """The checked and converted values of the given options. Raises InvalidArgument."""
         found = self.given()
         if found.get("one_off") and (self.id is not None or self.on_duplicate is not None):
             raise InvalidArgument("a one-off has no id, and so no duplicates: leave out one_off, or the others")
@@ -168,7 +169,7 @@ _OPTIONS: Mapping[str, Option] = MappingProxyType(
         "every": _option(
             v.every,
             Flag("--every", "S", "Repeat this many seconds after each end.", "seconds"),
-            Flag("--grid", "", "With --every: count from start to start.", "switch"),
+            Flag("--grid", "", "With --every: measure from start to start.", "switch"),
             Flag("--jitter", "S", "With --every: random delay of at most S seconds.", "seconds", 0.0),
             Flag("--times", "N", "With --every: number of runs in all.", "count"),
             Flag("--until", "TIME", "With --every: start no run after this time."),
@@ -183,7 +184,7 @@ _OPTIONS: Mapping[str, Option] = MappingProxyType(
         ),
     }
 )
-"""What is known of each field."""
+"""The check, help and flags of each field."""
 _values = attrgetter(*_OPTIONS)
 _DEFAULTS = _values(StartOptions())
 _OF: Mapping[Verb, str] = MappingProxyType(
@@ -200,7 +201,7 @@ _OF: Mapping[Verb, str] = MappingProxyType(
 
 @cache
 def options(verb: Verb) -> Mapping[str, Option]:
-    """The options that a verb takes, by their names."""
+    """The options that a command takes, by name."""
     return MappingProxyType({name: one for name, one in _OPTIONS.items() if verb in one.verbs})
 
 

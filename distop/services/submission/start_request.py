@@ -74,7 +74,7 @@ class Request:
 
     @property
     def keyed(self) -> bool:
-        """The operation is found by a key of the request id (``protocol.identity``)."""
+        """Whether the request id has a key, by which the operation is found (``protocol.identity``)."""
         return self.own_id and not self.request_id.startswith(MADE)
 
     @property
@@ -86,7 +86,7 @@ class Request:
 def acting(etcd: EtcdClient) -> str:
     """The user who acts through this client: its etcd user, or else :func:`whoami`.
 
-    etcd does not record who wrote a key, so a record has what its writer says.
+    etcd does not record who wrote a key, so each record contains the name that its writer reports.
     """
     user = etcd.config.username
     return _told(user) if user else whoami()

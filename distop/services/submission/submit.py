@@ -72,7 +72,7 @@ async def submit(etcd: EtcdClient, keys: Keys, wanted: Request) -> Started:
     """Start the operation, once for each request id (invariant 14).
 
     Raises UnknownBehavior, InvalidArgument, NotFound (the table), Incompatible, OutcomeUnknown (call again with the
-    same request id), EtcdUnavailable. A cancellation at the moment that counts says so (:func:`cut_off`).
+    same request id), EtcdUnavailable. A cancellation after the start was sent names its request id (:func:`cut_off`).
     """
 
     async def attempt() -> Started:
@@ -85,8 +85,10 @@ async def submit(etcd: EtcdClient, keys: Keys, wanted: Request) -> Started:
 
 
 class Heard:
-    """What the transaction before told of a type on a table, for the next one: there is no need to read it again, and
-    where it is not so any more, that one is refused, and its refusal tells.
+    """A cache of the declaration, table record and counters that the previous transaction found.
+
+    The next transaction need not read them again. If they are stale, it is refused, and the refusal returns the current
+    ones.
     """
 
     def __init__(self) -> None:
@@ -102,12 +104,11 @@ class Heard:
 
 
 async def try_to_start(etcd: EtcdClient, keys: Keys, tries: Sequence[Try], heard: Heard | None = None) -> None:
-    """Try once to start operations of one type on one table, in one transaction, and tell each its verdict.
+    """Try once to start operations of one type on one table in one transaction, and set the verdict of each.
 
-    What one is refused for is its own, and the others are started; those that are not fit for this transaction (it is
-    full; a twin of theirs is in it) are NotSent. What holds for the type or the table, and what etcd
-    answers, is told to all that are without a verdict, each with an exception of its own. ``heard``: by the try before
-    this one; it is told what this one hears.
+    An error of one operation does not affect the others. Operations that do not fit into this transaction (it is full,
+    or contains the same request) are NotSent. Errors of the type, the table or etcd are the verdict of all that have
+    none yet, each with its own exception. ``heard``: the cache of the previous try, which this one updates.
     """
     heard = heard if heard is not None else Heard()
     try:
@@ -139,7 +140,7 @@ async def _start(etcd: EtcdClient, keys: Keys, tries: Sequence[Try], heard: Hear
     begun = [t.begin_with(keys, one) for one in new]
     new = new[: t.fitting_starts(keys, new, begun)]
     chosen, begun = chosen[: len(new)], begun[: len(new)]
-    # Who was refused at once, and chose no request id, has started nothing before.
+    # A request without a caller's request id that is refused at once has started nothing before.
     looks = of_type.declaration.instances == "one" or any(one.wanted.own_id for one in chosen)
     txn = t.starts(keys, of_type.counters, new, begun=begun, looks=looks)
     if operations(txn) > MAX_OPERATIONS:
@@ -178,8 +179,9 @@ def _asked(tries: Iterable[Try]) -> dict[Try, Asked]:
 async def _instead(
     etcd: EtcdClient, keys: Keys, refused: TxnResult, new: Sequence[t.NewOperation]
 ) -> list[t.FoundInstead]:
-    """What is there instead of operations whose start was refused, where an earlier copy of it may have won: that is
-    over by now (T9).
+    """What exists at the keys of operations whose start was refused.
+
+    It is read only if an earlier copy may have been applied; by now that copy is applied or dead (T9).
     """
     if not refused.repeated:
         return [t.FoundInstead(None, None, None)] * len(new)
@@ -189,8 +191,9 @@ async def _instead(
 
 
 def _told(result: TxnResult, of_type: OfType, new: Sequence[t.NewOperation]) -> OfType | None:
-    """With the counters as this start left them, or as it found them when it was refused; None: the table's record may
-    have changed (whoever writes it writes runOps), and has to be read with them.
+    """The data for the next try: with the counters that this start wrote, or that its refusal returned.
+
+    None: runOps has changed. Every write of the table's record also writes runOps, so both must be read again.
     """
     seen, ref = of_type.counters, new[0].ref
     if not result.succeeded:
@@ -207,7 +210,7 @@ def _told(result: TxnResult, of_type: OfType, new: Sequence[t.NewOperation]) -> 
 
 
 def _judge(wanted: Request, begun: t.NewOperation, instead: t.FoundInstead | None) -> Started | Exception:
-    """``instead``: what was found by a start that was refused."""
+    """The verdict of a start. ``instead``: what a refused start found at its keys; None: it was applied."""
     ref = begun.ref
     if instead is None:
         return Started(ref)
@@ -246,10 +249,10 @@ def _unknown(wanted: Request, error: OutcomeUnknown) -> OutcomeUnknown:
 
 
 def _choose(declaration: Declaration, asked: Mapping[Try, Asked]) -> tuple[list[Try], dict[Try, Try]]:
-    """Those that may begin at once, in their order; and those behind one of them that excludes them.
+    """The operations that may start together, in order; and the excluded ones, each with the one that excludes it.
 
-    A second one of a request waits for the first, to be found by its id (invariant 14). Where the type excludes itself,
-    or runs one at a time (for each object), the first one goes alone.
+    A second copy of a request waits until it can find the first one by its request id (invariant 14). If the type
+    excludes itself, or runs one at a time for each object, only the first operation starts.
     """
     chosen: list[Try] = []
     behind: dict[Try, Try] = {}
@@ -271,7 +274,7 @@ def _choose(declaration: Declaration, asked: Mapping[Try, Asked]) -> tuple[list[
 
 
 def _verdict_from_first(one: Try, first: Try) -> None:
-    """Derive the verdict from that of the excluding operation: it would be the same right after."""
+    """Derive the verdict from that of the excluding operation, without another transaction."""
     ref = OperationRef(one.wanted.table, one.wanted.type, one.object, 0)
     if isinstance(first.verdict, Started):
         one.verdict = _excluded(ref, first.verdict.ref)
@@ -288,7 +291,10 @@ def _excluded(ref: OperationRef, holder: OperationRef) -> Incompatible:
 
 
 async def _check_conflicts(etcd: EtcdClient, keys: Keys, table: str, type_name: str, of_type: OfType) -> None:
-    """``conflicts_with``, both ways. The guard on runOps makes what is seen here hold at the start."""
+    """Raise Incompatible if a running operation and this type exclude each other (``conflicts_with`` of either).
+
+    The start compares runOps, so the check still holds when it is applied.
+    """
     running, declared = of_type.counters.run_ops, of_type.declaration.conflicts_with
     _, types = await excluding(etcd, keys, type_name, running, declared)
     if not types:

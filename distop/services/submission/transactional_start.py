@@ -1,10 +1,10 @@
 """Starts operations inside a caller's transaction: they exist if it commits (C8-C10).
 
-A start is a set of compares and puts. A caller that uses distop to speak to etcd has them committed here with its own
-(:func:`commit_with`); one with an ``etcd3`` client adds them to its transaction (:meth:`Submission.etcd3`).
+A start is a set of compares and puts. :func:`commit_with` commits them together with the caller's compares and
+operations. A caller with an ``etcd3`` client adds them to its own transaction (:meth:`Submission.etcd3`).
 
-All operations are pending first, even without a dependency, as those of a graph are. So they compare only the counter
-of instances, and no start or end on the table makes the caller's transaction fail.
+All operations are pending first, even without a dependency, like those of a graph. So they compare only the instance
+counter, and no other start or end on the table makes the caller's transaction fail.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ if TYPE_CHECKING:
 
 
 FORGET_LIMIT = 5.0
-"""Seconds for which the deletion of an obsolete receipt is tried."""
+"""Deadline in seconds for the deletion of an obsolete receipt."""
 
 
 class Submission:
     """The compares and puts that start operations in a caller's transaction.
 
-    Add ``compares`` and ``puts`` to that transaction. They are valid for one transaction, soon: when other operations
-    of these types start meanwhile, the compares fail.
+    Add ``compares`` and ``puts`` to that transaction, and commit it soon: if other operations of these types start
+    before, the compares fail. They are valid for one transaction.
     """
 
     def __init__(self, etcd: EtcdClient, keys: Keys, wanted: Sequence[Request], whole: Whole) -> None:
@@ -79,23 +79,26 @@ class Submission:
         return self._refs
 
     def etcd3(self, client: Any) -> tuple[list[Any], list[Any]]:
-        """The compares and the operations as an ``etcd3`` client's transaction takes them:
+        """The compares and the operations for a transaction of an ``etcd3`` client.
+
         ``client.transaction(compare=[*mine, *compares], success=[*mine, *puts], failure=[…])``.
         """
         kinds = client.transactions
         return [_compare3(kinds, one) for one in self.compares], [kinds.put(put.key, put.value) for put in self.puts]
 
     async def stale(self) -> bool:
-        """After a refusal: whether one of distop's own compares fails by now, so that a new submission is needed; else
-        it was a compare of the caller's.
+        """After a refusal: whether one of distop's compares fails now.
+
+        True: make a new submission. False: a compare of the caller's failed.
         """
         found = await self._etcd.read(*(Get(one.key) for one in self.compares))
         return not all(_holds(one, answer.kv) for one, answer in zip(self.compares, found, strict=True))
 
     async def committed(self) -> bool:
-        """Where the outcome of the caller's transaction is not known: whether it was committed. Where it was not, it
-        never will be: no copy of it that is still on its way applies after this has answered. (As long as the
-        operations or their history are there: ask soon.)
+        """After an unknown outcome: whether the caller's transaction was committed.
+
+        If it was not, it never will be: a late copy of it is refused once this has returned. The answer depends on the
+        operations or their history records, so call it soon.
 
         Raises OutcomeUnknown; EtcdUnavailable.
         """
@@ -111,8 +114,10 @@ def _holds(one: Compare, kv: KeyValue | None) -> bool:
 
 
 def _compare3(kinds: Any, one: Compare) -> Any:
-    """All that a submission compares is mod revisions, that tables are there, and that an id is free: that its key is
-    absent, or names one that has ended.
+    """A compare in the form of an ``etcd3`` client.
+
+    A submission compares only mod revisions, the existence of tables, and free ids: an id's key is absent, or names an
+    operation that has ended.
     """
     if one.target is Target.CREATE:
         assert one.value == 0
@@ -142,9 +147,9 @@ async def submission(etcd: EtcdClient, keys: Keys, wanted: Sequence[Request], li
 class Committed:
     """The outcome of the caller's transaction.
 
-    ``earlier``: an earlier call with its request id had applied it, or had written what its failure branch writes.
-    ``answers``: those of the caller's own operations, in the order of the branch that was taken; none where
-    ``earlier``, or where the answer was lost and the outcome was found out later.
+    ``earlier``: an earlier call with its request id had already applied one of its branches. ``answers``: the answers
+    to the caller's own operations, in the order of the branch that was taken; empty if ``earlier``, or if etcd's answer
+    was lost and the outcome was determined afterwards.
     """
 
     committed: bool
@@ -203,14 +208,16 @@ def _check_operation(keys: Keys, one: Any) -> None:
 async def commit_with(
     etcd: EtcdClient, keys: Keys, wanted: Sequence[Request], links: Sequence[Link], mine: Own, name: str
 ) -> Committed:
-    """Commit the caller's compares and operations together with the starts. Where only distop's own counters moved,
-    nothing of the caller's was done, and it is tried again. ``name``: the request id that an OutcomeUnknown names.
+    """Commit the caller's compares and operations together with the starts.
 
-    Of all copies of it, sent by this call or by another one with the same request id, one branch of one is applied
+    If only distop's counters have changed, nothing is applied, and the transaction is retried. ``name``: the request id
+    for the message of an OutcomeUnknown.
+
+    Of all copies, sent by this call or another one with the same request id, one branch of one copy is applied
     (``protocol.user_transaction``).
     """
     check(wanted, links)
-    # A call that is repeated has the same request id where the caller chose one: all else is named by that.
+    # A repeated call has the same request id if the caller chose one: that operation identifies the call.
     place = next((n for n, one in enumerate(wanted) if one.own_id), 0)
     first = wanted[place]
 
@@ -240,7 +247,7 @@ async def commit_with(
 async def _outcome(
     etcd: EtcdClient, keys: Keys, whole: Whole, caller: CallerTransaction, result: TxnResult
 ) -> Committed:
-    """The outcome. Raises Lost where one of distop's counters moved, and nothing was done."""
+    """The outcome. Raises Lost if one of distop's counters has changed, and nothing was applied."""
     if not result.succeeded:
         before = applied_branch(result.responses, caller.request_id)
         if before is False:
@@ -253,11 +260,11 @@ async def _outcome(
     if inner.succeeded:
         return Committed(True, whole.refs, inner.responses[len(whole.txn.success) :], revision=result.revision)
     if not caller.fences_failure:
-        # An earlier copy may still be on its way, and the caller's compares may come to hold.
+        # An earlier copy may still arrive, and by then the caller's compares may hold.
         if result.repeated and await _committed(etcd, keys, caller.request_id, caller.ref):
             return Committed(True, whole.refs)
     elif caller.writes_failure and not caller.again:
-        with suppress(DistopError):  # else executors do, after a while
+        with suppress(DistopError):  # executors delete it after a while
             await etcd.commit(forget(keys, caller.ref, caller.request_id), deadline=FORGET_LIMIT)
     return Committed(False, (), inner.responses[: len(caller.failure)], revision=result.revision)
 
@@ -275,8 +282,10 @@ def _joined(keys: Keys, whole: Whole, caller: CallerTransaction) -> Txn:
 
 
 async def _committed(etcd: EtcdClient, keys: Keys, request_id: str, ref: OperationRef) -> bool:
-    """Whether the operation was started by this request. Where it was not, the counter is written as it stands, so that
-    whatever compared its revision is refused from here on.
+    """Whether this request has started the operation.
+
+    If it has not, the instance counter is rewritten unchanged. So every late copy, which compares its old revision, is
+    refused.
     """
     counter = keys.next_instance(ref.table, ref.type)
     gets = start_lookups(keys, ref)

@@ -196,8 +196,10 @@ async def confirm(etcd: EtcdClient, keys: Keys, external_id: str, expected: Oper
 async def _still_waits(
     etcd: EtcdClient, keys: Keys, ref: OperationRef, hold: str, mod: int
 ) -> tuple[int, Actions] | None:
-    """The mod revision of its state, and what was done to it. None where its hold is not as it was read: it may have
-    been confirmed since, begun, and ended. Raises NotAllowed where it has ended under its hold.
+    """The mod revision of its state, and its recorded actions; None if its hold has changed.
+
+    After a change of the hold the operation may have been confirmed, started and ended. Raises NotAllowed if it has
+    ended under its hold.
     """
     own = (Get(keys.of(ref, "state")), Get(keys.of(ref, "actions")))
     state, done, history, now = await etcd.read(*own, Get(keys.history(ref)), Get(hold))
@@ -223,7 +225,7 @@ async def held_by(etcd: EtcdClient, keys: Keys, ref: OperationRef) -> str | None
 
 
 def never_ran(record: History) -> bool:
-    """The operation ended as cancelled before it had a plan."""
+    """Whether the operation ended as cancelled before it had a plan."""
     return record.total == 0 and record.state is State.CANCELLED
 
 
