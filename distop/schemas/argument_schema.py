@@ -43,12 +43,13 @@ _QUICK_SCHEMA = 2048
 """Maximum bytes of a new schema that an event loop may prepare."""
 _MAX_ERRORS = 1_000
 """Maximum errors among which the reported one is chosen."""
-# UNIQUE_BY, on an array: no two of its objects have the same value in the field that it names. ORDERED, on an object:
-# of the two fields that it names, the first is not greater than the second; it speaks of two numbers, and of two dates
-# as 2013-01-31, since how other texts compare depends on what they are compared with. SAME_LENGTH, on an object: of the
-# two fields that it names, both of which are arrays, each has as many items. ROW_EXPRESSION, on a text: it is a
-# condition in Spark SQL on one row, and calls functions of this list only; what only Spark's parser can tell is left to
-# the behavior. JSON Schema has no word for them; who does not know them leaves them to the behavior.
+# distop's keywords, for rules that JSON Schema cannot express. Other validators ignore them; the behavior checks them.
+# UNIQUE_BY, on an array: no two of its objects have the same value in the named field.
+# ORDERED, on an object: of the two named fields, the first is not greater than the second. It compares two numbers, or
+# two dates such as 2013-01-31; the order of other texts depends on their type in the table.
+# SAME_LENGTH, on an object: the two named fields are arrays with the same number of items.
+# ROW_EXPRESSION, on a text: it is a Spark SQL condition on one row, and calls only functions of this list. The behavior
+# checks what only Spark's parser can decide.
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
 
@@ -319,7 +320,7 @@ def _errors(type_name: str, schema: Mapping[str, Any], arg: Any, steps: int) -> 
     try:
         return list(islice(_validator(_spelled(schema)).iter_errors(arg), _MAX_ERRORS))
     except (BadSchema, Unresolvable) as error:
-        # Whoever declared the type may have another release, or none of ours.
+        # The type's publisher may use another release of distop, or other code.
         why = str(error) if isinstance(error, BadSchema) else "it has a reference to a missing definition"
         raise UnreadableRecord(
             f"the published schema of {type_name} cannot be used: {why:.300}; correct it and publish the type again"

@@ -13,13 +13,15 @@ if TYPE_CHECKING:
 _DEEPEST = 8
 """Maximum depth of followed references."""
 _MOST_RULES = 300
-"""Rules that are looked at to name the types of one field: references to each other multiply them."""
+"""Maximum rules that are read to name the types of one field: references to each other multiply them."""
 
 
 @frozen
 class Parameter:
-    """One field of an argument. ``type``: ``integer``, ``array of Check``, ``string or integer``, ``any``; ``null`` is
-    told by ``nullable``. ``required``: it has no default. ``default``: as JSON has it; None also where there is none.
+    """One field of an argument.
+
+    ``type``: for example ``integer``, ``array of Check``, ``string or integer``, ``any``; without ``null``, which
+    ``nullable`` shows. ``required``: it has no default. ``default``: a JSON value; None also if there is no default.
     """
 
     name: str
@@ -42,8 +44,9 @@ class Parameter:
 
 
 def parameters(schema: Mapping[str, Any]) -> tuple[Parameter, ...]:
-    """The fields of an argument, in the order of its schema; none of an argument that is no object, or of any, nor of a
-    schema that is not evaluated (``schema_bounds``).
+    """The fields of an argument, in the order of its schema.
+
+    Empty if the schema does not describe an object with named fields, or is not evaluated (``schema_bounds``).
     """
     try:
         check_form(schema)
@@ -80,7 +83,7 @@ def _followed(rule: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, 
 
 
 def _kinds(rule: Any, root: Mapping[str, Any], left: list[int]) -> Iterator[str]:
-    """The possible types of a field, by name. ``left``: how many rules may still be read."""
+    """The possible types of a field, by name. ``left``: the number of rules that may still be read."""
     left[0] -= 1
     if not isinstance(rule, dict) or left[0] < 0:
         return

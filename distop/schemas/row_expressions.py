@@ -92,7 +92,7 @@ def construct(what: str) -> str:
 
 
 def refusal(text: str, functions: Collection[str]) -> str | None:
-    """Why the expression is refused, or None where only Spark's parser can tell. ``functions``: in lower case."""
+    """Why the expression is refused; None if only Spark's parser can decide. ``functions``: in lower case."""
     tokens = _tokens(text)
     if tokens is None:
         return None
@@ -169,7 +169,7 @@ def _tokens(text: str) -> list[_Token] | None:
 
 
 def _call(before: _Token, name: _Token, functions: Collection[str]) -> str | None:
-    """What is wrong with a name in front of a parenthesis; ``before``: the token in front of the name."""
+    """Why a name in front of a parenthesis is refused, or None. ``before``: the token in front of the name."""
     if name.kind not in ("word", "quoted"):
         return None
     if before == ("sign", "."):
@@ -187,7 +187,7 @@ def _call(before: _Token, name: _Token, functions: Collection[str]) -> str | Non
 
 
 def _query(inside: list[_Token]) -> str | None:
-    """A query in parentheses that begins with another word than SELECT; ``inside``: its first two tokens."""
+    """Refuse a query in parentheses that starts with another word than SELECT. ``inside``: its first two tokens."""
     if len(inside) < 2 or inside[0].kind != "word" or inside[0].text.lower() not in _QUERY:
         return None
     second = inside[1]
@@ -197,8 +197,10 @@ def _query(inside: list[_Token]) -> str | None:
 
 
 def _of_time(name: _Token, following: Iterable[_Token]) -> str | None:
-    """A literal such as DATE 'today', or TIMESTAMP '12:30', which is completed by the present day: the parser replaces
-    it by what it stands for at that moment. ``following``: its texts, which Spark joins, and what comes after them.
+    """Refuse a literal that depends on the current time, such as DATE 'today' or TIMESTAMP '12:30'.
+
+    Spark's parser replaces it by a value of that moment. ``following``: the tokens after the name; Spark joins the
+    texts at their start.
     """
     if name.kind != "word" or name.text.lower() not in _TYPED:
         return None

@@ -1,7 +1,7 @@
-"""What a JSON Schema of an operation type may hold: local references, linear-time patterns, bounded size and depth.
+"""Bounds of the JSON Schemas of operation types: local references, linear-time patterns, limited size and depth.
 
-A schema is data: a behavior publishes it, or a caller of ``register_type`` writes it, and whoever submits an operation
-evaluates it. So it must neither fetch anything nor take more time than its size and the argument's allow.
+A schema is untrusted data: a behavior publishes it, or a caller of ``register_type`` writes it, and every client that
+starts an operation evaluates it. So it must fetch nothing, and its evaluation must take bounded time.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 128 * 1024
 MAX_DEPTH = 64
-"""Objects and arrays inside each other."""
+"""Maximum levels of nested objects and arrays."""
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 UNIQUE_BY, ORDERED, SAME_LENGTH = "x-unique-by", "x-ordered", "x-same-length"
 ROW_EXPRESSION = "x-row-expression"
-"""The rules of ours; distop.schemas.argument_schema says what they mean."""
+"""distop's own keywords; ``distop.schemas.argument_schema`` implements them."""
 
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _PATTERN_MEMORY = 512 * 1024
-"""Bytes for a compiled pattern: RE2 refuses one that needs more, and one's time grows with its size."""
+"""Maximum bytes of a compiled pattern: RE2 refuses larger ones. The time of a match grows with that size."""
 
 
 class BadSchema(ValueError):
-    """A schema that is not evaluated; the text says why."""
+    """A schema that is not evaluated; the message has the reason."""
 
 
 def check_schema(schema: Mapping[str, Any]) -> None:
     """Raises BadSchema for a schema that is too large, refers to another document, or has a pattern that RE2 refuses.
 
-    Whether it is a JSON Schema at all, :func:`check_form` tells: that loads a library.
+    :func:`check_form` also checks that it is a JSON Schema, which loads a library.
     """
     try:
         size = len(dumps(dict(schema)))
@@ -42,7 +42,7 @@ def check_schema(schema: Mapping[str, Any]) -> None:
         raise BadSchema(f"it is nested more than {MAX_DEPTH} levels deep") from None
     if size > MAX_BYTES:
         raise BadSchema(f"it has {size} bytes, and at most {MAX_BYTES} are allowed")
-    # Every object is looked at, whether or not it stands where a schema does: a reference makes one of any.
+    # Every object is checked, also outside of schema positions: a reference can use any object as a schema.
     level: list[Any] = [dict(schema)]
     root, depth = True, 0
     while level:
@@ -60,7 +60,7 @@ def check_schema(schema: Mapping[str, Any]) -> None:
 
 
 def check_form(schema: Mapping[str, Any]) -> None:
-    """Raises BadSchema for what :func:`check_schema` refuses, and for what is no JSON Schema of draft 2020-12."""
+    """Raises BadSchema as :func:`check_schema` does, and for a value that is not a JSON Schema of draft 2020-12."""
     from jsonschema import Draft202012Validator, FormatChecker
     from jsonschema.exceptions import SchemaError
 

@@ -34,11 +34,12 @@ if TYPE_CHECKING:
     from distop.store.client import EtcdClient, Listing
 
 DECODED_CHUNKS = 4
-"""Decoded chunks kept at once: decoded partitions take ten times the memory of their text."""
+"""Maximum decoded chunks in the cache: decoded partitions take ten times the memory of their text."""
 
 WEIGHED = 50_000
-"""Maximum partitions of a plan whose sizes decide the shares: so many take a sixth of a second. In larger plans, runs
-of neighbours cost about the same.
+"""Maximum partitions of a plan whose shares are computed from their sizes: this number takes a sixth of a second.
+
+In larger plans, runs of neighbours cost about the same.
 """
 
 
@@ -179,9 +180,7 @@ class OpenOperation:
         self.free = deque(ordered)
 
     def shares(self, executor: str, others: Sequence[str]) -> tuple[list[int], int]:
-        """The jobs in the order in which an executor should claim them, and how many at the head are its share of a
-        fresh plan.
-        """
+        """The jobs in the order in which an executor should claim them, and the size of its share, at the head."""
         count, costs = self.plan.count, None
         if count <= WEIGHED and (others or not self.spec.rules.batch):  # the order within one batch is Spark's
             costs = [work_shares.cost(self.partition(p)) for p in range(count)]
@@ -263,7 +262,7 @@ class OpenOperation:
         self.uncompared = {}
         if most:
             self._count_permits(permit_keys, claims, found.lost, by.live, limits)
-        # What is held is not claimable, whatever the listing shows: its end may be applied, and the answer to it lost.
+        # Held jobs are never claimable, whatever the listing shows: an end may be applied although its answer was lost.
         self._choose([p for p in found.free if p not in self.held], by.name, by.others)
         self.again = {p: (claims[p], False) for p in found.waiting if p not in self.held}
         self.again |= {p: (claims[p], True) for p in found.lost if p not in self.uncompared}
@@ -323,7 +322,7 @@ class OpenOperation:
         return time.monotonic() - since
 
     def turns(self, executor: str, others: Sequence[str]) -> dict[int, float]:
-        """Seconds until it is this executor's turn to fall quiet for each of the suspects, which are sorted by that."""
+        """Seconds until this executor must become idle for each suspect, sorted. The suspects are sorted like this."""
         turns = {}
         for p, (seen, _) in self.suspects.items():
             place = work_shares.place_for_suspect(seen.value, executor, others, f"{self.ref}/{p}")

@@ -215,7 +215,7 @@ class OperationCommands:
         await self._command("altered", step)
 
     async def _terms(self) -> tuple[Terms, tuple[Gate, int] | None, bool]:
-        """What is said of it; its gate with the mod revision, where it is open; whether executors may have code for it.
+        """Its terms, its gate with the mod revision (None: no gate), and whether executors may have code for it.
 
         Raises _Ended.
         """

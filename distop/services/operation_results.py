@@ -35,8 +35,9 @@ def first_line(text: Any) -> str:
 
 
 def parsed(model: Any, value: Any, what: str) -> Any:
-    """A report or result as this pydantic model; None stays None, since an operation that failed may have none. Raises
-    InvalidArgument, in one sentence that calls the value ``what``.
+    """Convert a report or result to this pydantic model; None stays None, because a failed operation may have none.
+
+    Raises InvalidArgument with one sentence; ``what`` names the value in it.
     """
     check_model(model)
     if value is None or isinstance(value, model):
@@ -62,7 +63,7 @@ class OperationResult:
 
     ``state``: success, failed or cancelled. ``report``: what the behavior's completion returned. ``jobs``: ``total``,
     ``success`` and ``failed``. ``errors``: the first few, each ``{"partition": name or None, "text": …}``, with
-    ``"verdict": True`` where a result or the report tells it in full. ``seconds``: from the start to the finish by the
+    ``"verdict": True`` if a result or the report has the details. ``seconds``: from the start to the finish by the
     executors' clocks. ``record``: the whole history record.
     """
 
@@ -89,7 +90,7 @@ class OperationResult:
 
     @property
     def success(self) -> bool:
-        """The operation ended as success."""
+        """Whether the operation ended as success."""
         return self.state == State.SUCCESS
 
     @property
@@ -114,15 +115,18 @@ class OperationResult:
         return text
 
     def report_as(self, model: type[T]) -> T | None:
-        """The report as the behavior's Report, or another pydantic model that it fits; None where there is none. Raises
-        InvalidArgument.
+        """The report as the behavior's Report, or another pydantic model that it fits; None if there is no report.
+
+        Raises InvalidArgument.
         """
         found: T | None = parsed(model, self.report, f"the report of {self.op}")
         return found
 
     def certificate(self) -> Mapping[str, Any]:
-        """What a validation proved. ``apply``, and ``since`` of the next one, name the operation (``op``), and the
-        executor reads this from history. Raises NotAllowed, with the reason, where it has none.
+        """The certificate of a validation: the checks that hold, and for which version of the table.
+
+        ``apply``, and ``since`` of the next validation, name this operation (``op``), and the executor reads its
+        certificate from the history. Raises NotAllowed, with the reason, if there is none.
         """
         report = self.report if isinstance(self.report, dict) else {}
         found = report.get("certificate")
@@ -145,19 +149,18 @@ class OperationResult:
 
 @dataclass(frozen=True, slots=True)
 class OperationStatus:
-    """How an operation is doing.
+    """The current status of an operation.
 
-    ``state`` as in its key; ``stage`` is finer: planning, open, pausing (jobs still run), paused, cancelling,
+    ``state``: as in its key. ``stage`` has more detail: planning, open, pausing (jobs still run), paused, cancelling,
     completing, cleaning, or ``ended``. ``jobs``: ``total`` (None before the plan), ``success``, ``failed``,
-    ``running``, ``waiting`` (to be tried again). ``exact`` False: there are too many jobs to tell failed ones from
-    successful ones, and ``success`` counts both. ``progress``: the fraction of jobs that ended, 0 to 1.
-    ``eta_seconds``: at the pace since work last began; None while it waits, or nothing can be said.
-    ``waiting_for``: why nothing moves, or None. ``errors``: the first few of what went wrong and is tried again.
-    ``failed``: the ordinals of jobs that failed so far, as ranges; only the first of them where
-    ``failed_truncated``, and none where they are not told apart (``exact`` False). ``labels``: the caller's.
-    ``id``: by which it has no like, or "". ``doing``: what jobs that have run for a while say of themselves, each
-    ``{"executor": id, "text": …}``, some seconds old. ``request_id``, ``submitter`` and ``rerun_of`` are those of
-    the start.
+    ``running``, ``waiting`` (for a retry). ``exact`` False: there are too many jobs to distinguish failed from
+    successful ones, and ``success`` counts both. ``progress``: the fraction of ended jobs, 0 to 1. ``eta_seconds``: an
+    estimate from the pace since work last started; None while the operation waits, or without an estimate.
+    ``waiting_for``: why there is no progress, or None. ``errors``: the first few errors of attempts that are retried.
+    ``failed``: the ordinals of failed jobs so far, as ranges; only the first of them if ``failed_truncated``, and none
+    if ``exact`` is False. ``labels``: the caller's. ``id``: the operation's id, or "". ``doing``: the status of jobs
+    that have run for a while, each ``{"executor": id, "text": …}``, some seconds old. ``request_id``, ``submitter`` and
+    ``rerun_of`` are those of the start.
     """
 
     op: str
@@ -172,7 +175,7 @@ class OperationStatus:
     errors: tuple[Mapping[str, Any], ...] = ()
     exact: bool = True
     result: OperationResult | None = None
-    """How it ended, once it has."""
+    """The result, once the operation has ended."""
     failed: str = ""
     failed_truncated: bool = False
     request_id: str = ""
@@ -183,20 +186,21 @@ class OperationStatus:
     id: str = ""
     doing: tuple[Mapping[str, str], ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Priority, limits, failure budget and selector, as far as they were given."""
+    """The given ones of priority, limits, failure budget and selector."""
     by: str = ""
-    """Who started it, where that is another one than the submitter."""
+    """The user who started it, if not the submitter."""
     actions: Mapping[str, Any] = field(default_factory=dict)
-    """The fields ``actions`` and ``actions_dropped`` of the record, where anything was done to it."""
+    """The fields ``actions`` and ``actions_dropped`` of the record, if users have changed the operation."""
 
     @property
     def ended(self) -> bool:
-        """The operation has a history record."""
+        """Whether the operation has a history record."""
         return self.result is not None
 
     def to_json(self) -> dict[str, Any]:
-        """The fields for ``--json``: the history record once it has ended; before, its fields as far as they are known,
-        and what is told of one that goes on.
+        """The fields for ``--json``.
+
+        For an ended operation: its history record. Before: the known fields of that record, and the current status.
         """
         if self.result is not None:
             return dict(self.result.record)

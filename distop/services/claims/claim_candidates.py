@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from distop.store.watch import Batch
 
 RELIST = 30.0
-"""Seconds between listings of what is watched: a poll backs every watch."""
+"""Seconds between listings of the watched keys: a poll backs every watch."""
 LOADED_AT_ONCE = 16
 LOADS = 128
 """Maximum operations that one call reads."""
@@ -57,17 +57,17 @@ class Candidates:
         self._unreadable: dict[OperationRef, float] = {}
         """Operation → until when it is skipped."""
         self.version = 0
-        """Grows whenever there may be more to claim than before."""
+        """Grows whenever more jobs may be claimable than before."""
         self._changed = asyncio.Event()
 
     def tell(self) -> None:
-        """There may be more to claim."""
+        """Announce that more jobs may be claimable."""
         self.version += 1
         self._changed.set()
         self._changed = asyncio.Event()
 
     async def wait(self, version: int, timeout: float) -> None:
-        """Wait until the version changes, or for so many seconds."""
+        """Wait until the version changes, or for ``timeout`` seconds."""
         if self.version == version:
             with suppress(TimeoutError):
                 async with asyncio.timeout(timeout):
@@ -115,7 +115,7 @@ class Candidates:
                 op.reopened(gates[ref].mod, gates[ref].value)
                 self._looked.pop(ref, None)
         if before - self._cluster.nodes.keys():
-            self._looked.clear()  # what they held may be taken
+            self._looked.clear()  # jobs of the lost nodes may be claimable
         self.tell()
 
     def look_again(self, ref: OperationRef) -> None:
@@ -127,8 +127,9 @@ class Candidates:
         return self._operations.get(ref)
 
     async def gather(self, actor: str, types: Mapping[str, int | None], want: int) -> list[OpenOperation]:
-        """Operations of these types with jobs that may be claimed, as far as known: the oldest first, and enough of
-        them for so many jobs.
+        """Operations of these types with jobs that are probably claimable, the oldest first.
+
+        Their jobs are at least ``want`` in number, if that many are known.
         """
         now = time.monotonic()
         gates = self._cluster.gates
@@ -177,7 +178,7 @@ class Candidates:
         return op
 
     async def _look(self, actor: str, refs: list[OperationRef], but: list[OpenOperation]) -> list[OpenOperation]:
-        """List the jobs of some operations of which nothing is known to be free."""
+        """List the jobs of some operations without known free jobs."""
         now, skip = time.monotonic(), {op.ref for op in but}
         due = [ref for ref in refs if ref not in skip and now - self._looked.get(ref, -LOOK_PAUSE) >= LOOK_PAUSE]
         due = sorted(due, key=lambda ref: self._looked.get(ref, 0.0))[:LOOKS]
@@ -203,7 +204,7 @@ class Candidates:
 
 
 def _for_actors(gate: Gate) -> bool:
-    """Whether only executors may run it: actors have no permits and no labels."""
+    """Whether actors may run its jobs. Actors have no permits and no labels."""
     return not gate.options.limited and not gate.where
 
 
@@ -217,10 +218,10 @@ def _lost_outcome(op: OpenOperation, partition: int, old: Claim, claim: Claim, n
 def takings(
     op: OpenOperation, actor: str, size: int, duration: float, wanted: Callable[[Claim, int], bool]
 ) -> list[Taking]:
-    """Up to ``size`` jobs of an operation to take, and those whose holders were lost once too often, to be failed.
+    """Up to ``size`` jobs of an operation to claim, and the jobs to fail because their holders were lost too often.
 
-    Jobs lost once too often that have cleanup code are left to executors. What ``wanted(claim, partition)`` refuses
-    stays as it was. Raises what that raises; then nothing is taken out.
+    Jobs to fail that have cleanup code are left to executors. Jobs for which ``wanted(claim, partition)`` returns False
+    stay candidates. Raises its errors; then no candidate is removed.
     """
     if not _for_actors(op.gate):  # it was altered while others were looked at
         return []

@@ -86,7 +86,7 @@ class Owner:
         for _ in range(ROUNDS):
             try:
                 more = await self._round(actor, types, most, owned, duration, accept)
-            except Exception:  # accept's, or etcd's: the caller never hears of those that were claimed before
+            except Exception:  # of accept or etcd: the caller does not get the jobs that were claimed before
                 for job in owned:
                     with suppress(DistopError):
                         await self.give(job.token, m.Release())
@@ -163,7 +163,7 @@ class Owner:
                     )
                 )
             elif not answer.succeeded:
-                op.forget_candidates()  # somebody was faster: what is known of it is too old
+                op.forget_candidates()  # another claimer was first: the listing is stale
         return owned
 
     # ----------------------------------------------------------------- extend

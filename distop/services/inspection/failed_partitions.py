@@ -1,4 +1,4 @@
-"""The failed partitions of an operation, by name and a page at a time: while it runs, and after its end."""
+"""Lists the failed partitions of an operation by name, in pages, while it runs and after its end."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ _JOBS_READ = 100
 
 @frozen
 class FailedPartition:
-    """A partition whose job failed. ``partition``: its ordinal in the plan. ``executor``, ``attempt`` and ``finished``
-    (RFC 3339) are those of the last attempt; "" and 0 where etcd has compacted them.
+    """A partition whose job failed.
+
+    ``partition``: its ordinal in the plan. ``executor``, ``attempt`` and ``finished`` (RFC 3339): of the last attempt;
+    "" and 0 if etcd has compacted them.
     """
 
     partition: int
@@ -48,8 +50,8 @@ class FailedPartition:
 class FailedPage:
     """One page of failed partitions, in the order of the plan.
 
-    ``failed`` and ``total``: how many partitions of the operation failed, and how many it has; None where that is not
-    known (yet). ``after``: the ordinal after which the next page starts; None on the last page.
+    ``failed`` and ``total``: the number of failed and of all partitions of the operation; None if unknown. ``after``:
+    the ordinal after which the next page starts; None on the last page.
     """
 
     op: str
@@ -72,10 +74,10 @@ class FailedPage:
 async def failed_partitions(
     etcd: EtcdClient, keys: Keys, ref: OperationRef, status: OperationStatus, limit: int, after: int = -1
 ) -> FailedPage:
-    """The first ``limit`` failed partitions with an ordinal above ``after``. ``status``: of the operation, read before.
+    """The first ``limit`` failed partitions with an ordinal above ``after``.
 
-    Raises NotFound where the operation has ended and etcd has neither its outcomes nor its rerun record any more,
-    UnreadableRecord.
+    ``status``: a status of the operation that was read before. Raises UnreadableRecord; NotFound if the operation has
+    ended, and neither its outcomes nor its rerun record exist any more.
     """
     total = status.jobs.get("total")
     while True:
@@ -95,7 +97,7 @@ async def failed_partitions(
 
 
 def _places(status: OperationStatus, total: int, after: int) -> Iterator[tuple[int, int]]:
-    """Ranges of ordinals to read: those with a failed one where the status names them all, else the whole plan."""
+    """Ranges of ordinals to read: around the failed ones, if the status names all of them; else the whole plan."""
     all_named = status.exact and not status.failed_truncated and (status.failed or not status.jobs.get("failed"))
     named = from_ranges(status.failed) if all_named else None
     first = after + 1
@@ -112,7 +114,7 @@ def _places(status: OperationStatus, total: int, after: int) -> Iterator[tuple[i
 async def _from_outcomes(
     etcd: EtcdClient, keys: Keys, ref: OperationRef, revision: int, places: Iterator[tuple[int, int]], most: int
 ) -> list[FailedPartition]:
-    """At most ``most`` failed partitions, of jobs as they were at ``revision``. Raises Compacted, UnreadableRecord."""
+    """At most ``most`` failed partitions at ``revision``. Raises Compacted, UnreadableRecord."""
     found: list[FailedPartition] = []
     for first, end in places:
         jobs = (await etcd.list(*keys.jobs_between(ref, first, end), revision=revision)).kvs
@@ -127,7 +129,7 @@ async def _from_outcomes(
 
 
 async def _from_rerun_record(etcd: EtcdClient, keys: Keys, ref: OperationRef, kv: KeyValue) -> list[FailedPartition]:
-    """All names that are kept for a rerun, with the few errors that the history record has. Raises NotFound."""
+    """The failed partitions in the rerun record, with the few errors of the history record. Raises NotFound."""
     history = read(History.decode, kv)
     if not history.failed:
         return []

@@ -1,6 +1,6 @@
-"""HistoryFilters: the one list of the filters of a query of the history.
+"""The single list of the filters for a query of the history.
 
-The signatures of the clients come from it, and the options of the command line from :data:`FILTERS`. To add a filter:
+HistoryFilters defines the signatures of the clients; :data:`FILTERS` the options of the command line. To add a filter:
 add it to both, to :class:`HistoryKeywords` (the type checker reads these; a test holds all of them equal), and to
 :class:`Query`.
 """
@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from distop.protocol.keys import Keys
 
 CLOCKS = 3600.0
-"""Seconds by which the clocks of two executors may differ. A search ends at the first page whose records are all older
-than ``since`` by this much.
+"""Maximum seconds by which the clocks of two executors may differ.
+
+A search ends at the first page whose records are all older than ``since`` by more than that.
 """
 
 Place: TypeAlias = tuple[int, str]
@@ -40,8 +41,10 @@ Place: TypeAlias = tuple[int, str]
 
 @frozen
 class Query:
-    """The checked filters of a query; None: any value. ``since`` (inclusive) and ``until`` (exclusive) compare with the
-    time of the finish, in seconds since the epoch, by the clock of the executor that finished the operation.
+    """The checked filters of a query; None: any value.
+
+    ``since`` (inclusive) and ``until`` (exclusive) are compared with the time of the finish: seconds since the epoch,
+    by the clock of the executor that finished the operation.
     """
 
     table: str | None = None

@@ -34,9 +34,11 @@ _PAGE = 100
 
 @frozen
 class JobResult:
-    """The outcome of one job. ``partition``: its ordinal; ``name``: its partition. ``result``: its result, read from a
-    file if it was too large for etcd (``file``: the path of that file, with its ``bytes`` and ``sha256``). ``error``:
-    why it failed, or "". ``executor``, ``attempt``, ``started``, ``finished`` (RFC 3339): of the last attempt.
+    """The outcome of one job.
+
+    ``partition``: its ordinal. ``name``: its partition. ``result``: its result, read from a file if it was too large
+    for etcd (``file``: the path of that file, with its ``bytes`` and ``sha256``). ``error``: why it failed, or "".
+    ``executor``, ``attempt``, ``started``, ``finished`` (RFC 3339): of the last attempt.
     """
 
     partition: int
@@ -54,9 +56,10 @@ class JobResult:
 async def outcomes(
     etcd: EtcdClient, keys: Keys, ref: OperationRef, model: Any = None, shared_dir: str = ""
 ) -> AsyncGenerator[JobResult, None]:
-    """The ended jobs, in the order of their ordinals; each page is read when it is asked for. ``model``: a pydantic
-    model to which each result is converted. ``shared_dir``: the path of the executors' shared directory on this
-    machine; "": ``_distop/`` under the location of the operation's table.
+    """The ended jobs, in the order of their ordinals; pages are read on demand.
+
+    ``model``: a pydantic model to which each result is converted. ``shared_dir``: the path of the executors' shared
+    directory on this machine; "": ``_distop/`` under the location of the operation's table.
 
     Raises NotFound (no such operation; it has ended and etcd has compacted its outcomes; a file that cannot be read
     from here), UnreadableRecord, InvalidArgument (a result does not fit the model).
@@ -94,7 +97,8 @@ async def outcomes(
 
 
 def job_results(kvs: Sequence[KeyValue], op: str) -> list[tuple[JobResult, Attempt | None]]:
-    """The ended jobs among the keys of an operation's jobs, each with the attempt in which an executor ended it.
+    """The ended jobs in these keys, each with the attempt in which an executor ended it.
+
     Results in files are not read. Raises UnreadableRecord.
     """
     states: dict[int, bool] = {}

@@ -31,19 +31,19 @@ if TYPE_CHECKING:
 
 
 MOST = 100_000
-"""The largest number of partitions that are read one by one."""
+"""Maximum number of partitions that are read individually."""
 _PAGE = 500
-"""Ordinals whose keys are read at once: an outcome has up to 64 KiB, of which little is kept in memory."""
+"""Ordinals whose keys one read returns: an outcome has up to 64 KiB; little of it stays in memory."""
 
 
 @frozen
 class Partition:
-    """One partition and its job. ``state``: ``success``, ``failed``, ``running`` (claimed), ``waiting`` (for a retry),
-    ``open`` (not claimed yet, or not ended when the operation ended).
+    """One partition and its job.
 
-    ``name``: "" if unknown. ``attempt``: the last one, 0 before the first. ``started`` and ``finished``: of the last
-    attempt, in seconds since the epoch by its executor's clock, 0 if unknown. ``tried``: the errors of the first and
-    the last few attempts.
+    ``state``: ``success``, ``failed``, ``running`` (claimed), ``waiting`` (for a retry), ``open`` (not claimed yet, or
+    not ended when the operation ended). ``name``: "" if unknown. ``attempt``: the last one, 0 before the first.
+    ``started`` and ``finished``: of the last attempt, in seconds since the epoch by its executor's clock, 0 if unknown.
+    ``tried``: the errors of the first and the last few attempts.
     """
 
     ordinal: int
@@ -60,11 +60,13 @@ class Partition:
 
 @frozen
 class Account:
-    """An operation in full. ``partitions``: in the order of their ordinals; None if there is no plan (``planned``
-    False), if there are more than :data:`MOST`, or if it has ended and etcd has compacted its keys (``gone``).
-    ``failed`` and ``unfinished`` are then the names that are kept for a rerun.
+    """An operation with all its partitions.
 
-    ``arg`` is None if it is not kept (``arg_known`` False), as for an operation that succeeded and is ``gone``.
+    ``partitions``: in the order of their ordinals; None if there is no plan (``planned`` False), if there are more than
+    :data:`MOST`, or if it has ended and etcd has compacted its keys (``gone``). ``failed`` and ``unfinished`` are then
+    the names that are stored for a rerun.
+
+    ``arg`` is None if it is not stored (``arg_known`` False), as for an operation that succeeded and is ``gone``.
     """
 
     ended: bool
@@ -80,8 +82,10 @@ class Account:
 
 
 async def look(etcd: EtcdClient, keys: Keys, ref: OperationRef) -> Account:
-    """Read an operation in full: an open one as it is now, an ended one as it was right before its history record was
-    written. The keys of an ended operation are deleted; etcd keeps them in its own history until it is compacted.
+    """Read an operation with all its partitions.
+
+    An open one is read now. An ended one is read at the revision before its history record: its keys are deleted, but
+    etcd keeps them in its own history until it is compacted.
 
     Raises NotFound, and UnreadableRecord for a record of the whole operation; an unreadable record of a job is skipped.
     """
@@ -97,7 +101,7 @@ async def look(etcd: EtcdClient, keys: Keys, ref: OperationRef) -> Account:
             return await _look_at(etcd, keys, ref, revision, ended=ended)
         except Compacted:
             if not ended:
-                continue  # during the read: the present keys are read instead
+                continue  # compacted during the read: read the current keys
         rest = rerun_record.decode(beside)
         if rest is None:
             return Account(True, revision, gone=True)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MANY_JOBS = 20_000
-"""Plans with more jobs than this get their ended jobs counted, not listed: failed ones are not told apart."""
+"""Ended jobs of larger plans are only counted: failed and successful ones are not distinguished."""
 _ERRORS = 5
 _BEHIND = 3
 _READS_IN_FLIGHT = 4

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from distop.store.client import EtcdClient
 
 _AT_ONCE = 40
-"""Operations in one transaction of up to three reads each (T1)."""
+"""Maximum operations in one read transaction, with up to three reads each (T1)."""
 
 
 @frozen
@@ -43,8 +43,10 @@ class Filter:
 
 @frozen
 class Open:
-    """An operation that has not ended. ``created``: the revision of its start. ``waits``: it has not started yet, or
-    none of its jobs is claimed although they could be.
+    """An operation that has not ended.
+
+    ``created``: the revision of its start. ``waits``: it has not started yet, or it is open and none of its jobs is
+    claimed.
     """
 
     ref: OperationRef
