@@ -1,1 +1,1 @@
-"""The command line. ``main`` is the entry; every command imports what it needs when it runs."""
+"""The command line. ``main`` is the entry point; every command imports its modules when it runs."""

@@ -24,7 +24,7 @@ def audit(
     everything: Annotated[bool, typer.Option("--all", help="Check all operations (the default without OP).")] = False,
     follow: Annotated[bool, typer.Option("--follow", help="Check each new revision, too, until Ctrl-C.")] = False,
 ) -> None:
-    """Check etcd's history against the invariants. Exits with 1 at the first violation, and prints its story."""
+    """Check etcd's history against the invariants. At the first violation, prints its events and exits with 1."""
     from distop.client.async_operation import parse_ref
     from distop.protocol.keys import Keys
     from distop.services.audit import Audit, history
@@ -50,7 +50,7 @@ async def run(checked: Audit, steps: AsyncGenerator[Step, None], op: str | None,
     """Check a history and print the result.
 
     Raises ``typer.Exit`` with code 1 at a violation; NotFound if the operation is not in the history, or none of its
-    revisions could be checked and no more follow; and what the history raises.
+    revisions could be checked and no more follow; and the errors of reading the history.
     """
     async with aclosing(checked.run(steps)) as moments:
         async for moment in moments:
@@ -76,7 +76,7 @@ def lost(first: int, last: int) -> str:
 
 
 def compacted_away(op: str | None, lost: list[tuple[int, int]]) -> str:
-    """A sentence saying that no revision of an operation was checked: silence would look like a good result."""
+    """A sentence that no revision of an operation was checked. Without it the result would look good."""
     where = f"etcd's history is compacted up to revision {lost[-1][1]}, and " if lost else ""
     return f"{op!r} was not checked: {where}no later revision has a key of it"
 

@@ -1,4 +1,4 @@
-"""The global options, which may stand anywhere in the line, and the settings that they belong to."""
+"""The global options, which are accepted anywhere on the command line, and their settings."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ FLAGS = ("json", "debug")
 
 
 class Interrupted(Exception):
-    """Ctrl-C while an operation is started or waited for; the message says what is known of the operation."""
+    """Ctrl-C while an operation is started or waited for. The message has the known state of the operation."""
 
 
 @dataclass(slots=True)
-class Context:
+class GlobalOptions:
     """The global options of this run."""
 
     json: bool = False
@@ -71,16 +71,16 @@ class Context:
         return run(connected())
 
 
-current = Context()
+current = GlobalOptions()
 """Set by ``main`` for each run."""
 
 
-def take_globals(argv: Sequence[str]) -> tuple[Context, list[str]]:
-    """Split a command line into the global options, which may stand anywhere before ``--``, and the rest.
+def take_globals(argv: Sequence[str]) -> tuple[GlobalOptions, list[str]]:
+    """Split a command line into the global options, which may be anywhere before ``--``, and the rest.
 
-    Raises InvalidArgument where an option has no value, or a flag has one.
+    Raises InvalidArgument if an option has no value, or if a flag has one.
     """
-    context = Context()
+    context = GlobalOptions()
     rest: list[str] = []
     words = iter(argv)
     for word in words:
@@ -103,9 +103,9 @@ def take_globals(argv: Sequence[str]) -> tuple[Context, list[str]]:
     return context, rest
 
 
-def use(context: Context) -> None:
+def use(context: GlobalOptions) -> None:
     """Set the options of this run."""
-    for name in Context.__slots__:
+    for name in GlobalOptions.__slots__:
         setattr(current, name, getattr(context, name))
 
 

@@ -120,7 +120,7 @@ NO_OPTIONS = StartOptions()
 NO_FILTERS = HistoryFilters()
 OP = Annotated[str, typer.Argument(metavar="OP", help="table/type[/object]/instance")]
 TIMEOUT = Annotated[
-    float | None, typer.Option(metavar="S", parser=seconds("--timeout"), help="With --wait: at most so many seconds.")
+    float | None, typer.Option(metavar="S", parser=seconds("--timeout"), help="With --wait: time-out in seconds.")
 ]
 
 
@@ -256,13 +256,13 @@ history_filters = _takes_fields("filters", HistoryFilters, {name: (one,) for nam
 
 
 def setting_options(names: Sequence[str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options of these settings, in place of its parameter ``given``: those that were given."""
+    """Give a command the options of these settings, instead of its parameter ``given``, which gets the given ones."""
     flags = []
     for name in names:
         setting = SETTINGS[name]
         kind: Kind = "texts" if setting.repeatable else "text"
         flags.append(Flag(f"--{name.replace('_', '-')}", setting.metavar, setting.help, kind))
-    # An option that may be repeated has an empty list where it was not given; an empty text was given.
+    # A repeatable option that was not given is an empty list. An empty text was given.
     return takes_flags(
         "given", flags, lambda given: {name: value for name, value in given.items() if value or value == ""}
     )

@@ -14,7 +14,10 @@ from distop.cli.option_parsing import Command, Group
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-EVERYWHERE = "These options may stand anywhere in the line. A setting is a flag, else DISTOP_<NAME>, else a file's."
+EVERYWHERE = (
+    "These options are accepted anywhere on the command line. A setting is read from its option, else from "
+    "DISTOP_<NAME>, else from the settings file."
+)
 MORE = "The options of `distop --help`, such as --json and --etcd, are accepted here too."
 DAEMONS: tuple[Callable[..., None], ...] = (daemons.dev, daemons.executor)
 OF_TABLES: tuple[Callable[..., None], ...] = (registry.add, registry.ls, registry.rm)
@@ -31,13 +34,15 @@ TABLE = "table"
 @setting_options(SETTINGS_OF_ALL)
 def _globals(
     context: typer.Context,
-    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else.")] = False,
-    config: Annotated[str, typer.Option(metavar="FILE", help="Settings (./distop.toml, if it is yours alone).")] = "",
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, only.")] = False,
+    config: Annotated[
+        str, typer.Option(metavar="FILE", help="Settings file (./distop.toml if only you can change it).")
+    ] = "",
     given: Given = NOTHING,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
     version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
 ) -> None:
-    # take_globals() has removed these from the line; here they only appear in --help.
+    # take_globals() has removed these from the command line; here they only appear in --help.
     if version:
         from distop import __version__
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from distop.cli.command_context import Context, current
+from distop.cli.command_context import GlobalOptions, current
 from distop.cli.command_options import NOTHING, Given, setting_options
 from distop.errors import DistopError, InvalidArgument, describe
 
@@ -87,7 +87,7 @@ def dev(
         raise typer.Exit(code)
 
 
-def _passed_on(context: Context) -> list[str]:
+def _passed_on(context: GlobalOptions) -> list[str]:
     """The global options that are passed on to the executor."""
     kept = [f"--{name.replace('_', '-')}={context.given[name]}" for name in ("namespace", "log_level", "log_format")
             if name in context.given]  # fmt: skip

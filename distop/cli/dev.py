@@ -184,8 +184,9 @@ class Dev:
 
 
 def child_command(parent: int, behaviors: Mapping[str, str] = NONE) -> list[str]:
-    """The start of a command line that runs ``distop`` with these ``behaviors`` and ends with the process ``parent``;
-    the arguments of ``distop`` follow.
+    """A command line that runs ``distop`` with these behaviors; the caller appends the arguments of ``distop``.
+
+    The process ends with the process ``parent``.
     """
     # -P: modules of the current folder are not imported
     return [sys.executable, "-P", "-c", _CHILD, str(parent), json.dumps(dict(behaviors))]

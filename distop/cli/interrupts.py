@@ -16,8 +16,9 @@ T = TypeVar("T")
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Like ``asyncio.run()``, but each signal wakes the loop. Raises KeyboardInterrupt at Ctrl-C, and what ``main``
-    raises.
+    """Like ``asyncio.run()``, but each signal wakes the loop.
+
+    Raises KeyboardInterrupt at Ctrl-C, and the errors of ``main``.
 
     ``asyncio.run()`` handles SIGINT in a Python handler, which runs between two steps of the interpreter. If the signal
     arrives after the last step and before the loop sleeps, or reaches another thread, nothing wakes the loop, and the

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from distop import settings_file
-from distop.cli.command_context import FLAGS, VALUES, Context, Interrupted, current, take_globals, use
+from distop.cli.command_context import FLAGS, VALUES, GlobalOptions, Interrupted, current, take_globals, use
 from distop.cli.output import note
 from distop.errors import DistopError, describe
 from distop.protocol.texts import did_you_mean, one_line
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 NONE: Mapping[str, str] = MappingProxyType({})
 INTERRUPTED = 130
 LONGEST_ERROR = 2_000
-"""Characters of an error message at most: the parser quotes whole arguments, of any length."""
+"""Maximum characters of an error message: the parser quotes whole arguments, of any length."""
 
 
 def run(argv: Sequence[str], behaviors: Mapping[str, str] = NONE) -> int:
@@ -31,7 +31,7 @@ def run(argv: Sequence[str], behaviors: Mapping[str, str] = NONE) -> int:
 
     # typer has its own copy of click, whose error classes are reached only through those that typer exports.
     click_error: type[Exception] = typer.BadParameter.__mro__[2]
-    use(Context(debug="--debug" in argv))
+    use(GlobalOptions(debug="--debug" in argv))
     try:
         context, rest = take_globals(argv)
         context.behaviors = behaviors
@@ -64,7 +64,7 @@ def run(argv: Sequence[str], behaviors: Mapping[str, str] = NONE) -> int:
 
 
 def _usage(error: Exception) -> str:
-    """What is wrong with a command line, with the nearest option where one is unknown, and where to find help."""
+    """The message for a wrong command line, with the nearest option for an unknown one, and where to find help."""
     text = str(getattr(error, "format_message", error.__str__)()).replace("\n", " ").rstrip(".")
     where = getattr(error, "ctx", None)
     if where is None:

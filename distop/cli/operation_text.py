@@ -138,7 +138,7 @@ def labelled(labels: Mapping[str, str] | None) -> str | None:
 
 
 def state_of(status: OperationStatus) -> str:
-    """The state in words, with the stage where that says more."""
+    """The state in words, with the stage if that has more detail."""
     if status.stage == "pausing":
         running = status.jobs.get("running") or 0
         return f"pausing: {running} job{'s' if running != 1 else ''} still run{'s' if running == 1 else ''}"

@@ -56,7 +56,7 @@ def _table(positional: str | None, option: str | None) -> str | None:
 
 def ls(
     table: Annotated[str | None, typer.Argument(metavar="TABLE", help="Only this table's.")] = None,
-    of_table: Annotated[str | None, typer.Option("--table", metavar="TABLE", help="The same.")] = None,
+    of_table: Annotated[str | None, typer.Option("--table", metavar="TABLE", help="The same as TABLE.")] = None,
     of_type: OF_TYPE = None,
     state: Annotated[
         list[str] | None, typer.Option(metavar="S", help="pending, running, paused, cancelling (repeatable).")
@@ -162,7 +162,7 @@ def show(
     op: OP,
     html: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Write it as a page for a browser, with all partitions (-: to stdout)."),
+        typer.Option(metavar="FILE", help="Write an HTML page of it, with all partitions (-: to stdout)."),
     ] = None,
     failed: Annotated[bool, typer.Option("--failed", help="List its failed partitions, with their errors.")] = False,
     limit: Annotated[
@@ -171,7 +171,7 @@ def show(
     ] = None,
     after: Annotated[
         int | None,
-        typer.Option(metavar="N", parser=_ordinal, help="With --failed: the page that follows, as the last names it."),
+        typer.Option(metavar="N", parser=_ordinal, help="With --failed: list those after this number of the plan."),
     ] = None,
 ) -> None:
     """Show an operation's status, or its report."""
@@ -306,7 +306,7 @@ def pause(
 
 
 async def _settled(op: Operation, timeout: float | None) -> WaitTimeout | None:
-    """Wait until the operation is not pausing any more; the error to raise if that takes too long."""
+    """Wait until the operation has stopped pausing. Returns the error to raise after a time-out."""
     import asyncio
 
     from distop.errors import WaitTimeout

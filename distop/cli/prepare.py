@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 ID = Annotated[str, typer.Option("--external-id", metavar="ID", help="The sender's own id of its transaction.")]
 _OP = Annotated[str | None, typer.Argument(metavar="OP", help="table/type[/object]/instance; or --external-id.")]
 _EXTERNAL = Annotated[
-    str | None, typer.Option("--external-id", metavar="ID", help="What was prepared under this id, instead of OP.")
+    str | None, typer.Option("--external-id", metavar="ID", help="The operation prepared under this id, instead of OP.")
 ]
 
 
@@ -29,13 +29,13 @@ def prepare(
     external_id: ID,
     arg: Annotated[str | None, typer.Option(metavar="JSON|@FILE", help="JSON, or a file with it (@-: stdin).")] = None,
     verify: Annotated[
-        str | None, typer.Option(metavar="NAME|URL", help="Who is asked where it is not confirmed in time.")
+        str | None, typer.Option(metavar="NAME|URL", help="Verifier to ask if nobody confirms in time.")
     ] = None,
     verify_after: Annotated[
-        float, typer.Option(metavar="S", parser=seconds("--verify-after"), help="Seconds until then (60).")
+        float, typer.Option(metavar="S", parser=seconds("--verify-after"), help="Seconds until it is asked (60).")
     ] = 60.0,
     verify_attempts: Annotated[
-        int, typer.Option(metavar="N", parser=count("--verify-attempts"), help="Tries to get an answer (5).")
+        int, typer.Option(metavar="N", parser=count("--verify-attempts"), help="Attempts to get an answer (5).")
     ] = 5,
     options: StartOptions = NO_OPTIONS,
 ) -> None:
@@ -81,7 +81,7 @@ def confirm(op: _OP = None, external_id: _EXTERNAL = None) -> None:
 def abandon(
     op: _OP = None,
     external_id: _EXTERNAL = None,
-    reason: Annotated[str, typer.Option(metavar="TEXT", help="Why, for the record.")] = "",
+    reason: Annotated[str, typer.Option(metavar="TEXT", help="The reason, for the record.")] = "",
 ) -> None:
     """End a prepared operation that was not confirmed."""
     _check(op, external_id)

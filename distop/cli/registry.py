@@ -164,8 +164,9 @@ def behaviors(
 
 
 def _document(declaration: Declaration, executors: int) -> dict[str, Any]:
-    """A type's declaration (with its schemas ``arg_schema``, ``result_schema`` and ``report_schema``), the number of
-    executors that offer it, and the list of its parameters.
+    """The JSON of a type: its declaration, the number of executors that offer it, and its parameters.
+
+    The declaration has the schemas ``arg_schema``, ``result_schema`` and ``report_schema``.
     """
     import json
 

@@ -21,6 +21,7 @@ from distop.cli.command_options import (
 from distop.cli.graph_commands import start_graph
 from distop.cli.wait_for_end import ended, follow
 from distop.errors import DistopError, UsageError
+from distop.protocol.texts import plural
 from distop.services.submission.start_options import StartOptions
 from distop.services.suggested_commands import goes_on, may_have_begun
 
@@ -44,7 +45,7 @@ def start(
     table: Annotated[str | None, typer.Argument(metavar="TABLE", help="A registered table, or @cluster.")] = None,
     arg: Annotated[str | None, typer.Option(metavar="JSON|@FILE", help="JSON, or a file with it (@-: stdin).")] = None,
     since: Annotated[
-        str | None, typer.Option(metavar="OP", help="Only what came since that validation, by its certificate.")
+        str | None, typer.Option(metavar="OP", help="Check only files newer than that validation's certificate.")
     ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end and show the report.")] = False,
     timeout: TIMEOUT = None,
@@ -77,7 +78,7 @@ def start(
 
 
 def _only(context: typer.Context, allowed: Collection[str]) -> None:
-    """Raises UsageError where something else stands in the line, too: the graph says it for each of its operations."""
+    """Raises UsageError if other options were given: the graph file has them for each of its operations."""
     for name in context.params:
         source = context.get_parameter_source(name)
         if name not in allowed and source is not None and source.name == "COMMANDLINE":
@@ -92,13 +93,13 @@ def apply(
     op: OP,
     settle: Annotated[
         float | None,
-        typer.Option(metavar="S", parser=seconds("--settle"), help="Look so long at what is still committed (10)."),
+        typer.Option(metavar="S", parser=seconds("--settle"), help="Seconds to check for late commits (10; 0: once)."),
     ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end and show the report.")] = False,
     timeout: TIMEOUT = None,
     options: StartOptions = NO_OPTIONS,
 ) -> None:
-    """Make what a validation has proved part of its table's schema."""
+    """Add the checks that a validation has proved to its table's schema."""
     check_waiting(wait, timeout)
     ref = parse(op)
     check_start("apply", ref.table, None, options)
@@ -112,18 +113,18 @@ def apply(
 
 
 class _Start:
-    """What is known of a start. ``further``: fields that stand beside the others in its JSON."""
+    """The known state of a start. ``further``: additional fields of its JSON output."""
 
     def __init__(self, further: Mapping[str, str]) -> None:
         self.op: Operation | None = None
         self.unknown: str | None = None
-        """Its request id, where etcd was being asked for it when the command was interrupted."""
+        """Its request id, if the command was interrupted while the start was sent."""
         self._state: str | None = "running"
-        """When it was last seen; None: it was not."""
+        """Its last known state; None: unknown."""
         self._further = further
 
     async def begin(self, starting: Awaitable[Operation]) -> Operation:
-        """Start it. One that an earlier call has started may be in any state by now: it is asked for."""
+        """Start the operation. If an earlier call has started it, read its current state."""
         import asyncio
 
         from distop.services.submission.submit import cut_off
@@ -139,7 +140,7 @@ class _Start:
         return self.op
 
     async def follow(self, op: Operation, timeout: float | None) -> OperationResult:
-        """Wait for the end. Where the time is over, its state is that of this moment, if etcd tells it at once."""
+        """Wait for the end. After a time-out, read the state once more, if etcd answers at once."""
         import asyncio
         from contextlib import suppress
 
@@ -191,7 +192,7 @@ def _start(begin: Callable[[Client], Awaitable[Operation]], wait: bool, timeout:
         if started.op is None:
             raise
         raise Interrupted(f"interrupted; {goes_on(started.op.ref)}") from None
-    except DistopError:  # whatever ends the waiting, the operation goes on
+    except DistopError:  # whatever error ends the wait, the operation continues
         started.write_json()
         raise
     if result is not None:
@@ -207,7 +208,7 @@ def rerun(
     op: OP,
     unfinished: Annotated[
         bool | None,
-        typer.Option("--unfinished/--failed", help="Also partitions that had no end (default: if it was cancelled)."),
+        typer.Option("--unfinished/--failed", help="Also unfinished partitions (default: if it was cancelled)."),
     ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end and show the report.")] = False,
     timeout: TIMEOUT = None,
@@ -223,11 +224,12 @@ def rerun(
     from distop.services.submission.rerun import left_out
 
     async def work(client: Client) -> Operation:
-        # Asked for before the start: from then on nothing may keep its name from being told.
+        # Read before the start: after the start no error may keep this command from printing its name.
         ended = (await client.operation(ref).status()).result
         again = await client.rerun(ref, unfinished=unfinished, **options.given())
         if ended is not None and (left := left_out(ended, unfinished)):
-            output.note(f"{left} partitions of {ref} that had no end are left out: --unfinished takes them as well")
+            skipped = plural(left, "unfinished partition")
+            output.note(f"skipping {skipped} of {ref}: --unfinished includes them")
         return again
 
     _start(work, wait, timeout, rerun_of=str(ref))

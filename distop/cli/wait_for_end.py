@@ -85,7 +85,7 @@ def _ended_jobs(status: OperationStatus) -> str:
 
 
 def _activity(status: OperationStatus) -> str:
-    """What executors report that they do, and what the operation waits for."""
+    """The job status that executors report, and what the operation waits for."""
     from distop.cli.operation_text import doing
 
     waits = f"waits for {status.waiting_for}" if status.waiting_for else None

@@ -9,6 +9,7 @@ import pytest
 from distop.errors import NotAllowed, NotFound
 from distop.protocol.keys import Keys
 from distop.protocol.records import OperationRef
+from distop.protocol.texts import plural
 from tests.support.behaviors import sample_env  # noqa: F401
 from tests.support.command import distop_command  # noqa: F401
 from tests.support.contract import dump
@@ -78,7 +79,7 @@ def test_a_rerun_after_fail_fast_omits_unfinished_partitions_by_default(
     ran = distop_command("rerun", first.ref, "--wait", "--etcd", group.endpoint, "--json")
     assert ran.code == 0, ran.err
     assert ran.json["jobs"] == {"total": 1, "success": 1, "failed": 0}
-    assert f"{left} partitions of {first.ref} that had no end are left out" in ran.err
+    assert f"skipping {plural(left, 'unfinished partition')} of {first.ref}" in ran.err
     ran = distop_command("rerun", first.ref, "--unfinished", "--etcd", group.endpoint, "--json")
     assert ran.json == {"op": f"{TABLE}/sample/3", "instance": 3, "state": "running", "rerun_of": first.ref}
     group.eventually(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from distop.cli.operation_text import checks_of, labelled, state_of
 from distop.cli.output import duration
 from distop.cli.page import checks
-from distop.cli.page.job_map import ENDED, KINDS, Jobs, Kind, Told, jobs_of, told_text
+from distop.cli.page.job_map import ENDED, KINDS, Jobs, Kind, KindList, jobs_of, split_error
 from distop.cli.page.value_tree import Node, tree
 from distop.protocol.json_codec import rfc3339
 from distop.protocol.records import CLUSTER_TABLE
@@ -70,7 +70,7 @@ class Page:
     """Whether there is one job for each partition of a table, not one job for everything."""
     jobs: Jobs | None
     jobs_missing: str
-    kept: tuple[Told, ...]
+    kept: tuple[KindList, ...]
     """Without ``jobs``: the names of the partitions that did not succeed, by kind, if they are kept."""
     problems: tuple[Problem, ...]
 
@@ -83,8 +83,9 @@ def page(
     declaration: Declaration | None,
     now: float,
 ) -> Page:
-    """The page of an operation at the time ``now`` (seconds since the epoch). ``nodes``: live executors by incarnation.
-    ``status`` and ``account`` agree on whether it has ended.
+    """The content of an operation's page at the time ``now`` (seconds since the epoch).
+
+    ``nodes``: live executors by incarnation. ``status`` and ``account`` agree on whether the operation has ended.
     """
     result = status.result
     jobs = jobs_of(account.partitions, nodes, ended=account.ended) if account.partitions is not None else None
@@ -205,10 +206,10 @@ def _no_argument(account: Account) -> str:
     return "The argument cannot be read."
 
 
-def _kept(account: Account) -> tuple[Told, ...]:
+def _kept(account: Account) -> tuple[KindList, ...]:
     """The names of the partitions that did not succeed, by kind."""
     kept = (("failed", account.failed), ("unended", account.unfinished))
-    return tuple(Told(KINDS[kind], (), names) for kind, names in kept if names)
+    return tuple(KindList(KINDS[kind], (), names) for kind, names in kept if names)
 
 
 def _no_jobs(status: OperationStatus, account: Account) -> str:
@@ -257,13 +258,13 @@ def _counts(status: OperationStatus, jobs: Jobs | None) -> tuple[tuple[Kind, int
 
 def _problems(status: OperationStatus, in_checks: bool, jobs: Jobs | None) -> list[Problem]:
     """The errors of the record that the page does not show elsewhere, with a check or a partition."""
-    shown = {row.name for told in jobs.told for row in told.rows} if jobs is not None else set()
+    shown = {row.name for told in jobs.by_kind for row in told.rows} if jobs is not None else set()
     problems = []
     for error in status.errors:
         partition = str(error["partition"]) if error.get("partition") is not None else ""
         if partition in shown or (in_checks and not partition and error.get("verdict")):
             continue
-        line, rest = told_text(str(error.get("text") or ""))
+        line, rest = split_error(str(error.get("text") or ""))
         tried = [
             f"attempt {one.get('attempt')} on {one.get('executor')}: {str(one.get('text') or '').strip()}"
             for one in error.get("attempts") or ()

@@ -52,7 +52,7 @@ KINDS: Mapping[str, Kind] = {
 }
 """The worst first: a cell of several partitions has the colour of its worst one."""
 ENDED = Kind("ended", "●", "ended")
-"""Succeeded or failed, if these are not told apart."""
+"""Succeeded or failed, if these are not distinguished."""
 _RANK = {name: rank for rank, name in enumerate(KINDS)}
 _LEGEND = ("success", "failed", "running", "waiting", "lost", "open", "unended")
 
@@ -75,7 +75,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A partition in full. ``more``: the lines of its error after the first."""
+    """The details of a partition. ``more``: the lines of its error after the first."""
 
     name: str
     kind: Kind
@@ -87,8 +87,8 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """The partitions of one kind: the first in full, and the names of the others."""
+class KindList:
+    """The partitions of one kind: details of the first ones, and the names of the others."""
 
     kind: Kind
     rows: tuple[Row, ...]
@@ -96,12 +96,12 @@ class Told:
 
     @property
     def count(self) -> int:
-        """How many partitions are of this kind."""
+        """The number of partitions of this kind."""
         return len(self.rows) + len(self.names)
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
+class ExecutorWork:
     """The work of one executor. ``host``: "" if it is not alive. ``current``: jobs that it holds now."""
 
     name: str
@@ -114,9 +114,11 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class Jobs:
-    """All jobs of an operation. ``told``: those that did not succeed, the worst first, up to :data:`ROWS` of them in
-    full. ``shared``: partitions in each cell of the map. ``slowest``: none if all took about the same time. ``first``
-    and ``last``: when the first job started and the last one ended (0: unknown).
+    """All jobs of an operation.
+
+    ``by_kind``: the jobs that did not succeed, the worst kind first, with details for up to :data:`ROWS` of them.
+    ``shared``: the number of partitions in each cell of the map. ``slowest``: empty if all took about the same time.
+    ``first`` and ``last``: when the first job started and the last one ended (0: unknown).
     """
 
     total: int
@@ -124,10 +126,10 @@ class Jobs:
     counts: tuple[tuple[Kind, int], ...]
     groups: tuple[Group, ...]
     shared: int
-    told: tuple[Told, ...]
+    by_kind: tuple[KindList, ...]
     slowest: tuple[Row, ...]
     typical: str
-    workers: tuple[Worker, ...]
+    executors: tuple[ExecutorWork, ...]
     first: float
     last: float
 
@@ -146,10 +148,10 @@ def jobs_of(partitions: Sequence[Partition], nodes: Mapping[str, Node], *, ended
         tuple((KINDS[name], counts[name]) for name in _LEGEND if counts[name]),
         groups,
         shared,
-        tuple(_told(partitions, kinds)),
+        tuple(_kind_lists(partitions, kinds)),
         () if alike else tuple(_row(p, kind) for _, p, kind in slowest),
         typical,
-        tuple(_workers(partitions, kinds, nodes)),
+        tuple(_executors(partitions, kinds, nodes)),
         min((p.started for p in partitions if p.started), default=0.0),
         max((p.finished for p in partitions if p.finished), default=0.0),
     )
@@ -159,7 +161,7 @@ _NAMED = {"success", "open", "unended"}
 """Kinds whose partitions are listed by name only."""
 
 
-def _told(partitions: Sequence[Partition], kinds: Sequence[Kind]) -> Iterator[Told]:
+def _kind_lists(partitions: Sequence[Partition], kinds: Sequence[Kind]) -> Iterator[KindList]:
     of: dict[str, list[Partition]] = {}
     for kind, p in zip(kinds, partitions, strict=True):
         if kind.name != "success":
@@ -169,7 +171,7 @@ def _told(partitions: Sequence[Partition], kinds: Sequence[Kind]) -> Iterator[To
         if found := of.get(name):
             full = 0 if name in _NAMED else min(room, len(found))
             room -= full
-            yield Told(kind, tuple(_row(p, kind) for p in found[:full]), tuple(map(name_of, found[full:])))
+            yield KindList(kind, tuple(_row(p, kind) for p in found[:full]), tuple(map(name_of, found[full:])))
 
 
 def _kind(p: Partition, nodes: Mapping[str, Node], *, ended: bool) -> str:
@@ -195,13 +197,13 @@ def _took(p: Partition) -> str:
     return duration(seconds) if seconds >= 0 else ""
 
 
-def told_text(text: str) -> tuple[str, str]:
+def split_error(text: str) -> tuple[str, str]:
     """The first line of an error, and the lines after it."""
     return first_line(text), text.strip().partition("\n")[2].strip("\n")
 
 
 def _row(p: Partition, kind: Kind) -> Row:
-    line, rest = told_text(p.error)
+    line, rest = split_error(p.error)
     attempts = [f"attempt {one.attempt} on {one.executor}: {one.text.strip()}" for one in p.tried]
     more = "\n".join([*([rest] if rest else []), *(attempts if len(attempts) > 1 or not line else [])])
     return Row(name_of(p), kind, str(p.attempt) if p.attempt else "", p.executor, _took(p), line, more)
@@ -232,8 +234,8 @@ def _cell(partitions: Sequence[Partition], kinds: Sequence[Kind]) -> Cell:
     if len(partitions) == 1:
         return Cell(kinds[0], _title(partitions[0], kinds[0]))
     counts = Counter(kind.name for kind in kinds)
-    told = ", ".join(f"{counts[name]} {KINDS[name].text}" for name in _LEGEND if counts[name])
-    lines = [f"{name_of(partitions[0])} … {name_of(partitions[-1])}: {told}"]
+    counted = ", ".join(f"{counts[name]} {KINDS[name].text}" for name in _LEGEND if counts[name])
+    lines = [f"{name_of(partitions[0])} … {name_of(partitions[-1])}: {counted}"]
     seen = [(kind, p) for kind, p in zip(kinds, partitions, strict=True) if kind.name not in _NAMED]
     lines += [_title(p, kind) for kind, p in seen[:_TOLD]]
     if len(seen) > _TOLD:
@@ -253,7 +255,7 @@ def _title(p: Partition, kind: Kind) -> str:
     return " · ".join(parts)
 
 
-# ------------------------------------------------------------- times and workers
+# ------------------------------------------------------------- times and executors
 
 
 def _typical(seconds: Sequence[float]) -> tuple[str, bool]:
@@ -270,17 +272,17 @@ def _typical(seconds: Sequence[float]) -> tuple[str, bool]:
     ), False
 
 
-def _workers(partitions: Sequence[Partition], kinds: Sequence[Kind], nodes: Mapping[str, Node]) -> list[Worker]:
+def _executors(partitions: Sequence[Partition], kinds: Sequence[Kind], nodes: Mapping[str, Node]) -> list[ExecutorWork]:
     hosts = {node.executor: node.host for node in nodes.values()}
     of: dict[str, list[tuple[Partition, str]]] = {}
     for p, kind in zip(partitions, kinds, strict=True):
         if p.executor and kind.name in ("success", "failed", "running"):
             of.setdefault(p.executor, []).append((p, kind.name))
-    workers = []
+    found = []
     for name in sorted(of):
         count = Counter(kind for _, kind in of[name])
         began = [p.started for p, _ in of[name] if p.started]
         ended = [p.finished for p, _ in of[name] if p.finished]
         span = duration(max(0.0, max(ended) - min(began))) if began and ended else ""
-        workers.append(Worker(name, hosts.get(name, ""), count["success"], count["failed"], count["running"], span))
-    return workers
+        found.append(ExecutorWork(name, hosts.get(name, ""), count["success"], count["failed"], count["running"], span))
+    return found

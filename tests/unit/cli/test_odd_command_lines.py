@@ -98,7 +98,7 @@ def test_an_odd_command_line_is_accepted_or_refused_in_one_sentence(name: str, m
             return asyncio.run(work(etcd.client))
 
         # The only function that connects to etcd; here it uses a client of the model.
-        monkeypatch.setattr(command_context.Context, "with_client", with_client)
+        monkeypatch.setattr(command_context.GlobalOptions, "with_client", with_client)
         code, _, told = run(argv)
         assert code in EXIT_CODES, (argv, code)
         assert "defect" not in told, (argv, told)

@@ -212,7 +212,7 @@ def test_jobs_that_did_not_end_are_listed_by_name() -> None:
     partitions = (succeeded(0), Partition(1, "day=1", "open"), Partition(2, "day=2", "waiting", 1, "ann", error="x"))
     made = page_of(record, account(*partitions))
     assert made.verdict == "Cancelled when 1 of 3 jobs had ended."
-    assert [(t.kind.name, t.names) for t in made.jobs.told] == [("unended", ("day=1", "day=2"))]
+    assert [(t.kind.name, t.names) for t in made.jobs.by_kind] == [("unended", ("day=1", "day=2"))]
 
 
 # ------------------------------------------------------------------- any report
@@ -267,7 +267,7 @@ def test_neighbouring_partitions_share_a_cell_with_the_worst_state() -> None:
         "day=5 … day=9: 4 succeeded, 1 failed\nday=7: failed · attempt 1 on ann · 1.0 s · bad file"
     )
     assert [cell.kind.name for cell in group.cells].count("failed") == 1
-    assert [row.name for told in jobs.told for row in told.rows] == ["day=7"]
+    assert [row.name for told in jobs.by_kind for row in told.rows] == ["day=7"]
     found = parsed(history(State.FAILED, 10_000, 1), account(*partitions))
     assert len([cell for cell in found.all("li") if "title" in cell]) == CELLS
 
@@ -286,7 +286,7 @@ def test_folders_are_rows_of_the_map() -> None:
 
 def test_all_failed_partitions_are_named() -> None:
     jobs = jobs_of([failed(n, "bad file") for n in range(ROWS + 500)], NODES, ended=True)
-    (told,) = jobs.told
+    (told,) = jobs.by_kind
     assert (len(told.rows), len(told.names), told.count) == (ROWS, 500, ROWS + 500)
     assert told.names[-1] == f"day={ROWS + 499}"
 
