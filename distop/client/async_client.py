@@ -502,7 +502,7 @@ class Client:
         return self._own.candidates.version
 
     async def jobs_changed(self, version: int, timeout: float) -> None:
-        """Wait until more jobs may be available than at this version, or for so many seconds."""
+        """Wait until more jobs may be available than at this version, or for ``timeout`` seconds."""
         await self._own.candidates.wait(version, timeout)
 
     async def actions(self, table: str | None = None) -> list[dict[str, Any]]:

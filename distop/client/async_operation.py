@@ -157,9 +157,10 @@ class Operation:
         return outcomes(self._etcd, self._keys, self._ref, model, self._shared_dir)
 
     def add_done_callback(self, function: Callable[[OperationResult], Any]) -> None:
-        """Have a function called once with the result, in the running loop, when the operation has ended: soon, if it
-        has by now. What it raises is logged, and breaks nothing; what it gives to be awaited is awaited. It is not
-        called where the client is closed before. Raises InvalidArgument.
+        """Register a function that is called once with the result, in the running loop, when the operation has ended.
+
+        If it has already ended, the function is called soon. A returned awaitable is awaited. Exceptions are logged.
+        The function is not called if the client is closed before. Raises InvalidArgument.
         """
         self._callbacks.add(function)
 

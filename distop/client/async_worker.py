@@ -98,16 +98,15 @@ class Job:
 
 
 class Worker:
-    """Claims jobs of some types and has them handled, until :meth:`stop`.
+    """Claims jobs of some types and calls their handlers, until :meth:`stop`.
 
-    ``handlers``: type → what is called with the :class:`Job`, a coroutine function or a plain one, which is then called
-    in a thread; or a list of types, for ``async for``. What a handler returns is the job's result (or one of
-    ``distop.Complete``, ``Abort``, ``Retry``, ``Release``); JobFailed is a verdict, as FatalError is, and any other
-    exception has the job tried again. ``concurrency``: jobs at once, for all types or by type (default 1).
-    ``rate``: jobs a second that are begun in this process, by type, or (rate, burst). ``accept``: asked of each job
-    before it is claimed. ``duration``: seconds for which others leave a job of this worker alone after it was last
-    heard of; that an operation is being cancelled it learns within a third of it. ``poll``: seconds between looks while
-    nothing is heard.
+    ``handlers``: type → a function of the :class:`Job`, a coroutine function or a plain one, which is called in a
+    thread; or a list of types, for ``async for``. A handler returns the job's result, or one of ``distop.Complete``,
+    ``Abort``, ``Retry``, ``Release``. JobFailed and FatalError are verdicts; after any other exception the job is
+    retried. ``concurrency``: maximum jobs at once, for all types or by type (default 1). ``rate``: maximum jobs that
+    this process starts in a second, by type, or (rate, burst). ``accept``: called with each job before it is claimed;
+    False skips the job. ``duration``: seconds after which others may take over a job whose claim was not extended; a
+    handler learns of a cancel within a third of it. ``poll``: seconds between two listings without an event.
     """
 
     def __init__(
@@ -355,8 +354,9 @@ def _bucket(given: float | tuple[float, float]) -> Bucket:
 
 
 class Bucket:
-    """``rate`` tokens come in a second, and up to ``burst`` are kept (default: those of one second, and one at least);
-    it begins full. Raises InvalidArgument.
+    """A token bucket: ``rate`` tokens are added in a second, up to ``burst``. It starts full.
+
+    ``burst``: default the tokens of one second, at least one. Raises InvalidArgument.
     """
 
     def __init__(self, rate: float, burst: float | None = None) -> None:

@@ -242,7 +242,7 @@ class Client:
         replace: bool = False,
         **options: Unpack[TypeKeywords],
     ) -> Declaration:
-        """Declare a type without code; see :meth:`distop.aio.Client.register_type` for what is raised."""
+        """Declare a type without code; see :meth:`distop.aio.Client.register_type`."""
         return self._loop.run(self._inner.register_type(type_name, arg_schema, replace=replace, **options))
 
     def own_jobs(
@@ -265,8 +265,9 @@ class Client:
         return self._loop.run(self._inner.extend(tokens, duration))
 
     def return_job(self, token: str, outcome: Outcome) -> None:
-        """Return a job; see :meth:`distop.aio.Client.return_job`. Raises InvalidToken, InvalidArgument,
-        OutcomeUnknown.
+        """Return a job; see :meth:`distop.aio.Client.return_job`.
+
+        Raises InvalidToken, InvalidArgument, OutcomeUnknown.
         """
         self._loop.run(self._inner.return_job(token, outcome))
 
@@ -313,7 +314,7 @@ _connecting = threading.Lock()
 def start_operation(type_name: str, table: str, arg: Any = None, **options: Unpack[StartKeywords]) -> Operation:
     """Start an operation with the default client, which is connected on first use (``DISTOP_ETCD``).
 
-    See :meth:`Client.start_operation` for the options and for what is raised.
+    See :meth:`Client.start_operation` for the options and the raised errors.
     """
     global _default
     with _connecting:

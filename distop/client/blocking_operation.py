@@ -67,9 +67,11 @@ class Operation:
         return self._each(self._inner.results(model))
 
     def add_done_callback(self, function: Callable[[OperationResult], Any]) -> None:
-        """Have a function called once with the result, in a thread of its own, when the operation has ended: soon, if
-        it has by now. It may use this client. What it raises is logged, and breaks nothing. It is not called where the
-        client is closed before, and the end of the process does not wait for it. Raises InvalidArgument.
+        """Register a function that is called once with the result, in its own thread, when the operation has ended.
+
+        If it has already ended, the function is called soon. It may use this client. Its exceptions are logged. It is
+        not called if the client is closed before, and the process does not wait for it at its end. Raises
+        InvalidArgument.
         """
         check_callback(function)
         self._loop.run(self._add(_InThread(function, self.ref)))

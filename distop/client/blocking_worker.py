@@ -47,8 +47,10 @@ class Job:
 
 
 class Worker:
-    """:class:`distop.client.async_worker.Worker` with plain functions for handlers, each called in a thread of its own,
-    or for ``for job in worker``; see there for the options. An interrupt of :meth:`run` releases what is held.
+    """The blocking form of :class:`distop.client.async_worker.Worker`, which documents the options.
+
+    Handlers are plain functions, each called in its own thread; or use ``for job in worker``. An interrupt of
+    :meth:`run` releases the held jobs.
     """
 
     def __init__(self, client: Client, handlers: Mapping[str, Callable[[Job], Any]] | Iterable[str], **options: Any):

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionOptions:
-    """How to connect to etcd; what is left out comes from ``DISTOP_<NAME>``.
+    """The options of a connection to etcd. The default of each one is ``DISTOP_<NAME>``.
 
-    ``client``: an ``etcd3.Etcd3Client`` of the caller's, whose address is taken. It keeps neither the password nor the
-    certificate files that it was made with, so those are given here as well.
+    ``client``: an ``etcd3.Etcd3Client`` of the caller's, whose address is used. It stores neither its password nor its
+    certificate files, so give these here as well.
     """
 
     client: Any = None
@@ -36,7 +36,7 @@ class ConnectionOptions:
 
 
 class ConnectionKeywords(TypedDict, total=False):
-    """What ``connect`` takes, for the type checker."""
+    """The keywords of ``connect``, for the type checker."""
 
     client: Any
     namespace: str | None

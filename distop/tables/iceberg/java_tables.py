@@ -55,8 +55,9 @@ def table_cache(session: Any) -> Any:
 
 
 def check_manifests_of(file: MetadataFile, snapshot: Any, io: Any) -> None:
-    """:func:`check_loaded` for Java's current snapshot, before Java opens its manifest list; then
-    :func:`check_manifests`, before Java opens the manifests.
+    """Check the files of Java's current snapshot before Java opens them.
+
+    :func:`check_loaded` checks the manifest list, then :func:`check_manifests` the manifests.
     """
     check_loaded(file, str(snapshot.snapshotId()), str(snapshot.manifestListLocation()))
     check_manifests(file, _manifests(snapshot, io))

@@ -226,8 +226,10 @@ class CompleteResult:
 
 @frozen
 class Verified:
-    """Whether a sender's transaction was completed; None: unknown, and ``why`` is a
-    ``protocol.prepared_operations.Unanswered``."""
+    """A verifier's answer: whether the sender's transaction was completed.
+
+    ``completed`` None: unknown, and ``why`` is a ``protocol.prepared_operations.Unanswered``.
+    """
 
     completed: bool | None
     why: str = ""
