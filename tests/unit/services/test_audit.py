@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from distop.cli import audit as command
-from distop.cli.command_context import Context, use
+from distop.cli.command_context import GlobalOptions, use
 from distop.errors import NotFound
 from distop.protocol.jobs import JobState
 from distop.protocol.revisioned import Change
@@ -35,9 +35,9 @@ UNTOUCHED = {"no_number_taken", "run_ops_forgets_to_count_down"}
 
 @pytest.fixture
 def as_json() -> Iterator[None]:
-    use(Context(json=True))
+    use(GlobalOptions(json=True))
     yield
-    use(Context())
+    use(GlobalOptions())
 
 
 async def told(*steps: Step) -> AsyncGenerator[Step, None]:
