@@ -34,7 +34,7 @@ from distop.decide.backlog_entries import (
     Trouble,
     Wait,
 )
-from distop.decide.executor import BreakerScope, CircuitBreaker
+from distop.decide.circuit_breaker import BreakerScope, CircuitBreaker
 from distop.decide.fresh_operations import FreshOperations
 from distop.protocol.operation_options import DEFAULT as NO_OPTIONS
 from distop.protocol.operation_options import rank

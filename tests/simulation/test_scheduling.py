@@ -13,7 +13,7 @@ import pytest
 from distop.daemon.executor.claimer import Claimer
 from distop.decide import job_claims, work_shares
 from distop.decide.backlog import Backlog
-from distop.decide.executor import IN_A_ROW
+from distop.decide.circuit_breaker import IN_A_ROW
 from distop.errors import UnreadableRecord
 from distop.protocol.job_transitions import CLAIMS_PER_TXN
 from distop.protocol.jobs import Claim

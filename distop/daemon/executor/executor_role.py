@@ -16,7 +16,7 @@ from distop.daemon.executor.job_runs import Jobs
 from distop.daemon.local_jobs import WorkDirectoryUnusable
 from distop.decide.backlog import Backlog
 from distop.decide.backlog_entries import Accepted, Forget, Got, Look, Reason, Release, Round, Run, Stop, Wait
-from distop.decide.executor import PAUSE, BreakerScope
+from distop.decide.circuit_breaker import PAUSE, BreakerScope
 from distop.decide.job_claims import Claimant
 from distop.errors import DistopError, EtcdRejected, MalformedRequest, NotFound, SessionLost, UnreadableRecord, describe
 from distop.protocol.records import Phase

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from distop.decide.executor import Fate, judge
+from distop.decide.earlier_runs import Fate, judge
 from distop.errors import DistopError, SessionLost, describe
 from distop.protocol.jobs import Claim, Outcome
 from distop.protocol.records import State

@@ -32,7 +32,7 @@ from distop.decide.backlog_entries import (
     Stop,
     Wait,
 )
-from distop.decide.executor import IN_A_ROW, PAUSE
+from distop.decide.circuit_breaker import IN_A_ROW, PAUSE
 from distop.decide.fresh_operations import HEAD_STARTS
 from distop.protocol.batch_claims import PLANNED_PER_CLAIM
 from distop.protocol.operation_options import AGING, Options

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from distop.client.async_worker import Bucket
 from distop.clock import source
 from distop.decide import job_claims, next_steps
-from distop.decide.executor import Fate, judge
+from distop.decide.earlier_runs import Fate, judge
 from distop.decide.job_claims import Claimant
 from distop.decide.operation_view import OperationView, SeenClaim
 from distop.errors import InvalidArgument, InvalidToken

@@ -13,7 +13,7 @@ import pytest
 
 from distop.daemon.executor.reconciliation import Reconciler
 from distop.daemon.local_jobs import LocalJobs, RunFiles
-from distop.decide.executor import Fate, judge
+from distop.decide.earlier_runs import Fate, judge
 from distop.protocol.jobs import Claim, Outcome
 from distop.protocol.keys import Keys
 from distop.protocol.records import OperationRef, State

@@ -1,28 +1,23 @@
-"""An executor's circuit breaker, and its judgement of jobs from an earlier run.
+"""An executor's circuit breaker.
 
-The circuit breaker: if jobs keep failing with unexpected errors here, the executor leaves them to others for a while
-(F38). It does so only if others live: jobs that no other executor can run continue here, with their remaining attempts.
-
-:func:`judge` decides, at a start and later, what happens to a job of an earlier run (I29). Pure; times are seconds of a
+If jobs keep failing with unexpected errors on a node, its executor leaves them to other executors for a while (F38).
+Jobs that no other executor can run continue there, with their remaining attempts. Pure; times are seconds of a
 monotonic clock.
 """
 
 from __future__ import annotations
 
-from enum import Enum, StrEnum
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from distop.protocol.records import State
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Mapping
 
-    from distop.protocol.jobs import Claim, Outcome
     from distop.protocol.records import OperationRef
 
 
 IN_A_ROW = 20
-"""Unexpected errors in a row, without a job that ended in between."""
+"""Number of unexpected errors in a row, without an ended job in between, that opens the circuit breaker."""
 FROM_ONE = 15
 """Maximum errors of one operation that count against the node.
 
@@ -54,10 +49,7 @@ def breaker_scope(broke: Mapping[OperationRef, int], of_it: int) -> BreakerScope
 
 
 class CircuitBreaker:
-    """The circuit breaker of one node.
-
-    ``others``: whether other executors serve an operation.
-    """
+    """The circuit breaker of one node. ``others``: returns whether other executors serve an operation."""
 
     def __init__(self, others: Callable[[OperationRef], bool]) -> None:
         self._others = others
@@ -74,15 +66,15 @@ class CircuitBreaker:
         return until if until > 0 and self._others(ref) else 0.0
 
     def job_ended(self, ref: OperationRef) -> None:
-        """A job of the operation ended here, with any result."""
+        """Record a job of the operation that ended here, as success or failed."""
         self._failures.clear()
         self._failures_of.pop(ref, None)
 
     def job_failed(self, ref: OperationRef, now: float) -> tuple[BreakerScope | None, int, int]:
-        """An unexpected error of one of its jobs here.
+        """Record an unexpected error of a job of the operation.
 
-        Returns what is stopped, and how many jobs of how many operations have failed. Errors of jobs that no other
-        executor can run do not count.
+        Returns the scope that is stopped now, if any, and how many jobs of how many operations have failed. Errors of
+        jobs that no other executor can run do not count.
         """
         if not self._others(ref):
             return None, 0, 0
@@ -103,45 +95,6 @@ class CircuitBreaker:
         return held, count, 1
 
     def forget(self, ref: OperationRef) -> None:
-        """The operation is closed. Its errors still count against the node."""
+        """Forget a closed operation. Its errors still count against the node."""
         self._failures_of.pop(ref, None)
         self._until.pop(ref, None)
-
-
-class Fate(Enum):
-    """What happens to the remains of a former attempt on this node."""
-
-    STAYS = "stays"
-    """The job has not ended and has no holder: it may continue here."""
-    SETTLED = "settled"
-    """Nothing is left of it, or a run of this incarnation handles it."""
-    CLEANED = "cleaned"
-    """The job is gone, ended or runs elsewhere: its remains here are cleaned up."""
-
-
-def judge(
-    attempt: tuple[str, int],
-    operation: State | None,
-    claim: Claim | None,
-    outcome: Outcome | None,
-    live: Collection[str],
-    executor: str,
-    incarnation: str,
-) -> Fate:
-    """What happens to the remains of ``attempt``, (incarnation, attempt).
-
-    ``operation``: its state, None if it is gone. ``claim`` and ``outcome``: the job's current ones. ``live``:
-    incarnations with a node key. ``executor`` and ``incarnation``: this one. (A claim of a former incarnation of this
-    executor only waits until that session expires.)
-    """
-    if outcome is not None:
-        # An attempt cleans up before it reports an end without a result.
-        return Fate.SETTLED if (outcome.incarnation, outcome.attempt) == attempt else Fate.CLEANED
-    if operation is None or operation.terminal or operation is State.CANCELLING:
-        return Fate.CLEANED
-    if claim is not None and claim.incarnation == incarnation:
-        return Fate.SETTLED
-    if claim is not None and claim.actor:
-        return Fate.CLEANED  # an actor has it, or had it last
-    gone = claim is None or claim.waiting or claim.incarnation not in live or claim.executor == executor
-    return Fate.STAYS if gone else Fate.CLEANED

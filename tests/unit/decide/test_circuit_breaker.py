@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from distop.decide.executor import FROM_ONE, IN_A_ROW, PAUSE, REMEMBERED, BreakerScope, CircuitBreaker, breaker_scope
+from distop.decide.circuit_breaker import (
+    FROM_ONE,
+    IN_A_ROW,
+    PAUSE,
+    REMEMBERED,
+    BreakerScope,
+    CircuitBreaker,
+    breaker_scope,
+)
 from distop.protocol.records import OperationRef
 
 A, B, C = (OperationRef("t", name, "", 1) for name in "abc")
