@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from distop.protocol.frozen import frozen
-from distop.protocol.jobs import Claim, Outcome, Tried, told
+from distop.protocol.jobs import Claim, Outcome, Tried, bounded_errors
 from distop.protocol.json_codec import parse_time
 from distop.protocol.revisioned import Seen
 from distop.protocol.texts import plural
@@ -137,7 +137,7 @@ def claim_for(
     losses, tried = old.losses, old.tried
     if lost and not only_ends(old, rules):
         losses += not old.actor
-        tried = told(tried, Tried(old.attempt, old.executor, EXPIRED if old.actor else LOST))
+        tried = bounded_errors(tried, Tried(old.attempt, old.executor, EXPIRED if old.actor else LOST))
     claim = Claim(executor, incarnation, old.attempt + 1, failures, error=old.error, losses=losses, tried=tried)
     return claim, seen.mod, over
 
@@ -200,14 +200,18 @@ def outcome(claim: Claim, fence: int, name: str, kind: str, result: Any, error: 
 
     It lists the errors of all attempts if the job failed in a later attempt than the first.
     """
-    tried = told(claim.tried, Tried(claim.attempt, claim.executor, error)) if kind != "success" and claim.tried else ()
+    tried = (
+        bounded_errors(claim.tried, Tried(claim.attempt, claim.executor, error))
+        if kind != "success" and claim.tried
+        else ()
+    )
     by = (name, claim.executor, claim.incarnation, claim.attempt)
     return Outcome(*by, *when, result, error, tried, fence=fence)
 
 
 def retried(claim: Claim, executor: str, error: str, retry_at: str) -> Claim:
     """The waiting claim after an unexpected error: counted, due later, with the error for people."""
-    tried = told(claim.tried, Tried(claim.attempt, executor, error))
+    tried = bounded_errors(claim.tried, Tried(claim.attempt, executor, error))
     return Claim(executor, "", claim.attempt, claim.failures + 1, retry_at, error, claim.losses, tried)
 
 
@@ -220,7 +224,7 @@ def released(claim: Claim, executor: str, lacks: str = "") -> Claim:
 
     ``lacks``: what the executor lacked for the moment; it is added to the job's list of attempts.
     """
-    tried = told(claim.tried, Tried(claim.attempt, executor, f"{NOT_RUN}{lacks}")) if lacks else claim.tried
+    tried = bounded_errors(claim.tried, Tried(claim.attempt, executor, f"{NOT_RUN}{lacks}")) if lacks else claim.tried
     return Claim(executor, "", claim.attempt, claim.failures, "", claim.error, claim.losses, tried)
 
 

@@ -29,10 +29,10 @@ class JobState(StrEnum):
     FAILED = "failed"
 
 
-ERRORS_TOLD = 5
+MOST_ERRORS = 5
 """Maximum number of attempts whose errors a claim lists: the first, and the last ones."""
-ERROR_TOLD = 500
-"""Maximum characters of each."""
+LONGEST_ERROR = 500
+"""Maximum characters of each of these errors."""
 
 
 @frozen
@@ -44,17 +44,17 @@ class Tried:
     text: str
 
     def to_json(self) -> dict[str, Any]:
-        return {"attempt": self.attempt, "executor": self.executor, "text": shorten(self.text, ERROR_TOLD)}
+        return {"attempt": self.attempt, "executor": self.executor, "text": shorten(self.text, LONGEST_ERROR)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Tried:
         return checked(cls(int(data.get("attempt", 0)), data.get("executor", ""), data.get("text", "")))
 
 
-def told(before: tuple[Tried, ...], last: Tried) -> tuple[Tried, ...]:
-    """The errors of a job with one more, bounded to the first and the last ones."""
-    story = (*before, last)
-    return story if len(story) <= ERRORS_TOLD else (story[0], *story[len(story) - ERRORS_TOLD + 1 :])
+def bounded_errors(before: tuple[Tried, ...], last: Tried) -> tuple[Tried, ...]:
+    """The errors of a job with one more: the first, and the last few."""
+    errors = (*before, last)
+    return errors if len(errors) <= MOST_ERRORS else (errors[0], *errors[len(errors) - MOST_ERRORS + 1 :])
 
 
 @frozen
@@ -75,7 +75,7 @@ class Claim:
     losses: int = 0
     """The failures that were lost executors."""
     tried: tuple[Tried, ...] = ()
-    """The errors of former attempts, bounded by :func:`told`."""
+    """The errors of former attempts, bounded by :func:`bounded_errors`."""
     actor: str = ""
     """The holder, if it is not an executor.
 

@@ -16,7 +16,7 @@ from distop.decide import job_claims
 from distop.errors import DistopError, InvalidToken, MalformedRequest, OutcomeUnknown
 from distop.protocol import actor_claims
 from distop.protocol.actor_claims import Token
-from distop.protocol.jobs import Claim, JobState, Outcome, Tried, told
+from distop.protocol.jobs import Claim, JobState, Outcome, Tried, bounded_errors
 from distop.protocol.json_codec import loads, rfc3339
 from distop.protocol.plan import CHUNK_PAGE
 from distop.protocol.record_reading import read
@@ -316,7 +316,9 @@ class Owner:
             error = outcome.message
         well = isinstance(outcome, m.Complete)
         result = None if isinstance(outcome, m.Retry | m.Release) else outcome.result
-        tried = told(claim.tried, Tried(claim.attempt, claim.actor, error)) if not well and claim.tried else ()
+        tried = (
+            bounded_errors(claim.tried, Tried(claim.attempt, claim.actor, error)) if not well and claim.tried else ()
+        )
         record = Outcome(
             *(held.name, claim.actor, "", claim.attempt, claim.since or now, now, result),
             error if well or error else "failed",

@@ -15,7 +15,7 @@ from distop.decide.next_steps import next_step
 from distop.decide.work_shares import block_size, cost, rendezvous, shares
 from distop.protocol import job_transitions
 from distop.protocol.behavior_declaration import Retry, Rules
-from distop.protocol.jobs import MAX_OUTCOME_BYTES, Claim, JobState, Outcome, Tried, told
+from distop.protocol.jobs import MAX_OUTCOME_BYTES, Claim, JobState, Outcome, Tried, bounded_errors
 from distop.protocol.json_codec import rfc3339
 from distop.protocol.records import Cancel, Decision, OperationRef, State
 from distop.protocol.revisioned import Seen
@@ -446,7 +446,7 @@ def test_retried_and_released() -> None:
 def test_the_errors_of_a_job_are_bounded_in_count_and_bytes() -> None:
     story: tuple[Tried, ...] = ()
     for attempt in range(1, 40):
-        story = told(story, Tried(attempt, "ex", "é" * 10_000))
+        story = bounded_errors(story, Tried(attempt, "ex", "é" * 10_000))
         assert [one.attempt for one in story] == sorted({1, *range(max(1, attempt - 3), attempt + 1)})
     assert [one.attempt for one in story] == [1, 36, 37, 38, 39]
     value = Claim("ex", "i", 40, 39, error="é" * 10_000, tried=story).encode()
