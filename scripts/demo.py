@@ -160,7 +160,7 @@ def shares(env: dict[str, str], ref: OperationRef) -> Counter[str]:
 
 def main() -> int:
     """Run the demo; returns 0 if all results are as expected."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="scripts/demo", description=__doc__.splitlines()[0])
     parser.add_argument("--keep", action="store_true", help="keep the executors' logs and work directories")
     options = parser.parse_args()
     began = time.monotonic()

@@ -180,7 +180,13 @@ def main(arguments: Sequence[str]) -> int:
             print(f"distop: {sentence}: run scripts/lock", file=sys.stderr)
         return 1 if found else 0
     if arguments not in ([], ["--upgrade"]):
-        print("usage: scripts/lock [--upgrade | --check]", file=sys.stderr)
+        print(
+            "usage: scripts/lock [--upgrade | --check]\n\n"
+            "Writes requirements/ from pyproject.toml, with the hash of each file.\n\n"
+            "  --upgrade  use the newest versions\n"
+            "  --check    write nothing; exit 1 if requirements/ is outdated",
+            file=sys.stderr,
+        )
         return 2
     try:
         write(arguments)

@@ -303,21 +303,27 @@ def main(args: Sequence[str] | None = None) -> int:
         description="Generate mutants of the code, and look for the test or schedule that kills each.",
     )
     parser.add_argument(
-        "--sample", type=int, default=0, metavar="N", help="run N of the mutants that are decisive (default: all)"
+        "--sample", type=int, default=0, metavar="N", help="run N of the mutants that change a result (default: all)"
     )
     parser.add_argument("--seed", type=int, default=1, metavar="S", help="the seed of the sample (default 1)")
     parser.add_argument(
-        "--only", nargs="*", default=[""], metavar="LABEL", help="run mutants whose label or module starts so"
+        "--only", nargs="*", default=[""], metavar="LABEL", help="run mutants whose label or module starts with LABEL"
     )
     parser.add_argument("--kinds", nargs="*", default=KINDS, choices=KINDS, help="kinds of mutants (default: all)")
     parser.add_argument("--list", action="store_true", help="list the mutants, and run none")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one per processor)")
-    parser.add_argument("--schedules", type=int, default=400, metavar="N", help="schedules to observe (default 400)")
-    parser.add_argument("--lives", type=int, default=200, metavar="N", help="random lives to observe (default 200)")
-    parser.add_argument("--first", type=int, default=1, metavar="SEED", help="seed of the first schedule (default 1)")
-    parser.add_argument("--kept", action="store_true", help="use the places found by an earlier run on former code")
     parser.add_argument(
-        "--held", type=int, default=4, metavar="N", help="requests of each label that are held in schedules (default 4)"
+        "--schedules", type=int, default=400, metavar="N", help="simulator schedules to record (default 400)"
+    )
+    parser.add_argument(
+        "--lives", type=int, default=200, metavar="N", help="random transaction sequences to record (default 200)"
+    )
+    parser.add_argument("--first", type=int, default=1, metavar="SEED", help="seed of the first schedule (default 1)")
+    parser.add_argument(
+        "--kept", action="store_true", help="reuse the places that an earlier run found, although the code has changed"
+    )
+    parser.add_argument(
+        "--held", type=int, default=4, metavar="N", help="requests of each label that schedules delay (default 4)"
     )
     parser.add_argument(
         "--tries",

@@ -42,7 +42,7 @@ def main(args: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--tries", type=int, default=TRIES, help=f"maximum runs to shrink a replayed scenario (default {TRIES})"
     )
-    parser.add_argument("--points", action="store_true", help="run all strikes at all crash points instead")
+    parser.add_argument("--points", action="store_true", help="run every strike (a fault at a crash point) instead")
     parser.add_argument(
         "--strike",
         nargs=4,
