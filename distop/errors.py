@@ -208,6 +208,6 @@ def no_operation(op: object) -> NotFound:
 
 
 def describe(error: BaseException) -> str:
-    """One line for people: the message, or the type's name where there is none."""
+    """One line for people: the message, or the type's name if there is no message."""
     text = str(error).strip()
     return text if text else type(error).__name__

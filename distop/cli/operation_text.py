@@ -102,7 +102,7 @@ def doing(status: OperationStatus) -> str | None:
 
 
 def _failed(op: str, counts: Mapping[str, int | None]) -> str | None:
-    """``316 of 365 partitions (list them: `distop show OP --failed`)``; None where none failed."""
+    """``316 of 365 partitions (list them: `distop show OP --failed`)``; None if none failed."""
     failed, total = counts.get("failed"), counts.get("total")
     if not failed:
         return None

@@ -164,7 +164,7 @@ class _Start:
         return f"started {self.op.ref}"
 
     def write_json(self) -> None:
-        """The document of a start that was not waited for, or not to the end; nothing where it did not begin."""
+        """Print the JSON of a start whose end was not awaited; nothing if the operation was not started."""
         if self.op is not None and current.json:
             output.write_json(
                 {"op": self.op.ref, "instance": self.op.instance_id, "state": self._state, **self._further}

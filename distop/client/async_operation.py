@@ -192,10 +192,10 @@ class Operation:
             log.warning("Connected to etcd again", extra={"operation": self.ref})
 
     async def _until_ended(self) -> KeyValue | None:
-        """The history record; None where the watch came to an end before it.
+        """Wait for the history record; None if the watch ended before.
 
-        Watched from now on first, and read then: a watch from a revision that has passed is served by etcd's loop for
-        the belated alone, up to 0.1 s later, and the operation is under way while this begins.
+        The watch starts at the current revision, and the key is read once the watch stands. A watch from a past
+        revision would be served by etcd's slower loop, up to 0.1 s later.
         """
         from distop.store.etcd_messages import key_value
         from distop.store.transport import RequestFailed

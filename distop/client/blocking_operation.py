@@ -167,11 +167,11 @@ class Submission:
         return self._inner.etcd3(client)
 
     def stale(self) -> bool:
-        """After a refusal: whether a new submission is needed; else it was a compare of the caller's."""
+        """After a refusal: whether a new submission is needed. False: a compare of the caller's failed."""
         return self._loop.run(self._inner.stale())
 
     def committed(self) -> bool:
-        """Where the outcome is not known: whether it was committed; where it was not, it never will be."""
+        """After an unknown outcome: whether it was committed. If it was not, it never will be."""
         return self._loop.run(self._inner.committed())
 
 

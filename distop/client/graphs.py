@@ -1,4 +1,4 @@
-"""Operations that shall be started together, and wait for each other: ``chain``, ``group``, ``chord``.
+"""Graphs of operations that are started together and wait for each other: ``chain``, ``group``, ``chord``.
 
 a, b = Start("validate", "sales", {...}), Start("validate", "returns", {...})
 client.start_operations(chain(group(a, b), Start("build-index", "sales", {...})))

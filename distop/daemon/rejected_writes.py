@@ -26,12 +26,12 @@ MOST_OPERATIONS = 8
 MOST_WRITES = 3
 """Writes of an operation that the node record names at most."""
 LONGEST = 500
-"""Characters of the text for one write."""
+"""Maximum characters of the text for one write."""
 
 
 @dataclass
 class _Write:
-    """A rejected write: its back-off, and what etcd says of it."""
+    """A rejected write: its back-off, and etcd's error."""
 
     backoff: Backoff
     text: str = ""
@@ -59,8 +59,8 @@ class _Operation:
 class RejectedWrites:
     """The rejected writes of one incarnation.
 
-    ``changed()`` is called when ``told`` or ``more`` has changed. A write is known by its operation, its kind and
-    ``write``, which is left out where an operation has one write of the kind at a time.
+    ``changed()`` is called when ``told`` or ``more`` has changed. A write is identified by its operation, its kind and
+    ``write``, which is left out if an operation has at most one write of the kind at a time.
     """
 
     def __init__(self, log: ContextLogger, changed: Callable[[], None]) -> None:

@@ -37,7 +37,7 @@ class Rank(IntEnum):
 def rank(node: Node, type_name: str, tables: Collection[str] = ()) -> Rank | None:
     """The executor's rank for a type on these tables.
 
-    None where the type is not installed there, or the executor does not serve it or one of the tables.
+    None if the type is not installed there, or if the executor does not serve the type or one of the tables.
     """
     if refusal(node.serves, type_name, tables):
         return None

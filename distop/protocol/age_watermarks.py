@@ -62,7 +62,7 @@ def watermarks(keys: Keys, found: Iterable[KeyValue]) -> list[Watermark]:
 
 
 def revision(value: bytes) -> int:
-    """What the value of a watermark names; 0, which is before everything, where it names nothing."""
+    """The revision in the value of a watermark; 0, which is before all writes, if the value is invalid."""
     return int(value) if value.isdigit() else 0
 
 
@@ -72,7 +72,7 @@ def newest_old(known: Sequence[Watermark]) -> Watermark | None:
 
 
 def next_slot(known: Sequence[Watermark]) -> Watermark | None:
-    """The slot for the next watermark; None where all are needed.
+    """The slot for the next watermark; None if all are needed.
 
     A slot that was never used (``mod`` 0), or that of an old watermark other than the newest old one.
     """

@@ -49,7 +49,7 @@ def did_you_mean(name: object, known: Iterable[str], listed_as: str = "") -> str
     """The end of an error message about an unknown name.
 
     An example: `` (did you mean 'validate'? known: index, validate)``. ``listed_as``: what the known names are called
-    in their list; "": they are not listed. "" where there is nothing to say.
+    in their list; "": they are not listed. Returns "" if there is neither a near name nor a list.
     """
     from difflib import get_close_matches  # loads slowly, only needed for errors
 

@@ -41,7 +41,7 @@ class Room:
         self._nested = self._size = 0
 
     def add(self, part: Txn) -> bool:
-        """Add a part; False where it does not fit. The first part always fits."""
+        """Add a part; returns False if it does not fit. The first part always fits."""
         nested, size = self._nested, self._size
         for op in (*part.success, *part.failure):
             if isinstance(op, Put):
@@ -147,7 +147,7 @@ def _share_no_keys(parts: Sequence[Txn]) -> bool:
     """
     writer: dict[str, int] = {}
     compared: dict[str, int] = {}
-    """By whom each key is compared; -1: by several."""
+    """The number of the part that compares each key; -1: several parts."""
     ranges: list[tuple[str, str, int]] = []
 
     def look(txn: Txn, n: int) -> bool:
@@ -198,7 +198,7 @@ class _KeySet:
         self._points: set[str] = set()
         self._order: list[str] = []
         self._starts: list[str] = []
-        """Of ranges, which are disjoint: those that meet become one."""
+        """The starts of disjoint ranges. Ranges that overlap are merged."""
         self._ends: list[str] = []
 
     def add(self, key: str, end: str) -> None:

@@ -72,7 +72,7 @@ def exists(key: str) -> Compare:
 
 
 def none_within(start: str, end: str) -> Compare:
-    """No key exists in ``[start, end)``. Cheap only where the range is nearly empty (T5)."""
+    """No key exists in ``[start, end)``. Cheap only if the range is nearly empty (T5)."""
     return Compare(start, Target.CREATE, Relation.EQUAL, 0, end)
 
 
@@ -308,7 +308,7 @@ class _Written:
 def largest_value(txn: Txn) -> tuple[str, int]:
     """The key and the size in bytes of the largest value that is put.
 
-    ("", 0) where nothing is put.
+    ("", 0) if nothing is put.
     """
     puts = [(op.key, len(op.value)) for op in (*txn.success, *txn.failure) if isinstance(op, Put)]
     puts += [largest_value(op) for op in (*txn.success, *txn.failure) if isinstance(op, Txn)]

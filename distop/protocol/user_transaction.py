@@ -55,10 +55,10 @@ class CallerTransaction:
 
     @property
     def fences_failure(self) -> bool:
-        """Whether the failure branch makes all other copies refused.
+        """Whether the failure branch writes the counter, so that all other copies are refused.
 
-        If it only reads, and no other call has its request id, a later transaction does that, and only where an answer
-        was lost. So it does not delay other callers' starts.
+        If it only reads, and no other call has its request id, a later transaction writes the counter, and only after a
+        lost answer. So it does not delay other callers' starts.
         """
         return self.again or self.writes_failure
 

@@ -27,15 +27,16 @@ _LEXEME = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _BEGINS_WITH_A_YEAR = re.compile(r"[+-]?[0-9]{4,}(?![0-9:])")
-"""A literal of a date or a timestamp that names its day. Spark reads no year of fewer digits."""
+"""The start of a date or timestamp literal that names its day. Spark reads no year with fewer digits."""
 _BLANK = "".join(c for c in map(chr, range(0x3001)) if c.isspace() or c < "!" or "\x7f" <= c < "\xa0")
-"""What Spark leaves out around such a text."""
+"""Characters that Spark strips from such a text."""
 _CLOCK_TEXT = re.compile(
     r"(?i:now|today|tomorrow|yesterday)\s*"
     r"(?:Z|[A-Z]{2,3}(?:[0-9][A-Z]{3})?|(?:UTC|GMT|UT)?[+-][0-9:]+|[A-Z]\w+/[\w/+-]+)?"
 )
-"""A text that Spark takes for the time where a date or a timestamp is wanted, with a time zone or without. Without
-:data:`_BLANK` at its end: two repetitions of the same characters, one after the other, would take quadratic time.
+"""A text that Spark reads as the current time in a date or timestamp, with or without a time zone.
+
+It does not end with :data:`_BLANK`: two adjacent repetitions of the same characters would take quadratic time.
 """
 _COMMENT_MARK = re.compile(r"/\*|\*/")
 
@@ -58,7 +59,7 @@ _TYPED = frozenset({"date", "timestamp", "timestamp_ltz", "timestamp_ntz"})
 _AROUND_TEXT = frozenset(
     {"is", "not", "null", "and", "or", "in", "like", "ilike", "rlike", "regexp", "between", "true", "false"}
 )
-"""Words that are no column where an expression has texts in double quotes."""
+"""Words that are not columns in an expression with texts in double quotes."""
 _CLOCK = frozenset(
     {
         *("now", "getdate", "sysdate", "curdate", "localtimestamp"),
@@ -145,7 +146,7 @@ def _names_none(tokens: list[_Token]) -> bool:
 
 
 def _tokens(text: str) -> list[_Token] | None:
-    """Without spaces and comments; None where it is unclear where one of them ends."""
+    """The tokens of the text, without spaces and comments; None if the end of a token is unclear."""
     found = []
     at = 0
     while at < len(text):

@@ -59,7 +59,7 @@ class ReadabilityCheck:
         """The mod revisions of the records that were readable."""
 
     async def problem(self, etcd: EtcdClient, keys: Keys, ref: OperationRef) -> str:
-        """Why this release cannot read the argument or the plan; "" where it can, or they are deleted."""
+        """Why this release cannot read the argument or the plan; "" if it can, or if they are deleted."""
         first, after = keys.chunks_range(ref)
         arg, plan = (answer.kv for answer in await etcd.read(Get(keys.of(ref, "arg")), Get(keys.of(ref, "plan"))))
         listed = await etcd.list(first, after, keys_only=True)

@@ -183,7 +183,7 @@ class Coordinator:
         self._waiters.table_changed()
 
     def close(self) -> None:
-        """Stop at once: the election or the session is over."""
+        """Stop at once: the election or the session has ended."""
         self._ready, self._closed = False, True
         if self._watching is not None:
             self._watching.cancel()

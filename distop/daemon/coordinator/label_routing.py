@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 ABSENT = 60.0
 """Seconds for which a cancelled operation waits for a node to run its completion code: one may be restarting."""
 AGAIN = 0.1
-"""Seconds before the next attempt to give up an election that is just being taken up."""
+"""Seconds before the next attempt to resign from an election that has just been won."""
 
 
 class Placing:
     """Decides for one coordinator which steps run on this node.
 
-    ``pass_on`` gives up the election, or returns False where that is not possible yet. ``kick`` has operations looked
-    at again. ``only_ending``: no live node has code of the type, and none has had any for a minute.
+    ``pass_on`` resigns from the election, or returns False if that is not possible yet. ``kick`` checks operations
+    again. ``only_ending``: for a minute no live node has had code of the type.
     """
 
     def __init__(
@@ -87,9 +87,9 @@ class Placing:
         return step
 
     def need(self, op: OperationView, tables: Collection[str]) -> str:
-        """Planning of an operation reads these tables, which this node does not serve: leave it to one that does.
+        """Leave the planning of an operation to a node that serves these tables, which planning reads.
 
-        Returns what a missing executor would need; "" where one lives.
+        Returns what a missing executor would need; "" if one lives.
         """
         where = op.spec.where if op.spec is not None else {}
         wanted = (op.ref.table, *tables)

@@ -68,7 +68,7 @@ class _Outcomes:
         return await self._read(start)
 
     def ready(self) -> Page | None:
-        """The first page, if it is known by now."""
+        """The first page, if it is already known."""
         first = self._first
         if first is None or not first.done() or first.cancelled() or first.exception() is not None:
             return None
@@ -118,7 +118,7 @@ class Ending:
         """Group commit of the deletions of their keys."""
 
     def close(self) -> None:
-        """Stop at once: the election or the session is over."""
+        """Stop at once: the election or the session has ended."""
         self._ends.close()
 
     # --------------------------------------------------------------- complete

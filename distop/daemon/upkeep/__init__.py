@@ -1,1 +1,1 @@
-"""Upkeep: prunes the history, sweeps result files, gives up holds that nobody sees to."""
+"""Upkeep: prunes the history, sweeps result files, and gives up abandoned holds."""

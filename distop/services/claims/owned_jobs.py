@@ -27,7 +27,7 @@ class OfferedJob:
     type: str
     table: str
     object: str
-    """"" where the type has no objects."""
+    """The object that the operation works on; "" if its type has none."""
     partition: str
     """The partition's name; ``all`` for an operation on ``@cluster``."""
     ordinal: int

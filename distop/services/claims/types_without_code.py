@@ -41,7 +41,7 @@ class TypeOptions:
     description: str = ""
 
     def declaration(self, type_name: str, arg_schema: Mapping[str, Any] | None = None) -> Declaration:
-        """The declaration. Raises InvalidArgument where it contradicts itself."""
+        """The declaration. Raises InvalidArgument if it contradicts itself."""
         check_type_name(type_name)
         self._check_words(type_name)
         retry = _checked_retry(type_name, self.retry)

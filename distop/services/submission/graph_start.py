@@ -163,11 +163,11 @@ class _Together:
         self._refs: dict[Try, OperationRef] = {}
         """The edges between started operations."""
         self._apart: set[Try] = set()
-        """Operations with so many predecessors outside the graph that these edges are written separately."""
+        """Operations with too many predecessors outside the graph: these edges are written separately."""
         self._hold, self._value, self._shown = hold, b"", 0.0
 
     async def run(self) -> list[Started]:
-        """Raises Lost where it is to be tried again."""
+        """Start the graph in one transaction, or in pages. Raises Lost if it must be tried again."""
         await self._read()
         if self._new():
             whole = self._whole()
@@ -178,7 +178,10 @@ class _Together:
         return [one.result() if one.verdict is not None else Started(self._refs[one]) for one in self._tries]
 
     async def in_one(self) -> Whole:
-        """Raises InvalidArgument where it is too much for one transaction; Lost where it is to be tried again."""
+        """The transaction that starts the whole graph.
+
+        Raises InvalidArgument if the graph does not fit into one transaction; Lost if it must be tried again.
+        """
         await self._read()
         if not self._new():
             return Whole(tuple(one.result().ref for one in self._tries), Txn(), earlier=True)
@@ -457,7 +460,7 @@ class _Together:
             )
 
     async def _let_go(self) -> None:
-        """Release the hold: from here on all operations exist."""
+        """Release the hold. From then on all operations exist."""
         key = self._keys.hold(self._hold)
         txn = Txn((value_is(key, self._value),), (Delete(key),), (Get(key),), "release_hold")
         result = await self._etcd.commit(txn, deadline=WRITE_LIMIT)

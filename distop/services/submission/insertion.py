@@ -434,9 +434,9 @@ async def object_found(declaration: Declaration, wanted: Request) -> str:
 
 
 def object_of(declaration: Declaration, wanted: Request, *, steps: int | None = None) -> str:
-    """The object that it works on, or "". ``steps``: at most, of the comparison with the schema.
+    """The object that the operation works on, or "". ``steps``: maximum steps of the check against the schema.
 
-    Raises InvalidArgument where the argument does not fit, and as ``schema.check_argument``.
+    Raises InvalidArgument if the argument does not fit, and as ``argument_schema.check_argument`` does.
     """
     from distop.schemas.argument_schema import MAX_STEPS, check_argument
 

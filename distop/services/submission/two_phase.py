@@ -106,7 +106,7 @@ def request_id(external_id: str) -> str:
 async def prepare(etcd: EtcdClient, keys: Keys, wanted: Request, asked: p.Terms) -> Started:
     """Insert the operation, held, once for each external id.
 
-    Raises as ``submit.submit`` does; InvalidArgument where the external id was used for another request.
+    Raises as ``submit.submit`` does; InvalidArgument if the external id was used for another request.
     """
 
     async def attempt() -> Started:
