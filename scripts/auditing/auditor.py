@@ -53,7 +53,7 @@ OF_THE_CLUSTER: tuple[Callable[[Content, Mapping[OperationName, Changes]], Itera
 
 
 class Violation(NamedTuple):
-    """A rule that a revision broke.
+    """A violation of a rule by a revision.
 
     ``subject`` is an operation, one of its jobs, or a key.
     """

@@ -48,7 +48,7 @@ Changes = dict[Key, Change]
 
 @dataclass(slots=True)
 class Operation:
-    """What is known of one operation."""
+    """The known content of one operation."""
 
     keys: dict[Key, str] = field(default_factory=dict)
     attempts: dict[int, int] = field(default_factory=dict)
@@ -150,7 +150,7 @@ class Content:
         return touched
 
     def _note(self, key: str, value: str | None) -> None:
-        """Keep what is asked later of a key that belongs to no operation."""
+        """Store the later needed facts of a key that belongs to no operation."""
         family, _, rest = key.partition(".")
         if family == "distOpNode" and value is not None:
             self.executors[rest] = str(record(value).get("executor", ""))

@@ -54,7 +54,7 @@ class SecondFollower:
         return found
 
     def summary(self) -> str:
-        """A line about what was judged."""
+        """The last checked revision and the number of operations, in one line."""
         auditor = self.auditor
         return f"second audit: up to revision {auditor.revision}, {auditor.operations:,} operations"
 

@@ -7,7 +7,7 @@ from distop_behaviors.noop import Noop
 
 
 class Limited(Noop):
-    """No-op jobs with so many attempts that a job may be lost several times."""
+    """No-op jobs with many attempts, so that a job may be lost several times."""
 
     type_name = "limited"
     retry = Retry(attempts=8, initial=0.1, maximum=1.0)

@@ -1,4 +1,4 @@
-"""Graphs as JSON: what they stand for, and what is said of those that cannot be read."""
+"""Graphs as JSON: the operations that they describe, and the errors of invalid files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graphs of operations to be started: who waits for whom, and what is refused before anything is asked of etcd."""
+"""Graphs of operations: their dependencies, and the checks that need no etcd."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers claim jobs when there are some, extend what they run, return each once, and stop what is lost."""
+"""Workers claim available jobs, extend the claims of running ones, return each once, and stop lost ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shell around the backlog: what it asks of the child and of etcd, and when."""
+"""The executor's shell around the backlog: its calls of the child and of etcd."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def test_jobs_beyond_the_batch_size_are_released() -> None:
 
 
 def test_an_executor_continues_soon_after_its_stuck_child_was_replaced() -> None:
-    """Nobody tells it so."""
+    """No event announces the replacement."""
 
     async def main() -> None:
         ctx = Alone()

@@ -219,7 +219,7 @@ def test_an_operation_without_claimable_jobs_is_checked_after_a_hint_when_due_or
 
 @pytest.mark.parametrize("meanwhile", ["returned", "hint", "altered", "nothing"])
 def test_a_hint_during_an_empty_round_causes_another_check(meanwhile: str) -> None:
-    """A retry came with the next poll alone, on a busy machine: the look had read what was before."""
+    """Without it a retry waited for the next poll, because the round had read an older state."""
     one = Driven()
     one.open(A)
     one.serve(FULL_LOOK, 0, open_jobs=39)

@@ -1,4 +1,4 @@
-"""What an executor does about a job that it ran before, and what it keeps on its disk for that."""
+"""Jobs of earlier runs on an executor: the decision about their data, and the run files."""
 
 from __future__ import annotations
 
@@ -132,8 +132,9 @@ class Node:
 
 
 async def test_a_job_restarted_during_a_read_does_not_count_as_a_former_run(tmp_path: Path) -> None:
-    """What was read told that another had both; by then this executor had one of them again. (The simulator found that
-    this ended in a KeyError, and all that former runs had left stayed there.)
+    """The read shows both jobs with another executor, but by now this executor has restarted one of them.
+
+    (In the simulator this ended in a KeyError, and the data of all earlier runs stayed.)
     """
     before = LocalJobs(RunFiles(tmp_path), "old")
     before.load()

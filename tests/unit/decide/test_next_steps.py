@@ -478,7 +478,7 @@ def test_candidates_for_an_election_have_different_turns() -> None:
 
 
 def test_a_resumable_job_is_left_to_the_executor_with_its_state_for_a_moment() -> None:
-    """Lost or released, of a live executor; not one that broke there, and not for longer than the head start."""
+    """A lost or released job of a live executor, for its head start; not a job that failed there."""
     claims = {
         0: Seen(Claim("home", "gone", 1, 0), 5),
         1: Seen(Claim("home", "", 1, 0), 6),

@@ -146,7 +146,7 @@ def test_one_at_a_time_and_planned_starts_are_clean() -> None:
     ],
 )
 def test_an_ended_series_has_no_next_operation(series: Series) -> None:
-    """Its last time has passed by the end that the history tells, or nothing follows such an end."""
+    """By the end in the history record its last time has passed, or the series does not repeat after such an end."""
     world, _ = opened()
     end_in_series(world, series)
     assert found(world) == []

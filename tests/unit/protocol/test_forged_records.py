@@ -1,6 +1,4 @@
-"""Records that somebody wrote by hand: a decoder gives a value that the deciding functions take, or says that it cannot
-be read.
-"""
+"""Forged records: a decoder returns a value that the deciding functions accept, or reports it as unreadable."""
 
 from __future__ import annotations
 

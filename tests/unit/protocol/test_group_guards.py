@@ -49,7 +49,7 @@ def each_alone_refuses(world: World, txn: Txn, changes: Iterable[Put | Delete]) 
 
 
 def each_alone_refuses_anew(world: World, build: Callable[[World], Txn], changes: Iterable[Put | Delete]) -> None:
-    """The same where the change was seen before the transaction was built, but not what it means."""
+    """The same if the builder had the new revision, but decided from the old value."""
     for change in changes:
         changed = copied(world)
         changed.tamper(change)
@@ -206,7 +206,7 @@ def test_the_guards_of_each_replaced_operation_are_needed() -> None:
     ]
 
     def unseen(now: World) -> Txn:
-        """As whoever has not seen that they have begun."""
+        """The view of a builder that has not seen their start."""
         takes = [Takes(id_, ref, now.mod(ref, "state"), end) for id_, (ref, end) in zip("xyz", replaced, strict=True)]
         new = [
             replace(world.new_operation_with_id(id_, skipped=n), takes=taken)
@@ -265,7 +265,7 @@ def test_the_guards_of_each_operation_that_finishes_and_ends_are_needed() -> Non
 
 @pytest.mark.parametrize("told", [False, True])
 def test_the_guards_of_each_cleaned_operation_are_needed(told: bool) -> None:
-    """``told``: the first one tells its successors with it."""
+    """``told``: the first one also signals its successors in this transaction."""
     world, refs = done(decided=True)
     world.do(world.finish_all(refs))
     ends = refs[1:] if told else refs

@@ -181,7 +181,7 @@ def test_each_of_several_claims_of_an_actor_is_extended() -> None:
 
 @pytest.mark.parametrize("lost", [False, True])
 def test_an_extended_claim_of_an_actor_counts_against_the_limit_again(lost: bool) -> None:
-    """It was overdue, and left out of those that a limit allows. ``lost``: a job of a dead executor is claimed."""
+    """It was overdue, so it did not count. ``lost``: a job of a dead executor is claimed."""
     world, ref = ready()
     world.do(world.own(ref, "w", 0))
     if lost:
@@ -222,7 +222,7 @@ def test_confirming_an_aborted_operation_is_refused() -> None:
 
 
 def test_an_alteration_that_did_not_see_a_confirmation_keeps_it_on_record() -> None:
-    """Both write what was done to the operation."""
+    """Both write the operation's record of actions."""
 
     async def work(etcd: Etcd) -> None:
         op = await etcd.client.prepare_operation("noop", TABLE, {}, external_id="tx-17")

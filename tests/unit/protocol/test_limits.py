@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 def limited(
     most: int, jobs: int = 6, *, each: int = 0, attempts: int = 3, cleans: bool = True
 ) -> tuple[World, OperationRef]:
-    """An open operation of so many jobs, of which so many may run at once; executors a and b."""
+    """An open operation with a number of jobs and a limit of concurrent ones; executors a and b."""
     world = World(rules=Rules(retry=Retry(attempts=attempts), cleans=cleans))
     world.join("a")
     world.join("b")

@@ -1,4 +1,4 @@
-"""The records: every one comes back as it was written, unknown fields are ignored, limits are kept."""
+"""Records: each is decoded to the encoded value, unknown fields are ignored, and limits hold."""
 
 from __future__ import annotations
 

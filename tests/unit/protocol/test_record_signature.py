@@ -53,7 +53,7 @@ def test_hole_8_a_record_of_another_key_or_namespace_or_without_signature_is_ref
 
 
 def test_hole_8_a_signed_record_under_the_key_of_another_operation_is_refused() -> None:
-    """Whoever writes history by hand copies one that is signed."""
+    """An attacker copies a signed record to another key."""
     assert why_refused("t/validate/1", KEY, "ns", signed(RECORD)) == ""
     assert why_refused("t/validate/2", KEY, "ns", signed(RECORD)) == "it is the record of another operation"
     assert why_refused("t/validate/2", None, "ns", RECORD) == "it is the record of another operation"

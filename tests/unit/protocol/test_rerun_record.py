@@ -1,4 +1,4 @@
-"""What is kept beside a history record: written with it, read back for a rerun, gone with it, and bounded."""
+"""The rerun record: written and deleted with the history record, read for a rerun, and bounded in size."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.world import World
 
 
 def failed_life() -> tuple[World, list[str]]:
-    """An operation with a failed job and one that had no end, finished; the keys of its history."""
+    """Finish an operation with a failed and an unfinished job; returns the keys of its history."""
     world = World()
     ref = world.next_ref()
     world.join("a")

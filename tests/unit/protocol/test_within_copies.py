@@ -59,7 +59,7 @@ def all_decisions() -> Iterator[Decisions]:
 
 
 class Network:
-    """What is between the client and the store."""
+    """The network between client and store."""
 
     def __init__(self, etcd: Etcd, decisions: Decisions, lost: int, events: int, unknown: int) -> None:
         self.etcd = etcd
@@ -127,7 +127,7 @@ class ReachedBy(Etcd):
 
 
 async def told_and_done(decisions: Decisions, failure: list[Any], request_id: str | None, **bounds: int) -> str:
-    """What is wrong about one run, or ""."""
+    """The violation in one run, or ""."""
     etcd = ReachedBy()
     network = Network(etcd, decisions, **bounds)
     if decisions.one_of(2):

@@ -1,4 +1,4 @@
-"""The second auditor: a valid history passes, and for each rule a history breaks it."""
+"""The second auditor: it accepts a valid history, and for each rule it reports a history that violates it."""
 
 from __future__ import annotations
 
@@ -370,7 +370,7 @@ def test_a_history_that_breaks_a_rule_is_a_violation(rule: str, text: str, broke
 
 
 def test_every_rule_is_broken_by_some_history() -> None:
-    """A rule that no history of this file breaks would not be tested."""
+    """A rule that no history of this file violates would not be tested."""
     rules = Path(OF_AN_OPERATION[0].__code__.co_filename).parent.glob("*_rules.py")
     named = {
         node.args[0].value

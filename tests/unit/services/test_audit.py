@@ -1,4 +1,4 @@
-"""``distop audit`` over histories of the model store: what it finds, what it says, and which exit code that is."""
+"""``distop audit`` over histories of the model store: violations, output and exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which jobs ``own_jobs`` finds and claims, on the model store: whatever the watch of open operations tells, or not."""
+"""The jobs that ``own_jobs`` finds and claims on the model store, also without events of the watch."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Play:
         return Put(key, kv.value)
 
     def open(self, jobs: int) -> OperationRef:
-        """An operation with so many jobs."""
+        """Start an operation with this number of jobs."""
         world, ref = self.world, self.world.next_ref()
         world.do(world.start(ref))
         if not world.store.get(world.keys.coordinator(ref.table, ref.type)):
@@ -76,7 +76,7 @@ class Actor:
         return await self.owner.own(f"actor-{id(self):x}", {TYPE: None}, most, 3600.0, None)
 
     async def until_owned(self, count: int = 1) -> list[m.OwnedJob]:
-        """Ask each second, until it has so many jobs."""
+        """Claim once a second, until this number of jobs is owned."""
         jobs = await self.own()
         async with asyncio.timeout(SOON):
             while len(jobs) < count:
@@ -109,7 +109,7 @@ def test_all_jobs_are_claimed_in_as_few_transactions_as_etcd_takes(jobs: int) ->
 @pytest.mark.parametrize("jobs", [1, 2, OWNED_PER_TXN + 1])
 @pytest.mark.parametrize("operations", [1, 2])
 def test_jobs_that_another_actor_gave_back_are_found_again(operations: int, jobs: int) -> None:
-    """No watch tells of them."""
+    """No watch delivers an event about them."""
 
     async def work(play: Play) -> None:
         for _ in range(operations):

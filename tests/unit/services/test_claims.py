@@ -1,4 +1,4 @@
-"""The parts of low-level claims that need no etcd: tokens, arguments, patience, the bucket, what a refusal tells."""
+"""The parts of low-level claims that need no etcd: tokens, arguments, patience, rate limits, refusals."""
 
 from __future__ import annotations
 

@@ -350,7 +350,7 @@ def test_L20_replace_is_refused_after_a_concurrent_change(moved: str) -> None:
 
 
 def replaced_at(etcd: Etcd, moment: int) -> list[Started]:
-    """Somebody else replaces the operation with the id before the answer to so many requests; who did."""
+    """Another client replaces the holder of the id after this number of requests; returns its operation."""
     others: list[Started] = []
     before, ask = len(etcd.requests), etcd._request
 
@@ -693,7 +693,7 @@ async def graph(etcd: Etcd, *requests: Request, links: tuple[tuple[int, int], ..
 
 
 def test_L20_a_graph_joins_the_final_holder_of_the_id() -> None:
-    """The operation that it was about to join is replaced by somebody else, between any two of its requests."""
+    """Another client replaces the holder of the id between any two requests of the graph's start."""
 
     async def work(etcd: Etcd, moment: int) -> bool:
         await etcd.start(delay=60, files=[1])

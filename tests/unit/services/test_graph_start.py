@@ -208,7 +208,7 @@ def test_a_start_of_a_graph_keeps_the_request_id_of_its_own() -> None:
 
 
 async def give_up(etcd: Etcd, pages: int, name: str = "nightly") -> list[str]:
-    """Start a graph, of which so many pages come to be there; its operations."""
+    """Start a graph, and stop after this number of pages; returns its operations."""
 
     def refuse(txn: Txn) -> TxnResult:
         raise EtcdRejected("no", code="INTERNAL", detail="no")

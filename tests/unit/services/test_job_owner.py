@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Play:
-    """An operation of two jobs of which ``w`` owns the first, and a client of its own for ``w``."""
+    """An operation with two jobs, the first owned by ``w``, and a separate client for ``w``."""
 
     def __init__(self) -> None:
         self.client = ModelClient()

@@ -1,4 +1,4 @@
-"""The time limit of a job: what is accepted, and where it is recorded."""
+"""The time limit of a job: accepted values, and the record that contains it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starts of one client that go together, on the model of etcd: each has its own verdict, and what is sent is seen."""
+"""Starts of one client that share transactions, on the model of etcd: verdicts, and the sent requests."""
 
 from __future__ import annotations
 
@@ -267,7 +267,7 @@ def test_what_is_wrong_with_a_record_concerns_those_alone_who_look_for_theirs(mo
 
 
 def test_a_table_that_is_registered_anew_meanwhile_is_read_again_by_those_in_line() -> None:
-    """A refusal tells the counters, not the record that goes with them."""
+    """A refusal returns the counters, but not the table's record."""
 
     async def changed(etcd: Etcd) -> None:
         moved = TableRecord(TABLE, "parquet", "/moved")
@@ -487,8 +487,9 @@ def test_an_unknown_outcome_names_each_ones_request() -> None:
 
 
 def test_a_group_whose_first_copy_is_applied_later_is_found_by_its_ids() -> None:
-    """The first copy was not answered, and so the identical transaction was sent again (T9): it is refused, and what
-    is read then tells that the first has won.
+    """The identical transaction is sent again after a lost answer, and refused (T9).
+
+    The reads after the refusal show that the first copy was applied.
     """
 
     async def twice(etcd: Etcd) -> None:

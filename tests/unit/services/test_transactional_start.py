@@ -1,4 +1,4 @@
-"""Operations inside a transaction of the caller's, on the model of etcd: what is sent, and what copies of it do."""
+"""Starts in a caller's transaction, on the model of etcd: the sent requests, and the effect of late copies."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def test_each_partition_value_is_a_partition_and_null_is_a_separate_one(tmp_path
 
 
 def test_a_hundred_thousand_partitions_are_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The entries are generated: writing manifests of so many takes longer than planning them."""
+    """The entries are generated, because writing such manifests takes longer than planning them."""
     table = Folder(tmp_path).new(SCHEMA, BY_K)
     table.append(rows("a"))
     entries = [("", f"k={n % 100_000}", (f"/data/{n}", 1, 0)) for n in range(200_000)]
