@@ -38,7 +38,7 @@ from distop.runtime import gc_tuning, logs, secret_settings
 from distop.runtime.backoff import Backoff
 from distop.storage.files import open_fixed, write_whole
 from distop.storage.folder_ownership import make_own
-from distop.store import certificates
+from distop.store import tls_files
 from distop.store.client import EtcdClient
 from distop.store.cluster_identity import ensure_space_id
 
@@ -149,7 +149,7 @@ async def run_executor(config: ExecutorConfig) -> int:
     loop = asyncio.get_running_loop()
     for signum in ending_signals():
         loop.add_signal_handler(signum, stop.set)
-    certificates.read(config.etcd)  # fails if they are invalid now; later they may be just in replacement
+    tls_files.read(config.etcd)  # fails now if they are invalid; a running daemon may see files that are being replaced
     secret_settings.hide([config.etcd.password or ""])
     secret_settings.hide_settings(config.spark_conf)
     secret_settings.hide_variables(os.environ, config.spark_conf.get(secret_settings.PATTERN_SETTING, ""))

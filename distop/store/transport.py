@@ -19,7 +19,7 @@ import grpc.aio
 from distop.errors import EtcdRejected, EtcdUnavailable, InvalidArgument, PermissionDenied
 from distop.protocol.frozen import frozen
 from distop.protocol.keys import OP
-from distop.store import certificates
+from distop.store import tls_files
 from distop.store._proto import rpc_pb2 as rpc
 from distop.store.cluster_identity import Identity
 from distop.store.connection_settings import plaintext_password_warning
@@ -173,7 +173,7 @@ class Transport:
         self._config = config
         self._members: list[_Member] = []
         self._credentials: grpc.ChannelCredentials | None = None
-        self._stamp: certificates.Stamp | None = None
+        self._stamp: tls_files.Stamp | None = None
         """Stamp of the certificate files that were read last, whether they were valid or not."""
         self._retiring: set[asyncio.Task[None]] = set()
         self._current = 0
@@ -193,7 +193,7 @@ class Transport:
         if warning := plaintext_password_warning(self._config):
             _warn_once(warning)
         if self._config.secure:
-            self._stamp = certificates.stamp(self._config)
+            self._stamp = tls_files.stamp(self._config)
             self._read_certificates()
         self._members = [self._connect(endpoint.address) for endpoint in self._config.members]
 
@@ -201,7 +201,7 @@ class Transport:
         return _Member(address, channels.get()(address, self._credentials), self._credentials)
 
     def _read_certificates(self) -> None:
-        found = certificates.read(self._config)
+        found = tls_files.read(self._config)
         self._credentials = grpc.ssl_channel_credentials(found.ca, found.key, found.cert)
 
     def _reload_certificates(self, address: str) -> None:
@@ -211,7 +211,7 @@ class Transport:
         """
         if not self._config.secure or self._closed:
             return
-        if (stamp := certificates.stamp(self._config)) != self._stamp:
+        if (stamp := tls_files.stamp(self._config)) != self._stamp:
             self._stamp = stamp
             try:
                 self._read_certificates()

@@ -9,7 +9,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 
 from distop.errors import InvalidArgument
-from distop.store import certificates
+from distop.store import tls_files
 from distop.store.connection_settings import EtcdConfig
 from tests.support.certificates import Certificates, make_certificates
 from tests.support.command import distop_command
@@ -45,27 +45,27 @@ def config(**files: str) -> EtcdConfig:
 
 
 def test_matching_certificate_files_are_read(made: Certificates) -> None:
-    found = certificates.read(config(ca_cert=made.ca, cert=made.client_cert, key=made.client_key))
+    found = tls_files.read(config(ca_cert=made.ca, cert=made.client_cert, key=made.client_key))
     assert found.ca == Path(made.ca).read_bytes()
     assert found.key == Path(made.client_key).read_bytes()
-    assert certificates.read(config()) == certificates.Certificates(None, None, None)
+    assert tls_files.read(config()) == tls_files.TlsFiles(None, None, None)
 
 
 @pytest.mark.parametrize("name", ["garbage.pem", "empty.pem", "client-key.pem"])
 def test_a_file_without_a_certificate_is_rejected(made: Certificates, name: str) -> None:
     path = beside(made, name)
     with pytest.raises(InvalidArgument, match=f"{name} contains no certificate"):
-        certificates.read(config(ca_cert=path))
+        tls_files.read(config(ca_cert=path))
     with pytest.raises(InvalidArgument, match=f"{name} contains no certificate"):
-        certificates.read(config(ca_cert=made.ca, cert=path, key=made.client_key))
+        tls_files.read(config(ca_cert=made.ca, cert=path, key=made.client_key))
 
 
 def test_a_key_that_does_not_match_its_certificate_is_rejected(made: Certificates) -> None:
     with pytest.raises(InvalidArgument, match=r"server-key\.pem does not match the certificate in .*client\.pem"):
-        certificates.read(config(cert=made.client_cert, key=made.server_key))
+        tls_files.read(config(cert=made.client_cert, key=made.server_key))
     for name in ("garbage.pem", "locked.pem", "distop-test-ca.pem"):
         with pytest.raises(InvalidArgument, match=name):
-            certificates.read(config(cert=made.client_cert, key=beside(made, name)))
+            tls_files.read(config(cert=made.client_cert, key=beside(made, name)))
 
 
 def test_an_invalid_certificate_file_is_a_usage_error(

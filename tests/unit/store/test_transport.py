@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from distop.settings import ExecutorConfig
-from distop.store import certificates
+from distop.store import tls_files
 from distop.store.connection_settings import EtcdConfig
 from distop.store.transport import Transport, channel_options, channels
 
@@ -57,8 +57,8 @@ async def test_a_connection_with_replaced_certificates_is_closed_after_its_reque
     made = itertools.count()
     found = SimpleNamespace(ca=None, key=None, cert=None)
     stamps = iter(["before", "after"])
-    monkeypatch.setattr(certificates, "read", lambda config: found)
-    monkeypatch.setattr(certificates, "stamp", lambda config: next(stamps))
+    monkeypatch.setattr(tls_files, "read", lambda config: found)
+    monkeypatch.setattr(tls_files, "stamp", lambda config: next(stamps))
     reset = channels.set(lambda address, credentials: Broken(next(made)))  # type: ignore[arg-type,return-value]
     try:
         config = EtcdConfig(("https://e1:2379",))

@@ -1,4 +1,4 @@
-"""Reads and checks the PEM files of a connection.
+"""Reads and checks the TLS files of a connection: CA certificate, client certificate and private key (PEM).
 
 gRPC reports an invalid file only as failed handshakes, until the connect time-out. So files are checked before use.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @frozen
-class Certificates:
+class TlsFiles:
     """The contents of the files; None for a file that is not configured."""
 
     ca: bytes | None
@@ -42,12 +42,12 @@ def _stamp(path: str) -> tuple[int, int, int] | None:
     return (found.st_ino, found.st_size, found.st_mtime_ns)
 
 
-def read(config: EtcdConfig) -> Certificates:
+def read(config: EtcdConfig) -> TlsFiles:
     """Read the files; check the certificates, and that the key belongs to them.
 
     Raises InvalidArgument, which names the file.
     """
-    found = Certificates(_read(config.ca_cert), _read(config.key), _read(config.cert))
+    found = TlsFiles(_read(config.ca_cert), _read(config.key), _read(config.cert))
     for path in (config.ca_cert, config.cert):
         if path:
             _check_certificate(path)
