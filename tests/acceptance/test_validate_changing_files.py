@@ -36,7 +36,7 @@ CHECKS = [{"not_null": "a"}, between("a", high=100), {"matches": {"column": "w",
 """Footers decide the checks of ``a``; ``w`` needs a scan."""
 MOMENTS: dict[str, tuple[Any, str, str]] = {
     "planned": (parquet_footers, "read_all", "before"),
-    "looked-at": (parquet_footers, "_open", "before"),
+    "looked-at": (parquet_footers, "_read_footer", "before"),
     "footers-read": (parquet_footers, "read_all", "after"),
     "counting": (scan, "count", "before"),
     "counted": (scan, "count", "after"),
@@ -151,7 +151,7 @@ def test_a_table_dropped_or_renamed_during_validate_is_left_to_another_attempt(
 @pytest.mark.parametrize(
     ("owner", "name", "when"),
     [
-        (parquet_footers, "_open", "before"),
+        (parquet_footers, "_read_footer", "before"),
         pytest.param(key_queries, "count_duplicates", "before", marks=pytest.mark.slow),
         (key_queries, "count_duplicates", "after"),
         pytest.param(key_queries, "sample_duplicates", "after", marks=pytest.mark.slow),
@@ -218,7 +218,7 @@ def test_a_footer_of_a_replaced_file_decides_no_check(
         pq.write_table(rows(1, 2, 3), path)
 
     with monkeypatch.context() as patch:
-        act_at(patch, parquet_footers, "_open", "before", other)
+        act_at(patch, parquet_footers, "_read_footer", "before", other)
         ran = run(table, plans[1:2], CHECKS[0])
     assert ran.by_name["p=1"].result["verdict"] == "error"
     assert f"the file {path} has changed since the operation was planned" in ran.message

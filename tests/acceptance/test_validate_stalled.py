@@ -74,7 +74,7 @@ def test_a_file_that_stops_answering_gives_no_verdict(
 ) -> None:
     table.directory.mkdir(parents=True, exist_ok=True)
     KINDS[kind](table.directory / "a.parquet")
-    stall(parquet_footers, "unchanged", after)
+    stall(parquet_footers, "check_unchanged", after)
     with pytest.raises(TableUnavailable, match=r"a\.parquet did not answer within 0\.5 s"):
         table.run(check, statistics="never", **arg)
 
