@@ -45,7 +45,7 @@ LEFT_OUT = (
     "test_shrinking.py",
     "test_simulate_command.py",
     "test_mutants.py",
-    "test_within_copies.py",
+    "test_user_transaction_copies.py",
 )
 """Test files that run many schedules themselves, or that are about mutants."""
 SOURCES = ("distop", "tests/unit", "tests/simulation", "tests/simulator", "tests/support", "scripts/mutating")

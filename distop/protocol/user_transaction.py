@@ -4,7 +4,7 @@ One branch of it is applied, exactly once. distop's compares are outside, the ca
 the caller's that writes also writes the instance counter, which the outer compares check. So the first copy that is
 applied decides, and every other copy is refused by the outer compares, whatever happens to the caller's keys. A
 refused copy reads which branch ran: the operation's spec or history stands for ``success``, a receipt for ``failure``.
-The clauses were checked by exhaustive exploration (``tests/unit/protocol/test_within_copies.py``). Pure.
+The clauses were checked by exhaustive exploration (``tests/unit/protocol/test_user_transaction_copies.py``). Pure.
 """
 
 from __future__ import annotations
