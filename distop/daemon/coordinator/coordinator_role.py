@@ -283,7 +283,7 @@ class Coordinator:
         if next_steps.newer(op):
             self._log_newer(op)
         elif next_steps.may_end_soon(op):
-            self._ending.foresee(op)
+            self._ending.prefetch_run_ops(op)
 
     def _turn(self, ref: OperationRef) -> tuple[int, OperationRef]:
         """Sort by priority, then by order."""
@@ -434,13 +434,6 @@ class Coordinator:
             case next_steps.Commit(txn) if txn.label == "signal":
                 return await self._ending.together(txn)
             case next_steps.Commit(txn):
-                if (
-                    op.plan is not None
-                    and op.ended == op.plan.count
-                    and op.spec is not None
-                    and op.spec.rules.completes
-                ):
-                    self._ending.foresee_completion(op, op.plan.count)
                 return await self._commit(txn)
             case next_steps.Complete(decision):
                 return await self._ending.complete(op, decision)

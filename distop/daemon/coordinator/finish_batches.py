@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 LONGEST_TURN = 0.05
 """Maximum seconds for which a group waits for more finishes."""
-FORESEEN_FOR = 0.25
+RUN_OPS_MAX_AGE = 0.25
 """Maximum age in seconds of a prefetched runOps: it changes often where many operations start and end."""
 
 
@@ -100,28 +100,28 @@ class Finishes:
         )
         self._malformed: set[OperationRef] = set()
         """Operations whose finish etcd rejects as invalid, even alone; they are retried alone at once."""
-        self._foreseen: tuple[float, asyncio.Task[KeyValue | None]] | None = None
+        self._prefetched: tuple[float, asyncio.Task[KeyValue | None]] | None = None
         """The latest prefetch of runOps, and the time of its start."""
         self._since = 0
         """The prefetch includes all writes up to this revision."""
-        self._written: tuple[float, KeyValue | None] = (-FORESEEN_FOR, None)
+        self._written: tuple[float, KeyValue | None] = (-RUN_OPS_MAX_AGE, None)
         """runOps as last written or read here, and the time of that."""
         self._telling: set[asyncio.Task[None]] = set()
 
-    def foresee(self, ref: OperationRef, since: int = 0) -> None:
+    def prefetch_run_ops(self, ref: OperationRef, since: int = 0) -> None:
         """Prefetch runOps for the finish of an operation that may end soon.
 
         This happens while its last jobs or its completion code run, unless runOps is known as of ``since`` or later. If
         runOps changes before the finish, the finish is refused, and the refusal returns it.
         """
         _, written = self._written
-        read = self._foreseen[1] if self._foreseen is not None else None
+        read = self._prefetched[1] if self._prefetched is not None else None
         known = max(self._since, written.mod_revision if written is not None else 0)
         if self._commits.busy or (read is not None and not read.done()) or 0 < since <= known:
             return
         read = asyncio.ensure_future(self._ctx.client.get(self._keys.run_ops(ref.table)))
         read.add_done_callback(lambda done: done.cancelled() or done.exception())
-        self._foreseen, self._since = (time.monotonic(), read), since
+        self._prefetched, self._since = (time.monotonic(), read), since
 
     async def finish(self, final: f.Final) -> bool:
         """Write the terminal state and the history record.
@@ -223,11 +223,11 @@ class Finishes:
 
     async def _run_ops(self, ref: OperationRef) -> KeyValue | None:
         """runOps as last read or written, for a first attempt; a refusal returns the current value."""
-        begun, read = self._foreseen if self._foreseen is not None else (-FORESEEN_FOR, None)
+        begun, read = self._prefetched if self._prefetched is not None else (-RUN_OPS_MAX_AGE, None)
         at, written = self._written
         now = time.monotonic()
-        if read is not None and at <= begun and now - begun < FORESEEN_FOR:
+        if read is not None and at <= begun and now - begun < RUN_OPS_MAX_AGE:
             return await read
-        if written is not None and now - at < FORESEEN_FOR:
+        if written is not None and now - at < RUN_OPS_MAX_AGE:
             return written
         return await self._ctx.client.get(self._keys.run_ops(ref.table))

@@ -7,8 +7,8 @@ each write.
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from distop.clock import time
@@ -42,41 +42,7 @@ if TYPE_CHECKING:
     from distop.protocol.records import Decision, OperationRef
     from distop.protocol.txn import Txn
     from distop.worker.daemon_side.requests import CompleteResult
-    from distop.worker.daemon_side.result_handlers import Fetch, Page
-
-
-class _Outcomes:
-    """The pages of outcomes for the completion code; ``read`` reads the page from an ordinal on."""
-
-    def __init__(self, read: Fetch) -> None:
-        self._read = read
-        self._first: asyncio.Future[Page] | None = None
-
-    def begin(self, known: Page | None = None) -> None:
-        """Prefetch the first page, unless it is ``known``."""
-        if known is not None:
-            self._first = asyncio.get_running_loop().create_future()
-            self._first.set_result(known)
-            return
-        self._first = asyncio.ensure_future(self._read(0))
-        self._first.add_done_callback(lambda read: read.cancelled() or read.exception())
-
-    async def page(self, start: int) -> Page:
-        if start == 0 and self._first is not None:
-            first, self._first = self._first, None
-            return await first
-        return await self._read(start)
-
-    def ready(self) -> Page | None:
-        """The first page, if it is already known."""
-        first = self._first
-        if first is None or not first.done() or first.cancelled() or first.exception() is not None:
-            return None
-        return first.result()
-
-    def close(self) -> None:
-        if self._first is not None:
-            self._first.cancel()
+    from distop.worker.daemon_side.result_handlers import Page
 
 
 def _row(partition: int, success: bool, outcome: str) -> str:
@@ -98,8 +64,7 @@ def _nothing_left(op: OperationView) -> bool:
 class Ending:
     """Completes, finishes and cleans up operations under one election.
 
-    Each step gets the view of the operation from which it was decided. It does not change during the step; the guards
-    refuse a step whose view is stale.
+    Each step gets the operation as it was decided for, which does not change during the step: the guards enforce it.
     """
 
     def __init__(self, election: Election, actions: ActionLog) -> None:
@@ -112,13 +77,12 @@ class Ending:
         self._call = election.call
         self._log = ctx.log
         self._follow_ups = FollowUps(ctx)
-        self._ahead: dict[OperationRef, _Outcomes] = {}
         self._finishes = Finishes(ctx, election.guard, election.reached)
         self._ends = Reporter(ctx, "ends of operations")
         """Group commit of the deletions of their keys."""
 
     def close(self) -> None:
-        """Stop at once: the election or the session has ended."""
+        """Stop at once: the election or the session is over."""
         self._ends.close()
 
     # --------------------------------------------------------------- complete
@@ -149,27 +113,20 @@ class Ending:
     async def _run_completion_code(self, op: OperationView, decision: Decision) -> CompleteResult:
         """Raises WorkerError."""
         ref, worker = op.ref, self._ctx.worker
-        outcomes = self._ahead.pop(ref, None)
-        if outcomes is None:
-            outcomes = self._outcomes_of(op, decision.total, self._known(op, decision.total))
-        try:
-            argument = await self._ctx.argument(ref)
-            self.foresee(op)
-            counts = str(decision.verdict), decision.total, decision.success, decision.failed
-            done: CompleteResult = await self._call(
-                ref,
-                op.stage,
-                lambda: worker.complete(
-                    CompleteRequest(
-                        *(str(ref), ref.type, argument, table_of(op), *counts),
-                        fetch=outcomes.page,
-                        first=outcomes.ready(),
-                        plan=self._plan_of(op),
-                    )
-                ),
-            )
-        finally:
-            outcomes.close()
+        argument, total = await self._ctx.argument(ref), decision.total
+        counts = str(decision.verdict), total, decision.success, decision.failed
+        done: CompleteResult = await self._call(
+            ref,
+            op.stage,
+            lambda: worker.complete(
+                CompleteRequest(
+                    *(str(ref), ref.type, argument, table_of(op), *counts),
+                    fetch=partial(self._outcomes, ref, total),
+                    first=self._known(op, total),
+                    plan=self._plan_of(op),
+                )
+            ),
+        )
         return done
 
     async def _completion_failed(self, op: OperationView, decision: Decision, error: WorkerError) -> bool:
@@ -203,7 +160,7 @@ class Ending:
             if name == "state":
                 states[partition] = kv.value == JobState.SUCCESS.encode()
             elif name == "outcome":
-                read(Outcome.decode, kv)  # raises for an unreadable outcome, so the child gets readable ones only
+                read(Outcome.decode, kv)  # raises for what is none: the child is given nothing that it cannot read
                 outcomes[partition] = kv.value.decode()
         rows = [_row(p, success, outcomes.get(p, "null")) for p, success in sorted(states.items())]
         return rows, after if after < total else None
@@ -232,7 +189,7 @@ class Ending:
             for kv in op.outcomes.values():
                 read(Outcome.decode, kv)
         except UnreadableRecord:
-            return None  # the page is read from etcd, which reports the unreadable record
+            return None  # it is read anew, and told by whoever reads it
         return [_row(p, p not in op.failed, kv.value.decode()) for p, kv in sorted(op.outcomes.items())], None
 
     # ----------------------------------------------------------------- finish
@@ -268,32 +225,13 @@ class Ending:
             await self._ctx.prune_history(ref.table)
         return True
 
-    def foresee_completion(self, op: OperationView, total: int) -> None:
-        """Prefetch a few outcomes while the decision is being written: outcomes never change."""
-        if total <= self._ctx.limits.outcomes_ahead and op.ref not in self._ahead:
-            self._ahead[op.ref] = self._outcomes_of(op, total)
-
     def keep(self, refs: Collection[OperationRef]) -> None:
-        """Drop the prefetched data of all other operations, which are gone."""
-        for ref in [ref for ref in self._ahead if ref not in refs]:
-            self._ahead.pop(ref).close()
+        """Forget the follow-ups of all other operations, which are gone."""
         self._follow_ups.keep(refs)
 
-    def _outcomes_of(self, op: OperationView, total: int, known: Page | None = None) -> _Outcomes:
-        ref = op.ref
-
-        async def page(start: int) -> Page:
-            known = self._known(op, total) if start == 0 else None
-            return known if known is not None else await self._outcomes(ref, total, start)
-
-        outcomes = _Outcomes(page)
-        if known is not None or total <= self._ctx.limits.outcomes_ahead:
-            outcomes.begin(known)
-        return outcomes
-
-    def foresee(self, op: OperationView) -> None:
+    def prefetch_run_ops(self, op: OperationView) -> None:
         """Prefetch for the finish of an operation that may end soon."""
-        self._finishes.foresee(op.ref, op.state_mod)
+        self._finishes.prefetch_run_ops(op.ref, op.state_mod)
 
     async def _errors(self, ref: OperationRef, decision: Decision) -> list[dict[str, Any]]:
         failed = from_ranges(decision.failed_ranges)[:ERRORS_KEPT]

@@ -92,13 +92,13 @@ def test_a_single_finish_is_a_read_and_a_transaction() -> None:
 
 
 def test_a_single_finish_with_run_ops_read_ahead_is_a_transaction() -> None:
-    async def foreseen(one: Coordinator) -> None:
-        one.finishes.foresee(one.refs[0])
+    async def prefetched(one: Coordinator) -> None:
+        one.finishes.prefetch_run_ops(one.refs[0])
         await one.client.until(lambda: one.client.requests == ["read"])
         assert await one.all() == [True]
         assert one.client.requests == ["read", "finish"]
 
-    run(1, foreseen)
+    run(1, prefetched)
 
 
 def test_finishes_that_become_ready_meanwhile_go_together() -> None:
