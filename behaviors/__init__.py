@@ -1,4 +1,1 @@
-"""The operation types that come with distop.
-
-One module or package each, built on ``distop.behavior``.
-"""
+"""The operation types that come with distop: one module or package each, built on ``distop.behavior``."""

@@ -88,4 +88,4 @@ def _check_cluster(arg: NoopArg, partition: PartitionPlan) -> None:
     if arg.jobs != 1:
         raise InvalidArgument(f"jobs is {arg.jobs}, but an operation on @cluster has one job: leave jobs out")
     if unknown := [name for name in arg.fail if name != partition.name]:
-        raise InvalidArgument(f"fail names {unknown[0]!r}, but @cluster has only the partition {partition.name!r}")
+        raise InvalidArgument(f"'fail' has {unknown[0]!r}, but @cluster has only the partition {partition.name!r}")

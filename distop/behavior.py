@@ -425,16 +425,7 @@ class Behavior(ABC):
         name = getattr(cls, "type_name", "")
         check_type_name(name)
         _check_attributes(name, cls)
-        schema = cls.Arg.model_json_schema()
-        result = cls.Result.model_json_schema() if cls.Result is not None else {}
-        report = cls.Report.model_json_schema() if cls.Report is not None else {}
-        for what, one in (("Arg", schema), ("Result", result), ("Report", report)):
-            try:
-                check_schema(one)
-            except BadSchema as error:
-                raise InvalidArgument(
-                    f"behavior {name}: the JSON schema of {what} cannot be published: {error}"
-                ) from None
+        schema, result, report = (_schema(name, cls, what) for what in ("Arg", "Result", "Report"))
         id_fields = _id_fields(name, cls.id_fields, cls.Arg, schema)
         _check_combine(name, cls.combine, id_fields or (), schema)
         completes = cls.complete_operation is not Behavior.complete_operation
@@ -470,6 +461,17 @@ class Behavior(ABC):
 def cleans_up(kind: type[Behavior]) -> bool:
     """True if the behavior overrides ``cancel_job_and_cleanup``."""
     return kind.cancel_job_and_cleanup is not Behavior.cancel_job_and_cleanup
+
+
+def _schema(name: str, cls: type[Behavior], what: str) -> dict[str, Any]:
+    """The JSON schema of a declared model, {} for none. Raises InvalidArgument."""
+    model = getattr(cls, what)
+    schema: dict[str, Any] = model.model_json_schema() if model is not None else {}
+    try:
+        check_schema(schema)
+    except BadSchema as error:
+        raise InvalidArgument(f"behavior {name}: the JSON schema of {what} cannot be published: {error}") from None
+    return schema
 
 
 def _check_attributes(name: str, cls: type[Behavior]) -> None:

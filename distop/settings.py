@@ -1,7 +1,7 @@
 """Settings: a flag, else ``DISTOP_<NAME>``, else the settings file, else the default.
 
-One table, :data:`SETTINGS`, says of each setting how its text is read and what it defaults to. In the file the
-settings stand at the top level under the same names (``spark-master`` or ``spark_master``)::
+One table, :data:`SETTINGS`, has for each setting the reader of its value, its default, and its option on the command
+line. In the file, settings are at the top level under the same names (``spark-master`` or ``spark_master``)::
 
     etcd = ["etcd1:2379", "etcd2:2379"]
     namespace = "prod"
@@ -11,26 +11,24 @@ settings stand at the top level under the same names (``spark-master`` or ``spar
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import socket
 import stat
 from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distop.decide import verifier_urls
+from distop import setting_values as v
 from distop.errors import InvalidArgument
 from distop.protocol import executor_nodes
-from distop.protocol.behavior_declaration import LONGEST_TIME_LIMIT
 from distop.protocol.frozen import frozen
-from distop.protocol.keys import check_namespace, check_type_name, encode
+from distop.protocol.keys import check_namespace, encode
 from distop.protocol.size_limits import DEFAULT, Limits
 from distop.protocol.texts import did_you_mean, shown
 from distop.runtime import secret_settings, spark_rules
+from distop.setting_values import ALL_TYPES
 from distop.settings_file import NO_FILE
-from distop.store.connection_settings import DEFAULT_ENDPOINT, EtcdConfig, split_endpoints
+from distop.store.connection_settings import DEFAULT_ENDPOINT, EtcdConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -39,21 +37,13 @@ if TYPE_CHECKING:
 
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 LOG_FORMATS = ("text", "json")
-SHORTEST_HISTORY_AGE = 3600.0
-"""Seconds."""
-_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([smhd])")
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-ALL_TYPES = "*"
-"""Stands for all types without a job time limit of their own."""
 DEFAULT_JOB_TIME_LIMIT = 86_400.0
 """Seconds. A job is one partition: one without an end must not hold a slot for ever."""
-SHORTEST_TTL = 2.0
-"""Seconds; etcd grants no shorter lease with its default timings (L7)."""
 
 
 @frozen
 class ClientConfig:
-    """Where etcd is, who we are there, and the namespace of distop's keys in it."""
+    """The settings of a client: etcd, its user, and the namespace of distop's keys."""
 
     etcd: EtcdConfig = field(default_factory=EtcdConfig)
     namespace: str = ""
@@ -63,7 +53,7 @@ class ClientConfig:
 
 @frozen
 class ExecutorConfig:
-    """What an executor daemon is told.
+    """The settings of an executor daemon.
 
     ``executor_id`` None: made from the host's name, and kept in the work directory. ``shared_dir`` "": ``_distop/``
     under each table's location. ``slots``: jobs, or batches of one operation's jobs, at a time. ``ttl``: seconds
@@ -116,254 +106,100 @@ class ExecutorConfig:
         return limits.get(type_name, limits.get(ALL_TYPES, DEFAULT_JOB_TIME_LIMIT))
 
 
-# ------------------------------------------------------------- reading values
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError("a text")
-    return value
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool):
-        raise ValueError("a number")
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        raise ValueError("a number") from None
-    if not 0 < number < float("inf"):
-        raise ValueError("a number greater than 0")
-    return number
-
-
-def _count(value: Any) -> int:
-    if isinstance(value, bool) or not str(value).strip().isascii() or not str(value).strip().isdigit():
-        raise ValueError("a whole number greater than 0")
-    if int(value) < 1:
-        raise ValueError("a whole number greater than 0")
-    return int(value)
-
-
-def _port(value: Any) -> int:
-    try:
-        number = _count(value)
-    except ValueError:
-        number = 0
-    if not 0 < number < 65536:
-        raise ValueError("a number from 1 to 65535")
-    return number
-
-
-def _ttl(value: Any) -> float:
-    number = _number(value)
-    if number < SHORTEST_TTL:
-        raise ValueError(f"at least {SHORTEST_TTL:g} seconds (etcd grants no shorter lease)")
-    return number
-
-
-def duration(value: Any) -> float:
-    """Seconds, given as a number or as a text such as ``90s``, ``15m``, ``36h``, ``30d``. Raises ValueError for
-    anything else, and for what is not greater than 0.
-    """
-    said = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
-    try:
-        number = float(said[1]) * _UNITS[said[2]] if said is not None else _number(value)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < float("inf"):
-        raise ValueError("a time such as 90s, 15m, 36h or 30d")
-    return number
-
-
-def _history_age(value: Any) -> float:
-    number = duration(value)
-    if number < SHORTEST_HISTORY_AGE:
-        raise ValueError("at least 1h: the request ids in it tell whether an unanswered start had won")
-    return number
-
-
-def _address(value: Any) -> tuple[str, int]:
-    host, colon, port = str(value).rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not (colon and host and port.isascii() and port.isdigit() and len(port) <= 5 and int(port) < 65536):
-        raise ValueError("HOST:PORT, such as 127.0.0.1:9464 (port 0: any that is free)")
-    return host, int(port)
-
-
-def _endpoints(value: Any) -> tuple[str, ...]:
-    if isinstance(value, str) or (isinstance(value, list | tuple) and all(isinstance(v, str) for v in value)):
-        return split_endpoints(value)
-    raise ValueError("one endpoint or a list of them")
-
-
-def _verifier_urls(value: Any) -> tuple[str, ...]:
-    """Prefixes: a list, or one text with commas between."""
-    urls = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
-    if not isinstance(urls, list | tuple) or not all(isinstance(one, str) for one in urls):
-        raise ValueError("a URL prefix or a list of them, such as https://orders:8443/confirmed")
-    for one in filter(None, urls):
-        verifier_urls.parse(one, "a prefix")
-    return tuple(filter(None, urls))
-
-
-def _names(value: Any, what: str) -> tuple[str, ...]:
-    """A list, or one text with commas between; at least one name. ``what``: what it must be."""
-    names = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
-    if not isinstance(names, list | tuple) or not names or not all(isinstance(one, str) and one for one in names):
-        raise ValueError(what)
-    return tuple(dict.fromkeys(names))
-
-
-def _types(value: Any) -> tuple[str, ...]:
-    names = _names(value, "an operation type or a list of them, such as validate,build-index")
-    for name in names:
-        check_type_name(name)
-    return names
-
-
-def _tables(value: Any) -> tuple[str, ...]:
-    """Names of tables, and namespaces: ``sales.*``."""
-    names = _names(value, "a table, a namespace or a list of them, such as sales.orders,hr.*")
-    for name in names:
-        exact = name.removesuffix(executor_nodes.NAMESPACE)
-        if not exact or "*" in exact or (exact != name and exact.endswith(".")):
-            raise InvalidArgument(
-                f"{shown(name)} is neither a table nor a namespace: write each name in full, or a namespace as sales.*"
-            )
-        encode(exact)
-    return names
-
-
-def _spark_catalogs(value: Any) -> tuple[str, ...]:
-    names = _names(value, "the name of a catalog of Spark or a list of them, such as lake,archive")
-    return tuple(spark_rules.check_name(name) for name in names)
-
-
-def _yes(value: Any) -> bool:
-    if str(value).lower() not in ("1", "true", "yes", "0", "false", "no"):
-        raise ValueError("1 or 0")
-    return str(value).lower() in ("1", "true", "yes")
-
-
-def _one_of(names: tuple[str, ...]) -> Callable[[Any], str]:
-    def read(value: Any) -> str:
-        text = str(value).lower()
-        if text not in names:
-            raise ValueError(f"one of {', '.join(names)}")
-        return text
-
-    return read
-
-
-def _name(value: Any) -> str:
-    text = _text(value)
-    encode(text)
-    return text
-
-
-class _WrongPair(ValueError):
-    """One of several pairs is wrong: that one is shown, not all of them."""
-
-    def __init__(self, item: object, what: str = "written as K=V") -> None:
-        super().__init__(what)
-        self.item = item
-
-
-def pairs(value: Any) -> dict[str, str]:
-    """``K=V`` texts (a list, or one text with commas between), a JSON object, or a mapping, as a mapping.
-
-    Raises ValueError for anything else.
-    """
-    if isinstance(value, str):
-        if value.lstrip().startswith("{"):
-            try:
-                value = json.loads(value)
-            except ValueError:
-                raise ValueError("K=V pairs with commas between, or a JSON object") from None
-        else:
-            value = [part for part in value.split(",") if part.strip()]
-    if isinstance(value, dict):
-        # Spark wants "true", not Python's "True".
-        return {str(k): v if isinstance(v, str) else json.dumps(v) for k, v in value.items()}
-    if not isinstance(value, list | tuple):
-        raise ValueError("K=V pairs or a table")
-    found: dict[str, str] = {}
-    for item in value:
-        key, equals, text = item.partition("=") if isinstance(item, str) else ("", "", "")
-        if not equals or not key.strip():
-            raise _WrongPair(item)
-        found[key.strip()] = text
-    return found
-
-
-def _job_time_limits(value: Any) -> dict[str, float]:
-    """Operation type, or :data:`ALL_TYPES` → seconds."""
-    found: dict[str, float] = {}
-    for name, text in pairs(value).items():
-        if name != ALL_TYPES:
-            check_type_name(name)
-        try:
-            found[name] = min(duration(text), LONGEST_TIME_LIMIT)
-        except ValueError:
-            raise _WrongPair(f"{name}={text}", "TYPE=TIME, such as validate=2h or *=36h") from None
-    return found
-
-
 @frozen
 class Setting:
-    """How one setting is read. ``read`` raises ValueError with what the value must be. A secret is never shown."""
+    """How one setting is read. ``read`` raises ValueError with what the value must be. A secret is never shown.
+
+    ``metavar`` and ``help``: of its option on the command line. Without a metavar it has none. ``repeatable``: the
+    option may be given several times.
+    """
 
     read: Callable[[Any], Any]
     default: Any = None
+    metavar: str = ""
+    help: str = ""
+    repeatable: bool = False
     secret: bool = False
 
 
 SETTINGS: Mapping[str, Setting] = {
-    "etcd": Setting(_endpoints, (DEFAULT_ENDPOINT,)),
-    "namespace": Setting(_text, ""),
-    "user": Setting(_text),
-    "password": Setting(_text, secret=True),
-    "password_file": Setting(_text),
-    "cacert": Setting(_text),
-    "cert": Setting(_text),
-    "key": Setting(_text),
-    "connect_timeout": Setting(_number, 10.0),
-    "request_timeout": Setting(_number, 5.0),
-    "accept_etcd_defects": Setting(_yes, False),
-    "log_level": Setting(_one_of(LOG_LEVELS), "info"),
-    "log_format": Setting(_one_of(LOG_FORMATS), "text"),
-    "id": Setting(_name),
-    "work_dir": Setting(_text),
-    "shared_dir": Setting(_text, ""),
-    "slots": Setting(_count),
-    "spark_master": Setting(_text, "local[*]"),
-    "spark_conf": Setting(pairs, {}, secret=True),
-    "ttl": Setting(_ttl, 10.0),
-    "poll": Setting(_number, 30.0),
-    "label": Setting(pairs, {}),
-    "history_limit": Setting(_count, 1000),
-    "history_age": Setting(_history_age),
-    "metrics": Setting(_address),
-    "call_limit": Setting(duration, 3600.0),
-    "job_time_limit": Setting(_job_time_limits, {}),
-    "verifier_url": Setting(_verifier_urls, ()),
-    "trusted_spark_catalogs": Setting(_spark_catalogs, ()),
-    "types": Setting(_types),
-    "tables": Setting(_tables),
-    "certificate_key_file": Setting(_text),
-    "actions_log": Setting(_text),
-    "data_dir": Setting(_text, ".distop"),
-    "port": Setting(_port),
+    "etcd": Setting(v.endpoints, (DEFAULT_ENDPOINT,), "ENDPOINTS", "host:port, several with commas between."),
+    "namespace": Setting(v.text, "", "NS", "Prefix of all of distop's keys in etcd."),
+    "user": Setting(v.text, None, "NAME", "etcd's user; the password: DISTOP_PASSWORD."),
+    "password": Setting(
+        v.text,
+        help="The password of `user`. It has no flag: all users of a machine can read a command line.",
+        secret=True,
+    ),
+    "password_file": Setting(v.text, None, "FILE", "A file that holds the password."),
+    "cacert": Setting(v.text, None, "FILE", "CA certificate of etcd (PEM)."),
+    "cert": Setting(v.text, None, "FILE", "TLS client certificate (PEM)."),
+    "key": Setting(v.text, None, "FILE", "Its private key (PEM)."),
+    "connect_timeout": Setting(v.number, 10.0, "S", "Seconds to wait for etcd (10)."),
+    "request_timeout": Setting(v.number, 5.0, help="Seconds until a request to etcd is given up and sent again."),
+    "accept_etcd_defects": Setting(
+        v.switch, False, help="1: work with an etcd version that is refused for its defects. For tests only."
+    ),
+    "log_level": Setting(v.one_of(LOG_LEVELS), "info", "LEVEL", "debug, info, warning, error, critical."),
+    "log_format": Setting(v.one_of(LOG_FORMATS), "text", "F", "text or json; always on stderr."),
+    "id": Setting(v.name, None, "NAME", "The executor's name (the host's, and kept)."),
+    "work_dir": Setting(v.text, None, "DIR", "Folder for local files of one cluster; kept between starts."),
+    "shared_dir": Setting(v.text, "", "DIR", "Shared by all executors (<location>/_distop)."),
+    "slots": Setting(v.count, None, "N", "Jobs or batches at a time (the cores)."),
+    "spark_master": Setting(v.text, "local[*]", "URL", "Spark's master (local[*])."),
+    "spark_conf": Setting(v.pairs, {}, "K=V", "A Spark setting (repeatable).", repeatable=True, secret=True),
+    "ttl": Setting(v.ttl, 10.0, "S", "Time to live in seconds of a daemon's session (10)."),
+    "poll": Setting(
+        v.number,
+        30.0,
+        "S",
+        "Seconds between two polls of gates, nodes and elections, in addition to their watches (30); claims and jobs "
+        "are polled each 300 s, or less often with a larger value.",
+    ),
+    "label": Setting(v.pairs, {}, "K=V", "For `start --where` (repeatable).", repeatable=True),
+    "history_limit": Setting(v.count, 1000, "N", "History records kept per table (1000)."),
+    "history_age": Setting(v.history_age, None, "T", "How long history records are kept: 30d, 36h (no limit)."),
+    "metrics": Setting(v.address, None, "HOST:PORT", "Serve Prometheus metrics here (none)."),
+    "call_limit": Setting(
+        v.duration, 3600.0, "T", "Time limit for planning an operation, and for its completion code (1h)."
+    ),
+    "job_time_limit": Setting(
+        v.job_time_limits,
+        {},
+        "TYPE=T",
+        "Time limit of one attempt of a job (repeatable; *: all other types; *=24h).",
+        repeatable=True,
+    ),
+    "verifier_url": Setting(
+        v.verifier_prefixes,
+        (),
+        "URL",
+        "Allow verifiers at URLs below this one (repeatable; none by default).",
+        repeatable=True,
+    ),
+    "trusted_spark_catalogs": Setting(
+        v.spark_catalogs,
+        (),
+        "NAME,…",
+        "Spark catalogs that may choose classes, hosts and where credentials go, such as REST catalogs (none).",
+    ),
+    "types": Setting(v.types, None, "TYPE,…", "Serve operations of these types only (all)."),
+    "tables": Setting(v.tables, None, "TABLE,…", "Serve these tables only; sales.* matches a prefix (all)."),
+    "certificate_key_file": Setting(
+        v.text, None, "FILE", "HMAC key that signs validation reports; not a TLS key (none)."
+    ),
+    "actions_log": Setting(v.text, None, "FILE", "Append one line of JSON for each action: who did what."),
+    "data_dir": Setting(v.text, ".distop", "DIR", "Folder for all data (./.distop)."),
+    "port": Setting(v.port, None, "N", "etcd's port (2379, or a free one)."),
 }
 """Every setting, by its name in Python; a flag's name has ``-`` for ``_``."""
 
 
 class Settings:
-    """The settings of one run. ``flags``: those given, by Python name (None: not given). ``file``: the settings file; a
-    library reads none. ``names``: what flags are called where they are no options of a command line.
+    """The settings of one run. Raises InvalidArgument for an unknown setting in the file.
 
-    Raises InvalidArgument where the file has a setting that is not known.
+    ``flags``: the given settings, by Python name (None: not given). ``file``: the settings file; a library reads none.
+    ``names``: the names of flags in messages, if they are not options of a command line.
     """
 
     def __init__(
@@ -386,9 +222,10 @@ class Settings:
             raise InvalidArgument(f"{file.path} has {what}: {named}; known: {', '.join(sorted(SETTINGS))}")
 
     def get(self, name: str) -> Any:
-        """The value of a setting: of the flag, else the variable, else the file, else its default. A setting of pairs
-        has those of all three: for one key the same order decides. Raises InvalidArgument, which says where the wrong
-        value stands.
+        """The value of a setting: of the flag, else the variable, else the file, else its default.
+
+        A setting of pairs has the pairs of all three, in the same order of precedence for each key. Raises
+        InvalidArgument, which names the source of the invalid value.
         """
         setting, variable = SETTINGS[name], f"DISTOP_{name.upper()}"
         sources = (
@@ -402,11 +239,11 @@ class Settings:
         return next(found, setting.default)
 
     def given(self, name: str) -> bool:
-        """The setting stands somewhere, and so is not the default."""
+        """Whether the setting was given anywhere, so that it is not the default."""
         return bool(name in self._flags or self._env.get(f"DISTOP_{name.upper()}") or name in self._values)
 
     def by_flag(self, name: str) -> bool:
-        """The setting stands in the command line."""
+        """Whether the setting was given on the command line."""
         return name in self._flags
 
     @staticmethod
@@ -414,7 +251,7 @@ class Settings:
         try:
             return setting.read(value)
         except ValueError as error:
-            wrong = error.item if isinstance(error, _WrongPair) else value
+            wrong = error.item if isinstance(error, v.WrongPair) else value
             told = "" if setting.secret else f", not {shown(wrong)}"
             raise InvalidArgument(f"{where} must be {error}{told}") from None
         except InvalidArgument as error:
@@ -422,7 +259,7 @@ class Settings:
 
 
 def _reason(error: OSError | UnicodeDecodeError) -> str:
-    """Why a file cannot be read, for people: without the error's number, and without what stands in the file."""
+    """Why a file cannot be read, without the error's number and without the file's content."""
     return (error.strerror or type(error).__name__) if isinstance(error, OSError) else "it is not UTF-8"
 
 
@@ -498,7 +335,7 @@ def etcd_config(settings: Settings, *, for_ever: bool = False) -> EtcdConfig:
 
 
 def client_config(settings: Settings) -> ClientConfig:
-    """What a client is told. Raises InvalidArgument."""
+    """The settings of a client. Raises InvalidArgument."""
     etcd = etcd_config(settings)
     return ClientConfig(etcd, etcd.namespace, settings.get("shared_dir"))
 
@@ -531,35 +368,27 @@ def check_arguments(settings: Settings) -> None:
 
 
 def executor_config(settings: Settings, env: Mapping[str, str] | None = None) -> ExecutorConfig:
-    """What an executor daemon is told. Raises InvalidArgument."""
+    """The settings of an executor daemon. Raises InvalidArgument."""
     check_arguments(settings)
     executor_id = settings.get("id")
     work_dir = settings.get("work_dir")
     check_heartbeats(settings.get("spark_master"), settings.get("ttl"), settings.get("spark_conf"))
     path = Path(work_dir) if work_dir else default_work_dir(executor_id, os.environ if env is None else env)
+    same = (
+        *("shared_dir", "spark_master", "spark_conf", "ttl", "poll", "log_level", "log_format", "history_limit"),
+        *("history_age", "metrics", "call_limit", "trusted_spark_catalogs", "actions_log"),
+    )
     return ExecutorConfig(
         etcd=etcd_config(settings, for_ever=True),
         work_dir=path.absolute(),
         namespace=check_namespace(settings.get("namespace")),
         executor_id=executor_id,
-        shared_dir=settings.get("shared_dir"),
         slots=settings.get("slots") or cores(),
-        spark_master=settings.get("spark_master"),
-        spark_conf=settings.get("spark_conf"),
-        ttl=settings.get("ttl"),
-        poll=settings.get("poll"),
         labels=settings.get("label"),
-        log_level=settings.get("log_level"),
-        log_format=settings.get("log_format"),
-        history_limit=settings.get("history_limit"),
-        history_age=settings.get("history_age"),
-        metrics=settings.get("metrics"),
-        call_limit=settings.get("call_limit"),
         job_time_limits=settings.get("job_time_limit"),
         verifier_urls=settings.get("verifier_url"),
-        trusted_spark_catalogs=settings.get("trusted_spark_catalogs"),
         serves=executor_nodes.Serves(settings.get("types"), settings.get("tables")),
         certificate_key=_certificate_key(settings.get("certificate_key_file")),
-        actions_log=settings.get("actions_log"),
         source=settings.file.text,
+        **{name: settings.get(name) for name in same},
     )

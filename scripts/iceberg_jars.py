@@ -11,7 +11,7 @@ import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
-from distop.tables.iceberg.iceberg_rows import VERSION
+from distop.tables.iceberg.iceberg_jar import VERSION
 
 GROUP = "org.apache.iceberg"
 SHA256 = {

@@ -88,26 +88,12 @@ def _cell(text: str) -> str:
 
 
 def settings() -> Iterator[str]:
-    """Each setting with its variable, flag, default and the flag's help."""
-    group: Any = typer.main.get_command(commands())
-    flags: dict[str, tuple[str, str]] = {}
-    for command in (group, group.commands["executor"], group.commands["dev"]):
-        for one in command.params:
-            if one.param_type_name == "option" and one.name in SETTINGS:
-                flags.setdefault(str(one.name), (one.opts[0], one.help or ""))
+    """Each setting with its variable, its flag, its default and its meaning."""
     yield from ("| setting | variable | flag | default | meaning |", "|---|---|---|---|---|")
     for name, setting in SETTINGS.items():
-        flag, text = flags.get(name, ("", WITHOUT_FLAG.get(name, "")))
-        cells = (f"`{name.replace('_', '-')}`", f"`DISTOP_{name.upper()}`", f"`{flag}`" if flag else "none")
-        yield f"| {' | '.join(cells)} | {_default(name, setting.default)} | {_cell(text)} |"
-
-
-WITHOUT_FLAG = {
-    "password": "The password of `user`. It has no flag: all users of a machine can read a command line.",
-    "request_timeout": "Seconds until a request to etcd is given up and sent again.",
-    "accept_etcd_defects": "1: work with an etcd version that is refused for its defects. For tests only.",
-}
-"""Settings without a flag: they come from the environment or the settings file."""
+        key = name.replace("_", "-")
+        cells = (f"`{key}`", f"`DISTOP_{name.upper()}`", f"`--{key}`" if setting.metavar else "none")
+        yield f"| {' | '.join(cells)} | {_default(name, setting.default)} | {_cell(setting.help)} |"
 
 
 def _default(name: str, value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Rules that hold for every test: nothing is left out unseen in CI, and property tests are repeatable there."""
+"""Rules for every test: CI skips none silently, and property tests are repeatable there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from distop.runtime import gc_tuning
 from scripts import etcd_servers
-from tests.distributing import TURNS, Turned, Units, has_turn, rank, share
+from tests.distributing import TURNS, OwnShareFirst, Units, has_turn, rank, share
 from tests.support.daemons import STARTED
 from tests.support.needs import in_ci
 
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
 FIGURES = "figures"
-"""The property (``record_property``) under which a test says what it measured: printed in the end, also of a test that
+"""The property (``record_property``) with the measurements of a test. They are printed at the end, also for a test that
 ran in another process.
 """
 FAULTS = "tests/faults"
-"""The tests that take longest. What they take together is printed: those that are not ``slow`` run in CI, and are meant
-to stay under three minutes.
+"""The folder whose tests take longest. Their total time is printed: CI runs those not marked ``slow``, which should
+take less than three minutes.
 """
 MAY_SKIP = Path(__file__).parent / "docker"
 
-# A shell that runs the tests in its background has them ignore interrupts, and so would every process that they start.
+# A shell that runs the tests in the background makes them, and every process that they start, ignore interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# A third of what collecting takes is looks for garbage, of which there is hardly any.
+# Garbage collection would take a third of the collection time and find almost nothing.
 gc_tuning.tune_for_start()
 
-# Other work on the same two cores must not fail a property: examples are bounded by number, not by time.
-# At each change, and with --slow.
+# Other work on the same two cores must not fail a property: the number of examples is limited, not their time.
+# "some" for each change, "many" with --slow.
 for name, examples in (("some", 30), ("many", 200)):
     hypothesis.settings.register_profile(
         name, deadline=None, max_examples=examples, derandomize=in_ci(), print_blob=in_ci()
@@ -49,12 +49,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--turn",
         type=int,
-        help=f"of the tests marked rotating run one in {TURNS}, others for each number (default: all)",
+        help=f"run one in {TURNS} of the tests marked rotating; the number chooses which (default: all)",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Put the etcd server of this run first on ``PATH``, and choose how many examples properties are tried with."""
+    """Put the etcd server of this run first on ``PATH``, and choose the number of examples of a property."""
     hypothesis.settings.load_profile("many" if config.getoption("--slow") else "some")
     try:
         etcd_servers.use()
@@ -64,7 +64,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
-    """Which etcd server this run uses, where it runs tests that need one, and which turn it has."""
+    """The turn of this run, and its etcd server if its tests need one."""
     turn = config.getoption("--turn")
     rotating = "" if turn is None else f"rotating tests: turn {turn % TURNS} of {TURNS} (--turn {turn})\n"
     if not etcd_servers.wanted(config.args):
@@ -77,14 +77,14 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
     if share() is None or (path / "__init__.py").exists():
         return None
-    return Turned.from_parent(parent, path=path)
+    return OwnShareFirst.from_parent(parent, path=path)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Order the tests, and leave out those that this run does not choose.
+    """Order the tests, and deselect those that this run does not choose.
 
-    The longest units start first, in one order for all processes of a run. Without --slow, tests marked slow are left
-    out; with --turn, so are those marked rotating whose turn it is not.
+    The longest units start first, in the same order in all processes of a run. Without --slow, tests marked slow are
+    deselected. With --turn, so are the tests marked rotating that belong to other turns.
     """
     if share():
         items.sort(key=lambda item: item.path)
@@ -93,12 +93,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     turn = config.getoption("--turn")
 
-    def left_out(item: pytest.Item) -> bool:
-        waits = turn is not None and item.get_closest_marker("rotating") and not has_turn(item.nodeid, turn)
-        return bool(item.get_closest_marker("slow") or waits)
+    def deselected(item: pytest.Item) -> bool:
+        other_turn = turn is not None and item.get_closest_marker("rotating") and not has_turn(item.nodeid, turn)
+        return bool(item.get_closest_marker("slow") or other_turn)
 
-    config.hook.pytest_deselected(items=[item for item in items if left_out(item)])
-    items[:] = [item for item in items if not left_out(item)]
+    config.hook.pytest_deselected(items=[item for item in items if deselected(item)])
+    items[:] = [item for item in items if not deselected(item)]
 
 
 def pytest_collection_finish() -> None:
@@ -107,14 +107,14 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Of a run in several processes, as scripts/test makes one."""
+    """The scheduler of a run in several processes, as scripts/test starts one."""
     if config.getvalue("dist") != "loadfile":
         return None
     return Units(config, log)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What tests measured, of those that passed and of those that did not."""
+    """Print the measurements of passed and failed tests, and the total time of the fault tests."""
     reports = [report for some in ("passed", "failed") for report in terminalreporter.getreports(some)]
     for report in reports:
         for name, value in getattr(report, "user_properties", ()):
@@ -124,7 +124,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     ran = [report for some in terminalreporter.stats.values() for report in some if _of_faults(report)]
     if ran:
         names, seconds = {report.nodeid for report in ran}, sum(report.duration for report in ran)
-        terminalreporter.write_line(f"{FAULTS}: {len(names)} tests took {seconds:.0f} s, one after the other")
+        terminalreporter.write_line(f"{FAULTS}: {len(names)} tests took {seconds:.0f} s in total")
 
 
 def _of_faults(report: object) -> bool:
@@ -136,7 +136,7 @@ def pytest_runtest_logstart() -> None:
 
 
 class _Malformed(logging.Handler):
-    """Collects the transactions that etcd, or its model, rejects as invalid."""
+    """Collects the transactions that etcd or its model rejects as invalid."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -149,9 +149,10 @@ class _Malformed(logging.Handler):
 
 @pytest.fixture(autouse=True)
 def well_formed(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fail a test in which a transaction is built that etcd rejects as invalid.
+    """Fail a test in which etcd rejects a transaction as invalid.
 
-    It may be built in this process, or in daemons that the test has started. Tests marked ``malformed`` are excepted.
+    This covers transactions of this process and of the daemons that the test started. Tests marked ``malformed`` are
+    exempt.
     """
     handler, logger = _Malformed(), logging.getLogger("distop.malformed")
     logger.addHandler(handler)
@@ -168,8 +169,9 @@ def well_formed(request: pytest.FixtureRequest) -> Iterator[None]:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A failure is told with the story of the daemons that the test started. In CI a skipped test outside tests/docker
-    has failed: what is never run is not known to work.
+    """Add the logs of the test's daemons to the report of a failure.
+
+    In CI a skipped test outside tests/docker fails, so that no test goes unrun without notice.
     """
     report = yield
     if report.when == "call" and report.failed:
@@ -177,5 +179,5 @@ def pytest_runtest_makereport(
     if report.skipped and not hasattr(report, "wasxfail") and in_ci() and MAY_SKIP not in item.path.parents:
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
         report.outcome = "failed"
-        report.longrepr = f"{item.nodeid}: no test may be left out in CI ({reason})"
+        report.longrepr = f"{item.nodeid}: no test may be skipped in CI ({reason})"
     return report

@@ -1,4 +1,4 @@
-"""Which tests of a whole run share a process, in which order files begin, and where each process begins to collect."""
+"""How a run in several processes distributes test files, orders them, and collects them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ SHARING = {
     "tests/acceptance/test_validate": "tests/acceptance: validate",
     "tests/acceptance/": "tests/acceptance",
 }
-"""How acceptance tests begin → the process that has them: each has one Spark session, which takes as long to be of use
-as many of them take together. The first that fits counts.
+"""Prefix of an acceptance test's file → the unit that runs it. The first matching prefix counts. A unit has one Spark
+session, because a session takes as long to warm up as many of these tests take together.
 """
 LONGEST = (
     "tests/acceptance: validate",
@@ -49,27 +49,27 @@ LONGEST = (
     "tests/integration/test_worker_calls.py",
     "tests/integration/test_two_phases.py",
     "tests/integration/test_waiting.py",
-    "tests/integration/test_bad_days.py",
+    "tests/integration/test_failing_jobs.py",
     "tests/integration/test_restarts.py",
     "tests/faults/test_restored_etcd.py",
     "tests/integration/test_daemons.py",
 )
-"""What takes longest begins first: whatever is still at work when all else is done leaves a core idle."""
+"""The longest units, which start first: a long unit that starts last leaves a core idle."""
 APART = frozenset(name for name in LONGEST if name.startswith("tests/acceptance/"))
-"""Acceptance tests that share no Spark: their executors have one of their own."""
+"""Acceptance tests that share no Spark session: their executors start their own."""
 
 
 TURNS = 3
-"""Of the tests marked ``rotating``, one in so many has its turn in a run."""
+"""A run takes one in this many of the tests marked ``rotating``."""
 
 
 def has_turn(nodeid: str, turn: int) -> bool:
-    """Whether a rotating test runs in this turn: in one of :data:`TURNS`. Tests of security holes run in each."""
+    """Whether a rotating test runs in this turn. It runs in one of :data:`TURNS`; tests of security holes in each."""
     return "::test_hole_" in nodeid or zlib.crc32(nodeid.encode()) % TURNS == turn % TURNS
 
 
 def unit_of(nodeid: str) -> str:
-    """The file of a test, or what shares a Spark session with others."""
+    """The unit that runs a test: its file, or the files that share its Spark session."""
     file = nodeid.partition("::")[0]
     if file in APART:
         return file
@@ -77,7 +77,7 @@ def unit_of(nodeid: str) -> str:
 
 
 def rank(nodeid: str) -> int:
-    """Its place among what takes long; the same for all else."""
+    """The position of a test's unit in :data:`LONGEST`; all other units come after these."""
     unit = unit_of(nodeid)
     return LONGEST.index(unit) if unit in LONGEST else len(LONGEST)
 
@@ -87,29 +87,30 @@ class Units(LoadFileScheduling):
 
     def __init__(self, config: pytest.Config, log: Any = None) -> None:
         super().__init__(config, log)
-        config.option.loadscopereorder = False  # by the number of tests: one that takes minutes would come last
+        config.option.loadscopereorder = False  # would order by the number of tests: the longest come last
 
     def _split_scope(self, nodeid: str) -> str:
         return unit_of(nodeid)
 
 
 def share() -> tuple[int, int] | None:
-    """Which process of a run this is, from 0, and how many it has; None where there is one."""
+    """The number of this process (from 0) and the number of processes; None in a run with one process."""
     name, count = os.environ.get("PYTEST_XDIST_WORKER"), os.environ.get("PYTEST_XDIST_WORKER_COUNT")
     return (int(name.removeprefix("gw")), int(count)) if name and count else None
 
 
-class Turned(pytest.Dir):
-    """A folder of which each process of a run collects its own share first. pytest rewrites the assertions of a file
-    and keeps the result: processes that went through all files in step would all rewrite all of them, and that is most
-    of what collecting takes.
+class OwnShareFirst(pytest.Dir):
+    """A folder of which each process of a run collects its own share first.
+
+    pytest rewrites the assertions of a file and caches the result, which is most of the collection time. Processes that
+    collect in the same order would each rewrite all files.
     """
 
     def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
-        return turned(list(super().collect()), *(share() or (0, 1)))
+        return own_share_first(list(super().collect()), *(share() or (0, 1)))
 
 
-def turned(found: list[T], number: int, count: int) -> list[T]:
-    """All of it, from the share of this process of so many on."""
+def own_share_first(found: list[T], number: int, count: int) -> list[T]:
+    """The whole list, rotated to start with the share of process ``number`` of ``count``."""
     first = len(found) * number // count
     return found[first:] + found[:first]

@@ -55,7 +55,7 @@ class Apply(Behavior):
         if not rewritten:
             return Planned([PartitionPlan(0, TABLE)], certificate.version)
         planned = super().partitions(table, arg, ctx)
-        from distop.tables.iceberg.iceberg_format import read_metadata
+        from distop.tables.iceberg.metadata_file import read_metadata
 
         self._narrowing(arg, ctx).check(*read_metadata(planned.partitions[0].source))
         return planned
@@ -63,10 +63,7 @@ class Apply(Behavior):
     def jobs(
         self, arg: Any, partitions: Sequence[PartitionPlan], names: Sequence[str] | None, ctx: JobContext
     ) -> Sequence[PartitionPlan]:
-        """All jobs.
-
-        Raises InvalidArgument if partitions of a rewrite are named: all files need the new type.
-        """
+        """All jobs. Raises InvalidArgument if partitions of a rewrite are named: all files need the new type."""
         if not _rewrites(partitions[0]):
             return super().jobs(arg, partitions, names, ctx)
         if names is not None:
@@ -74,10 +71,7 @@ class Apply(Behavior):
         return partitions
 
     def start_or_resume_job(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> Any:
-        """Run ``Applying.run``, or ``Narrowing.stage``.
-
-        Raises InvalidArgument if the argument was changed.
-        """
+        """Run ``Applying.run``, or ``Narrowing.stage``. Raises InvalidArgument if the argument was changed."""
         from distop_behaviors.apply.constraints import schema_changes
         from distop_behaviors.apply.type_narrowing import columns_to_narrow
 
@@ -102,10 +96,7 @@ class Apply(Behavior):
             ctx.log.info("Nothing to revert: %s", error)
 
     def complete_operation(self, arg: Any, table: TableRecord | None, summary: Summary, ctx: JobContext) -> Any:
-        """The report, after publishing rewritten partitions.
-
-        Raises OperationFailed with it if apply failed.
-        """
+        """The report, after publishing rewritten partitions. Raises OperationFailed with it if apply failed."""
         narrowed = any(map(_rewrites, itertools.islice(summary.partitions(), 1)))
         if narrowed and summary.verdict == "success":
             return self._published(arg, summary, ctx)
@@ -150,8 +141,5 @@ class Apply(Behavior):
 
 
 def _rewrites(partition: PartitionPlan) -> bool:
-    """True if the job rewrites the files of a partition.
-
-    False if it changes only the schema.
-    """
+    """Whether the job rewrites the files of a partition; otherwise it changes only the schema."""
     return partition.name != TABLE

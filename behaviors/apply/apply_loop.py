@@ -17,8 +17,10 @@ from distop.behavior import JobFailed, PartitionPlan
 from distop.errors import InvalidArgument
 from distop.protocol.texts import plural
 from distop.tables.iceberg.iceberg_changes import new_files
-from distop.tables.iceberg.iceberg_format import NO_SNAPSHOT, check_opened, plan_metadata, read_metadata
 from distop.tables.iceberg.iceberg_version import IcebergVersion
+from distop.tables.iceberg.metadata_file import read_metadata
+from distop.tables.iceberg.snapshot_checks import check_opened
+from distop.tables.iceberg.snapshot_plan import NO_SNAPSHOT, plan_metadata
 from distop.tables.iceberg.table_properties import NAME_MAPPING
 from distop.tables.table_options import check_options
 from distop_behaviors.apply.apply_report import Made, Outcome, checks_of
@@ -26,7 +28,7 @@ from distop_behaviors.apply.constraints import PREFIX, column_of, schema_changes
 from distop_behaviors.apply.schema_target import Change, CommitUnknown, Conflict
 from distop_behaviors.validate.batch import Batch
 from distop_behaviors.validate.certification import check_columns, check_table
-from distop_behaviors.validate.validate_report import Result, sentence
+from distop_behaviors.validate.validate_report import sentence
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from distop.tables.reading.file_facts import PlannedFile
     from distop_behaviors.apply.apply_report import Request
     from distop_behaviors.apply.schema_target import Head, Target
+    from distop_behaviors.validate.partition_result import Result
 
 MARK = "distop.applied"
 """The table property that holds the mark of the last change, as JSON."""
@@ -48,7 +51,7 @@ TOO_MANY_WRITERS = (
     f"other writers committed first in {ROUNDS} attempts, so nothing was changed: apply again when fewer jobs write to "
     "the table"
 )
-_LOOK_EVERY, _SLICE = 1.0, 0.2
+_CHECK_EVERY, _SLICE = 1.0, 0.2
 """Seconds between two checks for late commits, and between two checks whether the job must stop."""
 
 
@@ -140,10 +143,7 @@ class Applying:
         return True
 
     def commit(self, head: Head) -> None:
-        """Swap the schema if the table is still the validated one.
-
-        The next load shows whether it happened.
-        """
+        """Swap the schema if the table is still the validated one. The next load shows whether it happened."""
         self._ctx.check_cancelled()
         change, mark = self._change(head)
         announced = list(dict.fromkeys([*self._announced(), digest_of_mark(mark)]))[-_ANNOUNCED:]
@@ -178,12 +178,12 @@ class Applying:
             if last and seen:
                 self.outcome.changes = self._changes_made(mark)
                 return
-            self._wait(min(_LOOK_EVERY, max(0.0, until - monotonic())))
+            self._wait(min(_CHECK_EVERY, max(0.0, until - monotonic())))
 
     def revert(self) -> None:
         """Revert the change of this operation, unless it was replaced since.
 
-        Raises Moved if other writers always commit first.
+        Raises Conflict if other writers always commit first.
         """
         for left in reversed(range(ROUNDS)):
             head = self._target.load()

@@ -9,8 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from distop.errors import InvalidArgument
 from distop_behaviors.validate.certificate import Certificate, certificate_of
+from distop_behaviors.validate.partition_result import Answer
 from distop_behaviors.validate.validate_argument import Argument as Checks
-from distop_behaviors.validate.validate_report import Answer, CheckReport, combine
+from distop_behaviors.validate.validate_report import CheckReport, combine
 
 if TYPE_CHECKING:
     from distop.behavior import JobContext
@@ -33,17 +34,14 @@ class Argument(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """An argument with the certificate, which the executor read from history."""
+    """An argument with the certificate, which the executor has read from history."""
 
     certificate: Certificate
     settle_seconds: float
 
 
 def request_of(argument: Argument, ctx: JobContext) -> Request:
-    """The request of an argument.
-
-    Raises InvalidArgument if the operation has no accepted certificate.
-    """
+    """The request of an argument. Raises InvalidArgument if the operation has no accepted certificate."""
     if ctx.table is None:
         raise InvalidArgument("apply needs a table: start it on the table that was validated")
     return Request(certificate_of(argument.certificate, ctx.table.name, ctx), argument.settle_seconds)
@@ -134,7 +132,7 @@ def report_of(certificate: Certificate, outcome: Outcome, partition: str) -> Rep
     checks: list[CheckReport] = []
     if outcome.answer is not None:
         result = Answer.model_validate(outcome.answer).root
-        # Columns that existed when the certificate was issued may be missing in all new files.
+        # All new files may lack columns that existed when the certificate was issued.
         checks = combine(checks_of(certificate), [(partition, result)], complete=True).checks
     fields = outcome.model_dump(exclude={"answer", "staged"})
     return Report(certificate=certificate.operation, checks=checks, **fields)

@@ -16,7 +16,7 @@ from distop.errors import InvalidArgument, OutcomeUnknown
 from distop.storage.confinement import table_of
 from distop.tables.iceberg import iceberg_catalogs
 from distop.tables.iceberg.iceberg_fields import local_path
-from distop.tables.iceberg.iceberg_rows import check_installed
+from distop.tables.iceberg.iceberg_jar import check_installed
 from distop.tables.iceberg.written_folders import check_data_folder, check_metadata_folder
 from distop_behaviors.apply.new_metadata import Production, without_catalog
 from distop_behaviors.apply.schema_target import Change, CommitUnknown, Conflict, Head
@@ -45,10 +45,7 @@ class CatalogTarget:
         self._check = check
 
     def check_folders(self, *, rewritten: bool) -> None:
-        """See Target.
-
-        A catalog server that writes metadata itself has its own access rights.
-        """
+        """See Target. A catalog server that writes metadata itself has its own access rights."""
         with iceberg_catalogs.opened(self._table, self._check) as found:
             folder = table_of(found.source)
             if rewritten or not found.writes_metadata:
@@ -95,7 +92,7 @@ class CatalogTarget:
     def _same(self, head: Head) -> Iterator[iceberg_catalogs.CatalogTable]:
         """The table, if it is unchanged since it was loaded.
 
-        Raises Moved, and InvalidArgument if a commit would lose a part of its metadata.
+        Raises Conflict, and InvalidArgument if a commit would lose a part of its metadata.
         """
         with iceberg_catalogs.opened(self._table, self._check) as found:
             if found.source != head.base:
@@ -163,10 +160,7 @@ def changed_schema(metadata: Any, change: Change) -> Any:
 
 
 def _changed(field: Any, wanted: dict[int, bool]) -> Any:
-    """A field with its inner fields, if it is a struct.
-
-    Fields in lists and maps never change.
-    """
+    """A field with its inner fields, if it is a struct. Fields in lists and maps never change."""
     from pyiceberg.types import StructType
 
     kind = field.field_type
@@ -177,7 +171,7 @@ def _changed(field: Any, wanted: dict[int, bool]) -> Any:
 
 
 def check_nothing_lost(found: iceberg_catalogs.CatalogTable) -> None:
-    """Raises InvalidArgument if the metadata holds a field that pyiceberg does not know and would drop.
+    """Raises InvalidArgument if the metadata has a field that pyiceberg does not know and would drop.
 
     A REST catalog writes its metadata itself; for other catalogs pyiceberg writes it.
     """

@@ -56,10 +56,7 @@ class Narrowed:
 
 @frozen
 class SchemaChanges:
-    """The wanted changes of the schema.
-
-    Required columns, narrowed columns, and table properties.
-    """
+    """The wanted changes of the schema: required columns, narrowed columns, and table properties."""
 
     required: dict[str, str]
     """The name of the check → the column, as the check names it."""
@@ -68,10 +65,7 @@ class SchemaChanges:
 
 
 def schema_changes(certificate: Certificate) -> SchemaChanges:
-    """The schema changes for all checks of a certificate.
-
-    Raises InvalidArgument if one has none.
-    """
+    """The schema changes for all checks of a certificate. Raises InvalidArgument if one has none."""
     required: dict[str, str] = {}
     properties: dict[str, str] = {}
     narrowed: list[Narrowed] = []
@@ -104,10 +98,7 @@ def iceberg_type(spark: str) -> str | None:
 
 
 def column_of(check: str, text: str, certificate: Certificate) -> str:
-    """The name of a column in the certificate.
-
-    Raises InvalidArgument if the certificate lacks it.
-    """
+    """The name of a column in the certificate. Raises InvalidArgument if the certificate lacks it."""
     columns = certificate.columns
     try:
         name = match(text, columns) or match(".".join(split_path(text)), columns)
@@ -170,10 +161,7 @@ def _property(check: Check, certificate: Certificate) -> str:
 
 
 def condition(check: Check, null_is: str) -> str:
-    """The check in Spark SQL, for people and engines.
-
-    A row passes unless the condition is FALSE.
-    """
+    """The check in Spark SQL, for people and engines: a row passes unless the condition is FALSE."""
     if check.check is not None:
         if null_is == "pass":
             # In brackets if it may end in a comment: an engine may append text to it.
@@ -191,7 +179,7 @@ def condition(check: Check, null_is: str) -> str:
 
 
 def _bracketed(text: str) -> str:
-    """The condition in brackets, with line ends after a comment at its end.
+    """The condition in brackets, with two line ends if it may end in a comment.
 
     A comment ends at the end of its line, or of the next line if a backslash ends the first.
     """

@@ -13,9 +13,11 @@ from distop.behavior import TableUnavailable
 from distop.errors import InvalidArgument, UnsafePath
 from distop.storage.confinement import check_metadata
 from distop.storage.location import Location
+from distop.tables.iceberg import iceberg_format
 from distop.tables.iceberg.iceberg_fields import local_path
-from distop.tables.iceberg.iceberg_format import folder_of, metadata_file, read_metadata
-from distop.tables.iceberg.iceberg_rows import check_installed, uri
+from distop.tables.iceberg.iceberg_jar import check_installed
+from distop.tables.iceberg.java_tables import uri
+from distop.tables.iceberg.metadata_file import current_metadata_file, read_metadata
 from distop.tables.iceberg.written_folders import check_data_folder, check_metadata_folder
 from distop_behaviors.apply.new_metadata import Production, properties, with_full_log
 from distop_behaviors.apply.schema_target import Change, CommitUnknown, Conflict, Head
@@ -48,7 +50,7 @@ class HadoopTarget:
 
     @property
     def _folder(self) -> str:
-        folder = folder_of(self._table)
+        folder = iceberg_format.FORMAT.folder_of(self._table)
         assert folder is not None, "a table whose catalog alone knows its folder"
         return folder
 
@@ -64,12 +66,12 @@ class HadoopTarget:
         check_metadata_folder(location, missing=True)
         # Spark follows links and reads files of any size, so the metadata file is checked before.
         try:
-            read_metadata(metadata_file(Location.of(location)))
+            read_metadata(current_metadata_file(Location.of(location)))
         except (InvalidArgument, TableUnavailable):
             self._ctx.check_reachable()
             raise
         try:
-            # Loaded anew: a cached table could be outdated.
+            # Not cached: a cached table could be outdated.
             table = jvm.org.apache.iceberg.hadoop.HadoopTables(self._conf()).load(uri(location))
         except Py4JJavaError as error:
             self._ctx.check_reachable()
@@ -115,7 +117,7 @@ class HadoopTarget:
             raise
 
     def _production(self, head: Head) -> tuple[Any, Production]:
-        """A transaction on the loaded table. Raises Moved if the table has changed since."""
+        """A transaction on the loaded table. Raises Conflict if the table has changed since."""
         table, _, _ = head.base
         check_metadata_folder(self._folder)  # manifests are written there
         production = Production(self._ctx.spark, table, self._ctx.operation)
@@ -144,7 +146,7 @@ class HadoopTarget:
 
 
 def _source(metadata: Any) -> str:
-    """The path of a metadata file, as a plan names it."""
+    """The path of a metadata file, like in a plan."""
     source = str(metadata.metadataFileLocation())
     return local_path(source) or source
 

@@ -13,12 +13,12 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from distop.errors import UnsafePath
-from distop.storage.confinement import copied, own_folder
+from distop.storage.confinement import note_copy, own_folder
 from distop.storage.deletion import Place, delete, delete_or_log, write
 from distop.tables.iceberg.iceberg_fields import local_path
-from distop.tables.iceberg.iceberg_format import NO_SNAPSHOT
-from distop.tables.iceberg.iceberg_rows import check_manifests_of, check_same, table_of, uri
+from distop.tables.iceberg.java_tables import check_manifests_of, check_same, table_of, uri
 from distop.tables.iceberg.metadata_file import read_file
+from distop.tables.iceberg.snapshot_plan import NO_SNAPSHOT
 from distop.tables.iceberg.written_folders import check_folder, check_metadata_folder
 
 if TYPE_CHECKING:
@@ -35,10 +35,7 @@ FOLDER = "distop-"
 
 
 class Production:
-    """One transaction on a loaded table.
-
-    ``operation``: its id, which is stored in the summary of the snapshot.
-    """
+    """One transaction on a loaded table. ``operation``: its id, which is stored in the summary of the snapshot."""
 
     def __init__(self, session: Any, table: Any, operation: str) -> None:
         self._session = session
@@ -146,9 +143,7 @@ class Production:
 
 
 def with_full_log(jvm: Any, base: Any) -> Any:
-    """The metadata to base a commit on.
-
-    ``base`` with its whole metadata log and its own file in it.
+    """The metadata to base a commit on: ``base`` with its whole metadata log, and its own file in the log.
 
     With ``write.metadata.delete-after-commit.enabled``, Iceberg's commit deletes the files that the new log lacks, and
     a writer of the table can put any file into its log. The log's limit is raised only while the log is built; the
@@ -175,8 +170,8 @@ def properties(jvm: Any, metadata: Any, change: Mapping[str, str | None]) -> Any
 def without_catalog(session: Any, source: str) -> Iterator[Any]:
     """A table of a catalog as a table by path, for a :class:`Production` without the catalog.
 
-    Its folder is new, below the table's metadata; only written manifests remain there. ``source``: the metadata file,
-    as a plan names it. Raises InvalidArgument if the metadata names another folder, and UnsafePath if other users may
+    Its folder is new, below the table's metadata; only written manifests remain there. ``source``: the metadata file's
+    path, like in a plan. Raises InvalidArgument if the metadata has another location, and UnsafePath if other users may
     change a folder on a disk.
     """
     file = read_file(source)
@@ -185,7 +180,7 @@ def without_catalog(session: Any, source: str) -> Iterator[Any]:
     place = Place(table, f"{_METADATA}/{FOLDER}{uuid.uuid4().hex}")
     folder = place.below(_METADATA)
     write(folder, "v1.metadata.json", file.text.encode())
-    copied(source, f"{folder.location}/v1.metadata.json")
+    note_copy(source, f"{folder.location}/v1.metadata.json")
     write(folder, "version-hint.text", b"1")
     try:
         check_folder(folder)

@@ -20,16 +20,18 @@ from distop.protocol.records import OperationRef
 from distop.storage import deletion, places
 from distop.storage.files import local_path
 from distop.tables import plan_table
+from distop.tables.iceberg import iceberg_format
 from distop.tables.iceberg.iceberg_changes import equality_ids, new_files, replaced_files
-from distop.tables.iceberg.iceberg_format import NO_SNAPSHOT, place_of, plan_metadata, read_metadata
 from distop.tables.iceberg.iceberg_version import IcebergVersion
+from distop.tables.iceberg.metadata_file import read_metadata
+from distop.tables.iceberg.snapshot_plan import NO_SNAPSHOT, plan_metadata
 from distop.tables.iceberg.table_properties import NAME_MAPPING
 from distop.tables.table_options import check_options
-from distop_behaviors.apply import file_rewrite, type_narrowing
+from distop_behaviors.apply import file_rewrite, staged_files, type_narrowing
 from distop_behaviors.apply.apply_loop import MARK, ROUNDS, TOO_MANY_WRITERS, Applying, digest_of_mark
 from distop_behaviors.apply.apply_report import Outcome, Rewritten, Staged
-from distop_behaviors.apply.file_rewrite import Stage
 from distop_behaviors.apply.schema_target import CommitUnknown, Conflict, Rewrite
+from distop_behaviors.apply.staged_files import Stage
 from distop_behaviors.validate.certification import check_columns, check_table
 
 if TYPE_CHECKING:
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
     from distop_behaviors.apply.apply_report import Request
     from distop_behaviors.apply.schema_target import Head, Target
 
-_LOOK_EVERY = 1.0
+_CHECK_EVERY = 1.0
 _NOTHING = ""
 """The snapshot id for: no row is validated yet."""
 
@@ -94,14 +96,14 @@ class Narrowing(Applying):
     def discard(self) -> None:
         """Remove the files that this attempt has staged, unless they are published."""
         stage = self._stage_at(self._ctx.stage_place)
-        file_rewrite.discard(stage, self._live() if stage.begun() else frozenset(), self._ctx.log)
+        staged_files.discard(stage, self._live() if stage.begun() else frozenset(), self._ctx.log)
 
     # -------------------------------------------------------------- completion
 
     def publish(self, summary: Summary) -> Outcome:
         """Commit the files that the jobs have staged, and return the outcome.
 
-        Raises as :meth:`Applying.run` does. If it fails after the change, the outcome holds the change.
+        Raises the errors of :meth:`Applying.run`. If it fails after the change, the outcome has the change.
         """
         source = next(plan.source for plan in summary.partitions())
         pinned = read_metadata(source)[0]
@@ -143,12 +145,12 @@ class Narrowing(Applying):
         mine, live = OperationRef.parse(self._ctx.operation).instance, None
         try:
             for instance in places.instances(series, mine):
-                for place in file_rewrite.stages_below(series.below(str(instance))):
+                for place in staged_files.stages_below(series.below(str(instance))):
                     live = self._live() if live is None else live
-                    file_rewrite.discard(self._stage_at(place), live, log)
+                    staged_files.discard(self._stage_at(place), live, log)
                 self._remove_emptied(series.below(str(instance)))
         except (OSError, UnsafePath) as error:
-            log.warning("Could not remove staged files; the next apply removes them: %s: %s", series.location, error)
+            log.warning("Cannot remove staged files in %s; the next apply removes them: %s", series.location, error)
 
     @staticmethod
     def _remove_emptied(operation: Place) -> None:
@@ -167,7 +169,7 @@ class Narrowing(Applying):
 
     def _stage_at(self, place: Place) -> Stage:
         if self._folder is None:
-            location = place_of(self._table, self._ctx.check_cancelled, lambda: self._ctx.spark)
+            location = iceberg_format.FORMAT.place_of(self._table, self._ctx.check_cancelled, lambda: self._ctx.spark)
             folder = local_path(location)
             if folder is None:
                 raise InvalidArgument(f"only a table on a local path can be rewritten, but this one is at {location}")
@@ -175,14 +177,14 @@ class Narrowing(Applying):
         return Stage.of(place, self._shared(), self._ctx.space, self._folder)
 
     def _units(self, summary: Summary, metadata: Any) -> list[_Unit]:
-        """The staged files of the jobs, as their stages describe them.
+        """The staged files of the jobs, according to their stages.
 
-        A job whose stage is missing or has other source files is left out, and the completion rewrites its files.
+        A job whose stage is missing or has other source files is left out: the completion rewrites its files.
         Raises InvalidArgument for a stage that was written for another argument.
         """
         stages = {row.partition: row.stage for row in summary.outcomes() if row.success}
         ids = type_narrowing.new_ids(metadata, self._narrowed)
-        wanted_for = file_rewrite.purpose_of(self._certificate.digest, self._narrowed)
+        wanted_for = staged_files.purpose_of(self._certificate.digest, self._narrowed)
         units, covered = [], set[str]()
         for plan in summary.partitions():
             files = frozenset(path for path, _, _ in plan.files)
@@ -192,7 +194,7 @@ class Narrowing(Applying):
             if place is not None:
                 stage = self._stage_at(place)
                 now = metadata.current_schema_id, metadata.last_column_id
-                found = file_rewrite.staged_data(stage, files, *now, ids, wanted_for)
+                found = staged_files.staged_data(stage, files, *now, ids, wanted_for)
             if found is None:
                 self._ctx.log.warning("No valid staged files of partition %s; rewriting its files again", plan.name)
                 continue
@@ -207,7 +209,7 @@ class Narrowing(Applying):
 
     def _live(self) -> frozenset[str]:
         planned = plan_table(self._table)
-        return file_rewrite.live_files(path for partition in planned.partitions for path, _, _ in partition.files)
+        return staged_files.live_folders(path for partition in planned.partitions for path, _, _ in partition.files)
 
     def _files(self, head: Head) -> list[PlannedFile]:
         options = check_options(self._table.options, "iceberg")
@@ -220,10 +222,7 @@ class Narrowing(Applying):
         self.judge_files(source, [f for f in files if paths is None or f[0] in paths], _snapshot(metadata))
 
     def _rewrite_files(self, source: str, files: Sequence[PlannedFile], ids: Mapping[int, int], stage: Stage) -> Staged:
-        """Rewrite files by :func:`file_rewrite.stage`.
-
-        Raises JobFailed, with an outcome, if rows are missing.
-        """
+        """Rewrite files by :func:`file_rewrite.stage`. Raises JobFailed, with an outcome, if rows are missing."""
         try:
             return file_rewrite.stage(self._ctx, source, files, self._narrowed, ids, stage, self._certificate.digest)
         except file_rewrite.RowsLost as error:
@@ -318,7 +317,7 @@ class Narrowing(Applying):
         return super()._mark(head) is not None
 
     def _mark(self, head: Head) -> Mapping[str, Any] | None:
-        """The mark of this completion, or of an earlier attempt if the table agrees with it.
+        """The mark of this completion, or of an earlier attempt if the table has its change.
 
         A completion has no checkpoint, so a mark of an earlier attempt may be forged. It proves nothing about rows, and
         nothing is reverted because of it.
@@ -341,10 +340,7 @@ class Narrowing(Applying):
         return mark if stands and {one.id for one in self._narrowed} <= {f["id"] for f in former["fields"]} else None
 
     def _undone(self, head: Head, metadata: Any, ids: Mapping[int, int]) -> list[str]:
-        """The parts of the change that the table does not have.
-
-        ``ids``: new field ids by old ones.
-        """
+        """The parts of the change that the table does not have. ``ids``: new field ids by old ones."""
         schema = metadata.schema()
         undone = self._widened(schema, ids)
         for field_id in self._required().values():
@@ -382,7 +378,7 @@ class Narrowing(Applying):
                 self.outcome.changes = self._changes_made(mark)
                 return
             self.outcome.rounds += not clean
-            self._wait(min(_LOOK_EVERY, max(0.0, until - monotonic())) if clean else 0)
+            self._wait(min(_CHECK_EVERY, max(0.0, until - monotonic())) if clean else 0)
         raise JobFailed(
             "the change was committed, but writers that started before it keep adding files without the new columns: "
             "stop them, and apply again",
@@ -390,13 +386,13 @@ class Narrowing(Applying):
         )
 
     def _rewrite_late_files(self, head: Head, metadata: Any, io: Any, mark: Mapping[str, Any]) -> bool:
-        """Rewrite files without the new columns. Returns True if there are none."""
+        """Rewrite files without the new columns; returns whether there were none."""
         found = new_files(metadata, io, self._covered, self._ctx.check_cancelled)
         files = self._files(head) if found is None else found
         ids = {int(old): int(new) for old, new in mark["narrowed"].items()}
         late = [file for file in files if not file_rewrite.has_fields(file[0], ids.values())]
-        of_now = [file for file in files if file not in late]
-        if not self.judge_files(head.source, of_now, _snapshot(metadata), current=head.source):
+        current = [file for file in files if file not in late]
+        if not self.judge_files(head.source, current, _snapshot(metadata), current=head.source):
             return False
         if not late:
             self._covered = _snapshot(metadata)
@@ -425,10 +421,7 @@ class Narrowing(Applying):
     def _rolled_back(
         self, head: Head, metadata: Any, io: Any, mark: Mapping[str, Any], late: Sequence[PlannedFile]
     ) -> bool:
-        """Roll back to the snapshot before the change, with the late files.
-
-        False if others have committed more.
-        """
+        """Roll back to the snapshot before the change, with the late files. False if others have committed more."""
         since = str(mark["snapshot"])
         if not self._is_own(head):
             return False

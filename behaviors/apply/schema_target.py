@@ -1,6 +1,4 @@
-"""The interface for changing a table's schema.
-
-Load the current metadata, and compare-and-swap it.
+"""The interface for changing a table's schema: load the current metadata, and compare-and-swap it.
 
 The table's format says whether its schema can be changed, and how (:mod:`distop.tables.formats`). Tables by path use
 :mod:`distop_behaviors.apply.hadoop_commit`, tables of a catalog :mod:`distop_behaviors.apply.catalog_commit`. To add
@@ -20,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from distop.behavior import JobContext, TableRecord
-    from distop_behaviors.apply.file_rewrite import Stage
+    from distop_behaviors.apply.staged_files import Stage
 
 
 class Conflict(Exception):
@@ -35,7 +33,7 @@ class CommitUnknown(Exception):
 class Head:
     """The loaded metadata of a table.
 
-    ``source``: its metadata file, as a plan names it. ``base``: the target's own value for the compare-and-swap.
+    ``source``: its metadata file's path, like in a plan. ``base``: the target's own value for the compare-and-swap.
     """
 
     source: str
@@ -84,15 +82,12 @@ class Target(Protocol):
         """The current metadata, not cached. Raises TableUnavailable if there is no table."""
 
     def swap(self, head: Head, change: Change) -> None:
-        """Make the change if the metadata is still ``head``.
-
-        Raises Moved, Unsure, and unexpected errors.
-        """
+        """Make the change if the metadata is still ``head``. Raises Conflict, CommitUnknown, and unexpected errors."""
 
     def rewrite(self, head: Head, rewrite: Rewrite) -> None:
         """Replace data files and the schema in one commit, if the metadata is still ``head``.
 
-        Raises as ``swap`` does.
+        Raises the errors of ``swap``.
         """
 
     def roll_back(
@@ -100,7 +95,7 @@ class Target(Protocol):
     ) -> None:
         """Return to an earlier schema and snapshot in one commit, but keep the data files ``kept``.
 
-        ``snapshot`` None: the current snapshot stays. Raises as ``swap`` does.
+        ``snapshot`` None: the current snapshot stays. Raises the errors of ``swap``.
         """
 
 

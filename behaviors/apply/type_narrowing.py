@@ -1,6 +1,4 @@
-"""Narrowing columns of an Iceberg table.
-
-The new schema, and checks that nothing else depends on them.
+"""Narrows columns of an Iceberg table: the new schema, and checks that nothing else depends on the columns.
 
 Iceberg cannot narrow a column, because its files were written with the old type. So a new column with a new field id
 takes the name and the position of the old one, and all files are rewritten.
@@ -13,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.errors import InvalidArgument
 from distop.tables.iceberg.iceberg_fields import local_path, spark_type
-from distop.tables.iceberg.iceberg_rows import optional
+from distop.tables.iceberg.java_tables import optional
 from distop.tables.iceberg.table_properties import for_writing
 
 if TYPE_CHECKING:
@@ -115,10 +113,7 @@ def new_ids(metadata: Any, narrowed: Sequence[Narrowed]) -> dict[int, int]:
 def new_schema(
     schema: Mapping[str, Any], narrowed: Sequence[Narrowed], ids: Mapping[int, int], required: Iterable[int] = ()
 ) -> dict[str, Any]:
-    """A schema, as JSON, with the new columns.
-
-    ``required``: field ids of the old schema that become required.
-    """
+    """A schema, as JSON, with the new columns. ``required``: field ids of the old schema that become required."""
     types = {one.id: one.type for one in narrowed}
     must = frozenset(required)
     fields = []

@@ -25,16 +25,13 @@ __all__ = ["BuildIndex", "DropIndex", "lookup"]
 NO_TABLE = "an index belongs to a table: start it on a registered table, because @cluster has no rows"
 
 AFTER = "generation"
-"""The value in the plan of a drop that holds the newest generation at that time."""
+"""The value in a drop's plan with the newest generation at that time."""
 BUILDS = "builds"
-"""The value in the plan of a drop that holds the last build that had written files."""
+"""The value in a drop's plan with the last build that had written files."""
 
 
 def __getattr__(name: str) -> Any:
-    """``lookup``, imported on first use.
-
-    A process that only declares the behaviors must not load pyarrow.
-    """
+    """``lookup``, imported on first use: a process that only declares the behaviors must not load pyarrow."""
     if name == "lookup":
         from distop_behaviors.index import key_lookup
 
@@ -125,10 +122,7 @@ class DropIndex(Behavior):
     can_fail = False
 
     def partitions(self, table: TableRecord, arg: Any, ctx: JobContext) -> Planned:
-        """One job.
-
-        Raises InvalidArgument and TableUnavailable if the location cannot have an index.
-        """
+        """One job. Raises InvalidArgument and TableUnavailable if the location cannot have an index."""
         from distop_behaviors.index.index_folder import Folder
 
         folder = Folder(_root(table, ctx), _name(arg), ctx.space)
@@ -138,10 +132,7 @@ class DropIndex(Behavior):
         return Planned([PartitionPlan(0, "index", values=values)])
 
     def start_or_resume_job(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> Any:
-        """Remove the index, its generations first.
-
-        Raises OSError if a file cannot be removed.
-        """
+        """Remove the index, its generations first. Raises OSError if a file cannot be removed."""
         from distop_behaviors.index.index_folder import Folder
 
         if ctx.table is None:
@@ -167,10 +158,7 @@ class DropIndex(Behavior):
 
 
 def stage_place(ctx: JobContext) -> Place:
-    """The stage of the attempt, created if missing.
-
-    Raises InvalidArgument if it is not on a disk.
-    """
+    """The stage of the attempt, created if missing. Raises InvalidArgument if it is not on a disk."""
     from distop.storage.files import local_path
 
     if local_path(ctx.stage) is None:
@@ -191,10 +179,7 @@ def _name(arg: Any) -> str:
 
 
 def _argument(arg: Any, ctx: JobContext) -> BuildArgument:
-    """The argument as a model.
-
-    Raises InvalidArgument if it names another index than the operation.
-    """
+    """The argument as a model. Raises InvalidArgument if it names another index than the operation."""
     argument = arg if isinstance(arg, BuildArgument) else BuildArgument.model_validate(arg)
     _check_name(argument.name, OperationRef.parse(ctx.operation))
     return argument

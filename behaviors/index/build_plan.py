@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from distop.behavior import Planned
 from distop.errors import InvalidArgument
 from distop.protocol.texts import did_you_mean, plural
-from distop.storage.files import TooLarge, open_regular
 from distop.tables.reading.file_facts import Ambiguous, Unreadable, match, widened
+from distop_behaviors.index.covered_files import covered_files, file_list
 from distop_behaviors.index.index_folder import Folder
 from distop_behaviors.index.key_values import Unindexable, family_of
 from distop_behaviors.index.table_files import current_table, identities, ids_now, name_of
@@ -18,16 +17,12 @@ from distop_behaviors.index.table_files import current_table, identities, ids_no
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import pyarrow as pa
-
     from distop.behavior import JobContext, PartitionPlan, TableRecord
+    from distop_behaviors.index.generation import Generation
     from distop_behaviors.index.index_argument import BuildArgument
-    from distop_behaviors.index.index_folder import Generation
     from distop_behaviors.index.table_files import CurrentTable
 
-LIST_BYTES = 1 << 30
-"""Maximum bytes of a list of files, decompressed."""
-LOOKED_AT = 100
+CHECKED_FILES = 100
 """Number of files, evenly spread, whose schemas are read to check the columns before a build."""
 
 
@@ -52,9 +47,7 @@ def plan(argument: BuildArgument, record: TableRecord, ctx: JobContext) -> Plann
 
 
 def base_of(argument: BuildArgument, folder: Folder, table: CurrentTable) -> Generation | None:
-    """The generation to refresh; None for a full build.
-
-    A full build is made on request, or if files of it are gone or columns were replaced.
+    """The generation to refresh; None for a full build: on request, or if its files are missing or columns replaced.
 
     Raises InvalidArgument if it has other columns or settings, and TableUnavailable.
     """
@@ -80,33 +73,8 @@ def base_of(argument: BuildArgument, folder: Folder, table: CurrentTable) -> Gen
 
 
 def build_options(argument: BuildArgument) -> dict[str, Any]:
-    """The settings that an index is built with, besides its kind and columns."""
+    """The settings of an index, other than its kind and columns."""
     return {"distinct": argument.distinct, "bloom": argument.bloom} if argument.kind == "skip" else {}
-
-
-def covered_files(folder: Folder, generation: Generation | None) -> dict[str, tuple[int, int]]:
-    """The files that a generation covers, with size and modification time."""
-    if generation is None or generation.files is None:
-        return {}
-    found = file_list(folder, generation, ["path", "size", "mtime_ns"])
-    return {p: (s, m) for p, s, m in zip(*(column.to_pylist() for column in found.columns), strict=True)}
-
-
-def file_list(folder: Folder, generation: Generation, columns: list[str] | None = None) -> pa.Table:
-    """The list of files of a generation.
-
-    Raises OSError, Arrow's errors if it is damaged, and TooLarge.
-    """
-    import pyarrow.parquet as pq
-
-    assert generation.files is not None
-    path = str(folder.data / generation.files.name)
-    with open_regular(path, follow=False) as file:
-        found = pq.ParquetFile(file, page_checksum_verification=True)
-        groups = (found.metadata.row_group(n) for n in range(found.num_row_groups))
-        if max(os.fstat(file.fileno()).st_size, sum(group.total_byte_size for group in groups)) > LIST_BYTES:
-            raise TooLarge(f"the list of files {path} is larger than the maximum of {LIST_BYTES} bytes")
-        return found.read(columns)
 
 
 def check_columns(argument: BuildArgument, table: CurrentTable) -> None:
@@ -134,7 +102,7 @@ def check_columns(argument: BuildArgument, table: CurrentTable) -> None:
 
 def _schema_of_some(table: CurrentTable) -> Mapping[str, Any]:
     files = list(table.files.values())
-    some = {files[n * (len(files) - 1) // max(1, LOOKED_AT - 1)] for n in range(LOOKED_AT)} if files else set()
+    some = {files[n * (len(files) - 1) // max(1, CHECKED_FILES - 1)] for n in range(CHECKED_FILES)} if files else set()
     facts = table.reader.facts(sorted(some), frozenset(), lambda: None)
     good = [f for f in facts if not isinstance(f, Unreadable)]
     if not good and facts:

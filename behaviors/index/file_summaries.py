@@ -1,8 +1,6 @@
-"""Summaries of a skip index.
+"""Summaries of a skip index: one row per file, with the values or bounds of its columns, and Bloom filters.
 
-One row for each file, with the values or bounds of its columns.
-
-Split-block Bloom filters (blocks of 256 bits), as Parquet defines them.
+The Bloom filters are Parquet's split-block filters, with blocks of 256 bits.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
 GROUP_ROWS = 1 << 12
 """Files in a row group."""
 _BOUND_BYTES = 256
-"""Maximum bytes of a text as a bound: a longer lower bound is cut, a longer upper bound is left out."""
+"""Maximum bytes of a text as a bound: a longer lower bound is truncated, a longer upper bound is left out."""
 _DISTINCT_BYTES = 1 << 16
 """Maximum bytes of the stored values of a column in a file. With more, no values are stored."""
 
@@ -82,7 +80,7 @@ class Column:
         values = None if self._many else [] if self._values is None else self._values.to_pylist()
         if self._family in ("text", "binary"):
             high = None if high is None or len(high) > _BOUND_BYTES else high
-            low = None if low is None else low[: _cut(low) if self._family == "text" else _BOUND_BYTES]
+            low = None if low is None else low[: _text_bound_end(low) if self._family == "text" else _BOUND_BYTES]
         if self._family == "text":
             low, high, values = _texts(low, high, values)
         filtered = None
@@ -98,10 +96,7 @@ class Column:
 
 
 def _texts(low: bytes | None, high: bytes | None, values: list[bytes] | None) -> tuple[Any, Any, Any]:
-    """The bytes decoded as texts.
-
-    All None if one is not UTF-8: then only the Bloom filter can exclude the file.
-    """
+    """The bytes decoded as texts; all None if one is not UTF-8: then only the Bloom filter can exclude the file."""
     try:
         return (
             None if low is None else low.decode(),
@@ -112,8 +107,8 @@ def _texts(low: bytes | None, high: bytes | None, values: list[bytes] | None) ->
         return None, None, None
 
 
-def _cut(text: bytes) -> int:
-    """The length at which a text is cut to a lower bound, at the end of a character."""
+def _text_bound_end(text: bytes) -> int:
+    """The length to which a text is truncated as a lower bound, at the end of a character."""
     end = _BOUND_BYTES
     while 0 < end < len(text) and text[end] & 0xC0 == 0x80:
         end -= 1
@@ -169,10 +164,7 @@ def schema_of(columns: Sequence[str], families: Sequence[str | None]) -> pa.Sche
 
 
 def fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Summaries converted to ``schema``.
-
-    Types differ only for a column that none of these files has.
-    """
+    """Summaries converted to ``schema``. Types differ only for a column that none of these files has."""
     import pyarrow as pa
 
     columns = []
@@ -191,10 +183,7 @@ def write(table: pa.Table, file: BinaryIO) -> None:
 
 
 def find(table: pa.Table, keys: Sequence[Key], columns: Sequence[str], families: Mapping[str, str | None]) -> Any:
-    """A mask of the files that may have one of the keys.
-
-    ``columns``: the columns of the keys.
-    """
+    """A mask of the files that may have one of the keys. ``columns``: the columns of the keys."""
     import numpy as np
 
     found = np.zeros(table.num_rows, bool)
@@ -242,7 +231,7 @@ def _bools(found: Any) -> npt.NDArray[np.bool_]:
 
 
 def _has(table: pa.Table, name: str, value: Any, family: str | None, n: int) -> bool:
-    """True if one file may have a value, by its stored values or its Bloom filter."""
+    """Whether one file may have a value, by its stored values or its Bloom filter."""
     import pyarrow as pa
 
     if value is None or family is None:
@@ -282,10 +271,7 @@ def build_filter(values: Numbers) -> bytes:
 
 
 def may_hold(data: bytes, value: int) -> bool:
-    """True if the value may be in the filter; False is certain.
-
-    ``value``: a signed 64-bit hash.
-    """
+    """Whether the value may be in the filter; False is certain. ``value``: a signed 64-bit hash."""
     hashed = value & 0xFFFFFFFFFFFFFFFF
     blocks = len(data) // 32
     start = ((hashed >> 32) * blocks >> 32) * 32

@@ -1,7 +1,7 @@
 """Merges the segments of an index build into a new generation, after all jobs have ended.
 
-Completion may run twice, even at the same time (by an old and a new coordinator). Each run writes files with names of
-its own, or files with the same content, and only one of them publishes (:mod:`distop_behaviors.index.index_folder`).
+Completion may run twice, even at the same time (by an old and a new coordinator). Each run writes files with unique
+names, or with the same content, and only one run publishes (:mod:`distop_behaviors.index.index_folder`).
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ from distop.storage.deletion import check_own, delete_or_log, make_new, regular_
 from distop.storage.files import open_regular
 from distop.tables.reading.file_facts import widened
 from distop_behaviors.index import file_summaries, postings
-from distop_behaviors.index.build_plan import base_of, build_options, covered_files, file_list
+from distop_behaviors.index.build_plan import base_of, build_options
+from distop_behaviors.index.covered_files import covered_files, file_list, list_schema, unchanged
+from distop_behaviors.index.generation import Generation, Named
 from distop_behaviors.index.index_argument import SHOWN, BuildReport, BuildResult, NotIndexed
-from distop_behaviors.index.index_folder import Folder, Generation, Named, Superseded, digest_of, write_parquet
+from distop_behaviors.index.index_folder import Folder, Superseded, digest_of, write_parquet
 from distop_behaviors.index.segments import Job, compatible, journal_of, line_groups, merge_families
 from distop_behaviors.index.table_files import current_table, escaped, ids_now, name_of
 
@@ -93,7 +95,7 @@ class Completion:
         """Files that are not indexed: size, time, and the reason."""
 
     def run(self, summary: Summary) -> BuildReport:
-        """Publish the generation, unless it is published already or nothing is new.
+        """Publish the generation, unless it is already published or nothing is new.
 
         Raises OSError, after removing its files, and InvalidArgument if a job had another argument.
         """
@@ -113,7 +115,7 @@ class Completion:
             self._folder.sweep(self._instance)
 
     def _is_own(self, generation: Generation) -> bool:
-        """True if another attempt of this completion has published the generation."""
+        """Whether another attempt of this completion has published the generation."""
         return (generation.operation, generation.build) == (self._ctx.operation, self._build)
 
     def _journals(self, summary: Summary) -> Iterator[tuple[Place, BuildResult]]:
@@ -130,7 +132,7 @@ class Completion:
                 self._ctx.log.warning("Indexing partition %s again: no executor has run its job", row.name)
                 continue
             try:
-                # The name of the stage comes from an outcome, so it does not prove who has created it.
+                # The stage's name comes from an outcome, so another user may have created the stage.
                 check_own(row.stage)
             except (OSError, UnsafePath) as error:
                 self._ctx.log.warning("Indexing partition %s again: its stage is not valid: %s", row.name, error)
@@ -164,7 +166,7 @@ class Completion:
             why = entry.why
             if not why and not compatible(entry.families, self._families):
                 why = (
-                    f"its columns are {_told(entry.families)}, but the columns of the index are {_told(self._families)}"
+                    f"its columns are {_text(entry.families)}, but the columns of the index are {_text(self._families)}"
                 )
             if why:
                 self._refused[name] = (entry.file[1], entry.file[2], why)
@@ -187,7 +189,7 @@ class Completion:
         self._ctx.log.info("Indexing %d files that are new since planning or whose segments were lost", len(new))
         make_new(scratch)
         reader = self._table.reader
-        # A cached plan may have checked other files: check these.
+        # The files may be of a cached plan whose files were not checked.
         reader.check_allowed(new)
         check, reachable = self._ctx.check_cancelled, self._ctx.check_reachable
         job = Job(self._argument, new, scratch, reader, ids=self._ids, check=check, reachable=reachable)
@@ -202,7 +204,7 @@ class Completion:
         again = {names[n] for n in added}
         kept = old
         if old is not None:
-            kept = old.filter(_same(old, here, again))
+            kept = old.filter(unchanged(old, here, again))
         removed = 0 if old is None or kept is None else old.num_rows - kept.num_rows
         if base is not None and not added and not removed:
             return self._report(base.number, kept, 0, 0, list(base.named()))
@@ -211,7 +213,21 @@ class Completion:
         files = self._name(self._folder.own(f"{self._instance}-files-{uuid.uuid4().hex}.parquet"), table)
         number = self._newest.number + 1 if self._newest is not None else 1
         report = self._report(number, table, len(added), removed, [files, *runs])
-        generation = Generation(
+        generation = self._generation(number, files, runs, report)
+        self._ctx.check_cancelled()
+        if not folder.is_whole(generation):
+            raise OSError(f"cannot publish the index {self._argument.name!r}: some of its new files are gone")
+        try:
+            folder.publish(generation)
+        except Superseded:
+            newest = folder.newest()
+            if newest is None or not self._is_own(newest):
+                raise
+            return BuildReport.model_validate(newest.report)
+        return report
+
+    def _generation(self, number: int, files: Named, runs: Sequence[Named], report: BuildReport) -> Generation:
+        return Generation(
             number,
             self._ctx.operation,
             self._build,
@@ -228,17 +244,6 @@ class Completion:
             next_file=self._next,
             report=report.model_dump(mode="json"),
         )
-        self._ctx.check_cancelled()
-        if not folder.is_whole(generation):
-            raise OSError(f"cannot publish the index {self._argument.name!r}: some of its new files are gone")
-        try:
-            folder.publish(generation)
-        except Superseded:
-            newest = folder.newest()
-            if newest is None or not self._is_own(newest):
-                raise
-            return BuildReport.model_validate(newest.report)
-        return report
 
     def _name(self, name: str, table: pa.Table) -> Named:
         size, digest = self._folder.add(name, lambda file: write_parquet(table, file, file_summaries.GROUP_ROWS))
@@ -258,7 +263,7 @@ class Completion:
             }
             for n in added
         ]
-        table = pa.Table.from_pylist(rows, _FILES())
+        table = pa.Table.from_pylist(rows, list_schema())
         if self._argument.kind == "skip":
             table = table.drop_columns(["null_keys"])
             for field, column in self._summaries(added):
@@ -291,10 +296,7 @@ class Completion:
             yield field, picked.column(field.name)
 
     def _runs(self, old: pa.Table | None, kept: pa.Table | None, table: pa.Table) -> list[Named]:
-        """The runs of the generation.
-
-        Unchanged ones, and new ones from merged levels and segments.
-        """
+        """The runs of the generation: unchanged ones, and new ones from merged levels and segments."""
         import numpy as np
 
         runs = list(self._base.runs) if self._base is not None else []
@@ -353,22 +355,6 @@ class Completion:
         )
 
 
-def _FILES() -> pa.Schema:
-    import pyarrow as pa
-
-    kinds = {"file": pa.int32(), "path": pa.string(), "size": pa.int64(), "mtime_ns": pa.int64()}
-    kinds |= {"rows": pa.int64(), "null_keys": pa.int64()}
-    return pa.schema([pa.field(name, kind, nullable=False) for name, kind in kinds.items()])
-
-
-def _same(old: pa.Table, here: Mapping[str, tuple[int, int]], again: set[str]) -> Any:
-    """A mask of the covered files that are unchanged and were not indexed again."""
-    import pyarrow as pa
-
-    columns = (old.column(name).to_pylist() for name in ("path", "size", "mtime_ns"))
-    return pa.array([here.get(p) == (s, m) and p not in again for p, s, m in zip(*columns, strict=True)], pa.bool_())
-
-
 def _levels_to_merge(runs: Sequence[Named], old: pa.Table | None, kept: pa.Table | None) -> set[int]:
     """The levels to merge: to remove postings of removed files, or to have fewer levels."""
     import pyarrow.compute as pc
@@ -385,14 +371,14 @@ def _levels_to_merge(runs: Sequence[Named], old: pa.Table | None, kept: pa.Table
 
 
 def _whole(stage: Place, line: Line) -> bool:
-    """True if the line's segment is a file of the stage and has the digest of the journal."""
+    """Whether the line's segment is a file of the stage and has the digest of the journal."""
     try:
         return digest_of(regular_file(stage, line.segment)) == line.digest
     except (OSError, UnsafePath):
         return False
 
 
-def _told(families: Sequence[str | None]) -> str:
+def _text(families: Sequence[str | None]) -> str:
     return ", ".join(family or "missing" for family in families)
 
 

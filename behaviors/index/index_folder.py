@@ -1,46 +1,43 @@
 """The folder of an index, and the atomic publication of its generations.
 
-``<table>/_distop/index/<name>/`` holds ``generations/NNNNNN.json``, one file for each generation (state) of the index,
-and ``data/`` with the Parquet files that generations name. The current generation is the one with the highest number.
-A file system has no compare-and-swap, but creating a hard link fails if the name is taken. So a generation is written
-to a temporary file and then linked to its number; if two writers publish at once, the slower one fails. The current
-generation is never removed: a drop adds a last generation that says "dropped". So a late writer, whose number was taken
-and removed since, publishes a generation that nobody reads.
+``<table>/_distop/index/<name>/`` has ``generations/NNNNNN.json``, one file per generation of the index, and ``data/``
+with the generations' Parquet files. The current generation is the one with the highest number. A file system has no
+compare-and-swap, but creating a hard link fails if the name is taken. So a generation is written to a temporary file
+and then linked to its number; if two writers publish at once, the slower one fails. The current generation is never
+removed: a drop adds a last generation, marked as dropped. So a late writer, whose number was taken and removed since,
+publishes a generation that is not the current one.
 
-Files under ``data/`` never change. Files that a generation names are removed only after it is superseded.
+Files under ``data/`` never change. A generation's files are removed only after it is superseded.
 
 An index belongs to its table. If two namespaces or etcd clusters build the same index, their generations share one
 sequence of numbers: if both publish at once, one fails and retries on top of the other's generation. File names contain
-the namespace. A namespace removes a file of another one only if a superseded generation has named it.
+the namespace. A namespace removes a file of another one only if it belongs to a superseded generation.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import re
 import stat
 import time
 import uuid
-from dataclasses import asdict, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from distop.errors import InvalidArgument, UnsafePath
-from distop.protocol.frozen import frozen
+from distop.errors import InvalidArgument
 from distop.protocol.texts import shown
-from distop.storage.deletion import Place, components, delete, made_folder, names, new_file, write
+from distop.storage.deletion import Place, delete, made_folder, names, new_file, write
 from distop.storage.deletion import check_unlinked as _check_unlinked
 from distop.storage.files import METADATA_BYTES, open_regular, read
+from distop_behaviors.index.generation import Generation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable
 
     import pyarrow as pa
 
-VERSION = 2
 GRACE = 600.0
 """Seconds for which the files of a superseded generation are kept: a lookup may be reading them."""
 
@@ -48,122 +45,17 @@ _NUMBERED = re.compile(r"([0-9]{6}|[1-9][0-9]{6,17})\.json")
 _LISTINGS = 100
 """Maximum retries if the newest generation is removed between listing and reading it."""
 _OF_OPERATION = re.compile(r"(?:catch-up-)?(\d+)-.+")
-"""The names of an operation's files: its instance, after the prefix of the namespace."""
+"""The names of an operation's files, which have its instance after the prefix of the namespace."""
 _OF_ANOTHER = re.compile(r"[0-9a-f]+\.(?:catch-up-|drop-)?.+")
-"""The names of files that operations of other namespaces write."""
+"""The names of files of other namespaces' operations."""
 
 
 class Superseded(Exception):
     """Another generation has this number already."""
 
 
-@frozen
-class Named:
-    """A Parquet file of a generation.
-
-    Its name under ``data``, size in bytes, digest and number of rows.
-
-    A run of postings also has its lowest and highest key, and its level. Runs of one level do not overlap.
-    """
-
-    name: str
-    size: int
-    digest: str
-    rows: int
-    low: int = 0
-    high: int = 0
-    level: int = 0
-
-
-MAX_FILES = 50_000_000
-"""Maximum number of files that an index has ever numbered: a build needs four bytes of memory for each."""
-MAX_POSTINGS = 10**13
-"""Maximum number of postings in an index. It bounds the number of runs that a build creates."""
-
-
-@frozen
-class Generation:
-    """A state of an index.
-
-    ``operation`` and ``build``: the operation that has built it, and an id that is unique across etcds and namespaces.
-    ``ids``: the identities of its columns (``table_files.identities``). ``families``: of its columns; None if no file
-    has the column. ``schema``: the columns of the covered files (name, Spark type). ``files``: the list of the covered
-    files.
-    """
-
-    number: int
-    operation: str = ""
-    build: str = ""
-    dropped: bool = False
-    kind: str = ""
-    columns: tuple[str, ...] = ()
-    ids: Mapping[str, int | str] | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-    families: tuple[str | None, ...] = ()
-    schema: tuple[tuple[str, Any], ...] = ()
-    table_version: str = ""
-    published: float = 0.0
-    files: Named | None = None
-    runs: tuple[Named, ...] = ()
-    next_file: int = 0
-    report: Mapping[str, Any] = field(default_factory=dict)
-
-    def named(self) -> Iterator[Named]:
-        """All files of the generation."""
-        if self.files is not None:
-            yield self.files
-        yield from self.runs
-
-    def to_json(self) -> str:
-        return json.dumps({"v": VERSION, **asdict(self)}, indent=1)
-
-    @classmethod
-    def from_json(cls, text: str) -> Generation:
-        """Raises ValueError, KeyError and TypeError if the text is not a generation."""
-        data = json.loads(text)
-        version = data.pop("v")
-        if version > VERSION:
-            raise ValueError("a newer release of distop has written it: upgrade distop")
-        if version < VERSION:
-            raise ValueError("an older release of distop has written it: remove the index's folder and build it again")
-        data["files"] = _named(data["files"]) if data["files"] else None
-        data["runs"] = tuple(map(_named, data["runs"]))
-        data["schema"] = tuple((name, _type(kind)) for name, kind in data["schema"])
-        for name in ("columns", "families"):
-            data[name] = tuple(data[name])
-        if type(data["next_file"]) is not int or not 0 <= data["next_file"] <= MAX_FILES:
-            raise ValueError(f"next_file is {shown(data['next_file'])}, but must be a number of at most {MAX_FILES}")
-        rows = [one.rows for one in data["runs"]]
-        if any(type(number) is not int or number < 0 for number in rows) or sum(rows) > MAX_POSTINGS:
-            raise ValueError(f"its runs have {shown(rows)} postings, but at most {MAX_POSTINGS} are allowed in all")
-        return cls(**data)
-
-
-def _named(data: Any) -> Named:
-    """Raises ValueError for a name that leads out of the folder ``data``."""
-    found = Named(**data)
-    try:
-        if len(components(found.name)) == 1:
-            return found
-    except UnsafePath:
-        pass
-    raise ValueError(f"{found.name!r} is not a file name")
-
-
-def _type(kind: Any) -> Any:
-    """A Spark type from JSON: arrays become tuples."""
-    if not isinstance(kind, list):
-        return kind
-    if kind[0] == "struct":
-        return ("struct", tuple((name, _type(inner)) for name, inner in kind[1]))
-    return (kind[0], *(_type(inner) if kind[0] != "unreadable" else inner for inner in kind[1:]))
-
-
 class Folder:
-    """The folder of one index.
-
-    Readers need no lock. ``space``: the writer's :attr:`JobContext.space`.
-    """
+    """The folder of one index; readers need no lock. ``space``: the writer's :attr:`JobContext.space`."""
 
     def __init__(self, location: str, name: str, space: str = "") -> None:
         self._place = Place(location, f"_distop/index/{name}")
@@ -181,10 +73,7 @@ class Folder:
         return None if newest is None or newest.dropped else newest
 
     def newest(self) -> Generation | None:
-        """The generation with the highest number, even if it is a drop.
-
-        Raises InvalidArgument if unreadable.
-        """
+        """The generation with the highest number, even if it is a drop. Raises InvalidArgument if unreadable."""
         for _ in range(_LISTINGS):
             numbers = self._numbers()
             if not numbers:
@@ -207,7 +96,7 @@ class Folder:
         try:
             found = Generation.from_json(read(str(path), METADATA_BYTES, follow=False).decode())
             if found.number != number:
-                raise ValueError(f"it holds the generation {shown(found.number)}")
+                raise ValueError(f"it has the generation {shown(found.number)}")
             return found
         except (ValueError, KeyError, TypeError) as e:
             raise InvalidArgument(f"cannot read the index file {path}: {e}") from e
@@ -216,7 +105,7 @@ class Folder:
         return self._generations / f"{number:06}.json"
 
     def is_whole(self, generation: Generation) -> bool:
-        """True if all files of the generation exist and have their sizes."""
+        """Whether all files of the generation exist and have their sizes."""
         try:
             found = (((self.data / one.name).lstat(), one.size) for one in generation.named())
             return all(stat.S_ISREG(now.st_mode) and now.st_size == size for now, size in found)
@@ -228,10 +117,7 @@ class Folder:
         return f"{self._space}.{name}" if self._space else name
 
     def _whose(self, name: str) -> str | None:
-        """The name of a file without the prefix of this namespace.
-
-        None if it has another prefix.
-        """
+        """The name of a file without the prefix of this namespace; None if it has another prefix."""
         prefix = self.own("")
         return name[len(prefix) :] if name.startswith(prefix) else None
 
@@ -262,10 +148,7 @@ class Folder:
             ) from e
 
     def publish(self, generation: Generation) -> None:
-        """Make the generation the current one.
-
-        Raises Superseded if its number is taken, UnsafePath and OSError.
-        """
+        """Make the generation the current one. Raises Superseded if its number is taken, UnsafePath and OSError."""
         path = self._path(generation.number)
         # A drop's file has no instance in its name, because drops and builds have separate sequences of instances.
         whose = "drop" if generation.dropped else generation.operation.rpartition("/")[2]
@@ -277,17 +160,11 @@ class Folder:
             self._delete(scratch)
 
     def _delete(self, path: Path) -> bool:
-        """Remove a file or folder of the index.
-
-        Returns whether it existed. Raises UnsafePath and OSError.
-        """
+        """Remove a file or folder of the index; returns whether it existed. Raises UnsafePath and OSError."""
         return delete(self._place, path.relative_to(self.root).as_posix())
 
     def _link(self, scratch: Path, path: Path) -> None:
-        """Link a data file to another name.
-
-        Raises Superseded if the name is taken, UnsafePath and OSError.
-        """
+        """Link a data file to another name. Raises Superseded if the name is taken, UnsafePath and OSError."""
         place = self._place.below(path.parent.relative_to(self.root).as_posix())
         with made_folder(self._place.below("data")) as data, made_folder(place) as folder:
             try:
@@ -297,9 +174,9 @@ class Folder:
             os.fsync(folder)
 
     def add(self, name: str, write: Callable[[BinaryIO], None]) -> tuple[int, str]:
-        """Create a data file by ``write``, and return its size and digest.
+        """Create a data file by ``write``; returns its size and digest. An existing file with the name is used instead.
 
-        If a file has the name already, it stays and is used. Raises what ``write`` raises, after removing the file.
+        Raises the errors of ``write``, after removing the file.
         """
         with made_folder(self._place.below("data")):
             path = self.data / name
@@ -343,10 +220,10 @@ class Folder:
                 found = self._instance_of(path.name)
                 old = found is not None and found < instance + own
                 old = old or (self._whose(path.name) or "").startswith("drop-")
-                # A file of another namespace: only if a superseded generation has named it and no other does.
+                # A file of another namespace: only if it belongs to superseded generations alone.
                 if (old or (folder == self.data and path.name in gone)) and path.name not in kept:
                     self._try_delete(path)
-        # Generations are removed last: they name the files to remove, if this call is interrupted.
+        # Generations are removed last: if this call is interrupted, they still name the files to remove.
         for number in superseded:
             self._try_delete(self._path(number))
 
@@ -371,7 +248,7 @@ class Folder:
         return max(found)
 
     def drop(self, operation: str, after: int, builds: int) -> bool:
-        """Remove the index: publish a generation that says "dropped", then remove the files. Idempotent.
+        """Remove the index: publish a generation that is marked as dropped, then remove the files. Idempotent.
 
         Returns whether this operation has dropped it. ``after``: the newest generation at planning; an older drop is
         not its own, even if an operation of the same name made it. ``builds``: the last build at planning; files of
@@ -379,7 +256,7 @@ class Folder:
         Superseded. Raises OSError.
         """
         while (newest := self.newest()) is not None and not newest.dropped:
-            if not self._goes_on(after, newest.number):
+            if self._was_dropped(after, newest.number):
                 raise Superseded(f"the index at {self.root} was built again after this drop had ended")
             with contextlib.suppress(Superseded):
                 self.publish(Generation(newest.number + 1, operation, dropped=True, published=time.time()))
@@ -387,19 +264,19 @@ class Folder:
         named = self._named_by(former)
         for folder in (self.data, self.root):
             self._empty(folder, builds, named)
-        # Generations are removed last: they name the files to remove, if this attempt is interrupted.
+        # Generations are removed last: if this attempt is interrupted, they still name the files to remove.
         for number in former:
             self._delete(self._path(number))
         with contextlib.suppress(OSError):
             delete(self._place, "data", only_empty=True)
         return newest is not None and newest.operation == operation and newest.number > after
 
-    def _goes_on(self, after: int, until: int) -> bool:
-        """True if no generation after ``after``, up to ``until``, is a drop or was removed by one."""
+    def _was_dropped(self, after: int, until: int) -> bool:
+        """Whether a generation after ``after``, up to ``until``, is a drop or was removed by one."""
         try:
-            return not any(self._read(number).dropped for number in range(after + 1, until + 1))
+            return any(self._read(number).dropped for number in range(after + 1, until + 1))
         except FileNotFoundError:
-            return False
+            return True
 
     def _named_by(self, numbers: Iterable[int]) -> set[str]:
         found: set[str] = set()
@@ -424,10 +301,7 @@ class Folder:
 
 
 def write_parquet(table: pa.Table, file: BinaryIO, row_group: int, level: int = 3, **options: Any) -> None:
-    """Write a Parquet file with page statistics and checksums.
-
-    Raises OSError; the caller then removes the file.
-    """
+    """Write a Parquet file with page statistics and checksums. Raises OSError; the caller then removes the file."""
     import pyarrow.parquet as pq
 
     pq.write_table(

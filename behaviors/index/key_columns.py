@@ -1,14 +1,11 @@
-"""The key columns of one data file.
-
-Finds them in its schema, and reads them in batches.
-"""
+"""Finds the key columns in one data file's schema, and reads them in batches."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from distop.protocol.frozen import frozen
-from distop.tables.reading.arrow_types import Unfaithful
+from distop.tables.reading.arrow_types import SparkOnly
 from distop.tables.reading.file_facts import ddl
 from distop_behaviors.index.key_values import Unindexable, canonical, family_of
 
@@ -55,12 +52,12 @@ def open_file(file: PlannedFile, columns: Sequence[str], ids: Mapping[str, int |
     """Open a file and find its key columns.
 
     ``ids``: the identities of the columns (``table_files.identities``). If they are types, a file with another family
-    is not indexed: only Spark knows how it reads that. Raises Unreadable if the file differs from the plan or cannot be
-    read, Unindexable if its columns cannot be indexed.
+    is not indexed, because only Spark can convert its values. Raises Unreadable if the file differs from the plan or
+    cannot be read, Unindexable if its columns cannot be indexed.
     """
     try:
         found = reader.open_file(file, columns, ids)
-    except Unfaithful as e:
+    except SparkOnly as e:
         raise Unindexable(str(e)) from None
     families: list[str | None] = []
     for column, name in zip(columns, found.names, strict=True):
@@ -91,7 +88,7 @@ def _arrays(batch: Any, source: Source) -> Iterator[Any]:
         if name is None or family is None:
             yield None
             continue
-        # Arrow also returns fields of a struct if their path is spelled like the name.
+        # Arrow also returns fields of a struct whose path equals the name.
         places = batch.schema.get_all_field_indices(name)
         if len(places) != 1:
             raise Unindexable(f"it has {len(places)} columns {name!r}")

@@ -1,4 +1,4 @@
-"""``lookup``: finds the rows with given keys, in files that an index names and files that it does not cover."""
+"""``lookup``: finds the rows with given keys, in files that an index finds and in files that it does not cover."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from distop.errors import InvalidArgument, NotFound, TableUnavailable
 from distop.protocol.frozen import frozen
 from distop.tables.reading import arrow_types
 from distop.tables.reading.arrow_rows import Blocks
-from distop.tables.reading.arrow_types import Unfaithful
+from distop.tables.reading.arrow_types import SparkOnly
 from distop.tables.reading.file_facts import Unreadable, ddl, match, may_match, problem, quote, widened
 from distop_behaviors.index import file_summaries, postings, row_lookup
 from distop_behaviors.index import lookup_keys as keys_of
-from distop_behaviors.index.build_plan import file_list
+from distop_behaviors.index.covered_files import file_list
 from distop_behaviors.index.index_folder import Folder
 from distop_behaviors.index.key_values import Unindexable, arrow_type, canonical, key_numbers, numbers
 from distop_behaviors.index.table_files import current_table, ids_now, record_of
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from distop.behavior import TableRecord
     from distop.tables import Spark
     from distop.tables.reading.file_facts import PlannedFile, SparkType
-    from distop_behaviors.index.index_folder import Generation
+    from distop_behaviors.index.generation import Generation
     from distop_behaviors.index.key_values import Whole
     from distop_behaviors.index.lookup_keys import Key
     from distop_behaviors.index.postings import Places
@@ -41,7 +41,7 @@ log = logging.getLogger("distop.index")
 class Found:
     """The files that a lookup must read.
 
-    ``named``: files that may have a key, by the index. ``uncovered``: files that the index does not cover.
+    ``named``: files that may have a key, according to the index. ``uncovered``: files that the index does not cover.
     ``columns``: the columns of the keys, with their types. ``schema``: the schema of the rows. ``places``: for each
     named file, the blocks of rows that may have a key; None if unknown, or if there are too many.
     """
@@ -74,20 +74,20 @@ def lookup(
     built.
 
     ``table``: a record (from ``client.tables()``) or a location. ``keys``: values of the indexed column; for several
-    columns, sequences in the order of the columns, or mappings by column. For a ``skip`` index, mappings may name only
+    columns, sequences in the order of the columns, or mappings by column. For a ``skip`` index, mappings may have only
     some of its columns, the same ones in all keys. None finds NULL, and NaN finds NaN. ``local_bytes``: if the index
-    names all rows and at most this many bytes must be decoded, this process reads them and the frame holds them; 0:
-    never.
+    finds all rows and at most this many bytes must be decoded, this process reads them, and the frame has them in
+    memory; 0: never.
 
-    Raises NotFound if there is no such index, InvalidArgument for keys that are not of the column's type,
-    TableUnavailable if the table cannot be reached, and what Spark raises if files cannot be read.
+    Raises NotFound if there is no such index, InvalidArgument for keys that do not have the column's type,
+    TableUnavailable if the table cannot be reached, and Spark's errors if files cannot be read.
     """
     found = find(table, index, keys, lambda: spark)
     if not found.files or not found.keys:
         return _no_rows(spark, found)
     try:
         here = _read_here(found, local_bytes)
-    except Unfaithful as e:
+    except SparkOnly as e:
         log.debug("Reading the files with Spark: %s", e)
     else:
         return _frame_of(spark, found, here) if here.num_rows else _no_rows(spark, found)
@@ -102,20 +102,20 @@ def lookup(
 
 def _no_rows(spark: SparkSession, found: Found) -> DataFrame:
     schema = {**found.schema, **found.table.paths}
-    # Not a frame of an empty list: collecting it would run a Spark job with tasks.
+    # Not a frame of an empty list, for which Spark would run a job with tasks.
     return spark.sql(f"SELECT {', '.join(f'CAST(NULL AS {ddl(t)}) AS {quote(n)}' for n, t in schema.items())} LIMIT 0")
 
 
 def _read_here(found: Found, most: int) -> pa.Table:
-    """The rows, read without Spark. Raises Unfaithful if Spark must read them."""
+    """The rows, read without Spark. Raises SparkOnly if Spark must read them."""
     if most <= 0 or found.uncovered or found.places is None:
-        raise Unfaithful("the index does not name all rows")
+        raise SparkOnly("the index does not have the positions of all rows")
     blocks = [Blocks(file, own, postings.BLOCK) for file, own in zip(found.named, found.places, strict=True)]
     return row_lookup.rows_with_keys(found.table.reader.rows_at(blocks, found.schema, most), found.keys, found.columns)
 
 
 def _frame_of(spark: SparkSession, found: Found, rows: pa.Table) -> DataFrame:
-    """A frame that holds the rows, with the same types as a scan."""
+    """A frame of these rows, with the same types as a scan."""
     from pyspark.sql import functions as F
     from pyspark.sql.types import StructField, StructType
 
@@ -127,10 +127,7 @@ def _frame_of(spark: SparkSession, found: Found, rows: pa.Table) -> DataFrame:
 
 
 def find(table: TableRecord | str, index: str, keys: Iterable[Any], spark: Spark | None = None) -> Found:
-    """The files that :func:`lookup` must read. Raises as ``lookup`` does.
-
-    Needs Spark only for a table of Spark's catalog.
-    """
+    """The files that :func:`lookup` must read. Raises its errors. Needs Spark only for a table of Spark's catalog."""
     now = current_table(record_of(table), spark=spark)
     folder = Folder(now.root, index)
     given = list(keys)
@@ -149,16 +146,13 @@ def find(table: TableRecord | str, index: str, keys: Iterable[Any], spark: Spark
         try:
             return _Lookup(now, folder, generation, file_list(folder, generation)).ask(given)
         except (OSError, ValueError) as e:
-            # It was superseded and removed meanwhile, or it is damaged: then the same generation is current again.
-            log.warning("Cannot read generation %d of the index %s; trying again: %s", generation.number, index, e)
+            # It was superseded and removed meanwhile; or it is damaged, then the same generation is found again.
+            log.warning("Cannot read generation %d of the index %s; retrying: %s", generation.number, index, e)
             tried = generation.number
 
 
 class _Lookup:
-    """A lookup in one generation of an index.
-
-    ``files``: the files that it covers; None if unknown.
-    """
+    """A lookup in one generation of an index. ``files``: its covered files; None if unknown."""
 
     def __init__(self, table: CurrentTable, folder: Folder, generation: Generation, files: pa.Table | None) -> None:
         self._table = table
@@ -175,10 +169,7 @@ class _Lookup:
                     self._live[number] = file
 
     def ask(self, given: Sequence[Any]) -> Found:
-        """The files to read.
-
-        Raises OSError and Arrow's errors if a file of the index is gone or damaged.
-        """
+        """The files to read. Raises OSError and Arrow's errors if a file of the index is missing or damaged."""
         known = {file[0] for file in self._live.values()}
         uncovered = [file for file in self._table.files.values() if file[0] not in known]
         schema = self._schema(uncovered)

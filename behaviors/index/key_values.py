@@ -44,7 +44,7 @@ _SEED, _MULTIPLIER_1, _MULTIPLIER_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x
 
 
 class Unindexable(Exception):
-    """A column, or a file's values in it, cannot be indexed. The text says why."""
+    """A column, or a file's values in it, cannot be indexed; the text has the reason."""
 
 
 def family_of(kind: SparkType) -> str:
@@ -80,9 +80,7 @@ def arrow_type(family: str) -> pa.DataType:
 
 
 def canonical(values: Any, family: str) -> Any:
-    """An array from a file, converted to the family's type.
-
-    Raises Unindexable, and what Arrow raises.
+    """An array from a file, converted to the family's type. Raises Unindexable, and Arrow's errors.
 
     Unsigned 64-bit numbers become signed ones with the same bits; as ``decimal(0)`` they are unchanged.
     """

@@ -28,16 +28,14 @@ Key = tuple[Any, ...]
 
 
 class _Nowhere(Exception):
-    """No row can have this value, because the column's type does not hold it."""
+    """No row can have this value, because the column's type does not have it."""
 
 
 def read(keys: Iterable[Any], columns: Mapping[str, str]) -> list[Key]:
-    """The unique keys, as values of the columns (name → Spark type).
-
-    Keys that no row can have are left out.
+    """The unique keys, as values of the columns (name → Spark type), without keys that no row can have.
 
     A key is a value if there is one column, a sequence of values for several, or a mapping by column. Raises
-    InvalidArgument for a key that is not of its column's type.
+    InvalidArgument for a key that does not have its column's type.
     """
     found: dict[Any, Key] = {}
     for given in keys:
@@ -149,9 +147,7 @@ def _is_nan(value: Any) -> bool:
 
 
 def as_family(value: Any, family: str) -> Any:
-    """A key's value (not None) as a value of an index's family.
-
-    None if no indexed value can be equal to it.
+    """A key's value (not None) as a value of an index's family; None if no indexed value can be equal to it.
 
     Raises Unindexable if that is unknown.
     """

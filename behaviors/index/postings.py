@@ -1,6 +1,4 @@
-"""Postings: the location of each key.
-
-They are collected in segments, merged into sorted runs, and searched.
+"""Postings, the locations of keys: collected in segments, merged into sorted runs, and searched.
 
 A posting has three numbers: the key's number (:mod:`distop_behaviors.index.key_values`), the file's number in the
 generation, and the block of rows in the file, which is the row's index divided by :data:`BLOCK`. Blocks suffice,
@@ -43,7 +41,7 @@ RUN_ROWS = 1 << 21
 LEVEL_ROWS = 1 << 26
 """Maximum postings in a level, whose runs do not overlap. Each level costs a lookup one more run."""
 
-_kept: LruCache[_Bounds] = LruCache(64)
+_bounds: LruCache[_Bounds] = LruCache(64)
 
 
 class Postings:
@@ -54,7 +52,7 @@ class Postings:
         self.rows = 0
 
     def add(self, number: int, source: Source, pieces: Iterable[Piece], flush: Callable[[], None]) -> int:
-        """Add the postings of a file, and return the number of rows with a NULL in their key.
+        """Add the postings of a file; returns the number of rows with a NULL in their key.
 
         ``flush`` is called when many postings are collected. If a piece cannot be read, the postings of the file that
         are not flushed are removed.
@@ -91,10 +89,7 @@ class Postings:
         return nulls
 
     def table(self) -> pa.Table:
-        """The collected postings, sorted by key, file and block.
-
-        They are then removed from memory.
-        """
+        """The collected postings, sorted by key, file and block. They are then removed from memory."""
         import numpy as np
 
         if not self._parts:
@@ -113,10 +108,7 @@ def _mask(valid: Any) -> Any:
 
 
 def _sorted(keys: Numbers, files: Whole, blocks: Whole) -> pa.Table:
-    """The postings sorted by key.
-
-    Stable: the order of files and rows is kept for each key.
-    """
+    """The postings sorted by key. Stable: the order of files and rows is kept for each key."""
     import numpy as np
 
     order = np.argsort(keys, kind="stable")
@@ -146,10 +138,7 @@ def write(table: pa.Table, file: BinaryIO, level: int) -> None:
 
 @frozen
 class Input:
-    """A sorted file of postings.
-
-    ``mapping``: the new number of each of its files; -1: left out.
-    """
+    """A sorted file of postings. ``mapping``: the new number of each of its files; -1: left out."""
 
     path: Path
     digest: str
@@ -194,8 +183,7 @@ def levels_of(inputs: Sequence[Input]) -> Iterator[list[Input]]:
 def merge(inputs: Sequence[Input], folder: Folder, name: str, check: Callable[[], None]) -> list[Run]:
     """Merge inputs into runs that do not overlap, in the order of their keys, named ``name`` with a number.
 
-    A run that exists already is not written again: the same inputs give the same run. Raises OSError and what ``check``
-    raises.
+    An existing run is not written again: the same inputs give the same run. Raises OSError and the errors of ``check``.
     """
     cuts = _cuts(inputs)
     bounds: list[tuple[int | None, int | None]] = list(zip([None, *cuts], [*cuts, None], strict=True))
@@ -257,7 +245,7 @@ def _slices(one: Input, low: int | None, high: int | None) -> Iterator[Part]:
 
 
 def _groups(path: Path, low: int | None, high: int | None) -> Iterator[pa.Table]:
-    """The row groups that may hold keys in ``[low, high)``, one after the other."""
+    """The row groups that may have keys in ``[low, high)``, one after the other."""
     import pyarrow.parquet as pq
 
     with (
@@ -272,11 +260,9 @@ def _groups(path: Path, low: int | None, high: int | None) -> Iterator[pa.Table]
 
 @frozen
 class Hits:
-    """The locations of some keys.
+    """The locations of some keys: the unique numbers of the files, and the file and block of each posting.
 
-    The unique numbers of the files, and the file and block of each posting.
-
-    ``places`` is None if there are more postings than asked for.
+    ``places``: None if there are more postings than requested.
     """
 
     files: Whole
@@ -341,7 +327,7 @@ class _Bounds:
 def _bounds_of(path: Path) -> _Bounds:
     """The bounds of a run, cached for the next lookup: files of an index never change."""
     found = path.stat()
-    return _kept.get((str(path), found.st_size, found.st_mtime_ns, found.st_ino), lambda: _read_bounds(path))
+    return _bounds.get((str(path), found.st_size, found.st_mtime_ns, found.st_ino), lambda: _read_bounds(path))
 
 
 def _read_bounds(path: Path) -> _Bounds:

@@ -1,4 +1,4 @@
-"""Filters rows by keys without Spark, if an index has named the rows.
+"""Filters rows by keys without Spark, if an index has found the rows.
 
 Spark needs more time to plan a scan than Arrow needs to read a few row groups.
 """
@@ -22,21 +22,18 @@ LOCAL_BYTES = 64 << 20
 many tasks, while Arrow decodes everything before a row.
 """
 LOCAL_ROWS = 10_000
-"""Maximum rows: the frame carries them in its plan."""
+"""Maximum rows: the frame has them in its plan."""
 _NAN = "NaN"
 """Represents NaN, which does not equal itself in Python."""
 _FLOATS = ("float", "double")
 
 
 def rows_with_keys(rows: pa.Table, keys: Iterable[Key], columns: Mapping[str, str]) -> pa.Table:
-    """The rows that have one of the keys, which hold no NULL.
-
-    ``columns``: the keys' columns and their types.
-    """
+    """The rows that have one of the keys, which have no NULL. ``columns``: the keys' columns and their types."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    wanted = {tuple(_told(value, kind) for value, kind in zip(key, columns.values(), strict=True)) for key in keys}
+    wanted = {tuple(_key_value(value, kind) for value, kind in zip(key, columns.values(), strict=True)) for key in keys}
     may: Any = None
     for n, (name, kind) in enumerate(columns.items()):
         column, values = _comparable(rows.column(name), kind), {key[n] for key in wanted}
@@ -55,7 +52,7 @@ def rows_with_keys(rows: pa.Table, keys: Iterable[Key], columns: Mapping[str, st
     return rows.filter(pa.array(keep, pa.bool_()))
 
 
-def _told(value: Any, kind: str) -> Any:
+def _key_value(value: Any, kind: str) -> Any:
     """A key's value in a form whose equality in Python is Spark's equality."""
     if isinstance(value, float):
         return _NAN if math.isnan(value) else value  # -0.0 equals 0.0
@@ -71,7 +68,7 @@ def _is_nan(value: Any) -> bool:
 
 
 def _comparable(column: Any, kind: str) -> Any:
-    """The values of a column in the form of :func:`_told`, except NaN."""
+    """The values of a column in the form of :func:`_key_value`, except NaN."""
     import pyarrow as pa
 
     if kind == "string":

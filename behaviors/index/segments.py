@@ -1,10 +1,8 @@
-"""One job of an index build.
+"""One job of an index build: writes the segments of a partition's files, and a journal of them, into its stage.
 
-Writes the segments of a partition's files, and a journal of them, into its stage.
-
-A segment holds the postings or summaries of consecutive files. Small files share a segment, because creating a file
-takes longer than writing a few thousand rows; a large file may have several segments. The journal gets a line when a
-segment is closed, and the checkpoint holds the valid length of the journal. A further attempt links the segments of the
+A segment has the postings or summaries of consecutive files. Small files share a segment, because creating a file takes
+longer than writing a few thousand rows; a large file may have several segments. The journal gets a line when a segment
+is closed, and the checkpoint has the valid length of the journal. A further attempt links the segments of the
 checkpoint into its own stage, so that the cleanup of the earlier attempt cannot remove them.
 """
 
@@ -72,9 +70,7 @@ class FileEntry:
 
 @frozen
 class Header:
-    """The first line of the journal.
-
-    The argument of the build, and the ids of its columns (BuildResult).
+    """The first line of the journal: the argument of the build, and the ids of its columns (BuildResult).
 
     The operation's outcome and argument in etcd have them too, but these may have been changed since.
     """
@@ -176,16 +172,16 @@ class Job:
         deletion.delete(self._place, JOURNAL)
         with deletion.new_file(self._place, JOURNAL) as self._journal:
             self._append(Header(self._argument.model_dump(mode="json"), self._ids).to_json())
-            return self._run(progress)
+            return self._index_files(progress)
 
-    def _run(self, progress: Progress) -> BuildResult:
+    def _index_files(self, progress: Progress) -> BuildResult:
         after = self._resume(progress.load())
         if after:
             # The segments are linked into this stage, so the earlier stage is no longer needed.
             progress.save({"stage": self._place.name, "bytes": self._bytes}, force=True)
         for number in range(after, len(self._files)):
             self._check()
-            self._one(number)
+            self._index_file(number)
             if self._open_rows >= SEGMENT_ROWS or len(self._done) >= SEGMENT_FILES:
                 self._close()
                 progress.save({"stage": self._place.name, "bytes": self._bytes})
@@ -199,7 +195,7 @@ class Job:
             ids=None if self._ids is None else dict(self._ids),
         )
 
-    def _one(self, number: int) -> None:
+    def _index_file(self, number: int) -> None:
         if escaped(self._files[number][0]) != self._files[number][0]:
             self._done.append(FileEntry(number, self._files[number], why="its path is not UTF-8"))
             return
@@ -277,7 +273,7 @@ class Job:
         self._totals[1] += sum(entry.rows for entry in line.files)
 
     def _resume(self, checkpoint: Any) -> int:
-        """Take over the segments of an earlier attempt, and return the index of the first file still to index.
+        """Take over the segments of an earlier attempt; returns the index of the first file that is not indexed yet.
 
         A missing segment and all later ones are written again. Raises InvalidArgument if they were written for another
         argument.
@@ -312,9 +308,9 @@ class Job:
         return self._place.parent.below(name)
 
     def _take_over(self, former: Place, name: str, digest: str, number: int) -> str:
-        """Link a segment of an earlier attempt into this stage, and return its new name.
+        """Link a segment of an earlier attempt into this stage; returns its new name.
 
-        Raises UnsafePath if it is not a file of that stage, OSError if it is gone or does not have the digest.
+        Raises UnsafePath if it is not a file of that stage, OSError if it is missing or does not have the digest.
         """
         if not name:
             return ""
@@ -345,10 +341,7 @@ def line_groups(lines: Iterable[Line]) -> Iterator[list[Line]]:
 
 
 def compatible(some: Sequence[str | None], others: Sequence[str | None]) -> bool:
-    """True if one index can hold the families of both files.
-
-    A missing column (None) fits any family.
-    """
+    """Whether one index can have files of both families. A missing column (None) fits any family."""
     return all(a is None or b is None or a == b for a, b in zip(some, others, strict=True))
 
 

@@ -37,9 +37,7 @@ class CurrentTable:
     options: Mapping[str, Any]
 
     def columns(self) -> Mapping[str, SparkType] | None:
-        """The columns from the table's metadata or catalog.
-
-        None if only its files have them.
+        """The columns from the table's metadata or catalog; None if only its files have them.
 
         Raises TableUnavailable.
         """
@@ -47,11 +45,9 @@ class CurrentTable:
 
 
 def root_of(record: TableRecord, check: Callable[[], None] = lambda: None, spark: Spark | None = None) -> str:
-    """The table's folder, which also holds its indexes.
+    """The table's folder, which also has its indexes.
 
-    Raises InvalidArgument if it is not a local path.
-
-    Also raises as planning does.
+    Raises InvalidArgument if it is not a local path, and the errors of planning.
     """
     place = place_of(record, check, spark) if spark is not None else place_of(record, check)
     location = Location.of(str(local_path(place) or place))
@@ -66,9 +62,7 @@ def root_of(record: TableRecord, check: Callable[[], None] = lambda: None, spark
 def current_table(
     record: TableRecord, check: Callable[[], None] = lambda: None, spark: Spark | None = None
 ) -> CurrentTable:
-    """The current state of the table.
-
-    Raises InvalidArgument and TableUnavailable, as planning does.
+    """The current state of the table. Raises the errors of planning: InvalidArgument and TableUnavailable.
 
     ``spark``: returns the session, for tables of Spark's catalog.
     """
@@ -82,18 +76,12 @@ def current_table(
 
 
 def name_of(path: str, root: str) -> str:
-    """The name of a file in an index.
-
-    Its path below the table, or the whole path if it is elsewhere.
-    """
+    """The name of a file in an index: its path below the table, or the whole path if it is elsewhere."""
     return path[len(root) + 1 :] if path.startswith(f"{root}/") else path
 
 
 def escaped(name: str) -> str:
-    """A file's name for reports: bytes that are not UTF-8 are escaped.
-
-    Other names are unchanged.
-    """
+    """A file's name for reports: bytes that are not UTF-8 are escaped. Other names are unchanged."""
     return name.encode(errors="backslashreplace").decode()
 
 
@@ -116,10 +104,7 @@ def identities(reader: Reader, columns: Sequence[str]) -> Mapping[str, int | str
 
 
 def ids_now(table: CurrentTable, columns: Sequence[str]) -> Mapping[str, int | str] | None:
-    """Like :func:`identities`, but empty if the table no longer has all columns.
-
-    Raises TableUnavailable.
-    """
+    """Like :func:`identities`, but empty if the table no longer has all columns. Raises TableUnavailable."""
     try:
         return identities(table.reader, columns)
     except InvalidArgument:

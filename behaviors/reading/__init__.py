@@ -1,4 +1,1 @@
-"""Shared by operation types that read rows.
-
-The Spark session for checks, and row expressions.
-"""
+"""The Spark session for checks and row expressions, for operation types that read rows."""

@@ -1,7 +1,4 @@
-"""The Spark session for checks.
-
-It shares the worker's Spark context and has its own settings.
-"""
+"""The Spark session for checks, which shares the worker's Spark context and has its own settings."""
 
 from __future__ import annotations
 

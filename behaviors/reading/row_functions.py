@@ -1,6 +1,4 @@
-"""The functions that a submitted expression may call.
-
-They compute one value from the values of one row.
+"""The functions that a submitted expression may call: they compute one value from the values of one row.
 
 Each is deterministic and reads only its arguments: no file, table, clock, user name or host name. None creates a value
 whose size is an argument (``repeat``, ``sequence``, ``array_repeat``, ``format_string``), except those of

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, SparkSession
 
-KEPT_EXPRESSIONS = 256
+CACHED_EXPRESSIONS = 256
 
 _CATALYST = "org.apache.spark.sql.catalyst"
 _FUNCTION = f"{_CATALYST}.analysis.UnresolvedFunction"
@@ -68,21 +68,18 @@ tables have such a column, and a column that no file has is NULL here.
 
 
 class Refused(Exception):
-    """The expression is not allowed. The text says why."""
+    """The expression is not allowed; the text has the reason."""
 
 
 @frozen
 class RowExpression:
-    """A parsed expression.
-
-    ``names``: the first parts of its column names (of ``a.b``: ``a``), in order.
-    """
+    """A parsed expression. ``names``: the first parts of its column names (of ``a.b``: ``a``), in order."""
 
     column: Column
     names: tuple[str, ...]
 
 
-@lru_cache(maxsize=KEPT_EXPRESSIONS)
+@lru_cache(maxsize=CACHED_EXPRESSIONS)
 def parse_expression(session: SparkSession, text: str) -> RowExpression:
     """The expression of a submitted text.
 
@@ -129,10 +126,7 @@ def _named(node: str) -> str:
 
 
 def _tree(session: SparkSession, text: str) -> Any:
-    """The parsed tree.
-
-    The parser reads its settings, such as ANSI mode, from the thread's active session.
-    """
+    """The parsed tree. The parser reads its settings, such as ANSI mode, from the thread's active session."""
     with active(session):
         return session._jsparkSession.sessionState().sqlParser().parseExpression(text)
 
@@ -147,10 +141,7 @@ def _column(session: SparkSession, tree: Any) -> Column:
 
 @lru_cache(maxsize=32)
 def java_class(jvm: Any, name: str) -> Any:
-    """A class of the JVM by its full name, cached.
-
-    A lookup takes a call into the JVM for each package.
-    """
+    """A class of the JVM by its full name, cached. A lookup takes a call into the JVM for each package."""
     found = jvm
     for part in name.split("."):
         found = getattr(found, part)
@@ -172,10 +163,7 @@ def _check_bounded(calls: Any) -> None:
 
 
 def _parts(names: Any) -> Iterator[tuple[str, ...]]:
-    """The parts of each name in a Scala sequence.
-
-    Null elements, which are other nodes, are skipped.
-    """
+    """The parts of each name in a Scala sequence. Null elements, which are other nodes, are skipped."""
     between = str(uuid4())
     for i in range(names.size()):
         parts = names.apply(i)

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 from distop.behavior import Behavior, JobFailed, OperationFailed, is_wide
 from distop.errors import InvalidArgument
 from distop_behaviors.validate import table_checks
+from distop_behaviors.validate.partition_result import Answer
 from distop_behaviors.validate.validate_argument import Argument
-from distop_behaviors.validate.validate_report import Answer, Report, combine, sentence
+from distop_behaviors.validate.validate_report import Report, combine, sentence
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from distop.behavior import JobContext, PartitionPlan, Planned, Summary, TableRecord
-    from distop_behaviors.validate.validate_report import Result
+    from distop_behaviors.validate.partition_result import Result
 
 
 NO_TABLE = "validate needs a table: start it on a registered table, because @cluster has no rows"
@@ -54,10 +55,7 @@ class Validate(Behavior):
         return table_checks.jobs(_argument(arg), partitions, names, ctx)
 
     def start_or_resume_job(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> Any:
-        """The result of a partition.
-
-        Raises JobFailed with it if a check is violated or has an error.
-        """
+        """The result of a partition. Raises JobFailed with it if a check is violated or has an error."""
         for _, outcome in self.run_batch(arg, [partition], ctx):
             if isinstance(outcome, Exception):
                 raise outcome

@@ -11,19 +11,12 @@ from distop.tables.reading.file_facts import VOID, Unreadable, match, may_match
 from distop_behaviors.reading.check_session import session_of
 from distop_behaviors.validate import scan, spark_errors
 from distop_behaviors.validate.error_isolation import IsolatedScan
-from distop_behaviors.validate.partition_checks import (
-    WHERE,
-    Names,
-    Part,
-    Preparation,
-    Tally,
-    needs_closer_facts,
-    row_count,
-)
+from distop_behaviors.validate.partition_checks import Preparation
+from distop_behaviors.validate.partition_result import Sample
+from distop_behaviors.validate.partition_state import WHERE, Names, Part, Tally, needs_closer_facts, row_count
 from distop_behaviors.validate.row_samples import SampleRequest, fetch
 from distop_behaviors.validate.scan import Group
 from distop_behaviors.validate.typed_bounds import Unfit
-from distop_behaviors.validate.validate_report import Sample
 from distop_behaviors.validate.violation_columns import column_references, pattern_error, violation_at, where_condition
 
 if TYPE_CHECKING:
@@ -34,25 +27,19 @@ if TYPE_CHECKING:
     from distop.behavior import JobContext, PartitionPlan
     from distop.tables.reader import Reader
     from distop.tables.reading.file_facts import FileFacts, PlannedFile
+    from distop_behaviors.validate.partition_result import Result
     from distop_behaviors.validate.validate_argument import Argument
-    from distop_behaviors.validate.validate_report import Result
 
 
 class Batch:
-    """The checks of one argument on some partitions of a table.
-
-    Spark starts only if it is needed.
-    """
+    """The checks of one argument on some partitions of a table. Spark starts only if it is needed."""
 
     def __init__(self, argument: Argument, ctx: JobContext) -> None:
         self._argument = argument
         self._ctx = ctx
 
     def run(self, plans: Sequence[PartitionPlan]) -> Iterator[tuple[PartitionPlan, Result | JobCancelled]]:
-        """Each partition with its result; partitions without a scan come first.
-
-        Raises unexpected errors.
-        """
+        """Each partition with its result; partitions without a scan come first. Raises unexpected errors."""
         assert self._ctx.table is not None
         for reader, mine in readers_of(self._ctx.table, plans):
             yield from _Planned(self._argument, self._ctx, reader).run(mine)
@@ -109,10 +96,7 @@ class _Planned:
         return part.plan, part.result()
 
     def _names(self) -> Names:
-        """The columns that the argument names.
-
-        Spark parses an expression only if it may be run.
-        """
+        """The columns that the argument names. Spark parses an expression only if it may run it."""
         checks: list[tuple[str, ...]] = []
         failed: dict[int, str] = {}
         parse = self._argument.statistics != "only"
@@ -142,16 +126,13 @@ class _Planned:
         if any(isinstance(fact, Unreadable) for facts in known for fact in facts):
             self._ctx.check_reachable()
         preparation = Preparation(self._argument, names, self._types, self._declared)
-        preparation.look_over(fact for facts in known for fact in facts if not isinstance(fact, Unreadable))
+        preparation.merge(fact for facts in known for fact in facts if not isinstance(fact, Unreadable))
         parts = (self._part(preparation, plan, facts) for plan, facts in zip(plans, known, strict=True))
-        # Without closer facts, each partition is done before the next one starts: its result is reported meanwhile.
+        # Without closer facts, partitions are prepared one by one, so that each result is reported at once.
         return self._with_closer_facts(list(parts), preparation, names) if self._reader.closer_facts_from else parts
 
     def _facts(self, plans: Sequence[PartitionPlan], names: Names) -> list[list[FileFacts | Unreadable]]:
-        """The facts of the files of each partition.
-
-        The files of all partitions are read together.
-        """
+        """The facts of the files of each partition; the files of all partitions are read together."""
         files = [file for plan in plans for file in plan.files]
         wanted, again = names.wanted(), self._ctx.again
         read = iter(self._reader.facts(files, wanted, self._stop, again=again) if files else ())
@@ -170,7 +151,7 @@ class _Planned:
         return part
 
     def _with_closer_facts(self, parts: Sequence[Part], preparation: Preparation, names: Names) -> Iterator[Part]:
-        """The parts, decided by closer facts where the first facts were not enough."""
+        """The parts, decided by closer facts if the first facts were not enough."""
         undecided = [needs_closer_facts(part, self._argument) for part in parts]
         wanted = [f for part, files in zip(parts, undecided, strict=True) for f in part.facts if f.path in files]
         found: dict[str, FileFacts] = {}
@@ -191,7 +172,7 @@ class _Planned:
             return [f for f in part.plan.files if f[0] not in part.unreadable]
         pending = {path for t in part.tallies for path in t.pending}
         if self._argument.statistics != "only":
-            pending |= {facts.path for facts in part.facts if facts.left is None}
+            pending |= {facts.path for facts in part.facts if facts.live_rows is None}
         return [f for f in part.plan.files if f[0] in pending and f[0] not in part.unreadable]
 
     def _samples_wanted(self, part: Part) -> bool:
@@ -199,10 +180,7 @@ class _Planned:
         return sampled and any(t.violations and t.error is None for t in part.tallies)
 
     def _grouped(self, parts: Sequence[Part], names: Names) -> list[list[Part]]:
-        """The parts in groups of the same column names and types.
-
-        One query reads each group.
-        """
+        """The parts in groups with the same column names and types; one query reads each group."""
         groups: dict[Any, list[Part]] = {}
         for part in parts:
             key = (
@@ -214,10 +192,7 @@ class _Planned:
         return list(groups.values())
 
     def _path_columns(self, part: Part, names: Names) -> Mapping[str, str]:
-        """All partition columns with their types, if the argument names one of them.
-
-        Otherwise none.
-        """
+        """All partition columns with their types if the argument names one of them; otherwise none."""
         named = {*names.where, *(n for check in names.checks for n in check)}
         return part.path_columns if any(may_match(n, part.path_columns) for n in named) else {}
 
@@ -234,7 +209,7 @@ class _Planned:
 
     def _where(self) -> Column | None:
         text = self._argument.where
-        # pyspark's functions need a running Spark, which nothing has started yet if statistics decided everything.
+        # pyspark's functions need a running Spark, which has not been started if statistics decided everything.
         return where_condition(self._session, text) if text is not None else None
 
     def _stop(self) -> None:
@@ -249,11 +224,36 @@ class _Planned:
             return
         session = self._reading(parts)  # Spark may start here, which has a status of its own
         self._ctx.status(f"scanning {plural(total, 'file')}")
-        first = parts[0]
-        pending = [n for n in range(len(self._check_names)) if any(p.tallies[n].pending for p in parts)]
+        isolated = self._isolated_scan(session, parts, names)
+        active = [p for p in parts if files[p.plan.partition]]
+        counts = isolated.count(active, files)
+        if isolated.changed:
+            self._ctx.check_reachable()
+        self._apply_unless_changed([p for p in active if not p.erred], files, counts)
+
+    def _isolated_scan(self, session: SparkSession, parts: Sequence[Part], names: Names) -> IsolatedScan:
+        """The scan of the pending checks of these parts."""
+        checks = self._conditions(parts)
+        expressions = {n: text for n in checks if (text := self._argument.checks[n].check) is not None}
+        if self._argument.where is not None:
+            expressions[WHERE] = self._argument.where
+        uncounted = {facts.path for p in parts for facts in p.facts if facts.live_rows is None}
+        return IsolatedScan(
+            session,
+            lambda some: self._group(parts[0], names, some, uncounted),
+            checks,
+            self._where(),
+            expressions,
+            self._stop,
+        )
+
+    def _conditions(self, parts: Sequence[Part]) -> dict[int, Column]:
+        """The conditions of the pending checks; a check fails if Spark does not accept its condition."""
         checks = {}
-        for n in pending:
-            owner = next(p for p in parts if p.tallies[n].pending)
+        for n in range(len(self._check_names)):
+            owner = next((p for p in parts if p.tallies[n].pending), None)
+            if owner is None:
+                continue
             try:
                 checks[n] = self._column(n, owner)
             except Exception as e:
@@ -261,28 +261,16 @@ class _Planned:
                     raise
                 for part in parts:
                     part.tallies[n].fail(spark_errors.message_of(e))
-        pending = list(checks)
-        written = {n: text for n in pending if (text := self._argument.checks[n].check) is not None}
-        if self._argument.where is not None:
-            written[WHERE] = self._argument.where
-        uncounted = {facts.path for p in parts for facts in p.facts if facts.left is None}
-        isolated = IsolatedScan(
-            session,
-            lambda some: self._group(first, names, some, uncounted),
-            checks,
-            self._where(),
-            written,
-            self._stop,
-        )
-        active = [p for p in parts if files[p.plan.partition]]
-        counts = isolated.count(active, files)
-        if isolated.changed:
-            self._ctx.check_reachable()
-        active = [p for p in active if not p.erred]
-        changed = self._reader.changed([file for p in active for file in files[p.plan.partition]], self._stop)
+        return checks
+
+    def _apply_unless_changed(
+        self, parts: Sequence[Part], files: Mapping[int, Sequence[PlannedFile]], counts: Mapping[str, scan.Counts]
+    ) -> None:
+        """Apply the counts to each part, except if a file has changed: then the part fails."""
+        changed = self._reader.changed([file for p in parts for file in files[p.plan.partition]], self._stop)
         if changed:
             self._ctx.check_reachable()
-        for part in active:
+        for part in parts:
             why = next((changed[file[0]] for file in files[part.plan.partition] if file[0] in changed), None)
             if why is not None:
                 part.fail(str(why))
@@ -290,10 +278,7 @@ class _Planned:
                 self._apply(part, files[part.plan.partition], counts)
 
     def _mark_damaged_files(self, parts: Sequence[Part]) -> None:
-        """Mark damaged files as unreadable before Spark reads them.
-
-        One of them may have crashed the JVM.
-        """
+        """Mark damaged files as unreadable before Spark reads them: one of them may have crashed the JVM."""
         for part in parts:
             for path, _, _ in self._files_to_scan(part):
                 self._stop()
@@ -333,7 +318,7 @@ class _Planned:
             self._ctx.status("fetching samples")
             owner = {f[0]: (p, f) for p in parts for f in p.plan.files}
             rows = fetch(self._reading(parts), self._group(parts[0], names, ()), requests, self._where())
-            # A sample must be a row that was counted: not one of a file that was replaced after the count.
+            # A sample must be a row that was counted, and not of a file that was replaced after the count.
             owners = [owner[path] for path in dict.fromkeys(row.file for row in rows)]
             changed = self._reader.changed([file for _, file in owners], self._stop)
             for why in changed.values():
@@ -346,7 +331,7 @@ class _Planned:
                 part.tallies[row.check].samples.append(sample)
 
     def _first_files(self, n: int, parts: Sequence[Part]) -> dict[str, int]:
-        """The first files that together hold enough violations for the check's samples, with their counts."""
+        """The first files that together have enough violations for the check's samples, with their counts."""
         found: dict[str, int] = {}
         known = 0
         for part in parts:
@@ -358,10 +343,7 @@ class _Planned:
         return found
 
     def _sample_request(self, n: int, parts: Sequence[Part], first: Mapping[str, int]) -> SampleRequest | None:
-        """The request for the check's samples in the files of these parts.
-
-        None if it needs none from them.
-        """
+        """The request for the check's samples in the files of these parts; None if it needs none."""
         owners = {file: part for part in parts for file in part.plan.files if file[0] in first}
         if not owners:
             return None

@@ -1,6 +1,4 @@
-"""The certificate of a validation.
-
-What it has proved for which version of a table. Plain values.
+"""The certificate of a validation: the checks that it has proved for a version of a table. Plain values.
 
 An ``apply`` names the validation, and the executor reads the certificate from its history record. The digest detects
 accidental changes. The signature of the history record proves that an executor has written it, if executors have a key
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
     from distop.behavior import JobContext
 
 MAX_BYTES = 448 * 1024
-"""Maximum bytes of a report with its certificate: less than a report, or an argument that holds it, may have."""
+"""Maximum bytes of a report with its certificate; less than the limits of a report and of an argument that has it."""
 
 TYPES = ("validate",)
 """Operation types whose reports have certificates. A caller may choose the report of any other type."""
@@ -37,10 +35,7 @@ _LATER = ("types", "files_digest")
 
 
 class Column(BaseModel):
-    """A column, or a field in one, of a format with field ids.
-
-    Its id, and its type without inner fields.
-    """
+    """A column or nested field of a format with field ids: its id, and its type without inner fields."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -61,12 +56,12 @@ class Certified(BaseModel):
 
 
 class Certificate(BaseModel):
-    """What a validation has proved, for which checks, and for which version of which table.
+    """The proof that checks of a version of a table are valid.
 
     ``version``: the planned version of the table. A format with versions also has ``uuid`` (the table's), ``metadata``
-    (the metadata file that was planned), ``schema_id``, and ``columns``: the checked columns and their inner fields, by
-    name. Other formats have ``files`` (the path of the list of files, below the shared directory), ``files_digest``
-    (its digest), and ``partition_types``; or, if a catalog declares the columns, ``types``: the types of the checked
+    (the planned metadata file), ``schema_id``, and ``columns``: the checked columns and their inner fields, by name.
+    Other formats have ``files`` (the path of the list of files, below the shared directory), ``files_digest`` (its
+    digest), and ``partition_types``; or, if a catalog declares the columns, ``types``: the types of the checked
     columns, as JSON.
 
     ``rows``: the number of validated rows, including those of the certificate of ``since``; null if they were not
@@ -99,7 +94,7 @@ class Certificate(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _as_it_was_issued(cls, data: Any) -> Any:
+    def _check_digest(cls, data: Any) -> Any:
         if isinstance(data, dict) and isinstance(data.get("digest"), str):
             try:
                 fits = data["digest"] == digest_of(data)
@@ -143,10 +138,10 @@ def certificate_of(operation: str, table: str, ctx: JobContext) -> Certificate:
     try:
         certificate = Certificate.model_validate(found)
     except ValidationError as error:
-        raise InvalidArgument(f"the certificate of {operation} cannot be read: {error.errors()[0]['msg']}") from None
+        raise InvalidArgument(f"cannot read the certificate of {operation}: {error.errors()[0]['msg']}") from None
     if certificate.operation != operation:
         raise InvalidArgument(
-            f"the history record of {operation} holds the certificate of {shown(certificate.operation)}"
+            f"the history record of {operation} has the certificate of {shown(certificate.operation)}"
         )
     return certificate
 
@@ -162,7 +157,7 @@ def digest_of(data: dict[str, Any]) -> str:
 
 
 def columns_in_expression(expression: str, names: list[str]) -> list[str]:
-    """The names that an expression may use as columns, and perhaps some that it does not use.
+    """The names that an expression may use as columns: all that it uses, and perhaps some more.
 
     An expression contains each of its columns, in any case, and between backticks if it is not a plain word.
     """

@@ -7,15 +7,10 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from distop.behavior import PartitionPlan, TableUnavailable, is_wide
+from distop.behavior import PartitionPlan, TableUnavailable
 from distop.clock import time
 from distop.errors import InvalidArgument, UnsafePath
 from distop.protocol.json_codec import rfc3339
-from distop.protocol.records import OperationRef
-from distop.protocol.texts import shown
-from distop.storage.deletion import read_regular, write
-from distop.storage.files import gone, identity, local_path
-from distop.storage.places import folder
 from distop.tables import reader_of, registered_types
 from distop.tables.reading.file_facts import Ambiguous, match, of_json, split_path
 from distop_behaviors.validate.certificate import (
@@ -26,35 +21,28 @@ from distop_behaviors.validate.certificate import (
     Column,
     certificate_of,
     columns_in_expression,
-    digest_of,
+)
+from distop_behaviors.validate.file_lists import (
+    certified_files,
+    file_entries,
+    file_list_path,
+    read_list,
+    write_file_list,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from distop.behavior import JobContext, Planned, Summary, TableRecord
-    from distop.storage.deletion import Place
     from distop.tables.reader import Reader
     from distop.tables.table_version import TableVersion
     from distop_behaviors.validate.validate_argument import Argument, Check
     from distop_behaviors.validate.validate_report import Report
 
     File = tuple[str, int, int]
-    Entry = tuple[Any, ...]
-    """A file in a list: its path, size and time; and its partition, if a file may move to another partition."""
 
 NOTHING_NEW = "nothing-new"
 """The name of the only partition, without files, if a table of a format with versions has no new files."""
-_FOLDER = "certificates"
-_LIST_BYTES = 1 << 30
-"""Maximum bytes of a list of files."""
-KEPT_LISTS = 256
-_written: dict[str, tuple[tuple[str, ...], str]] = {}
-"""Lists that this process has written: by location, the file's identity and the list's digest.
-
-A network file system may still show a removed list for a while. A certificate may then name it; validating ``since``
-that certificate fails with an error that says what to do.
-"""
 
 
 class Uncertified(Exception):
@@ -75,7 +63,7 @@ def certify(
 ) -> None:
     """Add the certificate to a valid report, or the reason why there is none.
 
-    ``by_executors``: executors ran all jobs. What an actor returns is not a proof.
+    ``by_executors``: whether executors ran all jobs. An actor's results are not a proof.
     """
     try:
         if not by_executors:
@@ -171,10 +159,7 @@ def _columns_of_check(check: Check, names: Sequence[str]) -> list[str]:
 
 
 def _columns_of(reader: Reader) -> dict[str, Any] | None:
-    """The columns that a catalog declares, with partition columns.
-
-    None if no catalog declares them.
-    """
+    """The columns that a catalog declares, with partition columns; None without such a catalog."""
     found = reader.columns()
     return None if found is None else {**found, **reader.partition_columns()}
 
@@ -185,13 +170,13 @@ def _of_files(
     columns = _columns_of(reader)
     try:
         if argument.since is None:
-            digest = write_file_list(summary.version, lambda: _file_entries(summary.partitions(), reader), ctx)
+            digest = write_file_list(summary.version, lambda: file_entries(summary.partitions(), reader), ctx)
         else:
             since = certificate_of(argument.since, table.name, ctx)
             digest = _checked_file_list(since, table, reader, summary, ctx)
     except (OSError, InvalidArgument) as error:
-        raise Uncertified(f"the list of its files cannot be stored: {error}") from error
-    of_files = {"files": _file_list_path(table.name, summary.version), "files_digest": digest}
+        raise Uncertified(f"cannot store the list of its files: {error}") from error
+    of_files = {"files": file_list_path(table.name, summary.version), "files_digest": digest}
     if columns is None:
         return {**of_files, "partition_types": registered_types(table)}
     named = checked_columns(argument, list(columns))
@@ -201,130 +186,19 @@ def _of_files(
 def _checked_file_list(
     since: Certificate, table: TableRecord, reader: Reader, summary: Summary, ctx: JobContext
 ) -> str:
-    """The digest of the list that planning has written, after checking each of its files.
+    """The digest of the list that planning has written, after a check of each file in it.
 
-    The plan holds only new files, and others may write into the shared directory and replace the list. So each file of
-    the list must be in the certificate ``since`` or in the plan. Raises InvalidArgument and OSError.
+    The plan has only new files, and other users may have replaced the list in the shared directory. So each file of the
+    list must be in the certificate ``since`` or in the plan. Raises InvalidArgument and OSError.
     """
-    files, digest = _read_list(table.name, summary.version, ctx)
-    unknown = set(files).difference(certified_files(since, ctx), _file_entries(summary.partitions(), reader))
+    files, digest = read_list(table.name, summary.version, ctx)
+    unknown = set(files).difference(certified_files(since, ctx), file_entries(summary.partitions(), reader))
     if unknown:
         raise InvalidArgument(
-            f"it names {min(unknown)[0]!r}, which is neither certified by {since.operation} nor validated by this "
-            "operation"
+            f"it has the file {min(unknown)[0]!r}, which is neither certified by {since.operation} nor validated by "
+            "this operation"
         )
     return digest
-
-
-def _file_entries(partitions: Iterable[PartitionPlan], reader: Reader) -> list[Entry]:
-    """The files of a plan as entries of a list.
-
-    With their partitions, if a file may move to another partition.
-    """
-    found: dict[Entry, str] = {}
-    for partition in partitions:
-        for file in partition.files:
-            # A file may be in two jobs: its partition's, and the one that covers several partitions.
-            if file not in found or not is_wide(partition.name):
-                found[file] = partition.name
-    return [(*file, name) for file, name in found.items()] if reader.moves else list(found)
-
-
-def _file_list_path(table: str, version: str) -> str:
-    """The path of the list of files of a table's version, below the shared directory.
-
-    The version comes from a plan, so it must not lead to the list of another table. Raises InvalidArgument.
-    """
-    if "/" in version:
-        raise InvalidArgument(f"{shown(version)} is not a version of the table {table!r}")
-    return f"{_FOLDER}/{folder(table)}/{version}.json"
-
-
-def write_file_list(version: str, files: Callable[[], Iterable[Entry]], ctx: JobContext) -> str:
-    """Write the list of a table's files for certificates of this version, and return its digest.
-
-    Idempotent: does not call ``files`` if this process has written the list and nothing has replaced it since. Raises
-    what ``files`` raises, and OSError.
-    """
-    shared = _shared(ctx)
-    name = _file_list_path(OperationRef.parse(ctx.operation).table, version)
-    location = shared.below(name).location
-    if location in _written and _written[location][0] == _identity_of(location):
-        return _written[location][1]
-    listed = sorted(list(file) for file in files())
-    digest = digest_of({"files": listed})
-    write(shared, name, json.dumps({"version": version, "files": listed, "digest": digest}).encode())
-    # The version determines a list of files alone. Partition names also depend on the argument: a job over several
-    # partitions has a name of its own.
-    if all(len(file) == 3 for file in listed) and (found := _identity_of(location)) is not None:
-        if len(_written) >= KEPT_LISTS:
-            _written.clear()
-        _written[location] = found, digest
-    return digest
-
-
-def _identity_of(location: str) -> tuple[str, ...] | None:
-    """The identity of a list's file, which changes if it is replaced.
-
-    None for a URL, which has only a name.
-    """
-    found = identity(location)
-    return found if local_path(location) is not None and found != gone(location) else None
-
-
-def certified_files(certificate: Certificate, ctx: JobContext) -> list[Entry]:
-    """The files of a certificate.
-
-    Raises InvalidArgument if its list is gone or its digest does not match.
-    """
-    if "/" in certificate.version or certificate.files != _file_list_path(certificate.table, certificate.version):
-        raise InvalidArgument(
-            f"the certificate of {certificate.operation} names {certificate.files!r}, which is not the list of files "
-            "of its version: validate the whole table"
-        )
-    if certificate.files_digest is None:
-        raise InvalidArgument(
-            f"the certificate of {certificate.operation} is from an earlier release of distop and has no digest of its "
-            "list of files: validate the whole table"
-        )
-    try:
-        files, digest = _read_list(certificate.table, certificate.version, ctx)
-    except OSError as error:
-        raise InvalidArgument(
-            f"cannot read the list of files {certificate.files} of the certificate of {certificate.operation} "
-            f"({error}): validate the whole table"
-        ) from error
-    if digest != certificate.files_digest:
-        raise InvalidArgument(
-            f"the list of files {certificate.files} was changed: its digest does not match the certificate of "
-            f"{certificate.operation}: validate the whole table"
-        )
-    return files
-
-
-def _shared(ctx: JobContext) -> Place:
-    if ctx.shared is None:
-        raise FileNotFoundError("there is no shared directory: start the executors with --shared-dir")
-    return ctx.shared
-
-
-def _read_list(table: str, version: str, ctx: JobContext) -> tuple[list[Entry], str]:
-    """The files in the list of a version, and their digest.
-
-    Raises InvalidArgument if it is not a list of files of this version, and OSError.
-    """
-    name = _file_list_path(table, version)
-    text = read_regular(_shared(ctx), name, _LIST_BYTES)
-    if len(text) > _LIST_BYTES:
-        raise InvalidArgument(f"the list of files {name} has more than {_LIST_BYTES} bytes: validate the whole table")
-    try:
-        content = json.loads(text)
-        if content["version"] == version:
-            digest = digest_of({"files": content["files"]})
-            return [(str(f[0]), int(f[1]), int(f[2]), *map(str, f[3:])) for f in content["files"]], digest
-    except (ValueError, LookupError, TypeError) as error:
-        raise InvalidArgument(f"cannot read the list of files {name} ({error}): validate the whole table") from error
-    raise InvalidArgument(f"the list of files {name} belongs to another version: validate the whole table")
 
 
 # ----------------------------------------------------------------------- since
@@ -333,7 +207,7 @@ def _read_list(table: str, version: str, ctx: JobContext) -> tuple[list[Entry], 
 def plan_new_files(certificate: Certificate, planned: Planned, table: TableRecord, ctx: JobContext) -> Planned:
     """The part of a plan of the whole table that the certificate does not cover.
 
-    Raises InvalidArgument if the table's columns have changed since, or if a file that the certificate names is gone.
+    Raises InvalidArgument if the table's columns have changed since, or if the certificate's list of files is missing.
     """
     reader = reader_of(table.extended(planned.options), planned.partitions)
     version = reader.version
@@ -346,7 +220,7 @@ def plan_new_files(certificate: Certificate, planned: Planned, table: TableRecor
         check_types(certificate, _columns_of(reader) or {})
         before = frozenset(certified_files(certificate, ctx))
         try:
-            write_file_list(planned.version, lambda: _file_entries(planned.partitions, reader), ctx)
+            write_file_list(planned.version, lambda: file_entries(planned.partitions, reader), ctx)
         except (OSError, UnsafePath) as error:
             ctx.log.warning("Cannot store the list of files; this validation will have no certificate: %s", error)
         return _filtered(planned, lambda file, name: ((*file, name) if reader.moves else file) not in before)
@@ -374,7 +248,7 @@ def _filtered(planned: Planned, wanted: Callable[[File, str], bool]) -> Planned:
 
 
 def check_same_checks(certificate: Certificate, argument: Argument) -> None:
-    """Raises InvalidArgument for checks that the certificate does not have or that cannot continue from one."""
+    """Raises InvalidArgument for checks that the certificate lacks, or that depend on all rows."""
     whose = f"the certificate of {certificate.operation}"
     if argument.where != certificate.where:
         raise InvalidArgument(f"'where' differs from {whose}: use the same, or leave 'since' out")
@@ -397,7 +271,7 @@ def check_table(certificate: Certificate, table: TableRecord) -> None:
     types = registered_types(table)
     if (certificate.format, certificate.location, certificate.partition_types) != (table.format, table.location, types):
         raise InvalidArgument(
-            f"the format, location or partition columns of the table {table.name!r} were registered anew since "
+            f"the registered format, location or partition columns of the table {table.name!r} have changed since "
             f"{certificate.operation}: validate the whole table"
         )
 

@@ -1,11 +1,8 @@
 """Runs the scan, and if it fails, finds the file, check or partition that causes the failure.
 
 The cause gets the verdict ``error``; all others keep the verdicts that they have without it. Errors of Spark itself are
-raised, because they say nothing about the data.
-
-Detects that the store refuses all files to Spark.
-
-Another executor may have access, so no check fails.
+raised, because they are not caused by the data. If the store refuses all files, no check fails: the batch raises
+TableUnavailable, because another executor may have access.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ from distop.protocol.texts import plural
 from distop.tables.reading import row_counts, store_errors
 from distop.tables.reading.file_facts import Gone
 from distop_behaviors.validate import scan, spark_errors
-from distop_behaviors.validate.partition_checks import WHERE
+from distop_behaviors.validate.partition_state import WHERE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -26,15 +23,15 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
 
     from distop.tables.reading.file_facts import PlannedFile
-    from distop_behaviors.validate.partition_checks import Part
+    from distop_behaviors.validate.partition_state import Part
     from distop_behaviors.validate.scan import Counts, Group, Scanned
 
 
 class IsolatedScan:
     """The scan of one group of partitions, in which errors are isolated.
 
-    ``group_of`` creates the group of some of the files. ``written`` holds the expressions of the argument, by check and
-    for :data:`WHERE`. ``check_stop`` raises once the job must stop.
+    ``group_of`` creates the group of some of the files. ``expressions``: those of the argument, by check and for
+    :data:`WHERE`. ``check_stop`` raises if the job must stop.
     """
 
     def __init__(
@@ -43,53 +40,43 @@ class IsolatedScan:
         group_of: Callable[[Sequence[PlannedFile]], Group],
         checks: Mapping[int, Column],
         where: Column | None,
-        written: Mapping[int, str],
+        expressions: Mapping[int, str],
         check_stop: Callable[[], None],
     ) -> None:
         self._session = session
         self._group_of = group_of
         self._checks = dict(checks)
         self._where = where
-        self._written = dict(written)
+        self._expressions = dict(expressions)
         self._check_stop = check_stop
         self._single_check = False
-        """True if this counts one of several checks of the same rows, each in a separate query."""
+        """Whether this counts one of several checks of the same rows, each in a separate query."""
         self._store_readable = False
-        """True if Spark is known to have read at least one file of the store."""
+        """Whether Spark is known to have read at least one file of the store."""
         self.changed = False
-        """True if a file differs from the plan or cannot be read: the whole table may be gone."""
+        """Whether a file differs from the plan or cannot be read: the whole table may be gone."""
 
     def count(self, parts: Sequence[Part], files: Mapping[int, Sequence[PlannedFile]]) -> dict[str, Counts]:
-        """The counts by file.
-
-        Failing partitions and checks are marked in ``parts`` and have no counts.
+        """The counts by file. Failing partitions and checks are marked in ``parts``, and have no counts.
 
         ``files``: the files to read of each partition, by the partition's ordinal.
         """
         files = {ordinal: list(some) for ordinal, some in files.items()}
         left = [p for p in parts if not p.settled]
         attempts = False
-        analysed = not self._written
+        analysed = not self._expressions
         while left:
             self._check_stop()
             checks = {n: c for n, c in self._checks.items() if any(p.tallies[n].error is None for p in left)}
             group = self._group_of([f for p in left for f in files[p.plan.partition]])
             try:
                 if not analysed:
-                    # Before all else: later errors would quote the expressions that are built from these.
+                    # First, because later errors would quote the conditions that are built from the expressions.
                     analysed = True
                     if self._mark_refused_expressions(left, group):
                         left = [p for p in left if not p.settled]
                         continue
-                if attempts:
-                    scanned = scan.count_attempts(self._session, group, checks, self._where)
-                    self._mark_throwing(left, files, scanned.counts)
-                else:
-                    # An expression may depend on the time.
-                    lasting = not self._written
-                    scanned = scan.count(self._session, group, checks, self._where, lasting=lasting)
-                self._mark_unread(left, files, group, scanned)
-                return scanned.counts
+                return self._count_once(left, files, group, checks, attempts=attempts)
             except Exception as e:
                 self._check_stop()
                 if isinstance(e, Gone):
@@ -111,6 +98,26 @@ class IsolatedScan:
                     files[ordinal] = [file for file in files[ordinal] if file[0] not in part.unreadable]
         return {}
 
+    def _count_once(
+        self,
+        parts: Sequence[Part],
+        files: Mapping[int, Sequence[PlannedFile]],
+        group: Group,
+        checks: Mapping[int, Column],
+        *,
+        attempts: bool,
+    ) -> dict[str, Counts]:
+        """Run the query; ``attempts``: in the form that counts rows on which a check throws."""
+        if attempts:
+            scanned = scan.count_attempts(self._session, group, checks, self._where)
+            self._mark_throwing(parts, files, scanned.counts)
+        else:
+            # The value of an expression may depend on the time.
+            lasting = not self._expressions
+            scanned = scan.count(self._session, group, checks, self._where, lasting=lasting)
+        self._mark_unread(parts, files, group, scanned)
+        return scanned.counts
+
     def _mark_cause(
         self,
         error: Exception,
@@ -119,10 +126,7 @@ class IsolatedScan:
         group: Group,
         checks: Mapping[int, Column],
     ) -> bool:
-        """Mark the cause if the error, the files or Spark's analyser reveal it.
-
-        Returns False if none does.
-        """
+        """Mark the cause if the error, the files or Spark's analyser show it; returns whether it was found."""
         found = False
         broken = group.reader.broken_file(error, group.files)
         of_parts = [file for part in parts for file in files[part.plan.partition]]
@@ -159,7 +163,7 @@ class IsolatedScan:
     def _mark_refused_expressions(self, parts: Sequence[Part], group: Group) -> bool:
         """Mark the expressions of the argument that Spark does not accept."""
         found = False
-        for n, text in self._written.items():
+        for n, text in self._expressions.items():
             why = scan.expression_error(self._session, group, text)
             if why is None:
                 continue
@@ -180,7 +184,7 @@ class IsolatedScan:
         facts do not count the rows that some delete files remove.
         """
         if unplanned := scanned.counts.keys() - {file[0] for file in group.files}:
-            # Its rows would be missing in the counts of the planned files.
+            # Its rows are not in the counts of the planned files.
             for part in parts:
                 part.fail(f"Spark has read the file {min(unplanned)}, which is not in the plan")
             return
@@ -223,7 +227,7 @@ class IsolatedScan:
                         part.tallies[n].fail(text)
 
     def _reason(self, file: PlannedFile, check: int | None) -> str:
-        """Spark's error message when the check runs on this file alone."""
+        """Spark's error message for the check (None: ``where``) on this file alone."""
         group = self._group_of([file])
         try:
             if check is None:
@@ -258,16 +262,16 @@ class IsolatedScan:
         merged: dict[str, Counts] = {}
         for n in checks:
             self._check_stop()
-            written = {of: text for of, text in self._written.items() if of in (n, WHERE)}
+            expressions = {of: text for of, text in self._expressions.items() if of in (n, WHERE)}
             check = {n: self._checks[n]}
-            one = IsolatedScan(self._session, self._group_of, check, self._where, written, self._check_stop)
+            one = IsolatedScan(self._session, self._group_of, check, self._where, expressions, self._check_stop)
             one._single_check, one._store_readable = True, True
             for path, counts in one.count(parts, files).items():
                 kept = merged.setdefault(path, counts)
                 kept.violations.update(counts.violations)
             self.changed = self.changed or one.changed
         for part in parts if self._where is not None else ():
-            # The number of rows that the condition selects in it is unknown.
+            # The number of rows that ``where`` selects in the partition is unknown.
             if all(part.tallies[n].error is not None for n in checks):
                 text = f"the files of partition {part.plan.name} cannot be checked: {spark_errors.message_of(error)}"
                 for file in files[part.plan.partition]:
@@ -292,7 +296,7 @@ def check_store(session: SparkSession, group: scan.Group, error: Exception, stop
     """Probe a few files of a group after an error that the store may have caused.
 
     Returns True if one of them can be read, and False if the store is not the cause. Raises TableUnavailable if the
-    store refuses all of them for the same cause, unexpected errors, and what ``stop`` raises.
+    store refuses all of them for the same cause, unexpected errors, and the errors of ``stop``.
     """
     cause = store_errors.cause_of_spark_error(error) if len(group.files) > 1 else None
     if cause is None:

@@ -1,7 +1,4 @@
-"""The job for checks of the whole table.
-
-Unique keys, and references to another table.
-"""
+"""The job for checks of the whole table: unique keys, and references to another table."""
 
 from __future__ import annotations
 
@@ -14,11 +11,11 @@ from distop.tables.reading import row_counts
 from distop.tables.reading.file_facts import Ambiguous, Unreadable
 from distop_behaviors.reading.check_session import session_of
 from distop_behaviors.validate import error_isolation, key_queries, scan, spark_errors
-from distop_behaviors.validate.partition_checks import row_count
+from distop_behaviors.validate.partition_result import CheckResult, Result, Sample, error_text, worst
+from distop_behaviors.validate.partition_state import row_count
 from distop_behaviors.validate.referenced_table import Side
 from distop_behaviors.validate.table_checks import TABLE
 from distop_behaviors.validate.typed_bounds import Unfit
-from distop_behaviors.validate.validate_report import CheckResult, Result, Sample, error_text, worst
 from distop_behaviors.validate.violation_columns import column_references, where_condition, where_true
 
 if TYPE_CHECKING:
@@ -28,7 +25,7 @@ if TYPE_CHECKING:
 
     from distop.behavior import JobContext, PartitionPlan, Pinned
     from distop.tables.reading.file_facts import FileFacts
-    from distop_behaviors.validate.partition_checks import Target
+    from distop_behaviors.validate.partition_state import Target
     from distop_behaviors.validate.validate_argument import Argument, Check
 
 
@@ -39,7 +36,7 @@ MOST_PARTS = 32
 
 
 class _CheckError(Exception):
-    """The check gets the verdict ``error``. The text says why."""
+    """The check gets the verdict ``error``; the text has the reason."""
 
 
 class KeyChecks:
@@ -56,10 +53,7 @@ class KeyChecks:
         """Columns that ``where`` names but no file has."""
 
     def run(self) -> Result | JobCancelled:
-        """The result of these checks, in their order.
-
-        Raises TableUnavailable and unexpected errors.
-        """
+        """The result of these checks, in their order. Raises TableUnavailable and unexpected errors."""
         if self._ctx.is_cancelled(self._plan):
             return JobCancelled("the job was asked to stop")
         checks = [check for check in self._argument.checks if check.wide]
@@ -146,10 +140,7 @@ class KeyChecks:
         return result
 
     def _targets(self, side: Side, names: Sequence[str], whose: str = "the table's files") -> list[Target]:
-        """The columns' paths and types.
-
-        Raises _CheckError if no file has a column, Unfit, and Ambiguous.
-        """
+        """The columns' paths and types. Raises _CheckError if no file has a column, Unfit, and Ambiguous."""
         targets = []
         for name in names:
             target = side.find(name)
@@ -298,9 +289,7 @@ class KeyChecks:
         ]
 
     def _cause_of(self, error: Exception, *read: tuple[Side, Sequence[FileFacts]]) -> Exception:
-        """The exception to raise for an error of a query.
-
-        _CheckError, or the error itself if the data is not the cause.
+        """The exception to raise for a failed query: _CheckError, or the error itself if the data is not the cause.
 
         Raises Unreadable if a file differs from the plan.
         """

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
     from distop.tables.reader import Reader
     from distop.tables.reading.file_facts import SparkType
-    from distop_behaviors.validate.partition_checks import Target
+    from distop_behaviors.validate.partition_state import Target
 
 PART_BYTES = 64 * 1024 * 1024
-"""Bytes of files for each shuffle partition. The session's own few partitions are too large for a large table."""
+"""Bytes of files per shuffle partition. For a large table, the few partitions of the session would be too large."""
 MOST_PARTS = 2_000
 BROADCAST_BYTES = 10 * 1024 * 1024
 """Maximum bytes of a table whose keys Spark broadcasts (Spark's default)."""
@@ -74,10 +74,7 @@ def _has_map(kind: SparkType) -> bool:
 
 
 def common_type(name: str, kind: SparkType, to: str, other: SparkType) -> SparkType:
-    """The type in which the values of both columns compare without loss.
-
-    Raises Unfit if there is none.
-    """
+    """The type in which the values of both columns compare without loss. Raises Unfit if there is none."""
     # Spark casts structs by the positions of their fields, not by their names.
     found = widest(kind, other) if isinstance(kind, str) or kind == other else None
     if found is None and isinstance(kind, str) and isinstance(other, str):
@@ -113,10 +110,7 @@ def _named(key: Sequence[Column], prefix: str) -> list[Column]:
 
 
 def _keyed(rows: DataFrame, key: Sequence[Column], prefix: str = "k", *more: Column) -> DataFrame:
-    """The rows whose key has no NULL.
-
-    The key as ``k0``, ``k1`` …, and the columns ``more``.
-    """
+    """The rows whose key has no NULL: the key as ``k0``, ``k1`` …, and the columns ``more``."""
     whole = reduce(lambda a, b: a & b, (column.isNotNull() for column in key))
     return rows.where(whole).select(*_named(key, prefix), *more)
 
@@ -139,9 +133,7 @@ def _spread(rows: DataFrame, names: Sequence[str], size: int) -> DataFrame:
 
 
 def count_duplicates(rows: Sequence[DataFrame], key: Sequence[Column], size: int) -> Found:
-    """The rows beyond the first one of each key, in files of ``size`` bytes.
-
-    Raises what Spark raises.
+    """The rows beyond the first one of each key, in files of ``size`` bytes. Raises Spark's errors.
 
     ``rows``: one frame with all rows; or several frames without a common key, each of which one Spark task groups.
 
@@ -181,10 +173,7 @@ def sample_duplicates(
     limit: int,
     targets: Sequence[Target],
 ) -> list[SampleRow]:
-    """Rows with duplicate keys: for some keys the first and the last row.
-
-    Raises what Spark raises.
-    """
+    """Rows with duplicate keys: for some keys the first and the last row. Raises what Spark raises."""
     from pyspark.sql import functions as F
 
     names = _names(key)
@@ -228,10 +217,7 @@ def _without_partner(
 
 
 def count_orphans(rows: DataFrame, key: Sequence[Column], partners: ReferencedRows, size: int) -> Found:
-    """The rows whose key is missing in the other table, in files of ``size`` bytes.
-
-    Raises what Spark raises.
-    """
+    """The rows whose key is missing in the other table, in files of ``size`` bytes. Raises what Spark raises."""
     frame = _without_partner(rows, key, partners, size).selectExpr("count(1)")
     ((violations,),) = frame.collect()
     return Found(violations, frame)
@@ -246,10 +232,7 @@ def sample_orphans(
     limit: int,
     targets: Sequence[Target],
 ) -> list[SampleRow]:
-    """The first rows whose key is missing in the other table.
-
-    Raises what Spark raises.
-    """
+    """The first rows whose key is missing in the other table. Raises what Spark raises."""
     place = _place(rows, reader)
     # The original values, not the values cast for the comparison.
     values = [sample_column(target.path, target.kind).alias(f"v{n}") for n, target in enumerate(targets)]

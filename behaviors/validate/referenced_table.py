@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from distop.tables import check_reachable, reader_of
 from distop.tables.reading.file_facts import Unreadable, folded, match, resolve, split_path, type_at
 from distop_behaviors.validate import disjoint_files, scan
-from distop_behaviors.validate.partition_checks import Columns, Target
+from distop_behaviors.validate.partition_columns import Columns
+from distop_behaviors.validate.partition_state import Target
 from distop_behaviors.validate.typed_bounds import Unfit, check_path_value, family
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class Side:
     """The planned files of a table or of some of its partitions (``planned``), with their facts.
 
     ``wanted``: the named columns, in any case. ``spark``: returns the session. Raises Unreadable if a file cannot be
-    read, TableUnavailable if the table cannot be reached, and what ``stop`` raises.
+    read, TableUnavailable if the table cannot be reached, and the errors of ``stop``.
     """
 
     def __init__(
@@ -68,9 +69,7 @@ class Side:
         check_reachable(self._table, self._spark)
 
     def find(self, text: str) -> Target | None:
-        """The path and type of a column, which is then read with the rows.
-
-        None if no file has it.
+        """The path and type of a column, which is then read with the rows; None if no file has it.
 
         Raises Ambiguous, and Unfit if it cannot be read.
         """
@@ -113,7 +112,7 @@ class Side:
             return self.reader.values(facts.path)[target.path[0]] is not None
         mine = match(target.path[0], facts.columns)
         # A file without the column holds NULL: distop refuses catalog columns with a default.
-        if mine is None or facts.left == 0:
+        if mine is None or facts.live_rows == 0:
             return False
         chunks = facts.chunks.get((mine,)) if len(target.path) == 1 else None
         return not chunks or any(chunk.nulls != chunk.rows for chunk in chunks)
@@ -143,10 +142,7 @@ class Side:
         return sum(self._files[facts.path][1] for facts in files)
 
     def rows(self, session: SparkSession, files: Sequence[FileFacts], absent: Sequence[str] = ()) -> DataFrame:
-        """The rows of these files with the found columns.
-
-        Raises what Spark raises, Gone and Unreadable.
-        """
+        """The rows of these files with the found columns. Raises Gone, Unreadable, and Spark's errors."""
         return scan.relation(session, self.group(files, absent))
 
     def group(self, files: Sequence[FileFacts], absent: Sequence[str] = ()) -> scan.Group:

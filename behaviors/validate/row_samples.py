@@ -1,7 +1,4 @@
-"""Fetches samples after the scan.
-
-A few violating rows with file, row index and values.
-"""
+"""Fetches samples after the scan: a few violating rows with file, row index and values."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.protocol.frozen import frozen
 from distop_behaviors.validate import scan, spark_errors
-from distop_behaviors.validate.validate_report import MAX_TEXT, shorten
+from distop_behaviors.validate.partition_result import MAX_TEXT, shorten
 from distop_behaviors.validate.violation_columns import any_of, column_at, where_true
 
 if TYPE_CHECKING:
@@ -58,10 +55,7 @@ class Row:
 
 
 def fetch(session: SparkSession, group: Group, requests: Sequence[SampleRequest], where: Column | None) -> list[Row]:
-    """The requested rows.
-
-    Raises unexpected errors; an error of one check only costs its samples.
-    """
+    """The requested rows; a check whose query fails has no samples. Raises unexpected errors."""
     few = [w for w in requests if w.known <= FEW]
     many = [w for w in requests if w.known > FEW]
     rows: list[Row] = []
@@ -123,7 +117,7 @@ def _query(
 
 
 def sample_column(path: tuple[str, ...], kind: Any) -> Column:
-    """The value at a path in the form that a sample shows. A long value is cut."""
+    """The value at a path in the form for a sample. A long value is truncated."""
     from pyspark.sql import functions as F
 
     column = column_at(path)
@@ -136,7 +130,7 @@ def sample_column(path: tuple[str, ...], kind: Any) -> Column:
 
 
 def json_value(value: Any) -> Any:
-    """The value for JSON: a long text is cut, NaN and infinities become text."""
+    """The value for JSON: a long text is truncated, NaN and infinities become text."""
     if isinstance(value, str):
         return shorten(value, MAX_TEXT)
     if isinstance(value, float) and not math.isfinite(value):

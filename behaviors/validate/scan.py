@@ -3,13 +3,9 @@
 The files of a group share one schema. Rows without a violation are filtered out before the aggregation, so that the
 aggregation by file is cheap, and the query is as fast as a hand-written count over the table.
 
-Counts by file in one Spark stage.
-
-Fetches the partial counts of the tasks, and adds them up here.
-
-Spark adds partial counts up in a second stage, for which it plans the query anew at each run. The partial counts are
-few: one row for each file and task, and a file is in as many tasks as it has splits. So the plan of the first stage is
-cached and run again.
+Spark would add the partial counts of its tasks up in a second stage, and plan the query again for each run. The partial
+counts are few: one row per file and task, and a file is in as many tasks as it has splits. So only the first stage
+runs, its plan is cached, and the counts are added up here.
 """
 
 from __future__ import annotations
@@ -43,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 _relations: LruCache[DataFrame] = LruCache(8)
 _counting: LruCache[_Counting] = LruCache(8)
-_judged: LruCache[str | None] = LruCache(256)
+_expression_errors: LruCache[str | None] = LruCache(256)
 
 
 @frozen
@@ -51,8 +47,8 @@ class Group:
     """Files that ``reader`` reads with one schema.
 
     ``columns``: the needed columns with their types. ``missing``: needed columns that no file has.
-    ``partition_columns``: columns of the path, with one value for each file. ``all_rows``: also count rows without a
-    violation, because the facts have no row count.
+    ``partition_columns``: with one value per file. ``all_rows``: also count rows without a violation, because the facts
+    have no row count.
     """
 
     files: tuple[PlannedFile, ...]
@@ -93,8 +89,8 @@ class Scanned:
 class _Counting:
     """A cached query that counts violations.
 
-    ``planned``: the query is a finished plan that Spark runs again. ``rows``: its row counters. ``held``: the objects
-    that the query uses; they are kept alive, because their ids are cache keys.
+    ``planned``: whether the query is a finished plan that Spark runs again. ``rows``: its row counters. ``held``: the
+    objects that the query uses; they are kept alive, because their ids are cache keys.
     """
 
     query: DataFrame
@@ -123,10 +119,7 @@ def _schema(group: Group) -> str:
 
 
 def relation(session: SparkSession, group: Group, *, keep: bool = True) -> DataFrame:
-    """The rows of the group, cached with Spark's file listing.
-
-    The cache key holds each file's size and time.
-    """
+    """The rows of the group, cached with Spark's file listing, by each file's path, size and time."""
     from pyspark.sql import functions as F
 
     reader = group.reader
@@ -161,12 +154,11 @@ def _read(session: SparkSession, group: Group, staged: str) -> DataFrame:
 def count(
     session: SparkSession, group: Group, checks: Mapping[int, Column], where: Column | None, *, lasting: bool = False
 ) -> Scanned:
-    """Count the violations by file and check. Raises what Spark raises.
+    """Count the violations by file and check. Raises Spark's errors.
 
     ``lasting``: no condition depends on the time, or on anything else outside the row, so the plan can be reused.
 
-    A query takes dozens of calls into the JVM, two analyses and a plan, so the last queries and their conditions are
-    cached.
+    Creating a query takes dozens of calls into the JVM, two analyses and a plan, so the last queries are cached.
     """
     with_rows = where is not None or group.all_rows
     if not with_rows and not checks:
@@ -195,10 +187,7 @@ def count(
 
 
 def _run(counting: _Counting) -> tuple[Sequence[Any], int | None]:
-    """Run a counting query.
-
-    Returns its result rows, and the number of rows that it read.
-    """
+    """Run a counting query; returns its result rows, and the number of rows that it read (None: unknown)."""
     if not counting.planned:
         # A new query each time: a query that has run would reuse its old shuffle files.
         query = counting.query.select("*")
@@ -211,10 +200,7 @@ def _run(counting: _Counting) -> tuple[Sequence[Any], int | None]:
 
 
 def rows_by_file(session: SparkSession, group: Group) -> dict[str, int]:
-    """The number of rows that Spark finds in each file of a group, without reading a column.
-
-    Raises what Spark raises.
-    """
+    """The number of rows that Spark finds in each file of a group, without reading a column. Raises Spark's errors."""
     counts = count(session, replace(group, all_rows=True), {}, None, lasting=True).counts
     return {path: found.rows or 0 for path, found in counts.items()}
 
@@ -225,7 +211,7 @@ def misread_files(
     """The files of a group in which Spark does not find all rows, each with an error message.
 
     ``found``: the rows by file, if known; otherwise a separate query counts them, and also the deleted rows if their
-    number is unknown. Raises what Spark raises.
+    number is unknown. Raises Spark's errors.
     """
     reader = group.reader
     files = [facts for facts in files if facts.rows is not None]
@@ -238,14 +224,11 @@ def misread_files(
 
 
 def _planned(session: SparkSession, query: DataFrame) -> tuple[DataFrame, Any] | None:
-    """The query as a reusable plan of one stage; None if that fails.
-
-    The query itself then reports the error.
-    """
+    """The query as a reusable plan of one stage; None if that fails, and then the query itself reports the error."""
     try:
         return partial_counts(session, query)
     except Exception:
-        _log.warning("Cannot reuse the plan of a count; Spark plans it anew at each run", exc_info=True)
+        _log.warning("Cannot reuse the plan of a count; Spark plans it again for each run", exc_info=True)
         return None
 
 
@@ -258,8 +241,8 @@ def _counting_query(frame: DataFrame, group: Group, checks: Sequence[Column], wh
     if where is not None or group.all_rows:
         totals.insert(0, F.count(F.lit(1)))
     else:
-        # Not pushed down to the file reader: the statistics have left these files undecided, so checking pages and
-        # dictionaries would cost time; and it could skip a row on which a check throws.
+        # Not pushed down to the file reader: the statistics did not decide these files, so checking pages and
+        # dictionaries would only take time; and it could skip a row on which a check throws.
         frame = frame.where(not_pushed_down(*checks))
     return frame.groupBy(group.reader.counting_column(frame)).agg(*totals)
 
@@ -289,12 +272,12 @@ def count_attempts(session: SparkSession, group: Group, checks: Mapping[int, Col
 
 
 def expression_error(session: SparkSession, group: Group, text: str) -> str | None:
-    """Why an expression is not a valid condition on this group's columns, or None if it is valid.
+    """The error of an expression as a condition on this group's columns; None if it is valid.
 
-    The result depends only on the columns' names and types, so it is cached for the next batch.
+    The result depends only on the columns' names and types, so it is cached for later batches.
     """
     key = (session, _schema(group), group.missing, text)
-    return _judged.get(key, lambda: _refusal(session, relation(session, group), text))
+    return _expression_errors.get(key, lambda: _refusal(session, relation(session, group), text))
 
 
 def _refusal(session: SparkSession, frame: DataFrame, text: str) -> str | None:
@@ -306,7 +289,7 @@ def _refusal(session: SparkSession, frame: DataFrame, text: str) -> str | None:
         kind, given = e.getCondition() or "", e.getMessageParameters() or {}
         if kind == "DATATYPE_MISMATCH.FILTER_NOT_BOOLEAN":
             found = given.get("type", "").strip('"')
-            # A column that these files do not have is NULL, and so is the expression.
+            # A column that these files lack is NULL, and so is the expression.
             return None if found == "VOID" else f"the expression is of type {found.lower()}, not boolean"
         return message_of(e)
     except Exception as e:
@@ -317,7 +300,7 @@ def _refusal(session: SparkSession, frame: DataFrame, text: str) -> str | None:
 
 
 def condition_error(session: SparkSession, group: Group, column: Column) -> str | None:
-    """Why Spark does not accept this condition on this group's columns, or None if it does."""
+    """Spark's error for this condition on this group's columns; None if it accepts the condition."""
     from pyspark.errors import AnalysisException
 
     frame = relation(session, group)
@@ -340,8 +323,8 @@ _AGGREGATION = "HashAggregate"
 def partial_counts(session: SparkSession, query: DataFrame) -> tuple[DataFrame, Any] | None:
     """The partial counts of each task, which the caller adds up by key, and their plan.
 
-    Each ``collect()`` computes them anew. None if Spark plans the query in another way, or reads more than files for
-    it. Raises what Spark raises.
+    Each ``collect()`` computes them again. None if Spark plans the query in another way, or reads more than files for
+    it. Raises Spark's errors.
 
     Functions that read the clock keep the time of planning, so such a query must not be cached.
     """
@@ -355,9 +338,9 @@ def partial_counts(session: SparkSession, query: DataFrame) -> tuple[DataFrame, 
     if str(partial.nodeName()) != _AGGREGATION:
         return None
     if partial.output().length() != len(query.columns):
-        return None  # Spark has optimized a constant or duplicate count away, and adds it in the final aggregation
+        return None  # Spark has optimized away a constant or duplicate count, and adds it in the final aggregation
     if partial.collectLeaves().length() != 1:
-        return None  # a second source would be read before each run
+        return None  # each run would first read a second source
     jvm: Any = session._jvm
     jsession: Any = session._jsparkSession
     with active(session):

@@ -1,7 +1,7 @@
-"""Classifies errors of Spark: is the cause the data, one file, or Spark itself?
+"""Classifies errors of Spark by their cause: the data, one file, or Spark itself.
 
 It uses classes, error conditions, and the fixed text at the start of a message. The rest of a message may quote values
-of the data, so it proves nothing.
+of the data, so it is not used.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _CODEC = re.compile(r"Class (\S*?(\w+)Codec) was not found")
 _ENCODING = re.compile(r"Unsupported encoding: (\w+)")
 _PLACE = re.compile(r" (?:at|of|in) (?:file |path )?[a-z0-9]+:/\S+")
-"""The path of a file in a message: removed where the error names the file itself."""
+"""The path of a file in a message: removed if the error names the file itself."""
 
 _GONE = frozenset(
     {
@@ -64,18 +64,12 @@ _DISK = "No space left on device"
 
 
 def _beginning(text: str) -> str:
-    """The start of a message without secrets.
-
-    They are removed first: a secret that is cut is not recognized.
-    """
+    """The start of a message without secrets. They are removed first: a secret that is cut is not recognized."""
     return secret_settings.redact(text)[:_READ]
 
 
 def is_unexpected(error: Exception) -> bool:
-    """True if Spark itself fails.
-
-    The error says nothing about the data, and another attempt may succeed.
-    """
+    """Whether Spark itself fails. The error says nothing about the data, and another attempt may succeed."""
     from py4j.protocol import Py4JError, Py4JJavaError
     from pyspark.errors import PySparkException
 
@@ -116,7 +110,7 @@ def _condition(thrown: Any) -> str | None:
 
 
 def is_internal(error: Exception) -> bool:
-    """True if Spark failed on a bug or limit of its own, such as a stack overflow.
+    """Whether Spark failed on a bug or limit of its own, such as a stack overflow.
 
     The data is not the cause, and Spark may succeed with other expressions. Call this only if :func:`is_unexpected` is
     false.
@@ -129,7 +123,7 @@ def is_internal(error: Exception) -> bool:
 
 
 def _is_of_java(thrown: Any) -> bool:
-    """True if the error comes from Java or from the code compiler, not from Spark."""
+    """Whether the error comes from Java or from the code compiler, not from Spark."""
     name = str(thrown.getClass().getName())
     return name.startswith(("java.lang.", "scala.", "org.codehaus.", "com.google.common.util.concurrent."))
 

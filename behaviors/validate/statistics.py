@@ -1,9 +1,8 @@
-"""What a file's statistics prove about a check. Pure.
+"""Decides checks of a file by its statistics, as far as they prove something. Pure.
 
 PASS: no row violates the check. VIOLATED: exactly, or at least, this many rows violate it. UNKNOWN: the file must be
-scanned. Nothing is guessed. That all rows pass, or that all fail, follows from any bounds. That some row fails follows
-only from tight bounds, which are values of the column; bounds of texts (many writers cut them) and rounded bounds are
-not.
+scanned. Any bounds can prove that all rows pass, or that all fail. Only tight bounds, which are values of the column,
+can prove that some row fails; bounds of texts (many writers truncate them) and rounded bounds are not tight.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ if TYPE_CHECKING:
 
 @frozen
 class Decision:
-    """``verdict``: pass, violated or unknown.
+    """A decision by statistics.
 
-    ``violations``: the number, or a lower bound if not ``exact``.
+    ``verdict``: pass, violated or unknown. ``violations``: the number, or a lower bound if not ``exact``.
     """
 
     verdict: str
@@ -47,19 +46,19 @@ _DOUBLE_WHOLE = {"float": 1 << 24, "double": 1 << 53}
 
 
 def decide(check: Check, facts: FileFacts, path: tuple[str, ...] | None = ()) -> Decision:
-    """What the statistics of one file prove about a check of one column, without ``where``.
+    """Decide a check of one column, without ``where``, by the statistics of one file.
 
-    ``path``: the path of the column in the file, if it is known.
+    ``path``: the path of the column in the file, if known.
     """
     if facts.contradiction or facts.rows is None:
         return UNKNOWN
-    if facts.left == 0:
+    if facts.live_rows == 0:
         return PASS
     decision = _decide(check, facts, path)
     if facts.closer is not None and not is_final(decision):
-        nearer = _decide(check, facts.closer, path)
-        if is_final(nearer) or nearer.violations > decision.violations:
-            decision = nearer
+        closer = _decide(check, facts.closer, path)
+        if is_final(closer) or closer.violations > decision.violations:
+            decision = closer
     # The violating rows may be deleted rows.
     return decision if facts.deleted == 0 else for_some_rows(decision)
 
@@ -79,10 +78,7 @@ def merged_facts(files: Sequence[FileFacts]) -> FileFacts:
 
 
 def _around(chunks: Sequence[Chunk]) -> Chunk:
-    """One chunk with all rows of these.
-
-    It has bounds only if each chunk with a value has them in order (no NaN).
-    """
+    """One chunk with all rows of these. It has bounds only if each chunk with a value has them in order (no NaN)."""
     rows = sum(chunk.rows for chunk in chunks)
     nulls, nans = _sum(chunk.nulls for chunk in chunks), _sum(chunk.nans for chunk in chunks)
     valued = [chunk for chunk in chunks if chunk.nulls != chunk.rows]
@@ -101,15 +97,12 @@ def _sum(numbers: Iterable[int | None]) -> int | None:
 
 
 def is_final(decision: Decision) -> bool:
-    """True if the decision is final: the file needs no scan."""
+    """Whether the decision is final: the file needs no scan."""
     return decision.verdict == "pass" or (decision.verdict == "violated" and decision.exact)
 
 
-def nearer(check: Check, facts: FileFacts, path: tuple[str, ...]) -> bool:
-    """True if closer facts may decide the check.
-
-    They have tight bounds, and name all columns of the file.
-    """
+def closer_facts_may_decide(check: Check, facts: FileFacts, path: tuple[str, ...]) -> bool:
+    """Whether closer facts, which have tight bounds and all columns of the file, may decide the check."""
     if check.kind == "check" or not path:
         return False
     return check.kind not in ("length", "matches") or path not in facts.chunks
@@ -150,18 +143,12 @@ def missing(check: Check, facts: FileFacts) -> Decision:
 
 
 def for_some_rows(decision: Decision) -> Decision:
-    """The decision for some of the rows (``where``, deletes).
-
-    Only a pass for all rows remains proved.
-    """
+    """The decision for some of the rows (``where``, deletes). Only a pass for all rows remains proved."""
     return decision if decision.verdict == "pass" else UNKNOWN
 
 
 def combined(decisions: Sequence[Decision]) -> Decision:
-    """The decision for several row groups together.
-
-    An unknown one makes the sum a lower bound.
-    """
+    """The decision for several row groups together. An unknown one makes the sum a lower bound."""
     if all(d is PASS for d in decisions):
         return PASS
     violations = sum(d.violations for d in decisions)
@@ -184,10 +171,7 @@ def _nulls(chunk: Chunk, leaf: Leaf) -> int | None:
 
 
 def _interval(check: Check, leaf: Leaf) -> tuple[Any, Any] | None:
-    """The allowed interval in the unit of the statistics (None at an end: unbounded).
-
-    None if undecidable.
-    """
+    """The allowed interval in the unit of the statistics (None at an end: unbounded). None if undecidable."""
     if check.range is not None:
         low = None if check.range.min is None else _unit(check.range.min, leaf, up=True)
         high = None if check.range.max is None else _unit(check.range.max, leaf, up=False)
@@ -272,7 +256,7 @@ def _in_set(values: Sequence[Any], leaf: Leaf, chunk: Chunk) -> Decision:
 
 
 def has_bounds(chunk: Chunk, leaf: Leaf) -> bool:
-    """True if the chunk has bounds, in order (a NaN is not), that mean the values a reader returns."""
+    """Whether the chunk has bounds, in order (a NaN is not), that mean the values a reader returns."""
     if leaf.kind == "other" or chunk.low is None or chunk.high is None:
         return False
     if leaf.kind == "date" and chunk.low < _CALENDAR_CHANGED:
@@ -286,10 +270,7 @@ def has_bounds(chunk: Chunk, leaf: Leaf) -> bool:
 
 
 def _limits(leaf: Leaf) -> tuple[int, int] | None:
-    """The smallest and the largest value of the file's type.
-
-    Readers change values beyond them.
-    """
+    """The smallest and the largest value of the file's type. Readers change values beyond them."""
     if leaf.kind == "uint":
         return 0, (1 << leaf.bits) - 1
     return limits(leaf.type) if leaf.kind in ("int", "decimal") else None

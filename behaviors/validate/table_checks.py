@@ -1,9 +1,7 @@
-"""Checks of the whole table (unique, references).
+"""The additional job for checks of the whole table (unique, references).
 
-One additional job beside the jobs of the partitions.
-
-Its name starts with ``@``, which no partition's name does, and it has the files of all partitions. So it is claimed,
-retried, cancelled and reported like any other job. If a start names partitions, it checks only their rows.
+Its name starts with ``@``, unlike partitions' names, and it has the files of all partitions. So it is claimed, retried,
+cancelled and reported like any other job. If a start names partitions, it checks only their rows.
 """
 
 from __future__ import annotations
@@ -13,14 +11,14 @@ from typing import TYPE_CHECKING
 
 from distop.behavior import WIDE, over, pinned, select
 from distop.errors import InvalidArgument
-from distop_behaviors.validate.validate_report import CheckResult
+from distop_behaviors.validate.partition_result import CheckResult
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from distop.behavior import JobContext, PartitionPlan, Pinned
+    from distop_behaviors.validate.partition_result import Result
     from distop_behaviors.validate.validate_argument import Argument
-    from distop_behaviors.validate.validate_report import Result
 
 TABLE = f"{WIDE}table"
 """The name of the job over all partitions of the table."""
@@ -31,9 +29,7 @@ CHOSEN = f"{WIDE}chosen"
 def jobs(
     argument: Argument, partitions: Sequence[PartitionPlan], names: Sequence[str] | None, ctx: JobContext
 ) -> Sequence[PartitionPlan]:
-    """The jobs for the partitions that a start or rerun names.
-
-    One for each, and last the one of the whole table.
+    """The jobs for the partitions that a start or rerun names: one for each, and last the one of the whole table.
 
     If all checks are about the whole table, there is only the last one. Raises InvalidArgument for unknown names;
     TableUnavailable and InvalidArgument if a referenced table cannot be planned.
@@ -54,7 +50,7 @@ def jobs(
 
 
 def _others(argument: Argument, ctx: JobContext) -> tuple[Pinned, ...]:
-    """The referenced tables, each once, planned as they are now."""
+    """The referenced tables, each once, with new plans."""
     from distop.tables import plan_table
 
     names = dict.fromkeys(check.references.table for check in argument.checks if check.references is not None)
@@ -67,10 +63,7 @@ def _others(argument: Argument, ctx: JobContext) -> tuple[Pinned, ...]:
 
 
 def row_checks_only(argument: Argument) -> Argument | None:
-    """The argument with only the checks that each partition decides for itself.
-
-    None if there are none.
-    """
+    """The argument with only the checks that each partition decides for itself. None if there are none."""
     checks = [check for check in argument.checks if not check.wide]
     if len(checks) == len(argument.checks):
         return argument

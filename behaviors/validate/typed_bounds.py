@@ -37,15 +37,12 @@ _TIME = re.compile(r"(\d{4}-\d{2}-\d{2})(?:[T ](\d{2}:\d{2}(?::\d{2})?)(?:\.(\d{
 
 
 class Unfit(Exception):
-    """A check or a bound does not fit the column's type. The text says why."""
+    """A check or a bound does not fit the column's type; the text has the reason."""
 
 
 @lru_cache(256)
 def canonical(kind: str) -> str:
-    """Spark's type name in one spelling.
-
-    ``INTEGER`` → ``int``, ``numeric( 9 , 2 )`` → ``decimal(9,2)``.
-    """
+    """Spark's type name in one spelling: ``INTEGER`` → ``int``, ``numeric( 9 , 2 )`` → ``decimal(9,2)``."""
     text = re.sub(r"\s+", "", kind.lower())
     if text.startswith(("decimal", "dec", "numeric")):
         precision, scale = decimal_of(text)
@@ -68,19 +65,14 @@ def family(kind: str) -> str:
 
 @frozen
 class Bound:
-    """A bound in a column's unit.
-
-    An integer with ``scale`` decimal places, a float, or text.
-    """
+    """A bound in a column's unit: an integer with ``scale`` decimal places, a float, or text."""
 
     value: Any
     scale: int = 0
 
 
 def exact_number(value: Any) -> Fraction:
-    """The exact value of a number, or of a text that is a number.
-
-    A JSON number counts as its double.
+    """The exact value of a number (of a JSON number: its double), or of a text that is a number.
 
     Raises Unfit, also for text of more than 1,000 characters or an exponent beyond ±1,000: exact arithmetic with such a
     number takes hours, and blocks all other threads of the process.
@@ -101,10 +93,7 @@ def exact_number(value: Any) -> Fraction:
 
 
 def bound_for(value: Any, kind: str, *, up: bool) -> Bound:
-    """:func:`_of`, cached.
-
-    The value's type is part of the cache key: 1, 1.0 and true are different values.
-    """
+    """:func:`_of`, cached. The value's type is part of the cache key: 1, 1.0 and true are different values."""
     return _of(value, type(value).__name__, kind, up)
 
 
@@ -133,18 +122,12 @@ def _of(value: Any, _kind_of_value: str, kind: str, up: bool) -> Bound:
 
 
 def _decimal(value: Any) -> Fraction:
-    """The value as it is written.
-
-    0.1 is one tenth, because whole and decimal columns hold numbers exactly.
-    """
+    """The value as it is written. 0.1 is one tenth, because whole and decimal columns hold numbers exactly."""
     return exact_number(repr(value) if isinstance(value, float) else value)
 
 
 def set_member(value: Any, kind: str) -> Bound | None:
-    """A value of ``in_set`` for a column of this type.
-
-    None if the column cannot hold it. Raises Unfit.
-    """
+    """A value of ``in_set`` for a column of this type. None if the column cannot hold it. Raises Unfit."""
     if kind == "boolean":
         if not isinstance(value, bool):
             raise Unfit(f"the column holds true or false, but {value!r} is neither")
@@ -198,10 +181,7 @@ def _is_value(text: str, kind: str) -> bool:
 
 
 def limits(kind: str) -> tuple[int, int] | None:
-    """The smallest and the largest whole number (decimals: unscaled) of a type.
-
-    None for other types.
-    """
+    """The smallest and the largest whole number (decimals: unscaled) of a type. None for other types."""
     if kind in RANGES:
         bits = RANGES[kind]
         return -(1 << (bits - 1)), (1 << (bits - 1)) - 1

@@ -1,9 +1,7 @@
-"""The argument of ``validate`` (a contract).
+"""The argument of ``validate`` (a contract): pydantic models, and the JSON Schema that clients check against.
 
-It has pydantic models, and the JSON Schema that clients check against.
-
-A client reports one error, so the schema is written to name the property that is wrong. The models check the same rules
-for callers that do not use a client.
+A client reports one error, so the schema is written to name the invalid property. The models check the same rules for
+callers that do not use a client.
 """
 
 from __future__ import annotations
@@ -57,10 +55,7 @@ _PLAIN = (
 
 
 def _any_case(*words: str) -> str:
-    """A pattern for one of the words in upper or lower case.
-
-    JSON Schema has no flags for patterns.
-    """
+    """A pattern for one of the words in upper or lower case. JSON Schema has no flags for patterns."""
     return "|".join("".join(f"[{c.upper()}{c}]" if c.isalpha() else c for c in word) for word in words)
 
 
@@ -94,10 +89,7 @@ def _wrong(text: str) -> PydanticCustomError:
 
 
 def _without_null(schema: Any) -> None:
-    """Remove null from optional fields of the schema.
-
-    A caller leaves a field out instead.
-    """
+    """Remove null from optional fields of the schema. A caller leaves a field out instead."""
     for field in schema.get("properties", {}).values():
         if field.get("default", 0) is None:
             field.pop("default")
@@ -124,7 +116,7 @@ class _Bounded(_Model):
         if getattr(self, "min", None) is None and getattr(self, "max", None) is None:
             raise _wrong("give min, max, or both")
         low, high = getattr(self, "min", None), getattr(self, "max", None)
-        # No value lies between the two, whatever the column's type. How other texts compare depends on that type.
+        # No value is between the two, whatever the column's type. The order of other texts depends on that type.
         if out_of_order(low, high):
             raise _wrong(f"min ({json.dumps(low)}) is greater than max ({json.dumps(high)})")
         return self
@@ -146,10 +138,7 @@ class Range(_Bounded):
 
 
 class Fits(_Model):
-    """A cast to the type and back gives an equal value.
-
-    The column can be narrowed to it.
-    """
+    """A cast to the type and back gives an equal value, so the column can be narrowed to it."""
 
     column: Column
     type: Annotated[str, Field(description=_TYPE_IS, json_schema_extra={"pattern": SCHEMA_PATTERN})]
@@ -285,7 +274,7 @@ class Check(_Model):
 
     @property
     def wide(self) -> bool:
-        """True if no partition alone can decide it: it is about the whole table."""
+        """Whether it is about the whole table, so that no partition alone can decide it."""
         return self.kind in WIDE_KINDS
 
     @cached_property
@@ -357,10 +346,7 @@ class Argument(_Model):
         return schema
 
     def names(self) -> list[str]:
-        """The names of the checks in order.
-
-        The given ones, and default names that a number makes unique.
-        """
+        """The names of the checks in order: the given ones, and default names that a number makes unique."""
         taken = {c.name for c in self.checks if c.name is not None}
         names: list[str] = []
         for check in self.checks:

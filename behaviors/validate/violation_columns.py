@@ -1,7 +1,4 @@
-"""Each check as a Spark column.
-
-True for rows that violate it, false or null for all others.
-"""
+"""Each check as a Spark column: true for rows that violate it, false or null for all others."""
 
 from __future__ import annotations
 
@@ -21,17 +18,14 @@ if TYPE_CHECKING:
     from distop.tables.reading.file_facts import SparkType
     from distop_behaviors.validate.validate_argument import Check
 
-KEPT_CONDITIONS = 256
+CACHED_CONDITIONS = 256
 _COMPACT_DIGITS = 18
 
-_conditions: LruCache[Column] = LruCache(KEPT_CONDITIONS)
+_conditions: LruCache[Column] = LruCache(CACHED_CONDITIONS)
 
 
 def check_applicable(check: Check, kind: SparkType) -> None:
-    """Raises Unfit if the check does not apply to a column of this type.
-
-    Does not load Spark.
-    """
+    """Raises Unfit if the check does not apply to a column of this type. Does not load Spark."""
     if check.kind in ("not_null", "check") or kind == "void":
         return
     if not isinstance(kind, str):
@@ -50,9 +44,7 @@ def check_applicable(check: Check, kind: SparkType) -> None:
 def violation_condition(
     session: SparkSession, check: Check, column: Column | None, kind: SparkType, null_is: str
 ) -> Column:
-    """The condition that a row violates the check.
-
-    Raises Unfit, as :func:`check_applicable` does.
+    """The condition that a row violates the check. Raises Unfit like :func:`check_applicable`.
 
     ``column``: the checked column, and ``kind`` its type. A ``check`` expression uses neither.
     """
@@ -82,11 +74,9 @@ def violation_condition(
 
 
 def violation_at(session: SparkSession, check: Check, path: tuple[str, ...], kind: SparkType, null_is: str) -> Column:
-    """:func:`violation_condition` for the column at a path, cached.
+    """:func:`violation_condition` for the column at a path (empty: no file has the column), cached. Raises Unfit.
 
-    An empty path: no file has the column. Raises Unfit.
-
-    Each condition takes dozens of calls into the JVM, and the next batches and operations need the same ones.
+    Each condition takes dozens of calls into the JVM, and later batches and operations need the same ones.
     """
     from pyspark.sql import functions as F
 
@@ -97,10 +87,7 @@ def violation_at(session: SparkSession, check: Check, path: tuple[str, ...], kin
 
 
 def where_condition(session: SparkSession, text: str) -> Column:
-    """The condition ``where``, cached.
-
-    It is cast to boolean: it has no type if its columns are missing.
-    """
+    """The condition ``where``, cached. It is cast to boolean: it has no type if its columns are missing."""
     return _conditions.get((session, text), lambda: parse_expression(session, text).column.cast("boolean"))
 
 
@@ -116,7 +103,7 @@ def where_true(frame: DataFrame, condition: Column) -> DataFrame:
 
 
 def not_pushed_down(*conditions: Column) -> Column:
-    """True if one of the conditions is true, in a form that Spark does not push down to the file reader."""
+    """Whether one of the conditions is true, in a form that Spark does not push down to the file reader."""
     from pyspark.sql import functions as F
 
     return F.coalesce(*(F.when(condition, True) for condition in conditions), F.lit(False))
@@ -132,7 +119,7 @@ def _may_skip_too_many(kind: DataType) -> bool:
 
 
 def any_of(columns: list[Column]) -> Column:
-    """True if one of the columns is true. At least one column must be given."""
+    """Whether one of the columns is true. At least one column must be given."""
     return reduce(lambda a, b: a | b, columns)
 
 
@@ -218,7 +205,7 @@ def _misfit(column: Column, kind: str, target: str) -> Column:
         # Spark casts 2^63 to the greatest bigint, and casts that back to 2^63.
         differs |= column >= 2.0**63
     elif family(kind) == "decimal":
-        # Spark reads values with more digits than the file declares, and optimizes a cast to the declared type away.
+        # Spark reads values with more digits than the file declares, and optimizes away a cast to the declared type.
         (low, high), (precision, scale) = limits(kind) or (0, 0), decimal_of(kind)
         differs |= (column < _decimal(Bound(low, scale), precision, scale)) | (
             column > _decimal(Bound(high, scale), precision, scale)
@@ -254,9 +241,9 @@ def column_references(session: SparkSession, text: str) -> tuple[str, ...]:
         raise Unfit(f"cannot parse the expression: {message_of(e)}") from e
 
 
-@lru_cache(maxsize=KEPT_CONDITIONS)
+@lru_cache(maxsize=CACHED_CONDITIONS)
 def pattern_error(session: SparkSession, pattern: str) -> str | None:
-    """The error if Java cannot compile the regular expression, else None."""
+    """The error if Java cannot compile the regular expression; None if it can."""
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import IllegalArgumentException
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from distop.cli import output
 from distop.errors import InvalidArgument
 from distop.protocol.texts import shown
 from distop.settings_file import NO_FILE, SettingsFile
@@ -17,19 +18,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-VALUES = (
-    "config",
-    "etcd",
-    "namespace",
-    "user",
-    "password-file",
-    "cacert",
-    "cert",
-    "key",
-    "connect-timeout",
-    "log-level",
-    "log-format",
+SETTINGS_OF_ALL = (
+    *("etcd", "namespace", "user", "password_file", "cacert", "cert", "key", "connect_timeout"),
+    *("log_level", "log_format"),
 )
+"""Settings that all commands take as options."""
+VALUES = ("config", *(name.replace("_", "-") for name in SETTINGS_OF_ALL))
 """Global options that take a value."""
 FLAGS = ("json", "debug")
 
@@ -54,6 +48,13 @@ class Context:
         from distop.settings import Settings
 
         return Settings({**self.given, **flags}, file=self.file)
+
+    def answer(self, document: Any, sentence: str) -> None:
+        """Print the document with ``--json``, else the sentence."""
+        if self.json:
+            output.write_json(document)
+        else:
+            output.say(sentence)
 
     def with_client(self, work: Callable[[Client], Awaitable[T]], **flags: Any) -> T:
         """Connect, run ``work`` with the client, and disconnect. Raises what these raise."""

@@ -4,33 +4,49 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
 from distop.errors import InvalidArgument, UsageError
 from distop.protocol.texts import shown
+from distop.services.command_flags import Flag
+from distop.services.inspection.history_filters import FILTERS, HistoryFilters
 from distop.services.submission.start_options import StartOptions, options
+from distop.settings import SETTINGS
 
 if TYPE_CHECKING:
     from distop.protocol.records import OperationRef
+    from distop.services.command_flags import Kind
     from distop.services.submission.option_values import Every
-    from distop.services.submission.start_options import Flag, Option, Verb
+    from distop.services.submission.start_options import Verb
 
+Given: TypeAlias = Mapping[str, Any]
+"""The values of options, by the names of their parameters."""
+NOTHING: Given = MappingProxyType({})
 _DIGITS = 19
-"""Nobody counts so far."""
+"""Maximum digits of a number."""
 
 
 def check_waiting(wait: bool, timeout: float | None) -> None:
-    """``--timeout`` stands with ``--wait`` alone. Raises UsageError."""
+    """Raises UsageError for ``--timeout`` without ``--wait``."""
     if timeout is not None and not wait:
         raise UsageError("--timeout needs --wait: add --wait, or leave --timeout out")
 
 
+def check_start(type_name: str, table: str, argument: Any, options: StartOptions) -> None:
+    """Report wrong arguments of a start before etcd is asked. Raises InvalidArgument."""
+    from distop.schemas.argument_schema import encode_argument
+    from distop.services.submission.start_request import request
+
+    request(type_name, table, encode_argument(argument), options, "")
+
+
 def seconds(option: str) -> Callable[[Any], float]:
-    """Reads the value of an option that is a time. What it returns raises InvalidArgument."""
+    """A reader of an option's value in seconds. It raises InvalidArgument."""
 
     def read(value: Any) -> float:
         try:
@@ -45,7 +61,7 @@ def seconds(option: str) -> Callable[[Any], float]:
 
 
 def count(option: str) -> Callable[[Any], int]:
-    """Reads the value of an option that is a number of things. What it returns raises InvalidArgument."""
+    """A reader of an option's value that is a count. It raises InvalidArgument."""
 
     def read(value: Any) -> int:
         text = str(value).strip()
@@ -57,21 +73,22 @@ def count(option: str) -> Callable[[Any], int]:
 
 
 def parse(op: str) -> OperationRef:
-    """The operation that is named, read before etcd is asked. Raises InvalidArgument."""
+    """The operation with this name, parsed before etcd is asked. Raises InvalidArgument."""
     from distop.client.async_operation import parse_ref
 
     return parse_ref(op)
 
 
 def duration_or_time(option: str) -> Callable[[Any], float]:
-    """Reads the value of an option that is a moment: a time with a zone, or how long ago (``90s``, ``36h``, ``7d``), as
-    seconds since the epoch. What it returns raises InvalidArgument.
+    """A reader of an option's value as seconds since the epoch. It raises InvalidArgument.
+
+    The value is a time with a zone, or how long ago (``90s``, ``36h``, ``7d``).
     """
 
     def read(value: Any) -> float:
         from distop.clock import time
         from distop.services.inspection.filters import time_of
-        from distop.settings import duration
+        from distop.setting_values import duration
 
         text = str(value).strip()
         with suppress(ValueError):
@@ -83,7 +100,7 @@ def duration_or_time(option: str) -> Callable[[Any], float]:
 
 
 def labels(texts: list[str] | None) -> dict[str, str] | None:
-    """``--label K=V``, each given once. Raises InvalidArgument."""
+    """The labels of ``--label K=V``. Raises InvalidArgument."""
     from distop.protocol.operation_labels import labels as check
 
     found: dict[str, str] = {}
@@ -100,6 +117,7 @@ def labels(texts: list[str] | None) -> dict[str, str] | None:
 WITH_LABEL = Annotated[list[str] | None, typer.Option(metavar="K=V", help="Only with this label (repeatable).")]
 OF_TYPE = Annotated[str | None, typer.Option("--type", metavar="TYPE", help="Only of this type.")]
 NO_OPTIONS = StartOptions()
+NO_FILTERS = HistoryFilters()
 OP = Annotated[str, typer.Argument(metavar="OP", help="table/type[/object]/instance")]
 TIMEOUT = Annotated[
     float | None, typer.Option(metavar="S", parser=seconds("--timeout"), help="With --wait: at most so many seconds.")
@@ -107,7 +125,7 @@ TIMEOUT = Annotated[
 
 
 def selected(given: list[str] | None) -> dict[str, str] | None:
-    """The labels of ``--where K=V``, each name once. Raises InvalidArgument."""
+    """The labels of ``--where K=V``. Raises InvalidArgument."""
     if not given:
         return None
     found: dict[str, str] = {}
@@ -121,7 +139,7 @@ def selected(given: list[str] | None) -> dict[str, str] | None:
 
 
 def _number(option: str) -> Callable[[Any], int]:
-    """Reads a whole number, which is checked where it is used."""
+    """A reader of a whole number; the caller checks its bounds. It raises InvalidArgument."""
 
     def read(value: Any) -> int:
         text = str(value).strip()
@@ -139,8 +157,8 @@ def predecessors(after: list[str] | None, after_end: list[str] | None) -> list[A
     return [*(After(parse(one)) for one in after or ()), *(After(parse(one), "end") for one in after_end or ())]
 
 
-def _series(given: Mapping[str, Any]) -> Every | None:
-    """``--every`` and what goes with it. Raises InvalidArgument."""
+def _series(given: Given) -> Every | None:
+    """The series of ``--every`` and its options. Raises InvalidArgument."""
     from distop.services.submission.option_values import Every
 
     parts = {"jitter": given["jitter"], "on": given["on"], "until": given["until"], "times": given["times"]}
@@ -153,20 +171,32 @@ def _series(given: Mapping[str, Any]) -> Every | None:
     return None
 
 
-_READ: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
+Readers: TypeAlias = Mapping[str, Callable[[Given], Any]]
+"""Fields that are made from the values of their options; any other is the value of its option."""
+_OF_STARTS: Readers = {
     "partitions": lambda given: given["partition"] or None,
     "labels": lambda given: labels(given["label"]),
     "where": lambda given: selected(given["where"]),
     "after": lambda given: predecessors(given["after"], given["after_end"]) or None,
     "every": _series,
 }
-"""How a field is made of the values of its options; of any other, the value is the field."""
+_OF_HISTORY: Readers = {
+    "op": lambda given: parse(given["op"]) if given["op"] is not None else None,
+    "states": lambda given: given["state"] or None,
+    "labels": lambda given: labels(given["label"]),
+}
 
-_PARSERS: Mapping[str, Callable[[str], Callable[[Any], Any]]] = {"seconds": seconds, "count": count, "number": _number}
+_PARSERS: Mapping[str, Callable[[str], Callable[[Any], Any]]] = {
+    "seconds": seconds,
+    "time": duration_or_time,
+    "count": count,
+    "number": _number,
+}
 _TYPES: Mapping[str, Any] = {
     "text": str | None,
     "texts": list[str] | None,
     "seconds": float | None,
+    "time": float | None,
     "count": int | None,
     "number": int | None,
     "switch": bool,
@@ -182,21 +212,19 @@ def _parameter(flag: Flag) -> inspect.Parameter:
     return inspect.Parameter(flag.parameter, kind, default=default, annotation=Annotated[_TYPES[flag.kind], info])
 
 
-def start_options(verb: Verb) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options of StartOptions that its verb takes, in place of its parameter ``options``."""
-    taken = options(verb)
+def takes_flags(
+    name: str, flags: Sequence[Flag], read: Callable[[Given], Any]
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command these options in place of its parameter ``name``, which ``read`` makes from their values."""
 
     def made(command: Callable[..., None]) -> Callable[..., None]:
-        flags = [flag for option in taken.values() for flag in option.flags]
-
         @functools.wraps(command)
         def run(**given: Any) -> None:
             values = {flag.parameter: given.pop(flag.parameter) for flag in flags}
-            fields = {name: _field(name, option, values) for name, option in taken.items() if option.flags}
-            command(options=StartOptions(**fields), **given)
+            command(**{name: read(values)}, **given)
 
         own = inspect.signature(command, eval_str=True).parameters.values()
-        shown = [one for p in own for one in (map(_parameter, flags) if p.name == "options" else (p,))]
+        shown = [one for p in own for one in (map(_parameter, flags) if p.name == name else (p,))]
         run.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
         run.__annotations__ = {one.name: one.annotation for one in shown}
         return run
@@ -204,5 +232,37 @@ def start_options(verb: Verb) -> Callable[[Callable[..., None]], Callable[..., N
     return made
 
 
-def _field(name: str, option: Option, values: Mapping[str, Any]) -> Any:
-    return _READ[name](values) if name in _READ else values[option.flags[0].parameter]
+def _takes_fields(
+    name: str, options: type, flags: Mapping[str, Sequence[Flag]], readers: Readers
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of these fields of a dataclass, in place of its parameter ``name``."""
+
+    def read(given: Given) -> Any:
+        return options(
+            **{one: readers[one](given) if one in readers else given[own[0].parameter] for one, own in flags.items()}
+        )
+
+    return takes_flags(name, [flag for own in flags.values() for flag in own], read)
+
+
+def start_options(verb: Verb) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of StartOptions that its verb takes, in place of its parameter ``options``."""
+    flags = {name: one.flags for name, one in options(verb).items() if one.flags}
+    return _takes_fields("options", StartOptions, flags, _OF_STARTS)
+
+
+history_filters = _takes_fields("filters", HistoryFilters, {name: (one,) for name, one in FILTERS.items()}, _OF_HISTORY)
+"""Gives a command the options of HistoryFilters, in place of its parameter ``filters``."""
+
+
+def setting_options(names: Sequence[str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of these settings, in place of its parameter ``given``: those that were given."""
+    flags = []
+    for name in names:
+        setting = SETTINGS[name]
+        kind: Kind = "texts" if setting.repeatable else "text"
+        flags.append(Flag(f"--{name.replace('_', '-')}", setting.metavar, setting.help, kind))
+    # An option that may be repeated has an empty list where it was not given; an empty text was given.
+    return takes_flags(
+        "given", flags, lambda given: {name: value for name, value in given.items() if value or value == ""}
+    )

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from distop.cli import access, audit, daemons, doctor, operations, prepare, registry, start
+from distop.cli import access, audit, daemons, doctor, history, operations, prepare, registry, start
+from distop.cli.command_context import SETTINGS_OF_ALL
+from distop.cli.command_options import NOTHING, Given, setting_options
 from distop.cli.option_parsing import Command, Group
 
 if TYPE_CHECKING:
@@ -19,27 +21,19 @@ OF_TABLES: tuple[Callable[..., None], ...] = (registry.add, registry.ls, registr
 OTHERS: tuple[Callable[..., None], ...] = (
     *(start.start, start.apply, start.rerun, prepare.prepare, prepare.confirm, prepare.abandon),
     *(operations.ls, operations.show, operations.why, operations.watch, operations.cancel),
-    *(operations.pause, operations.resume, operations.alter, operations.history),
+    *(operations.pause, operations.resume, operations.alter, history.history),
     *(registry.nodes, registry.drain, registry.behaviors),
     *(access.access, audit.audit, doctor.doctor),
 )
 TABLE = "table"
 
 
+@setting_options(SETTINGS_OF_ALL)
 def _globals(
     context: typer.Context,
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else.")] = False,
     config: Annotated[str, typer.Option(metavar="FILE", help="Settings (./distop.toml, if it is yours alone).")] = "",
-    etcd: Annotated[str, typer.Option(metavar="ENDPOINTS", help="host:port, several with commas between.")] = "",
-    namespace: Annotated[str, typer.Option(metavar="NS", help="Prefix of all of distop's keys in etcd.")] = "",
-    user: Annotated[str, typer.Option(metavar="NAME", help="etcd's user; the password: DISTOP_PASSWORD.")] = "",
-    password_file: Annotated[str, typer.Option(metavar="FILE", help="A file that holds the password.")] = "",
-    cacert: Annotated[str, typer.Option(metavar="FILE", help="CA certificate of etcd (PEM).")] = "",
-    cert: Annotated[str, typer.Option(metavar="FILE", help="TLS client certificate (PEM).")] = "",
-    key: Annotated[str, typer.Option(metavar="FILE", help="Its private key (PEM).")] = "",
-    connect_timeout: Annotated[str, typer.Option(metavar="S", help="Seconds to wait for etcd (10).")] = "",
-    log_level: Annotated[str, typer.Option(metavar="LEVEL", help="debug, info, warning, error, critical.")] = "",
-    log_format: Annotated[str, typer.Option(metavar="F", help="text or json; always on stderr.")] = "",
+    given: Given = NOTHING,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
     version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
 ) -> None:

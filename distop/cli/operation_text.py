@@ -199,27 +199,25 @@ def show_report(report: Any) -> None:
     if changes:
         say("")
         table(("check", "became", "before"), changes, "")
-    if not checks:
-        return
-    say("")
+    if checks:
+        say("")
+        _show_verdicts(checks)
+        _show_check_errors(checks)
+        _show_samples(checks)
+
+
+def _show_verdicts(checks: Sequence[Mapping[str, Any]]) -> None:
+    counts = ("violations", "files by statistics", "files by scan")
     rows = []
     for check in checks:
         evidence = check.get("evidence") or {}
-        rows.append(
-            (
-                check.get("name"),
-                check.get("verdict"),
-                violations_of(check),
-                _count(evidence.get("files_statistics")),
-                _count(evidence.get("files_scanned")),
-            )
-        )
-    table(
-        ("check", "verdict", "violations", "files by statistics", "files by scan"),
-        rows,
-        "no checks",
-        ("violations", "files by statistics", "files by scan"),
-    )
+        files = (_count(evidence.get("files_statistics")), _count(evidence.get("files_scanned")))
+        rows.append((check.get("name"), check.get("verdict"), violations_of(check), *files))
+    table(("check", "verdict", *counts), rows, "no checks", counts)
+
+
+def _show_check_errors(checks: Sequence[Mapping[str, Any]]) -> None:
+    """Print each error once, with the names of the checks that have it."""
     reasons: dict[str, list[str]] = {}
     for check in checks:
         if check.get("error"):
@@ -227,17 +225,15 @@ def show_report(report: Any) -> None:
     for reason, names in reasons.items():
         say("")
         _say_error(f"{_some(names)}: ", reason)
+
+
+def _show_samples(checks: Sequence[Mapping[str, Any]]) -> None:
+    """Print the first few violating rows of each check."""
     for check in checks:
-        samples = check.get("samples") or []
-        if samples:
+        if samples := check.get("samples") or []:
             say("")
             say(f"{check.get('name')}: {min(len(samples), _SAMPLES)} of {violations_of(check)} violating rows")
-            table(
-                ("partition", "file", "row", "values"),
-                [_sample(sample) for sample in samples[:_SAMPLES]],
-                "",
-                ("row",),
-            )
+            table(("partition", "file", "row", "values"), list(map(_sample, samples[:_SAMPLES])), "", ("row",))
 
 
 def checks_of(report: Any) -> list[dict[str, Any]]:

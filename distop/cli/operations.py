@@ -1,4 +1,4 @@
-"""Commands on started operations: ls, show, why, watch, cancel, pause, resume, alter, history."""
+"""Commands on started operations: ls, show, why, watch, cancel, pause, resume, alter."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from distop.cli.command_options import (
     WITH_LABEL,
     check_waiting,
     count,
-    duration_or_time,
     labels,
     parse,
     start_options,
@@ -28,31 +27,19 @@ from distop.services.submission.start_options import StartOptions
 from distop.services.suggested_commands import goes_on
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from distop.client.async_client import Client
     from distop.client.async_operation import Operation
     from distop.errors import WaitTimeout
     from distop.protocol.records import OperationRef
-    from distop.services.inspection.history_pages import HistoryPage
-    from distop.services.inspection.why import Why
     from distop.services.operation_results import OperationResult, OperationStatus
-    from distop.services.page import Gathered
 
 
 _FAILED_LISTED = 100
 """Failed partitions in one page of ``show --failed``, unless ``--limit`` gives another number."""
 
 
-def _check_table(table: str | None) -> None:
-    from distop.protocol.keys import encode
-
-    if table is not None:
-        encode(table)
-
-
-async def _check_known(client: Client, table: str | None) -> None:
-    """No operation of a table was found. Raises NotFound where there is no such table and there never was one."""
+async def check_known(client: Client, table: str | None) -> None:
+    """Called when no operation of a table was found. Raises NotFound if there is no such table, and never was."""
     from distop.services.registered import check_table_known
 
     await check_table_known(client.etcd, client.keys, table)
@@ -60,13 +47,11 @@ async def _check_known(client: Client, table: str | None) -> None:
 
 def _table(positional: str | None, option: str | None) -> str | None:
     """The table, given as an argument or with ``--table``. Raises UsageError, InvalidArgument."""
-    from distop.errors import UsageError
+    from distop.services.inspection.filters import table_of
 
     if positional is not None and option is not None and positional != option:
         raise UsageError(f"the tables {positional} and {option} are both given: give one of them")
-    table = positional if positional is not None else option
-    _check_table(table)
-    return table
+    return table_of(positional if positional is not None else option)
 
 
 def ls(
@@ -89,11 +74,14 @@ def ls(
     wanted: dict[str, Any] = {"type": of_type, "states": state or None, "labels": labels(label)}
     if count:
         _count(table, wanted)
-        return
+    else:
+        _list(table, wanted)
 
+
+def _list(table: str | None, wanted: dict[str, Any]) -> None:
     async def work(client: Client) -> list[Any]:
         if not (active := await client.operations(table, **wanted)):
-            await _check_known(client, table)
+            await check_known(client, table)
         return active
 
     found = current.with_client(work)
@@ -121,7 +109,7 @@ def ls(
 def _count(table: str | None, wanted: dict[str, Any]) -> None:
     async def work(client: Client) -> list[Any]:
         if not (counted := await client.counts(table, **wanted)):
-            await _check_known(client, table)
+            await check_known(client, table)
         return list(counted)
 
     found = current.with_client(work)
@@ -140,10 +128,7 @@ def why(op: OP) -> None:
     """Show what an operation waits for, and what to do about it."""
     ref = parse(op)
 
-    async def work(client: Client) -> Why:
-        return await client.why(ref)
-
-    found = current.with_client(work)
+    found = current.with_client(lambda client: client.why(ref))
     if current.json:
         output.write_json(found.to_json())
         return
@@ -197,21 +182,19 @@ def show(
         raise UsageError("--failed and --html exclude each other: the page lists all partitions")
     if html is not None:
         _show_page(ref, html)
-        return
-    if failed:
+    elif failed:
         _show_failed(ref, limit if limit is not None else _FAILED_LISTED, after if after is not None else -1)
-        return
+    else:
+        _show_operation(ref)
 
-    async def work(client: Client) -> Any:
-        return await client.operation(ref).status()
 
-    seen = current.with_client(work)
-    if current.json:
-        output.write_json(seen.to_json())
-        return
+def _show_operation(ref: OperationRef) -> None:
     from distop.cli.operation_text import show_result, show_status
 
-    if seen.result is not None:
+    seen = current.with_client(lambda client: client.operation(ref).status())
+    if current.json:
+        output.write_json(seen.to_json())
+    elif seen.result is not None:
         show_result(seen.result)
     else:
         show_status(seen)
@@ -238,10 +221,7 @@ def _show_page(ref: OperationRef, file: str) -> None:
 
     page_file.check(file, json=current.json)
 
-    async def work(client: Client) -> Gathered:
-        return await gather(client.etcd, client.keys, ref)
-
-    found = current.with_client(work)
+    found = current.with_client(lambda client: gather(client.etcd, client.keys, ref))
     page_file.write(found, file)
     if current.json:
         output.write_json(found.status.to_json())
@@ -272,14 +252,8 @@ def watch(op: OP) -> None:
 def _command(op: str, name: str, done: str, *arguments: str) -> None:
     ref = parse(op)
 
-    async def work(client: Client) -> None:
-        await getattr(client.operation(ref), name)(*arguments)
-
-    current.with_client(work)
-    if current.json:
-        output.write_json({"op": str(ref), "state": done})
-    else:
-        output.say(f"{ref} is {done}")
+    current.with_client(lambda client: getattr(client.operation(ref), name)(*arguments))
+    current.answer({"op": str(ref), "state": done}, f"{ref} is {done}")
 
 
 def cancel(
@@ -295,14 +269,8 @@ def cancel(
         return
     ref = parse(op)
 
-    async def work(client: Client) -> str:
-        return await client.operation(ref).end_series(text)
-
-    ended = current.with_client(work)
-    if current.json:
-        output.write_json({"op": ended, "state": "cancelling"})
-    else:
-        output.say(f"{ended} is cancelling, and its series has ended")
+    ended = current.with_client(lambda client: client.operation(ref).end_series(text))
+    current.answer({"op": ended, "state": "cancelling"}, f"{ended} is cancelling, and its series has ended")
 
 
 def pause(
@@ -337,41 +305,6 @@ def pause(
         raise late
 
 
-def _list_actions(
-    ask: Callable[[Client], Awaitable[HistoryPage]],
-    op: OperationRef | None,
-    table: str | None,
-    *,
-    others: bool,
-    since: float | None,
-    until: float | None,
-) -> None:
-    """Print the actions on the operations that ``ask`` finds, or on ``op``, which may be open; the newest first.
-
-    ``others``: also the actions on tables and executors.
-    """
-    from distop.cli.operation_text import action_rows
-    from distop.errors import NotFound
-    from distop.services import actions
-
-    async def work(client: Client) -> list[dict[str, Any]]:
-        found = actions.within(await client.actions(table), since, until) if others else []
-        try:
-            records = [result.record for result in await ask(client)]
-        except NotFound:
-            if not found:
-                raise
-            records = []
-        return await actions.listed(client.etcd, client.keys, records, found, op)
-
-    listed = current.with_client(work)
-    if current.json:
-        output.write_json(listed)
-        return
-    rows = [(one["time"], one["name"], *rest) for one, (_, *rest) in zip(listed, action_rows(listed), strict=True)]
-    output.table(("time", "of", "action", "by", "what"), rows, "no action is recorded")
-
-
 async def _settled(op: Operation, timeout: float | None) -> WaitTimeout | None:
     """Wait until the operation is not pausing any more; the error to raise if that takes too long."""
     import asyncio
@@ -404,90 +337,6 @@ def alter(op: OP, options: StartOptions = NO_OPTIONS) -> None:
     if not wanted:
         raise UsageError("nothing to alter: give --priority, --max-jobs, --max-jobs-per-executor or --max-failed")
 
-    async def work(client: Client) -> None:
-        await client.operation(ref).alter(**wanted)
-
-    current.with_client(work)
-    if current.json:
-        output.write_json({"op": str(ref), **wanted})
-    else:
-        said = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in wanted.items())
-        output.say(f"{ref} is altered: {said}")
-
-
-def history(
-    table: Annotated[str | None, typer.Argument(metavar="TABLE", help="Only this table's.")] = None,
-    of_type: OF_TYPE = None,
-    op: Annotated[str | None, typer.Option(metavar="OP", help="Only this operation.")] = None,
-    state: Annotated[
-        list[str] | None, typer.Option(metavar="S", help="success, failed, cancelled (repeatable).")
-    ] = None,
-    since: Annotated[
-        float | None,
-        typer.Option(metavar="T", parser=duration_or_time("--since"), help="Ended then or later: a time, or 36h ago."),
-    ] = None,
-    until: Annotated[
-        float | None,
-        typer.Option(metavar="T", parser=duration_or_time("--until"), help="Ended before then: a time, or 36h ago."),
-    ] = None,
-    label: WITH_LABEL = None,
-    request_id: Annotated[str | None, typer.Option(metavar="ID", help="Only those that this request started.")] = None,
-    limit: Annotated[int, typer.Option(metavar="N", parser=count("--limit"), help="At most N, the newest first.")] = 50,
-    alarms: Annotated[bool, typer.Option("--alarms", help="Only with an alarm: prepared, never confirmed.")] = False,
-    after: Annotated[
-        str | None, typer.Option(metavar="TOKEN", help="The page that follows, as the last names it.")
-    ] = None,
-    actions: Annotated[
-        bool, typer.Option("--actions", help="List who did what to operations, tables and executors.")
-    ] = False,
-) -> None:
-    """List the operations that have ended, the newest first."""
-    _check_table(table)
-    wanted: dict[str, Any] = {
-        "op": parse(op) if op is not None else None,
-        "states": state or None,
-        "since": since,
-        "until": until,
-        "labels": labels(label),
-        "request_id": request_id,
-    }
-    from distop.protocol.keys import Keys
-    from distop.services.inspection.history_pages import query
-
-    # Wrong arguments are reported before etcd is asked.
-    query(Keys(), table=table, type_name=of_type, limit=limit, after=after, **wanted)
-
-    async def work(client: Client) -> HistoryPage:
-        page = await client.history(table, limit, type=of_type, after=after, alarms=alarms, **wanted)
-        if not page:
-            await _check_known(client, table)
-        return page
-
-    if actions:
-        named = wanted["op"]
-        others = after is None and not any((of_type, op, state, label, request_id, alarms))
-        _list_actions(work, named, table, others=others, since=since, until=until)
-        return
-    found = current.with_client(work)
-    if current.json:
-        records = [dict(result.record) for result in found]
-        if found.after is not None:
-            records[-1]["after"] = found.after
-        output.write_json(records)
-        return
-    which = " of that kind" if any(value is not None for value in (*wanted.values(), of_type, after)) else ""
-    which += " with an alarm" if alarms else ""
-    further = ("alarm",) if alarms else ()
-    output.table(
-        ("op", "state", "jobs", "took", "finished", *further),
-        [
-            (
-                *(r.op, r.state, output.jobs(r.jobs), output.duration(r.seconds), r.record.get("finished")),
-                *((r.alarm,) if alarms else ()),
-            )
-            for r in found
-        ],
-        f"no operation{which} has ended yet" + (f" on {table}" if table else ""),
-    )
-    if found.after is not None:
-        output.note(f"list older operations with --after {found.after}")
+    current.with_client(lambda client: client.operation(ref).alter(**wanted))
+    said = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in wanted.items())
+    current.answer({"op": str(ref), **wanted}, f"{ref} is altered: {said}")

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from distop.cli import output
 from distop.cli.command_context import current, parse_argument
-from distop.cli.command_options import NO_OPTIONS, count, parse, seconds, start_options
+from distop.cli.command_options import NO_OPTIONS, check_start, count, parse, seconds, start_options
 from distop.errors import UsageError
 from distop.services.submission.start_options import StartOptions
 
@@ -41,16 +40,13 @@ def prepare(
     options: StartOptions = NO_OPTIONS,
 ) -> None:
     """Insert an operation that begins once it is confirmed."""
-    from distop.schemas.argument_schema import encode_argument
-    from distop.services.submission.start_request import request
     from distop.services.submission.two_phase import check_verifier, external
 
     argument = parse_argument(arg)
     external(external_id)
     if verify is not None:
         check_verifier(verify)
-    # What is wrong whatever etcd holds is said before it is asked.
-    request(type_name, table, encode_argument(argument), options, "")
+    check_start(type_name, table, argument, options)
 
     async def work(client: Client) -> Operation:
         return await client.prepare_operation(
@@ -111,8 +107,7 @@ def _check(op: str | None, external_id: str | None) -> None:
 
 
 def _tell(op: Operation, done: str, external_id: str | None) -> None:
-    if current.json:
-        told: dict[str, Any] = {"op": op.ref, "instance": op.instance_id, "done": done}
-        output.write_json(told | ({"external_id": external_id} if external_id is not None else {}))
-    else:
-        output.say(f"{done} {op.ref}")
+    told: dict[str, Any] = {"op": op.ref, "instance": op.instance_id, "done": done}
+    if external_id is not None:
+        told["external_id"] = external_id
+    current.answer(told, f"{done} {op.ref}")

@@ -33,8 +33,7 @@ def add(
     ],
     option: Annotated[list[str] | None, typer.Option(metavar="K=V", help="A format option; V is JSON or text.")] = None,
     replace: Annotated[
-        bool,
-        typer.Option("--replace", help="Change a registered table; its open operations fail."),
+        bool, typer.Option("--replace", help="Change a registered table; its open operations fail.")
     ] = False,
 ) -> None:
     """Register a table."""
@@ -49,23 +48,14 @@ def add(
     check_record(given)
     record = run(check_within_limit(given))
 
-    async def work(client: Client) -> TableRecord:
-        return await client.add_table(record, replace=replace, check=False)
-
-    stored = current.with_client(work)
-    if current.json:
-        output.write_json(stored.to_json())
-    else:
-        output.say(f"table {name}: {stored.format} at {stored.location}")
+    stored = current.with_client(lambda client: client.add_table(record, replace=replace, check=False))
+    current.answer(stored.to_json(), f"table {name}: {stored.format} at {stored.location}")
 
 
 def ls() -> None:
     """List the registered tables."""
 
-    async def work(client: Client) -> list[Any]:
-        return await client.tables()
-
-    found = current.with_client(work)
+    found = current.with_client(lambda client: client.tables())
     if current.json:
         output.write_json([record.to_json() for record in found])
         return
@@ -79,23 +69,15 @@ def ls() -> None:
 def rm(name: NAME) -> None:
     """Remove a table from the registry. Its data stays."""
 
-    async def work(client: Client) -> None:
-        await client.remove_table(name)
-
-    current.with_client(work)
-    if current.json:
-        output.write_json({"table": name, "removed": True})
-    else:
-        output.say(f"table {name} is removed from the registry; its data is unchanged")
+    current.with_client(lambda client: client.remove_table(name))
+    gone = f"table {name} is removed from the registry; its data is unchanged"
+    current.answer({"table": name, "removed": True}, gone)
 
 
 def nodes() -> None:
     """List the live executors."""
 
-    async def work(client: Client) -> dict[str, Any]:
-        return await client.nodes()
-
-    found = current.with_client(work)
+    found = current.with_client(lambda client: client.nodes())
     if current.json:
         import json
 
@@ -145,12 +127,11 @@ def drain(
         return await client.drain(executor, wait=wait, timeout=timeout)
 
     state = current.with_client(work)
-    if current.json:
-        output.write_json({"executor": executor, "state": state})
-    elif undo:
-        output.say(f"{executor} runs jobs again" if undone[0] else f"{executor} is not drained: nothing to undo")
+    if undo:
+        said = f"{executor} runs jobs again" if undone[0] else f"{executor} is not drained: nothing to undo"
     else:
-        output.say(f"{executor} is {state}")
+        said = f"{executor} is {state}"
+    current.answer({"executor": executor, "state": state}, said)
 
 
 def behaviors(
@@ -163,10 +144,7 @@ def behaviors(
 
     from distop.services.registered import offer_of, offers
 
-    async def work(client: Client) -> list[Offer]:
-        return await offers(client.etcd, client.keys)
-
-    found = current.with_client(work)
+    found = current.with_client(lambda client: offers(client.etcd, client.keys))
     if of_type is not None:
         _behavior(offer_of(of_type, found))
         return
@@ -176,14 +154,7 @@ def behaviors(
     output.table(
         ("type", "executors", "instances", "conflicts with", "policy", "description"),
         [
-            (
-                d.type_name,
-                one.executors,
-                d.instances,
-                ", ".join(d.conflicts_with),
-                d.failure_policy,
-                d.description,
-            )
+            (d.type_name, one.executors, d.instances, ", ".join(d.conflicts_with), d.failure_policy, d.description)
             for one in found
             for d in (one.declaration,)
         ],

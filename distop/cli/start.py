@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from distop.cli import output
 from distop.cli.command_context import Interrupted, current, parse_argument
-from distop.cli.command_options import NO_OPTIONS, OP, TIMEOUT, check_waiting, parse, seconds, start_options
+from distop.cli.command_options import (
+    NO_OPTIONS,
+    OP,
+    TIMEOUT,
+    check_start,
+    check_waiting,
+    parse,
+    seconds,
+    start_options,
+)
 from distop.cli.graph_commands import start_graph
 from distop.cli.wait_for_end import ended, follow
 from distop.errors import DistopError, UsageError
@@ -24,14 +33,6 @@ if TYPE_CHECKING:
 
 _LAST_LOOK = 1.0
 """Seconds for the state of an operation that is no longer waited for."""
-
-
-def _check_start(type_name: str, table: str, argument: Any, options: StartOptions) -> None:
-    """What is wrong whatever etcd holds is said before it is asked. Raises InvalidArgument."""
-    from distop.schemas.argument_schema import encode_argument
-    from distop.services.submission.start_request import request
-
-    request(type_name, table, encode_argument(argument), options, "")
 
 
 @start_options("start")
@@ -62,7 +63,7 @@ def start(
         missing = "TYPE" if type_name is None else "TABLE"
         raise UsageError(f"Missing argument '{missing}' (see `distop start --help`)")
     argument = parse_argument(arg)
-    _check_start(type_name, table, argument, options)
+    check_start(type_name, table, argument, options)
     former = parse(since) if since is not None else None
     from distop.services.certificates import argument_since
 
@@ -100,7 +101,7 @@ def apply(
     """Make what a validation has proved part of its table's schema."""
     check_waiting(wait, timeout)
     ref = parse(op)
-    _check_start("apply", ref.table, None, options)
+    check_start("apply", ref.table, None, options)
     from distop.services.certificates import argument_of_apply
 
     async def work(client: Client) -> Operation:
@@ -218,7 +219,7 @@ def rerun(
     """
     check_waiting(wait, timeout)
     ref = parse(op)
-    _check_start(ref.type, ref.table, None, options)
+    check_start(ref.type, ref.table, None, options)
     from distop.services.submission.rerun import left_out
 
     async def work(client: Client) -> Operation:

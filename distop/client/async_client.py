@@ -15,13 +15,15 @@ from distop.protocol.identity import MADE
 from distop.protocol.keys import Keys
 from distop.protocol.operation_labels import labels as check_labels
 from distop.protocol.texts import shown
+from distop.runtime.keyword_signatures import takes_fields_of
 from distop.schemas.argument_schema import encode_argument
 from distop.services import actions, registered, table_registry
 from distop.services.claims import owned_jobs as claims
-from distop.services.claims import types_without_code as declared
+from distop.services.claims.types_without_code import TypeOptions, register
 from distop.services.draining import drain, undo
 from distop.services.inspection import filters
-from distop.services.inspection import history_pages as past
+from distop.services.inspection.history_filters import HistoryFilters
+from distop.services.inspection.history_pages import ask
 from distop.services.inspection.status import alarms, judge, live_nodes, take
 from distop.services.inspection.survey import Filter, counts, open_states, survey
 from distop.services.operation_results import Transaction
@@ -37,16 +39,17 @@ from distop.services.submission.transactional_start import commit_with, own, sub
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
-    from datetime import datetime
     from types import TracebackType
 
     from distop.client.graphs import Step
-    from distop.protocol.behavior_declaration import Declaration, Retry
+    from distop.protocol.behavior_declaration import Declaration
     from distop.protocol.records import Node, OperationRef, TableRecord
     from distop.protocol.txn import Compare
     from distop.protocol.txn import Operation as TxnOperation
     from distop.services.claims.job_owner import Owner
     from distop.services.claims.owned_jobs import OfferedJob, OwnedJob
+    from distop.services.claims.types_without_code import TypeKeywords
+    from distop.services.inspection.history_filters import HistoryKeywords
     from distop.services.inspection.history_pages import HistoryPage
     from distop.services.inspection.survey import Count
     from distop.services.inspection.why import Why
@@ -365,20 +368,9 @@ class Client:
         """What an operation waits for: see :meth:`distop.aio.Operation.why`."""
         return await self.operation(ref).why()
 
+    @takes_fields_of(HistoryFilters)
     async def history(
-        self,
-        table: str | None = None,
-        limit: int = 100,
-        *,
-        type: str | None = None,  # noqa: A002
-        op: str | OperationRef | None = None,
-        states: str | Collection[str] | None = None,
-        since: float | str | datetime | None = None,
-        until: float | str | datetime | None = None,
-        labels: Mapping[str, str] | None = None,
-        request_id: str | None = None,
-        alarms: bool = False,
-        after: str | None = None,
+        self, table: str | None = None, limit: int = 100, **filters: Unpack[HistoryKeywords]
     ) -> HistoryPage:
         """The results of ended operations, newest first, one page at a time.
 
@@ -390,21 +382,8 @@ class Client:
         ``request_id``: of the start. ``alarms``: only records with an alarm (prepared, never confirmed, never started).
         ``after``: the token of the previous page of the same query. Raises InvalidArgument.
         """
-        wanted = past.query(
-            self._keys,
-            table=table,
-            type_name=type,
-            op=op,
-            states=states,
-            since=since,
-            until=until,
-            labels=labels,
-            request_id=request_id,
-            limit=limit,
-            after=after,
-            alarms=alarms,
-        )
-        return await past.ask(self._etcd, self._keys, wanted)
+        wanted = HistoryFilters(**filters).query(self._keys, table, limit)
+        return await ask(self._etcd, self._keys, wanted)
 
     async def nodes(self) -> dict[str, Node]:
         """The live executors, by incarnation."""
@@ -429,21 +408,14 @@ class Client:
         """The operation types that executors have published, by name."""
         return await registered.behaviors(self._etcd, self._keys)
 
+    @takes_fields_of(TypeOptions)
     async def register_type(
         self,
         type_name: str,
         arg_schema: Mapping[str, Any] | None = None,
         *,
-        result_schema: Mapping[str, Any] | None = None,
-        object_field: str | None = None,
-        instances: str = "many",
-        conflicts_with: Iterable[str] = (),
-        can_fail: bool = True,
-        retry: Retry | None = None,
-        lost: str = "retry",
-        failure_policy: str = "fail_fast",
-        description: str = "",
         replace: bool = False,
+        **options: Unpack[TypeKeywords],
     ) -> Declaration:
         """Declare an operation type without code, whose jobs are for :meth:`own_jobs`.
 
@@ -456,20 +428,8 @@ class Client:
         Raises InvalidArgument, NotAllowed (another declaration exists: use ``replace``; one that executors have code
         for is never replaced), OutcomeUnknown.
         """
-        declaration = declared.declaration(
-            type_name,
-            arg_schema,
-            result_schema,
-            object_field,
-            instances,
-            conflicts_with,
-            can_fail,
-            retry,
-            lost,
-            failure_policy,
-            description,
-        )
-        await declared.register(self._etcd, self._keys, declaration, replace=replace)
+        declaration = TypeOptions(**options).declaration(type_name, arg_schema)
+        await register(self._etcd, self._keys, declaration, replace=replace)
         return declaration
 
     # ------------------------------------------------------------------- jobs

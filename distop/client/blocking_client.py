@@ -15,21 +15,27 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from distop.client.blocking_operation import Operation, Submission
 from distop.client.blocking_worker import Job, Worker
+from distop.client.connection_options import ConnectionOptions
 from distop.client.loop_thread import Loop
+from distop.runtime.keyword_signatures import takes_fields_of
+from distop.services.claims.types_without_code import TypeOptions
+from distop.services.inspection.history_filters import HistoryFilters
 from distop.services.submission.start_options import takes_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
-    from datetime import datetime
     from types import TracebackType
 
     from distop import aio
+    from distop.client.connection_options import ConnectionKeywords
     from distop.client.graphs import Start, Step
     from distop.protocol.behavior_declaration import Declaration
     from distop.protocol.records import Node, OperationRef, TableRecord
     from distop.protocol.txn import Compare
     from distop.protocol.txn import Operation as TxnOperation
     from distop.services.claims.owned_jobs import OfferedJob, Outcome, OwnedJob
+    from distop.services.claims.types_without_code import TypeKeywords
+    from distop.services.inspection.history_filters import HistoryKeywords
     from distop.services.inspection.history_pages import HistoryPage
     from distop.services.inspection.survey import Count
     from distop.services.inspection.why import Why
@@ -206,37 +212,10 @@ class Client:
         """Why an operation waits, and what to do about it. Raises NotFound, InvalidArgument."""
         return self.operation(ref).why()
 
-    def history(
-        self,
-        table: str | None = None,
-        limit: int = 100,
-        *,
-        type: str | None = None,  # noqa: A002
-        op: str | OperationRef | None = None,
-        states: str | Collection[str] | None = None,
-        since: float | str | datetime | None = None,
-        until: float | str | datetime | None = None,
-        labels: Mapping[str, str] | None = None,
-        request_id: str | None = None,
-        alarms: bool = False,
-        after: str | None = None,
-    ) -> HistoryPage:
+    @takes_fields_of(HistoryFilters)
+    def history(self, table: str | None = None, limit: int = 100, **filters: Unpack[HistoryKeywords]) -> HistoryPage:
         """The results of ended operations, newest first; see :meth:`distop.aio.Client.history`."""
-        return self._loop.run(
-            self._inner.history(
-                table,
-                limit,
-                type=type,
-                op=op,
-                states=states,
-                since=since,
-                until=until,
-                labels=labels,
-                request_id=request_id,
-                alarms=alarms,
-                after=after,
-            )
-        )
+        return self._loop.run(self._inner.history(table, limit, **filters))
 
     def nodes(self) -> dict[str, Node]:
         """The live executors, by incarnation."""
@@ -254,13 +233,17 @@ class Client:
         """The operation types that executors have published."""
         return self._loop.run(self._inner.behaviors())
 
+    @takes_fields_of(TypeOptions)
     def register_type(
-        self, type_name: str, arg_schema: Mapping[str, Any] | None = None, *, replace: bool = False, **declared: Any
+        self,
+        type_name: str,
+        arg_schema: Mapping[str, Any] | None = None,
+        *,
+        replace: bool = False,
+        **options: Unpack[TypeKeywords],
     ) -> Declaration:
-        """Declare a type without code; see :meth:`distop.aio.Client.register_type` for the options and for what is
-        raised.
-        """
-        return self._loop.run(self._inner.register_type(type_name, arg_schema, replace=replace, **declared))
+        """Declare a type without code; see :meth:`distop.aio.Client.register_type` for what is raised."""
+        return self._loop.run(self._inner.register_type(type_name, arg_schema, replace=replace, **options))
 
     def own_jobs(
         self,
@@ -304,19 +287,8 @@ class Client:
         self._loop.run(self._inner.remove_table(name))
 
 
-def connect(
-    endpoints: str | Iterable[str] | None = None,
-    *,
-    client: Any = None,
-    namespace: str | None = None,
-    username: str | None = None,
-    password: str | None = None,
-    ca_cert: str | None = None,
-    cert: str | None = None,
-    key: str | None = None,
-    connect_timeout: float | None = None,
-    shared_dir: str | None = None,
-) -> Client:
+@takes_fields_of(ConnectionOptions)
+def connect(endpoints: str | Iterable[str] | None = None, **options: Unpack[ConnectionKeywords]) -> Client:
     """Connect to etcd: one endpoint or several, ``DISTOP_ETCD`` when left out, else 127.0.0.1:2379.
 
     ``client``: an ``etcd3.Etcd3Client`` of the caller's, whose address is taken; it keeps neither passwords nor
@@ -329,18 +301,7 @@ def connect(
     loop = _shared_loop()
 
     async def work() -> aio.Client:
-        return await connecting(
-            endpoints,
-            client=client,
-            namespace=namespace,
-            username=username,
-            password=password,
-            ca_cert=ca_cert,
-            cert=cert,
-            key=key,
-            connect_timeout=connect_timeout,
-            shared_dir=shared_dir,
-        )
+        return await connecting(endpoints, **options)
 
     return Client(loop, loop.run(work()))
 

@@ -1,73 +1,19 @@
-"""The settings and the connection of a client."""
+"""Connects a client."""
 
 from __future__ import annotations
 
-import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from distop.client.async_client import Client
-from distop.errors import InvalidArgument
-from distop.protocol.texts import shown
-from distop.settings import ClientConfig, Settings, client_config
+from distop.client.connection_options import ConnectionOptions, configure
+from distop.runtime.keyword_signatures import takes_fields_of
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
     from types import TracebackType
 
-
-def configure(
-    endpoints: str | Iterable[str] | None = None,
-    *,
-    client: Any = None,
-    namespace: str | None = None,
-    username: str | None = None,
-    password: str | None = None,
-    ca_cert: str | None = None,
-    cert: str | None = None,
-    key: str | None = None,
-    connect_timeout: float | None = None,
-    shared_dir: str | None = None,
-) -> ClientConfig:
-    """The settings of a client; what is left out comes from ``DISTOP_<NAME>``. Raises InvalidArgument.
-
-    ``client``: an ``etcd3.Etcd3Client`` of the caller's, whose address is taken. It keeps neither the password nor the
-    certificate files that it was made with, so those are given here as well.
-    """
-    if client is not None:
-        if endpoints is not None:
-            raise InvalidArgument("give either the endpoints or an etcd3 client, not both")
-        endpoints = _address_of(client, bool(username), bool(ca_cert or cert))
-    if endpoints is not None and not isinstance(endpoints, str):
-        try:
-            endpoints = list(endpoints)
-        except TypeError:
-            raise InvalidArgument(f"the endpoints must be a text or a list of texts, not {shown(endpoints)}") from None
-    flags = {
-        "etcd": endpoints,
-        "namespace": namespace,
-        "user": username,
-        "password": password,
-        "cacert": ca_cert,
-        "cert": cert,
-        "key": key,
-        "connect_timeout": connect_timeout,
-        "shared_dir": shared_dir,
-    }
-    names = {"etcd": "endpoints", "user": "username", "cacert": "ca_cert"}
-    return client_config(Settings(flags, names={name: names.get(name, name) for name in flags}))
-
-
-def _address_of(client: Any, user: bool, tls: bool) -> str:
-    address = getattr(client, "_url", None)
-    if not isinstance(address, str) or not address:
-        raise InvalidArgument(f"{type(client).__name__} is not an etcd3.Etcd3Client: pass one, or the endpoints")
-    if getattr(client, "call_credentials", None) is not None and not (user or os.environ.get("DISTOP_USER")):
-        raise InvalidArgument("the etcd3 client has a user, but keeps no password: pass username and password as well")
-    if getattr(client, "uses_secure_channel", False):
-        if not (tls or os.environ.get("DISTOP_CACERT")):
-            raise InvalidArgument("the etcd3 client speaks TLS, but keeps no certificate: pass ca_cert as well")
-        return f"https://{address}"
-    return address
+    from distop.client.connection_options import ConnectionKeywords
+    from distop.settings import ClientConfig
 
 
 class Connecting:
@@ -100,35 +46,12 @@ class Connecting:
             await self._client.close()
 
 
-def connect(
-    endpoints: str | Iterable[str] | None = None,
-    *,
-    client: Any = None,
-    namespace: str | None = None,
-    username: str | None = None,
-    password: str | None = None,
-    ca_cert: str | None = None,
-    cert: str | None = None,
-    key: str | None = None,
-    connect_timeout: float | None = None,
-    shared_dir: str | None = None,
-) -> Connecting:
+@takes_fields_of(ConnectionOptions)
+def connect(endpoints: str | Iterable[str] | None = None, **options: Unpack[ConnectionKeywords]) -> Connecting:
     """Connect to etcd: one endpoint or several, ``DISTOP_ETCD`` when left out, else 127.0.0.1:2379.
 
-    See :func:`configure` for the parameters. Raises InvalidArgument; awaiting it raises EtcdUnavailable when etcd does
-    not answer within ``connect_timeout`` seconds (default 10), and PermissionDenied.
+    See :class:`~distop.client.connection_options.ConnectionOptions` for the options. Raises InvalidArgument; awaiting
+    it raises EtcdUnavailable when etcd does not answer within ``connect_timeout`` seconds (default 10), and
+    PermissionDenied.
     """
-    return Connecting(
-        configure(
-            endpoints,
-            client=client,
-            namespace=namespace,
-            username=username,
-            password=password,
-            ca_cert=ca_cert,
-            cert=cert,
-            key=key,
-            connect_timeout=connect_timeout,
-            shared_dir=shared_dir,
-        )
-    )
+    return Connecting(configure(endpoints, **options))

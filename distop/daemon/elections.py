@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 from distop.clock import random, time
 from distop.daemon.coordinator.coordinator_role import Coordinator
+from distop.daemon.coordinator.election import Callbacks
 from distop.daemon.coordinator.label_routing import ABSENT
-from distop.decide import coordinator_ranking, next_steps
+from distop.decide import coordinator_ranking, work_shares
 from distop.decide.view import ENDING_PHASES
 from distop.errors import DistopError, SessionLost, describe
 from distop.protocol import operation_transitions as t
@@ -291,7 +292,7 @@ class Elections:
     async def _seek(self, subject: Subject) -> None:
         ctx, (table, type_name) = self._ctx, subject
         capable = ctx.cluster.capable(type_name, tables=(table,)) or sorted(ctx.cluster.nodes)
-        turn = min(next_steps.turn(capable, ctx.incarnation, f"{table}/{type_name}"), 20)
+        turn = min(work_shares.turn(capable, ctx.incarnation, f"{table}/{type_name}"), 20)
         lately = time.monotonic() - self._passed_on.get(subject, -PASSED_ON) < PASSED_ON
         if subject in self._handed_over or lately:
             turn += min(len(capable), 20)  # nodes that have not tried go first
@@ -335,13 +336,12 @@ class Elections:
             if not fence:
                 await asyncio.sleep(RACE_DELAY)  # the winner's event is on its way
                 return
-        role = Coordinator(
-            *(ctx, table, type_name, fence),
-            lambda error: self._failed(subject, fence, error),
-            lambda: self._hand_over(subject, fence),
-            lambda: self._pass_on(subject, fence),
-            not self._here(subject),
+        callbacks = Callbacks(
+            failed=lambda error: self._failed(subject, fence, error),
+            trouble=lambda: self._hand_over(subject, fence),
+            elsewhere=lambda: self._pass_on(subject, fence),
         )
+        role = Coordinator(ctx, table, type_name, fence, callbacks, only_ending=not self._here(subject))
         self._roles[subject] = self._on_table.setdefault(table, {})[subject] = role
         await role.start()
         if self._roles.get(subject) is role:

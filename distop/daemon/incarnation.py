@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import socket
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from distop import __version__
 from distop.clock import time, uuid
 from distop.daemon import action_log
 from distop.daemon.capability import Capability
@@ -27,23 +26,23 @@ from distop.daemon.job_progress import Doing
 from distop.daemon.job_reports import Reporter
 from distop.daemon.local_jobs import LocalJobs, RunFiles
 from distop.daemon.meter import NO_METER, Gauges, Meter
+from distop.daemon.node_record import NodeRecord
+from distop.daemon.record_lookup import find_history, find_tables
 from distop.daemon.rejected_writes import RejectedWrites
 from distop.daemon.upkeep.abandoned_holds import HoldKeeper
 from distop.daemon.upkeep.history_pruning import HistoryPruner
 from distop.daemon.upkeep.result_sweeping import ResultSweeper
 from distop.decide.view import ClusterView
-from distop.errors import DistopError, EtcdRejected, InvalidArgument, SessionLost, UnreadableRecord, describe
+from distop.errors import EtcdRejected, SessionLost, describe
 from distop.protocol import keys as K
-from distop.protocol.executor_nodes import node_state, refusal
+from distop.protocol.executor_nodes import refusal
 from distop.protocol.jobs import Claim
 from distop.protocol.keys import Keys
 from distop.protocol.record_reading import read
-from distop.protocol.record_signature import why_refused
-from distop.protocol.records import History, Node, OperationRef, TableRecord
 from distop.protocol.texts import did_you_mean
-from distop.protocol.txn import Get, Put, Txn, unchanged
+from distop.protocol.txn import Put, Txn, unchanged
 from distop.protocol.user_actions import NO_ACTIONS, entries
-from distop.settings import ALL_TYPES, ExecutorConfig
+from distop.setting_values import ALL_TYPES
 from distop.store.session import Session
 from distop.store.watch import Feed
 from distop.worker.daemon_side.host import Worker
@@ -51,12 +50,14 @@ from distop.worker.daemon_side.requests import WorkerConfig
 from distop.worker.guardian import boottime
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Iterator, Sequence
     from pathlib import Path
 
     from distop.protocol.behavior_declaration import Declaration
     from distop.protocol.keys import ParsedKey
+    from distop.protocol.records import Node
     from distop.runtime.logs import ContextLogger
+    from distop.settings import ExecutorConfig
     from distop.store.client import EtcdClient
     from distop.store.watch import Batch
 
@@ -100,29 +101,32 @@ async def run_all(*roles: Coroutine[Any, Any, None]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-class Incarnation(Context):
-    """Runs both roles until it is stopped or its session is lost."""
+@dataclass(frozen=True, slots=True)
+class DaemonSetup:
+    """What all incarnations of a daemon share."""
 
-    def __init__(
-        self,
-        config: ExecutorConfig,
-        client: EtcdClient,
-        executor_id: str,
-        log: ContextLogger,
-        make_worker: MakeWorker = Worker,
-        make_files: MakeFiles = RunFiles,
-        meter: Meter = NO_METER,
-        space: str = "",
-    ) -> None:
-        self.config = config
-        self.meter = meter
+    config: ExecutorConfig
+    executor_id: str
+    log: ContextLogger
+    make_worker: MakeWorker = Worker
+    make_files: MakeFiles = RunFiles
+    meter: Meter = NO_METER
+
+
+class Incarnation(Context):
+    """Runs both roles until it is stopped or its session is lost. ``space``: the namespace's id, for shared files."""
+
+    def __init__(self, daemon: DaemonSetup, client: EtcdClient, space: str = "") -> None:
+        self._daemon = daemon
+        self.config = config = daemon.config
+        self.meter = daemon.meter
         self._space = space
         self.client = client
         self.keys = Keys(config.namespace)
         self.limits = config.limits
         self.incarnation = uuid.uuid4().hex[:12]
-        self.executor_id = executor_id
-        self.log = log.bind(executor=executor_id, incarnation=self.incarnation)
+        self.executor_id = daemon.executor_id
+        self.log = daemon.log.bind(executor=daemon.executor_id, incarnation=self.incarnation)
         self.cluster = ClusterView(self.keys)
         self.types = frozenset()
         self.reports_only = frozenset()
@@ -131,17 +135,8 @@ class Incarnation(Context):
         self.rejected_writes = RejectedWrites(self.log, self.activity_changed)
         self.arguments = {}
         self.caught_up_at = 0
-        self._make_worker = make_worker
-        self._make_files = make_files
-        self._node = Node(
-            executor_id, socket.gethostname(), config.slots, (), config.labels, __version__, serves=config.serves
-        )
-        """The constant fields of the node record, and the count of releases."""
-        self._published = self._node
-        """The node record in etcd."""
-        self._announcing = asyncio.Lock()
-        self._publishing: asyncio.Task[None] | None = None
         self.clock = ClockCheck(client, self.log, self.activity_changed)
+        self.node_record = NodeRecord(self, lambda: self.executor.busy or self.elections.busy)
         self._sweeper = ResultSweeper(self)
         self._pruner = HistoryPruner(self, self._sweeper.tell)
         self._holds = HoldKeeper(self)
@@ -156,9 +151,9 @@ class Incarnation(Context):
         """
         self.lost = asyncio.get_running_loop().create_future()
         self.lost.add_done_callback(lambda future: future.exception())
-        self.worker = self._make_worker(self._worker_config(), log=self.log)
+        self.worker = self._daemon.make_worker(self._worker_config(), log=self.log)
         self.worker.on_trouble(self.activity_changed)
-        self.worker.on_history(self._find_history)
+        self.worker.on_history(partial(find_history, self))
         self.meter.begin(self.gauges)
         living = asyncio.ensure_future(self._live())
         stopping = asyncio.ensure_future(stop.wait())
@@ -180,49 +175,9 @@ class Incarnation(Context):
 
     async def _live(self) -> None:
         """Start and run everything; ends only with an error."""
-        installed = await self.worker.start()
-        declarations = [d for d in installed if not refusal(self.config.serves, d.type_name, ())]
-        if unknown := self.config.job_time_limits.keys() - {ALL_TYPES, *(d.type_name for d in installed)}:
-            known = sorted(d.type_name for d in installed)
-            named = ", ".join(f"{name}{did_you_mean(name, known)}" for name in sorted(unknown))
-            self.log.warning("Ignoring job-time-limit for types that are not installed on this node: %s", named)
-        self.types = frozenset(d.type_name for d in declarations)
-        self.reports_only = frozenset(d.type_name for d in declarations if d.reports_only)
-        self._sweeper.types = frozenset(d.type_name for d in declarations if d.to_file)
-        await self._publish_declarations(declarations)
-        self._node = replace(self._node, behaviors=tuple(sorted(self.types)))
-        self.session = Session(
-            self.client,
-            self.keys.node(self.incarnation),
-            self._node.encode(),
-            ttl=math.ceil(self.config.ttl),
-            on_deadline_moved=self.worker.set_deadline,
-        )
-        self.session.lost.add_done_callback(self._session_lost)
-        await self.session.start()
-        self._published = self._node
-        self.reporter = Reporter(
-            self.client, self.keys, self.lost, self.log, self.rejected_writes, self.limits, self.meter
-        )
-        self.local = LocalJobs(self._make_files(self.config.work_dir), self.incarnation)
-        self._reconciler = Reconciler(self, self.local)
-        await self._reconciler.read()
-        self.executor = Executor(self)
-        self.elections = Elections(self)
-        for first, after, families in self._watched():
-            fold, name = self._folder(families), _watch_name(families)
-            every, gather = self.config.poll, self.cluster.listing
-            feed = Feed(self.client, first, after, fold, relist_every=every, name=name, gather=gather)
-            self._feeds.append(feed)
-            await feed.start()
-        if action_log.wanted():
-            tables, told = self.keys.family(K.TABLE_ACTIONS), action_log.TableActions(self.keys, self.log)
-            watch = Feed(self.client, *tables, told.apply, relist_every=TABLES_LISTED, name=K.TABLE_ACTIONS)
-            try:
-                await watch.start()  # so the log has all actions from "ready" on
-            except EtcdRejected:
-                watch.begin()  # retries in the background
-            self._actions_of_tables.append(watch)
+        await self._start_session(await self._start_worker())
+        await self._start_roles()
+        await self._start_watches()
         self.caught_up_at = max(feed.revision for feed in self._feeds)
         self._caught_up = True
         offers, only = ", ".join(sorted(self.types)) or "nothing", str(self.config.serves)
@@ -242,25 +197,66 @@ class Incarnation(Context):
             *(feed.wait() for feed in (*self._feeds, *self._actions_of_tables)),
         )
 
+    async def _start_worker(self) -> list[Declaration]:
+        """Start the worker; returns the declarations of the behaviors that this node serves."""
+        installed = await self.worker.start()
+        served = [d for d in installed if not refusal(self.config.serves, d.type_name, ())]
+        if unknown := self.config.job_time_limits.keys() - {ALL_TYPES, *(d.type_name for d in installed)}:
+            known = sorted(d.type_name for d in installed)
+            named = ", ".join(f"{name}{did_you_mean(name, known)}" for name in sorted(unknown))
+            self.log.warning("Ignoring job-time-limit for types that are not installed on this node: %s", named)
+        self.types = frozenset(d.type_name for d in served)
+        self.reports_only = frozenset(d.type_name for d in served if d.reports_only)
+        self._sweeper.types = frozenset(d.type_name for d in served if d.to_file)
+        return served
+
+    async def _start_session(self, declarations: Sequence[Declaration]) -> None:
+        await self._publish_declarations(declarations)
+        self.session = Session(
+            self.client,
+            self.keys.node(self.incarnation),
+            self.node_record.begin(self.types),
+            ttl=math.ceil(self.config.ttl),
+            on_deadline_moved=self.worker.set_deadline,
+        )
+        self.session.lost.add_done_callback(self._session_lost)
+        await self.session.start()
+
+    async def _start_roles(self) -> None:
+        self.reporter = Reporter(self, meter=self.meter)
+        self.local = LocalJobs(self._daemon.make_files(self.config.work_dir), self.incarnation)
+        self._reconciler = Reconciler(self, self.local)
+        await self._reconciler.read()
+        self.executor = Executor(self)
+        self.elections = Elections(self)
+
+    async def _start_watches(self) -> None:
+        for first, after, families in self._watched():
+            fold, name = self._folder(families), _watch_name(families)
+            every, gather = self.config.poll, self.cluster.listing
+            feed = Feed(self.client, first, after, fold, relist_every=every, name=name, gather=gather)
+            self._feeds.append(feed)
+            await feed.start()
+        if action_log.wanted():
+            tables, told = self.keys.family(K.TABLE_ACTIONS), action_log.TableActions(self.keys, self.log)
+            watch = Feed(self.client, *tables, told.apply, relist_every=TABLES_LISTED, name=K.TABLE_ACTIONS)
+            try:
+                await watch.start()  # so the log has all actions from "ready" on
+            except EtcdRejected:
+                watch.begin()  # retries in the background
+            self._actions_of_tables.append(watch)
+
     def _worker_config(self) -> WorkerConfig:
-        c = self.config
+        same = (
+            *("work_dir", "slots", "shared_dir", "spark_master", "spark_conf", "ttl", "log_level", "call_limit"),
+            *("verifier_urls", "trusted_spark_catalogs", "serves", "behaviors"),
+        )
         return WorkerConfig(
-            work_dir=c.work_dir,
             executor=self.executor_id,
             incarnation=self.incarnation,
-            slots=c.slots,
-            shared_dir=c.shared_dir,
             space=self._space,
-            spark_master=c.spark_master,
-            spark_conf=c.spark_conf,
-            ttl=c.ttl,
-            log_level=c.log_level,
-            call_limit=c.call_limit,
-            verifier_urls=c.verifier_urls,
-            trusted_spark_catalogs=c.trusted_spark_catalogs,
-            serves=c.serves,
-            behaviors=c.behaviors,
-            find_tables=self._find_tables,
+            find_tables=partial(find_tables, self),
+            **{name: getattr(self.config, name) for name in same},
         )
 
     def _watched(self) -> list[tuple[str, str, tuple[str, ...]]]:
@@ -338,93 +334,16 @@ class Incarnation(Context):
                 seen = found.mod_revision if found is not None else 0
                 await self.client.commit(Txn((unchanged(key, seen),), (Put(key, value),), (), "publish"))
 
-    async def _find_history(self, op: str) -> Mapping[str, Any]:
-        """A history record for a behavior, checked because the behavior may act on it.
-
-        It belongs to the operation, and has a valid signature if this executor has a certificate key. Raises the
-        errors of the client.
-        """
-        try:
-            ref = OperationRef.parse(op)
-            kv = await self.client.get(self.keys.history(ref))
-            if kv is None:
-                return {"refused": f"there is no history record of {op}: it has not ended, or the record was deleted"}
-            record = read(History.decode, kv)
-        except (InvalidArgument, UnreadableRecord) as error:
-            return {"refused": str(error)}
-        if why := why_refused(str(ref), self.config.certificate_key, self.keys.namespace, record):
-            return {"refused": f"the history record of {op} is rejected: {why}"}
-        return {"record": record.to_json()}
-
-    async def _find_tables(self, names: Collection[str]) -> Mapping[str, TableRecord | None]:
-        """The registered records of tables; None for an invalid name, and for an unreadable record.
-
-        Raises the errors of the client.
-        """
-        asked: dict[str, Get] = {}
-        for name in names:
-            with contextlib.suppress(InvalidArgument, ValueError):
-                asked[name] = Get(self.keys.table(name))
-        found: dict[str, TableRecord | None] = dict.fromkeys(names)
-        wanted, size = list(asked), self.limits.reads
-        for page in (wanted[n : n + size] for n in range(0, len(wanted), size)):
-            for name, answer in zip(page, await self.client.read(*(asked[name] for name in page)), strict=True):
-                with contextlib.suppress(UnreadableRecord):
-                    found[name] = read(TableRecord.decode, answer.kv) if answer.kv is not None else None
-        return found
-
     async def announce_released(self) -> None:
-        async with self._announcing:
-            # Count also a rejected update: etcd may have a copy of it, and the next count must differ.
-            self._node = replace(self._node, released=self._node.released + 1)
-            await self._update(self._current_node())
+        await self.node_record.count_release()
 
     def activity_changed(self) -> None:
-        if self._caught_up and self._publishing is None and self._current_node() != self._published:
-            self._publishing = asyncio.ensure_future(self._publish_node())
+        if self._caught_up:
+            self.node_record.publish_changes()
 
     def _capability_changed(self) -> None:
         self.activity_changed()
         self.elections.cluster_changed()
-
-    def _current_node(self) -> Node:
-        """The current node record. Called after each step of a role, so it is fast if nothing has changed."""
-        node, unable, failing = self._node, self.capability.unable, self.capability.failing
-        doing, refused, more = self.doing.told, self.rejected_writes.told, self.rejected_writes.more
-        draining = self.draining
-        state = node_state(draining, draining and (self.executor.busy or self.elections.busy))
-        clock, unknown, spark = self.clock.ahead, self.clock.unknown, self.worker.trouble
-        fields = (node.state, node.unable, node.doing, node.refused, node.refused_more, node.spark, node.failing)
-        if (*fields, node.clock, node.clock_unknown) == (
-            *(state, unable, doing, refused, more, spark, failing),
-            *(clock, unknown),
-        ):
-            return node
-        able = tuple(sorted(self.types - unable.keys()))
-        current = replace(node, state=state, behaviors=able, unable={**unable}, doing=doing)
-        current = replace(current, refused=refused, refused_more=more, clock=clock, clock_unknown=unknown)
-        return replace(current, spark=spark, failing={**failing})
-
-    async def _publish_node(self) -> None:
-        """Write the current node record to etcd: drain state, unavailable types, long-running activities, problems.
-
-        The next poll retries a rejected write, since somebody may wait for the record (`drain --wait`).
-        """
-        try:
-            while self._current_node() != self._published:
-                async with self._announcing:
-                    await self._update(self._current_node())
-        except DistopError as error:
-            said = "Could not update this node's record in etcd; retrying at the next poll: %s"
-            self.log.debug(said, describe(error))
-        finally:
-            self._publishing = None
-
-    async def _update(self, node: Node) -> None:
-        await self.session.update(node.encode())
-        before, self._published = self._published, node
-        if node.state is not before.state:
-            self.log.info("Node state changed to %s", node.state)
 
     def gauges(self) -> Gauges:
         """The current values of the metrics."""

@@ -10,12 +10,11 @@ back-off.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from distop.daemon.meter import NO_METER, Meter
 from distop.errors import DistopError, MalformedRequest, describe
 from distop.protocol import job_transitions
-from distop.protocol.size_limits import DEFAULT, Limits
 from distop.protocol.transaction_groups import Room, independent_count
 from distop.protocol.txn import MAX_OPERATIONS, TxnResult
 from distop.runtime.backoff import Backoff
@@ -24,11 +23,8 @@ from distop.store.group_commit import GroupCommit
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from distop.daemon.rejected_writes import RejectedWrites
+    from distop.daemon.incarnation_context import Context
     from distop.protocol.job_transitions import Guarded
-    from distop.protocol.keys import Keys
-    from distop.runtime.logs import ContextLogger
-    from distop.store.client import EtcdClient
 
 IN_FLIGHT = 8
 """Transactions under way at once: etcd reaches its throughput with several in flight."""
@@ -63,29 +59,19 @@ class _Group:
 
 
 class Reporter:
-    """Commits guarded writes in groups. ``lost`` ends it: nothing is written under a session that is over."""
+    """Commits guarded writes in groups, until the session is lost. ``what``: names the writes in messages."""
 
-    def __init__(
-        self,
-        client: EtcdClient,
-        keys: Keys,
-        lost: asyncio.Future[Any],
-        log: ContextLogger,
-        rejected_writes: RejectedWrites,
-        limits: Limits = DEFAULT,
-        meter: Meter = NO_METER,
-        what: str = "reports",
-    ) -> None:
+    def __init__(self, ctx: Context, what: str = "reports", meter: Meter = NO_METER) -> None:
         self._meter = meter
-        self._client = client
-        self._lost = lost
-        self._log = log
+        self._client = ctx.client
+        self._lost = ctx.lost
+        self._log = ctx.log
         self._what = what
-        self._limits = limits
-        self._rejected_writes = rejected_writes
-        self._keys = keys
+        self._limits = ctx.limits
+        self._rejected_writes = ctx.rejected_writes
+        self._keys = ctx.keys
         self._commits: GroupCommit[Write] = GroupCommit(self._commit, self._new_group, self._failed, most=IN_FLIGHT)
-        lost.add_done_callback(lambda _: self._commits.stop())
+        ctx.lost.add_done_callback(lambda _: self._commits.stop())
         self._aside: set[asyncio.Task[None]] = set()
         """Retries of writes that etcd rejects as invalid, each alone."""
 

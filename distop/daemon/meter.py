@@ -19,6 +19,9 @@ class Meter:
     def begin(self, gauges: Callable[[], Gauges]) -> None:
         """An incarnation begins, which tells how it stands when it is asked."""
 
+    def over(self) -> None:
+        """The incarnation has ended."""
+
     def job_ended(self, type_name: str, outcome: str, seconds: float) -> None:
         """A job ended here, by a report that was accepted: ``success`` or ``failed``, after an attempt of so long."""
 

@@ -51,37 +51,36 @@ class Metrics(Meter):
         self._thread: threading.Thread | None = None
         disable_created: Any = prometheus.disable_created_metrics  # has no type annotations
         disable_created()  # no second series per metric with the start time
-        self.registry = registry = prometheus.CollectorRegistry()
-
-        def counter(name: str, text: str, *labels: str) -> prometheus.Counter:
-            return prometheus.Counter(name, text, labels, registry=registry)
-
-        def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> prometheus.Histogram:
-            return prometheus.Histogram(name, text, labels, buckets=buckets, registry=registry)
-
-        self._jobs = counter("distop_jobs_total", "Jobs that ended on this executor.", "type", "outcome")
-        self._seconds = histogram(
+        self.registry = prometheus.CollectorRegistry()
+        self._jobs = self._counter("distop_jobs_total", "Jobs that ended on this executor.", "type", "outcome")
+        self._seconds = self._histogram(
             "distop_job_attempt_duration_seconds", "Duration of attempts that ended jobs.", JOB_BUCKETS, "type"
         )
-        self._claims = counter("distop_claims_total", "Claims won.", "type")
-        self._takeovers = counter("distop_takeovers_total", "Claims taken over from lost executors.", "type")
-        self._retries = counter("distop_job_retries_total", "Failed attempts that will be repeated.", "type")
-        self._reports = counter("distop_reports_total", "Writes under a claim's fence.", "result")
-        self._commits = counter("distop_commits_total", "Transactions sent to etcd.", "transaction", "result")
-        self._latency = histogram(
+        self._claims = self._counter("distop_claims_total", "Claims won.", "type")
+        self._takeovers = self._counter("distop_takeovers_total", "Claims taken over from lost executors.", "type")
+        self._retries = self._counter("distop_job_retries_total", "Failed attempts that will be repeated.", "type")
+        self._reports = self._counter("distop_reports_total", "Writes under a claim's fence.", "result")
+        self._commits = self._counter("distop_commits_total", "Transactions sent to etcd.", "transaction", "result")
+        self._latency = self._histogram(
             "distop_commit_duration_seconds",
             "Time from sending a transaction to its known outcome.",
             COMMIT_BUCKETS,
             "transaction",
         )
-        self._lag = histogram(
+        self._lag = self._histogram(
             "distop_watch_lag_revisions",
             "Revisions by which received events were behind the newest known revision of etcd.",
             LAG_BUCKETS,
             "watch",
         )
-        self._sessions = counter("distop_sessions_total", "etcd sessions that this daemon has started.")
-        registry.register(_GaugeCollector(self._collect))
+        self._sessions = self._counter("distop_sessions_total", "etcd sessions that this daemon has started.")
+        self.registry.register(_GaugeCollector(self._collect))
+
+    def _counter(self, name: str, text: str, *labels: str) -> prometheus.Counter:
+        return prometheus.Counter(name, text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...], *labels: str) -> prometheus.Histogram:
+        return prometheus.Histogram(name, text, labels, buckets=buckets, registry=self.registry)
 
     # ------------------------------------------------------------- called in the loop
 
@@ -156,9 +155,7 @@ class Metrics(Meter):
         yield _gauge("distop_coordinated_operations", coordinated, now.operations, "type", "stage")
         yield _gauge("distop_watch_silence_seconds", "Time since a watch's last response.", {
             (name,): seconds for name, seconds in now.silent.items()}, "watch")  # fmt: skip
-        restarts = CounterMetricFamily(
-            "distop_child_restarts", "Worker processes that died or were killed."
-        )
+        restarts = CounterMetricFamily("distop_child_restarts", "Worker processes that died or were killed.")
         restarts.add_metric((), self._restarts + now.child_restarts)
         yield restarts
         yield _gauge("distop_child_memory_bytes", "Resident memory of the worker process, its JVM and workers.", {

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING
 
 from distop.clock import time, uuid
 from distop.daemon.cluster_binding import Binding, BindingFile
-from distop.daemon.incarnation import Incarnation
-from distop.daemon.local_jobs import RunFiles
+from distop.daemon.incarnation import DaemonSetup, Incarnation
 from distop.daemon.meter import NO_METER
 from distop.errors import (
     ClusterChanged,
@@ -42,13 +41,11 @@ from distop.storage.folder_ownership import make_own
 from distop.store import certificates
 from distop.store.client import EtcdClient
 from distop.store.cluster_identity import ensure_space_id
-from distop.worker.daemon_side.host import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
     from pathlib import Path
 
-    from distop.daemon.incarnation import MakeFiles, MakeWorker
     from distop.daemon.metrics import Metrics
     from distop.settings import ExecutorConfig
 
@@ -165,7 +162,8 @@ async def run_executor(config: ExecutorConfig) -> int:
         metrics = _metrics(config, executor_id, log)
         checking = asyncio.ensure_future(_check_lock(config.work_dir, lock, stop, log))
         try:
-            await serve(config, executor_id, stop, log, binding, metrics=metrics, find_space=ensure_space_id)
+            daemon = DaemonSetup(config, executor_id, log, meter=metrics if metrics is not None else NO_METER)
+            await serve(daemon, stop, binding, ensure_space_id)
         finally:
             checking.cancel()
             if metrics is not None:
@@ -196,16 +194,7 @@ def _metrics(config: ExecutorConfig, executor_id: str, log: logs.ContextLogger) 
 
 
 async def serve(
-    config: ExecutorConfig,
-    executor_id: str,
-    stop: asyncio.Event,
-    log: logs.ContextLogger,
-    binding: Binding,
-    make_worker: MakeWorker = Worker,
-    make_files: MakeFiles = RunFiles,
-    *,
-    metrics: Metrics | None = None,
-    find_space: FindSpace | None = None,
+    daemon: DaemonSetup, stop: asyncio.Event, binding: Binding, find_space: FindSpace | None = None
 ) -> None:
     """Run one incarnation after another until ``stop`` is set.
 
@@ -214,9 +203,8 @@ async def serve(
     ended = asyncio.Event()
     keeping = asyncio.ensure_future(binding.keep(ended))
     try:
-        make = (make_worker, make_files)
-        run_once = functools.partial(_run_once, config, executor_id, stop, log, binding, *make, metrics, find_space)
-        await _run_repeatedly(run_once, stop, log, binding)
+        run_once = functools.partial(_run_once, daemon, stop, binding, find_space)
+        await _run_repeatedly(run_once, stop, daemon.log, binding)
     finally:
         ended.set()
         await keeping
@@ -258,20 +246,10 @@ async def _bind(binding: Binding, work_dir: Path) -> None:
         raise _unusable(work_dir, error) from None
 
 
-async def _run_once(
-    config: ExecutorConfig,
-    executor_id: str,
-    stop: asyncio.Event,
-    log: logs.ContextLogger,
-    binding: Binding,
-    make_worker: MakeWorker,
-    make_files: MakeFiles,
-    metrics: Metrics | None,
-    find_space: FindSpace | None,
-) -> None:
-    keys, client = Keys(config.namespace), EtcdClient(config.etcd, binding.identity)
-    if metrics is not None:
-        client.on_commit = metrics.committed
+async def _run_once(daemon: DaemonSetup, stop: asyncio.Event, binding: Binding, find_space: FindSpace | None) -> None:
+    keys, client = Keys(daemon.config.namespace), EtcdClient(daemon.config.etcd, binding.identity)
+    if daemon.meter is not NO_METER:
+        client.on_commit = daemon.meter.committed
     try:
         connecting = asyncio.ensure_future(client.connect())
         stopping = asyncio.ensure_future(stop.wait())
@@ -285,11 +263,9 @@ async def _run_once(
         # A linearizable read: it confirms that this is the known cluster, before anything is written to it or compared
         # with files on the disk.
         await client.count(*keys.family(K.NODE))
-        await _bind(binding, config.work_dir)
-        meter = metrics if metrics is not None else NO_METER
+        await _bind(binding, daemon.config.work_dir)
         space = await find_space(client, keys) if find_space is not None else ""
-        await Incarnation(config, client, executor_id, log, make_worker, make_files, meter, space).run(stop)
+        await Incarnation(daemon, client, space).run(stop)
     finally:
-        if metrics is not None:
-            metrics.over()
+        daemon.meter.over()
         await client.close()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from distop.decide import next_steps
+from distop.decide import work_shares
 from distop.decide.backlog_entries import (
     FIRST_PAUSE,
     LONGEST_PAUSES,
@@ -335,7 +335,7 @@ class Backlog:
         if not fresh or not 0 < gate.count <= slots or gate.options.limited:
             return []
         others = self._around.others(ref.type, gate.tables(ref.table), gate.where)
-        ordered, mine = next_steps.shares(gate.count, self._around.executor_id, others, str(ref))
+        ordered, mine = work_shares.shares(gate.count, self._around.executor_id, others, str(ref))
         return sorted(ordered[:mine])
 
     def _take_slots(self, wanted: int) -> int:

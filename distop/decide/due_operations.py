@@ -14,7 +14,6 @@ from distop.protocol.frozen import frozen
 from distop.protocol.json_codec import parse_time, shorten
 from distop.protocol.prepared_operations import Terms
 from distop.protocol.records import Cancel, History, State
-from distop.protocol.user_actions import NO_ACTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from distop.protocol.jobs import Outcome
     from distop.protocol.records import Decision, OperationRef, Spec
     from distop.protocol.revisioned import Seen
-    from distop.protocol.user_actions import Actions
 
 
 SUBMITTER_KEPT = 1_000
@@ -97,23 +95,13 @@ def fate(op: OperationView, holds: Mapping[str, Seen[Hold]], now: float) -> Fate
 
 
 def ended_waiting(
-    ref: OperationRef,
-    spec: Spec,
-    state: State,
-    finished: str,
-    why: Cancel | None,
-    alarm: str = "",
-    *,
-    void: bool = False,
-    actions: Actions = NO_ACTIONS,
-    executor: str = "",
+    ref: OperationRef, spec: Spec, state: State, finished: str, why: Cancel | None, alarm: str = "", **fields: Any
 ) -> History:
     """The history record of an operation that ended while pending.
 
-    ``void``, ``actions``, ``executor``: fields of the record.
+    ``fields``: further fields of the record (``void``, ``actions``, ``executor``).
     """
-    found: dict[str, Any] = {"total": 0, "success": 0, "failed": 0, "cancel": why, "alarm": alarm, "void": void}
-    return record_of(ref, spec, state, finished, **found, actions=actions, executor=executor)
+    return record_of(ref, spec, state, finished, total=0, success=0, failed=0, cancel=why, alarm=alarm, **fields)
 
 
 def series_of(spec: Spec, ref: OperationRef) -> str:
@@ -149,15 +137,13 @@ def final_record(
     *,
     report: Any,
     failure: str | None,
-    cancel: Cancel | None,
-    actions: Actions,
-    executor: str,
+    **fields: Any,
 ) -> tuple[History, bytes]:
     """The history record of a decided operation, and its value.
 
     ``report`` and ``failure``: the result of its completion code, and the reason for which it made the operation fail.
-    ``job_errors``: :func:`error_of` the first failed jobs. A report that is too large for the record fails the
-    operation.
+    ``job_errors``: :func:`error_of` the first failed jobs. ``fields``: further fields of the record (``cancel``,
+    ``actions``, ``executor``). A report that is too large for the record fails the operation.
     """
     errors = list(job_errors)
     state = State.FAILED if failure is not None and decision.verdict is State.SUCCESS else decision.verdict
@@ -174,10 +160,8 @@ def final_record(
         report=report,
         errors=tuple(errors[:ERRORS_KEPT]),
         failed_ranges=decision.failed_ranges,
-        cancel=cancel,
         failed_truncated=decision.failed_truncated,
-        actions=actions,
-        executor=executor,
+        **fields,
     )
     value = history.encode()
     if (size := len(value)) > MAX_HISTORY_BYTES:
@@ -188,8 +172,8 @@ def final_record(
     return history, value
 
 
-def record_of(ref: OperationRef, spec: Spec, state: State, finished: str, **found: Any) -> History:
-    """The history record of an operation, from its spec and the fields in ``found``."""
+def record_of(ref: OperationRef, spec: Spec, state: State, finished: str, **fields: Any) -> History:
+    """The history record of an operation, from its spec and further fields."""
     return History(
         op=str(ref),
         state=state,
@@ -204,5 +188,5 @@ def record_of(ref: OperationRef, spec: Spec, state: State, finished: str, **foun
         rerun_of=spec.rerun_of,
         labels=spec.labels,
         series=series_of(spec, ref),
-        **found,
+        **fields,
     )

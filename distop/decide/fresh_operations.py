@@ -11,7 +11,7 @@ from itertools import islice
 from math import inf
 from typing import TYPE_CHECKING
 
-from distop.decide import next_steps
+from distop.decide import work_shares
 from distop.protocol import batch_claims
 from distop.protocol.records import CLUSTER_TABLE
 
@@ -61,7 +61,7 @@ class FreshOperations:
         rivals = self._rivals.get(subject)
         if rivals is None:
             rivals = self._rivals[subject] = tuple(self._others_of(*subject))
-        if next_steps.shares(1, self._executor, rivals, str(ref))[1]:
+        if work_shares.shares(1, self._executor, rivals, str(ref))[1]:
             self.mine[ref] = None
         else:
             self.others[ref] = now

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
 
 from distop.errors import InvalidArgument
 from distop.invariants.cluster_invariants import ClusterTrace, Ids, RequestKeys, Requests
+from distop.invariants.dependency_invariants import broken_edge, deleted_edge, left_to_wait_for
 from distop.invariants.job_invariants import job_faults, unreadable
 from distop.invariants.limit_invariants import freed_under_claim, limit_faults, orphaned_permit, unclaimed_permit
 from distop.invariants.operation_invariants import (
@@ -52,18 +54,34 @@ from distop.protocol.texts import plural
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from distop.invariants.cluster_invariants import Started
     from distop.protocol.keys import Keys, ParsedKey
     from distop.protocol.txn import KeyValue
 
+    Writes = list[tuple[ParsedKey, Change]]
+
+Place: TypeAlias = tuple[str, str, str]
+"""(table, type, object or id)."""
 _LATE = "the key was written after its operation had ended and was cleaned up"
 
 
-def _starts(writes: Sequence[tuple[ParsedKey, Change]]) -> bool:
+@dataclass(slots=True)
+class _Touched:
+    """What one revision touches, and is checked when all of its writes are applied."""
+
+    started: Started = field(default_factory=dict)
+    places: set[Place] = field(default_factory=set)
+    """Places of operations that run one at a time."""
+    tables: set[str] = field(default_factory=set)
+    ids: dict[Place, OperationTrace | None] = field(default_factory=dict)
+
+
+def _starts(writes: Writes) -> bool:
     """Whether these writes start an operation."""
     return any(key.name == "spec" and key.family == K.OP and not change.deleted for key, change in writes)
 
 
-def _ends(writes: Sequence[tuple[ParsedKey, Change]]) -> bool:
+def _ends(writes: Writes) -> bool:
     """Whether these writes end an operation."""
     states = [change.kv.value for key, change in writes if key.name == "state" and key.family == K.OP]
     return any(State(value.decode()).terminal for value in states if value)
@@ -146,9 +164,43 @@ class Checker:
         return op is not None and op.state is not None and not op.state.terminal
 
     def _step(self, changes: Sequence[Change]) -> None:
+        jobs, own, cluster = self._sorted(changes)
+        for ref, writes in own.items():
+            if any(key.family == K.OPEN and not change.deleted for key, change in writes):
+                self._trace(ref).gate = True  # one transaction may write a plan and claims
+        for op, deltas in jobs.items():
+            for partition, delta in deltas.items():
+                self._job(op, partition, delta)
+        self._permits(own)
+        if not self._quiet:
+            self._new_edges(own)
+        touched = _Touched()
+        for ref, writes in own.items():
+            self._operation(ref, writes, touched.started)
+        touched.places |= {(ref.table, ref.type, ref.object) for ref in own}
+        touched.tables |= {ref.table for ref in own}
+        touched.ids, self._left_ids = self._left_ids, {}
+        known = (self._operations.get(ref) for ref in own)
+        touched.ids |= {place: one for one in known if one is not None and (place := self._ids.tell(one)) is not None}
+        for key, change in cluster:
+            self._cluster_write(key, change, touched)
+        for ref, writes in own.items():
+            forgotten = self._forgotten(ref, [c for _, c in writes if c.kv.key == self.keys.history(ref)])
+            if forgotten and (named := self._request_keys.naming(ref)):
+                self._found(14, named, f"the key still names {ref}, whose history was deleted", writes=forgotten)
+        self._check_touched(touched)
+        for ref in own:
+            self._holds_current(ref)
+        for op, deltas in jobs.items():
+            self._at_most(op, deltas)
+
+    def _sorted(
+        self, changes: Sequence[Change]
+    ) -> tuple[dict[OperationTrace, dict[int, JobDelta]], dict[OperationRef, Writes], Writes]:
+        """The changes of jobs, the writes to other keys of operations, and the writes to keys of the cluster."""
         jobs: dict[OperationTrace, dict[int, JobDelta]] = {}
-        own: dict[OperationRef, list[tuple[ParsedKey, Change]]] = {}
-        cluster: list[tuple[ParsedKey, Change]] = []
+        own: dict[OperationRef, Writes] = {}
+        cluster: Writes = []
         for change in changes:
             if self._of_job(change, jobs):
                 continue
@@ -163,59 +215,37 @@ class Checker:
                 setattr(deltas.setdefault(key.partition, JobDelta()), key.name or "claim", change)
             else:
                 own.setdefault(key.ref, []).append((key, change))
-        for ref, writes in own.items():
-            if any(key.family == K.OPEN and not change.deleted for key, change in writes):
-                self._trace(ref).gate = True  # one transaction may write a plan and claims
-        for op, deltas in jobs.items():
-            for partition, delta in deltas.items():
-                self._job(op, partition, delta)
-        self._permits(own)
-        if not self._quiet:
-            self._new_edges(own)
-        started: dict[tuple[str, str], list[int]] = {}
-        for ref, writes in own.items():
-            self._operation(ref, writes, started)
-        places = {(ref.table, ref.type, ref.object) for ref in own}
-        tables = {ref.table for ref in own}
-        known = (self._operations.get(ref) for ref in own)
-        ids: dict[tuple[str, str, str], OperationTrace | None]
-        ids, self._left_ids = dict(self._left_ids), {}
-        ids |= {place: one for one in known if one is not None and (place := self._ids.tell(one)) is not None}
-        for key, change in cluster:
-            if key.family == K.HOLD and change.deleted and key.id in self._cluster.denied:
-                self._denied_gone(key.id, change)
-            self._cluster_log.setdefault(change.kv.key, deque(maxlen=STORY)).append((self.revision, brief(change)))
-            if key.name == "current":
-                places.add((key.table, key.type, key.object))
-            elif key.name == "runOps":
-                tables.add(key.table)
-            elif key.family == K.UNIQUE:
-                ids.setdefault((key.table, key.type, key.id), None)
-            elif key.family == K.REQUEST:
-                self._request_key(change)
-            for number, text in self._cluster.fold(key, change, started, self._quiet):
-                self._found(number, change.kv.key, text)
-            if change.deleted and key.family in (K.NODE, K.TABLE, K.HOLD):  # bounds memory
-                del self._cluster_log[change.kv.key]
-        for ref, writes in own.items():
-            forgotten = self._forgotten(ref, [c for _, c in writes if c.kv.key == self.keys.history(ref)])
-            if forgotten and (named := self._request_keys.naming(ref)):
-                self._found(14, named, f"the key still names {ref}, whose history was deleted", writes=forgotten)
-        for table, type_name in started:
-            self._found(
-                6, self.keys.next_instance(table, type_name), "an operation started without taking an instance number"
-            )
-        for table in tables:
+        return jobs, own, cluster
+
+    def _cluster_write(self, key: ParsedKey, change: Change, touched: _Touched) -> None:
+        """Takes a write to a key of the cluster, and notes what is to be checked after the revision."""
+        if key.family == K.HOLD and change.deleted and key.id in self._cluster.denied:
+            self._denied_gone(key.id, change)
+        self._cluster_log.setdefault(change.kv.key, deque(maxlen=STORY)).append((self.revision, brief(change)))
+        if key.name == "current":
+            touched.places.add((key.table, key.type, key.object))
+        elif key.name == "runOps":
+            touched.tables.add(key.table)
+        elif key.family == K.UNIQUE:
+            touched.ids.setdefault((key.table, key.type, key.id), None)
+        elif key.family == K.REQUEST:
+            self._request_key(change)
+        for number, text in self._cluster.fold(key, change, touched.started, self._quiet):
+            self._found(number, change.kv.key, text)
+        if change.deleted and key.family in (K.NODE, K.TABLE, K.HOLD):  # bounds memory
+            del self._cluster_log[change.kv.key]
+
+    def _check_touched(self, touched: _Touched) -> None:
+        for table, type_name in touched.started:
+            text = "an operation started without taking an instance number"
+            self._found(6, self.keys.next_instance(table, type_name), text)
+        for table in touched.tables:
             if text := self._cluster.miscounted(table):
                 self._found(7, self.keys.run_ops(table), text)
-        for place in places:
+        for place in touched.places:
             self._one_at_a_time(place)
-        for place, one in ids.items():
+        for place, one in touched.ids.items():
             self._one_of_an_id(place, one)
-        for ref in own:
-            self._holds_current(ref)
-        for op, deltas in jobs.items():
-            self._at_most(op, deltas)
 
     # ------------------------------------------------------------------- jobs
 
@@ -257,7 +287,7 @@ class Checker:
         except UNREADABLE as error:
             self._found(0, unreadable(delta), f"the record cannot be read: {error}", op, job, writes)
 
-    def _permits(self, own: Mapping[OperationRef, Sequence[tuple[ParsedKey, Change]]]) -> None:
+    def _permits(self, own: Mapping[OperationRef, Writes]) -> None:
         """Takes writes to permits, and checks them against the claims (16)."""
         for ref, writes in own.items():
             for key, change in writes:
@@ -292,12 +322,7 @@ class Checker:
 
     # -------------------------------------------------------------- operations
 
-    def _operation(
-        self,
-        ref: OperationRef,
-        writes: list[tuple[ParsedKey, Change]],
-        started: dict[tuple[str, str], list[int]],
-    ) -> None:
+    def _operation(self, ref: OperationRef, writes: Writes, started: Started) -> None:
         if all(key.family == K.HISTORY for key, _ in writes) and ref not in self._operations:
             for key, change in writes:
                 if key.chunk < 0:
@@ -306,42 +331,21 @@ class Checker:
         op = self._trace(ref)
         before, had_plan, decided = op.state, op.plan is not None, op.decision
         edges = {key.id: op.after[key.id] for key, _ in writes if key.name == "after" and key.id in op.after}
-        created = before is None
-        history: Change | None = None
-        new_plan = False
+        records = [c for key, c in writes if key.family == K.HISTORY and not key.name and not c.deleted]
+        history = records[0] if records else None
         for key, change in writes:
             op.log.append((self.revision, brief(change)))
-            if key.family == K.HISTORY:
-                if not key.name and not change.deleted:
-                    history = change
-                continue
-            existed = self._exist(op, change)
-            try:
-                if change.deleted:
-                    self._dropped(op, key, change.kv.key, had_plan)
-                else:
-                    self._before_write(op, key, change, existed, created)
-                if key.family == K.OPEN:
-                    op.gate = not change.deleted
-                    op.opened = Gate.decode(change.kv.value) if op.gate else Gate()
-                elif key.family == K.PERMIT:
-                    continue
-                elif key.family == K.PENDING:
-                    op.phase = None if change.deleted else Phase(change.kv.value.decode())
-                else:
-                    op.fold(key.name, key.chunk, key.id, change)
-                    new_plan = new_plan or (key.name == "plan" and key.chunk < 0 and not change.deleted)
-            except UNREADABLE as error:
-                self._found(0, change.kv.key, f"the record cannot be read: {error}", op)
+            if key.family != K.HISTORY:
+                self._write(op, key, change, had_plan=had_plan, created=before is None)
         if history is not None and op.given is not None and op.given.series is not None:
             with suppress(*UNREADABLE):  # reported elsewhere
                 op.finished = History.decode(history.kv.value).finished
         self._cluster.tally(ref, before in ACTIVE, op.active)
-        if created and op.state is not None:
+        if before is None and op.state is not None:
             started.setdefault((ref.table, ref.type), []).append(ref.instance)
         if self._quiet:
             return
-        if new_plan and not had_plan:
+        if op.plan is not None and not had_plan:
             self._planned(op)
         if before is State.PENDING and op.state is State.PENDING:
             self._let_go(op, writes, edges)
@@ -351,6 +355,28 @@ class Checker:
             self._state(op, before, history)
         elif history is not None:
             self._found(5, history.kv.key, "the history record was written without the terminal state", op)
+        self._gate(op, writes)
+
+    def _write(self, op: OperationTrace, key: ParsedKey, change: Change, *, had_plan: bool, created: bool) -> None:
+        """Checks a write to one of the operation's own keys, and applies it."""
+        existed = self._exist(op, change)
+        try:
+            if change.deleted:
+                self._dropped(op, key, change.kv.key, had_plan)
+            else:
+                self._before_write(op, key, change, existed, created)
+            if key.family == K.OPEN:
+                op.gate = not change.deleted
+                op.opened = Gate.decode(change.kv.value) if op.gate else Gate()
+            elif key.family == K.PENDING:
+                op.phase = None if change.deleted else Phase(change.kv.value.decode())
+            elif key.family != K.PERMIT:
+                op.fold(key.name, key.chunk, key.id, change)
+        except UNREADABLE as error:
+            self._found(0, change.kv.key, f"the record cannot be read: {error}", op)
+
+    def _gate(self, op: OperationTrace, writes: Writes) -> None:
+        """Checks the gate (12), and its options after a write to either (16)."""
         if wrong := unfit_gate(op):
             self._found(12, self.keys.gate(op.ref), wrong, op)
         said = any(key.family == K.OPEN or key.name == "options" for key, _ in writes)
@@ -390,12 +416,8 @@ class Checker:
         elif name == "planning":
             tries = Attempts.decode(change.kv.value).attempts
             if op.planning is not None and tries <= op.planning.attempts:
-                self._found(
-                    10,
-                    where,
-                    f"planning attempts changed from {op.planning.attempts} to {tries}; they must increase",
-                    op,
-                )
+                text = f"planning attempts changed from {op.planning.attempts} to {tries}; they must increase"
+                self._found(10, where, text, op)
         elif name == "cancel" and Cancel.decode(change.kv.value).reason == "failed":
             self._elected(op, where)
         elif name == "decision" and op.decision is not None:
@@ -424,9 +446,8 @@ class Checker:
         if change.deleted:
             named = self._request_keys.deleted(where)
             if named and self._requests.known(OperationRef.parse(named)):
-                self._found(
-                    14, where, f"the key was deleted while {named}, which it names, still has keys or a history record"
-                )
+                text = f"the key was deleted while {named}, which it names, still has keys or a history record"
+                self._found(14, where, text)
             self._cluster_log.pop(where, None)
             return
         try:
@@ -508,39 +529,15 @@ class Checker:
         if record.void:
             self._requests.forget(op.ref)
             if op.spec is None or op.spec.hold not in self._cluster.denied:
-                self._found(
-                    14, history.kv.key, "the record is void, but the hold of the operation's graph was not denied", op
-                )
+                text = "the record is void, but the hold of the operation's graph was not denied"
+                self._found(14, history.kv.key, text, op)
         for number, text in unfit_record(op, record):
             self._found(number, history.kv.key, text, op)
 
     def _waited(self, op: OperationTrace, where: str) -> None:
         """Checks that an operation stops waiting only when nothing is left to wait for (15)."""
-        ended = op.state is not None and op.state.terminal
-        if ended and op.spec is not None and op.spec.hold in self._cluster.inserting:
-            self._found(
-                15, where, f"the operation ended while its graph was being inserted under the hold {op.spec.hold}", op
-            )
-        if op.state is State.CANCELLED:
-            if text := self._without_cause(op):
-                self._found(15, where, text, op)
-            return
-        if op.after:
-            left = ", ".join(sorted(edge.op for edge in op.after.values())[:3])
-            self._found(15, where, f"the operation began while it still waited for {left}", op)
-        if op.spec is not None and op.spec.hold in self._cluster.holds:
-            self._found(15, where, f"the operation began while its hold {op.spec.hold} existed", op)
-
-    def _without_cause(self, op: OperationTrace) -> str:
-        """Why a pending operation must not have ended, or ""."""
-        why = op.cancel
-        if why is None:
-            return "the operation was cancelled without a cancel record"
-        if why.reason == "user" or why.replaced_by or any(edge.broken for edge in op.after.values()):
-            return ""
-        if op.spec is not None and op.spec.hold in self._cluster.denied:
-            return ""
-        return f"the cancel has the reason {why.reason} ({why.text}), but no predecessor failed and no hold was denied"
+        for text in left_to_wait_for(op, self._cluster):
+            self._found(15, where, text, op)
 
     def _denied_gone(self, id_: str, change: Change) -> None:
         """Checks that a denied hold stays while an operation is pending under it (15)."""
@@ -549,24 +546,27 @@ class Checker:
                 text = f"the denied hold was deleted while {op.ref} was still pending under it"
                 self._found(15, change.kv.key, text, op, writes=[change])
 
-    def _let_go(
-        self, op: OperationTrace, writes: Sequence[tuple[ParsedKey, Change]], edges: Mapping[str, Edge]
-    ) -> None:
-        """Checks the deleted and the broken edges of a pending operation (15).
-
-        An edge may be deleted when its predecessor has ended as required, and marked as broken when it has ended
-        otherwise.
-        """
+    def _let_go(self, op: OperationTrace, writes: Writes, edges: Mapping[str, Edge]) -> None:
+        """Checks the deleted and the broken edges of a pending operation (15)."""
         for key, change in writes:
-            if key.name == "after" and not change.deleted:
-                self._broken(op, change)
-            edge = edges.get(key.id) if key.name == "after" and change.deleted else None
-            pred = self._operations.get(OperationRef.parse(edge.op)) if edge is not None else None
-            if edge is not None and (pred is None or pred.state is None or not edge.satisfied_by(pred.state)):
-                state = pred.state if pred is not None else None
-                self._found(15, change.kv.key, f"the edge was deleted while {edge.op} was {state or 'absent'}", op)
+            if key.name != "after":
+                continue
+            text = ""
+            if change.deleted:
+                if (edge := edges.get(key.id)) is not None:
+                    text = deleted_edge(edge, self._state_of(edge.op))
+            else:
+                with suppress(*UNREADABLE, InvalidArgument):  # reported elsewhere
+                    edge = Edge.decode(change.kv.value)
+                    text = broken_edge(edge, self._state_of(edge.op) if edge.broken else None)
+            if text:
+                self._found(15, change.kv.key, text, op)
 
-    def _new_edges(self, own: Mapping[OperationRef, Sequence[tuple[ParsedKey, Change]]]) -> None:
+    def _state_of(self, name: str) -> State | None:
+        op = self._operations.get(OperationRef.parse(name))
+        return op.state if op is not None else None
+
+    def _new_edges(self, own: Mapping[OperationRef, Writes]) -> None:
         """Checks that a new edge's predecessor has not ended, or starts with it (15).
 
         It must not end in the same revision.
@@ -578,27 +578,12 @@ class Checker:
                     continue
                 with suppress(*UNREADABLE, InvalidArgument):  # reported elsewhere
                     pred = OperationRef.parse(Edge.decode(change.kv.value).op)
-                    if not self._goes_on(pred) and not _starts(own.get(pred, ())):
-                        known = self._operations.get(pred)
-                        state = known.state if known is not None else None
-                        text = f"the new edge waits for {pred}, which is {state or 'absent'}"
+                    if not self._goes_on(pred) and not _starts(own.get(pred, [])):
+                        text = f"the new edge waits for {pred}, which is {self._state_of(str(pred)) or 'absent'}"
                         self._found(15, change.kv.key, text, op, writes=[change])
-                    elif _ends(own.get(pred, ())):
+                    elif _ends(own.get(pred, [])):
                         text = f"the new edge waits for {pred}, which ends in the same transaction"
                         self._found(15, change.kv.key, text, op, writes=[change])
-
-    def _broken(self, op: OperationTrace, change: Change) -> None:
-        with suppress(*UNREADABLE, InvalidArgument):  # reported elsewhere
-            edge = Edge.decode(change.kv.value)
-            pred = self._operations.get(OperationRef.parse(edge.op)) if edge.broken else None
-            state = pred.state if pred is not None else None
-            if edge.broken and (state is None or str(state) != edge.broken or edge.satisfied_by(state)):
-                self._found(
-                    15,
-                    change.kv.key,
-                    f"the edge says that {edge.op} ended as {edge.broken}; its state is {state or 'absent'}",
-                    op,
-                )
 
     def _ended(self, op: OperationTrace, before: State | None, where: str) -> None:
         if before is not None and not before.terminal:
@@ -606,9 +591,8 @@ class Checker:
         self._elected(op, where)
         if op.keys:
             left = sorted(k for k in self._existing if self._belongs(k, op.ref))
-            self._found(
-                9, where, f"{plural(op.keys, 'key')} remained after the operation's end: {', '.join(left[:5])}", op
-            )
+            text = f"{plural(op.keys, 'key')} remained after the operation's end: {', '.join(left[:5])}"
+            self._found(9, where, text, op)
         if before is not None and (text := self._without_next(op, before)):
             self._found(19, where, text, op)
         if (place := self._ids.gone(op)) is not None:

@@ -7,7 +7,7 @@ holds (15) and ids (18).
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from distop.protocol import keys as K
 from distop.protocol.age_watermarks import revision
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from distop.protocol.records import OperationRef
     from distop.protocol.revisioned import Change
 
+Key = TypeVar("Key")
+V = TypeVar("V")
 Fault: TypeAlias = tuple[int, str]
 """(number of the invariant, what is wrong)."""
 Started: TypeAlias = dict[tuple[str, str], list[int]]
@@ -32,6 +34,14 @@ Started: TypeAlias = dict[tuple[str, str], list[int]]
 
 GONE = 10_000
 """Maximum number of ended incarnations that are remembered, to notice one that returns (bounds memory)."""
+
+
+def _put(known: dict[Key, V], key: Key, value: V | None) -> None:
+    """Keep a value; None: it was deleted."""
+    if value is None:
+        known.pop(key, None)
+    else:
+        known[key] = value
 
 
 class ClusterTrace:
@@ -72,47 +82,37 @@ class ClusterTrace:
         A type whose instance number was drawn in this revision is removed from ``started``. ``listing``: the write is
         part of the state from which the replay starts.
         """
-        value = change.kv.value
+        value, deleted = change.kv.value, change.deleted
         try:
             if key.family == K.NODE:
                 yield from self._node(key.id, change)
             elif key.family == K.HOLD:
-                yield from self._hold(key.id, None if change.deleted else Hold.decode(value))
+                yield from self._hold(key.id, None if deleted else Hold.decode(value))
             elif key.family == K.UNIQUE:
-                if change.deleted:
-                    self.ids.pop((key.table, key.type, key.id), None)
-                else:
-                    self.ids[key.table, key.type, key.id] = value.decode()
+                _put(self.ids, (key.table, key.type, key.id), None if deleted else value.decode())
             elif key.family == K.TABLE:
-                (self.tables.discard if change.deleted else self.tables.add)(key.table)
+                (self.tables.discard if deleted else self.tables.add)(key.table)
             elif key.family == K.BEHAVIOR:
-                if change.deleted:
-                    self.declared.pop(key.type, None)
-                else:
-                    self.declared[key.type] = change.kv.mod_revision
+                _put(self.declared, key.type, None if deleted else change.kv.mod_revision)
             elif key.family == K.WATERMARK:
                 yield from self._watermark(key, change)
             elif key.family == K.COORDINATOR:
-                yield from self._election((key.table, key.type), None if change.deleted else value.decode())
+                yield from self._election((key.table, key.type), None if deleted else value.decode())
             elif key.name == "runOps":
-                if change.deleted:
+                if deleted:
                     yield 7, "runOps was deleted"
-                counts = {} if change.deleted else loads(value)
+                counts = {} if deleted else loads(value)
                 self._run_ops[key.table] = {str(t): int(n) for t, n in counts.items()}
             elif key.name == "nextInstanceId":
                 new = started.pop((key.table, key.type), [])
-                if change.deleted:
+                if deleted:
                     yield 6, "the instance counter was deleted"
                 elif listing:
                     self._next[key.table, key.type] = int(value)
                 else:
                     yield from self._numbered((key.table, key.type), int(value), sorted(new))
             elif key.name == "current":
-                place = (key.table, key.type, key.object)
-                if change.deleted:
-                    self.current.pop(place, None)
-                else:
-                    self.current[place] = int(value)
+                _put(self.current, (key.table, key.type, key.object), None if deleted else int(value))
         except UNREADABLE as error:
             yield 0, f"the record cannot be read: {error}"
 

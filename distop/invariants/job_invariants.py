@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
 
-from distop.decide import next_steps
+from distop.decide import job_claims
 from distop.protocol.jobs import Claim, JobState, Outcome
 from distop.protocol.json_codec import UNREADABLE
 from distop.protocol.records import State
@@ -105,7 +105,7 @@ def _ended_faults(
         return
     if delta.claim is None or not delta.claim.deleted:
         yield 2, key, "the job has ended, but its claim still exists"
-    if word == JobState.SUCCESS and not claim.actor and next_steps.only_ends(claim, op.rules):
+    if word == JobState.SUCCESS and not claim.actor and job_claims.only_ends(claim, op.rules):
         yield 10, key, "the job had reached its limit of losses, but was run again"
     if outcome is None or (outcome.holder, outcome.attempt) == (claim.holder, claim.attempt):
         return
@@ -182,9 +182,9 @@ def _only_ends(op: OperationTrace, old: Claim | None, new: Claim) -> bool:
         return False
     if new.waiting:
         if new.failures == old.failures:
-            return next_steps.only_ends(old, op.rules)
-        return new == next_steps.revoked_lost(old, op.rules) and next_steps.only_ends(new, op.rules)
-    return next_steps.only_ends(new, op.rules)
+            return job_claims.only_ends(old, op.rules)
+        return new == job_claims.revoked_lost(old, op.rules) and job_claims.only_ends(new, op.rules)
+    return job_claims.only_ends(new, op.rules)
 
 
 def _extension_faults(op: OperationTrace, key: str, old: Claim, new: Claim) -> Iterator[Fault]:
@@ -209,7 +209,7 @@ def _waiting_faults(
             f"{new.executor} (attempt {new.attempt}) set the claim to waiting while {old.executor} "
             f"(attempt {old.attempt}) held it",
         )
-    if old.incarnation in live and new in (next_steps.revoked(old), next_steps.revoked_lost(old, op.rules)):
+    if old.incarnation in live and new in (job_claims.revoked(old), job_claims.revoked_lost(old, op.rules)):
         yield 2, key, f"the claim of {old.incarnation} was revoked as lost, but its node key exists"
     if new.failures not in (old.failures, old.failures + 1):
         yield 10, key, f"the failures changed from {old.failures} to {new.failures}, expected at most one more"

@@ -20,10 +20,7 @@ NOBODY: Mapping[str, Serves] = {}
 
 
 def limit_faults(
-    op: OperationTrace,
-    partition: int,
-    labels: Mapping[str, Mapping[str, str]],
-    serves: Mapping[str, Serves] = NOBODY,
+    op: OperationTrace, partition: int, labels: Mapping[str, Mapping[str, str]], serves: Mapping[str, Serves] = NOBODY
 ) -> Iterator[Fault]:
     """The violations of a claim in this revision.
 

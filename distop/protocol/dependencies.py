@@ -94,9 +94,7 @@ class Hold:
     def decode(cls, value: bytes) -> Hold:
         data = loads(value)
         return checked(
-            cls(
-                data.get("kind", ""), HoldState(data.get("state", "held")), data.get("text", ""), data.get("options")
-            )
+            cls(data.get("kind", ""), HoldState(data.get("state", "held")), data.get("text", ""), data.get("options"))
         )
 
 

@@ -58,9 +58,7 @@ def put_table(
     )
 
 
-def remove_table(
-    keys: Keys, name: str, seen: KeyValue, run_ops: KeyValue | None, actions: Actions = NO_ACTIONS
-) -> Txn:
+def remove_table(keys: Keys, name: str, seen: KeyValue, run_ops: KeyValue | None, actions: Actions = NO_ACTIONS) -> Txn:
     """Remove a table's record. ``actions``: including this one; they are kept.
 
     The caller has checked that no operation runs on it. Guards: the record is unchanged; runOps is unchanged, so

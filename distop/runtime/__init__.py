@@ -1,1 +1,1 @@
-"""What each process of distop uses: logs, secrets, back-off, caches, time limits, Java."""
+"""Helpers of all processes of distop: logs, secrets, back-off, caches, time limits, Java."""

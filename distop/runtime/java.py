@@ -1,8 +1,6 @@
-"""The Java that Spark would start here, whether it is new enough, and what errors of py4j say of Java's.
+"""Checks the Java that Spark would use on this machine, and finds Java exceptions in errors of py4j and PySpark.
 
-Checks the Java that Spark would use on this machine, for the child and ``distop doctor``.
-
-Java exceptions in errors of py4j and PySpark, and a thread's active session. Imports neither of them.
+Also sets a thread's active session. Imports neither py4j nor PySpark.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
-"""What distop demands of Spark: heartbeats of its executors, and which catalogs are trusted. Pure.
+"""distop's rules for Spark: heartbeats of Spark's executors, and trusted catalogs. Pure.
 
-How often Spark's executors on other nodes ask for their driver, so that they stop before others run their jobs.
+Spark's executors on other nodes send heartbeats to their driver often enough to stop before other nodes run their jobs.
 
-The executor's setting ``trusted-spark-catalogs``: names of catalogs of Spark.
-
-A listed catalog may choose code, hosts and where credentials are sent. ``distop.tables.spark.spark_catalog`` decides
-which catalogs need to be listed.
+The executor's setting ``trusted-spark-catalogs`` has names of Spark's catalogs. A listed catalog may choose code, hosts
+and where credentials are sent. ``distop.tables.spark.spark_catalog`` decides which catalogs need to be listed.
 """
 
 from __future__ import annotations

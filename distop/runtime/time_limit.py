@@ -1,7 +1,7 @@
-"""Calls with a time limit and Ctrl-C support, in a thread or in a process.
+"""Calls a function with a time limit and Ctrl-C support, in a thread or in a process.
 
 Opening a location may hang for minutes, block signals, or abort the process (pyarrow's file systems do all three), and
-nothing in Python can stop it. At the limit a thread is abandoned, and a process is killed.
+Python cannot stop it. After the limit, a thread is abandoned, and a process is killed.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _KILLED_AFTER = 2.0
 _SPARE = 5.0
 """Seconds after the limit at which the process ends itself, in case its caller has died."""
 _BEGIN = (
-    "import json, sys; asked = json.load(sys.stdin); sys.path[:] = asked['path']; "
-    "from distop.runtime.time_limit import answer; answer(asked)"
+    "import json, sys; request = json.load(sys.stdin); sys.path[:] = request['path']; "
+    "from distop.runtime.time_limit import answer; answer(request)"
 )
 
 
@@ -47,7 +47,7 @@ class Aborted(Exception):
 
 
 async def in_thread(function: Callable[[], T], limit: float | None = None) -> T:
-    """Call the function in a thread of its own, and return or raise what it does.
+    """Call the function in a new thread; returns its result or raises its error.
 
     Raises TimeLimitExceeded after ``limit`` (:data:`LIMIT`) seconds. The thread is then abandoned; it does not keep
     the interpreter from exiting.
@@ -55,7 +55,7 @@ async def in_thread(function: Callable[[], T], limit: float | None = None) -> T:
     loop = asyncio.get_running_loop()
     answered: asyncio.Future[T] = loop.create_future()
 
-    def tell(value: Any, error: BaseException | None) -> None:
+    def set_answer(value: Any, error: BaseException | None) -> None:
         if answered.done():
             return
         if error is None:
@@ -70,7 +70,7 @@ async def in_thread(function: Callable[[], T], limit: float | None = None) -> T:
         except BaseException as error:
             raised = error
         with suppress(RuntimeError):  # the loop was closed meanwhile
-            loop.call_soon_threadsafe(tell, value, raised)
+            loop.call_soon_threadsafe(set_answer, value, raised)
 
     threading.Thread(target=run, name="time-limited-call", daemon=True).start()
     try:
@@ -78,7 +78,7 @@ async def in_thread(function: Callable[[], T], limit: float | None = None) -> T:
             return await answered
     except TimeoutError:
         if not answered.cancelled():
-            raise  # the function's own
+            raise  # the function has raised it
         raise TimeLimitExceeded from None
 
 
@@ -87,26 +87,25 @@ async def in_process(function: str, argument: Any, limit: float | None = None) -
 
     ``argument`` and the result are JSON. The process has this one's environment and import path.
 
-    Raises the DistopError that the function raises, TimeLimitExceeded, and Aborted where the process ended without an
-    answer.
+    Raises the function's DistopError, TimeLimitExceeded, and Aborted if the process ended without an answer.
     """
     seconds = LIMIT if limit is None else limit
-    asked = {"function": function, "argument": argument, "path": sys.path, "seconds": seconds + _SPARE}
+    request = {"function": function, "argument": argument, "path": sys.path, "seconds": seconds + _SPARE}
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-c", _BEGIN),  # -P: no module of the current folder is imported
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        start_new_session=True,  # Ctrl-C in the terminal is the caller's, who kills it
+        start_new_session=True,  # Ctrl-C in the terminal goes to the caller only, which kills this process
     )
     try:
         async with asyncio.timeout(seconds):
-            told, complained = await process.communicate(json.dumps(asked).encode())
+            output, errors_output = await process.communicate(json.dumps(request).encode())
     except TimeoutError:
         raise TimeLimitExceeded from None
     finally:
         await _end(process)
-    return _answer(told, complained, process.returncode or 0)
+    return _answer(output, errors_output, process.returncode or 0)
 
 
 def runs_python() -> bool:
@@ -123,16 +122,16 @@ async def _end(process: asyncio.subprocess.Process) -> None:
                 await process.wait()
 
 
-def _answer(told: bytes, complained: bytes, code: int) -> Any:
+def _answer(output: bytes, errors_output: bytes, code: int) -> Any:
     try:
-        answer: Mapping[str, Any] = json.loads(told.splitlines()[-1])
+        answer: Mapping[str, Any] = json.loads(output.splitlines()[-1])
     except (IndexError, ValueError):
         how = f"with {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-        said = [line.strip() for line in complained.decode(errors="replace").splitlines() if line.strip()]
+        lines = [line.strip() for line in errors_output.decode(errors="replace").splitlines() if line.strip()]
         # C++ prints the exception of an abort in a line of this form.
-        reasons = [line.removeprefix("what():").strip() for line in said if line.startswith("what():")]
+        reasons = [line.removeprefix("what():").strip() for line in lines if line.startswith("what():")]
         raise Aborted(
-            f"the process that opened it ended {how}: {(reasons or said or ['no error output'])[-1]}"
+            f"the process that opened it ended {how}: {(reasons or lines or ['no error output'])[-1]}"
         ) from None
     if "error" in answer:
         kind = getattr(errors, answer["error"], DistopError)
@@ -140,19 +139,16 @@ def _answer(told: bytes, complained: bytes, code: int) -> Any:
     return answer["value"]
 
 
-def answer(asked: Mapping[str, Any]) -> None:
-    """In the new process: call the function, and write its answer to stdout.
-
-    The answer is the last line.
-    """
-    signal.setitimer(signal.ITIMER_REAL, asked["seconds"])  # its default action ends a process that is inside C as well
-    module, _, name = asked["function"].partition(":")
+def answer(request: Mapping[str, Any]) -> None:
+    """In the new process: call the function, and write its answer to the last line of stdout."""
+    signal.setitimer(signal.ITIMER_REAL, request["seconds"])  # the default action also ends a process that is inside C
+    module, _, name = request["function"].partition(":")
     try:
-        told = {"value": getattr(import_module(module), name)(asked["argument"])}
+        found = {"value": getattr(import_module(module), name)(request["argument"])}
     except DistopError as error:
-        told = {"error": type(error).__name__, "text": describe(error)}
+        found = {"error": type(error).__name__, "text": describe(error)}
     except Exception as error:
-        told = {"error": "DistopError", "text": f"{type(error).__name__}: {describe(error)}"}
-    sys.stdout.write("\n" + json.dumps(told) + "\n")
+        found = {"error": "DistopError", "text": f"{type(error).__name__}: {describe(error)}"}
+    sys.stdout.write("\n" + json.dumps(found) + "\n")
     sys.stdout.flush()
-    os._exit(0)  # file systems that were opened may take as long to close
+    os._exit(0)  # closing file systems may hang, too

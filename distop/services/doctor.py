@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from distop.clock import time
 from distop.errors import EtcdRejected, describe
 from distop.protocol.frozen import frozen
-from distop.services.inspection.history_pages import Query, ask
+from distop.services.inspection.history_filters import Query
+from distop.services.inspection.history_pages import ask
 from distop.services.inspection.status import live_nodes
 from distop.services.registered import tables
 
@@ -136,9 +137,7 @@ def judge_space(size: int, quota: int) -> Finding:
     if size < _NEARLY_FULL * limit:
         return Finding("space", "ok", f"no alarm, {held}{whose}")
     return Finding(
-        "space",
-        "warning",
-        f"{held}{whose}; a full etcd refuses writes: compact and defragment it, or raise its quota",
+        "space", "warning", f"{held}{whose}; a full etcd refuses writes: compact and defragment it, or raise its quota"
     )
 
 

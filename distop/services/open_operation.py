@@ -11,7 +11,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from distop.clock import time
-from distop.decide import next_steps
+from distop.decide import job_claims, work_shares
 from distop.errors import NotFound, UnreadableRecord
 from distop.protocol.frozen import frozen
 from distop.protocol.jobs import Claim
@@ -28,9 +28,10 @@ from distop.protocol.txn import Get
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from distop.decide.job_claims import Claimant
     from distop.protocol.keys import Keys
-    from distop.protocol.txn import GetResult
-    from distop.store.client import EtcdClient
+    from distop.protocol.txn import GetResult, KeyValue
+    from distop.store.client import EtcdClient, Listing
 
 DECODED_CHUNKS = 4
 """Decoded chunks kept at once: decoded partitions take ten times the memory of their text."""
@@ -183,8 +184,8 @@ class OpenOperation:
         """
         count, costs = self.plan.count, None
         if count <= WEIGHED and (others or not self.spec.rules.batch):  # the order within one batch is Spark's
-            costs = [next_steps.cost(self.partition(p)) for p in range(count)]
-        return next_steps.shares(self.plan.count, executor, others, str(self.ref), costs)
+            costs = [work_shares.cost(self.partition(p)) for p in range(count)]
+        return work_shares.shares(self.plan.count, executor, others, str(self.ref), costs)
 
     @property
     def crowded(self) -> bool:
@@ -227,7 +228,7 @@ class OpenOperation:
         self.mine = max(0, self.mine - len(taken))
 
     def _choose(self, free: Iterable[int], executor: str, others: Sequence[str]) -> None:
-        ordered, self.mine = next_steps.rendezvous(free, executor, others, str(self.ref))
+        ordered, self.mine = work_shares.rendezvous(free, executor, others, str(self.ref))
         self.free = deque(ordered)
 
     def forget_candidates(self) -> None:
@@ -245,76 +246,76 @@ class OpenOperation:
         self.told_to_stop = False
         self.forget_candidates()
 
-    async def look(
-        self,
-        client: EtcdClient,
-        keys: Keys,
-        live: Collection[str],
-        executor: str,
-        others: Sequence[str],
-        patience: float,
-        limits: Limits = DEFAULT,
-    ) -> None:
+    async def look(self, client: EtcdClient, keys: Keys, by: Claimant, limits: Limits = DEFAULT) -> None:
         """List the operation's job states and claims, and sort what may be claimed now."""
-        first, after = keys.claims_range(self.ref)
         gate_mod, most = self.gate_mod, self.gate.options.max_jobs
-        count = await client.count(*keys.jobs_range(self.ref))
-        listing = await client.list(first, after)
-        if not self.spec.rules.resumable and count == 2 * (self.plan.count - len(listing.kvs)):
-            # State and outcome of each job that ended, counted before: so whatever has no claim had ended.
-            held = {claim_ordinal(kv.key) for kv in listing.kvs}
-            ended = set(range(self.plan.count)) - held
-        else:
-            ended = await self._ended(client, keys)
-            listing = await client.list(first, after)
+        ended, listing = await self._list_jobs(client, keys)
         now, clock = time.time(), time.monotonic()
-        claims: dict[int, Seen[Claim]] = {}
-        unchanged: dict[int, float] = {}
-        seen_before, self._first_seen = self._first_seen, {}
-        for kv in listing.kvs:
-            p = claim_ordinal(kv.key)
-            claims[p] = Seen(read(Claim.decode, kv), kv.mod_revision)
-            if claims[p].value.waiting or claims[p].value.incarnation not in live:
-                mod, since = seen_before.get(p, (0, clock))
-                self._first_seen[p] = (kv.mod_revision, since if mod == kv.mod_revision else clock)
-                unchanged[p] = clock - self._first_seen[p][1]
-        keyed = (await client.list(*keys.permits_range(self.ref))).kvs if most else []
+        claims = {claim_ordinal(kv.key): Seen(read(Claim.decode, kv), kv.mod_revision) for kv in listing.kvs}
+        unchanged = self._see_claims(claims, by.live, clock)
+        permit_keys = (await client.list(*keys.permits_range(self.ref))).kvs if most else ()
         if self.gate_mod != gate_mod:
             # What limits it is something else by now.
-            await self.look(client, keys, live, executor, others, patience, limits)
+            await self.look(client, keys, by, limits)
             return
-        homes = others if self.spec.rules.resumable else ()
-        found = next_steps.claimable(
-            self.plan.count, ended, claims, live, executor, bool(others), now, unchanged, patience, homes
-        )
+        rules = self.spec.rules
+        found = job_claims.claimable(self.plan.count, ended, claims, by, now, unchanged, resumable=rules.resumable)
         self.uncompared = {}
         if most:
-            by_actors = [(p, claims[p].mod) for p in sorted(found.lost) if claims[p].value.actor]
-            overdue = dict(by_actors[: limits.overdue])
-            self.permits = permits(
-                most,
-                [seen.value for p, seen in claims.items() if p not in overdue],
-                {claim_ordinal(kv.key): (kv.value, kv.mod_revision) for kv in keyed},
-                live,
-                list(overdue.items()),
-                limits.gone,
-            )
-            compared = self.permits.gone
-            others_lost = (p for p in found.lost if p not in overdue and claims[p].value.incarnation not in compared)
-            self.uncompared = {p: claims[p] for p in others_lost}
+            self._count_permits(permit_keys, claims, found.lost, by.live, limits)
         # What is held is not claimable, whatever the listing shows: its end may be applied, and the answer to it lost.
-        self._choose([p for p in found.free if p not in self.held], executor, others)
+        self._choose([p for p in found.free if p not in self.held], by.name, by.others)
         self.again = {p: (claims[p], False) for p in found.waiting if p not in self.held}
         self.again |= {p: (claims[p], True) for p in found.lost if p not in self.uncompared}
-        rules = self.spec.rules
-        self.suspects = {p: old for p, old in self.again.items() if next_steps.suspect(old[0].value, old[1], rules)}
+        self.suspects = {p: old for p, old in self.again.items() if job_claims.suspect(old[0].value, old[1], rules)}
         for p in self.suspects:
             del self.again[p]
         self.next_due = None if found.next_due is None else clock + found.next_due - now
 
-    async def _ended(self, client: EtcdClient, keys: Keys) -> set[int]:
-        listing = await client.list(*keys.jobs_range(self.ref), keys_only=True)
-        return {p for kv in listing.kvs if (p := state_ordinal(kv.key)) is not None}
+    async def _list_jobs(self, client: EtcdClient, keys: Keys) -> tuple[Collection[int], Listing]:
+        """The ended jobs, and a listing of the claims that is not older."""
+        claims_range = keys.claims_range(self.ref)
+        count = await client.count(*keys.jobs_range(self.ref))
+        listing = await client.list(*claims_range)
+        if not self.spec.rules.resumable and count == 2 * (self.plan.count - len(listing.kvs)):
+            # State and outcome of each job that ended, counted before: so whatever has no claim had ended.
+            held = {claim_ordinal(kv.key) for kv in listing.kvs}
+            return set(range(self.plan.count)) - held, listing
+        states = await client.list(*keys.jobs_range(self.ref), keys_only=True)
+        ended = {p for kv in states.kvs if (p := state_ordinal(kv.key)) is not None}
+        return ended, await client.list(*claims_range)
+
+    def _see_claims(self, claims: Mapping[int, Seen[Claim]], live: Collection[str], clock: float) -> dict[int, float]:
+        """Seconds for which each claim without a live holder is known to be unchanged."""
+        before, self._first_seen = self._first_seen, {}
+        for p, claim in claims.items():
+            if claim.value.waiting or claim.value.incarnation not in live:
+                mod, since = before.get(p, (0, clock))
+                self._first_seen[p] = (claim.mod, since if mod == claim.mod else clock)
+        return {p: clock - since for p, (_, since) in self._first_seen.items()}
+
+    def _count_permits(
+        self,
+        permit_keys: Sequence[KeyValue],
+        claims: Mapping[int, Seen[Claim]],
+        lost: Collection[int],
+        live: Collection[str],
+        limits: Limits,
+    ) -> None:
+        """Find the free permits, and the lost claims that count as live until they are set to waiting."""
+        by_actors = [(p, claims[p].mod) for p in sorted(lost) if claims[p].value.actor]
+        overdue = dict(by_actors[: limits.overdue])
+        self.permits = permits(
+            self.gate.options.max_jobs,
+            [seen.value for p, seen in claims.items() if p not in overdue],
+            {claim_ordinal(kv.key): (kv.value, kv.mod_revision) for kv in permit_keys},
+            live,
+            list(overdue.items()),
+            limits.gone,
+        )
+        compared = self.permits.gone
+        others = (p for p in lost if p not in overdue and claims[p].value.incarnation not in compared)
+        self.uncompared = {p: claims[p] for p in others}
 
     def unchanged_for(self, partition: int) -> float:
         """Seconds for which the waiting or lost claim of this job was unchanged at the last listings."""
@@ -325,8 +326,8 @@ class OpenOperation:
         """Seconds until it is this executor's turn to fall quiet for each of the suspects, which are sorted by that."""
         turns = {}
         for p, (seen, _) in self.suspects.items():
-            place = next_steps.place_for_suspect(seen.value, executor, others, f"{self.ref}/{p}")
-            turns[p] = next_steps.quiet_in(place, self.unchanged_for(p))
+            place = work_shares.place_for_suspect(seen.value, executor, others, f"{self.ref}/{p}")
+            turns[p] = work_shares.quiet_in(place, self.unchanged_for(p))
         turns = dict(sorted(turns.items(), key=lambda turn: turn[1]))
         self.suspects = {p: self.suspects[p] for p in turns}
         return turns

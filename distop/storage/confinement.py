@@ -1,8 +1,9 @@
 # ruff: noqa: PTH100, PTH115, PTH116 -- os.path takes a million paths fast
-"""Which files may belong to a table: those below its own folder, wherever a link or its metadata lead.
+"""Checks that files belong to a table: that they are below its own folder, also after links are followed.
 
-Links and metadata are data: who writes one table could name the files of another. Iceberg's ``add_files`` names files
-elsewhere, so a data file of Iceberg is held to the table's folder only in an executor that serves some tables alone.
+Links and metadata are not trusted: the writer of one table could name files of another. Iceberg's ``add_files`` adds
+files in other folders, so data files of Iceberg tables must be in the table's folder only in an executor that is
+restricted to some tables.
 """
 
 from __future__ import annotations
@@ -28,35 +29,37 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 LOCATIONS = "DISTOP_TABLE_LOCATIONS"
-"""The environment variable with folders and URLs that any table may have files below: ``/warehouse,s3://bucket/old``."""
+"""The environment variable with folders and URLs where any table may have files: ``/warehouse,s3://bucket/old``."""
 
 _METADATA = "metadata"
 _NAMES = r"(?:/(?!\.{0,2}(?:/|\Z))[^/\0]+)"
 _FORM = re.compile(rf"(?:file:(?://)?)?{_NAMES}+|(?!file:)[A-Za-z][A-Za-z0-9+.-]*://[^/\0]*{_NAMES}*")
-"""A path from the root on, or a URL, in which every name stands for itself."""
-_ODD = frozenset("?#%\0")
-"""What a name is looked at for, of which the folder is known."""
+"""An absolute path or a URL, without ``.``, ``..`` and empty names."""
+_SPECIAL = frozenset("?#%\0")
+"""Characters for which a name is checked even if its folder was checked before."""
 _IN_AUTHORITY = 2
-"""Slashes up to the end of the bucket or the host of a URL."""
+"""Number of slashes before the bucket or the host of a URL."""
 _ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfss": "abfs", "wasbs": "wasb"}
 _some_tables_only = False
-_KEPT_COPIES = 256
+_CACHED_COPIES = 256
 _DEEP = 100
-"""Folders, one in the other, that are looked at one after the other."""
-_looked: ContextVar[dict[str, str] | None] = ContextVar("_looked", default=None)
+"""Maximum depth of folders that are resolved recursively."""
+_resolved_paths: ContextVar[dict[str, str] | None] = ContextVar("_resolved_paths", default=None)
 _copies: OrderedDict[str, str] = OrderedDict()
-"""The tables of metadata files that this process has written elsewhere."""
+"""The folders of tables by metadata files that this process has written outside of them."""
 
 
 def confine(some_tables_only: bool) -> None:
-    """Say whether this process serves some tables alone."""
+    """Set whether this process is restricted to some tables."""
     global _some_tables_only
     _some_tables_only = some_tables_only
 
 
 def table_of(source: str) -> str:
-    """The folder of the Iceberg table whose metadata file this is. The path of the file is what the table's record or
-    its catalog says; the ``location`` inside the file is not asked, since who writes the table chooses it.
+    """The folder of the Iceberg table with this metadata file.
+
+    It is derived from the file's path, which the table's record or its catalog has; not from the ``location`` in the
+    file, which the table's writer chooses.
     """
     if source in _copies:
         return _copies[source]
@@ -65,40 +68,41 @@ def table_of(source: str) -> str:
 
 
 def own_folder(source: str, location: str) -> str:
-    """The folder of an Iceberg table that a catalog knows, for what writes or removes there. ``location``: what the
-    metadata file ``source`` says of itself. Raises InvalidArgument where that is another folder.
+    """The folder of an Iceberg table of a catalog, for writing or removing there.
+
+    ``location``: from the content of the metadata file ``source``. Raises InvalidArgument if it is another folder.
     """
     folder = table_of(source)
     if _place(folder) != _place(location):
         raise InvalidArgument(
-            f"the metadata file {shown(source)} says that its table lies at {shown(location)}, which is not the folder "
-            "of its metadata: nothing is written or removed in either. Set its location to that folder, or have its "
-            "metadata written below its location"
+            f"the metadata file {shown(source)} gives the table's location as {shown(location)}, which is not the "
+            "folder of its metadata: nothing is written or removed in either. Set the location to that folder, or let "
+            "the metadata be written below the location"
         )
     return folder
 
 
 def check_folder(folder: str, pinned: str) -> None:
-    """Raises InvalidArgument where a catalog has a table in another folder than its record says. ``pinned``: what that
-    says; "" for nothing, so that any folder is allowed.
-    """
+    """Raises InvalidArgument if a catalog's table is not in the folder of its record (``pinned``; "": any folder)."""
     if pinned and _place(folder) != _place(pinned):
         raise InvalidArgument(
-            f"the catalog has the table at {shown(folder)}, and not at {shown(pinned)}, the option 'folder' of its "
-            "record: the table has moved; register it anew if it is to lie there"
+            f"the catalog has the table at {shown(folder)}, but the option 'folder' of its record is {shown(pinned)}: "
+            "the table has moved; register it again if the new folder is correct"
         )
 
 
-def copied(source: str, path: str) -> None:
-    """Note that this process has written the metadata of ``source`` to another path: they are of the same table."""
+def note_copy(source: str, path: str) -> None:
+    """Note that this process has written the table's metadata of ``source`` to another path."""
     _copies[path] = table_of(source)
-    while len(_copies) > _KEPT_COPIES:
+    while len(_copies) > _CACHED_COPIES:
         _copies.popitem(last=False)
 
 
 def check_loadable(path: str) -> None:
-    """Raises InvalidArgument for a metadata file, or a table's folder, with a ``#`` in its path: Iceberg's
-    ``HadoopTables`` takes what follows it for the name of a metadata table, and loads another file than Python reads.
+    """Raises InvalidArgument for a metadata file, or a table's folder, with a ``#`` in its path.
+
+    Iceberg's ``HadoopTables`` takes the text after it as the name of a metadata table, and so loads another file than
+    Python.
     """
     if "#" in path:
         raise InvalidArgument(
@@ -107,8 +111,9 @@ def check_loadable(path: str) -> None:
 
 
 def check_metadata(source: str) -> None:
-    """Raises InvalidArgument where a metadata file, or its folder, is a link in the table's folder: it would be the
-    metadata of another table, to be read and committed to. So it does for a ``#`` in the path.
+    """Raises InvalidArgument if a metadata file or its folder is a link, and for a ``#`` in the path.
+
+    By a link in the table's folder, another table's metadata would be read and changed.
     """
     check_form(source)
     check_loadable(source)
@@ -124,15 +129,17 @@ def check_metadata(source: str) -> None:
 
 
 def resolved(location: str) -> str:
-    """A path on a disk without links; where nothing can be opened by it, as it is. Raises InvalidArgument where a link
-    on the way belongs neither to this process's user nor to root: its owner could have it lead to another table.
+    """A path on a disk, with its links followed; unchanged if it cannot be opened.
+
+    Raises InvalidArgument for a link that belongs neither to this process's user nor to root: its owner could redirect
+    it to another table.
     """
-    known = _looked.get()
+    known = _resolved_paths.get()
     if known is None:
         return _resolved(location)
     if location not in known:
         folder, _, name = location.rpartition("/")
-        # Below a folder that was looked at, one look more tells all but where a link leads.
+        # If the folder is resolved, only a link still needs to be followed.
         below = folder and name not in ("", ".", "..") and location.count("/") < _DEEP
         found = f"{resolved(folder).rstrip('/')}/{name}" if below else ""
         known[location] = found if below and not _may_be_link(found) else _resolved(location)
@@ -146,75 +153,75 @@ def _resolved(location: str) -> str:
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return os.path.abspath(location)
     except OSError as error:
-        raise InvalidArgument(f"the path {shown(location)} cannot be looked at: {error.strerror}") from None
+        raise InvalidArgument(f"the path {shown(location)} cannot be resolved: {error.strerror}") from None
 
 
 @contextmanager
-def looked_once() -> Iterator[None]:
-    """Each folder is looked at once in this block, on this thread: files that are judged together, before any of them
-    is read, have the same ones.
-    """
-    if _looked.get() is not None:
+def resolve_once() -> Iterator[None]:
+    """In this block, each path is resolved only once by this thread, for checks of many files before they are read."""
+    if _resolved_paths.get() is not None:
         yield
         return
-    token = _looked.set({})
+    token = _resolved_paths.set({})
     try:
         yield
     finally:
-        _looked.reset(token)
+        _resolved_paths.reset(token)
 
 
 def _another_users(location: str, what: str, why: str) -> InvalidArgument:
     return InvalidArgument(
-        f"{what}, on the way to {shown(location)}, {why}: its owner could have it lead to another table; name the "
-        "folder that it leads to, or have the link belong to root"
+        f"{what}, on the way to {shown(location)}, {why}: its owner could redirect it to another table; name the "
+        "folder that it leads to, or let root own the link"
     )
 
 
 def check_form(path: str) -> None:
-    """Raises InvalidArgument for a path in data that Hadoop, which removes ``..`` from the text, and Python, which
-    follows links first, may take for two files; and for one that is decoded by some readers, to such a path.
+    """Raises InvalidArgument for a path that its readers may resolve to different files.
+
+    Hadoop removes ``..`` from the text, whereas Python follows links first; and some readers decode ``%`` escapes.
     """
-    odd = not _FORM.fullmatch(path)
-    if odd or ("%" in path and not {".", ".."}.isdisjoint(unquote(path).split("/"))) or "%00" in path:
+    invalid = not _FORM.fullmatch(path)
+    if invalid or ("%" in path and not {".", ".."}.isdisjoint(unquote(path).split("/"))) or "%00" in path:
         raise InvalidArgument(
-            f"the path of a file, {shown(path)}, is refused, since its readers differ on it: write it from the root "
-            "on, or as a URL, without '.', '..' and empty names"
+            f"the path of a file, {shown(path)}, is refused, because its readers may resolve it differently: write an "
+            "absolute path or a URL without '.', '..' and empty names"
         )
 
 
 class TableFiles:
-    """The files that may belong to the table in a folder or at a URL. ``others``: where some of it lies besides."""
+    """The files that may belong to the table at a location. ``others``: further locations with files of the table."""
 
     def __init__(self, location: str, *others: str) -> None:
-        """Raises InvalidArgument where another user's link leads to the folder; others to which one leads are none."""
+        """Raises InvalidArgument if the location is behind another user's link; such other locations are ignored."""
         self._location = location
         local = _local(location)
         self._own = None if local is None else f"{os.path.abspath(local).rstrip('/')}/"
         listed = (one.strip() for one in os.environ.get(LOCATIONS, "").split(","))
-        # What lies below the table's folder by its path must lie there once links are followed.
-        besides = [*(one for one in others if not self._is_below(one)), *(one for one in listed if one)]
+        # A path below the table's folder must still be there after links are followed.
+        further = [*(one for one in others if not self._is_below(one)), *(one for one in listed if one)]
         self._folders = [] if local is None else [f"{resolved(local).rstrip('/')}/"]
-        for found in filter(None, map(_local, besides)):
+        for found in filter(None, map(_local, further)):
             with suppress(InvalidArgument):
                 self._folders.append(f"{resolved(found).rstrip('/')}/")
-        self._urls = [f"{_plain(one).rstrip('/')}/" for one in (location, *besides) if _local(one) is None]
+        self._urls = [f"{_plain(one).rstrip('/')}/" for one in (location, *further) if _local(one) is None]
         self._resolved: dict[str, str] = {}
         self._known: set[str] = set()
 
     def check(self, paths: Iterable[str], *, deletes: bool = False, below: bool = False) -> None:
-        """Raises InvalidArgument for a path that metadata or a plan name, and that is no allowed URL (storage_urls), or
-        may not belong to this table. ``deletes``: these are delete files, which only writers of the table make; one on
-        a disk is a regular file in the table's folder, so that errors of its reader tell nothing of other files.
-        ``below``: all of them lie below the table's folder, in every executor, or are what its location names.
+        """Raises InvalidArgument for a path in metadata or a plan that is not allowed, or may not belong to this table.
+
+        ``deletes``: the paths are delete files, which must be in the table's folder, and regular files if they are on a
+        disk, so that errors of their reader cannot quote other files. ``below``: all paths must be below the table's
+        folder or its listed locations, in every executor.
         """
         for path in paths:
             folder, _, name = path.rpartition("/")
-            odd = name in ("", ".", "..") or len(path) > LONGEST_PATH or not _ODD.isdisjoint(name)
-            if odd or folder not in self._known:
+            special = name in ("", ".", "..") or len(path) > LONGEST_PATH or not _SPECIAL.isdisjoint(name)
+            if special or folder not in self._known:
                 check_paths((path,))
                 check_form(path)
-                if folder.count("/") > _IN_AUTHORITY:  # the name is no part of a bucket's or a host's
+                if folder.count("/") > _IN_AUTHORITY:  # the name is not part of a bucket's or a host's
                     self._known.add(folder)
             local = _local(path)
             if local is None:
@@ -230,15 +237,16 @@ class TableFiles:
                 except NotRegular as error:
                     raise InvalidArgument(str(error)) from None
                 except OSError:
-                    continue  # its reader says that it is gone
+                    continue  # its reader reports that it is gone
 
-    def look_anew(self) -> None:
-        """Forget where folders have led: one may have become a link since the last check."""
+    def forget_resolved(self) -> None:
+        """Forget resolved folders: one may have become a link since the last check."""
         self._resolved.clear()
 
-    def look(self, path: str) -> os.stat_result:
-        """What a link in the table's folder leads to. Raises InvalidArgument where it leads out of the folder, or is
-        another user's, and OSError.
+    def resolved_stat(self, path: str) -> os.stat_result:
+        """The stat result of a path, with its links followed.
+
+        Raises InvalidArgument for a link that leads out of the table's folder or belongs to another user, and OSError.
         """
         with walked(Path(path), partial(_another_users, path), folders=False) as (place, opened):
             if not self._allows(str(place)):
@@ -246,20 +254,18 @@ class TableFiles:
             return os.fstat(opened)
 
     def check_open(self, descriptor: int, path: str) -> None:
-        """Raises InvalidArgument where what was opened by a path lies out of the table's folder."""
+        """Raises InvalidArgument if an open file, or folder, is outside of the table's folder."""
         try:
             found = os.readlink(f"/proc/self/fd/{descriptor}").removesuffix(" (deleted)")
-        except FileNotFoundError:  # no Linux, so no executor
+        except FileNotFoundError:  # not Linux, so not an executor
             found = os.path.realpath(path)
-        except OSError:  # its path is longer than any that can be opened
+        except OSError:  # its path is too long
             raise self._outside(path) from None
         if not self._allows(found):
             raise self._outside(path)
 
     def check_partition(self, folder: str) -> None:
-        """Raises InvalidArgument where the folder of a partition lies below the table's by its path, and a link leads
-        out of it.
-        """
+        """Raises InvalidArgument if a partition's folder is below the table's folder, but a link leads out of it."""
         local = _local(folder) or ""
         if self._is_below(folder) and not self._has(local):
             raise self._outside(local)
@@ -278,7 +284,7 @@ class TableFiles:
         return self._allows(found)
 
     def _allows(self, found: str) -> bool:
-        """Whether a path without links is one of the table."""
+        """Whether a path without links is in a folder of the table."""
         return any(f"{found}/".startswith(allowed) for allowed in self._folders)
 
     def _has_url(self, path: str) -> bool:
@@ -293,7 +299,7 @@ class TableFiles:
 
 
 def _may_be_link(path: str) -> bool:
-    """Whether there is a link at a path; true also where that cannot be told."""
+    """Whether a path is a link, or cannot be examined."""
     try:
         return stat.S_ISLNK(os.lstat(path).st_mode)
     except FileNotFoundError:
@@ -303,20 +309,20 @@ def _may_be_link(path: str) -> bool:
 
 
 def _local(location: str) -> str | None:
-    """The path on a disk, as Iceberg has it with or without a scheme."""
+    """The local path of a location with or without the scheme ``file``; None for other URLs."""
     if location.startswith("/") and "//" not in location and "/." not in location and not location.endswith("/"):
-        return location  # as it would come back from below; planned files are looked at by the thousand
+        return location  # a shortcut with the same result: there are thousands of planned files
     path = local_path(location)
     return None if path is None else str(path)
 
 
 def _place(location: str) -> str:
-    """One text for a folder, however it is written. No link is followed: whoever writes the table may turn it."""
+    """A normal form of a folder's path or URL. Links are not followed, because the table's writer may change them."""
     local = _local(location)
     return local.rstrip("/") if local is not None else _plain(location).rstrip("/")
 
 
 def _plain(url: str) -> str:
-    """The URL with one of several schemes that mean the same."""
+    """The URL with the main one of equivalent schemes."""
     scheme, _, rest = url.partition("://")
     return f"{_ALIASES.get(scheme.lower(), scheme.lower())}://{rest}"

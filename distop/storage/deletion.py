@@ -1,4 +1,4 @@
-"""The only module that removes or writes files below a table, a shared directory, a stage or an index.
+"""Removes and writes files below tables, shared directories, stages and indexes; no other module does.
 
 A :class:`Place` is derived from an operation, a partition and an attempt, or from an index, but never from a result, a
 plan or a file. A removed or written file has a path below its place. On a disk every folder is opened relative to its
@@ -37,9 +37,12 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER_MODE, _FILE_MODE = 0o755, 0o644
 """Modes of new folders and files, before the umask: other users may never write there."""
-_STAGED = ("nothing is staged", "give the executors a --shared-dir that only their user can change or replace")
-_LED = ("nothing is read, removed or written", "give the folder that the link leads to, or let root own the link")
-"""For a folder that other users may change, or a link of theirs: what is not done, and what to do about it."""
+_UNSAFE_FOLDER = ("nothing is staged", "give the executors a --shared-dir that only their user can change or replace")
+_UNSAFE_LINK = (
+    "nothing is read, removed or written",
+    "give the folder that the link leads to, or let root own the link",
+)
+"""Parts of the error for a folder or link of another user: what is not done there, and what to do about it."""
 
 
 def components(path: str) -> list[str]:
@@ -203,13 +206,13 @@ def make_new(place: Place, mode: int = 0o700) -> None:
             raise FileExistsError(taken) from None
 
 
-def check_own(place: Place, told: tuple[str, str] = _STAGED, *, missing: bool = False) -> None:
+def check_own(place: Place, text: tuple[str, str] = _UNSAFE_FOLDER, *, missing: bool = False) -> None:
     """Raises UnsafePath if a place on a disk is not a folder, or other users may change or replace it, and OSError.
 
-    ``told``: for the error, what is not done there, and what to do about it. ``missing``: accept a missing folder.
+    ``text``: for the error, what is not done there, and what to do about it. ``missing``: accept a missing folder.
     """
     if local_path(place.anchor) is not None:
-        with _opened(place.anchor, components(place.path) if place.path else [], own=told) as folder:
+        with _opened(place.anchor, components(place.path) if place.path else [], own=text) as folder:
             if folder is None and not missing:
                 raise UnsafePath(f"{place.location} is not a folder")
 
@@ -231,7 +234,7 @@ def made_folder(place: Place) -> Iterator[int]:
     Raises UnsafePath, and OSError.
     """
     parts = components(place.path) if place.path else []
-    with _opened(place.anchor, parts, make=True, own=_STAGED if place.own else None) as opened:
+    with _opened(place.anchor, parts, make=True, own=_UNSAFE_FOLDER if place.own else None) as opened:
         if opened is None:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), place.location)
         yield opened
@@ -261,11 +264,11 @@ def _opened(
 ) -> Iterator[int | None]:
     """Open the folder at the end of a path; yields None if it does not exist. ``make``: create missing folders.
 
-    Raises UnsafePath for a link below the anchor, for another user's link in the anchor's path, and with ``own`` if
-    other users may change a folder.
+    ``own``: the error's text (``check_own``) if other users may change a folder; None to accept such folders. Raises
+    UnsafePath, also for a link below the anchor, and for another user's link in the anchor's path.
     """
     path = (local_path(anchor) if anchor else None) or Path("/")
-    unsafe = partial(_unsafe, own or _LED)
+    unsafe = partial(_unsafe, own or _UNSAFE_LINK)
     with ExitStack() as stack:
         try:
             walk = walked(path, unsafe, folders=own is not None, make=_FOLDER_MODE if make else None)
@@ -283,46 +286,54 @@ def _opened(
         if own:
             _check_own(folder, str(path), own, sticky=True)
         for n, part in enumerate(parts, 1):
-            if make:
-                with suppress(FileExistsError):
-                    os.mkdir(part, _FOLDER_MODE, dir_fd=folder)
-            try:
-                folder = os.open(part, _FOLDER, dir_fd=folder)
-            except FileNotFoundError:
+            whole = "/".join((str(path), *parts[:n]))
+            inner = _opened_below(folder, part, whole, make=make)
+            if inner is None:
                 yield None
                 return
-            except OSError as error:
-                if error.errno not in (errno.ELOOP, errno.ENOTDIR):
-                    raise
-                if _is_link(folder, part):
-                    whole = "/".join((str(path), *parts[:n]))
-                    raise UnsafePath(f"{whole} is a symbolic link, which is not followed: put a folder there") from None
-                yield None
-                return
+            folder = inner
             stack.callback(os.close, folder)
             if own:
-                _check_own(folder, "/".join((str(path), *parts[:n])), own)
+                _check_own(folder, whole, own)
         yield folder
 
 
-def _check_own(folder: int, path: str, told: tuple[str, str], *, sticky: bool = False) -> None:
+def _opened_below(folder: int, name: str, path: str, *, make: bool) -> int | None:
+    """Open a folder in an open folder; None if it is missing or not a folder. Raises UnsafePath for a link."""
+    if make:
+        with suppress(FileExistsError):
+            os.mkdir(name, _FOLDER_MODE, dir_fd=folder)
+    try:
+        return os.open(name, _FOLDER, dir_fd=folder)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENOTDIR):
+            raise
+        if stat.S_ISLNK(_mode(folder, name) or 0):
+            raise UnsafePath(f"{path} is a symbolic link, which is not followed: put a folder there") from None
+        return None
+
+
+def _check_own(folder: int, path: str, text: tuple[str, str], *, sticky: bool = False) -> None:
     """Raises UnsafePath for an open folder that other users may change.
 
     ``sticky``: accept a sticky folder, since the folders below it are checked as well.
     """
     if why := changeable(os.fstat(folder), sticky=sticky):
-        raise _unsafe(told, path, why)
+        raise _unsafe(text, path, why)
 
 
-def _unsafe(told: tuple[str, str], what: str, why: str) -> UnsafePath:
-    return UnsafePath(f"{told[0]} below {what}, which {why}: {told[1]}")
+def _unsafe(text: tuple[str, str], what: str, why: str) -> UnsafePath:
+    return UnsafePath(f"{text[0]} below {what}, which {why}: {text[1]}")
 
 
-def _is_link(folder: int, name: str) -> bool:
+def _mode(folder: int, name: str) -> int | None:
+    """The mode of an entry of a folder, without following a link; None if it does not exist."""
     try:
-        return stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+        return os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
     except FileNotFoundError:
-        return False
+        return None
 
 
 def _delete_local(folder: int, name: str, only_empty: bool) -> bool:
@@ -340,7 +351,7 @@ def _delete_local(folder: int, name: str, only_empty: bool) -> bool:
             return True
         except FileNotFoundError:
             # The path is gone, or another process removes files in the folder.
-            if not _is_there(folder, name):
+            if _mode(folder, name) is None:
                 return removed
             if not left:
                 raise
@@ -349,14 +360,6 @@ def _delete_local(folder: int, name: str, only_empty: bool) -> bool:
                 return False
             raise
     raise AssertionError("the last try returns or raises")
-
-
-def _is_there(folder: int, name: str) -> bool:
-    try:
-        os.stat(name, dir_fd=folder, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return True
 
 
 # ------------------------------------------------------------------ on an object store

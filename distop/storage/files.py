@@ -1,8 +1,7 @@
-"""Files: opening and reading them wherever they are, and writing local ones as a whole.
+"""Opens and reads files at local paths and URLs safely, and writes local files atomically.
 
-Reads whole small files at a local path or a URL that pyarrow supports, such as in the shared directory.
-
-Reads and writes files with fixed names: atomically, durably, and without following links.
+Small files are read as a whole, locally or at a URL that pyarrow supports. Files with fixed names are written
+atomically and durably, and without following links.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ def gone(location: str) -> tuple[str, ...]:
 
 
 GCS_RETRIES = 20.0
-"""Seconds for which Google's client repeats a failed request; its default is a quarter of an hour."""
+"""Seconds for which Google's client retries a failed request; its default is a quarter of an hour."""
 
 
 def open_filesystem(location: str) -> tuple[Any, str]:

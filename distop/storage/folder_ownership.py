@@ -39,7 +39,7 @@ def changeable(found: os.stat_result, *, sticky: bool = False, private_group: bo
     that has this user as its only member.
     """
     if found.st_uid not in (0, os.geteuid()):
-        return _stranger(found)
+        return _other_owner(found)
     writers = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     if not writers or (sticky and found.st_mode & stat.S_ISVTX):
         return ""
@@ -80,14 +80,8 @@ def walked(
     user can replace a component; OSError if a component is missing.
     """
     if not hasattr(os, "O_PATH"):  # not Linux, so this is a client, which reads files that its own user names
-        if make is not None:
-            folder.mkdir(make, parents=True, exist_ok=True)
-        place = folder.resolve(strict=True)
-        here = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            yield place, here
-        finally:
-            os.close(here)
+        with _opened_unchecked(folder, make) as found:
+            yield found
         return
     flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
     # str, not Path, for speed: plans have thousands of files.
@@ -100,16 +94,8 @@ def walked(
             if folders and (why := changeable(os.fstat(here), sticky=True, private_group=True)):
                 raise unsafe(_path(names), why)
             part = rest.pop()
-            try:
-                following = _opened(part, flags, here)
-            except FileNotFoundError:
-                if make is None:
-                    raise
-                with suppress(FileExistsError):
-                    os.mkdir(part, 0o755 if rest else make, dir_fd=here)
-                following = _opened(part, flags, here)
-            found = os.fstat(following)
-            if not stat.S_ISLNK(found.st_mode):
+            following = _opened_or_made(part, flags, here, 0o755 if rest and make is not None else make)
+            if not stat.S_ISLNK(os.fstat(following).st_mode):
                 os.close(here)
                 here = following
                 if part == "..":
@@ -117,20 +103,27 @@ def walked(
                 else:
                     names.append(part)
                 continue
-            try:
-                if found.st_uid not in (0, os.geteuid()):
-                    raise unsafe(f"the link {_path([*names, part])}", _stranger(found))
-                links += 1
-                if links > _LINKS:
-                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(folder))
-                target = os.readlink("", dir_fd=following)
-            finally:
-                os.close(following)
+            target = _link_target(following, _path([*names, part]), unsafe)
+            links += 1
+            if links > _LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(folder))
             if target.startswith("/"):
                 os.close(here)
                 here, names = os.open("/", flags), []
             rest += reversed(_names(target))
         yield Path(_path(names)), here
+    finally:
+        os.close(here)
+
+
+@contextmanager
+def _opened_unchecked(folder: Path, make: int | None) -> Iterator[tuple[Path, int]]:
+    if make is not None:
+        folder.mkdir(make, parents=True, exist_ok=True)
+    place = folder.resolve(strict=True)
+    here = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        yield place, here
     finally:
         os.close(here)
 
@@ -141,6 +134,29 @@ def _names(path: str) -> list[str]:
 
 def _path(names: Sequence[str]) -> str:
     return "/" + "/".join(names)
+
+
+def _opened_or_made(part: str, flags: int, folder: int, make: int | None) -> int:
+    """Open a component of a path; ``make``: if it is missing, create a folder with this mode."""
+    try:
+        return _opened(part, flags, folder)
+    except FileNotFoundError:
+        if make is None:
+            raise
+        with suppress(FileExistsError):
+            os.mkdir(part, make, dir_fd=folder)
+        return _opened(part, flags, folder)
+
+
+def _link_target(link: int, path: str, unsafe: Callable[[str, str], Exception]) -> str:
+    """The target of an open link, which is closed. Raises the exception of ``unsafe`` for another user's link."""
+    try:
+        found = os.fstat(link)
+        if found.st_uid not in (0, os.geteuid()):
+            raise unsafe(f"the link {path}", _other_owner(found))
+        return os.readlink("", dir_fd=link)
+    finally:
+        os.close(link)
 
 
 def _opened(part: str, flags: int, folder: int) -> int:
@@ -158,7 +174,7 @@ def _unsafe(what: str, why: str, option: str) -> UnsafePath:
     )
 
 
-def _stranger(found: os.stat_result) -> str:
+def _other_owner(found: os.stat_result) -> str:
     return f"belongs to the user {found.st_uid}, but this process runs as {os.geteuid()}"
 
 

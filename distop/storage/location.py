@@ -1,5 +1,5 @@
 # ruff: noqa: PTH100, PTH111, PTH112, PTH118 -- os.scandir and os.path list a hundred thousand folders fast
-"""Where a table lies, and what files are there: local folders by ``os.scandir``, others by pyarrow's file systems."""
+"""A table's location: lists and reads its files, with ``os.scandir`` for local folders, else with pyarrow."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Entry(NamedTuple):
     mtime_ns: int
 
 
-_TROUBLE = (OSError, ValueError, NotImplementedError, TypeError, KeyError, IndexError)
-"""What pyarrow's file systems raise, by what they make of a path or an answer."""
+_ERRORS = (OSError, ValueError, NotImplementedError, TypeError, KeyError, IndexError)
+"""The errors of pyarrow's file systems for a path or an answer."""
 
 
 def _line(error: BaseException) -> str:
@@ -43,13 +43,10 @@ def _line(error: BaseException) -> str:
 
 
 def _path_of(url: str) -> str:
-    """The path of a ``file://`` URL.
-
-    Raises InvalidArgument where it has none, or names another machine.
-    """
+    """The path of a ``file://`` URL. Raises InvalidArgument if it has none, or names another machine."""
     parts = urlsplit(url)
     if not parts.path or parts.netloc not in ("", "localhost"):
-        raise InvalidArgument(f"the location {url!r} is no path on this machine: write it as file:///folder")
+        raise InvalidArgument(f"the location {url!r} is not a path on this machine: write it as file:///folder")
     return unquote(parts.path)
 
 
@@ -58,22 +55,21 @@ def _is_remote(text: str) -> bool:
 
 
 def root_of(text: str) -> str:
-    """What the paths of files begin with that are listed at a location: its absolute path, or its URL. Raises
-    InvalidArgument.
-    """
+    """The common prefix of the files' paths at a location: its absolute path, or its URL. Raises InvalidArgument."""
     if _is_remote(text):
         return text.rstrip("/")
     return os.path.abspath(_path_of(text) if _URI.match(text) else os.path.expanduser(text))
 
 
 def named_parquet(entry: Entry) -> bool:
-    """Its name says that it is Parquet: it ends in .parquet, .parq or .pq."""
+    """Whether a file's name ends in .parquet, .parq or .pq."""
     return entry.path.lower().endswith(_SUFFIXES)
 
 
 def hidden(name: str) -> bool:
-    """Names that are no data: ``_SUCCESS``, ``_distop``, ``.part-0.crc``, and ``….parquet._COPYING_`` while Hadoop's
-    tools still copy it. ``_column=…`` is data, as in Spark.
+    """Whether a name is ignored: ``_SUCCESS``, ``_distop``, ``.part-0.crc``, and a copy by Hadoop's tools in progress.
+
+    Such a copy ends in ``._COPYING_``. ``_column=…`` is data, like in Spark.
     """
     return name.startswith(".") or (name.startswith("_") and "=" not in name) or name.endswith("._COPYING_")
 
@@ -89,8 +85,10 @@ class Location:
 
     @classmethod
     def of(cls, text: str) -> Location:
-        """Raises InvalidArgument for what can be no location, and where another user's link leads to it, and
-        TableUnavailable where it is not there.
+        """Open a location.
+
+        Raises InvalidArgument for an invalid location, and for one behind another user's link; TableUnavailable if it
+        does not exist.
         """
         if not text or "\0" in text:
             raise InvalidArgument(f"the location of a table must be a path or a URL, not {text!r}")
@@ -98,7 +96,7 @@ class Location:
             return cls._remote(text)
         root = root_of(text)
         try:
-            TableFiles(root).look(root)
+            TableFiles(root).resolved_stat(root)
         except OSError:
             raise TableUnavailable(f"the location {text!r} does not exist") from None
         return cls(root, root)
@@ -115,7 +113,7 @@ class Location:
             kind = filesystem.get_file_info(root).type
         except InvalidArgument:
             raise
-        except Exception as e:  # pyarrow raises its own, OSError and ImportError here, by file system
+        except Exception as e:  # pyarrow raises its own errors, OSError or ImportError, by file system
             wrong = TableUnavailable if isinstance(e, OSError | ImportError) else InvalidArgument
             raise wrong(f"the location {text!r} cannot be opened: {_line(e)}") from e
         if kind == fs.FileType.NotFound:
@@ -123,20 +121,21 @@ class Location:
         return cls(text.rstrip("/"), root.rstrip("/"), filesystem, text[: text.index("://") + 3])
 
     def walk(self, *, deep: bool = True) -> Iterator[Entry]:
-        """Every visible file under the location, in no order; not ``deep``: of itself alone. What goes away meanwhile
-        may be left out. Raises TableUnavailable where a folder is unreadable, InvalidArgument where a pipe, a device
-        or a link that leads out of the location is among the files.
+        """All files at the location that are not hidden, unordered. ``deep``: also those in subfolders.
+
+        Files that are removed meanwhile may be missing. Raises TableUnavailable if a folder cannot be read,
+        InvalidArgument for a pipe, a device, or a link out of the location.
         """
         try:
             yield from self._walk_remote(deep) if self.filesystem is not None else self._walk_local(deep)
         except NotRegular as e:
             raise InvalidArgument(str(e)) from None
-        except _TROUBLE as e:
+        except _ERRORS as e:
             raise TableUnavailable(f"the location {self.text!r} cannot be listed: {_line(e)}") from e
 
     def _walk_local(self, deep: bool) -> Iterator[Entry]:
         files = TableFiles(self.root)
-        info = files.look(self.root)
+        info = files.resolved_stat(self.root)
         if not stat.S_ISDIR(info.st_mode):
             check_regular(self.root, info.st_mode)
             yield Entry("", self.root, info.st_size, info.st_mtime_ns)
@@ -151,7 +150,7 @@ class Location:
                     raise
                 continue
             try:
-                # Somebody may have exchanged a folder for a link since it was listed.
+                # The folder may have been replaced by a link since it was listed.
                 files.check_open(opened, path)
                 with os.scandir(opened) as found:
                     entries = list(found)
@@ -160,9 +159,9 @@ class Location:
                         continue
                     inner = os.path.join(path, entry.name)
                     try:
-                        info = files.look(inner) if entry.is_symlink() else entry.stat(follow_symlinks=False)
+                        info = files.resolved_stat(inner) if entry.is_symlink() else entry.stat(follow_symlinks=False)
                     except FileNotFoundError:
-                        if os.path.lexists(inner):  # a link to what is not there: its rows would go unseen
+                        if os.path.lexists(inner):  # a dangling link: its rows must not be missed
                             raise
                         continue
                     if stat.S_ISDIR(info.st_mode):
@@ -175,8 +174,9 @@ class Location:
                 os.close(opened)
 
     def check(self) -> None:
-        """Raises TableUnavailable where nothing is to be seen: a folder on which a disk should be mounted is empty, or
-        holds what a child of ours has written there meanwhile.
+        """Raises TableUnavailable if the location has no visible files: its disk may not be mounted.
+
+        The mount point may have hidden files, which distop has written there meanwhile.
         """
         if self.filesystem is None and os.path.isdir(self.root):
             try:
@@ -187,7 +187,7 @@ class Location:
                 raise TableUnavailable(f"the location {self.text!r} cannot be listed: {e}") from e
 
     def nothing_there(self) -> TableUnavailable:
-        """The error to raise: a missing disk looks no different from a table whose files were removed."""
+        """The error for an empty location: a missing disk looks like a table whose files were removed."""
         why = ": its files were removed, or its disk is not mounted here" if self.filesystem is None else ""
         return TableUnavailable(f"the location {self.text!r} is empty{why}")
 
@@ -207,8 +207,9 @@ class Location:
             yield Entry(relative.rpartition("/")[0], f"{self.text}/{relative}", found.size, found.mtime_ns or 0)
 
     def names_in(self, folder: str) -> frozenset[str]:
-        """The names of the files in a folder of the location; none where there is no such folder. Raises
-        InvalidArgument where a link leads to it, and TableUnavailable where it cannot be listed.
+        """The names in a folder of the location; empty if there is no such folder.
+
+        Raises InvalidArgument for a link, TableUnavailable if it cannot be listed.
         """
         try:
             if self.filesystem is None:
@@ -219,12 +220,14 @@ class Location:
             return frozenset(info.base_name for info in found)
         except (FileNotFoundError, NotADirectoryError):
             return frozenset()
-        except _TROUBLE as e:
+        except _ERRORS as e:
             raise TableUnavailable(f"the folder {folder!r} of {self.text!r} cannot be listed: {_line(e)}") from e
 
     def text_in(self, name: str, limit: int) -> str:
-        """A small file under the location, whole. Raises InvalidArgument where it has more than ``limit`` bytes, or is
-        a link, a pipe or a device; TableUnavailable where it cannot be read.
+        """The text of a small file at the location.
+
+        Raises InvalidArgument if it has more than ``limit`` bytes, or is a link, a pipe or a device; TableUnavailable
+        if it cannot be read.
         """
         try:
             if self.filesystem is None:
@@ -236,15 +239,15 @@ class Location:
             return data.decode(errors="replace")
         except TooLarge:
             raise InvalidArgument(
-                f"the file {name!r} of {self.text!r} has more than {limit} bytes, the most that is read of it"
+                f"the file {name!r} of {self.text!r} has more than {limit} bytes, the limit for such a file"
             ) from None
         except NotRegular as e:
             raise InvalidArgument(str(e)) from None
-        except _TROUBLE as e:
+        except _ERRORS as e:
             raise TableUnavailable(f"the file {name!r} of {self.text!r} cannot be read: {_line(e)}") from e
 
-    def begins_as_parquet(self, entry: Entry) -> bool:
-        """By its first four bytes. Raises OSError where it cannot be read."""
+    def has_parquet_magic(self, entry: Entry) -> bool:
+        """Whether a file starts with Parquet's magic number. Raises OSError if it cannot be read."""
         if self.filesystem is None:
             with open_regular(entry.path) as f:
                 return f.read(4) == _MAGIC

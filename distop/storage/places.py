@@ -1,7 +1,8 @@
 """The locations of operations' files outside of tables, derived from names and fences only.
 
-In the shared directory every namespace has its own folder (``space``, see store/spaces.py) with ``stage``, ``plans``,
-``results`` and ``certificates``. So no cleanup removes files of operations of the same name in another namespace.
+In the shared directory every namespace has its own folder (``space``, see store/cluster_identity.py) with ``stage``,
+``plans``, ``results`` and ``certificates``. So no cleanup removes files of operations of the same name in another
+namespace.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Which storage URLs are allowed in data: in table records, plans, file lists and Iceberg metadata.
+"""Checks storage URLs in data: in table records, plans, file lists and Iceberg metadata.
 
-Such a URL names a bucket or a container, and a path in it. It never names an endpoint, an account, a role or a secret:
-those come from the environment and the settings of whoever opens it. What is no URL is a local path, which may have any
+An allowed URL has only a bucket or container, and a path in it. It has no endpoint, account, role or secret: those come
+from the environment and the settings of the process that opens it. Any other text is a local path, which may have any
 character in its names.
 """
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 HOSTS = "DISTOP_STORAGE_HOSTS"
-"""The environment variable with the hosts that URLs may name besides: ``namenode:8020,nameservice1``."""
+"""The environment variable with further hosts that URLs may have: ``namenode:8020,nameservice1``."""
 
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _GOOGLE = re.compile(r"(?:anonymous@)?[A-Za-z0-9][A-Za-z0-9._-]*")
-"""Without credentials nothing can be sent to anybody."""
+"""``anonymous``: without credentials, so none can be sent to a wrong bucket."""
 _AZURE = re.compile(r"[A-Za-z0-9$-]+@[a-z0-9]+\.(?:dfs|blob)\.core\.windows\.net")
-"""Any other host would be sent the token of this machine's identity."""
+"""Any other host would get a token of this machine's identity."""
 _NO_HOST = re.compile("")
 _AUTHORITIES = {
     **dict.fromkeys(("s3", "s3a", "s3n"), _BUCKET),
@@ -33,39 +33,40 @@ _AUTHORITIES = {
     **dict.fromkeys(("abfs", "abfss", "wasb", "wasbs"), _AZURE),
     **dict.fromkeys(("hdfs", "viewfs"), _NO_HOST),
 }
-"""By scheme, what may stand between ``://`` and the path."""
+"""The allowed texts between ``://`` and the path, by scheme."""
 SCHEMES = ("file", *_AUTHORITIES)
 
 _SCHEME = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.-]*):")
 
 _URI = re.compile(r"\s*(?!file:)(?:[a-z][a-z0-9+.-]*:)+//", re.IGNORECASE)
 _NEXT = re.compile(r",(?=\s*[a-z][a-z0-9+.-]*://)", re.IGNORECASE)
-"""Between the URIs of several servers, as Hive has them."""
+"""The separator between the URIs of several servers, like in Hive's settings."""
 _HOST = re.compile(r"(?:\[[^\[\]]*\]|[^:\[\]]*)(?::\d*)?")
 _USER_IS_KEY = ("http", "https", "s3", "s3a", "s3n")
-"""Schemes of which what stands before the ``@`` is a key or a token, no mere name; in ``abfs`` it is a container."""
+"""Schemes whose text before the ``@`` is a key or a token; in ``abfs`` it is a container."""
 _SECRET = re.compile(r"pass|pwd|secret|token|key|credential|signature", re.IGNORECASE)
-"""In the name of a parameter: its value is a secret."""
+"""Names of parameters whose values are secrets."""
 _SIGNATURES = ("sig", "sas")
 LONGEST_PATH = 4096
-"""Characters of a file's path, as Linux has it; object stores have 1,024 bytes."""
+"""Maximum characters of a file's path, like in Linux; object stores allow 1,024 bytes."""
 
 
 def check_place(what: str, place: str) -> None:
-    """Raises InvalidArgument where a location is a URL that is not allowed in data; a secret in it is not repeated."""
+    """Raises InvalidArgument for a URL that is not allowed in data; the error does not repeat a secret in it."""
     if holds_secret(place):
         raise InvalidArgument(
-            f"{what} with a password, a key or a token in it does not belong into a table record: leave that out, and "
-            "give it to the executors, in their environment (AWS_ACCESS_KEY_ID and the like) and in Spark's settings "
-            "(spark.hadoop.… as spark-conf in the settings file)"
+            f"{what} must not have a password, a key or a token in it: leave that out, and give it to the executors, "
+            "in their environment (AWS_ACCESS_KEY_ID and the like) and in Spark's settings (spark.hadoop.… as "
+            "spark-conf in the settings file)"
         )
     if _URI.match(place):
         _check_url(what, place)
 
 
 def check_paths(paths: Iterable[str]) -> None:
-    """Raises InvalidArgument for a file's path that is neither local nor an allowed URL. Hadoop reads a scheme also
-    where no ``//`` follows it, so such a path is refused as well, and so is one of over 4,096 characters.
+    """Raises InvalidArgument for a file's path that is neither local nor an allowed URL, or has over 4,096 characters.
+
+    A path with a scheme but without ``//`` is refused, because Hadoop would recognize the scheme.
     """
     known: set[str] = set()
     for path in paths:
@@ -75,7 +76,7 @@ def check_paths(paths: Iterable[str]) -> None:
             continue
         end = path.find("/", found.end() + 2)
         bucket = path[: end + 1]
-        # Without a slash after it, the end of the bucket's name is not known.
+        # Without a slash after it, the end of the bucket's name is unknown.
         if end >= 0 and bucket in known and "?" not in path and "#" not in path:
             continue
         check_place("the path of a file", path)
@@ -85,25 +86,25 @@ def check_paths(paths: Iterable[str]) -> None:
 
 
 def _check_url(what: str, place: str) -> None:
-    """Raises InvalidArgument where the URL has more than a scheme, a bucket or a container, and a path."""
+    """Raises InvalidArgument if a URL has more than a scheme, a bucket or container, and a path."""
     scheme, _, rest = place.partition("://")
     authority = rest.partition("/")[0]
     address = place.partition("?")[0].partition("#")[0]
-    said = f"{what}, {shown(address)},"
+    subject = f"{what}, {shown(address)},"
     allowed = _AUTHORITIES.get(scheme.lower())
     if allowed is None:
         known = did_you_mean(scheme, SCHEMES, "known")
-        raise InvalidArgument(f"{said} has the scheme {shown(scheme)}, which is not known{known}")
+        raise InvalidArgument(f"{subject} has the scheme {shown(scheme)}, which is not known{known}")
     if address != place:
         raise InvalidArgument(
-            f"{said} has parameters, which could choose an endpoint, a role or an identity: leave them out, and give "
-            "the executors what else it needs in their environment (AWS_ENDPOINT_URL, AWS_DEFAULT_REGION and the like)"
+            f"{subject} has parameters, which could choose an endpoint, a role or an identity: leave them out, and "
+            "give the executors such settings in their environment (AWS_ENDPOINT_URL, AWS_DEFAULT_REGION and the like)"
         )
     if authority and authority not in _listed_hosts() and not allowed.fullmatch(authority):
         raise InvalidArgument(
-            f"{said} names the host or the account {shown(authority)}, which is not allowed: write s3://BUCKET/PATH, "
-            "gs://BUCKET/PATH, abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH or hdfs:///PATH, or list this host "
-            f"in the executors' environment, as {HOSTS}"
+            f"{subject} names the host or the account {shown(authority)}, which is not allowed: write "
+            "s3://BUCKET/PATH, gs://BUCKET/PATH, abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH or hdfs:///PATH, "
+            f"or list this host in the executors' environment, as {HOSTS}"
         )
 
 
@@ -112,8 +113,9 @@ def _listed_hosts() -> frozenset[str]:
 
 
 def holds_secret(place: str) -> bool:
-    """Whether a URI has a password, a key or a token before its host or in its parameters, or may have: what stands
-    where a port should, and is none, is the beginning of a password with a ``/`` or a ``#`` in it.
+    """Whether a URI has, or may have, a password, a key or a token before its host or in its parameters.
+
+    An invalid port may be the start of a password with a ``/`` or a ``#`` in it.
     """
     return _URI.match(place) is not None and any(map(_in_uri, _NEXT.split(place)))
 
@@ -123,7 +125,7 @@ def _in_uri(uri: str) -> bool:
     try:
         parts = urlsplit(f"any://{rest}")
     except ValueError:
-        return True  # a bracket that is not closed: where its host ends cannot be told
+        return True  # an open bracket: the end of the host is unknown
     user, at, hosts = parts.netloc.rpartition("@")
     if ":" in user or (at and scheme.rpartition(":")[2].lower() in _USER_IS_KEY):
         return True
@@ -133,7 +135,7 @@ def _in_uri(uri: str) -> bool:
 
 
 def _has_secret(parameters: str) -> bool:
-    """Whether the name of a parameter says that its value is a secret. Takes linear time: anybody may write it."""
+    """Whether a parameter's name shows that its value is a secret. Takes linear time, since the text is not trusted."""
     for parameter in re.split("[&;]", parameters):
         for n, name in enumerate(parameter.split("=")[:-1]):
             _, asked, last = name.rpartition("?")

@@ -1,13 +1,10 @@
-"""Which etcd and which namespace this is: the cluster's id and revision, and the namespace's id.
-
-The identity of an etcd cluster: its cluster id, and the highest revision seen.
+"""The identity of an etcd cluster (its id and the highest revision seen), and the id of a namespace.
 
 If the cluster id changes or the revision goes back, the next answer shows it, and the cluster is not used again (F18).
 
-The id of a namespace: the name of its folders in shared directories (docs/contract.md, "Files").
-
-It is random and stored in etcd. The etcd cluster id is not unique enough: etcd computes it from the token and the URLs
-of the first members, so two clusters with the same configuration have the same id.
+A namespace's id is the name of its folders in shared directories (docs/contract.md, "Files"). It is random and stored
+in etcd. The etcd cluster id is not unique enough: etcd computes it from the token and the URLs of the first members, so
+two clusters with the same configuration have the same id.
 """
 
 from __future__ import annotations

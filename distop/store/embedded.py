@@ -272,12 +272,8 @@ class EmbeddedEtcd:
         ports.release(self._reserved)
         self._ports, self._reserved = [], []
 
-    def _launch(self) -> None:
-        binary = self._binary or find_etcd()
-        if not self._ports:
-            self._reserved = ports.reserve(sum(port is None for port in self._fixed) + 1)
-            ours = iter(self._reserved)
-            self._ports = [port if port is not None else next(ours) for port in (*self._fixed, None)]
+    def _command(self, binary: str) -> list[str]:
+        """The command line of the server."""
         client = f"{self._scheme}://127.0.0.1:{self._ports[0]}"
         peer = f"http://127.0.0.1:{self._ports[1]}"
         command = [
@@ -295,7 +291,15 @@ class EmbeddedEtcd:
         if self._compaction is not None:
             mode = "revision" if self._compaction.isdigit() else "periodic"
             command += ["--auto-compaction-mode", mode, "--auto-compaction-retention", self._compaction]
-        command += self._arguments
+        return command + self._arguments
+
+    def _launch(self) -> None:
+        binary = self._binary or find_etcd()
+        if not self._ports:
+            self._reserved = ports.reserve(sum(port is None for port in self._fixed) + 1)
+            ours = iter(self._reserved)
+            self._ports = [port if port is not None else next(ours) for port in (*self._fixed, None)]
+        command = self._command(binary)
         launcher = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid())]
         environment = {
             name: value

@@ -1,6 +1,6 @@
-"""Group commit: items that come while a commit is under way go together in the next one.
+"""Group commit: items that arrive during a commit share the next one.
 
-An item that finds none under way is sent in the same turn of the loop, and waits for no timer.
+Without a commit under way, items are sent in the next turn of the event loop, with no timer.
 """
 
 from __future__ import annotations
@@ -9,31 +9,50 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
+from distop.errors import MalformedRequest
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 T = TypeVar("T")
 
 
+async def by_halves(group: Sequence[T], send: Callable[[Sequence[T]], Awaitable[None]]) -> MalformedRequest | None:
+    """Send a group, and split it in halves where etcd rejects it as invalid.
+
+    Returns etcd's error about the first element that it rejects alone.
+    """
+    try:
+        await send(group)
+    except MalformedRequest as error:
+        if len(group) == 1:
+            return error
+        half = len(group) // 2
+        found, other = await by_halves(group[:half], send), await by_halves(group[half:], send)
+        return found or other
+    return None
+
+
 class Group(Protocol[T]):
-    """The items of the next commit, while it grows."""
+    """The items of the next commit."""
 
     items: list[T]
 
     def add(self, item: T) -> bool:
-        """Add one; False where it does not fit. The first one always fits."""
+        """Add an item; returns False if it does not fit. The first item always fits."""
 
     @property
     def full(self) -> bool:
-        """Hardly anything more fits."""
+        """Whether the group is nearly full, so that it can be sent."""
 
 
 class GroupCommit(Generic[T]):
-    """One line of items.
+    """A queue of items that are committed in groups.
 
-    ``send`` commits some of them, and returns those that are to be sent again: they come first. ``most``: commits under
-    way at once. Beside one that is under way less than a full group waits, and grows. ``rest``: seconds that it waits
-    behind one, for others to have their turn. ``failed`` is told of an error of ``send``.
+    ``send`` commits a group and returns the items to send again: they come first. ``most``: maximum number of commits
+    under way at once. A group that is not full waits, and grows, until no commit is under way, and then for ``rest``
+    seconds, so that others have their turn. ``abandoned``: whether nobody waits for an item any more; then it is not
+    sent. ``failed`` gets each error of ``send``.
     """
 
     def __init__(
@@ -44,18 +63,20 @@ class GroupCommit(Generic[T]):
         *,
         most: int = 1,
         rest: Callable[[], float] = lambda: 0.0,
+        abandoned: Callable[[T], bool] = lambda item: False,
     ) -> None:
         self._send = send
         self._new_group = new_group
         self._failed = failed
         self._most = most
         self._rest = rest
+        self._abandoned = abandoned
         self._queue: deque[T] = deque()
         self._group = new_group()
         self._full = False
-        self._under_way: set[asyncio.Task[None]] = set()
+        self._under_way: dict[asyncio.Task[None], list[T]] = {}
         self._timer: asyncio.Handle | None = None
-        """The next look whether a group is to be sent."""
+        """The next call of :meth:`_send_groups`."""
         self._resting = False
         self._stopped = False
         self._idle = asyncio.Event()
@@ -63,17 +84,17 @@ class GroupCommit(Generic[T]):
 
     @property
     def busy(self) -> bool:
-        """A commit is under way, or waits."""
+        """Whether a commit is under way, or items are queued."""
         return not self._idle.is_set()
 
     def add(self, items: Iterable[T]) -> None:
-        """Queue items. What is queued in the same turn of the loop goes together."""
+        """Queue items. Items that are queued in the same turn of the loop are sent together."""
         self._queue.extend(items)
         if not self._queue or self._stopped:
             return
         self._idle.clear()
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_soon(self._look)
+            self._timer = asyncio.get_running_loop().call_soon(self._send_groups)
         elif self._resting and self._gather() and self._full:
             self._wait(0.0)
 
@@ -84,17 +105,19 @@ class GroupCommit(Generic[T]):
         self._group, self._full = self._new_group(), False
 
     def close(self) -> None:
-        """Drop what waits and what is under way."""
+        """Drop queued items, and cancel the commits under way."""
         self.stop()
-        self.interrupt()
-
-    def interrupt(self) -> None:
-        """Give up what is under way: nobody waits for it any more. The others go on."""
         for commit in self._under_way:
             commit.cancel()
 
+    def interrupt(self) -> None:
+        """Cancel each commit all of whose items are abandoned; the next group follows at once."""
+        for commit, items in self._under_way.items():
+            if all(map(self._abandoned, items)):
+                commit.cancel()
+
     async def drained(self) -> None:
-        """Wait until nothing waits or is under way."""
+        """Wait until no item is queued and no commit is under way."""
         await self._idle.wait()
 
     def _wait(self, seconds: float) -> None:
@@ -102,22 +125,25 @@ class GroupCommit(Generic[T]):
             self._timer.cancel()
         loop = asyncio.get_running_loop()
         self._resting = seconds > 0
-        self._timer = loop.call_later(seconds, self._look) if self._resting else loop.call_soon(self._look)
+        send = self._send_groups
+        self._timer = loop.call_later(seconds, send) if self._resting else loop.call_soon(send)
 
-    def _look(self) -> None:
+    def _send_groups(self) -> None:
         self._timer, self._resting = None, False
         while self._gather() and len(self._under_way) < self._most and not self._stopped:
             if self._under_way and not self._full:
                 break  # part of a group waits for a commit under way, and grows meanwhile
-            items, self._group, self._full = self._group.items, self._new_group(), False
-            commit = asyncio.ensure_future(self._commit(items))
-            self._under_way.add(commit)
-            commit.add_done_callback(self._over)
+            items = [one for one in self._group.items if not self._abandoned(one)]
+            self._group, self._full = self._new_group(), False
+            if items:
+                commit = asyncio.ensure_future(self._commit(items))
+                self._under_way[commit] = items
+                commit.add_done_callback(self._ended)
         if not self._under_way and not self._group.items:
             self._idle.set()
 
     def _gather(self) -> bool:
-        """Fill the next group from the queue; False where there is nothing to send."""
+        """Fill the next group from the queue; returns whether there is something to send."""
         while self._queue and not self._full:
             if self._group.add(self._queue[0]):
                 self._queue.popleft()
@@ -132,8 +158,8 @@ class GroupCommit(Generic[T]):
             self._queue.extendleft(reversed([*again, *self._group.items]))
             self._group, self._full = self._new_group(), False
 
-    def _over(self, commit: asyncio.Task[None]) -> None:
-        self._under_way.discard(commit)
+    def _ended(self, commit: asyncio.Task[None]) -> None:
+        del self._under_way[commit]
         if not commit.cancelled() and (error := commit.exception()) is not None:
             self._failed(error)
         if self._stopped:
@@ -141,4 +167,4 @@ class GroupCommit(Generic[T]):
         elif self._gather() and not self._full and (rest := self._rest()) > 0:
             self._wait(rest)
         else:
-            self._look()
+            self._send_groups()

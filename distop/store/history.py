@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
     from distop.protocol.revisioned import Change
     from distop.protocol.txn import KeyValue
+    from distop.store._proto import rpc_pb2 as rpc
     from distop.store.client import EtcdClient
+    from distop.store.watch_position import Response
 
 log = logging.getLogger("distop.store")
 
@@ -120,16 +122,15 @@ class HistoryReader:
 
     async def _one_stream(self) -> AsyncGenerator[Step, None]:
         """The steps of one stream, until it ends."""
-        client = self._client
-        stream = WatchStream(client, self._start, self._end, self._position.next_revision)
+        stream = WatchStream(self._client, self._start, self._end, self._position.next_revision)
         self._position.opened()
         try:
-            await client.version()
+            await self._client.version()
         except EtcdRejected:
             log.debug("Cannot read etcd's version")
-        await stream.open(client.config.request_timeout)
-        ordered = orders_requested_progress(client.known_version(stream.address))
-        reading: asyncio.Task[object] | None = None
+        await stream.open(self._client.config.request_timeout)
+        ordered = orders_requested_progress(self._client.known_version(stream.address))
+        reading: asyncio.Task[rpc.WatchResponse | None] | None = None
         silent = 0.0
         try:
             while True:
@@ -149,28 +150,30 @@ class HistoryReader:
                 message, reading, silent = reading.result(), None, 0.0
                 if message is None:
                     return
-                response = decode_response(message)  # type: ignore[arg-type]
-                if response.compact_revision:
-                    if (restart := await self._restart_at(response.compact_revision)) is not None:
-                        yield restart
-                        if (caught_up := self._check_caught_up()) is not None:
-                            yield caught_up
+                steps, ended = await self._steps_of(decode_response(message))
+                for step in steps:
+                    yield step
+                if ended:
                     return
-                step = self._position.feed(response)
-                if isinstance(step, Reopen):
-                    self._count_refusal(step)
-                    return
-                if isinstance(step, Batch):
-                    self._patience = _PATIENCE
-                    for revision in self._revisions(step):
-                        yield revision
-                    if (caught_up := self._check_caught_up()) is not None:
-                        yield caught_up
         finally:
             stream.cut()
             if reading is not None:
                 reading.cancel()
                 await asyncio.gather(reading, return_exceptions=True)
+
+    async def _steps_of(self, response: Response) -> tuple[list[Step], bool]:
+        """The steps of one response, and whether the stream ends with it."""
+        if response.compact_revision:
+            restart = await self._restart_at(response.compact_revision)
+            return ([], True) if restart is None else ([restart, *self._check_caught_up()], True)
+        step = self._position.feed(response)
+        if isinstance(step, Reopen):
+            self._count_refusal(step)
+            return [], True
+        if isinstance(step, Batch):
+            self._patience = _PATIENCE
+            return [*self._revisions(step), *self._check_caught_up()], False
+        return [], False
 
     def _revisions(self, batch: Batch) -> list[Revision]:
         self._refused = 0
@@ -186,12 +189,12 @@ class HistoryReader:
                         self._content[change.kv.key] = number
         return found
 
-    def _check_caught_up(self) -> CaughtUp | None:
-        """CaughtUp, once, after all revisions up to the target were yielded."""
+    def _check_caught_up(self) -> list[CaughtUp]:
+        """CaughtUp, once, after all revisions up to the target; else empty."""
         if self._caught_up or self._position.revision < self._target:
-            return None
+            return []
         self._caught_up = True
-        return CaughtUp(self._target)
+        return [CaughtUp(self._target)]
 
     def _adds_up(self) -> bool:
         return self._content == self._wanted

@@ -110,17 +110,9 @@ class Repeater:
             if attempts.stop_on_no_space and NO_SPACE in failure.detail:
                 raise RequestFailed(failure)
             if failure.fate is Fate.TOKEN:
-                attempts.tokens += 1
-                final = attempts.tokens > _TOKEN_TRIES and not attempts.unknown
-                if final or not self._config.username:
-                    failure = replace(failure, fate=Fate.FINAL, code="UNAUTHENTICATED")
-                else:
-                    try:
-                        await self.fresh_token(token)
-                    except EtcdRejected as error:
-                        refusal = error
-                    if attempts.tokens == 1 and refusal is None:
-                        continue
+                failure, refusal = await self._with_new_token(failure, token, attempts)
+                if failure.fate is Fate.TOKEN and attempts.tokens == 1 and refusal is None:
+                    continue
             if failure.fate is Fate.FINAL and refusal is None:
                 refusal = self._transport.rejection(failure, f"the {attempts.what}")
             if refusal is not None and not attempts.unknown:
@@ -140,6 +132,23 @@ class Repeater:
                 await asyncio.sleep(pause)
             else:
                 await asyncio.wait([attempts.until], timeout=pause)
+
+    async def _with_new_token(
+        self, failure: Failure, token: str | None, attempts: Attempts
+    ) -> tuple[Failure, EtcdRejected | None]:
+        """Fetch a new token after a rejected one.
+
+        Returns the failure, which becomes final if no token can help, and etcd's rejection of the authentication.
+        """
+        attempts.tokens += 1
+        final = attempts.tokens > _TOKEN_TRIES and not attempts.unknown
+        if final or not self._config.username:
+            return replace(failure, fate=Fate.FINAL, code="UNAUTHENTICATED"), None
+        try:
+            await self.fresh_token(token)
+        except EtcdRejected as error:
+            return failure, error
+        return failure, None
 
     def _log_failure(self, attempts: Attempts, failure: Failure) -> None:
         rejected = "etcd rejected the %s; retrying: %s"

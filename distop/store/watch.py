@@ -338,8 +338,7 @@ class Feed:
                 continue
             return Batch(revision, (), listing=True, gathered=gathered)
 
-    async def _follow(self) -> bool:
-        """Follow one stream until it ends. Returns whether its watch was created."""
+    async def _open_stream(self) -> WatchStream:
         stream = WatchStream(self._client, self._start, self._end, self._position.next_revision)
         self._started_at = self._position.next_revision
         self._position.opened()
@@ -348,10 +347,15 @@ class Feed:
         await stream.open(self._client.config.request_timeout)
         self._stream = stream
         self._asked, self._may_ask = False, False
-        useful = False
         if self._list_due:
             stream.cut()
         self._watch_silence(self._client.config.request_timeout)
+        return stream
+
+    async def _follow(self) -> bool:
+        """Follow one stream until it ends. Returns whether its watch was created."""
+        stream = await self._open_stream()
+        useful = False
 
         def check_soon(address: str) -> None:
             # Requests to this member fail, so the stream may be dead, too; for old servers the check takes long.

@@ -42,7 +42,7 @@ __all__ = [
     "registered_types",
 ]
 
-LONGEST_LOOK = 300.0
+LOCATION_TIMEOUT = 300.0
 """Time-out in seconds for a table's location: a network disk whose server is down may hang."""
 
 Spark = Callable[[], Any]
@@ -69,11 +69,11 @@ async def check_within_limit(record: TableRecord) -> TableRecord:
     Raises InvalidArgument like :func:`check_table`, and if the location does not answer.
     """
     from distop.runtime import time_limit
-    from distop.tables.iceberg.iceberg_catalogs import PATIENCE
+    from distop.tables.iceberg.iceberg_catalogs import ANSWER_TIMEOUT
 
     check_place("the location of a table", record.location)
     # A catalog has its own time limit; its error names the catalog.
-    limit = time_limit.LIMIT + (PATIENCE if "catalog" in record.options else 0.0)
+    limit = time_limit.LIMIT + (ANSWER_TIMEOUT if "catalog" in record.options else 0.0)
     where = f"the location {shown(record.location)}"
     try:
         if _is_remote(record) and time_limit.runs_python():
@@ -126,9 +126,9 @@ def check_reachable(table: TableRecord, spark: Spark = _no_spark) -> None:
 
     check_place("the location of a table", table.location)
     try:
-        asyncio.run(time_limit.in_thread(lambda: format_of(table).check_reachable(table, spark), LONGEST_LOOK))
+        asyncio.run(time_limit.in_thread(lambda: format_of(table).check_reachable(table, spark), LOCATION_TIMEOUT))
     except time_limit.TimeLimitExceeded:
-        raise TableUnavailable(f"{shown(table.location)} did not answer within {LONGEST_LOOK:g} s") from None
+        raise TableUnavailable(f"{shown(table.location)} did not answer within {LOCATION_TIMEOUT:g} s") from None
 
 
 def place_of(table: TableRecord, check: Callable[[], None] = lambda: None, spark: Spark = _no_spark) -> str:

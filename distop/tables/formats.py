@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from distop.tables.reader import Reader
 
     Spark = Callable[[], Any]
-    """Gives the Spark session, which is made when it is first asked for."""
+    """Returns the Spark session, which is started on the first call."""
 
 ENTRY_POINTS = "distop.formats"
 OWN = {

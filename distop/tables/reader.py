@@ -49,7 +49,7 @@ class FileColumns:
 class Reader(ABC):
     """Reads the planned files of a table. ``plans``: the plans of these files, from one planning.
 
-    All formats implement the methods up to "without Spark". A format without the later ones raises Unfaithful.
+    All formats implement the methods up to "without Spark". A format without the later ones raises SparkOnly.
     """
 
     facts_from: ClassVar[str] = ""
@@ -126,9 +126,9 @@ class Reader(ABC):
     ) -> list[FileFacts | Unreadable]:
         """The facts of each file that need no scan, in order, or why it cannot be read.
 
-        ``wanted``: the top-level columns (``facts.folded``) with needed statistics. ``again``: an earlier call may have
-        crashed the process. Without files: one entry without rows, if the table's columns are known. ``check`` is
-        called regularly, and raises to stop. Raises TableUnavailable if the store rejects all files.
+        ``wanted``: the top-level columns (``file_facts.folded``) whose statistics are needed. ``again``: an earlier
+        call may have crashed the process. Without files: one entry without rows, if the table's columns are known.
+        ``check`` is called regularly, and raises to stop. Raises TableUnavailable if the store refuses all files.
         """
 
     def closer_facts(
@@ -152,12 +152,13 @@ class Reader(ABC):
         *,
         staged: str = "",
     ) -> DataFrame:
-        """The rows that the table has in these files (not none), without deleted ones. ``columns``: which of them, with
-        the types that they are to have, and at least these; None: all that there are. ``partition_columns`` likewise.
-        ``staged``: what :meth:`stage` gave for these files, where it was called.
+        """The table's rows in these files (at least one file), without deleted rows.
 
-        Raises Unreadable where one of the files cannot be read so, Gone where what was planned is gone, FatalError
-        where this Spark cannot read the format, and what Spark raises.
+        ``columns``: the needed columns with their types (the frame may have more); None: all. ``partition_columns``:
+        likewise. ``staged``: the result of :meth:`stage` for these files, if it was called.
+
+        Raises Unreadable if a file cannot be read with these columns, Gone if planned files or metadata no longer
+        exist, FatalError if this Spark cannot read the format, and Spark's errors.
         """
 
     def all_rows(self, session: SparkSession, files: Sequence[PlannedFile]) -> DataFrame:
@@ -230,11 +231,11 @@ class Reader(ABC):
     def check_data(self, path: str, columns: Collection[str], check: Callable[[], None]) -> None:
         """Raises Unreadable if the data of a file may crash a JVM that reads these columns, and OSError.
 
-        For files that may have crashed one.
+        To be called for files that may have crashed a JVM.
         """
 
     def check_allowed(self, files: Sequence[PlannedFile]) -> None:
-        """Raises InvalidArgument if a file may not belong to the table. For files of an older or cached plan."""
+        """Raises InvalidArgument if a file of an older or cached plan may not belong to the table."""
 
     # ------------------------------------------------------------------ without Spark
 
@@ -251,7 +252,7 @@ class Reader(ABC):
     ) -> FileColumns:
         """Open a file (:meth:`on_disk`) for these columns, which had these ``identities``.
 
-        Raises Unreadable if it cannot be read, and Unfaithful if its content of a column is uncertain.
+        Raises Unreadable if it cannot be read, and SparkOnly if its content of a column is uncertain.
         """
         raise _only_spark(self)
 
@@ -266,13 +267,13 @@ class Reader(ABC):
     def rows_at(self, blocks: Sequence[Blocks], columns: Mapping[str, SparkType], most: int) -> pa.Table:
         """The rows at these positions, exactly as Spark would read them.
 
-        They have these columns in Arrow's types for Spark's, then the partition columns as texts. Raises Unfaithful if
+        They have these columns in Arrow's types for Spark's, then the partition columns as texts. Raises SparkOnly if
         that is uncertain, rows may be deleted, or more than ``most`` bytes would have to be decoded.
         """
         raise _only_spark(self)
 
 
 def _only_spark(reader: Reader) -> Exception:
-    from distop.tables.reading.arrow_types import Unfaithful
+    from distop.tables.reading.arrow_types import SparkOnly
 
-    return Unfaithful(f"only Spark can read files of the format {reader.table.format}")
+    return SparkOnly(f"only Spark can read files of the format {reader.table.format}")

@@ -28,7 +28,7 @@ class Options:
 
     ``group_bytes`` and ``group_files``: limits of a group of files in a table without partitions. ``partition_types``:
     Spark types of the partition columns of Parquet folders (default: text). ``catalog``: the catalog of an Iceberg
-    table. ``folder``: the only folder that the catalog may have for the table; "" for any.
+    table. ``folder``: the only allowed folder of a catalog's table; "" for any.
     """
 
     group_bytes: int = 128 * 1024 * 1024

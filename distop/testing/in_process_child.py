@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from distop.protocol.frozen import frozen
 from distop.worker import child_messages
 from distop.worker.child_side.call_handlers import Call
-from distop.worker.child_side.job_context import Environment
+from distop.worker.child_side.environment import Environment
 from distop.worker.child_side.outbox import Outbox
 from distop.worker.child_side.runner import Run
 from distop.worker.child_side.spark_session import SparkHolder

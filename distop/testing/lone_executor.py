@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from distop.clock import time
-from distop.decide import next_steps
+from distop.decide import job_claims, next_steps
 from distop.decide.due_operations import ERRORS_KEPT, error_of, final_record
 from distop.decide.view import TypeView
 from distop.errors import InvalidArgument
@@ -233,10 +233,8 @@ class LoneExecutor:
         assert op.spec is not None
         assert op.plan is not None
         rules, claims = op.spec.rules, {p: Seen(one.value, one.mod) for p, one in op.claims.items()}
-        found = next_steps.claimable(
-            *(op.plan.count, self._ended, claims, {INCARNATION}, EXECUTOR, False, self._now, {}),
-            patience=max(POLL, rules.retry.maximum),
-        )
+        by = job_claims.Claimant(EXECUTOR, {INCARNATION}, (), max(POLL, rules.retry.maximum))
+        found = job_claims.claimable(op.plan.count, self._ended, claims, by, self._now, {})
         todo = sorted([*found.free, *found.waiting]) if rules.batch else [*found.free, *found.waiting][:1]
         if not todo:
             assert found.next_due is not None
@@ -244,7 +242,7 @@ class LoneExecutor:
             return
         for n in range(0, len(todo), job_transitions.CLAIMS_PER_TXN):
             page = todo[n : n + job_transitions.CLAIMS_PER_TXN]
-            wanted = [(p, *next_steps.claim_for(claims.get(p), EXECUTOR, INCARNATION, False, rules)) for p in page]
+            wanted = [(p, *job_claims.claim_for(claims.get(p), EXECUTOR, INCARNATION, False, rules)) for p in page]
             wants = [job_transitions.Want(p, claim, mod) for p, claim, mod, _ in wanted]
             gate = self._store.mod(keys.gate(self._ref))
             fence = self._commit(job_transitions.claim(keys, self._ref, gate, INCARNATION, wants)).revision
@@ -281,14 +279,14 @@ class LoneExecutor:
         rules, (claim, fence) = op.spec.rules, self._held.pop(partition)
         if kind == "unable":
             kind = "fatal"  # there is no other executor that could run it
-        end = (kind, result, error, rfc3339(started), rfc3339(finished))
-        step = next_steps.after_end(kind, claim, rules)
+        end = (kind, result, error, (rfc3339(started), rfc3339(finished)))
+        step = job_claims.after_end(kind, claim, rules)
         if step == "fail":
-            self._to_fail.append((partition, claim, fence, (kind, None, error, *end[3:])))
+            self._to_fail.append((partition, claim, fence, (kind, None, error, end[3])))
         elif step == "report":
             self._report(partition, claim, fence, end)
         else:
-            waiting = next_steps.released(claim, EXECUTOR)
+            waiting = job_claims.released(claim, EXECUTOR)
             if step == "retry":
                 if claim.attempt >= MOST_ATTEMPTS:
                     name = self._rows[partition]["name"]
@@ -296,7 +294,7 @@ class LoneExecutor:
                         f"the job {name} has failed {claim.attempt} times, but can_fail is False: {error}"
                     )
                 due = self._now + rules.retry.delay(claim.failures + 1)
-                waiting = next_steps.retried(claim, EXECUTOR, error, rfc3339(due))
+                waiting = job_claims.retried(claim, EXECUTOR, error, rfc3339(due))
             self._write(job_transitions.wait_again(keys, self._ref, partition, fence, waiting, claim))
         if self._held and self._stop is not None and isinstance(step_now := self._next_step(), next_steps.Commit):
             self._commit(step_now.txn)  # too many jobs have failed, so the others of the batch must stop
@@ -304,11 +302,11 @@ class LoneExecutor:
 
     def _report(self, partition: int, claim: Claim, fence: int, end: tuple[Any, ...]) -> None:
         state = JobState.SUCCESS if end[0] == "success" else JobState.FAILED
-        outcome = next_steps.outcome(claim, fence, self._rows[partition]["name"], *end)
+        outcome = job_claims.outcome(claim, fence, self._rows[partition]["name"], *end)
         try:
             self._write(job_transitions.report(self._keys, self._ref, partition, fence, state, outcome, claim))
         except InvalidArgument as error:  # the result is too large for etcd
-            self._report(partition, claim, fence, ("fatal", None, str(error), *end[3:]))
+            self._report(partition, claim, fence, ("fatal", None, str(error), end[3]))
         self._ended.add(partition)
 
     def _write(self, write: job_transitions.Guarded) -> None:

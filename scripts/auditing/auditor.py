@@ -1,7 +1,8 @@
 """The second auditor: checks each revision of etcd's history against the contract.
 
-The rules are written from docs/contract.md and the tables of docs/internals/architecture.md alone, and share no code
-with ``distop.protocol``. So a mistake in one auditor is not also in the other.
+The rules are written from docs/contract.md, docs/internals/protocols.md and the state tables of
+docs/internals/architecture.md alone, and share no code with ``distop.protocol``. So a mistake in one auditor is not
+also in the other.
 """
 
 from __future__ import annotations

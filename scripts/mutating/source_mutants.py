@@ -36,7 +36,7 @@ FOLDERS = ("protocol", "decide", "invariants", "store", "services/claims", "serv
 """Packages of distop that coordinate; their times, loops, tasks and slices have mutants."""
 MODULES = (
     "client/async_operation", "client/async_worker", "runtime/backoff", "runtime/spark_rules",
-    "services/draining", "services/open_operation", "services/table_registry",
+    "services/draining", "services/open_operation", "services/operation_commands", "services/table_registry",
 )  # fmt: skip
 """Other modules that wait, poll or retry; those beside them have no times, or use this machine alone."""
 NOT_RUN = ("distop.store.embedded", "distop.store.endpoint_diagnosis", "distop.daemon.metrics", "distop.daemon.process")

@@ -1,5 +1,6 @@
-"""The moments of one application of a certificate, which cannot be reached from outside: what is done there is hung on
-the one method that begins or ends at it.
+"""Moments in the application of a certificate, at which a test can act.
+
+A moment is the start or end of a method of ``apply``, which :class:`At` patches.
 """
 
 from __future__ import annotations
@@ -13,19 +14,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 Moment = tuple[Any, str, int, str]
-"""A class, one of its methods, the number of a call, and ``before`` or ``after``."""
+"""A class, the name of a method, the number of a call, and ``before`` or ``after``."""
 
 
 class Staging(FakeContext):
-    """The context of one operation, whose attempts are numbered: each has a stage of its own."""
+    """The context of one operation, in which each attempt has its own stage."""
 
 
 class At:
-    """Does something once: before, or after, the n-th call of a method."""
+    """Wraps a method so that ``act`` is called once, before or after its n-th call."""
 
     def __init__(self, owner: Any, name: str, n: int, when: str, act: Callable[[], None]) -> None:
         self.happened = False
-        former = getattr(owner, name)
+        original = getattr(owner, name)
         calls = 0
 
         def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -35,7 +36,7 @@ class At:
             if mine and when == "before":
                 self.happened = True
                 act()
-            result = former(*args, **kwargs)
+            result = original(*args, **kwargs)
             if mine and when == "after":
                 self.happened = True
                 act()
@@ -45,7 +46,7 @@ class At:
 
 
 def before_the_change(target: Any) -> list[Moment]:
-    """The metadata is read, judged, swapped by this class of targets."""
+    """Moments before this class of targets commits: loading and judging the metadata, and the swap."""
     return [
         *((Applying, "load", 1, when) for when in ("before", "after")),
         *((Applying, "judge", 1, when) for when in ("before", "after")),
@@ -55,7 +56,7 @@ def before_the_change(target: Any) -> list[Moment]:
 
 
 def after_the_change(target: Any) -> list[Moment]:
-    """It is read again, where the swap is found, and looked at once more."""
+    """Moments after the commit: loading the metadata again, confirming the change, and the last check."""
     return [
         (target, "swap", 1, "after"),
         (Applying, "commit", 1, "after"),
@@ -66,7 +67,7 @@ def after_the_change(target: Any) -> list[Moment]:
 
 
 def crashes(target: Any) -> list[tuple[tuple[Any, str], str]]:
-    """A method, and whether it is before or after it that the process dies."""
+    """Methods, and whether a process dies before or after them."""
     return [
         *(((Applying, name), when) for name in ("judge", "commit", "settle") for when in ("before", "after")),
         *(((target, "swap"), when) for when in ("before", "after")),

@@ -1,4 +1,4 @@
-"""A table under test: files are added to it, then validate runs on it in every way that must agree."""
+"""A table under test, on which validate runs in several ways that must agree."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Table:
-    """A table under test: files are added, then ``run`` checks it with statistics and by a full scan."""
+    """A folder of Parquet files to which a test adds files, and on which it runs validate."""
 
     def __init__(self, directory: Path, context: Any) -> None:
         self.directory = directory
@@ -38,7 +38,7 @@ class Table:
         return run_operation(Validate(), self.record, {"checks": list(checks), **arg}, self.context)
 
     def agrees(self, *checks: dict[str, Any], **arg: Any) -> list[tuple[str, int]]:
-        """(verdict, violations) of each check: the same with statistics, by a full scan, and partition by partition."""
+        """(verdict, violations) of each check; equal with statistics, by a scan, and in batches of one partition."""
         runs = [self.run(*checks, statistics=mode, **arg) for mode in ("auto", "never")]
         plans = plan_table(self.record).partitions
         if len(plans) > 1:

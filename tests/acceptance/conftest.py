@@ -1,4 +1,4 @@
-"""One Spark session for all acceptance tests of this process."""
+"""Fixtures for acceptance tests, which share one Spark session in each process."""
 
 from __future__ import annotations
 
@@ -22,37 +22,36 @@ if TYPE_CHECKING:
     from distop.behavior import TableRecord
 
 
-ROOM = "-XX:ReservedCodeCacheSize=240m -Xmn300m"
-"""Options of its JVM: of hundreds of tiny queries, making room again and again for code and for objects that are soon
-forgotten costs more than running them.
+JVM_OPTIONS = "-XX:ReservedCodeCacheSize=240m -Xmn300m"
+"""Options of the session's JVM: with hundreds of tiny queries, small code caches and heaps cost more time than queries.
 """
 INTERPRETED = {
     "spark.sql.codegen.wholeStage": ("false", "true"),
     "spark.sql.codegen.factoryMode": ("NO_CODEGEN", "FALLBACK"),
     "spark.sql.adaptive.enabled": ("false", "true"),
 }
-"""Settings of Spark by which it compiles nothing and plans each query once, and those of production, by which it
-compiles Java for each query and plans it again after each stage: a third of all processor time where each query meets a
-few rows.
+"""Setting → its value for tests, which avoids code generation and adaptive planning, and its value in production.
+
+Code generation and adaptive planning take a third of all processor time in queries of few rows.
 """
 
 
 CALL_SITES = "spark.python.sql.dataFrameDebugging.enabled"
-"""Whether PySpark looks up and sends the line of Python for each part of an expression: four calls of the JVM more."""
-LOOKED_UP = (
+"""Whether PySpark sends the Python line for each part of an expression, which takes four more calls of the JVM."""
+OFTEN_USED_CLASSES = (
     "PythonUtils",
     "functions",
     "org.apache.spark.sql.functions",
     "org.apache.spark.sql.classic.SparkSession",
 )
-"""The Java classes that PySpark looks up for nearly every part of an expression."""
+"""The Java classes that PySpark looks up for most parts of an expression."""
 
 
-def remember_classes(session: SparkSession) -> None:
-    """Look up often used Java classes once: py4j remembers none, and searches all jars for a name without a package."""
+def cache_java_classes(session: SparkSession) -> None:
+    """Cache often used Java classes: py4j caches none, and searches all jars for names without a package."""
     from py4j.java_gateway import JavaClass, JavaMember
 
-    class Remembered(JavaClass):
+    class CachedJavaClass(JavaClass):
         def __getattr__(self, name: str) -> Any:
             found = super().__getattr__(name)
             if isinstance(found, JavaMember):
@@ -60,21 +59,21 @@ def remember_classes(session: SparkSession) -> None:
             return found
 
     jvm: Any = session.sparkContext._jvm
-    for name in LOOKED_UP:
+    for name in OFTEN_USED_CLASSES:
         found = getattr(jvm, name)
-        setattr(jvm, name, Remembered(found._fqn, found._gateway_client))
+        setattr(jvm, name, CachedJavaClass(found._fqn, found._gateway_client))
 
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """Two threads, and a zone that is not UTC: what a check means must not depend on it. With Iceberg, where its jar
-    can be had, and a metastore, which is made when a table of Spark's catalog is first met: a process has one Spark for
-    all of its tests.
+    """A session with two threads, Iceberg (if its jar is available) and a metastore, for all tests of the process.
+
+    Its time zone is not UTC, because the meaning of a check must not depend on it.
     """
     metastore = tmp_path_factory.mktemp("metastore")
     builder = (
         local_spark("local[2]", "distop tests")
-        .config("spark.driver.extraJavaOptions", f"{FRUGAL} {ROOM} -Dderby.system.home={metastore}")
+        .config("spark.driver.extraJavaOptions", f"{FRUGAL} {JVM_OPTIONS} -Dderby.system.home={metastore}")
         .config("spark.sql.shuffle.partitions", "4")
         .config(FATAL_DEPTH, "0")  # as in executors
         .config(CALL_SITES, "false")
@@ -91,14 +90,14 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("OFF")
     ignore_checksum_files(session)  # as in executors
-    remember_classes(session)
+    cache_java_classes(session)
     yield session
     session.stop()
 
 
 @pytest.fixture
 def generated_code(spark: SparkSession) -> Iterator[None]:
-    """Spark compiles what it runs and plans it again, as it does in production: in all sessions."""
+    """Use code generation and adaptive planning in all sessions, as in production."""
     sessions = (spark, session_of(spark), session_of(spark, pushdown=False))
     for session in sessions:
         for setting, (_, value) in INTERPRETED.items():
@@ -111,7 +110,7 @@ def generated_code(spark: SparkSession) -> Iterator[None]:
 
 @pytest.fixture
 def context(spark: SparkSession, tmp_path: Path) -> Callable[[TableRecord], FakeContext]:
-    """Makes the JobContext in which a behavior runs on a table."""
+    """Creates the JobContext of a behavior for a table."""
     work = tmp_path / "work"
     work.mkdir()
     return lambda table: FakeContext(work, table, spark)

@@ -1,6 +1,6 @@
-"""A sixth format, which distop does not have: folders of CSV files with a header. All of it is in this one module.
+"""A sixth table format outside distop, in one module: folders of CSV files with a header.
 
-Nothing but a scan tells what is in a file: facts know its columns alone. A record may not span lines.
+The facts of a file are its columns only; all else needs a scan. A record must not span lines.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from distop.tables.reading.file_facts import PlannedFile, SparkType
 
 TYPES = "types"
-"""The option with the Spark types of columns that are no texts."""
+"""The table option with the Spark types of columns; the default is string."""
 _FILE, _POSITION = "__csv_file", "__csv_position"
 
 
 class CsvReader(Reader):
-    """Spark's own functions split the text of a file, which keeps each row's place."""
+    """Reads files as text and splits them with Spark functions, which keeps the position of each row."""
 
     def facts(
         self, files: Sequence[PlannedFile], wanted: frozenset[str], check: Callable[[], None], *, again: bool = False
@@ -101,7 +101,7 @@ class CsvReader(Reader):
 
 
 class CsvFormat(Format):
-    """Each file is a partition, called as the file is."""
+    """Each file is a partition with the name of the file."""
 
     def check_table(self, record: TableRecord) -> TableRecord:
         if record.options.keys() - {TYPES}:

@@ -1,7 +1,7 @@
-"""Checks of every kind on values that are easily judged wrong, and which rows hold them, by plain Python.
+"""Checks of every kind on difficult values, with the expected result for each row in plain Python.
 
-The situations are those that other validators' test suites name: nothing but NULLs, bounds that are met exactly, both
-zeros, NaN and infinities, texts that look like numbers or dates, accents in two spellings, times with a zone.
+The values are those of other validators' test suites: NULLs only, exact bounds, both zeros, NaN and infinities, texts
+that look like numbers or dates, two Unicode forms of an accent, and times with a zone.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 Holds = bool | None
-"""None: NULL, of which ``null_is`` decides where the check is an expression."""
+"""None: the check is NULL for the row; for expressions, ``null_is`` decides about it."""
 
 ROWS = 97
-"""A prime, so that each value of a column meets many values of the others."""
+"""A prime, so that each value of a column is combined with many values of the others."""
 
 
 def single(value: float) -> float:
@@ -77,26 +77,26 @@ COLUMNS: dict[str, tuple[pa.DataType, list[Any]]] = {
 
 
 def rows() -> list[Row]:
-    """Each column runs through its values and NULL, at a pace of its own."""
+    """Rows in which each column cycles through its values and NULL, with its own step."""
     found = []
     for i in range(ROWS):
         row = {}
-        for pace, (name, (_, values)) in enumerate(COLUMNS.items(), 1):
+        for step, (name, (_, values)) in enumerate(COLUMNS.items(), 1):
             some = [*values, None]
-            row[name] = some[i * pace % ROWS % len(some)]
+            row[name] = some[i * step % ROWS % len(some)]
         found.append(row)
     return found
 
 
 class Case(NamedTuple):
-    """A check as the argument has it, and whether a row holds it."""
+    """A check as in the argument, and a function from a row to its result."""
 
     check: dict[str, Any]
     holds: Callable[[Row], Holds]
 
 
 def _known(names: str, test: Callable[..., Any]) -> Callable[[Row], Holds]:
-    """NULL where one of the columns is, else what the test says of their values."""
+    """The result is NULL if one of the columns is, and otherwise that of ``test`` on their values."""
 
     def holds(row: Row) -> Holds:
         values = [row[name] if not inner else (row[name] or {}).get(inner) for name, inner in parts]
@@ -106,8 +106,8 @@ def _known(names: str, test: Callable[..., Any]) -> Callable[[Row], Holds]:
     return holds
 
 
-def _place(value: Any) -> Any:
-    """What compares as Spark's values do: NaN is above all, texts compare by their bytes."""
+def _ordered(value: Any) -> Any:
+    """A value in the order of Spark: NaN is the largest number, and texts compare by their bytes."""
     if isinstance(value, str):
         return value.encode()
     if isinstance(value, float):
@@ -116,12 +116,12 @@ def _place(value: Any) -> Any:
 
 
 def _between(column: str, low: Any, high: Any, least: Any = None, most: Any = None) -> Case:
-    """``low`` and ``high`` as the argument has them; ``least`` and ``most`` are what they mean."""
+    """``low`` and ``high`` are the bounds in the argument; ``least`` and ``most`` are their values, if different."""
     least, most = low if least is None else least, high if most is None else most
 
     def test(value: Any) -> bool:
-        kept = _place(value)
-        return not ((low is not None and kept < _place(least)) or (high is not None and kept > _place(most)))
+        kept = _ordered(value)
+        return not ((low is not None and kept < _ordered(least)) or (high is not None and kept > _ordered(most)))
 
     bounds = {name: bound for name, bound in (("min", low), ("max", high)) if bound is not None}
     return Case({"range": {"column": column, **bounds}}, _known(column, test))
@@ -144,13 +144,13 @@ def _long(column: str, low: int | None, high: int | None) -> Case:
     )
 
 
-def _found(pattern: str, python: str | None = None) -> Case:
-    """``python``: the same as Python writes it."""
+def _matching(pattern: str, python: str | None = None) -> Case:
+    """``python``: the pattern in Python's syntax, if that differs."""
     compiled = re.compile(pattern if python is None else python, re.ASCII)
     return Case({"matches": {"column": "text", "pattern": pattern}}, _known("text", compiled.search))
 
 
-def _says(expression: str, names: str, test: Callable[..., Any]) -> Case:
+def _expression(expression: str, names: str, test: Callable[..., Any]) -> Case:
     return Case({"check": expression}, _known(names, test))
 
 
@@ -183,7 +183,7 @@ def _days(*texts: str) -> list[date]:
 
 
 def cases() -> list[Case]:
-    """Checks of each kind on each type that it applies to."""
+    """Checks of each kind on each type to which it applies."""
     tick = timedelta(microseconds=1)
     noon = _NOON.replace(tzinfo=None)
     return [
@@ -271,55 +271,55 @@ def cases() -> list[Case]:
         _long("text", 2, 2),
         _long("text", 0, 0),
         _long("item.code", 1, 1),
-        _found(""),
-        _found("^a"),
-        _found("b"),
-        _found("^$"),
-        _found("^.$"),
-        _found("^a.b$"),
-        _found("(?s)^a.b$"),
-        _found(r"a\.b"),
-        _found("(?i)^ab$"),
-        _found(r"\d"),
-        _found(r"^\d+$"),
-        _found(r"^\s|\s$"),
-        _found(r"^-?\d+(\.\d+)?$"),
-        _found(r"^\p{L}+$", "^[aAbBcéßeulnNTrt]+$"),
-        _found("^(?!a)"),
-        _found(r"^[^@\s]+@[^@\s]+\.[a-z]{2,}$"),
-        _found(r"\\d"),
-        _says("text NOT IN ('a', '7')", "text", lambda v: v not in ("a", "7")),
-        _says("whole NOT IN (0, 7)", "whole", lambda v: v not in (0, 7)),
-        _says("none IS NULL", "", lambda: True),
+        _matching(""),
+        _matching("^a"),
+        _matching("b"),
+        _matching("^$"),
+        _matching("^.$"),
+        _matching("^a.b$"),
+        _matching("(?s)^a.b$"),
+        _matching(r"a\.b"),
+        _matching("(?i)^ab$"),
+        _matching(r"\d"),
+        _matching(r"^\d+$"),
+        _matching(r"^\s|\s$"),
+        _matching(r"^-?\d+(\.\d+)?$"),
+        _matching(r"^\p{L}+$", "^[aAbBcéßeulnNTrt]+$"),
+        _matching("^(?!a)"),
+        _matching(r"^[^@\s]+@[^@\s]+\.[a-z]{2,}$"),
+        _matching(r"\\d"),
+        _expression("text NOT IN ('a', '7')", "text", lambda v: v not in ("a", "7")),
+        _expression("whole NOT IN (0, 7)", "whole", lambda v: v not in (0, 7)),
+        _expression("none IS NULL", "", lambda: True),
         Case({"check": "whole IS NULL"}, lambda row: row["whole"] is None),
-        _says("whole > 1 AND whole < 10", "whole", lambda v: 1 < v < 10),
-        _says("real < 'Infinity'", "real", lambda v: v < math.inf),
+        _expression("whole > 1 AND whole < 10", "whole", lambda v: 1 < v < 10),
+        _expression("real < 'Infinity'", "real", lambda v: v < math.inf),
         Case({"check": "NOT isnan(real)"}, lambda row: row["real"] is None or not math.isnan(row["real"])),
-        _says("text LIKE 'a_b'", "text", lambda v: re.fullmatch("a.b", v, re.DOTALL)),
-        _says(r"text LIKE '%\%%'", "text", lambda v: "%" in v),
-        _says("NOT text RLIKE '^[0-9]'", "text", lambda v: not re.search("^[0-9]", v)),
-        _says("whole > tiny", "whole tiny", lambda a, b: a > b),
-        _says("whole >= tiny", "whole tiny", lambda a, b: a >= b),
-        _says("day <= to_date(at)", "day at", lambda a, b: a <= b.date()),
-        _says("text = other", "text other", lambda a, b: a == b),
+        _expression("text LIKE 'a_b'", "text", lambda v: re.fullmatch("a.b", v, re.DOTALL)),
+        _expression(r"text LIKE '%\%%'", "text", lambda v: "%" in v),
+        _expression("NOT text RLIKE '^[0-9]'", "text", lambda v: not re.search("^[0-9]", v)),
+        _expression("whole > tiny", "whole tiny", lambda a, b: a > b),
+        _expression("whole >= tiny", "whole tiny", lambda a, b: a >= b),
+        _expression("day <= to_date(at)", "day at", lambda a, b: a <= b.date()),
+        _expression("text = other", "text other", lambda a, b: a == b),
         Case({"check": "text <=> other"}, lambda row: row["text"] == row["other"]),
         Case(
             {"check": "whole > 0 OR flag"},
             lambda row: _either(None if row["whole"] is None else row["whole"] > 0, row["flag"]),
         ),
         Case(
-            # Structs compare as a whole: one with a NULL in it is another one.
+            # Structs compare as a whole: a struct with a NULL field is no NULL.
             {"check": "(tiny, flag) IN ((0Y, true), (1Y, false))"},
             lambda row: (row["tiny"], row["flag"]) in ((0, True), (1, False)),
         ),
-        _says("CAST(whole AS BIGINT) + tiny = 0", "whole tiny", lambda a, b: a + b == 0),
-        _says("dec * 2 > 1", "dec", lambda v: v * 2 > 1),
-        _says("wide / 2 = 0.05", "wide", lambda v: v == Decimal("0.1")),
+        _expression("CAST(whole AS BIGINT) + tiny = 0", "whole tiny", lambda a, b: a + b == 0),
+        _expression("dec * 2 > 1", "dec", lambda v: v * 2 > 1),
+        _expression("wide / 2 = 0.05", "wide", lambda v: v == Decimal("0.1")),
         Case({"check": "size(array_distinct(array(text, other))) = 2"}, lambda row: row["text"] != row["other"]),
         Case({"check": "try_cast(text AS DATE) IS NOT NULL"}, lambda row: row["text"] in ("2013-01-31", "2013-1-5")),
         Case({"check": "get_json_object(text, '$.a') = '1'"}, lambda row: True if row["text"] == '{"a": 1}' else None),
-        _says("length(raw) > 0", "raw", bool),
-        _says("item.n > 0", "item.n", lambda v: v > 0),
+        _expression("length(raw) > 0", "raw", bool),
+        _expression("item.n > 0", "item.n", lambda v: v > 0),
     ]
 
 

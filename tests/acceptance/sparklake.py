@@ -1,4 +1,4 @@
-"""A warehouse of Iceberg tables that Spark writes."""
+"""A warehouse of Iceberg tables written by Spark."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 DELETING = {"write.metadata.delete-after-commit.enabled": "true", "write.metadata.previous-versions-max": "1"}
-"""Table properties by which Iceberg's own commit deletes what the metadata log names."""
+"""Table properties with which Iceberg's own commit deletes files named in the metadata log."""
 
 
 class Lake:
@@ -40,14 +40,14 @@ class Lake:
         self.spark.sql(text.replace("{", "lake.db.").replace("}", ""))
 
     def create(self, name: str, columns: str, partitioned: str, version: int) -> None:
-        """A table whose deletes are written beside its rows, and never by rewriting them."""
+        """Create a table with merge-on-read deletes."""
         self.sql(
             f"create table {{{name}}} ({columns}) using iceberg {partitioned} tblproperties ("
             f"'format-version'='{version}', 'write.delete.mode'='merge-on-read', 'write.distribution-mode'='hash')"
         )
 
     def fill(self, name: str, columns: str = "id, k, c") -> None:
-        """A hundred rows; ``c`` is NULL where the id ends in 0 or 5."""
+        """Add a hundred rows, in which ``c`` is NULL if the id ends in 0 or 5."""
         made = "select id, cast(id % 3 as int) k, if(id % 5 = 0, null, cast(id as string)) c from range(0, 100, 1, 1)"
         self.sql(f"insert into {{{name}}} select {columns} from ({made})")
 
@@ -58,15 +58,13 @@ class Lake:
         return int(self.spark.table(f"lake.db.{name}.delete_files").count())
 
     def load(self, name: str) -> Any:
-        """The table in the JVM."""
+        """The JVM's object of the table."""
         jvm: Any = self.spark._jvm
         conf = self.spark._jsparkSession.sessionState().newHadoopConf()
         return jvm.org.apache.iceberg.hadoop.HadoopTables(conf).load(str(self.path(name)))
 
     def delete_equal(self, name: str, column: str, value: Any) -> None:
-        """Delete the rows of an unpartitioned table in which the column has this value, by an equality delete, which
-        Spark itself never writes.
-        """
+        """Delete the rows with this value from an unpartitioned table by an equality delete (Spark writes none)."""
         jvm: Any = self.spark._jvm
         iceberg, table = jvm.org.apache.iceberg, self.load(name)
         field = table.schema().findField(column)
@@ -85,7 +83,7 @@ class Lake:
         table.newRowDelta().addDeletes(writer.toDeleteFile()).commit()
 
     def files(self, name: str) -> list[Any]:
-        """The table's data files as the JVM has them, for :meth:`append`."""
+        """The JVM's objects of the table's data files, for :meth:`append`."""
         planned = self.load(name).newScan().planFiles()
         try:
             tasks = planned.iterator()
@@ -97,15 +95,15 @@ class Lake:
             planned.close()
 
     def append(self, name: str, file: Any) -> None:
-        """Commit a file as a writer does that has planned before: whatever the schema is by now, nobody compares."""
+        """Commit a file as a writer with an old plan does, without a comparison with the current schema."""
         self.load(name).newAppend().appendFile(file).commit()
 
     def drop_file(self, name: str, file: Any) -> None:
-        """Take it out of the table again."""
+        """Remove a file from the table."""
         self.load(name).newDelete().deleteFile(file).commit()
 
     def name_victims(self, name: str, *victims: Path) -> None:
-        """Write into the table's metadata that these files are former metadata, to be deleted by the next commit."""
+        """Name these files in the metadata log as previous metadata, which Iceberg's next commit would delete."""
         folder = self.path(name) / "metadata"
         version = int((folder / "version-hint.text").read_text())
         found = json.loads((folder / f"v{version}.metadata.json").read_text())

@@ -1,4 +1,4 @@
-"""apply on Iceberg tables: what was not judged is not promised, whoever writes whenever; and twice is once."""
+"""apply on Iceberg tables: rows of concurrent writers are validated, and a repeated apply changes the table once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from distop.behavior import JobCancelled, OperationFailed, OutcomeRow, Summary, 
 from distop.errors import InvalidArgument, UnsafePath
 from distop.storage.location import Location
 from distop.tables import plan_table
-from distop.tables.iceberg.iceberg_format import metadata_file, read_metadata
+from distop.tables.iceberg.metadata_file import current_metadata_file, read_metadata
 from distop.testing import MemoryProgress
 from distop_behaviors.apply import Apply
 from distop_behaviors.apply.apply_loop import MARK, ROUNDS, Applying
@@ -39,8 +39,8 @@ NOT_NULL = {"not_null": "c"}
 COLUMNS = "id bigint, c string"
 
 
-class Bench:
-    """A table, certificates of it, and attempts to apply one. Each attempt of an operation has the same context."""
+class TableBench:
+    """Creates certificates of tables, and applies them. All attempts of an operation share a context."""
 
     def __init__(self, lake: Lake, spark: SparkSession, work: Path) -> None:
         self.lake = lake
@@ -49,7 +49,7 @@ class Bench:
         self._number = 0
 
     def context(self, name: str) -> FakeContext:
-        """Of a new operation."""
+        """The context of a new operation."""
         self._number += 1
         ctx = FakeContext(self._work, self.lake.record(name), self._spark)
         ctx.operation = f"{name}/apply/{self._number}"
@@ -72,11 +72,11 @@ class Bench:
         return run_operation(Apply(), ctx.table, argument, lambda _: ctx)
 
     def metadata(self, name: str) -> Any:
-        return read_metadata(metadata_file(Location.of(str(self.lake.path(name)))))[0]
+        return read_metadata(current_metadata_file(Location.of(str(self.lake.path(name)))))[0]
 
     def version(self, name: str) -> int:
-        """How many metadata files there have been."""
-        return int(metadata_file(Location.of(str(self.lake.path(name)))).rpartition("/v")[2].split(".")[0])
+        """The number of the current metadata file."""
+        return int(current_metadata_file(Location.of(str(self.lake.path(name)))).rpartition("/v")[2].split(".")[0])
 
     def required(self, name: str, column: str = "c") -> bool:
         return bool(self.metadata(name).schema().find_field(column).required)
@@ -87,22 +87,22 @@ class Bench:
 
 @pytest.fixture(scope="module")
 def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Lake:
-    """A warehouse with a table ``nulls``, whose files are what careless writers commit elsewhere."""
+    """A warehouse with a table ``nulls``, whose file other writers commit to other tables."""
     need(jar(), MAVEN)
-    made = Lake(spark, tmp_path_factory.mktemp("lake"))
-    made.create("nulls", COLUMNS, "", 2)
-    made.sql("insert into {nulls} values (100, null)")
-    return made
+    warehouse = Lake(spark, tmp_path_factory.mktemp("lake"))
+    warehouse.create("nulls", COLUMNS, "", 2)
+    warehouse.sql("insert into {nulls} values (100, null)")
+    return warehouse
 
 
 @pytest.fixture
-def bench(lake: Lake, spark: SparkSession, tmp_path: Path) -> Bench:
-    return Bench(lake, spark, tmp_path)
+def bench(lake: Lake, spark: SparkSession, tmp_path: Path) -> TableBench:
+    return TableBench(lake, spark, tmp_path)
 
 
 @pytest.fixture(scope="module")
-def careless(lake: Lake) -> Callable[[str], None]:
-    """Appends a row whose ``c`` is NULL, as one who has planned before any change of the schema."""
+def append_null(lake: Lake) -> Callable[[str], None]:
+    """Appends a row with NULL in ``c``, as a writer that planned before the change of the schema."""
     (file,) = lake.files("nulls")
     return lambda name: lake.append(name, file)
 
@@ -117,19 +117,19 @@ BEFORE_THE_CHANGE, AFTER_THE_CHANGE = before_the_change(HadoopTarget), after_the
 
 @pytest.fixture(scope="module")
 def certified(lake: Lake, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The table ``moments``, and its certificate."""
+    """Create the table ``moments``, and return its certificate."""
     new_table(lake, "moments")
-    return Bench(lake, spark, tmp_path_factory.mktemp("work")).certificate("moments", NOT_NULL)
+    return TableBench(lake, spark, tmp_path_factory.mktemp("work")).certificate("moments", NOT_NULL)
 
 
 @pytest.mark.parametrize(
     ("owner", "method", "n", "when"), mostly_slow(BEFORE_THE_CHANGE, 3) + mostly_slow(AFTER_THE_CHANGE, 3)
 )
-def test_a_writer_that_adds_a_null_at_the_worst_moment_is_caught(
-    bench: Bench, certified: dict[str, Any], careless: Callable[[str], None], monkeypatch: pytest.MonkeyPatch,
+def test_a_null_of_a_concurrent_writer_is_found_at_any_moment(
+    bench: TableBench, certified: dict[str, Any], append_null: Callable[[str], None], monkeypatch: pytest.MonkeyPatch,
     owner: Any, method: str, n: int, when: str,
 ) -> None:  # fmt: skip
-    at, before = At(owner, method, n, when, lambda: careless("moments")), bench.version("moments")
+    at, before = At(owner, method, n, when, lambda: append_null("moments")), bench.version("moments")
     monkeypatch.setattr(owner, method, at.wrapped)
     ran = bench.apply(bench.context("moments"), certified)
     assert at.happened
@@ -145,25 +145,25 @@ def test_a_writer_that_adds_a_null_at_the_worst_moment_is_caught(
 
 
 def test_a_commit_after_the_last_check_is_found_by_the_next_validation(
-    bench: Bench, careless: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+    bench: TableBench, append_null: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     new_table(bench.lake, "late")
     certificate = bench.certificate("late", NOT_NULL)
-    at = At(Applying, "settle", 1, "after", lambda: careless("late"))
+    at = At(Applying, "settle", 1, "after", lambda: append_null("late"))
     monkeypatch.setattr(Applying, "settle", at.wrapped)
     assert bench.apply(bench.context("late"), certificate).report["verdict"] == "applied"
-    # That the column is required is not believed.
+    # validate does not rely on the required column.
     assert bench.required("late")
     for arg in ({}, {"since": certificate}):
         ran = bench.validate("late", NOT_NULL, **arg)
         assert (ran.report["verdict"], ran.report["checks"][0]["violations"]) == ("violated", 1)
 
 
-def test_a_forged_mark_does_not_replace_a_validation(bench: Bench, careless: Callable[[str], None]) -> None:
+def test_a_forged_mark_does_not_replace_a_validation(bench: TableBench, append_null: Callable[[str], None]) -> None:
     new_table(bench.lake, "planted")
     certificate, ctx = bench.certificate("planted", NOT_NULL), bench.context("planted")
     bench.lake.load("planted").updateSchema().allowIncompatibleChanges().requireColumn("c").commit()
-    careless("planted")
+    append_null("planted")
     mark = {
         "operation": ctx.operation,
         "certificate": certificate["digest"],
@@ -177,16 +177,16 @@ def test_a_forged_mark_does_not_replace_a_validation(bench: Bench, careless: Cal
     assert ran.report["checks"][0]["violations"] == 1
 
 
-def test_a_commit_deletes_no_file_that_the_metadata_names(bench: Bench, tmp_path: Path) -> None:
+def test_a_commit_deletes_no_file_that_the_metadata_names(bench: TableBench, tmp_path: Path) -> None:
     new_table(bench.lake, "named")
     victims = [tmp_path / f"victim{n}" for n in range(3)]
     for victim in victims:
-        victim.write_text("of somebody else")
+        victim.write_text("of another user")
     bench.lake.name_victims("named", *victims)
     certificate = bench.certificate("named", NOT_NULL)
     assert bench.apply(bench.context("named"), certificate).report["verdict"] == "applied"
     assert [victim.exists() for victim in victims] == [True] * 3
-    # What the user has set stands in the table.
+    # The user's properties are unchanged.
     assert bench.metadata("named").properties.items() >= DELETING.items()
     assert len(bench.metadata("named").metadata_log) == 4
 
@@ -194,9 +194,9 @@ def test_a_commit_deletes_no_file_that_the_metadata_names(bench: Bench, tmp_path
 @pytest.mark.parametrize("moment", ["planned", "swapping"])
 @pytest.mark.parametrize("plant", ["", "metadata", "a folder", "a link"])
 def test_hole_3_nothing_is_committed_into_folders_of_other_users(
-    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: str, moment: str
+    bench: TableBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: str, moment: str
 ) -> None:
-    """Hadoop's file system would write through a link of theirs, and remove what is in a folder of theirs."""
+    """Hadoop's file system would follow another user's link, and remove the content of another user's folder."""
     name = f"others_{plant.replace(' ', '_')}_{moment}"
     new_table(bench.lake, name)
     certificate, metadata = bench.certificate(name, NOT_NULL), bench.lake.path(name) / "metadata"
@@ -207,17 +207,19 @@ def test_hole_3_nothing_is_committed_into_folders_of_other_users(
         act()
     else:
         monkeypatch.setattr(HadoopTarget, "swap", At(HadoopTarget, "swap", 1, "before", act).wrapped)
-    former = bench.version(name)
+    before = bench.version(name)
     with pytest.raises(UnsafePath, match="the table is not changed, because "):
         bench.apply(bench.context(name), certificate)
-    assert (bench.version(name), bench.mark(name)) == (former, None)
+    assert (bench.version(name), bench.mark(name)) == (before, None)
     assert not list(metadata.glob("*.tmp"))
     assert not (tmp_path / "victim").exists()
 
 
-def test_a_crash_at_any_step_changes_the_table_once(bench: Bench, lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_at_any_step_changes_the_table_once(
+    bench: TableBench, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def crash() -> None:
-        raise ConnectionError("the power is gone")
+        raise ConnectionError("the process dies")
 
     for number, (method, when) in enumerate(crashes(HadoopTarget)):
         name = f"crash{number}"
@@ -230,12 +232,12 @@ def test_a_crash_at_any_step_changes_the_table_once(bench: Bench, lake: Lake, mo
                 bench.apply(ctx, certificate)
         ran = bench.apply(ctx, certificate)
         assert (ran.report["verdict"], bench.required(name)) == ("applied", True)
-        assert bench.version(name) == before + 1, f"not once, with a crash {when} {method[1]}"
+        assert bench.version(name) == before + 1, f"changed once, with a crash {when} {method[1]}"
         assert [c["before"] for c in ran.report["changes"]] == ["other", "other"]
         assert bench.mark(name)["operation"] == ctx.operation
 
 
-def test_after_an_unknown_outcome_the_table_is_loaded_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_an_unknown_outcome_the_table_is_loaded_again(bench: TableBench, monkeypatch: pytest.MonkeyPatch) -> None:
     def lost() -> None:
         raise CommitUnknown("no answer")
 
@@ -250,8 +252,10 @@ def test_after_an_unknown_outcome_the_table_is_loaded_again(bench: Bench, monkey
         assert ran.report["rounds"] == (2 if when == "before" else 1)
 
 
-def test_a_change_that_another_jvm_has_overwritten_is_made_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a local file system a rename replaces what is there: Iceberg looks before it renames, and both are not one."""
+def test_a_change_that_another_jvm_has_overwritten_is_made_again(
+    bench: TableBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rename on a local file system replaces an existing file, and Iceberg's check before it is not atomic."""
     new_table(bench.lake, "over")
     certificate = bench.certificate("over", NOT_NULL)
 
@@ -269,14 +273,14 @@ def test_a_change_that_another_jvm_has_overwritten_is_made_again(bench: Bench, m
     assert bench.metadata("over").properties["other"] == "mine"
 
 
-def test_apply_fails_if_other_writers_always_commit_first(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_apply_fails_if_other_writers_always_commit_first(bench: TableBench, monkeypatch: pytest.MonkeyPatch) -> None:
     new_table(bench.lake, "busy")
     certificate = bench.certificate("busy", NOT_NULL)
-    former = HadoopTarget.swap
+    original = HadoopTarget.swap
 
     def swap(self: HadoopTarget, head: Any, change: Any) -> None:
         bench.lake.load("busy").updateProperties().set("n", str(bench.version("busy"))).commit()
-        former(self, head, change)
+        original(self, head, change)
 
     monkeypatch.setattr(HadoopTarget, "swap", swap)
     ran = bench.apply(bench.context("busy"), certificate)
@@ -286,7 +290,7 @@ def test_apply_fails_if_other_writers_always_commit_first(bench: Bench, monkeypa
 
 
 @pytest.mark.parametrize("version", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_deletes_and_rewrites_of_certified_files_do_not_stop_apply(bench: Bench, version: int) -> None:
+def test_deletes_and_rewrites_of_certified_files_do_not_stop_apply(bench: TableBench, version: int) -> None:
     name, lake = f"deleted{version}", bench.lake
     lake.create(name, "id bigint, k int, c string", "partitioned by (k)", version)
     lake.fill(name)
@@ -300,11 +304,11 @@ def test_deletes_and_rewrites_of_certified_files_do_not_stop_apply(bench: Bench,
     certificate = bench.certificate(name, NOT_NULL)
     lake.delete(name, "id = 1")
     ran = bench.validate(name, NOT_NULL, since=certificate)
-    # The deletes of its file were written anew: nothing says that all of the former ones are among them.
+    # The deletes of its file were rewritten, and need not include all previous ones.
     assert [o.name for o in ran.outcomes] == ["k=1"]
     assert (ran.report["verdict"], ran.report["rows"]) == ("valid", 26)
     certificate = ran.report["certificate"]
-    # The snapshot before the delete has its NULLs again.
+    # The snapshot before the delete has the NULLs again.
     snapshot = bench.metadata(name).snapshots[0].snapshot_id
     lake.load(name).manageSnapshots().rollbackTo(snapshot).commit()
     ran = bench.validate(name, NOT_NULL, since=certificate)
@@ -313,7 +317,7 @@ def test_deletes_and_rewrites_of_certified_files_do_not_stop_apply(bench: Bench,
     assert (ran.report["verdict"], ran.report["checks"][0]["violations"]) == ("violated", 20)
 
 
-def test_since_finds_rows_that_a_rolled_back_delete_restores(bench: Bench) -> None:
+def test_since_finds_rows_that_a_rolled_back_delete_restores(bench: TableBench) -> None:
     lake = bench.lake
     lake.create("equal", COLUMNS, "", 2)
     lake.fill("equal", "id, c")
@@ -327,7 +331,7 @@ def test_since_finds_rows_that_a_rolled_back_delete_restores(bench: Bench) -> No
     assert (ran.report["verdict"], ran.report["checks"][0]["violations"]) == ("violated", 20)
 
 
-def test_an_attempt_that_lost_its_claim_changes_nothing(bench: Bench) -> None:
+def test_an_attempt_that_lost_its_claim_changes_nothing(bench: TableBench) -> None:
     class Lost(MemoryProgress):
         def save(self, value: Any, *, force: bool = False) -> bool:
             return False
@@ -340,7 +344,7 @@ def test_an_attempt_that_lost_its_claim_changes_nothing(bench: Bench) -> None:
     assert not bench.required("lost")
 
 
-def test_constraints_are_kept_as_properties_beside_what_is_required(bench: Bench) -> None:
+def test_constraints_are_kept_as_properties_beside_what_is_required(bench: TableBench) -> None:
     new_table(bench.lake, "kept")
     bench.lake.sql("alter table {kept} set tblproperties ('distop.constraint.small' = 'mine')")
     checks = [
@@ -364,44 +368,43 @@ def test_constraints_are_kept_as_properties_beside_what_is_required(bench: Bench
         "c_matches": "`c` RLIKE '^[xy]'",
         "either": "id > 0 OR c = 'z'",
     }
-    # What is written there is SQL that holds for the rows.
+    # The properties have SQL that holds for the rows.
     rows = bench.lake.rows("kept")
     assert [rows.where(v["sql"]).count() for v in found.values()] == [2] * 4
-    # Once more: it is so already.
+    # A second apply finds all constraints unchanged.
     again = bench.apply(bench.context("kept"), certificate)
     assert (again.report["verdict"], {c["before"] for c in again.report["changes"]}) == ("applied", {"same"})
-    # A row in the way takes back what this operation has changed, and nothing else.
     assert bench.required("kept")
 
 
 def test_a_revert_restores_the_schema_and_properties(
-    bench: Bench, careless: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+    bench: TableBench, append_null: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     new_table(bench.lake, "back")
     bench.lake.sql("alter table {back} set tblproperties ('distop.constraint.small' = 'mine', 'other' = 'x')")
     certificate = bench.certificate("back", NOT_NULL, {"range": {"column": "id", "min": 0}, "name": "small"})
     before = dict(bench.metadata("back").properties)
-    monkeypatch.setattr(Applying, "settle", At(Applying, "settle", 1, "before", lambda: careless("back")).wrapped)
+    monkeypatch.setattr(Applying, "settle", At(Applying, "settle", 1, "before", lambda: append_null("back")).wrapped)
     assert bench.apply(bench.context("back"), certificate).report["reverted"]
     assert dict(bench.metadata("back").properties) == before
     assert not bench.required("back")
 
 
-def test_a_cancel_reverts_an_unconfirmed_change(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cancel_reverts_an_unconfirmed_change(bench: TableBench, monkeypatch: pytest.MonkeyPatch) -> None:
     new_table(bench.lake, "cancelled")
     certificate = bench.certificate("cancelled", NOT_NULL)
     argument = Apply.Arg.model_validate({"certificate": store_certificate(certificate), "settle_seconds": 60})
-    for n, (method, made) in enumerate((((Applying, "commit"), False), ((Applying, "settle"), True))):
+    for n, (method, changed) in enumerate((((Applying, "commit"), False), ((Applying, "settle"), True))):
         ctx, before = bench.context("cancelled"), bench.version("cancelled")
         (job,) = Apply().partitions(bench.lake.record("cancelled"), argument, ctx).partitions
         with monkeypatch.context() as patch:
             patch.setattr(*method, At(*method, 1, "before", lambda ctx=ctx: setattr(ctx, "stopped", True)).wrapped)  # type: ignore[misc]
             with pytest.raises(JobCancelled):
                 Apply().start_or_resume_job(argument, job, ctx)
-        assert bench.required("cancelled") == made
+        assert bench.required("cancelled") == changed
         ctx.superseded = True
         Apply().cancel_job_and_cleanup(argument, job, ctx)
-        assert bench.required("cancelled") == made, "what another attempt goes on from was taken away"
+        assert bench.required("cancelled") == changed, "a superseded attempt reverts nothing"
         ctx.superseded = False
         for _ in range(2):
             Apply().cancel_job_and_cleanup(argument, job, ctx)
@@ -409,15 +412,15 @@ def test_a_cancel_reverts_an_unconfirmed_change(bench: Bench, monkeypatch: pytes
         assert bench.version("cancelled") == before + 2 * n
 
 
-def test_two_simultaneous_applies_are_both_correct(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_simultaneous_applies_are_both_correct(bench: TableBench, monkeypatch: pytest.MonkeyPatch) -> None:
     new_table(bench.lake, "both")
     first, second = bench.certificate("both", NOT_NULL), bench.certificate("both", {"not_null": "id"})
     other: list[Ran] = []
 
-    def meanwhile() -> None:
+    def apply_second() -> None:
         other.append(bench.apply(bench.context("both"), second))
 
-    monkeypatch.setattr(HadoopTarget, "swap", At(HadoopTarget, "swap", 1, "before", meanwhile).wrapped)
+    monkeypatch.setattr(HadoopTarget, "swap", At(HadoopTarget, "swap", 1, "before", apply_second).wrapped)
     ran = bench.apply(bench.context("both"), first)
     assert (ran.report["verdict"], ran.report["rounds"]) == ("applied", 2)
     assert (other[0].report["verdict"], other[0].report["rounds"]) == ("applied", 1)
@@ -425,16 +428,16 @@ def test_two_simultaneous_applies_are_both_correct(bench: Bench, monkeypatch: py
     assert bench.required("both", "id")
 
 
-def test_apply_after_other_changes_of_the_table(bench: Bench, tmp_path: Path) -> None:
+def test_apply_after_other_changes_of_the_table(bench: TableBench, tmp_path: Path) -> None:
     lake = bench.lake
     new_table(lake, "changing")
     certificate = bench.certificate("changing", NOT_NULL)
-    # The certified snapshot was expired: all is looked at.
+    # The certified snapshot has expired, so all files are validated.
     lake.sql("insert into {changing} values (3, 'z')")
     lake.load("changing").expireSnapshots().expireSnapshotId(int(certificate["version"])).commit()
     ran = bench.apply(bench.context("changing"), certificate)
     assert (ran.report["verdict"], ran.report["rows"]) == ("applied", 3)
-    # The column is another one, then the table is.
+    # First the column is renamed, then the table is replaced.
     lake.sql("alter table {changing} rename column c to d")
     with pytest.raises(InvalidArgument, match="the column 'c' was renamed to 'd' since"):
         bench.apply(bench.context("changing"), certificate)
@@ -449,7 +452,7 @@ def test_apply_after_other_changes_of_the_table(bench: Bench, tmp_path: Path) ->
         bench.apply(bench.context("changing"), certificate)
 
 
-def test_checks_that_cannot_be_applied_are_refused_at_planning(bench: Bench, tmp_path: Path) -> None:
+def test_checks_that_cannot_be_applied_are_refused_at_planning(bench: TableBench, tmp_path: Path) -> None:
     new_table(bench.lake, "refused")
     certificate = bench.certificate("refused", NOT_NULL)
     before = bench.version("refused")
@@ -466,7 +469,7 @@ def test_checks_that_cannot_be_applied_are_refused_at_planning(bench: Bench, tmp
     assert bench.version("refused") == before
 
 
-def test_a_table_without_rows_is_certified_and_applied(bench: Bench) -> None:
+def test_a_table_without_rows_is_certified_and_applied(bench: TableBench) -> None:
     bench.lake.create("void", "id bigint, s struct<a: int, b: int>, c string", "", 2)
     assert plan_table(bench.lake.record("void")).version == "no snapshot"
     certificate = bench.certificate("void", {"not_null": "s.a"}, {"not_null": "C"})
@@ -475,7 +478,7 @@ def test_a_table_without_rows_is_certified_and_applied(bench: Bench) -> None:
     assert [bench.required("void", name) for name in ("s", "s.a", "s.b", "c")] == [False, True, False, True]
 
 
-def test_the_completion_of_an_operation_without_a_result_has_no_report(bench: Bench) -> None:
+def test_the_completion_of_an_operation_without_a_result_has_no_report(bench: TableBench) -> None:
     new_table(bench.lake, "crashed")
     argument = Apply.Arg.model_validate({"certificate": store_certificate(bench.certificate("crashed", NOT_NULL))})
     row = OutcomeRow(0, "table", False, None, "the worker process died")

@@ -1,4 +1,4 @@
-"""apply on Iceberg tables of a catalog: the commit compares with what was judged, and is found again by its mark."""
+"""apply on Iceberg tables of a catalog: a commit requires the validated metadata, and its mark identifies it."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ REQUIRED = ROWS.cast(pa.schema([f.with_nullable(f.name != "c") for f in ROWS.sch
 NULLS = pa.table({"id": pa.array([100], pa.int64()), "c": pa.array([None], pa.string()), "s": INSIDE[:1]})
 MOMENTS = (before_the_change(CatalogTarget), after_the_change(CatalogTarget))
 SWAPS = (MOMENTS[0][-1], MOMENTS[1][0])
-ITS_OWN = [*SWAPS, (Applying, "load", 2, "after"), (Applying, "load", 3, "before")]
-"""Where a catalog is asked otherwise than a folder: at the others tests/acceptance/test_apply.py looks each time."""
+CATALOG_MOMENTS = [*SWAPS, (Applying, "load", 2, "after"), (Applying, "load", 3, "before")]
+"""Moments with calls of the catalog. Each run tests the others in tests/acceptance/test_apply.py."""
 
 
-class Bench:
-    """The table of a catalog, certificates of it, and attempts to apply one."""
+class CatalogBench:
+    """A table in a catalog. Creates certificates of the table, and applies them."""
 
     def __init__(self, server: RestCatalogServer, kind: str, folder: Path, spark: SparkSession | None) -> None:
         self.server = server
@@ -63,8 +63,8 @@ class Bench:
         self.record = TableRecord("t", "iceberg", NAME, {"catalog": "prod"})
         self._tables.create_namespace("sales")
         self._tables.create_table(NAME, SCHEMA).append(ROWS)
-        self._careless = self._tables.create_table("sales.careless", SCHEMA)
-        self._careless.append(NULLS)
+        self._nulls = self._tables.create_table("sales.nulls", SCHEMA)
+        self._nulls.append(NULLS)
 
     @property
     def loaded(self) -> Any:
@@ -79,17 +79,17 @@ class Bench:
         return json.loads(self.loaded.properties.get(MARK, "null"))
 
     def versions(self) -> int:
-        """How many metadata files there have been."""
+        """The number of previous metadata files."""
         return len(self.loaded.metadata.metadata_log)
 
     def append_null(self) -> None:
-        """As a writer does that has planned before any change of the schema: nobody compares."""
-        (task,) = self._careless.scan().plan_files()
+        """Append a NULL as a writer with an old plan does, without a comparison with the current schema."""
+        (task,) = self._nulls.scan().plan_files()
         with self.loaded.transaction() as changing, changing.update_snapshot().fast_append() as appending:
             appending.append_data_file(task.file)
 
     def context(self) -> FakeContext:
-        """Of a new operation."""
+        """The context of a new operation."""
         self._number += 1
         ctx = Staging(self._folder, self.record, self._spark)
         ctx.operation = f"t/apply/{self._number}"
@@ -109,16 +109,16 @@ class Bench:
 
 
 @contextmanager
-def opened(kind: str, folder: Path, spark: SparkSession | None = None) -> Iterator[Bench]:
+def catalog_bench(kind: str, folder: Path, spark: SparkSession | None = None) -> Iterator[CatalogBench]:
     with RestCatalogServer(folder / "lake") as server, pytest.MonkeyPatch.context() as patch:
         configure(patch, type=kind, uri=server.uri if kind == "rest" else f"sqlite:///{folder}/lake/catalog.db")
-        yield Bench(server, kind, folder, spark)
+        yield CatalogBench(server, kind, folder, spark)
 
 
 @pytest.fixture(params=["rest", "sql"])
-def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
-    """Without Spark: what is looked at here, manifests tell."""
-    with opened(request.param, tmp_path) as found:
+def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[CatalogBench]:
+    """A bench without Spark, for checks that manifests decide."""
+    with catalog_bench(request.param, tmp_path) as found:
         yield found
 
 
@@ -127,15 +127,18 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
 @pytest.mark.parametrize(
     ("kind", "moment"),
     [
-        *(pytest.param("rest", m, marks=[pytest.mark.slow] * (m not in ITS_OWN)) for m in MOMENTS[0] + MOMENTS[1]),
+        *(
+            pytest.param("rest", m, marks=[pytest.mark.slow] * (m not in CATALOG_MOMENTS))
+            for m in MOMENTS[0] + MOMENTS[1]
+        ),
         *(("sql", m) for m in SWAPS),
     ],
 )
-def test_a_writer_that_adds_a_null_at_the_worst_moment_is_caught(
+def test_a_null_of_a_concurrent_writer_in_a_catalog_is_found_at_any_moment(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, moment: Any
 ) -> None:
     need(jar(), MAVEN)
-    with opened(kind, tmp_path, spark) as bench:
+    with catalog_bench(kind, tmp_path, spark) as bench:
         certificate, before = bench.certificate(), bench.versions()
         at = At(*moment, bench.append_null)
         monkeypatch.setattr(*moment[:2], at.wrapped)
@@ -147,18 +150,18 @@ def test_a_writer_that_adds_a_null_at_the_worst_moment_is_caught(
         assert (ran.report["reverted"], ran.message.startswith("the change was reverted")) == (late, late)
         assert (bench.required, bench.mark) == (False, None)
         assert bench.versions() == before + (3 if late else 1)
-        # What is there again is the former schema itself.
+        # The table has its previous schema again, with the same id.
         assert bench.loaded.metadata.current_schema_id == certificate["schema_id"]
 
 
 @pytest.mark.spark
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("kind", ["rest", "sql"])
-def test_validated_and_applied_while_a_writer_appends(
+def test_a_certificate_is_applied_while_a_writer_appends(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     need(jar(), MAVEN)
-    with opened(kind, tmp_path, spark) as bench:
+    with catalog_bench(kind, tmp_path, spark) as bench:
         certificate = bench.certificate(NOT_NULL, POSITIVE, {"not_null": "s.a"})
         bench.loaded.append(ROWS)
         at = At(CatalogTarget, "swap", 1, "before", lambda: bench.loaded.append(ROWS))
@@ -183,10 +186,10 @@ def test_validated_and_applied_while_a_writer_appends(
 
 def test_a_crash_at_any_step_changes_the_table_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def crash() -> None:
-        raise ConnectionError("the power is gone")
+        raise ConnectionError("the process dies")
 
     for number, (method, when) in enumerate(crashes(CatalogTarget)):
-        with opened(("rest", "sql")[number % 2], tmp_path / str(number)) as bench:
+        with catalog_bench(("rest", "sql")[number % 2], tmp_path / str(number)) as bench:
             certificate, before, ctx = bench.certificate(NOT_NULL, POSITIVE), bench.versions(), bench.context()
             with monkeypatch.context() as patch:
                 patch.setattr(*method, At(*method, 1, when, crash).wrapped)
@@ -194,7 +197,7 @@ def test_a_crash_at_any_step_changes_the_table_once(tmp_path: Path, monkeypatch:
                     bench.apply(certificate, ctx)
             ran = bench.apply(certificate, ctx)
             assert (ran.report["verdict"], bench.required) == ("applied", True)
-            assert bench.versions() == before + 1, f"not once, with a crash {when} {method[1]}"
+            assert bench.versions() == before + 1, f"changed once, with a crash {when} {method[1]}"
             assert [c["before"] for c in ran.report["changes"]] == ["other", "other"]
             assert bench.mark["operation"] == ctx.operation
 
@@ -202,7 +205,7 @@ def test_a_crash_at_any_step_changes_the_table_once(tmp_path: Path, monkeypatch:
 def test_after_a_lost_answer_to_a_commit_the_table_is_loaded_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with opened("rest", tmp_path) as bench:
+    with catalog_bench("rest", tmp_path) as bench:
         certificate, before = bench.certificate(), bench.versions()
 
         def lose(value: bool) -> Callable[[], None]:
@@ -213,7 +216,7 @@ def test_after_a_lost_answer_to_a_commit_the_table_is_loaded_again(
             patch.setattr(Applying, "commit", At(Applying, "commit", 1, "after", lose(False)).wrapped)
             ran = bench.apply(certificate)
         assert (ran.report["verdict"], ran.report["rounds"], bench.versions()) == ("applied", 1, before + 1)
-        # It was refused before it did anything: as nobody knows that, it is tried again.
+        # The commit was refused, but apply cannot know that, and retries.
         certificate = bench.certificate({"not_null": "id"})
 
         def status(value: int) -> Callable[[], None]:
@@ -226,21 +229,23 @@ def test_after_a_lost_answer_to_a_commit_the_table_is_loaded_again(
         assert (ran.report["verdict"], ran.report["rounds"], bench.versions()) == ("applied", 2, before + 2)
 
 
-def test_the_catalog_refuses_the_swap_after_another_commit(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The metadata are what they were when the swap looks, and others when it commits."""
+def test_the_catalog_refuses_the_swap_after_another_commit(
+    bench: CatalogBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The metadata changes after the swap has compared it and before the commit."""
 
-    def meanwhile() -> None:
+    def add_column() -> None:
         with bench.loaded.update_schema() as updating:
             updating.add_column("more", LongType())
 
     certificate = bench.certificate()
-    monkeypatch.setattr(CatalogTable, "commit", At(CatalogTable, "commit", 1, "before", meanwhile).wrapped)
+    monkeypatch.setattr(CatalogTable, "commit", At(CatalogTable, "commit", 1, "before", add_column).wrapped)
     ran = bench.apply(certificate)
     assert (ran.report["verdict"], ran.report["rounds"]) == ("applied", 2)
     assert [f.name for f in bench.loaded.schema().fields] == ["id", "c", "s", "more"]
 
 
-def test_a_forged_mark_in_a_catalog_does_not_replace_a_validation(bench: Bench) -> None:
+def test_a_forged_mark_in_a_catalog_does_not_replace_a_validation(bench: CatalogBench) -> None:
     certificate, ctx = bench.certificate(), bench.context()
     bench.loaded.append(ROWS)
     with bench.loaded.update_schema(allow_incompatible_changes=True) as updating:
@@ -259,7 +264,7 @@ def test_a_forged_mark_in_a_catalog_does_not_replace_a_validation(bench: Bench) 
     assert bench.mark != planted
 
 
-def test_a_forged_mark_reverts_nothing(bench: Bench) -> None:
+def test_a_forged_mark_reverts_nothing(bench: CatalogBench) -> None:
     certificate, ctx = bench.certificate(), bench.context()
     argument = Apply.Arg.model_validate({"certificate": store_certificate(certificate), "settle_seconds": 0})
     mine = {"operation": ctx.operation, "certificate": certificate["digest"]}
@@ -274,8 +279,8 @@ def test_a_forged_mark_reverts_nothing(bench: Bench) -> None:
 def test_a_commit_of_a_catalog_deletes_no_file_that_the_metadata_names(tmp_path: Path) -> None:
     victims = [tmp_path / f"victim{n}" for n in range(3)]
     for victim in victims:
-        victim.write_text("of somebody else")
-    with opened("sql", tmp_path) as bench:
+        victim.write_text("of another user")
+    with catalog_bench("sql", tmp_path) as bench:
         file = Path(bench.loaded.metadata_location.removeprefix("file://"))
         found = json.loads(file.read_text())
         found["properties"] |= DELETING
@@ -288,9 +293,9 @@ def test_a_commit_of_a_catalog_deletes_no_file_that_the_metadata_names(tmp_path:
 
 @pytest.mark.parametrize("moment", ["planned", "swapping"])
 def test_hole_3_pyiceberg_writes_no_metadata_where_others_may_write(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, moment: str
+    bench: CatalogBench, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    """A REST server writes them itself, by its own rights."""
+    """A REST server writes the metadata itself, with its own permissions."""
     certificate = bench.certificate()
     folder = Path(bench.loaded.metadata_location.removeprefix("file://")).parent
     if moment == "planned":
@@ -314,7 +319,7 @@ def test_hole_3_iceberg_writes_no_manifests_where_others_may_write(
     tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, owner: Any, method: str
 ) -> None:
     need(jar(), MAVEN)
-    with opened("rest", tmp_path, spark) as bench:
+    with catalog_bench("rest", tmp_path, spark) as bench:
         certificate = bench.certificate({"fits": {"column": "id", "type": "int"}})
         folder = Path(bench.loaded.metadata_location.removeprefix("file://")).parent
         before = set(folder.rglob("*"))
@@ -327,13 +332,13 @@ def test_hole_3_iceberg_writes_no_manifests_where_others_may_write(
         assert set(folder.rglob("*")) == before
 
 
-def test_apply_fails_if_other_writers_always_commit_first(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    certificate, former = bench.certificate(), CatalogTarget.swap
+def test_apply_fails_if_other_writers_always_commit_first(bench: CatalogBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    certificate, original = bench.certificate(), CatalogTarget.swap
 
     def swap(self: CatalogTarget, head: Any, change: Any) -> None:
         with bench.loaded.transaction() as changing:
             changing.set_properties({"n": str(bench.versions())})
-        former(self, head, change)
+        original(self, head, change)
 
     monkeypatch.setattr(CatalogTarget, "swap", swap)
     ran = bench.apply(certificate)
@@ -341,7 +346,7 @@ def test_apply_fails_if_other_writers_always_commit_first(bench: Bench, monkeypa
     assert f"other writers committed first in {ROUNDS} attempts, so nothing was changed" in ran.message
 
 
-def test_a_cancel_reverts_an_unconfirmed_change(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cancel_reverts_an_unconfirmed_change(bench: CatalogBench, monkeypatch: pytest.MonkeyPatch) -> None:
     certificate = bench.certificate(NOT_NULL, POSITIVE)
     before = dict(bench.loaded.properties)
     argument = Apply.Arg.model_validate({"certificate": store_certificate(certificate), "settle_seconds": 60})
@@ -352,7 +357,7 @@ def test_a_cancel_reverts_an_unconfirmed_change(bench: Bench, monkeypatch: pytes
     with pytest.raises(JobCancelled):
         Apply().start_or_resume_job(argument, job, ctx)
     assert bench.required
-    # The context says to stop until its end: what is taken back does not.
+    # The context reports a cancel until its end, which does not stop the revert.
     for _ in range(2):
         Apply().cancel_job_and_cleanup(argument, job, ctx)
         assert (bench.required, bench.mark, dict(bench.loaded.properties)) == (False, None, before)
@@ -366,14 +371,14 @@ def test_a_column_is_narrowed_through_a_catalog(
 ) -> None:
     need(jar(), MAVEN)
     fits = {"fits": {"column": "id", "type": "int"}}
-    with opened(kind, tmp_path, spark) as bench:
+    with catalog_bench(kind, tmp_path, spark) as bench:
 
         def state() -> tuple[str, list[int]]:
             table = bench.loaded
             return str(table.schema().find_field("id").field_type), sorted(table.scan().to_arrow()["id"].to_pylist())
 
-        def left() -> set[str]:
-            """Manifests and data files that the table does not have any more, nor its snapshots."""
+        def leftover_files() -> set[str]:
+            """Manifests and data files that neither the table nor a snapshot uses."""
             table = bench.loaded
             known = {str(path) for path in table.inspect.all_files()["file_path"].to_pylist()}
             for snapshot in table.metadata.snapshots:
@@ -383,7 +388,7 @@ def test_a_column_is_narrowed_through_a_catalog(
             found = {str(path) for path in folder.rglob("*") if path.is_file() and path.suffix != ".crc"}
             return {Path(path).name for path in found} - {Path(path).name for path in known}
 
-        # A writer comes first.
+        # A writer commits first.
         certificate, before = bench.certificate(fits, POSITIVE), bench.loaded.metadata
         at = At(CatalogTarget, "rewrite", 1, "before", lambda: bench.loaded.append(ROWS))
         with monkeypatch.context() as patch:
@@ -395,12 +400,12 @@ def test_a_column_is_narrowed_through_a_catalog(
         assert after.schema().find_field("id").field_id > before.schema().find_field("id").field_id
         assert str(after.current_snapshot().summary.operation.value) == "replace"
         assert [f.name for f in after.schema().fields] == ["id", "c", "s"]
-        former = bench.loaded.scan(snapshot_id=before.current_snapshot_id).to_arrow()
-        assert (str(former.schema.field("id").type), former.num_rows) == ("int64", 2)
-        assert left() == set()
-    # Of one who began before, a row is in the way: the change is taken back, and the row is there. Then the answer to
-    # what was committed is lost.
-    with opened(kind, tmp_path / "second", spark) as bench:
+        old_rows = bench.loaded.scan(snapshot_id=before.current_snapshot_id).to_arrow()
+        assert (str(old_rows.schema.field("id").type), old_rows.num_rows) == ("int64", 2)
+        assert leftover_files() == set()
+    # A writer with an old plan adds a NULL: the change is reverted, and the row is kept. Then the answer to a commit is
+    # lost.
+    with catalog_bench(kind, tmp_path / "second", spark) as bench:
         before = bench.loaded.metadata
         certificate = bench.certificate(fits, NOT_NULL)
         at = At(CatalogTarget, "rewrite", 1, "after", bench.append_null)
@@ -412,21 +417,21 @@ def test_a_column_is_narrowed_through_a_catalog(
         assert (bench.loaded.schema(), bench.mark) == (before.schema(), None)
         if kind == "rest":
             with monkeypatch.context() as patch:
-                former = CatalogTarget.rewrite
+                original = CatalogTarget.rewrite
 
-                def first_missing(self: CatalogTarget, *args: Any) -> None:
+                def lose_answer(self: CatalogTarget, *args: Any) -> None:
                     bench.server.lose_answers = True
                     try:
-                        former(self, *args)
+                        original(self, *args)
                     finally:
                         bench.server.lose_answers = False
 
-                patch.setattr(CatalogTarget, "rewrite", first_missing)
+                patch.setattr(CatalogTarget, "rewrite", lose_answer)
                 ran = bench.apply(bench.certificate(fits))
             assert (ran.report["verdict"], state()) == ("applied", ("int", [1, 2, 100])), ran.message
 
 
-def test_apply_after_other_changes_of_the_table(bench: Bench) -> None:
+def test_apply_after_other_changes_of_the_table(bench: CatalogBench) -> None:
     certificate = bench.certificate()
     if bench.kind == "rest":
         bench.server.status = 503
@@ -446,17 +451,17 @@ RENAMES = [
     *((kind, (CatalogTable, "commit", 1, "before")) for kind in ("rest", "sql")),
     ("sql", MOMENTS[1][-2]),
 ]
-"""Before it is looked at, judged, swapped and committed; and when the change is made, and not confirmed."""
+"""Moments of a rename: before the load, the judgement, the swap and the commit, and before the confirmation."""
 
 
 @pytest.mark.parametrize(("kind", "moment"), RENAMES)
 def test_a_table_renamed_during_apply_is_an_error_and_can_be_applied_by_its_new_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, moment: Any
 ) -> None:
-    """Another one that has its name by then is left alone, and so is it under another name; once it has its name again
-    the operation does what was not done.
+    """A new table with its name is not changed, nor is the table under its new name. Once it has its old name again,
+    the operation applies the certificate.
     """
-    with opened(kind, tmp_path) as bench:
+    with catalog_bench(kind, tmp_path) as bench:
         tables, certificate, ctx = bench.server.tables, bench.certificate(), bench.context()
         before = bench.versions()
         at = At(*moment, lambda: tables.rename_table(NAME, "sales.other"))
@@ -480,8 +485,8 @@ def test_a_table_renamed_during_apply_is_an_error_and_can_be_applied_by_its_new_
         assert bench.mark["operation"] == ctx.operation
 
 
-def expire(bench: Bench) -> None:
-    """Former snapshots are gone, with all of their files that the current one does not have."""
+def expire_old_snapshots(bench: CatalogBench) -> None:
+    """Expire all snapshots but the current one, and delete files that only those had."""
     table = bench.loaded
     current = table.current_snapshot()
     files: dict[bool, set[str]] = {True: set(), False: set()}
@@ -496,14 +501,16 @@ def expire(bench: Bench) -> None:
         Path(path.removeprefix("file://")).unlink()
 
 
-def expired(bench: Bench, monkeypatch: pytest.MonkeyPatch, write: Callable[[], None], writes: Any, moment: Any) -> Ran:
-    """What an application of a certificate tells where this is done at these moments (EXPIRIES)."""
+def apply_with_expiry(
+    bench: CatalogBench, monkeypatch: pytest.MonkeyPatch, write: Callable[[], None], writes: Any, moment: Any
+) -> Ran:
+    """Apply a certificate, with a write and an expiry at these moments (``EXPIRIES``)."""
     certificate = bench.certificate()
     if writes is None:
         write()
     else:
         monkeypatch.setattr(*writes[:2], At(*writes, write).wrapped)
-    at = At(*moment, lambda: expire(bench))
+    at = At(*moment, lambda: expire_old_snapshots(bench))
     monkeypatch.setattr(*moment[:2], at.wrapped)
     ran = bench.apply(certificate)
     assert at.happened
@@ -518,8 +525,10 @@ EXPIRIES = [
     pytest.param("rest", AFTER_THE_SWAP, (Applying, "load", 3, "before"), marks=pytest.mark.slow),
     ("sql", AFTER_THE_SWAP, (Applying, "judge", 2, "before")),
 ]
-"""When the table is written anew, None: before all; and when what was there before is expired: when the metadata were
-loaded, before the swap, and in it; of what was written after the change, before they are loaded again, and after.
+"""The moment of the write (None: before apply) and the moment of the expiry.
+
+A write before apply expires after the load, before the swap, or in the swap. A write after the change expires before
+or after the metadata is loaded again.
 """
 
 
@@ -527,8 +536,8 @@ loaded, before the swap, and in it; of what was written after the change, before
 def test_all_files_are_validated_if_the_certified_snapshot_expires(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, writes: Any, moment: Any
 ) -> None:
-    with opened(kind, tmp_path) as bench:
-        ran = expired(bench, monkeypatch, lambda: bench.loaded.overwrite(REQUIRED), writes, moment)
+    with catalog_bench(kind, tmp_path) as bench:
+        ran = apply_with_expiry(bench, monkeypatch, lambda: bench.loaded.overwrite(REQUIRED), writes, moment)
         assert (ran.report["verdict"], ran.report["rows"], bench.required) == ("applied", 2, True), ran.message
         assert bench.loaded.scan().to_arrow()["id"].to_pylist() == [1, 2]
 
@@ -541,13 +550,13 @@ def test_a_null_is_found_even_if_the_certified_snapshot_expires(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, writes: Any, moment: Any
 ) -> None:
     need(jar(), MAVEN)
-    with opened(kind, tmp_path, spark) as bench:
+    with catalog_bench(kind, tmp_path, spark) as bench:
 
         def write() -> None:
             bench.loaded.overwrite(REQUIRED)
             bench.append_null()
 
-        ran = expired(bench, monkeypatch, write, writes, moment)
+        ran = apply_with_expiry(bench, monkeypatch, write, writes, moment)
         assert (ran.report["verdict"], ran.report["checks"][0]["violations"]) == ("violated", 1), ran.message
         assert (ran.report["rows"], ran.report["reverted"]) == (3, writes is not None)
         assert (bench.required, bench.mark) == (False, None)
@@ -571,19 +580,19 @@ def test_metadata_with_fields_unknown_to_pyiceberg_is_not_changed(tmp_path: Path
     assert first_missing({"a": [{"b": 1}, {"c": None}]}, {"a": [{"b": 2, "d": 3}, {}]}) is None
     assert first_missing({"a": [{"b": 1}, {"c": {"e": 0}}]}, {"a": [{"b": 2}, {"c": {}}]}) == "a.c.e"
     assert first_missing({"a": [1, 2]}, {"a": [1]}) == "a"
-    with opened("sql", tmp_path) as bench:
+    with catalog_bench("sql", tmp_path) as bench:
         certificate = bench.certificate()
         source = Path(bench.loaded.metadata_location.removeprefix("file://"))
         with open(source) as file:
-            had = json.load(file)
-        had["snapshots"][0]["of-tomorrow"] = 7
+            metadata = json.load(file)
+        metadata["snapshots"][0]["of-tomorrow"] = 7
         with open(source, "w") as file:
-            json.dump(had, file)
+            json.dump(metadata, file)
         with pytest.raises(InvalidArgument, match="a field .snapshots.of-tomorrow. that pyiceberg does not know"):
             bench.apply(certificate)
-        del had["snapshots"][0]["of-tomorrow"]
+        del metadata["snapshots"][0]["of-tomorrow"]
         with open(source, "w") as file:
-            json.dump({**had, "format-version": 3, "next-row-id": 2}, file)
+            json.dump({**metadata, "format-version": 3, "next-row-id": 2}, file)
         with pytest.raises(InvalidArgument, match="Iceberg format version 3, but pyiceberg writes metadata only up to"):
             bench.apply(certificate)
         assert not bench.required

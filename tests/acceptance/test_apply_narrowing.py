@@ -1,4 +1,4 @@
-"""apply where a column gets another type: the table is written anew, and the rows are those of everybody who wrote."""
+"""apply with a narrower column type: the table is rewritten, and no row of any writer is lost or changed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import pytest
 from distop.behavior import OperationFailed, OutcomeRow, PartitionPlan, Summary, TableRecord
 from distop.errors import InvalidArgument, UnsafePath
 from distop.storage.location import Location
-from distop.tables.iceberg.iceberg_format import metadata_file, plan_table, read_metadata
+from distop.tables.iceberg import iceberg_format
+from distop.tables.iceberg.metadata_file import current_metadata_file, read_metadata
 from distop_behaviors.apply import Apply, new_metadata
 from distop_behaviors.apply.apply_loop import MARK, ROUNDS, Applying
 from distop_behaviors.apply.hadoop_commit import HadoopTarget
@@ -37,11 +38,11 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(240), pytest.mark.rotating]
 FITS = {"fits": {"column": "n", "type": "int"}}
 COLUMNS = "id bigint, n bigint comment 'how many', k string"
 BIG = 1 << 40
-"""Fits no int."""
+"""A value that does not fit an int."""
 
 
-class Bench:
-    """A table, certificates of it, and operations that narrow it, step by step."""
+class NarrowingBench:
+    """A table with a column to narrow. Creates certificates of the table, and applies them."""
 
     instances = 0
 
@@ -53,10 +54,10 @@ class Bench:
         self.record: TableRecord = lake.record(name)
 
     def context(self) -> Context:
-        """Of a new operation."""
-        Bench.instances += 1
+        """The context of a new operation."""
+        NarrowingBench.instances += 1
         ctx = Context(self.work, self.record, self._spark)
-        ctx.operation = f"{self.name}/apply/{Bench.instances}"
+        ctx.operation = f"{self.name}/apply/{NarrowingBench.instances}"
         return ctx
 
     def certificate(self, *checks: dict[str, Any], **arg: Any) -> dict[str, Any]:
@@ -73,7 +74,7 @@ class Bench:
 
     @property
     def metadata(self) -> Any:
-        return read_metadata(metadata_file(Location.of(str(self.lake.path(self.name)))))[0]
+        return read_metadata(current_metadata_file(Location.of(str(self.lake.path(self.name)))))[0]
 
     @property
     def kind(self) -> str:
@@ -83,18 +84,18 @@ class Bench:
         return [tuple(row) for row in self.lake.rows(self.name).orderBy(order).collect()]
 
     def folders(self) -> set[str]:
-        """Those of attempts, below the table's data."""
+        """The folders of attempts, below the table's data."""
         data = self.lake.path(self.name) / "data"
         return {str(path.relative_to(data)) for path in data.glob("distop-staged/*/*/*/*/*/*")}
 
     def live_folders(self) -> set[str]:
-        planned = plan_table(self.record, lambda: None, lambda: None)
+        planned = iceberg_format.FORMAT.plan_table(self.record, lambda: None, lambda: None)
         paths = [Path(path).parts for partition in planned.partitions for path, _, _ in partition.files]
         begin = [(parts, parts.index("distop-staged")) for parts in paths if "distop-staged" in parts]
         return {"/".join(parts[at : at + 7]) for parts, at in begin}
 
-    def clean(self) -> None:
-        """Nothing is left but what the table is made of."""
+    def assert_no_leftovers(self) -> None:
+        """Assert that no files are left except those of the table."""
         assert self.folders() == self.live_folders()
         assert not list(self.work.glob("stage/*/*/*"))
 
@@ -106,28 +107,28 @@ def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Lake:
 
 
 @pytest.fixture
-def bench(lake: Lake, spark: SparkSession, tmp_path: Path, request: pytest.FixtureRequest) -> Bench:
-    """A table of three partitions, two of them with deletes."""
+def bench(lake: Lake, spark: SparkSession, tmp_path: Path, request: pytest.FixtureRequest) -> NarrowingBench:
+    """A table with three partitions, two of them with deletes."""
     name = f"t{abs(hash(request.node.nodeid)) % 10**9}"
     lake.create(name, COLUMNS, "partitioned by (k)", 2)
     lake.sql(f"insert into {{{name}}} values (1, 10, 'a'), (2, 20, 'a'), (3, null, 'b'), (4, 40, 'b'), (5, 50, null)")
     lake.delete(name, "id in (2, 3)")
-    return Bench(lake, spark, tmp_path, name)
+    return NarrowingBench(lake, spark, tmp_path, name)
 
 
 ROWS = [(1, 10, "a"), (4, 40, "b"), (5, 50, None)]
 
 
-def appended(bench: Bench, *values: tuple[int, int | None, str]) -> Any:
-    """A file with these rows as one who has begun by now would commit it: written, and not in the table yet."""
+def late_files(bench: NarrowingBench, *values: tuple[int, int | None, str]) -> Any:
+    """Files with these rows, written by a writer that has planned but not committed yet."""
     bench.lake.create(f"{bench.name}_late", COLUMNS, "partitioned by (k)", 2)
     for row in values:
-        told = ", ".join("null" if v is None else repr(v) for v in row)
-        bench.lake.sql(f"insert into {{{bench.name}_late}} values ({told})")
+        literals = ", ".join("null" if v is None else repr(v) for v in row)
+        bench.lake.sql(f"insert into {{{bench.name}_late}} values ({literals})")
     return bench.lake.files(f"{bench.name}_late")
 
 
-def test_a_column_is_narrowed_and_the_rows_are_the_same(bench: Bench) -> None:
+def test_a_column_is_narrowed_and_the_rows_are_the_same(bench: NarrowingBench) -> None:
     lake, name = bench.lake, bench.name
     before = bench.metadata
     certificate = bench.certificate(FITS, {"not_null": "id"}, {"range": {"column": "n", "max": 100}, "name": "few"})
@@ -142,21 +143,21 @@ def test_a_column_is_narrowed_and_the_rows_are_the_same(bench: Bench) -> None:
     assert (report["rewritten"]["rows"], report["rewritten"]["late"]) == (4, 0)
     assert bench.rows() == [*ROWS, (6, 60, "c")]
     after = bench.metadata
-    field, former = after.schema().find_field("n"), before.schema().find_field("n")
+    field, old_field = after.schema().find_field("n"), before.schema().find_field("n")
     assert [f.name for f in after.schema().fields] == ["id", "n", "k"]
     assert (str(field.field_type), field.doc, field.required) == ("int", "how many", False)
-    assert field.field_id > former.field_id
+    assert field.field_id > old_field.field_id
     assert after.schema().find_field("id").required
     assert after.spec() == before.spec()
     assert lake.delete_files(name) == 0
     kept = json.loads(after.properties["distop.constraint.few"])
     assert kept["field_ids"]["n"] == field.field_id
-    # Former snapshots are what they were.
+    # Previous snapshots are unchanged.
     old = lake.spark.sql(f"select * from lake.db.{name} version as of {before.current_snapshot_id}")
     assert sorted(tuple(row) for row in old.collect()) == ROWS
     assert dict(old.dtypes)["n"] == "bigint"
-    bench.clean()
-    # One commit, whose manifests and statistics are Iceberg's own.
+    bench.assert_no_leftovers()
+    # The rewrite is one commit, with Iceberg's own manifests and statistics.
     snapshot = after.current_snapshot()
     assert (
         snapshot.parent_snapshot_id == before.current_snapshot_id or len(after.snapshots) == len(before.snapshots) + 2
@@ -168,25 +169,25 @@ def test_a_column_is_narrowed_and_the_rows_are_the_same(bench: Bench) -> None:
     assert bench.rows()[-1] == (7, 70, "c")
 
 
-def test_hole_2_properties_of_a_table_choose_no_file_system_of_its_writer(bench: Bench) -> None:
-    """Iceberg's Parquet writer copies them into the Hadoop configuration that opens the file."""
+def test_hole_2_properties_of_a_table_choose_no_file_system_of_its_writer(bench: NarrowingBench) -> None:
+    """Iceberg's Parquet writer copies the properties into the Hadoop configuration that opens files."""
     certificate = bench.certificate(FITS)
     hostile = {
         "fs.file.impl": "org.example.FileSystem",
         "fs.file.impl.disable.cache": "true",
         "write.location-provider.impl": "org.example.Provider",
     }
-    told = ", ".join(f"'{name}' = '{value}'" for name, value in hostile.items())
-    bench.lake.sql(f"alter table {{{bench.name}}} set tblproperties ({told})")
+    properties = ", ".join(f"'{name}' = '{value}'" for name, value in hostile.items())
+    bench.lake.sql(f"alter table {{{bench.name}}} set tblproperties ({properties})")
     ran = bench.apply(certificate)
     assert ran.report["verdict"] == "applied", ran.message
     assert bench.rows() == ROWS
-    assert bench.metadata.properties.items() >= hostile.items(), "they are the table's, and stay"
+    assert bench.metadata.properties.items() >= hostile.items(), "the table keeps its properties"
 
 
 @pytest.mark.slow
-def test_a_thread_without_a_session_can_rewrite(bench: Bench) -> None:
-    """Each job is a thread of the child, and the session of checks is the same for all of them."""
+def test_a_thread_without_a_session_can_rewrite(bench: NarrowingBench) -> None:
+    """Jobs run in threads of the child, and share one session."""
     certificate = bench.certificate()
     ran: list[Ran] = []
     thread = threading.Thread(target=lambda: ran.append(bench.apply(certificate)))
@@ -208,19 +209,19 @@ def test_a_thread_without_a_session_can_rewrite(bench: Bench) -> None:
         ("bigint", ["1", "null"], "decimal(3,0)", "decimal(3, 0)"),
     ],
 )
-def test_types_that_hold_the_same_values(
+def test_a_column_is_narrowed_without_changing_its_values(
     lake: Lake, spark: SparkSession, tmp_path: Path, kind: str, literals: list[str], target: str, iceberg: str
 ) -> None:
     name = f"types_{abs(hash((kind, target))) % 10**9}"
     lake.create(name, f"id int, n {kind}, k string", "", 2)
     rows = ", ".join(f"({n}, {text}, 'x')" for n, text in enumerate(literals))
     lake.sql(f"insert into {{{name}}} values {rows}")
-    bench = Bench(lake, spark, tmp_path, name)
+    bench = NarrowingBench(lake, spark, tmp_path, name)
     before = lake.spark.sql(f"select id, cast(n as {target}) n, k from lake.db.{name} order by id").collect()
     ran = bench.apply(bench.certificate({"fits": {"column": "n", "type": target}}))
     assert (ran.report["verdict"], bench.kind) == ("applied", iceberg), ran.message
     assert [str(row) for row in lake.rows(name).orderBy("id").collect()] == [str(row) for row in before]
-    bench.clean()
+    bench.assert_no_leftovers()
 
 
 @pytest.mark.parametrize(
@@ -236,14 +237,14 @@ def test_types_that_hold_the_same_values(
 def test_rows_that_spark_skips_fail_the_rewrite(
     lake: Lake, spark: SparkSession, tmp_path: Path, version: int, deleted: str
 ) -> None:
-    """Statistics certify the column; a footer with wrong positions hides rows from the reader."""
+    """Statistics certify the column, but a footer with wrong positions hides rows from the reader."""
     name = f"lost_{version}_{len(deleted)}"
     lake.create(name, COLUMNS, "partitioned by (k)", version)
     lake.sql(f"insert into {{{name}}} values (1, 10, 'a'), (2, 20, 'a'), (3, null, 'b'), (4, 40, 'b'), (5, 50, 'c')")
     if deleted:
         lake.delete(name, deleted)
         assert lake.delete_files(name) > 0
-    bench = Bench(lake, spark, tmp_path, name)
+    bench = NarrowingBench(lake, spark, tmp_path, name)
     bad = hide_rows(next(str(f.location()) for f in lake.files(name) if "k=a" in str(f.location())))
     certificate, before = bench.certificate(), bench.metadata
     ran = bench.apply(certificate)
@@ -255,10 +256,10 @@ def test_rows_that_spark_skips_fail_the_rewrite(
         before.schema(),
         before.current_snapshot_id,
     )
-    bench.clean()
+    bench.assert_no_leftovers()
 
 
-def test_rows_are_counted_beside_equality_deletes_and_every_file_that_hides_some_is_named(
+def test_a_rewrite_counts_rows_despite_equality_deletes_and_names_files_with_hidden_rows(
     lake: Lake, spark: SparkSession, tmp_path: Path
 ) -> None:
     for name in ("counted", "hidden"):
@@ -266,7 +267,7 @@ def test_rows_are_counted_beside_equality_deletes_and_every_file_that_hides_some
         for n in range(1, 4):
             lake.sql(f"insert into {{{name}}} values ({n}, {10 * n}, 'a'), ({10 * n}, {n}, 'b')")
         lake.delete_equal(name, "k", "b")
-        bench = Bench(lake, spark, tmp_path / name, name)
+        bench = NarrowingBench(lake, spark, tmp_path / name, name)
         bad = [hide_rows(str(file.location())) for file in lake.files(name)[1:]] if name == "hidden" else []
         ran = bench.apply(bench.certificate())
         if bad:
@@ -277,16 +278,16 @@ def test_rows_are_counted_beside_equality_deletes_and_every_file_that_hides_some
         else:
             assert (ran.report["verdict"], ran.report["rewritten"]["rows"]) == ("applied", 3), ran.message
             assert bench.rows() == [(1, 10, "a"), (2, 20, "a"), (3, 30, "a")]
-        bench.clean()
+        bench.assert_no_leftovers()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_rows_hidden_in_a_file_that_comes_meanwhile_stay_in_the_table(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, moment: str
+def test_hidden_rows_of_a_concurrently_added_file_stay_in_the_table(
+    bench: NarrowingBench, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    """Before the commit, and after it, from one who began before."""
-    certificate, (file,) = bench.certificate(), appended(bench, (6, 60, "a"))
+    """A writer with an old plan adds the file before or after the commit."""
+    certificate, (file,) = bench.certificate(), late_files(bench, (6, 60, "a"))
     bad, before = hide_rows(str(file.location())), bench.metadata
     at = At(HadoopTarget, "rewrite", 1, moment, lambda: bench.lake.append(bench.name, file))
     monkeypatch.setattr(HadoopTarget, "rewrite", at.wrapped)
@@ -295,28 +296,30 @@ def test_rows_hidden_in_a_file_that_comes_meanwhile_stay_in_the_table(
     assert str(bad) in ran.message
     assert bench.metadata.schema() == before.schema()
     assert bad in [Path(str(f.location()).removeprefix("file:")) for f in bench.lake.files(bench.name)]
-    bench.clean()
+    bench.assert_no_leftovers()
 
 
 def hide_rows(location: str) -> Path:
     """Damage the footer of a data file so that Iceberg's reader silently skips its rows."""
     path = Path(location.removeprefix("file:"))
     misplaced(path, padded=True)
-    path.with_name(f".{path.name}.crc").unlink()  # Hadoop's checksum of the file as it was
+    path.with_name(f".{path.name}.crc").unlink()  # Hadoop's checksum of the original file
     return path
 
 
-def test_files_added_meanwhile_are_validated_and_rewritten(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrently_added_files_are_validated_and_rewritten(
+    bench: NarrowingBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lake, name = bench.lake, bench.name
     certificate = bench.certificate()
     before = len(bench.metadata.snapshots)
 
-    def meanwhile() -> None:
+    def add_files() -> None:
         lake.sql(f"insert into {{{name}}} values (6, 60, 'a'), (7, 70, 'z')")
         lake.delete(name, "id = 4")
 
-    # Once the jobs have ended; and then at the last moment.
-    patched = At(Narrowing, "publish", 1, "before", meanwhile)
+    # Once after the jobs, and once directly before the commit.
+    patched = At(Narrowing, "publish", 1, "before", add_files)
     monkeypatch.setattr(Narrowing, "publish", patched.wrapped)
     at = At(HadoopTarget, "rewrite", 1, "before", lambda: lake.sql(f"insert into {{{name}}} values (8, 80, 'a')"))
     monkeypatch.setattr(HadoopTarget, "rewrite", at.wrapped)
@@ -324,11 +327,13 @@ def test_files_added_meanwhile_are_validated_and_rewritten(bench: Bench, monkeyp
     assert (ran.report["verdict"], ran.report["rounds"], bench.kind) == ("applied", 2, "int"), ran.message
     assert bench.rows() == [(1, 10, "a"), (5, 50, None), (6, 60, "a"), (7, 70, "z"), (8, 80, "a")]
     assert len(bench.metadata.snapshots) == before + 4
-    bench.clean()
+    bench.assert_no_leftovers()
 
 
 @pytest.mark.parametrize("moment", ["planned", pytest.param("staged", marks=pytest.mark.slow), "swapping"])
-def test_a_row_that_does_not_fit_fails_the_rewrite(bench: Bench, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
+def test_a_row_that_does_not_fit_fails_the_rewrite(
+    bench: NarrowingBench, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
     certificate = bench.certificate()
 
     def big() -> None:
@@ -345,12 +350,12 @@ def test_a_row_that_does_not_fit_fails_the_rewrite(bench: Bench, monkeypatch: py
     assert [s["values"] for s in ran.report["checks"][0]["samples"]] == [{"n": BIG}]
     assert (bench.kind, MARK in bench.metadata.properties) == ("long", False)
     assert bench.rows() == [*ROWS, (9, BIG, "a")]
-    bench.clean()
+    bench.assert_no_leftovers()
 
 
 @pytest.mark.slow
-def test_a_late_file_is_rewritten(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    certificate, files = bench.certificate(), appended(bench, (6, 60, "a"), (7, None, "q"))
+def test_a_late_file_is_rewritten(bench: NarrowingBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    certificate, files = bench.certificate(), late_files(bench, (6, 60, "a"), (7, None, "q"))
 
     def late() -> None:
         bench.lake.append(bench.name, files[0])
@@ -361,14 +366,14 @@ def test_a_late_file_is_rewritten(bench: Bench, monkeypatch: pytest.MonkeyPatch)
     ran = bench.apply(certificate)
     assert (ran.report["verdict"], ran.report["rewritten"]["late"]) == ("applied", 2), ran.message
     assert bench.rows() == [*ROWS, (6, 60, "a"), (7, None, "q"), (8, 80, "a")]
-    bench.clean()
+    bench.assert_no_leftovers()
 
 
 @pytest.mark.slow
 def test_a_late_row_that_does_not_fit_is_reported_if_a_revert_is_impossible(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    bench: NarrowingBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    certificate, (file,) = bench.certificate(), appended(bench, (9, BIG, "a"))
+    certificate, (file,) = bench.certificate(), late_files(bench, (9, BIG, "a"))
 
     def late() -> None:
         bench.lake.sql(f"insert into {{{bench.name}}} values (8, 80, 'a')")
@@ -384,7 +389,7 @@ def test_a_late_row_that_does_not_fit_is_reported_if_a_revert_is_impossible(
 
 @pytest.mark.slow
 def test_a_concurrent_schema_change_fails_the_rewrite_and_leaves_nothing(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    bench: NarrowingBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     certificate = bench.certificate()
     for statement, sentence in (
@@ -392,21 +397,23 @@ def test_a_concurrent_schema_change_fails_the_rewrite_and_leaves_nothing(
         ("rename column n to m", "the column 'n' was renamed to 'm' since"),
     ):
 
-        def meanwhile(statement: str = statement) -> None:
+        def change_schema(statement: str = statement) -> None:
             bench.lake.sql(f"alter table {{{bench.name}}} {statement}")
 
         with monkeypatch.context() as patch:
-            patch.setattr(Narrowing, "publish", At(Narrowing, "publish", 1, "before", meanwhile).wrapped)
+            patch.setattr(Narrowing, "publish", At(Narrowing, "publish", 1, "before", change_schema).wrapped)
             assert sentence in bench.apply(certificate).message
-        bench.clean()
+        bench.assert_no_leftovers()
     assert bench.folders() == set()
 
 
-def test_a_late_row_that_does_not_fit_reverts_the_change(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_late_row_that_does_not_fit_reverts_the_change(
+    bench: NarrowingBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench.lake.sql(f"alter table {{{bench.name}}} set tblproperties ('distop.constraint.few' = 'mine')")
     before = bench.metadata
     certificate = bench.certificate(FITS, {"range": {"column": "id", "min": 0}, "name": "few"})
-    files = appended(bench, (6, 60, "a"), (9, BIG, "a"))
+    files = late_files(bench, (6, 60, "a"), (9, BIG, "a"))
 
     def late() -> None:
         for file in files:
@@ -423,9 +430,9 @@ def test_a_late_row_that_does_not_fit_reverts_the_change(bench: Bench, monkeypat
 
 @pytest.mark.parametrize("narrowed", [False, True])
 def test_a_forged_mark_does_not_replace_a_rewrite(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, narrowed: bool
+    bench: NarrowingBench, monkeypatch: pytest.MonkeyPatch, narrowed: bool
 ) -> None:
-    """``narrowed``: whoever plants it makes the column another one as well, and adds a row that nobody has read."""
+    """``narrowed``: the forger also replaces the column, and adds a row that was not validated."""
     certificate, ctx, before = bench.certificate(FITS, {"not_null": "id"}), bench.context(), bench.metadata
     lake, name, old = bench.lake, bench.name, before.schema().find_field("n").field_id
 
@@ -459,10 +466,10 @@ def test_a_forged_mark_does_not_replace_a_rewrite(
         assert bench.kind == "int"
 
 
-def test_a_rewrite_deletes_no_file_that_the_metadata_names(bench: Bench, tmp_path: Path) -> None:
+def test_a_rewrite_deletes_no_file_that_the_metadata_names(bench: NarrowingBench, tmp_path: Path) -> None:
     victims = [tmp_path / f"victim{n}" for n in range(3)]
     for victim in victims:
-        victim.write_text("of somebody else")
+        victim.write_text("of another user")
     bench.lake.name_victims(bench.name, *victims)
     assert bench.apply(bench.certificate()).report["verdict"] == "applied"
     assert [victim.exists() for victim in victims] == [True] * 3
@@ -479,9 +486,9 @@ def test_a_rewrite_deletes_no_file_that_the_metadata_names(bench: Bench, tmp_pat
     ],
 )
 def test_hole_3_nothing_is_rewritten_into_folders_of_other_users(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, where: str, owner: Any, method: str
+    bench: NarrowingBench, monkeypatch: pytest.MonkeyPatch, where: str, owner: Any, method: str
 ) -> None:
-    """Iceberg writes over what is there; the names of further manifests and files follow from the first."""
+    """Iceberg overwrites existing files, and the names of later manifests and files are predictable."""
     folder = bench.lake.path(bench.name) / where
     certificate, before = bench.certificate(), set(folder.rglob("*"))
     monkeypatch.setattr(owner, method, At(owner, method, 1, "before", lambda: folder.chmod(0o777)).wrapped)
@@ -501,10 +508,10 @@ def test_hole_3_nothing_is_rewritten_into_folders_of_other_users(
 def test_a_crash_at_any_step_changes_the_table_once(
     lake: Lake, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    """Before a step, what is outside is as it was after the one before it."""
+    """A crash before a step has the same effects as one after the previous step."""
 
     def crash() -> None:
-        raise ConnectionError("the power is gone")
+        raise ConnectionError("the process dies")
 
     steps = [(Narrowing, "stage"), (Narrowing, "publish"), (Narrowing, "_current_units"), (HadoopTarget, "rewrite")]
     steps += [(Applying, "load"), (Narrowing, "settle"), (Narrowing, "sweep")]
@@ -512,9 +519,9 @@ def test_a_crash_at_any_step_changes_the_table_once(
         name = f"crash_{when}_{number}"
         lake.create(name, COLUMNS, "", 2)
         lake.sql(f"insert into {{{name}}} values (1, 10, 'a'), (2, 20, 'a')")
-        bench = Bench(lake, spark, tmp_path / name, name)
+        bench = NarrowingBench(lake, spark, tmp_path / name, name)
         certificate, ctx, before = bench.certificate(), bench.context(), len(bench.metadata.snapshots)
-        operation = Operation(bench, certificate, ctx)
+        operation = ResumedOperation(bench, certificate, ctx)
         with monkeypatch.context() as patch:
             at = At(*method, 1, when, crash)
             patch.setattr(*method, at.wrapped)
@@ -524,22 +531,22 @@ def test_a_crash_at_any_step_changes_the_table_once(
         ctx.fence += 1
         report = operation.run()
         assert (report["verdict"], bench.kind) == ("applied", "int"), f"{when} {method[1]}"
-        assert len(bench.metadata.snapshots) == before + 1, f"not once, with a crash {when} {method[1]}"
+        assert len(bench.metadata.snapshots) == before + 1, f"changed once, with a crash {when} {method[1]}"
         assert bench.rows() == [(1, 10, "a"), (2, 20, "a")]
-        bench.clean()
+        bench.assert_no_leftovers()
 
 
-class Operation:
-    """One whose jobs and completion go on after a crash, from what has an outcome."""
+class ResumedOperation:
+    """An operation that can run again after a crash, and keeps the outcomes of jobs that have ended."""
 
-    def __init__(self, bench: Bench, certificate: dict[str, Any], ctx: Context) -> None:
+    def __init__(self, bench: NarrowingBench, certificate: dict[str, Any], ctx: Context) -> None:
         self._ctx = ctx
         self._argument = Apply.Arg.model_validate({"certificate": store_certificate(certificate), "settle_seconds": 0})
         self._planned = Apply().partitions(bench.record, self._argument, ctx)
         self._rows: dict[int, OutcomeRow] = {}
 
     def run(self) -> Any:
-        """Its report."""
+        """Run the jobs without outcomes and the completion, and return the report."""
         for plan in self._planned.partitions:
             self._job(plan)
         rows = list(self._rows.values())
@@ -562,7 +569,7 @@ class Operation:
 
 @pytest.mark.slow
 def test_after_an_unknown_outcome_of_a_rewrite_the_table_is_loaded_again(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    bench: NarrowingBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def lost() -> None:
         raise CommitUnknown("no answer")
@@ -577,26 +584,26 @@ def test_after_an_unknown_outcome_of_a_rewrite_the_table_is_loaded_again(
 
 @pytest.mark.slow
 def test_a_rewrite_fails_and_leaves_nothing_if_other_writers_always_commit_first(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    bench: NarrowingBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    certificate, former = bench.certificate(), HadoopTarget.rewrite
+    certificate, original = bench.certificate(), HadoopTarget.rewrite
 
     def rewrite(self: HadoopTarget, head: Any, wanted: Any) -> None:
         bench.lake.load(bench.name).updateProperties().set("n", str(len(bench.metadata.metadata_log))).commit()
-        former(self, head, wanted)
+        original(self, head, wanted)
 
     monkeypatch.setattr(HadoopTarget, "rewrite", rewrite)
     ran = bench.apply(certificate)
     assert (ran.report["verdict"], ran.report["rounds"], bench.kind) == ("unknown", ROUNDS, "long")
     assert f"other writers committed first in {ROUNDS} attempts, so nothing was changed" in ran.message
     assert bench.folders() == set()
-    bench.clean()
+    bench.assert_no_leftovers()
     metadata = bench.lake.path(bench.name) / "metadata"
     lists = {Path(s.manifest_list).name for s in bench.metadata.snapshots}
     assert {path.name for path in metadata.glob("snap-*.avro")} == lists
 
 
-def test_a_job_that_is_given_up_leaves_nothing_and_one_that_was_published_loses_nothing(bench: Bench) -> None:
+def test_cleaning_up_a_job_removes_its_files_unless_they_are_published(bench: NarrowingBench) -> None:
     argument = Apply.Arg.model_validate({"certificate": store_certificate(bench.certificate()), "settle_seconds": 0})
     ctx = bench.context()
     planned = Apply().partitions(bench.record, argument, ctx)
@@ -608,22 +615,22 @@ def test_a_job_that_is_given_up_leaves_nothing_and_one_that_was_published_loses_
         assert bench.folders() == set()
     stage = Path(ctx.stage)
     made = Apply().start_or_resume_job(argument, ctx.partition, ctx)
-    told = (stage / "table" / "metadata" / "v1.metadata.json").read_text()
+    staged_metadata = (stage / "table" / "metadata" / "v1.metadata.json").read_text()
     rows = [OutcomeRow(1, ctx.partition.name, True, made.model_dump(mode="json"), "", ctx.stage_place)]
     cancelled = Summary("cancelled", 3, 1, 0, lambda: iter(rows), plan=lambda: iter(planned.partitions))
     assert Apply().complete_operation(argument, bench.record, cancelled, ctx) is None
     assert (bench.folders(), bench.kind) == (set(), "long")
-    bench.clean()
-    # A cleanup that comes late, when the files are the table's.
+    bench.assert_no_leftovers()
+    # A late cleanup, when the files belong to the table.
     bench.apply(bench.certificate())
     live = bench.folders()
-    ctx.operation = f"{bench.name}/apply/{Bench.instances}"
+    ctx.operation = f"{bench.name}/apply/{NarrowingBench.instances}"
     ctx.superseded = True
     for staged in (False, True):
         late = Path(ctx.stage_place.location) / "table" / "metadata" / "v1.metadata.json"
         if staged:
             late.parent.mkdir(parents=True)
-            late.write_text(told)
+            late.write_text(staged_metadata)
         Apply().cancel_job_and_cleanup(argument, ctx.partition, ctx)
         assert not late.exists()
         assert bench.folders() == live
@@ -631,8 +638,8 @@ def test_a_job_that_is_given_up_leaves_nothing_and_one_that_was_published_loses_
 
 
 @pytest.mark.parametrize("other", ["type", "certificate"])
-def test_hole_8_files_written_for_another_argument_are_not_published(bench: Bench, other: str) -> None:
-    """A submitter may overwrite the argument while jobs run: integers were published as times."""
+def test_hole_8_files_written_for_another_argument_are_not_published(bench: NarrowingBench, other: str) -> None:
+    """A submitter can overwrite the argument while jobs run, which once published integers as timestamps."""
     mine = bench.certificate()
     check = {"fits": {"column": "n", "type": "timestamp"}} if other == "type" else FITS
     arguments = [
@@ -643,16 +650,16 @@ def test_hole_8_files_written_for_another_argument_are_not_published(bench: Benc
     planned = Apply().partitions(bench.record, arguments[0], ctx)
     rows = []
     for ctx.partition in planned.partitions:
-        told = Apply().start_or_resume_job(arguments[0], ctx.partition, ctx).model_dump(mode="json")
-        rows.append(OutcomeRow(ctx.partition.partition, ctx.partition.name, True, told, "", ctx.stage_place))
+        result = Apply().start_or_resume_job(arguments[0], ctx.partition, ctx).model_dump(mode="json")
+        rows.append(OutcomeRow(ctx.partition.partition, ctx.partition.name, True, result, "", ctx.stage_place))
     done = Summary("success", 3, 3, 0, lambda: iter(rows), plan=lambda: iter(planned.partitions))
     with pytest.raises(OperationFailed, match="the argument was changed after planning, so nothing was changed"):
         Apply().complete_operation(arguments[1], bench.record, done, ctx)
     assert (bench.kind, bench.rows()) == ("long", ROWS)
-    bench.clean()
+    bench.assert_no_leftovers()
 
 
-def test_hole_8_a_plan_that_rewrites_nothing_narrows_no_column(bench: Bench) -> None:
+def test_hole_8_a_plan_that_rewrites_nothing_narrows_no_column(bench: NarrowingBench) -> None:
     argument = Apply.Arg.model_validate({"certificate": store_certificate(bench.certificate()), "settle_seconds": 0})
     ctx = bench.context()
     ctx.partition = PartitionPlan(0, "table")
@@ -661,10 +668,10 @@ def test_hole_8_a_plan_that_rewrites_nothing_narrows_no_column(bench: Bench) -> 
 
 
 @pytest.mark.parametrize("forged", ["list", "mode"])
-def test_hole_2_java_opens_nothing_of_a_stage_that_was_not_checked(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, forged: str
+def test_hole_2_java_opens_no_unchecked_files_of_a_stage(
+    bench: NarrowingBench, monkeypatch: pytest.MonkeyPatch, forged: str
 ) -> None:
-    """Java would ask any host that a list of manifests lies on."""
+    """Java would connect to any host in the location of a manifest list."""
     opened: list[str] = []
 
     def forge() -> None:
@@ -673,9 +680,9 @@ def test_hole_2_java_opens_nothing_of_a_stage_that_was_not_checked(
             stage.chmod(0o777)
             return
         metadata = stage / "table" / "metadata" / "v2.metadata.json"
-        told = json.loads(metadata.read_text())
-        told["snapshots"][0]["manifest-list"] = "hdfs://127.0.0.1:1/snap.avro"
-        metadata.write_text(json.dumps(told))
+        content = json.loads(metadata.read_text())
+        content["snapshots"][0]["manifest-list"] = "hdfs://127.0.0.1:1/snap.avro"
+        metadata.write_text(json.dumps(content))
 
     real = new_metadata.uri
     monkeypatch.setattr(new_metadata, "uri", lambda path: (opened.append(path), real(path))[1])
@@ -687,8 +694,8 @@ def test_hole_2_java_opens_nothing_of_a_stage_that_was_not_checked(
 
 
 @pytest.mark.parametrize("forged", ["outcomes", "files", "twice"])
-def test_hole_8_outcomes_and_plans_that_are_forged_remove_no_row(bench: Bench, forged: str) -> None:
-    """An outcome that told of no staged file had the files of its partition replaced by nothing."""
+def test_hole_8_forged_outcomes_and_plans_remove_no_rows(bench: NarrowingBench, forged: str) -> None:
+    """An outcome without staged files once replaced the files of its partition by none."""
     argument = Apply.Arg.model_validate({"certificate": store_certificate(bench.certificate()), "settle_seconds": 0})
     ctx = bench.context()
     planned = Apply().partitions(bench.record, argument, ctx)
@@ -697,13 +704,13 @@ def test_hole_8_outcomes_and_plans_that_are_forged_remove_no_row(bench: Bench, f
         partitions.append(replace(partitions[0], partition=3, name="again"))
     for partition in partitions:
         ctx.partition = partition
-        told = {"staged": {"files": 0, "rows": 0, "bytes": 0}}
+        result = {"staged": {"files": 0, "rows": 0, "bytes": 0}}
         place = ctx.stage_place
         if forged != "outcomes":
-            told = Apply().start_or_resume_job(argument, partition, ctx).model_dump(mode="json")
-        rows.append(OutcomeRow(partition.partition, partition.name, True, told, "", place))
+            result = Apply().start_or_resume_job(argument, partition, ctx).model_dump(mode="json")
+        rows.append(OutcomeRow(partition.partition, partition.name, True, result, "", place))
     if forged == "files":
-        # Each partition has as many rows, and its stage those of another one.
+        # Each partition has the same number of rows, and the stage of another partition.
         files = [partition.files for partition in partitions]
         partitions = [replace(one, files=other) for one, other in zip(partitions, files[1:] + files[:1], strict=True)]
     count = len(partitions)
@@ -726,23 +733,23 @@ def test_tables_that_cannot_be_narrowed_are_refused(lake: Lake, spark: SparkSess
     ) -> None:
         lake.create(name, columns, by, version)
         lake.sql(f"insert into {{{name}}} select {', '.join(VALUES[c.split()[0]] for c in columns.split(', '))}")
-        bench = Bench(lake, spark, tmp_path, name)
+        bench = NarrowingBench(lake, spark, tmp_path, name)
         if name == "keyed":
             lake.sql("alter table {keyed} alter column id drop not null") if False else None
             lake.load(name).updateSchema().allowIncompatibleChanges().requireColumn("n").setIdentifierFields(
                 ["n"]
             ).commit()
         if name == "sorted":
-            order_by(lake, name, "n")
+            set_sort_order(lake, name, "n")
         if name == "branched":
             snapshot = bench.metadata.current_snapshot_id
             lake.load(name).manageSnapshots().createBranch("other", snapshot).commit()
         if name == "equal":
             lake.delete_equal(name, "n", BIG)
-        before = metadata_file(Location.of(str(lake.path(name))))
+        before = current_metadata_file(Location.of(str(lake.path(name))))
         with pytest.raises(InvalidArgument, match=sentence):
             bench.apply(bench.certificate(*(checks or (FITS,)), **arg))
-        assert metadata_file(Location.of(str(lake.path(name)))) == before
+        assert current_metadata_file(Location.of(str(lake.path(name)))) == before
 
     plain = "id bigint, n bigint"
     refuse("parts", plain, "the table is partitioned by 'n'", by="partitioned by (n)")
@@ -767,10 +774,10 @@ def test_tables_that_cannot_be_narrowed_are_refused(lake: Lake, spark: SparkSess
 
 
 @pytest.mark.slow
-def test_in_the_third_version_of_the_format_rows_keep_their_ids(
+def test_rows_of_a_v3_table_keep_their_ids(
     lake: Lake, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With deletion vectors, several partitions, and what comes at the last moment and from those who began before."""
+    """The table has deletion vectors, several partitions, and a file added late by a writer with an old plan."""
 
     def ids() -> dict[int, tuple[int, int]]:
         found = lake.spark.sql("select id, _row_id, _last_updated_sequence_number from lake.db.third").collect()
@@ -786,7 +793,7 @@ def test_in_the_third_version_of_the_format_rows_keep_their_ids(
     lake.delete("third", "id in (2, 3)")
     assert lake.delete_files("third")
     lake.sql("insert into {third_late} values (7, 70, 'a')")
-    bench, (late,) = Bench(lake, spark, tmp_path, "third"), lake.files("third_late")
+    bench, (late,) = NarrowingBench(lake, spark, tmp_path, "third"), lake.files("third_late")
     certificate, before = bench.certificate(), ids()
     assert len(set(kept(before).values())) == 4
     at = At(HadoopTarget, "rewrite", 1, "after", lambda: lake.append("third", late))
@@ -799,11 +806,11 @@ def test_in_the_third_version_of_the_format_rows_keep_their_ids(
     lake.sql("insert into {third} values (8, 80, 'a')")
     assert kept(ids()).items() >= kept(before).items()
     assert len(set(kept(ids()).values())) == 6
-    bench.clean()
+    bench.assert_no_leftovers()
 
 
-def order_by(lake: Lake, name: str, column: str) -> None:
-    """Have writers sort its rows."""
+def set_sort_order(lake: Lake, name: str, column: str) -> None:
+    """Set the table's sort order."""
     iceberg, table = lake.spark._jvm.org.apache.iceberg, lake.load(name)  # type: ignore[union-attr]
     base = table.operations().current()
     first = iceberg.NullOrder.NULLS_FIRST
@@ -817,7 +824,7 @@ VALUES = {"id": "1L as id", "n": "7L as n", "s": "named_struct('a', 1L) as s", "
 def test_a_column_that_already_has_the_type_is_not_rewritten(lake: Lake, spark: SparkSession, tmp_path: Path) -> None:
     lake.create("same", "id bigint, n int", "", 2)
     lake.sql("insert into {same} values (1, 1)")
-    bench = Bench(lake, spark, tmp_path, "same")
+    bench = NarrowingBench(lake, spark, tmp_path, "same")
     files = [str(f.location()) for f in lake.files("same")]
     ran = bench.apply(bench.certificate(FITS))
     assert [(c["type"], c["before"]) for c in ran.report["changes"]] == [("int", "same")]
@@ -826,7 +833,7 @@ def test_a_column_that_already_has_the_type_is_not_rewritten(lake: Lake, spark: 
 
 
 @pytest.mark.slow
-def test_tables_of_one_format_version_without_rows_and_without_files(
+def test_tables_without_rows_or_files_and_of_format_v1_are_narrowed(
     lake: Lake, spark: SparkSession, tmp_path: Path
 ) -> None:
     for name, version, rows in (("void", 2, []), ("first", 1, [(1, 10, "a")]), ("deleted", 2, [])):
@@ -837,7 +844,7 @@ def test_tables_of_one_format_version_without_rows_and_without_files(
             lake.sql("insert into {deleted} values (2, 20, 'a'), (3, 30, 'a')")
             lake.delete("deleted", "id in (1, 2)")
             lake.delete("deleted", "id = 3")
-        bench = Bench(lake, spark, tmp_path / name, name)
+        bench = NarrowingBench(lake, spark, tmp_path / name, name)
         ran = bench.apply(bench.certificate())
         assert (ran.report["verdict"], bench.kind, bench.rows()) == ("applied", "int", rows), ran.message
         lake.sql(f"insert into {{{name}}} values (9, 90, 'z')")

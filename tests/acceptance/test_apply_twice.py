@@ -1,6 +1,4 @@
-"""Twice is once, of apply: jobs that are tried again after their report was lost, completions that are run again, and
-whole operations, on random tables.
-"""
+"""Idempotency of apply on random tables: repeated jobs, completions and operations have the effect of one run."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 
 SEEDS = [0, 5, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(30) if seed not in (0, 5))]
-"""In every run one that is applied, and one with a row in the way."""
+"""Each run has one seed that is applied, and one with a violating row."""
 KINDS: dict[str, tuple[Any, Any]] = {
     "a": (LongType(), pa.int64()),
     "b": (DoubleType(), pa.float64()),
@@ -46,8 +44,8 @@ KINDS: dict[str, tuple[Any, Any]] = {
 BIG = 1 << 40
 
 
-class World:
-    """A table of a catalog in SQLite."""
+class CatalogTable:
+    """A table in a catalog in SQLite."""
 
     def __init__(self, home: Path, spark: SparkSession, patch: pytest.MonkeyPatch) -> None:
         self._home, self._spark = home, spark
@@ -60,12 +58,12 @@ class World:
         self._operations = 0
 
     def append(self, rows: list[dict[str, Any]]) -> None:
-        """As a writer whose schema has the columns of the table, and nothing to say of NULLs."""
+        """Append rows with a schema in which all columns are nullable."""
         data = {name: pa.array([row[name] for row in rows], kind) for name, (_, kind) in KINDS.items()}
         self.catalog.load_table("db.t").append(pa.table(data))
 
-    def operation(self) -> Any:
-        """Makes the contexts of its attempts."""
+    def new_operation(self) -> Any:
+        """A function that creates the contexts of a new operation's attempts."""
         self._operations += 1
         name, progress = f"t/apply/{self._operations}", MemoryProgress()
 
@@ -78,7 +76,7 @@ class World:
         return context
 
     def certificate(self, checks: list[dict[str, Any]]) -> dict[str, Any]:
-        report = run_operation(Validate(), self.record, {"checks": checks}, self.operation()).report
+        report = run_operation(Validate(), self.record, {"checks": checks}, self.new_operation()).report
         assert report["certificate"] is not None, report
         return dict(report["certificate"])
 
@@ -87,11 +85,11 @@ class World:
         return self.catalog.load_table("db.t").metadata
 
     def versions(self) -> int:
-        """How many metadata files there have been."""
+        """The number of previous metadata files."""
         return len(self.metadata.metadata_log)
 
     def state(self) -> Any:
-        """The schema, what is promised beside it, and the rows; how many files and snapshots these are in."""
+        """The schema, the properties without the mark, the rows, and the numbers of files and snapshots."""
         metadata, table = self.metadata, self.catalog.load_table("db.t")
         found = table.scan().to_arrow().to_pylist()
         fields = [(field.name, str(field.field_type), field.required) for field in metadata.schema().fields]
@@ -102,8 +100,8 @@ class World:
     def mark(self) -> Any:
         return json.loads(self.metadata.properties.get(MARK, "null"))
 
-    def data_files(self) -> set[str]:
-        """What lies below its data, and is no part of any snapshot."""
+    def unused_data_files(self) -> set[str]:
+        """Data files in the warehouse that belong to no snapshot."""
         table = self.catalog.load_table("db.t")
         lying = {str(path) for path in (self._home / "lake" / "warehouse").rglob("*.parquet")}
         rows = table.inspect.all_data_files().column("file_path").to_pylist()
@@ -113,13 +111,14 @@ class World:
         return [path for path in (self._home / "stage").rglob("*") if path.is_file()]
 
 
-def told(ran: Ran, world: World) -> Any:
-    """The report, with snapshots by their place in the table's history, and files by none; but for what was looked at
-    here, which is less where another attempt has made the change already.
+def comparable_report(ran: Ran, world: CatalogTable) -> Any:
+    """The parts of a report that do not depend on snapshot ids and file names, or on how many files were validated.
+
+    An attempt validates fewer files if another one has made the change already.
     """
     numbers = {str(snapshot.snapshot_id): n for n, snapshot in enumerate(world.metadata.snapshots)}
-    apart = ("snapshot", "rounds", "files", "rows", "checks")
-    report = {name: value for name, value in ran.report.items() if name not in apart}
+    omitted = ("snapshot", "rounds", "files", "rows", "checks")
+    report = {name: value for name, value in ran.report.items() if name not in omitted}
     if report["rewritten"]:
         report["rewritten"] = {name: value for name, value in report["rewritten"].items() if name != "bytes"}
     checks = [(c["name"], c["verdict"], c["violations"]) for c in ran.report["checks"]]
@@ -137,15 +136,15 @@ def row(rng: random.Random, nulls: set[str], *, big: bool) -> dict[str, Any]:
     return {name: None if name in nulls and rng.random() < 0.3 else value for name, value in made.items()}
 
 
-def promises(rng: random.Random, nulls: set[str]) -> list[dict[str, Any]]:
-    """Some of the checks that hold for every row; statistics tell."""
+def some_valid_checks(rng: random.Random, nulls: set[str]) -> list[dict[str, Any]]:
+    """A random sample of checks that hold for every row and are decided from statistics."""
     held: list[dict[str, Any]] = [{"not_null": name} for name in KINDS if name not in nulls]
     held += [{"range": {"column": "a", "min": -100, "max": 100}}, {"range": {"column": "d", "max": BIG}, "name": "d"}]
     return rng.sample(held, rng.randint(1, len(held)))
 
 
-def in_the_way(rng: random.Random, checks: list[dict[str, Any]]) -> dict[str, Any]:
-    """A row that violates one of them."""
+def violating_row(rng: random.Random, checks: list[dict[str, Any]]) -> dict[str, Any]:
+    """A row that violates one of the checks."""
     made, check = row(rng, set(), big=False), rng.choice(checks)
     if "not_null" in check:
         return {**made, check["not_null"]: None}
@@ -153,23 +152,23 @@ def in_the_way(rng: random.Random, checks: list[dict[str, Any]]) -> dict[str, An
     return {**made, column: BIG + 1 if column == "d" else 101}
 
 
-def twice_is_once(
+def assert_idempotent(
     seed: int, home: Path, spark: SparkSession, patch: pytest.MonkeyPatch, *, narrowed: bool = False
 ) -> None:
-    """Two tables with the same rows: to the one a certificate is applied as to a table whose executors never fail; to
-    the other by jobs that are tried twice, and completions that are run twice, one after the other. ``narrowed``: a
-    column becomes narrower.
+    """Apply a certificate to two equal tables, once without failures and once with each step repeated, and compare.
+
+    ``narrowed``: the certificate narrows a column.
     """
     rng = random.Random(seed)
-    one, two = (World(home / name, spark, patch) for name in ("once", "twice"))
+    one, two = (CatalogTable(home / name, spark, patch) for name in ("once", "twice"))
     nulls = {name for name in KINDS if rng.random() < 0.5 and name != "a"}
-    checks = promises(rng, nulls)
+    checks = some_valid_checks(rng, nulls)
     if narrowed:
         checks = [check for check in checks if check.get("name") != "d"]
         checks.append({"fits": {"column": "d", "type": "int"}})
     files = [[row(rng, nulls, big=False) for _ in range(rng.randint(1, 9))] for _ in range(rng.randint(1, 4))]
     late = [row(rng, nulls, big=False)] if rng.random() < 0.5 else []
-    wrong = [in_the_way(rng, checks)] if rng.random() < 0.3 else []
+    wrong = [violating_row(rng, checks)] if rng.random() < 0.3 else []
     certificates = []
     for world in (one, two):
         for some in files:
@@ -179,53 +178,53 @@ def twice_is_once(
             world.append([*late, *wrong])
     before, versions = one.state(), two.versions()
     argument = {"certificate": certificates[0], "settle_seconds": 0}
-    once = run_operation(Apply(), one.record, argument, one.operation())
+    once = run_operation(Apply(), one.record, argument, one.new_operation())
     argument = {"certificate": certificates[1], "settle_seconds": 0}
-    contexts = two.operation()
+    contexts = two.new_operation()
     operation = contexts(two.record).operation
     repeated = run_repeated(Apply(), two.record, argument, contexts, rng)
     assert once.report["verdict"] == ("violated" if wrong else "applied")
     for ended in repeated.ended:
-        assert told(ended, two) == told(once, one)
+        assert comparable_report(ended, two) == comparable_report(once, one)
     assert two.state() == one.state()
-    assert two.versions() == versions + (not wrong), "not changed once"
+    assert two.versions() == versions + (not wrong), "changed exactly once"
     if wrong:
         assert (one.state(), two.mark()) == (before, None)
     else:
         assert two.mark()["operation"] == operation
     for world in (one, two):
-        assert (world.data_files(), world.staged()) == (set(), [])
+        assert (world.unused_data_files(), world.staged()) == (set(), [])
     state = two.state()
     if narrowed and not wrong:
-        # What was certified was the former column.
+        # The certificate is for the previous column.
         with pytest.raises(
             InvalidArgument, match="the column 'd' was dropped and another column was created with its name since"
         ):
-            run_operation(Apply(), two.record, argument, two.operation())
+            run_operation(Apply(), two.record, argument, two.new_operation())
     else:
-        # Once more, as another operation: it is so already, and nothing but the mark says otherwise.
-        again = run_operation(Apply(), two.record, argument, two.operation())
+        # Another operation with the same certificate changes only the mark.
+        again = run_operation(Apply(), two.record, argument, two.new_operation())
         assert again.report["verdict"] == once.report["verdict"]
         assert {change["before"] for change in again.report["changes"]} <= {"same"}
         assert two.versions() == versions + 2 * (not wrong)
     assert two.state() == state
-    assert (two.data_files(), two.staged()) == (set(), [])
+    assert (two.unused_data_files(), two.staged()) == (set(), [])
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_random_table_survives_repeated_steps(
+def test_repeated_steps_apply_a_certificate_to_a_random_table_once(
     seed: int, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need(jar(), MAVEN)
     print(f"the table of seed {seed}")
-    twice_is_once(seed, tmp_path, spark, monkeypatch)
+    assert_idempotent(seed, tmp_path, spark, monkeypatch)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
-def test_narrowing_survives_repeated_steps(
+def test_repeated_steps_narrow_a_random_table_once(
     seed: int, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need(jar(), MAVEN)
     print(f"the table of seed {seed}")
-    twice_is_once(seed, tmp_path, spark, monkeypatch, narrowed=True)
+    assert_idempotent(seed, tmp_path, spark, monkeypatch, narrowed=True)

@@ -1,4 +1,4 @@
-"""The demo of the README, as a new user runs it."""
+"""The demo of the README, run as a new user would."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.etcd, pytest.mark.spark, pytest.mark.timeout(300)]
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_demo_finds_what_there_is_and_goes_on_without_the_executor_that_it_kills() -> None:
+def test_the_demo_finds_the_violations_and_survives_a_killed_executor() -> None:
     env = {**os.environ, "SPARK_SUBMIT_OPTS": f"{os.environ.get('SPARK_SUBMIT_OPTS', '')} {FRUGAL}"}
     ran = subprocess.run(
         [sys.executable, str(ROOT / "scripts/demo.py")],

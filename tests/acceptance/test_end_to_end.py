@@ -1,4 +1,4 @@
-"""The whole of it, as a person meets it: etcd, a daemon, Spark, the flights, the command line."""
+"""End-to-end tests: etcd, a daemon, Spark, the flights table and the command line, as users use them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ ALL_COLUMNS = (
 
 @pytest.fixture(scope="module")
 def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemons]:
-    """One executor with Spark, and the flights as a table."""
+    """One executor with Spark, and the flights table."""
     folder = tmp_path_factory.mktemp("end-to-end")
     with EmbeddedEtcd(compaction=None) as etcd:
         with daemons(etcd.endpoint, folder) as found:
@@ -54,12 +54,12 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemons]:
             found.start("ann", ttl=10, options=SPARK)
             found.client.add_table(TableRecord(FLIGHTS, "parquet", str(location)))
             yield found
-        broken = violations(etcd.endpoint)
-    assert not broken, "\n".join(broken[:3])
+        found_violations = violations(etcd.endpoint)
+    assert not found_violations, "\n".join(found_violations[:3])
 
 
 def validate(group: Daemons, table: str, *checks: dict[str, Any], **options: Any) -> Any:
-    """Run validate to its end; the result."""
+    """Run validate to its end, and return the result."""
     return group.client.start_operation("validate", table, {"checks": list(checks), **options}).wait(100)
 
 
@@ -77,7 +77,7 @@ def test_the_flights_have_their_known_nulls(group: Daemons) -> None:
     assert result.jobs["total"] == FLIGHTS_DAYS
 
 
-def test_some_partitions_by_name(group: Daemons) -> None:
+def test_only_named_partitions_are_validated(group: Daemons) -> None:
     operation = group.client.start_operation(
         "validate", FLIGHTS, {"checks": [{"not_null": "dep_time"}]}, partitions=["month=1/day=3", "month=12/day=31"]
     )
@@ -86,7 +86,7 @@ def test_some_partitions_by_name(group: Daemons) -> None:
     assert result.report["rows"] == 914 + 776, group.tails()
 
 
-def test_start_and_wait_on_the_command_line(group: Daemons) -> None:
+def test_start_show_and_history_print_the_same_record(group: Daemons) -> None:
     argument = json.dumps({"checks": [{"not_null": "carrier"}, {"fits": {"column": "flight", "type": "smallint"}}]})
     ran = distop(group, "start", "validate", FLIGHTS, "--arg", argument, "--wait", "--json")
     assert ran.returncode == 0, ran.stderr
@@ -98,7 +98,7 @@ def test_start_and_wait_on_the_command_line(group: Daemons) -> None:
     assert record in listed
 
 
-def test_a_violation_is_exit_code_1_and_a_readable_report(group: Daemons) -> None:
+def test_a_violation_has_exit_code_1_and_a_readable_report(group: Daemons) -> None:
     argument = json.dumps({"checks": [{"not_null": "tailnum"}]})
     ran = distop(group, "start", "validate", FLIGHTS, "--arg", argument, "--wait")
     assert ran.returncode == 1
@@ -106,7 +106,9 @@ def test_a_violation_is_exit_code_1_and_a_readable_report(group: Daemons) -> Non
     assert "Traceback" not in ran.stdout + ran.stderr
 
 
-def test_what_is_not_in_another_table_is_found_and_looked_for_again_by_a_rerun(group: Daemons, tmp_path: Path) -> None:
+def test_values_missing_in_a_referenced_table_are_found_and_checked_again_by_a_rerun(
+    group: Daemons, tmp_path: Path
+) -> None:
     carriers = january()["carrier"].to_pylist()
     known = sorted({*carriers} - {"HA"})
     (tmp_path / "carriers").mkdir()
@@ -138,32 +140,32 @@ def test_what_is_not_in_another_table_is_found_and_looked_for_again_by_a_rerun(g
 
 
 @pytest.mark.parametrize(
-    ("check", "said"),
+    ("check", "message"),
     [
         ({"not_null": "tailnumber"}, "tailnumber"),
         ({"check": "dep_delay >"}, "cannot parse"),
         ({"check": "dep_delay + 1"}, "not boolean"),
     ],
 )
-def test_what_only_spark_can_tell_fails_the_operation_with_the_verdict_error(
-    group: Daemons, check: dict[str, Any], said: str
+def test_a_check_that_spark_rejects_fails_with_the_verdict_error(
+    group: Daemons, check: dict[str, Any], message: str
 ) -> None:
     result = validate(group, FLIGHTS, check, {"not_null": "carrier"})
     assert result.state == "failed", group.tails()
     assert result.report["verdict"] == "error"
     bad, good = result.report["checks"]
     assert bad["verdict"] == "error"
-    assert said in bad["error"]
+    assert message in bad["error"]
     assert "Traceback" not in bad["error"]
     assert good["verdict"] == "valid", "the other check keeps its verdict"
 
 
-def test_an_expression_that_is_not_allowed_is_refused_at_submission(group: Daemons) -> None:
+def test_a_forbidden_expression_is_refused_at_the_start(group: Daemons) -> None:
     for text in ("reflect('java.lang.System', 'exit', 1) = 0", "dep_delay IN (SELECT 1)"):
         with pytest.raises(InvalidArgument, match="at checks.0..check: the expression "):
             validate(group, FLIGHTS, {"check": text})
-        told = json.dumps({"checks": [{"not_null": "carrier"}], "where": text})
-        done = distop(group, "start", "validate", FLIGHTS, "--arg", told)
+        argument = json.dumps({"checks": [{"not_null": "carrier"}], "where": text})
+        done = distop(group, "start", "validate", FLIGHTS, "--arg", argument)
         assert done.returncode == 2
         assert "at where: the expression " in done.stderr
 
@@ -181,17 +183,17 @@ def test_a_truncated_file_is_named_and_the_others_keep_their_verdicts(group: Dae
     assert victim.name in texts
     nulls = nulls_of_days("tailnum")
     (check,) = result.report["checks"]
-    assert (check["violations"], check["exact"]) == (nulls[1] + nulls[3], False), "the good days are counted exactly"
+    assert (check["violations"], check["exact"]) == (nulls[1] + nulls[3], False), "the other days are counted exactly"
     assert result.report["rows"] == rows_of_days()[1] + rows_of_days()[3]
     bad = {1: bool(nulls[1]), 2: True, 3: bool(nulls[3])}
     assert result.jobs["failed"] == sum(bad.values())
-    assert all(error["verdict"] for error in result.errors), "each job gave a result, and the behavior a report"
-    told = {error["partition"]: error["text"] for error in result.errors if error["partition"]}
+    assert all(error["verdict"] for error in result.errors), "each error is a verdict of a job"
+    error_texts = {error["partition"]: error["text"] for error in result.errors if error["partition"]}
     for day in (1, 3):
         name = f"month=1/day={day}"
-        assert (name in told) == bad[day]
+        assert (name in error_texts) == bad[day]
         if bad[day]:
-            assert told[name] == f"tailnum_not_null: {nulls[day]} violation{'s' if nulls[day] != 1 else ''}"
+            assert error_texts[name] == f"tailnum_not_null: {nulls[day]} violation{'s' if nulls[day] != 1 else ''}"
         alone = group.client.start_operation(
             "validate", "broken", {"checks": [{"not_null": "tailnum"}]}, partitions=[name]
         ).wait(100)
@@ -200,7 +202,7 @@ def test_a_truncated_file_is_named_and_the_others_keep_their_verdicts(group: Dae
     assert "month=1/day=2" in {error["partition"] for error in result.errors}
 
 
-def test_a_location_that_is_gone(group: Daemons, tmp_path: Path) -> None:
+def test_a_missing_location_fails_with_its_name(group: Daemons, tmp_path: Path) -> None:
     group.client.add_table(TableRecord("gone", "parquet", str(tmp_path / "nowhere")), check=False)
     result = validate(group, "gone", {"not_null": "x"})
     assert result.state == "failed"
@@ -209,7 +211,7 @@ def test_a_location_that_is_gone(group: Daemons, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "message"),
     [
         (["start", "validate", FLIGHTS, "--arg", '{"checks": [{"not_nul": "tailnum"}]}'], 2, "not_nul"),
         (["start", "validate", FLIGHTS, "--arg", '{"checks": []}'], 2, "checks"),
@@ -222,31 +224,31 @@ def test_a_location_that_is_gone(group: Daemons, tmp_path: Path) -> None:
         (["table", "add", "t", "--format", "orc", "--location", "/tmp"], 2, "orc"),
     ],
 )
-def test_bad_input_is_one_sentence_and_a_documented_exit_code(
+def test_invalid_input_is_refused_in_one_line_with_its_exit_code(
     group: Daemons,
     distop_command: Callable[..., Ran],  # noqa: F811
     words: list[str],
     code: int,
-    said: str,
+    message: str,
 ) -> None:
     ran = distop_command(*words, "--etcd", group.endpoint)
-    assert (ran.code, said in ran.sentence) == (code, True), ran
+    assert (ran.code, message in ran.sentence) == (code, True), ran
     assert not group.client.operations()
 
 
-def test_the_process_ends_with_the_exit_code_of_its_command(group: Daemons) -> None:
+def test_the_process_has_the_exit_code_of_its_command(group: Daemons) -> None:
     words = [sys.executable, "-m", "distop.cli", "show", f"{FLIGHTS}/validate/99999", "--etcd", group.endpoint]
     ran = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
     assert (ran.returncode, len(ran.stderr.splitlines()), "Traceback" in ran.stderr) == (4, 1, False), ran
 
 
-def blocks(page: str, language: str) -> list[str]:
-    """What stands between the fences of a document."""
+def code_blocks(page: str, language: str) -> list[str]:
+    """The code blocks of a document in this language."""
     return re.findall(rf"^```{language}\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
 
 
-def test_the_quickstart_of_the_readme_runs_as_it_stands(group: Daemons, tmp_path: Path) -> None:
-    (code,) = blocks("README.md", "python")
+def test_the_quickstart_of_the_readme_runs(group: Daemons, tmp_path: Path) -> None:
+    (code,) = code_blocks("README.md", "python")
     env = {**os.environ, "DISTOP_ETCD": group.endpoint}
     ran = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=110, env=env, cwd=tmp_path
@@ -261,7 +263,7 @@ TUTORIAL = "docs/tutorial/first-operation.md"
 
 @pytest.mark.parametrize("page", [TUTORIAL, "docs/reference/validate.md", "docs/contract.md"])
 def test_the_python_of_the_documents_runs(group: Daemons, page: str) -> None:
-    code = next(block for block in blocks(page, "python") if block.startswith("import distop\n"))
+    code = next(block for block in code_blocks(page, "python") if block.startswith("import distop\n"))
     words = [sys.executable, "-c", code.replace("127.0.0.1:2379", group.endpoint)]
     env = {**os.environ, "DISTOP_ETCD": group.endpoint}
     ran = subprocess.run(words, capture_output=True, text=True, check=False, timeout=110, env=env)
@@ -271,20 +273,23 @@ def test_the_python_of_the_documents_runs(group: Daemons, page: str) -> None:
 
 
 def test_the_commands_of_the_tutorial_run(group: Daemons, distop_command: Callable[..., Ran]) -> None:  # noqa: F811
-    """All but those that stay in the foreground. An operation that does not succeed is an exit code of 1."""
-    lines = [line for block in blocks(TUTORIAL, "sh") for line in block.splitlines()]
-    asked = [shlex.split(part, comments=True) for line in lines for part in line.split("; ")]
-    commands = [words[1:] for words in asked if words[:1] == ["distop"] and words[1] not in ("dev", "executor")]
+    """This omits commands that stay in the foreground. A failed operation has the exit code 1."""
+    lines = [line for block in code_blocks(TUTORIAL, "sh") for line in block.splitlines()]
+    parsed_lines = [shlex.split(part, comments=True) for line in lines for part in line.split("; ")]
+    commands = [words[1:] for words in parsed_lines if words[:1] == ["distop"] and words[1] not in ("dev", "executor")]
     assert len(commands) > 8
     page = group.folder / "page.html"
-    meant = {**dict.fromkeys((".demo/flights", "/data/flights"), str(group.folder / "flights")), page.name: str(page)}
+    replacements = {
+        **dict.fromkeys((".demo/flights", "/data/flights"), str(group.folder / "flights")),
+        page.name: str(page),
+    }
     for words in commands:
-        ran = distop_command(*(meant.get(word, word) for word in words), "--etcd", group.endpoint)
+        ran = distop_command(*(replacements.get(word, word) for word in words), "--etcd", group.endpoint)
         fails = words[0] == "rerun" or any("tailnum" in word for word in words)
         assert (ran.code, "error:" in ran.err) == (int(fails), False), (words, ran)
-        if words[0] == "start":  # others were started here before
+        if words[0] == "start":  # the module's group has earlier operations
             (op,) = re.findall(r"started (\S+)\n", ran.err)
-            meant.setdefault(f"{FLIGHTS}/validate/1", op)
+            replacements.setdefault(f"{FLIGHTS}/validate/1", op)
     assert page.exists()
 
 
@@ -299,41 +304,41 @@ def january() -> Any:
 
 
 def rows_of_days() -> dict[int, int]:
-    """By day, how many flights there were."""
+    """Day → the number of flights."""
     days = january()["day"].to_pylist()
     return {day: days.count(day) for day in (1, 2, 3)}
 
 
 def nulls_of_days(column: str) -> dict[int, int]:
-    """By day, how many flights have no value there."""
+    """Day → the number of flights with NULL in the column."""
     table = january()
     pairs = list(zip(table["day"].to_pylist(), table[column].to_pylist(), strict=True))
     return {day: pairs.count((day, None)) for day in (1, 2, 3)}
 
 
 def lay_out_days(folder: Path) -> Path:
-    """The first three days of January as a table of their own."""
+    """Write a table with the first three days of January."""
     from tests.support.tables import write_partitions
 
     return write_partitions(january(), folder, ["month", "day"])
 
 
-def test_a_spark_without_iceberg_fails_an_iceberg_table_with_what_to_do(group: Daemons, tmp_path: Path) -> None:
+def test_an_iceberg_table_without_icebergs_jar_fails_with_advice(group: Daemons, tmp_path: Path) -> None:
     schema = Schema(NestedField(1, "id", LongType(), required=False))
     Folder(tmp_path).new(schema).append(pa.table({"id": [1, None]}))
     group.client.add_table(TableRecord("lake.t", "iceberg", str(tmp_path)))
     result = validate(group, "lake.t", {"not_null": "id"})
     assert result.state == "failed"
     assert result.report["verdict"] == "error"
-    said = result.report["checks"][0]["error"]
+    message = result.report["checks"][0]["error"]
     advice = "start the executors with --spark-conf spark.jars=FILE, where FILE is the jar org.apache.iceberg:"
-    assert advice in said, group.tails()
+    assert advice in message, group.tails()
 
 
-def test_files_that_crash_a_process_are_named_in_one_attempt(group: Daemons, tmp_path: Path) -> None:
-    """A damaged page exceeds the JVM's memory; a damaged footer aborts pyarrow.
+def test_files_that_can_crash_a_process_are_named_in_one_attempt(group: Daemons, tmp_path: Path) -> None:
+    """A damaged page would exceed the JVM's memory, and a damaged footer would abort pyarrow.
 
-    The executor runs the jobs again, each alone, and validate checks the files before it reads them.
+    validate checks the files before it reads them.
     """
     place = tmp_path / "deadly"
     for name, kind in (("p=1", "sound"), ("p=2", "huge-page"), ("p=3", "sound"), ("p=4", "sound")):

@@ -1,4 +1,4 @@
-"""The example of docs/how-to/write-a-behavior.md is a real file of under 40 lines, and does what the page says."""
+"""The example of docs/how-to/write-a-behavior.md: its length, its text in the document, and its results."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def row_count() -> type[Behavior]:
     return BehaviorSource.parse(f"{EXAMPLE}:RowCount").load()
 
 
-def test_it_has_under_forty_lines_and_stands_in_the_documents() -> None:
+def test_the_example_has_less_than_forty_lines_and_is_in_the_document() -> None:
     text = EXAMPLE.read_text()
     assert len(text.splitlines()) < 40
     assert text in (ROOT / "docs/how-to/write-a-behavior.md").read_text()
@@ -58,7 +58,7 @@ def test_row_count_counts_rows_and_fails_small_partitions(
 @pytest.mark.spark
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("deletes", ["none", "by position", "by value", "both"])
-def test_it_counts_the_rows_of_an_iceberg_table_that_no_delete_removes(
+def test_row_count_omits_deleted_rows_of_an_iceberg_table(
     deletes: str, row_count: type[Behavior], spark: SparkSession, tmp_path: Path
 ) -> None:
     need(jar(), MAVEN)
@@ -78,10 +78,10 @@ def test_it_counts_the_rows_of_an_iceberg_table_that_no_delete_removes(
 
 @pytest.mark.spark
 @pytest.mark.timeout(240)
-def test_it_counts_the_rows_of_a_table_of_spark_s_catalog(
+def test_row_count_counts_the_partitions_of_a_table_in_sparks_catalog(
     row_count: type[Behavior], spark: SparkSession, tmp_path: Path, context: Any
 ) -> None:
-    """Also of a partition that lies elsewhere, and not of a folder that is no partition."""
+    """This includes a partition in another folder, and omits a folder that is no partition."""
     spark.sql("create database if not exists counted")
     spark.sql(f"create table counted.t (x bigint, p int) using parquet partitioned by (p) location '{tmp_path / 't'}'")
     try:
@@ -104,7 +104,7 @@ def test_it_counts_the_rows_of_a_table_of_spark_s_catalog(
 @pytest.mark.spark
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("kind", ["parquet", "iceberg"])
-def test_an_author_s_rows_have_all_columns_with_file_and_position(
+def test_context_rows_have_all_columns_with_file_and_position(
     kind: str, spark: SparkSession, tmp_path: Path, context: Any
 ) -> None:
     if kind == "iceberg":
@@ -137,7 +137,7 @@ def test_an_author_s_rows_have_all_columns_with_file_and_position(
 
 
 @pytest.mark.spark
-def test_a_file_that_was_replaced_since_it_was_planned_gives_no_rows(tmp_path: Path, context: Any) -> None:
+def test_a_file_replaced_after_planning_is_refused(tmp_path: Path, context: Any) -> None:
     path = tmp_path / "t" / "a.parquet"
     path.parent.mkdir()
     pq.write_table(pa.table({"x": [1, 2]}), path)
@@ -153,7 +153,7 @@ def test_rows_without_a_table_are_refused(tmp_path: Path) -> None:
         FakeContext(tmp_path).rows(PartitionPlan(0, "all"))
 
 
-def test_its_declaration_can_be_published(row_count: type[Behavior]) -> None:
+def test_the_example_has_a_valid_declaration(row_count: type[Behavior]) -> None:
     declared = row_count.declaration()
     assert (declared.type_name, declared.completes, declared.batch) == ("row_count", True, False)
     assert declared.arg_schema["properties"]["at_least"]["type"] == "integer"

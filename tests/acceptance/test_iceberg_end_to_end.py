@@ -1,4 +1,4 @@
-"""An Iceberg table as a person meets it: registered on the command line, with a jar that Spark fetches by itself."""
+"""Iceberg tables end to end: registered, validated and changed on the command line, with Iceberg's jar."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from distop.errors import InvalidArgument
 from distop.protocol.records import TableRecord
 from distop.storage.location import Location
 from distop.store.embedded import EmbeddedEtcd
-from distop.tables.iceberg.iceberg_format import metadata_file, read_metadata
+from distop.tables.iceberg.metadata_file import current_metadata_file, read_metadata
 from tests.acceptance.sparklake import Lake
 from tests.support.daemons import SPARK, Daemons, daemons, distop_process
 from tests.support.lake import COORDINATES, MAVEN, Folder, jar
@@ -53,7 +53,7 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemons]:
 distop = partial(distop_process, seconds=200)
 
 
-def test_register_and_validate_on_the_command_line(group: Daemons, tmp_path: Path) -> None:
+def test_an_iceberg_table_is_registered_and_validated_on_the_command_line(group: Daemons, tmp_path: Path) -> None:
     Folder(tmp_path / "t").new(SCHEMA, BY_K).append(pa.table({"id": [1, 2, None, 4], "k": ["a", "a", "b", None]}))
     add = ("table", "add", "lake.t", "--format", "iceberg", "--location")
     refused = distop(group, *add, str(tmp_path / "t"), "--option", "warehouse=x")
@@ -70,21 +70,19 @@ def test_register_and_validate_on_the_command_line(group: Daemons, tmp_path: Pat
     assert [s["partition"] for s in report["checks"][0]["samples"]] == ["k=b"]
 
 
-def test_validate_then_apply_on_the_command_line(group: Daemons, spark: SparkSession, tmp_path: Path) -> None:
-    """The story of docs/how-to/apply-with-a-certificate.md: what Iceberg refuses, and what it says after the commands
-    were run as they are written.
-    """
+def test_the_commands_of_the_apply_how_to_run(group: Daemons, spark: SparkSession, tmp_path: Path) -> None:
+    """Run the commands of docs/how-to/apply-with-a-certificate.md, and check Iceberg's errors before and after."""
     lake = Lake(spark, tmp_path)
     lake.create("orders", "id bigint, k string", "partitioned by (k)", 2)
     lake.sql("insert into {orders} values (1, 'a'), (2, 'b')")
     page = (Path(__file__).resolve().parents[2] / "docs/how-to/apply-with-a-certificate.md").read_text()
-    (said,) = re.findall(r"^Cannot change nullable column .*$", page, re.MULTILINE)
-    with pytest.raises(AnalysisException, match=said):
+    (iceberg_error,) = re.findall(r"^Cannot change nullable column .*$", page, re.MULTILINE)
+    with pytest.raises(AnalysisException, match=iceberg_error):
         lake.sql("alter table {orders} alter column id set not null")
-    (story,) = re.findall(r"^```shell\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    story = story.replace("/warehouse/db/orders", str(lake.path("orders")))
-    story = story.replace("distop apply", "distop apply --settle 0")
-    script = f'set -e; distop() {{ "{sys.executable}" -m distop.cli "$@"; }}; {story}'
+    (commands,) = re.findall(r"^```shell\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    commands = commands.replace("/warehouse/db/orders", str(lake.path("orders")))
+    commands = commands.replace("distop apply", "distop apply --settle 0")
+    script = f'set -e; distop() {{ "{sys.executable}" -m distop.cli "$@"; }}; {commands}'
     ran = subprocess.run(
         ["bash", "-c", script], capture_output=True, text=True, check=False, timeout=200,
         env={**os.environ, "DISTOP_ETCD": group.endpoint},
@@ -121,7 +119,7 @@ def test_validate_then_apply_on_the_command_line(group: Daemons, spark: SparkSes
 
 
 def test_a_column_is_narrowed_on_the_command_line(group: Daemons, spark: SparkSession, tmp_path: Path) -> None:
-    """A job for each partition, and nothing left of what they have staged."""
+    """There is a job for each partition, and no staged files are left."""
     lake = Lake(spark, tmp_path)
     lake.create("wide", "id bigint, k string", "partitioned by (k)", 2)
     lake.sql("insert into {wide} values (1, 'a'), (2, 'b'), (3, null)")
@@ -144,25 +142,25 @@ def test_a_column_is_narrowed_on_the_command_line(group: Daemons, spark: SparkSe
 
 
 def certificate_of(group: Daemons) -> str:
-    """A validation of the table ``wide`` as it is now, which has a certificate."""
+    """Validate the current table ``wide``, and return the operation with its certificate."""
     checks = {"checks": [{"fits": {"column": "id", "type": "decimal(5,0)"}}]}
     return group.client.start_operation("validate", "wide", checks).wait(timeout=100).op
 
 
-def test_a_cancel_while_it_looks_on_takes_the_change_back(group: Daemons, tmp_path: Path) -> None:
+def test_a_cancel_before_the_confirmation_reverts_the_change(group: Daemons, tmp_path: Path) -> None:
     table = Folder(tmp_path / "s").new(SCHEMA)
     table.append(pa.table({"id": [1, 2], "k": ["a", None]}))
     group.client.add_table(TableRecord("lake.s", "iceberg", str(tmp_path / "s")))
-    proved = group.client.start_operation("validate", "lake.s", {"checks": [{"not_null": "id"}]}).wait(timeout=200)
-    argument = {"certificate": proved.op, "settle_seconds": 600}
+    validation = group.client.start_operation("validate", "lake.s", {"checks": [{"not_null": "id"}]}).wait(timeout=200)
+    argument = {"certificate": validation.op, "settle_seconds": 600}
     applying = group.client.start_operation("apply", "lake.s", argument)
 
     def required() -> bool:
-        source = metadata_file(Location.of(str(tmp_path / "s")))
+        source = current_metadata_file(Location.of(str(tmp_path / "s")))
         return bool(read_metadata(source)[0].schema().find_field("id").required)
 
     group.eventually(required, "the column is required", seconds=100)
-    refused = distop(group, "apply", proved.op)
+    refused = distop(group, "apply", validation.op)
     assert (refused.returncode, "apply runs one at a time" in refused.stderr) == (5, True)
     applying.cancel("changed my mind")
     assert applying.wait(timeout=100).state == "cancelled"
@@ -171,8 +169,8 @@ def test_a_cancel_while_it_looks_on_takes_the_change_back(group: Daemons, tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("renamed", [False, True])
-def test_a_jar_of_another_spark_is_told_of_with_the_one_to_take(tmp_path: Path, *, renamed: bool) -> None:
-    """It is loaded, and what it lacks would be met somewhere in the middle; also where its name tells nothing."""
+def test_a_jar_for_another_spark_is_reported_with_the_right_one(tmp_path: Path, *, renamed: bool) -> None:
+    """Spark loads such a jar and would fail later. With ``renamed``, the file name does not show its version."""
     other = jar("iceberg-spark-runtime-4.0_2.13")
     need(other, MAVEN)
     assert other is not None
@@ -188,6 +186,6 @@ def test_a_jar_of_another_spark_is_told_of_with_the_one_to_take(tmp_path: Path, 
         assert result.state == "failed", group.tails()
         sentence = rf"the Iceberg of \S*{re.escape(other.name)} does not fit Spark 4\.1\..*: start .*{COORDINATES}"
         assert re.search(sentence, result.sentence())
-        # What needs no Spark goes on.
+        # Checks without Spark still succeed.
         arg["statistics"] = "auto"
         assert group.client.start_operation("validate", "lake.t", arg).wait(timeout=200).report["verdict"] == "valid"

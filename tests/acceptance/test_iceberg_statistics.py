@@ -1,4 +1,4 @@
-"""What Iceberg's manifests and footers decide is what a scan finds, whatever was deleted and however tables changed."""
+"""Statistics of Iceberg's manifests and footers agree with a scan, with deletes and after schema changes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from distop.storage.files import local_path
 from distop.storage.location import Location
 from distop.tables import plan_table, reader_of
 from distop.tables.iceberg import iceberg_rows, manifest_facts
-from distop.tables.iceberg.iceberg_format import metadata_file, read_metadata
+from distop.tables.iceberg.metadata_file import current_metadata_file, read_metadata
 from distop_behaviors.reading.check_session import session_of
 from distop_behaviors.validate import Validate, scan
 from tests.acceptance.sparklake import Lake
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 
 SEEDS = [100, 101, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(102, 106))]
-"""At each change: position deletes and vectors, with partitions and without."""
+"""Each run: position deletes and deletion vectors, with and without partitions."""
 NOT_NULL = {"not_null": "c"}
 
 
@@ -58,8 +58,8 @@ def run(lake: Lake, context: Callable[[TableRecord], FakeContext]) -> Callable[.
 
 
 def current_list(lake: Lake, name: str) -> Path:
-    """The list of manifests of a table's current snapshot."""
-    snapshot = read_metadata(metadata_file(Location.of(str(lake.path(name)))))[0].current_snapshot()
+    """The manifest list of a table's current snapshot."""
+    snapshot = read_metadata(current_metadata_file(Location.of(str(lake.path(name)))))[0].current_snapshot()
     return Path(str(local_path(snapshot.manifest_list)))
 
 
@@ -88,11 +88,11 @@ def test_statistics_and_a_scan_agree_with_every_row(seed: int, lake: Lake, run: 
         assert verdict != "valid" or total == 0, (seed, case.check)
         assert verdict != "violated" or (0 < count <= total and (count == total or not exact)), (seed, case.check)
     assert alone.report["rows"] in (None, len(made.rows))
-    _suspects(lake, name)
+    _assert_deletes_are_known(lake, name)
 
 
 def _delete(made: Evolved, lake: Lake, name: str, seed: int) -> None:
-    """Positions of version 2 on even seeds, vectors on odd ones, and equality where the table has no partitions."""
+    """Delete rows: v2 position deletes (even seeds), deletion vectors (odd seeds), equality deletes (no partitions)."""
     if seed % 2:
         lake.sql(f"alter table {{{name}}} set tblproperties ('format-version'='3')")
     gone = [row["id"] for row in made.rows if row["id"] % 3 == seed % 3 or row["n"] is None]
@@ -104,11 +104,11 @@ def _delete(made: Evolved, lake: Lake, name: str, seed: int) -> None:
     made.rows = [row for row in made.rows if row["id"] not in gone]
 
 
-def _suspects(lake: Lake, name: str) -> None:
-    """No file to which Iceberg's own reader applies a delete is taken for whole."""
+def _assert_deletes_are_known(lake: Lake, name: str) -> None:
+    """Assert that each file with deletes in Iceberg's own reader counts as one with deleted rows."""
     source = plan_table(lake.record(name)).partitions[0].source
     known = manifest_facts.snapshot_of(source, frozenset({"id"})).files
-    tasks = iceberg_rows._snapshot(lake.spark, source).tasks.some(known)
+    tasks = iceberg_rows._snapshot(lake.spark, source).tasks.of_files(known)
     applied = {str(task.file().location()): not task.deletes().isEmpty() for task in tasks}
     assert applied.keys() == known.keys()
     assert not [path for path, some in applied.items() if some and known[path].deleted == 0]
@@ -119,14 +119,14 @@ def test_violations_found_by_statistics_have_samples_without_a_scan(lake: Lake, 
     lake.sql("insert into {shown} select id, if(id % 5 = 0, null, 'v'), if(id = 7, double('nan'), id) from range(100)")
     checks = [NOT_NULL, {"range": {"column": "x", "max": 1e9}}, {"range": {"column": "id", "min": 0, "max": 99}}]
     ran = run("shown", *checks, sample=100)
-    # The NaN is counted by Iceberg's writer, and above every bound.
+    # Iceberg's writer counts the NaN, which is above every bound.
     assert found(ran) == [("violated", 20, True), ("violated", 1, True), ("valid", 0, True)]
     assert evidence(ran) == [(3, 0)] * 3
     assert ran.report["rows"] == 100
     assert [len(c["samples"]) for c in ran.report["checks"]] == [20, 1, 0]
     assert found(run("shown", *checks, statistics="never")) == found(ran)
     assert found(run("shown", *checks, statistics="only")) == found(ran)
-    # A scan that is needed anyhow does not wait for footers, and one check's scan is none for the others.
+    # One check needs a scan; the others are still decided by statistics.
     ran = run("shown", *checks, {"check": "length(c) < 9"})
     assert evidence(ran) == [(3, 0)] * 3 + [(0, 3)]
 
@@ -144,7 +144,9 @@ def test_a_null_in_a_column_that_the_table_requires_is_found(lake: Lake, run: Ca
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_rows_are_counted_where_some_may_be_deleted(version: int, lake: Lake, run: Callable[..., Ran]) -> None:
+def test_rows_are_counted_with_deletion_vectors_but_not_with_position_deletes(
+    version: int, lake: Lake, run: Callable[..., Ran]
+) -> None:
     name = f"counted{version}"
     lake.create(name, "id bigint, k int, c string", "partitioned by (k)", version)
     lake.fill(name)
@@ -158,7 +160,7 @@ def test_rows_are_counted_where_some_may_be_deleted(version: int, lake: Lake, ru
     assert (found(ran), evidence(ran), ran.report["rows"]) == ([("valid", 0, True)], [(3, 0)], 96)
 
 
-def test_a_default_for_older_files_is_no_null(lake: Lake, run: Callable[..., Ran]) -> None:
+def test_a_column_default_for_older_files_is_no_null(lake: Lake, run: Callable[..., Ran]) -> None:
     lake.create("defaulted", "id bigint", "", 3)
     lake.sql("insert into {defaulted} values (1), (2)")
     jvm: Any = lake.spark._jvm
@@ -173,9 +175,7 @@ def test_a_default_for_older_files_is_no_null(lake: Lake, run: Callable[..., Ran
     assert evidence(ran) == [(0, 2), (2, 0), (0, 2)]
 
 
-def test_files_that_iceberg_did_not_write_are_scanned_where_their_columns_have_no_ids(
-    lake: Lake, run: Callable[..., Ran]
-) -> None:
+def test_imported_files_without_field_ids_are_scanned(lake: Lake, run: Callable[..., Ran]) -> None:
     lake.create("imported", "id bigint, c string, k int", "partitioned by (k)", 2)
     path = lake.path("imported") / "data" / "k=4" / "part.parquet"
     path.parent.mkdir(parents=True)
@@ -192,11 +192,11 @@ def test_files_that_iceberg_did_not_write_are_scanned_where_their_columns_have_n
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_hole_1_a_delete_file_that_becomes_a_link_is_looked_at_again(
+def test_hole_1_a_delete_file_replaced_by_a_link_is_refused(
     version: int, lake: Lake, run: Callable[..., Ran], tmp_path: Path
 ) -> None:
-    """What Spark keeps of a snapshot are the names of its files: its reader would quote bytes of any other file."""
-    name = f"turned{version}"
+    """Spark caches only file names of a snapshot, and its reader would quote bytes of the link's target."""
+    name = f"replaced{version}"
     lake.create(name, "id bigint, c string", "", version)
     lake.sql(f"insert into {{{name}}} select id, 'v' from range(100)")
     lake.delete(name, "id % 3 = 0")
@@ -204,17 +204,17 @@ def test_hole_1_a_delete_file_that_becomes_a_link_is_looked_at_again(
     assert found(run(name, check, statistics="never")) == [("valid", 0, True)]
     secret = tmp_path / "secret"
     secret.write_text("SECRET" * 100)
-    turned = [*lake.path(name).rglob("*.puffin"), *lake.path(name).rglob("*-deletes.parquet")]
-    assert turned
-    for path in turned:
+    replaced = [*lake.path(name).rglob("*.puffin"), *lake.path(name).rglob("*-deletes.parquet")]
+    assert replaced
+    for path in replaced:
         path.unlink()
         path.symlink_to(secret)
     with pytest.raises(InvalidArgument, match="lies outside of its table"):
         run(name, check, statistics="never")
 
 
-def test_hole_1_tasks_of_a_snapshot_that_is_loaded_anew_are_not_run(lake: Lake, tmp_path: Path) -> None:
-    """The JVM kept the tasks of 256 reads, and the checks were those of a snapshot that was loaded after them."""
+def test_hole_1_cached_tasks_of_a_reloaded_snapshot_are_not_run(lake: Lake, tmp_path: Path) -> None:
+    """The JVM once ran cached tasks of earlier reads for a snapshot that was loaded and checked after them."""
     lake.create("reloaded", "id bigint, c string", "", 3)
     lake.sql("insert into {reloaded} select id, 'v' from range(100)")
     before = current_list(lake, "reloaded")
@@ -222,7 +222,7 @@ def test_hole_1_tasks_of_a_snapshot_that_is_loaded_anew_are_not_run(lake: Lake, 
     session, is_null = session_of(lake.spark), F.col("id").isNull()
 
     def rows(source: str) -> int:
-        """As a frame, and as a query that Spark has planned for good."""
+        """The row count from a frame and from a cached query, which must agree."""
         reader = reader_of(lake.record("reloaded"), [replace(planned, source=source)])
         group = scan.Group(tuple(planned.files), {"id": "bigint"}, reader, all_rows=True)
         found = scan.count(session, group, {0: is_null}, None, lasting=True)
@@ -230,14 +230,14 @@ def test_hole_1_tasks_of_a_snapshot_that_is_loaded_anew_are_not_run(lake: Lake, 
         assert counted == iceberg_rows.read(session, source, planned.files).count()
         return counted
 
-    source, listed = metadata_file(Location.of(str(lake.path("reloaded")))), current_list(lake, "reloaded")
+    source, listed = current_metadata_file(Location.of(str(lake.path("reloaded")))), current_list(lake, "reloaded")
     (planned,) = plan_table(lake.record("reloaded")).partitions
     assert rows(source) == 66
-    for number in range(4):  # so many snapshots are kept
+    for number in range(4):  # the number of cached snapshots
         copy = Path(source).with_name(f"copy{number}.metadata.json")
         shutil.copy(source, copy)
         assert rows(str(copy)) == 66
-    # The same metadata now name manifests without the vectors, which lead to another file.
+    # The metadata now names manifests without the vectors, which are links to another file.
     shutil.copy(before, listed)
     (tmp_path / "secret").write_text("SECRET" * 100)
     for vector in lake.path("reloaded").rglob("*.puffin"):

@@ -1,4 +1,4 @@
-"""Indexes of tables that are registered by their name in a catalog: Spark's, and Iceberg's own."""
+"""Indexes of tables that are registered by name in a catalog (Spark's, or Iceberg's)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(240), pytest.mark.rotating]
 
 @pytest.fixture
 def indexes(spark: SparkSession, tmp_path: Path) -> Indexes:
-    """Of the table ``indexed.t`` of Spark's catalog."""
+    """Indexes of the table ``indexed.t`` in Spark's catalog."""
     spark.sql("create database if not exists indexed")
     found = Indexes(tmp_path, tmp_path / "shared")
     found.record, found.spark = TableRecord("t", "spark", "indexed.t"), spark
@@ -44,22 +44,22 @@ def rows(frame: Any) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_lookup_in_a_table_of_spark_s_catalog_gives_what_its_filter_gives(
+def test_a_lookup_in_a_table_of_sparks_catalog_returns_the_rows_of_a_filter(
     spark: SparkSession, indexes: Indexes, tmp_path: Path
 ) -> None:
-    """With columns, types, values and places that the files and folders do not tell."""
+    """Columns, types, partition values and folders differ between the catalog and the files."""
     spark.sql("create table indexed.t (id bigint, Word string, later int) using parquet partitioned by (Day int)")
     spark.sql("insert into indexed.t values (1, 'a', 10, 1), (2, 'b', 20, 1), (3, null, 30, 2), (4, 'd', 40, null)")
     for place, data in {
-        "Day=77": {"ID": pa.array([1, 9], pa.int32()), "word": ["a", "x"]},  # narrower, in another case, one less
-        "odd": {"id": pa.array(["1"]), "word": ["a"]},  # of a type that Spark does not widen
+        "Day=77": {"ID": pa.array([1, 9], pa.int32()), "word": ["a", "x"]},  # narrower type, other case, fewer columns
+        "odd": {"id": pa.array(["1"]), "word": ["a"]},  # a type that Spark does not widen
     }.items():
         (tmp_path / place).mkdir()
         pq.write_table(pa.table(data), tmp_path / place / "f.parquet")
     spark.sql(f"alter table indexed.t add partition (day = 5) location '{tmp_path}/Day=77'")
     keys: list[Any] = [1, 4, 9, 5000]
 
-    def same(index: str = "i", column: str = "id", wanted: list[Any] = keys) -> None:
+    def assert_same(index: str = "i", column: str = "id", wanted: list[Any] = keys) -> None:
         literals = ", ".join(repr(key) for key in wanted if key is not None)
         condition = f"{column} in ({literals})" + (f" or {column} is null" if None in wanted else "")
         expected = rows(spark.table("indexed.t").where(condition).select("id", "word", "later", "day"))
@@ -71,18 +71,18 @@ def test_a_lookup_in_a_table_of_spark_s_catalog_gives_what_its_filter_gives(
 
     report = indexes.build(columns=["ID"])
     assert (report.files, report.not_indexed_files) == (4, 0)
-    same()
+    assert_same()
     indexes.build("words", columns=["word"], kind="skip")
-    same("words", "word", ["a", None])
+    assert_same("words", "word", ["a", None])
     (named,) = find(indexes.record, "i", [9], lambda: spark).files
     assert named[0] == f"{tmp_path}/Day=77/f.parquet"
-    # What came since is read, a partition that was dropped is not, and a refresh brings the index up to date.
+    # Lookups read new files and omit a dropped partition; a refresh updates the index.
     spark.sql("insert into indexed.t values (1, 'new', 50, 6)")
     spark.sql("alter table indexed.t drop partition (day = 5)")
-    same(wanted=[1, 4])
+    assert_same(wanted=[1, 4])
     report = indexes.build(columns=["ID"])
     assert (report.files, report.indexed, report.removed) == (4, 1, 1)
-    same(wanted=[1, 4])
+    assert_same(wanted=[1, 4])
     spark.sql(f"alter table indexed.t add partition (day = 7) location '{tmp_path}/odd'")
     report = indexes.build(columns=["ID"])
     assert [n.why for n in report.not_indexed] == ["the column 'ID': it is string here, and bigint in the catalog"]
@@ -93,7 +93,7 @@ def test_a_lookup_in_a_table_of_spark_s_catalog_gives_what_its_filter_gives(
     }.items():
         with pytest.raises(InvalidArgument, match=why):
             indexes.plan("other", columns=[column])
-    # One that has the name by now is another: nothing of the former one is believed.
+    # A new table with the same name must not use the index of the previous one.
     place = place_of(indexes.record, spark=lambda: spark)
     assert Folder(place, "i").current() is not None
     kept = Folder(place, "i").root
@@ -112,7 +112,7 @@ def test_a_lookup_in_a_table_of_spark_s_catalog_gives_what_its_filter_gives(
 
 
 def test_tables_of_unusual_shapes_have_indexes(spark: SparkSession, indexes: Indexes, tmp_path: Path) -> None:
-    """Two thousand columns, nested ones, and one that is called as Spark's own; with and without partitions."""
+    """Two thousand columns, nested ones, and one named ``_metadata``, with and without partitions."""
     numbers = {f"c{n}": pa.array([n, None, n + 2], pa.int32()) for n in range(1_990)}
     nested = {
         "s": pa.array([{"x": 1}, None, {"x": None}], pa.struct([("x", pa.int64())])),
@@ -136,7 +136,7 @@ def test_tables_of_unusual_shapes_have_indexes(spark: SparkSession, indexes: Ind
             indexes.plan("nested", columns=[column])
 
 
-def test_iceberg_tables_have_indexes_by_whichever_catalog_they_are_known(
+def test_iceberg_tables_in_each_kind_of_catalog_have_indexes(
     spark: SparkSession, indexes: Indexes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need(jar(), MAVEN)
@@ -148,7 +148,7 @@ def test_iceberg_tables_have_indexes_by_whichever_catalog_they_are_known(
     lake.delete("t", "id = 7")
     found = lookup(lake.spark, indexes.record, "i", [7, 8])
     assert [(row.id, row.c) for row in found.collect()] == [(8, "8")]
-    # The same index by the table's folder, and through a catalog of a folder.
+    # The same index is found by the table's folder, and through a Hadoop catalog.
     for record in (
         lake.record("t"),
         TableRecord("t", "iceberg", "db.t", configure(monkeypatch, "folder", type="hadoop", warehouse=str(tmp_path))),

@@ -1,4 +1,4 @@
-"""An index as a person meets it: built, refreshed and dropped by two executors, asked from a Spark of one's own."""
+"""Indexes end to end: built, refreshed and dropped by two executors, and looked up from a separate Spark."""
 
 from __future__ import annotations
 
@@ -38,36 +38,36 @@ def two_months() -> pa.Table:
 
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[Daemons]:
-    """The flights of two months as a table, and no executor yet."""
+    """A group without executors, and a table with the flights of two months."""
     (tmp_path / "daemons").mkdir()
     with EmbeddedEtcd(compaction=None) as etcd:
         with daemons(etcd.endpoint, tmp_path / "daemons") as found:
             location = write_partitions(two_months(), tmp_path / "flights", ["month", "day"])
             found.client.add_table(TableRecord(FLIGHTS, "parquet", str(location)))
             yield found
-        broken = violations(etcd.endpoint)
-    assert not broken, "\n".join(broken[:3])
+        found_violations = violations(etcd.endpoint)
+    assert not found_violations, "\n".join(found_violations[:3])
 
 
-def test_hole_3_nothing_is_staged_where_others_may_change_the_tables_folder(group: Daemons, tmp_path: Path) -> None:
-    """They could put a link in place of the journal that a job writes."""
+def test_hole_3_nothing_is_staged_in_a_folder_that_others_can_write(group: Daemons, tmp_path: Path) -> None:
+    """Another user could replace the journal of a job by a link."""
     planes = {"name": "planes", "columns": ["tailnum"]}
     group.start("ann")
     folder = tmp_path / "flights"
     folder.chmod(0o777)
     built = group.client.start_operation("build-index", FLIGHTS, planes)
-    told = f"{folder}, which is writable by its group or by others (mode 0777)"
-    group.eventually(lambda: told in group.tails(), "a job that says why", "ann")
+    refusal = f"{folder}, which is writable by its group or by others (mode 0777)"
+    group.eventually(lambda: refusal in group.tails(), "a job reports the reason", "ann")
     assert not list(folder.glob("_distop/*/stage"))
     folder.chmod(0o755)
     assert built.wait(100).state == "success", group.tails()
 
 
-def test_the_flights_of_a_plane(group: Daemons, spark: SparkSession, tmp_path: Path) -> None:
+def test_an_index_finds_all_flights_of_a_plane(group: Daemons, spark: SparkSession, tmp_path: Path) -> None:
     planes = {"name": "planes", "columns": ["tailnum"]}
     _, bob = group.start("ann", "bob")
     killed = group.client.start_operation("build-index", FLIGHTS, planes)
-    group.eventually(lambda: (killed.status().jobs["success"] or 0) > 20, "some jobs done", "ann", "bob")
+    group.eventually(lambda: (killed.status().jobs["success"] or 0) > 20, "some jobs have ended", "ann", "bob")
     bob.kill()
     done = killed.wait(100)
     assert done.state == "success", group.tails()
@@ -85,9 +85,9 @@ def test_the_flights_of_a_plane(group: Daemons, spark: SparkSession, tmp_path: P
     again = distop(group, "start", "build-index", FLIGHTS, "--arg", json.dumps(planes), "--wait", "--json")
     answer = json.loads(again.stdout)
     assert (answer["jobs"]["total"], answer["report"]["indexed"], answer["report"]["generation"]) == (0, 0, 1)
-    wrong = distop(group, "start", "build-index", FLIGHTS, "--arg", '{"name": "x", "columns": ["tail"]}', "--wait")
-    assert (wrong.returncode, "the table has no column 'tail'" in wrong.stdout + wrong.stderr) == (1, True)
+    invalid = distop(group, "start", "build-index", FLIGHTS, "--arg", '{"name": "x", "columns": ["tail"]}', "--wait")
+    assert (invalid.returncode, "the table has no column 'tail'" in invalid.stdout + invalid.stderr) == (1, True)
     dropped = group.client.start_operation("drop-index", FLIGHTS, {"name": "planes"}).wait(60)
     assert (dropped.state, dropped.report) == ("success", {"name": "planes", "dropped": True})
-    left = [path.name for path in (tmp_path / "flights" / "_distop").rglob("*") if path.is_file()]
-    assert left == ["000002.json"], "what says that it was dropped"
+    files_left = [path.name for path in (tmp_path / "flights" / "_distop").rglob("*") if path.is_file()]
+    assert files_left == ["000002.json"], "only the record of the drop is left"

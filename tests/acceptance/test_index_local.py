@@ -1,4 +1,4 @@
-"""Rows that a lookup reads without Spark: what they are, of any type, beside what a filter on the whole table gives."""
+"""Lookups that read rows without Spark return the rows of a filter on the whole table, for all types."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Values = dict[str, tuple[Any, "Callable[[random.Random], Any]"]]
 
 
 def _columns() -> Values:
-    """Arrow's type, and values, of each column."""
+    """Column → its Arrow type and a function for random values."""
     inner = pa.struct([pa.field("a", pa.int16()), pa.field("t", pa.timestamp("us", "UTC")), pa.field("d", pa.date32())])
 
     def moment(rng: random.Random) -> datetime:
@@ -85,11 +85,11 @@ def _columns() -> Values:
 
 
 NARROW = {"i16": pa.int8(), "i32": pa.int16(), "i64": pa.int32(), "f64": pa.float32(), "dec": pa.decimal128(8, 2)}
-"""As what some files have a column, whose values fit."""
+"""Column → a narrower type that some files have for it."""
 
 
 def write(rng: random.Random, path: Path, first: int, *, narrow: bool) -> None:
-    """A file whose keys ``k`` go from ``first`` on; its columns in any order, with nulls, and some left out."""
+    """Write a file with keys ``k`` from ``first`` on. Its columns are shuffled, have NULLs, and some are missing."""
     columns = list(_columns().items())
     rng.shuffle(columns)
     arrays: dict[str, Any] = {}
@@ -114,20 +114,18 @@ def write(rng: random.Random, path: Path, first: int, *, narrow: bool) -> None:
 
 
 def is_local(frame: DataFrame) -> bool:
-    """The frame holds its rows, and reads no file."""
+    """Whether the frame holds its rows and reads no files."""
     plan = frame._jdf.queryExecution().optimizedPlan().toString()
     return "LocalRelation" in plan and re.search(r"\b(Relation|RelationV2|LogicalRDD)\b", plan) is None
 
 
-def told(frame: DataFrame) -> tuple[Any, list[str]]:
+def schema_and_rows(frame: DataFrame) -> tuple[Any, list[str]]:
     return frame.schema, sorted(repr(row) for row in frame.collect())
 
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
-def test_rows_of_all_types_are_those_of_a_filter(seed: int, spark: SparkSession, tmp_path: Path) -> None:
-    """Values, types, nullability and names: beside Spark's own reading of the table by the same schema, and beside a
-    lookup that has Spark read the files.
-    """
+def test_local_rows_of_all_types_equal_those_of_a_filter(seed: int, spark: SparkSession, tmp_path: Path) -> None:
+    """Values, types, nullability and names equal those of Spark's reader, and of a lookup that reads with Spark."""
     rng = random.Random(seed)
     table = tmp_path / "t"
     folders = ["p=1/q=a%3Ab", "p=02/q=%C3%A9", "p=__HIVE_DEFAULT_PARTITION__/q=x y"]
@@ -138,13 +136,13 @@ def test_rows_of_all_types_are_those_of_a_filter(seed: int, spark: SparkSession,
     keys = [f"k{rng.randrange(6 * ROWS)}" for _ in range(40)]
     frame = lookup(spark, indexes.record, "i", keys)
     assert is_local(frame)
-    schema, rows = told(frame)
+    schema, rows = schema_and_rows(frame)
     assert len(rows) == len(set(keys))
     by_spark = lookup(spark, indexes.record, "i", keys, local_bytes=0)
     assert not is_local(by_spark)
-    assert told(by_spark) == (schema, rows)
+    assert schema_and_rows(by_spark) == (schema, rows)
     plain = spark.read.schema(schema).parquet(str(table)).where(F.col("k").isin(keys)).drop("q")
-    assert told(plain) == told(frame.drop("q"))
+    assert schema_and_rows(plain) == schema_and_rows(frame.drop("q"))
     assert {row.q for row in frame.select("q").collect()} <= {"a:b", "é", "x y"}
     assert frame.where("p is null").count() + frame.where("p in (1, 2)").count() == len(rows)
 
@@ -163,7 +161,7 @@ KEYS: dict[str, tuple[Any, list[Any], Any]] = {
 
 
 def test_keys_of_all_types_find_their_rows_and_no_others(spark: SparkSession, tmp_path: Path) -> None:
-    """Zeros of both signs, what is not a number, times in other units: equal are those that Spark takes for equal."""
+    """Keys are equal if Spark takes them for equal: zeros of both signs, NaN, and times in other units."""
     table = tmp_path / "t"
     table.mkdir()
     arrays = {name: pa.array(values, kind) for name, (kind, values, _) in KEYS.items()}
@@ -174,17 +172,17 @@ def test_keys_of_all_types_find_their_rows_and_no_others(spark: SparkSession, tm
         frame = lookup(spark, str(table), name, [key])
         assert is_local(frame), name
         by_spark = lookup(spark, str(table), name, [key], local_bytes=0)
-        assert told(frame) == told(by_spark), name
+        assert schema_and_rows(frame) == schema_and_rows(by_spark), name
         assert frame.count() == (1 if name == "y" else 2), (name, values)
     indexes.build("both", columns=["i", "d"])
     frame = lookup(spark, str(table), "both", [(1, "1.5"), (2, "1.5"), {"i": 2, "d": 2}])
     assert (is_local(frame), sorted(row.row for row in frame.collect())) == (True, [0, 1, 4])
 
 
-def test_rows_that_share_the_number_of_a_key_are_left_out(
+def test_rows_with_the_same_hash_as_a_key_are_omitted(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A text stands in the index by a hash: here all texts have the same."""
+    """The index stores hashes of texts. In this test all texts have the same hash."""
     for module in ("postings", "key_lookup"):
         name = f"distop_behaviors.index.{module}"
         monkeypatch.setattr(sys.modules[name], "key_numbers", lambda parts, families: parts[0] * 0)
@@ -206,7 +204,7 @@ def _int96(path: Path) -> None:
     pq.write_table(table, path, use_deprecated_int96_timestamps=True)
 
 
-LEFT_TO_SPARK: dict[str, Callable[[Path], None]] = {
+READ_BY_SPARK: dict[str, Callable[[Path], None]] = {
     "old timestamps": _int96,
     "an ancient day": lambda path: _plain(path, d=pa.array([date(1500, 1, 1), None, date(2020, 1, 1)])),
     "an old time in a list": lambda path: _plain(
@@ -215,20 +213,20 @@ LEFT_TO_SPARK: dict[str, Callable[[Path], None]] = {
 }
 
 
-@pytest.mark.parametrize("what", LEFT_TO_SPARK)
+@pytest.mark.parametrize("what", READ_BY_SPARK)
 def test_types_that_arrow_may_read_differently_are_read_by_spark(
     what: str, spark: SparkSession, tmp_path: Path
 ) -> None:
     table = tmp_path / "t"
     table.mkdir()
-    LEFT_TO_SPARK[what](table / "0.parquet")
+    READ_BY_SPARK[what](table / "0.parquet")
     Indexes(table, tmp_path / "shared").build(columns=["k"])
     frame = lookup(spark, str(table), "i", [1, 3])
     assert not is_local(frame)
-    assert told(frame) == told(spark.read.parquet(str(table)).where("k in (1, 3)"))
+    assert schema_and_rows(frame) == schema_and_rows(spark.read.parquet(str(table)).where("k in (1, 3)"))
 
 
-def test_many_bytes_or_rows_are_left_to_spark(
+def test_many_bytes_or_rows_are_read_by_spark(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = tmp_path / "t"
@@ -244,29 +242,29 @@ def test_many_bytes_or_rows_are_left_to_spark(
     assert not is_local(lookup(spark, str(table), "i", [7]))
 
 
-def test_a_file_that_changes_while_it_is_read_is_left_to_spark(
+def test_a_file_that_changes_during_a_local_read_is_read_by_spark(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rows that the index names would be others."""
+    """The row positions in the index no longer fit the file."""
     table = tmp_path / "t"
     table.mkdir()
     _plain(table / "0.parquet", v=pa.array([1, 2, 3]))
     Indexes(table, tmp_path / "shared").build(columns=["k"])
-    real = arrow_rows._picked
+    real = arrow_rows._group_rows
 
     def picked(*arguments: Any) -> Any:
         _plain(table / "0.parquet", v=pa.array([10, 20, 30]), more=pa.array(["x"] * 3))
         return real(*arguments)
 
-    monkeypatch.setattr(arrow_rows, "_picked", picked)
+    monkeypatch.setattr(arrow_rows, "_group_rows", picked)
     frame = lookup(spark, str(table), "i", [2])
     assert not is_local(frame)
     assert [row.v for row in frame.collect()] == [20]
 
 
-def test_rows_of_an_iceberg_table(spark: SparkSession, tmp_path: Path) -> None:
-    """By field ids, after columns were renamed, widened, swapped within a struct, added and dropped; partition columns
-    by value. Where rows may be deleted, of however it was written, Spark reads.
+def test_local_rows_of_an_iceberg_table_equal_those_of_a_filter(spark: SparkSession, tmp_path: Path) -> None:
+    """Columns are read by field id after schema changes, and partition columns by value. Spark reads files in which
+    rows may be deleted.
     """
     need(jar(), MAVEN)
     lake = Lake(spark, tmp_path / "lake")
@@ -287,7 +285,7 @@ def test_rows_of_an_iceberg_table(spark: SparkSession, tmp_path: Path) -> None:
         frame = lookup(lake.spark, indexes.record, "i", keys)
         assert is_local(frame) == here
         listed = ", ".join(f"'{key}'" for key in keys)
-        assert told(frame) == told(lake.rows("t").where(f"c in ({listed})"))
+        assert schema_and_rows(frame) == schema_and_rows(lake.rows("t").where(f"c in ({listed})"))
 
     compare(here=True)
     lake.sql("alter table {t} alter column id type bigint")

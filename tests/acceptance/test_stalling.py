@@ -1,4 +1,4 @@
-"""What a stalled real Spark session is asked for, and for how long."""
+"""Probes of a stalled Spark session, and their time limits."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ pytestmark = pytest.mark.spark
 
 @pytest.fixture
 def silent() -> Iterator[str]:
-    """The address of a master that takes connections, and answers nothing."""
+    """The address of a master that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"127.0.0.1:{server.getsockname()[1]}"
 
 
 @pytest.mark.timeout(60)
-def test_masters_that_do_not_answer_are_given_up_in_time(spark: SparkSession, silent: str) -> None:
+def test_silent_masters_are_given_up_at_the_time_limit(spark: SparkSession, silent: str) -> None:
     """Spark's own time limit is two minutes for each master."""
     assert known_to_master(spark, [silent, silent], 1.0) is None
 
 
-def test_a_probe_that_waits_for_the_tasks_of_others_leaves_no_job_behind(spark: SparkSession) -> None:
+def test_a_probe_behind_other_jobs_leaves_no_job(spark: SparkSession) -> None:
     others = "others"
 
     def wait() -> None:
@@ -45,8 +45,8 @@ def test_a_probe_that_waits_for_the_tasks_of_others_leaves_no_job_behind(spark: 
     try:
         assert spark_probe.probe(spark, 60.0) == ""
         tracker = spark.sparkContext.statusTracker()
-        left = set(tracker.getActiveJobsIds()) - set(tracker.getJobIdsForGroup(others))
-        assert left == set()
+        leftover_jobs = set(tracker.getActiveJobsIds()) - set(tracker.getJobIdsForGroup(others))
+        assert leftover_jobs == set()
     finally:
         spark.sparkContext.cancelJobGroup(others)
         waiting.join()

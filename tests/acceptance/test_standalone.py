@@ -1,6 +1,4 @@
-"""An executor whose Spark jobs run on a standalone cluster of two workers: the verdicts of a local one, and what
-befalls workers and operations on the way.
-"""
+"""An executor whose Spark jobs run on a standalone cluster of two workers: verdicts, cancels and a lost worker."""
 
 from __future__ import annotations
 
@@ -49,7 +47,7 @@ SMALL = f"extraJavaOptions={FRUGAL}"
 CONF = (
     *("driver.memory=512m", f"driver.{SMALL}", "executor.memory=512m", f"executor.{SMALL}"),
     "sql.files.maxPartitionBytes=4194304",  # a Spark task for each small file
-    *("sql.codegen.wholeStage=false", "sql.codegen.factoryMode=NO_CODEGEN"),  # which each executor would do for itself
+    *("sql.codegen.wholeStage=false", "sql.codegen.factoryMode=NO_CODEGEN"),  # faster without it
 )
 PARTS, ROWS = 8, 12
 CHECKS: list[dict[str, Any]] = [
@@ -67,7 +65,7 @@ def rows(part: int) -> dict[str, list[Any]]:
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TableRecord]:
-    """The same rows, as Parquet and as Iceberg, a partition for each ``k``."""
+    """The same rows as a Parquet and as an Iceberg table, with a partition for each ``k``."""
     folder = tmp_path_factory.mktemp("tables")
     columns = {"id": LongType(), "code": StringType(), "k": StringType()}
     fields = (NestedField(n, name, kind, required=False) for n, (name, kind) in enumerate(columns.items(), 1))
@@ -104,41 +102,43 @@ def group(
             found.start("ann", ttl=10, options=tuple(words))
             for record in tables.values():
                 found.client.add_table(record)
-            scan(found, "plain", CHECKS[0]).wait(300)  # now both workers have a Spark executor
+            scan(found, "plain", CHECKS[0]).wait(300)  # starts a Spark executor on both workers
             yield found
-        broken = violations(etcd.endpoint)
-    assert not broken, "\n".join(broken[:3])
+        found_violations = violations(etcd.endpoint)
+    assert not found_violations, "\n".join(found_violations[:3])
 
 
 def command(cluster: Standalone, *words: str) -> subprocess.CompletedProcess[str]:
-    """``scripts/cluster`` as a person runs it, on the folder of this cluster."""
+    """Run ``scripts/cluster`` with the folder of this cluster."""
     called = [sys.executable, str(ROOT / "scripts" / "cluster.py"), "--folder", str(cluster.folder), *words]
     return subprocess.run(called, capture_output=True, text=True, check=False, timeout=120)
 
 
 def scan(group: Daemons, table: str, *checks: dict[str, Any]) -> Any:
-    """An operation that looks at every row."""
+    """Start a validation that scans every row."""
     return group.client.start_operation("validate", table, {"checks": list(checks), "statistics": "never"})
 
 
 @contextmanager
-def in_the_middle(group: Daemons, cluster: Standalone) -> Iterator[Any]:
-    """An operation of which one Spark task does not get on: the Spark executor of the first worker stands still."""
+def operation_with_stopped_worker(group: Daemons, cluster: Standalone) -> Iterator[Any]:
+    """A running operation with one stalled Spark task, because the first worker's Spark executor is stopped."""
     worker = cluster.parts()[1].pid
-    still = [pid for pid in session_members(worker) if pid != worker]
-    assert still
-    signal_all(still, signal.SIGSTOP)
+    stopped = [pid for pid in session_members(worker) if pid != worker]
+    assert stopped
+    signal_all(stopped, signal.SIGSTOP)
     try:
         operation = scan(group, "plain", *CHECKS)
         rest = [{"executor": "ann", "text": f"scanning {PARTS} files: {PARTS - 1} of {PARTS} Spark tasks"}]
-        group.eventually(lambda: list(operation.status().doing) == rest, "its status tells of the rest", seconds=200)
+        group.eventually(
+            lambda: list(operation.status().doing) == rest, "its status reports the remaining task", seconds=200
+        )
         yield operation
     finally:
-        signal_all(still, signal.SIGCONT)
+        signal_all(stopped, signal.SIGCONT)
 
 
 @pytest.mark.parametrize("name", ["plain", pytest.param("lake", marks=pytest.mark.slow)])
-def test_the_verdicts_are_those_of_a_local_spark(
+def test_verdicts_on_a_cluster_equal_those_of_a_local_spark(
     name: str, group: Daemons, tables: dict[str, TableRecord], context: Callable[[TableRecord], FakeContext]
 ) -> None:
     arg = {"checks": CHECKS, "statistics": "never"}
@@ -150,7 +150,7 @@ def test_the_verdicts_are_those_of_a_local_spark(
 
 
 def test_a_cancel_stops_the_tasks_on_the_workers(group: Daemons, cluster: Standalone) -> None:
-    with in_the_middle(group, cluster) as operation:
+    with operation_with_stopped_worker(group, cluster) as operation:
         operation.cancel()
         assert operation.wait(200).state == "cancelled", group.tails()
     after = scan(group, "plain", CHECKS[0]).wait(200)
@@ -158,29 +158,27 @@ def test_a_cancel_stops_the_tasks_on_the_workers(group: Daemons, cluster: Standa
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_lost_costs_no_job_and_the_cluster_is_made_whole_again(
-    group: Daemons, cluster: Standalone
-) -> None:
-    with in_the_middle(group, cluster) as operation:
+def test_a_lost_worker_fails_no_job_and_is_started_again(group: Daemons, cluster: Standalone) -> None:
+    with operation_with_stopped_worker(group, cluster) as operation:
         cluster.kill("worker-1")
         result = operation.wait(300)
     verdicts = [(check["verdict"], check["violations"]) for check in result.report["checks"]]
     assert verdicts == [("violated", count) for count in VIOLATIONS], group.tails()
     claims = Written(group.endpoint, OperationRef.parse(operation.ref)).claims
-    assert {len(found) for found in claims.values()} == {1}, "no job was tried twice"
+    assert {len(found) for found in claims.values()} == {1}, "each job has one attempt"
 
     master, lost, other = cluster.parts()
     assert master.pid
     assert (lost.pid, bool(other.pid)) == (0, True)
-    told = command(cluster, "status")
-    assert (told.returncode, "worker-1: does not run" in told.stderr) == (1, True), told
+    status = command(cluster, "status")
+    assert (status.returncode, "worker-1: does not run" in status.stderr) == (1, True), status
     assert "of another size" in command(cluster, "up", "--workers", "3").stderr
     words = ("up", "--workers", "2", "--cores", "1", "--memory", SIZE.memory)
     again = command(cluster, *words)
     assert (again.returncode, again.stdout.split()) == (0, list(options(cluster.url))), again
     whole = cluster.parts()
-    assert [part.pid for part in whole] == [master.pid, whole[1].pid, other.pid], "what ran runs on"
+    assert [part.pid for part in whole] == [master.pid, whole[1].pid, other.pid], "running parts are kept"
     assert whole[1].pid
     assert command(cluster, *words).stdout == again.stdout
-    assert cluster.parts() == whole, "up changes nothing where all runs"
+    assert cluster.parts() == whole, "up changes nothing if all parts run"
     assert command(cluster, "status").returncode == 0

@@ -1,4 +1,4 @@
-"""validate on an Iceberg table that a catalog knows: once planned, the catalog is asked no more."""
+"""validate on an Iceberg table in a catalog: after planning, the catalog is not called."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 
 
-def test_what_was_planned_is_judged_whatever_the_catalog_says_then(
+def test_the_planned_snapshot_is_validated_after_changes_in_the_catalog(
     tmp_path: Path, context: Callable[[TableRecord], FakeContext], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need(jar(), MAVEN)
@@ -41,11 +41,11 @@ def test_what_was_planned_is_judged_whatever_the_catalog_says_then(
             return run_operation(Validate(), table, argument, context, partitions=planned)
 
         expected = [("violated", 1), ("violated", 1)]
-        assert told(run()) == expected
+        assert verdicts(run()) == expected
         made.append(rows)
         rest.tables.rename_table("sales.orders", "sales.old")
         rest.status = 503
-        assert told(run()) == expected
+        assert verdicts(run()) == expected
         rest.status = 0
         rest.tables.drop_table("sales.old")
         shutil.rmtree(tmp_path / "warehouse" / "sales" / "orders" / "data")
@@ -55,5 +55,5 @@ def test_what_was_planned_is_judged_whatever_the_catalog_says_then(
         assert "or the table was dropped" in str(ran.outcomes[0].result["reasons"][0])
 
 
-def told(ran: Ran) -> list[tuple[str, int]]:
+def verdicts(ran: Ran) -> list[tuple[str, int]]:
     return [(c["verdict"], c["violations"]) for c in ran.report["checks"]]

@@ -1,4 +1,4 @@
-"""Damaged, encrypted and unreadable files: validate claims only what was proved.
+"""Damaged, encrypted and unreadable files: validate reports only proven verdicts.
 
 pyarrow reads their content, in plain Python and in a separate process. ``scripts/oracle --parquet-files`` does the
 same for any folder of files.
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 IN_PROCESS = [kind for kind in damaged.KINDS if kind != "huge-page"]
-"""The others may end the JVM."""
+"""Other kinds may end the JVM."""
 
 
-def made(table: Table, kind: str, name: str = "a.parquet") -> Path:
+def create_file(table: Table, kind: str, name: str = "a.parquet") -> Path:
     path = table.directory / name
     path.parent.mkdir(parents=True, exist_ok=True)
     damaged.KINDS[kind](path)
@@ -48,7 +48,7 @@ def verdicts(ran: Any) -> list[tuple[str, int, bool]]:
 
 @pytest.mark.parametrize("kind", IN_PROCESS)
 def test_no_mode_contradicts_an_independent_reader(table: Table, kind: str) -> None:
-    path = made(table, kind, "no:colon.parquet" if kind == "no:colon" else "a.parquet")
+    path = create_file(table, kind, "no:colon.parquet" if kind == "no:colon" else "a.parquet")
     expected = expect(path)
     checks = [check for check, _ in expected.checks] or [{"not_null": "id"}]
     answers = {}
@@ -59,8 +59,8 @@ def test_no_mode_contradicts_an_independent_reader(table: Table, kind: str) -> N
 
 
 def test_a_damaged_file_keeps_what_its_statistics_prove(table: Table) -> None:
-    """A scan was to count the violations; statistics prove that there are some."""
-    path = made(table, "corrupt-pages")
+    """A scan would have to count the violations, but statistics prove that there are some."""
+    path = create_file(table, "corrupt-pages")
     checks = [
         between("id", low=100),
         {"not_null": "name"},
@@ -68,17 +68,17 @@ def test_a_damaged_file_keeps_what_its_statistics_prove(table: Table) -> None:
         {"check": "name <> ''", "name": "sql"},
     ]
     only, auto = (table.run(*checks, statistics=mode) for mode in ("only", "auto"))
-    proved = [("violated", 1, False), ("violated", 200, True), ("valid", 0, True)]
-    assert verdicts(auto)[:3] == verdicts(only)[:3] == proved
+    expected = [("violated", 1, False), ("violated", 200, True), ("valid", 0, True)]
+    assert verdicts(auto)[:3] == verdicts(only)[:3] == expected
     assert verdicts(auto)[3][0] == "error"
     for n in (0, 3):
         assert str(path) in auto.report["checks"][n]["error"]
     assert [c["error"] for c in auto.report["checks"][1:3]] == [None, None]
 
 
-def test_a_damaged_file_leaves_the_others_of_its_partition_their_checks(table: Table) -> None:
+def test_a_damaged_file_fails_no_checks_of_other_files_in_its_partition(table: Table) -> None:
     """Checks that need only the sound file are counted."""
-    bad, good = made(table, "corrupt-pages", "a.parquet"), made(table, "sound", "b.parquet")
+    bad, good = create_file(table, "corrupt-pages", "a.parquet"), create_file(table, "sound", "b.parquet")
     footers.without_statistics(good)
     ran = table.run({"not_null": "name"}, {"check": "name <> ''", "name": "sql"})
     assert verdicts(ran) == [("violated", 400, True), ("error", 0, False)]
@@ -87,14 +87,14 @@ def test_a_damaged_file_leaves_the_others_of_its_partition_their_checks(table: T
 
 
 def test_where_on_a_damaged_file_counts_no_rows(table: Table) -> None:
-    made(table, "corrupt-pages")
+    create_file(table, "corrupt-pages")
     ran = table.run(between("id", low=0), {"not_null": "name"}, where="name <> 'x'")
     assert ran.report["rows"] is None
     assert [c["verdict"] for c in ran.report["checks"]] == ["valid", "error"]
 
 
-def test_rows_of_a_footer_that_contradicts_itself_are_those_that_are_read(table: Table) -> None:
-    made(table, "counts-no-rows")
+def test_rows_are_counted_by_reading_if_a_footer_contradicts_itself(table: Table) -> None:
+    create_file(table, "counts-no-rows")
     for mode in ("auto", "never"):
         ran = table.run({"not_null": "id"}, between("id", low=1_000), statistics=mode)
         assert verdicts(ran) == [("valid", 0, True), ("violated", 1_000, True)]
@@ -103,10 +103,10 @@ def test_rows_of_a_footer_that_contradicts_itself_are_those_that_are_read(table:
 
 @pytest.mark.parametrize("mode", ["auto", "never"])
 @pytest.mark.parametrize("check", [{"not_null": "id"}, {"unique": "id"}], ids=["rows", "keys"])
-def test_rows_that_a_footer_counts_and_no_row_group_holds_are_an_error(
+def test_a_footer_that_counts_more_rows_than_its_row_groups_is_an_error(
     table: Table, mode: str, check: dict[str, Any]
 ) -> None:
-    path = made(table, "counts-too-many-rows")
+    path = create_file(table, "counts-too-many-rows")
     found = table.run(check, statistics=mode).report["checks"][0]
     assert found["verdict"] == "error"
     assert f"the file {path} cannot be read: Spark finds 2000 rows in it, but its footer counts 6000" in found["error"]
@@ -115,14 +115,14 @@ def test_rows_that_a_footer_counts_and_no_row_group_holds_are_an_error(
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", ["fewer-values-than-rows-in-lists", "fewer-rows-than-values", "pages-behind-the-end"])
 def test_row_groups_that_contradict_themselves_are_an_error_of_expressions(table: Table, kind: str, mode: str) -> None:
-    path = made(table, kind)
+    path = create_file(table, kind)
     found = table.run({"check": "id >= 0", "name": "sql"}, statistics=mode, where="id >= 0").report["checks"][0]
     assert found["verdict"] == "error"
     assert found["error"].startswith(f"the file {path} cannot be read: its footer contradicts itself: ")
 
 
 @pytest.mark.parametrize("mode", ["auto", "never"])
-def test_decimals_with_more_digits_than_their_file_declares_do_not_fit_it(table: Table, mode: str) -> None:
+def test_decimals_with_more_digits_than_declared_do_not_fit(table: Table, mode: str) -> None:
     for more in ({"store_decimal_as_integer": True}, {}):
         path = table.add("a.parquet", {"v": [1]})
         values = pa.array([Decimal("12345.67"), Decimal("-12345.67"), Decimal("1.25"), None], pa.decimal128(9, 2))
@@ -132,9 +132,9 @@ def test_decimals_with_more_digits_than_their_file_declares_do_not_fit_it(table:
         assert verdicts(found) == [("violated", 2, True)], more
 
 
-def test_rows_that_spark_leaves_out_are_an_error_for_columns_whose_places_are_right(table: Table) -> None:
-    """Their statistics would say that all is well, and nobody can read a row."""
-    path = made(table, "pages-behind-the-end")
+def test_rows_that_spark_omits_are_an_error_for_undamaged_columns_too(table: Table) -> None:
+    """Their statistics are valid, but no row can be read."""
+    path = create_file(table, "pages-behind-the-end")
     found = table.run({"not_null": "id"}).report["checks"][0]
     assert (found["verdict"], found["evidence"]["files_statistics"]) == ("error", 0)
     assert str(path) in found["error"]
@@ -142,16 +142,14 @@ def test_rows_that_spark_leaves_out_are_an_error_for_columns_whose_places_are_ri
 
 @pytest.mark.parametrize("mode", ["auto", "never"])
 @pytest.mark.parametrize("where", [None, "id >= 0", "id % 2 = 0"])
-def test_rows_that_spark_leaves_out_are_an_error_that_names_the_file(
-    table: Table, mode: str, where: str | None
-) -> None:
+def test_rows_that_spark_omits_are_an_error_that_names_the_file(table: Table, mode: str, where: str | None) -> None:
     """Each partition also has a sound file, whose rows are read.
 
     A condition may be pushed down to Spark's reader.
     """
     for part in ("1", "2"):
-        made(table, "sound", f"p={part}/a.parquet")
-    bad = made(table, "rows-left-out", "p=2/b.parquet")
+        create_file(table, "sound", f"p={part}/a.parquet")
+    bad = create_file(table, "rows-left-out", "p=2/b.parquet")
     check = {"check": "id >= 0 AND coalesce(name, '') <> 'x'", "name": "sql"}
     ran = table.run(check, {"check": "id < 10000", "name": "ids"}, statistics=mode, where=where)
     assert [c["verdict"] for c in ran.report["checks"]] == ["error", "error"]
@@ -159,11 +157,11 @@ def test_rows_that_spark_leaves_out_are_an_error_that_names_the_file(
     assert [c["verdict"] for c in ran.by_name["p=1"].result["checks"]] == ["valid", "valid"]
 
 
-def test_rows_read_are_known_without_a_separate_query(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For checks with an expression and without, and for keys, in one part or several."""
+def test_read_rows_are_counted_without_a_separate_query(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This covers checks with and without expressions, and keys in one or several parts."""
     monkeypatch.setattr(scan, "rows_by_file", None)
     for n in range(8):
-        path = made(table, "sound", f"{n}.parquet")
+        path = create_file(table, "sound", f"{n}.parquet")
         pq.write_table(pa.table({"id": range(n * 10, n * 10 + 10), "name": [f"{n}"] * 10}), path)
     for checks in (
         ({"not_null": "id"}, {"not_null": "name"}),
@@ -174,13 +172,13 @@ def test_rows_read_are_known_without_a_separate_query(table: Table, monkeypatch:
             assert table.run(*checks, statistics=mode).report["verdict"] == "valid"
 
 
-def test_a_condition_that_reads_fewer_rows_is_no_damage(table: Table) -> None:
+def test_a_condition_that_skips_rows_is_no_error(table: Table) -> None:
     """Spark skips row groups, partitions and whole scans by pushed-down conditions.
 
     Then the rows of each file are counted by a separate query.
     """
     for part in ("1", "2"):
-        made(table, "sound", f"p={part}/a.parquet")
+        create_file(table, "sound", f"p={part}/a.parquet")
     for where, rows in (("id < 10", 20), ("p = '1'", damaged.ROWS), ("id < 0", 0), ("1 = 0", 0)):
         ran = table.run({"check": "id >= 0", "name": "sql"}, {"not_null": "id"}, statistics="never", where=where)
         assert (ran.report["rows"], ran.report["verdict"]) == (rows, "valid"), where
@@ -188,18 +186,18 @@ def test_a_condition_that_reads_fewer_rows_is_no_damage(table: Table) -> None:
 
 
 @pytest.mark.parametrize("mode", ["auto", "never"])
-def test_keys_of_rows_that_spark_leaves_out_are_not_unique(table: Table, mode: str) -> None:
-    """Nor are they those of another table, nor may they be what others refer to."""
-    bad = made(table, "rows-left-out")
+def test_key_checks_fail_on_rows_that_spark_omits(table: Table, mode: str) -> None:
+    """This holds for unique, and for references from and to the damaged table."""
+    bad = create_file(table, "rows-left-out")
     other = Table(table.directory.parent / "other", table.context)
-    made(other, "sound")
+    create_file(other, "sound")
     others = {"t": table.record, "other": replace(other.record, name="other")}
 
     def run(name: str, check: dict[str, Any]) -> Any:
         def context(record: TableRecord) -> FakeContext:
-            made: FakeContext = table.context(record)
-            made.tables = others
-            return made
+            ctx: FakeContext = table.context(record)
+            ctx.tables = others
+            return ctx
 
         arg = {"checks": [check], "statistics": mode}
         return run_operation(Validate(), others[name], arg, context).report["checks"][0]
@@ -217,10 +215,10 @@ def test_keys_of_rows_that_spark_leaves_out_are_not_unique(table: Table, mode: s
 
 
 @pytest.mark.parametrize("where", [None, "id >= 0"])
-def test_rows_beyond_a_contradictory_footer_do_not_make_up_for_a_file_that_is_not_read(
+def test_extra_rows_of_one_file_do_not_compensate_for_an_unread_file(
     table: Table, where: str | None, spark: SparkSession
 ) -> None:
-    """By one footer there are no rows, and a reader of one half of it finds 500; none of another file's 500 is read."""
+    """One footer counts no rows, but a reader of one half finds 500; the 500 rows of the other file are not read."""
     ids = {"id": range(1_000)}
     path = table.add("p=1/a.parquet", ids, row_group_size=500, use_dictionary=False, compression="none")
     footers.with_rows_of_groups(path, 500, -500)

@@ -1,4 +1,4 @@
-"""CHECK expressions: which columns they name, what they may not be, and that the data cannot disturb the others."""
+"""CHECK expressions: their columns, refused expressions, and errors that affect no other check."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.spark
 
 
 @pytest.mark.slow
-def test_a_check_that_names_no_column(table: Table) -> None:
+def test_a_check_without_columns_applies_to_every_row(table: Table) -> None:
     table.add("p=1/a.parquet", {"x": [1, None]})
     table.add("p=2/a.parquet", {"x": [1]})
     checks = [{"check": c} for c in ("true", "1 = 1", "to_date('2020-01-02') > date'2020-01-01'", "1 = 2")]
@@ -43,10 +43,10 @@ def test_a_check_that_names_no_column(table: Table) -> None:
 
 
 WORDS = ["cancelled", "OutOfMemoryError"]
-WORDS_AS_WELL = ["interrupted", "Java gateway", "No space left"]
+MORE_WORDS = ["interrupted", "Java gateway", "No space left"]
 
 
-@pytest.mark.parametrize("word", [*WORDS, *(pytest.param(word, marks=pytest.mark.slow) for word in WORDS_AS_WELL)])
+@pytest.mark.parametrize("word", [*WORDS, *(pytest.param(word, marks=pytest.mark.slow) for word in MORE_WORDS)])
 def test_words_in_the_data_are_not_taken_for_errors_of_spark(table: Table, word: str) -> None:
     table.add("p=1/a.parquet", {"s": ["1", "2"], "x": [1, None]})
     table.add("p=2/a.parquet", {"s": ["1", word], "x": [None, None]})
@@ -58,7 +58,7 @@ def test_words_in_the_data_are_not_taken_for_errors_of_spark(table: Table, word:
     assert f"CAST_INVALID_INPUT] The value '{word}'" in ran.report["checks"][0]["error"]
 
 
-def test_a_spark_job_that_is_cancelled_says_nothing_of_the_data(spark: SparkSession) -> None:
+def test_a_cancelled_spark_job_gives_no_verdict(spark: SparkSession) -> None:
     def cancel() -> None:
         deadline = time.monotonic() + 60
         while not spark.sparkContext.statusTracker().getActiveJobsIds() and time.monotonic() < deadline:
@@ -73,7 +73,7 @@ def test_a_spark_job_that_is_cancelled_says_nothing_of_the_data(spark: SparkSess
     assert is_unexpected(caught.value)
 
 
-def test_a_large_check_knows_all_its_columns(table: Table) -> None:
+def test_a_large_check_finds_all_its_columns(table: Table) -> None:
     table.add("a.parquet", {"x": [1, 9_999, 3], "z": [1, 1, 5], "last": [1, 2, 3]})
     terms = " AND ".join(f"x <> {n}" for n in range(9_000, 9_700))
     assert table.agrees({"check": f"{terms} AND z <> 5 AND x <> 9999 AND last > 0"}) == [("violated", 2)]
@@ -88,14 +88,14 @@ def test_a_star_is_refused(table: Table, text: str) -> None:
     assert table.run({"check": "x * 2 > 0 AND concat('*', y) <> '*'"}).report["verdict"] == "valid"
 
 
-BREAKING = {
+FAILING = {
     "analysis": "try_to_timestamp(x, 'MM-dd-yyyy') IS NOT NULL",
     "parser": f"{'(' * 5_000}x > 0{')' * 5_000}",
     "pattern": f"x RLIKE '{'(' * 20_000}{')' * 20_000}'",
     "task": "element_at(array(1, 2), cast(x + 7 AS int)) > 0",
     "depth": f"{' + '.join(['x'] * 3_000)} > 0",
 }
-"""Expressions that Spark breaks on, by where it does."""
+"""Where Spark fails → an expression on which it fails there."""
 
 
 STACK = (
@@ -104,20 +104,20 @@ STACK = (
 STACK += "use [ab]*"
 
 
-@pytest.mark.parametrize("where", BREAKING)
+@pytest.mark.parametrize("where", FAILING)
 def test_an_expression_on_which_spark_fails_is_an_error_of_its_check_only(table: Table, where: str) -> None:
     for p in range(3):
         table.add(f"p={p}/a.parquet", {"x": [1, 2, -1], "s": ["a", None, "b"]})
     neighbours = ({"check": "x > 0"}, {"not_null": "s"}, between("x", -1, 2), {"check": "x + 1 > 1"})
     expected = [("violated", 3), ("violated", 3), ("valid", 0), ("violated", 3)]
-    ran = table.run(*neighbours[:2], {"check": BREAKING[where]}, *neighbours[2:], statistics="never")
-    *judged, broken = [*ran.report["checks"][:2], *ran.report["checks"][3:], ran.report["checks"][2]]
-    assert [(check["verdict"], check["violations"]) for check in judged] == expected
-    assert all(check["exact"] and check["error"] is None for check in judged)
-    assert broken["verdict"] == "error"
-    assert "\n" not in broken["error"]
-    assert "\tat " not in broken["error"]
-    assert len(broken["error"]) <= MAX_SENTENCE + 200
+    ran = table.run(*neighbours[:2], {"check": FAILING[where]}, *neighbours[2:], statistics="never")
+    *others, failed = [*ran.report["checks"][:2], *ran.report["checks"][3:], ran.report["checks"][2]]
+    assert [(check["verdict"], check["violations"]) for check in others] == expected
+    assert all(check["exact"] and check["error"] is None for check in others)
+    assert failed["verdict"] == "error"
+    assert "\n" not in failed["error"]
+    assert "\tat " not in failed["error"]
+    assert len(failed["error"]) <= MAX_SENTENCE + 200
 
 
 @pytest.mark.parametrize("statistics", ["auto", "never"])
@@ -127,12 +127,12 @@ def test_a_pattern_that_overflows_the_stack_is_an_error_of_its_check_only(table:
         table.add(f"p={p}/a.parquet", {"x": [1, 2, -1], "s": ["a" * 200_000 if p == 1 else "a", None, "b"]})
     neighbours = ({"check": "x > 0"}, {"not_null": "s"}, between("x", -1, 2), {"check": "s RLIKE '^[ab]*$'"})
     ran = table.run({"check": "s RLIKE '^(a|b)*$'"}, *neighbours, statistics=statistics)
-    broken, *judged = ran.report["checks"]
+    failed, *others = ran.report["checks"]
     expected = [("violated", 3), ("violated", 3), ("valid", 0), ("valid", 0)]
-    assert [(check["verdict"], check["violations"]) for check in judged] == expected
-    assert all(check["exact"] and check["error"] is None for check in judged)
-    assert broken["verdict"] == "error"
-    assert broken["error"] == f"the files of partition p=1 cannot be checked: {STACK}"
+    assert [(check["verdict"], check["violations"]) for check in others] == expected
+    assert all(check["exact"] and check["error"] is None for check in others)
+    assert failed["verdict"] == "error"
+    assert failed["error"] == f"the files of partition p=1 cannot be checked: {STACK}"
 
 
 def test_a_where_that_overflows_the_stack_is_reported_in_one_sentence(table: Table) -> None:
@@ -145,7 +145,7 @@ def test_a_where_that_overflows_the_stack_is_reported_in_one_sentence(table: Tab
 @pytest.mark.parametrize("where", ["analysis", "parser"])
 def test_a_where_on_which_spark_fails_is_reported_in_one_sentence(table: Table, where: str) -> None:
     table.add("p=1/a.parquet", {"x": [1, 2, -1]})
-    ran = table.run({"check": "x > 0"}, {"not_null": "x"}, where=BREAKING[where])
+    ran = table.run({"check": "x > 0"}, {"not_null": "x"}, where=FAILING[where])
     assert ran.message.startswith("where: ")
     assert "\n" not in ran.message
     assert len(ran.message) <= MAX_SENTENCE + 200
@@ -163,7 +163,7 @@ def test_nondeterministic_expressions_are_refused(table: Table, text: str) -> No
     assert where.message.startswith("where: the expression uses ")
 
 
-def test_a_file_of_an_escaped_folder_is_known_as_the_broken_one(table: Table) -> None:
+def test_a_damaged_file_in_an_escaped_folder_is_named(table: Table) -> None:
     for folder in ("ts=12%3A30", "ts=a b é%", "ts=100%2525"):
         table.add(f"{folder}/a.parquet", {"x": list(range(-1, 3000))})
         bad = table.add(f"{folder}/b.parquet", {"x": list(range(-1, 3000))}, compression="snappy")
@@ -177,7 +177,7 @@ def test_a_file_of_an_escaped_folder_is_known_as_the_broken_one(table: Table) ->
         assert error in outcome.error
 
 
-def test_samples_that_cannot_be_read_take_no_verdicts(table: Table) -> None:
+def test_unreadable_samples_change_no_verdicts(table: Table) -> None:
     bad = table.add("p=1/a.parquet", {"x": [None, *range(3000)]}, compression="snappy")
     table.add("p=2/a.parquet", {"x": [None, 1]})
     data = bytearray(bad.read_bytes())
@@ -187,7 +187,7 @@ def test_samples_that_cannot_be_read_take_no_verdicts(table: Table) -> None:
     assert (ran.report["verdict"], ran.report["checks"][0]["violations"]) == ("violated", 2)
 
 
-def test_a_path_value_that_is_none_of_its_type_fails_checks_on_that_column_alone(table: Table) -> None:
+def test_an_invalid_partition_value_fails_checks_on_its_column_only(table: Table) -> None:
     table.options = {"partition_types": {"day": "int"}}
     table.add("day=1/h=1/a.parquet", {"x": [1, None]})
     table.add("day=abc/h=1/a.parquet", {"x": [1, None]})
@@ -201,14 +201,14 @@ def test_a_path_value_that_is_none_of_its_type_fails_checks_on_that_column_alone
             ("valid", 0),
             ("valid", 0),
         ]
-        said = "the value 'abc' of the partition column 'day' is not a valid int (partition day=abc/h=1)"
-        assert ran.report["checks"][1]["error"] == ran.report["checks"][2]["error"] == said
+        message = "the value 'abc' of the partition column 'day' is not a valid int (partition day=abc/h=1)"
+        assert ran.report["checks"][1]["error"] == ran.report["checks"][2]["error"] == message
         assert ran.by_name["day=1/h=1"].result["checks"][2]["verdict"] == "valid"
     where = table.run({"not_null": "x"}, where="day > 0")
     assert where.report["checks"][0]["error"].startswith("where: the value 'abc' of the partition column 'day'")
 
 
-def test_typed_path_values_are_what_they_are_written_as(table: Table) -> None:
+def test_typed_partition_values_are_parsed(table: Table) -> None:
     table.options = {"partition_types": {"n": "decimal(9,2)", "t": "tinyint", "d": "date", "s": "timestamp"}}
     table.add("n=1.2/t=-5/d=2013-01-31/s=2013-01-31 12%3A00%3A00/a.parquet", {"x": [1]})
     assert (
@@ -225,7 +225,7 @@ def test_typed_path_values_are_what_they_are_written_as(table: Table) -> None:
     assert [v for v, _ in table.agrees(between("n", high=10), between("t", high=100))] == ["violated", "error"]
 
 
-def test_a_file_that_spark_leaves_out_does_not_pass(table: Table) -> None:
+def test_a_file_that_spark_omits_is_an_error(table: Table) -> None:
     good = table.add("p=1/a.parquet", {"x": [1, -1]})
     left_out = table.add("p=2/b.parquet._COPYING_", {"x": [-1, None]})
     assert [p.name for p in plan_table(table.record).partitions] == ["p=1"]
@@ -240,7 +240,7 @@ def test_a_file_that_spark_leaves_out_does_not_pass(table: Table) -> None:
     assert [c["verdict"] for c in ran.by_name["p=2"].result["checks"]] == ["error", "violated"]
 
 
-def test_days_of_the_julian_calendar_are_as_spark_reads_them(table: Table) -> None:
+def test_dates_of_the_julian_calendar_are_read_as_in_spark(table: Table) -> None:
     data = {
         "d": pa.array([date(1000, 1, 1)]),
         "t": pa.array([datetime(1000, 1, 1, tzinfo=UTC)], pa.timestamp("us", "UTC")),
@@ -254,7 +254,7 @@ def test_days_of_the_julian_calendar_are_as_spark_reads_them(table: Table) -> No
     assert table.agrees(*checks) == [("violated", 1)] * 2
 
 
-def test_a_folder_with_an_empty_value_fails_alone(table: Table) -> None:
+def test_a_partition_with_an_empty_value_fails_alone(table: Table) -> None:
     table.add("c=/a.parquet", {"x": [1, None]})
     table.add("c=1/a.parquet", {"x": [1, None]})
     ran = table.run({"check": "c <> 'K'"}, {"not_null": "x"})
@@ -262,7 +262,7 @@ def test_a_folder_with_an_empty_value_fails_alone(table: Table) -> None:
     assert [c["verdict"] for c in ran.by_name["c=1"].result["checks"]] == ["valid", "violated"]
 
 
-def test_escaped_path_values_are_the_text_that_was_meant(table: Table) -> None:
+def test_escaped_partition_values_are_unescaped(table: Table) -> None:
     table.options = {"partition_types": {"n": "int"}}
     for city in ("K%C3%B6ln", "Köln 2", "%E8%A1%A8%3A", "%E9"):
         table.add(f"c={city}/n=1/a.parquet", {"x": [1]})

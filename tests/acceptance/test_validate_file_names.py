@@ -1,4 +1,4 @@
-"""Files are read once each, whatever they and their folders are called: no name is taken for a pattern."""
+"""Each file is read exactly once, whatever its name and folder: no name counts as a pattern."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240), pytest.mark.rotating]
 
-NEIGHBOURS = ("plain", "qax", "star", "a", "b", "ax")
+MATCHING_NAMES = ("plain", "qax", "star", "a", "b", "ax")
 """Names that some odd names match, as patterns."""
 ROWS = 4
 """Rows of each file; ``v`` is NULL in the first."""
@@ -39,9 +39,9 @@ def rows_of(first: int) -> dict[str, Any]:
     return {"id": pa.array(ids, pa.int64()), "v": pa.array([None, *ids[1:]], pa.int64())}
 
 
-def filled(table: Table, folder: str = "") -> list[Path]:
-    """A file of each name in the folder. All ids differ."""
-    names = (*ODD_NAMES, *NEIGHBOURS)
+def add_files(table: Table, folder: str = "") -> list[Path]:
+    """Add a file for each name, with different ids, and return the paths."""
+    names = (*ODD_NAMES, *MATCHING_NAMES)
     return [table.add(f"{folder}{name}.parquet", rows_of(n * ROWS)) for n, name in enumerate(names)]
 
 
@@ -57,7 +57,7 @@ def assert_read_once(ran: Any, paths: list[Path]) -> None:
 
 @pytest.mark.parametrize("arg", [{}, {"where": "id >= 0"}], ids=["all rows", "where"])
 def test_each_file_of_an_odd_name_is_read_once(table: Table, arg: dict[str, Any]) -> None:
-    paths = filled(table)
+    paths = add_files(table)
     checks = [NOT_NULL, between("id", 0), {"unique": ["id"]}]
     assert_read_once(table.run(*checks, statistics="never", sample=1_000, **arg), paths)
 
@@ -82,14 +82,14 @@ def test_each_file_of_an_odd_name_in_partitions_is_read_once(table: Table) -> No
     assert_read_once(table.run(*checks, statistics="never", sample=1_000), paths)
 
 
-def test_files_with_odd_names_in_a_catalog_s_partition_are_read_once(
+def test_files_with_odd_names_in_a_catalogs_partition_are_read_once(
     spark: SparkSession, tmp_path: Path, context: Callable[[TableRecord], FakeContext]
 ) -> None:
-    """The values of its partitions are joined to the rows by their files."""
+    """Partition values of a catalog are joined to rows by file."""
     spark.sql("create database if not exists names")
     spark.sql("drop table if exists names.t")
     spark.sql("create table names.t (id bigint, v bigint) using parquet partitioned by (p int)")
-    paths = filled(Table(tmp_path / "[prod]", context))
+    paths = add_files(Table(tmp_path / "[prod]", context))
     spark.sql(f"alter table names.t add partition (p = 7) location '{tmp_path}/[prod]'")
     table = TableRecord("t", "spark", "names.t")
     planned = plan_table(table, spark=lambda: spark)
@@ -101,7 +101,7 @@ def test_files_with_odd_names_in_a_catalog_s_partition_are_read_once(
 def test_files_of_an_iceberg_table_in_a_folder_of_an_odd_name_are_read_once(
     spark: SparkSession, tmp_path: Path, context: Callable[[TableRecord], FakeContext]
 ) -> None:
-    """Iceberg's reader takes files, and no patterns."""
+    """Iceberg's reader takes files, not patterns."""
     need(jar(), MAVEN)
     lake = Lake(spark, tmp_path / "st*r [ab] {a,b}")
     lake.create("t", "id bigint, k int, c string", "partitioned by (k)", 2)
@@ -114,7 +114,7 @@ def test_files_of_an_iceberg_table_in_a_folder_of_an_odd_name_are_read_once(
 
 
 def test_a_file_that_spark_would_read_twice_is_an_error(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It could hide a file that Spark does not read: of the two files here one is, and the total is right."""
+    """It could hide a file that Spark does not read: in this test the total of both files would be right."""
     paths = [table.add("a.parquet", rows_of(0)), table.add("b.parquet", rows_of(ROWS))]
     left_out(paths[1])
     patterns = {str(paths[0]): str(paths[0]), str(paths[1]): str(paths[1].with_name("[ab].parquet"))}
@@ -124,8 +124,8 @@ def test_a_file_that_spark_would_read_twice_is_an_error(table: Table, monkeypatc
     assert "twice" in check["error"]
 
 
-def test_a_file_that_is_not_read_is_told_beside_files_of_odd_names(table: Table) -> None:
-    """Once the rows of one file, read twice, made up for those of the other."""
+def test_an_unread_file_beside_files_of_odd_names_is_an_error(table: Table) -> None:
+    """The rows of one file, read twice, once compensated for those of the other."""
     table.add("plain.parquet", rows_of(0))
     damaged = table.add("q?x.parquet", rows_of(ROWS))
     left_out(damaged)
@@ -134,7 +134,7 @@ def test_a_file_that_is_not_read_is_told_beside_files_of_odd_names(table: Table)
     assert str(damaged) in check["error"]
 
 
-def test_a_path_that_hadoop_cannot_match_is_an_error_that_says_so(table: Table) -> None:
+def test_a_path_that_hadoop_cannot_match_is_an_error_with_the_reason(table: Table) -> None:
     for name in ("p=1/10:30 [x].parquet", "p=1/plain.parquet", "p=2/[x].parquet"):
         table.add(name, rows_of(0))
     ran = table.run(NOT_NULL, statistics="never")

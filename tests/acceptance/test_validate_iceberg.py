@@ -1,4 +1,4 @@
-"""validate on Iceberg tables: what deletes remove is not there, and what the plan pinned is what is judged."""
+"""validate on Iceberg tables: deleted rows do not count, and the planned snapshot is validated."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from distop.behavior import FatalError, TableRecord, TableUnavailable
 from distop.tables import plan_table
-from distop.tables.iceberg import iceberg_rows, manifest_facts
+from distop.tables.iceberg import iceberg_jar, iceberg_rows, manifest_facts
 from distop_behaviors.validate import Validate, scan
 from tests.acceptance.applying import At
 from tests.acceptance.sparklake import Lake
@@ -35,8 +35,10 @@ NOT_NULL = {"not_null": "c"}
 
 @pytest.fixture(scope="module")
 def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Lake:
-    """A warehouse, and tables in both forms of row-level deletes that Spark writes. Of the hundred rows of each, those
-    whose id ends in 0 or 5 have a NULL in ``c``."""
+    """A warehouse with tables that have both kinds of row-level deletes of Spark.
+
+    Each table has a hundred rows, with a NULL in ``c`` if the id ends in 0 or 5.
+    """
     need(jar(), MAVEN)
     made = Lake(spark, tmp_path_factory.mktemp("lake"))
     for version in (2, 3):
@@ -63,7 +65,7 @@ def verdicts(ran: Ran) -> list[tuple[str, int, bool]]:
 
 
 def error_of(ran: Ran) -> str:
-    """The first reason that the job of the first partition gives."""
+    """The first reason in the result of the first partition."""
     return str(ran.outcomes[0].result["reasons"][0])
 
 
@@ -82,7 +84,7 @@ def test_a_deleted_null_is_no_violation(version: int, lake: Lake, run: Callable[
 
 
 @pytest.mark.parametrize("version", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_the_nulls_that_are_left_are_counted_and_shown(version: int, lake: Lake, run: Callable[..., Ran]) -> None:
+def test_the_remaining_nulls_are_counted_and_shown(version: int, lake: Lake, run: Callable[..., Ran]) -> None:
     name = f"dirty{version}"
     assert lake.delete_files(name) > 0
     for batches in (1, 3):
@@ -102,10 +104,10 @@ def test_the_nulls_that_are_left_are_counted_and_shown(version: int, lake: Lake,
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_rows_read_are_counted_without_asking_again_and_a_wrong_footer_is_named(
+def test_read_rows_are_counted_without_a_separate_query_and_a_wrong_footer_is_named(
     version: int, lake: Lake, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its deletes taken into account, where it is known how many rows they remove."""
+    """With deletion vectors, the count considers the deleted rows."""
     name = f"lost{version}"
     lake.create(name, "id bigint, k int, c string", "partitioned by (k)", version)
     lake.fill(name)
@@ -114,7 +116,7 @@ def test_rows_read_are_counted_without_asking_again_and_a_wrong_footer_is_named(
         assert lake.delete_files(name) > 0
     check = {"check": "id >= 0", "name": "sql"}
     with monkeypatch.context() as patch:
-        # What was read is known without asking again.
+        # Counting the rows needs no separate query.
         patch.setattr(scan, "rows_by_file", None)
         assert verdicts(run(name, check, NOT_NULL, statistics="never"))[0] == ("valid", 0, True)
     bad, *_ = (Path(path) for p in plan_table(lake.record(name)).partitions for path, _, _ in p.files)
@@ -129,7 +131,7 @@ def test_rows_read_are_counted_without_asking_again_and_a_wrong_footer_is_named(
 def test_rows_hidden_in_a_file_with_uncounted_deletes_are_an_error(
     equality: bool, lake: Lake, run: Callable[..., Ran]
 ) -> None:
-    """Manifests do not tell how many rows a position or equality delete removes."""
+    """Manifests do not contain the number of rows that position and equality deletes remove."""
     name = f"hidden{equality}"
     lake.create(name, "id bigint, k int, c string", "" if equality else "partitioned by (k)", 2)
     lake.fill(name)
@@ -151,7 +153,7 @@ def test_rows_hidden_in_a_file_with_uncounted_deletes_are_an_error(
             assert f"the file {bad} cannot be read: Spark finds 0 rows in it" in check["error"]
 
 
-def test_equality_deletes_are_honoured(lake: Lake, run: Callable[..., Ran]) -> None:
+def test_equality_deletes_are_applied(lake: Lake, run: Callable[..., Ran]) -> None:
     lake.create("equal", "id bigint, c string", "", 2)
     lake.fill("equal", "id, c")
     assert verdicts(run("equal", NOT_NULL)) == [("violated", 20, True)]
@@ -181,7 +183,7 @@ def test_all_checks_count_what_spark_counts(lake: Lake, run: Callable[..., Ran])
     assert ran.report["rows"] == chosen.count()
 
 
-def test_the_planned_snapshot_is_judged_whatever_is_committed_later(lake: Lake, run: Callable[..., Ran]) -> None:
+def test_the_planned_snapshot_is_validated_despite_later_commits(lake: Lake, run: Callable[..., Ran]) -> None:
     lake.create("pinned", "id bigint, k int, c string", "partitioned by (k)", 2)
     lake.sql("insert into {pinned} values (1, 1, 'a'), (2, 2, 'b')")
     planned = plan_table(lake.record("pinned")).partitions
@@ -192,7 +194,7 @@ def test_the_planned_snapshot_is_judged_whatever_is_committed_later(lake: Lake, 
     assert "c" in run("pinned", NOT_NULL).message
 
 
-def test_columns_are_those_of_the_table_and_not_of_its_files(lake: Lake, run: Callable[..., Ran]) -> None:
+def test_columns_are_those_of_the_table_not_of_its_files(lake: Lake, run: Callable[..., Ran]) -> None:
     lake.create("evolved", "id int, c string", "", 2)
     lake.sql("insert into {evolved} values (1, 'a'), (2, null)")
     lake.sql("alter table {evolved} rename column c to d")
@@ -209,7 +211,7 @@ def test_columns_are_those_of_the_table_and_not_of_its_files(lake: Lake, run: Ca
     assert "'e'" in ran.report["checks"][3]["error"]
 
 
-def test_partitions_that_several_specs_wrote_are_all_read(lake: Lake, run: Callable[..., Ran]) -> None:
+def test_partitions_of_several_specs_are_all_read(lake: Lake, run: Callable[..., Ran]) -> None:
     lake.create("specs", "id bigint, at timestamp, c string", "partitioned by (days(at))", 2)
     lake.sql("insert into {specs} values (1, timestamp'2013-01-31 10:00:00', null)")
     metadata: Any = lake.load("specs")
@@ -229,11 +231,11 @@ def test_a_table_without_rows_is_valid_and_has_its_columns(lake: Lake, run: Call
     assert run("empty", {"not_null": "nowhere"}).report["verdict"] == "error"
 
 
-def test_of_rows_that_may_be_deleted_statistics_alone_find_no_violation(lake: Lake, tmp_path: Path) -> None:
+def test_statistics_alone_find_no_violation_among_possibly_deleted_rows(lake: Lake, tmp_path: Path) -> None:
     def without_spark(table: TableRecord) -> FakeContext:
         return FakeContext(tmp_path, table)
 
-    # Of vectors it is known how many rows they delete.
+    # The number of rows that deletion vectors remove is known.
     for name, rows in (("clean2", None), ("dirty2", None), ("clean3", 80), ("dirty3", 97)):
         argument = {"checks": [NOT_NULL, {"not_null": "id"}], "statistics": "only"}
         ran = run_operation(Validate(), lake.record(name), argument, without_spark)
@@ -242,7 +244,7 @@ def test_of_rows_that_may_be_deleted_statistics_alone_find_no_violation(lake: La
 
 
 def test_a_row_on_which_a_check_throws_is_an_error_of_its_partition(lake: Lake, run: Callable[..., Ran]) -> None:
-    # The row of id 1 is deleted, and those that are left do not throw.
+    # The row with id 1 is deleted, and the check does not throw on the others.
     ran = run("dirty2", {"check": "1 / (id - 1) < 2"}, NOT_NULL)
     assert verdicts(ran) == [("valid", 0, True), ("violated", 18, True)]
     ran = run("dirty2", {"check": "1 / (id - 4) < 2"}, NOT_NULL)
@@ -252,7 +254,7 @@ def test_a_row_on_which_a_check_throws_is_an_error_of_its_partition(lake: Lake, 
     assert {o.name for o in ran.outcomes if o.result["checks"][0]["verdict"] == "error"} == {"k=1"}
 
 
-def test_an_expired_snapshot_is_an_error_that_says_so(lake: Lake, run: Callable[..., Ran]) -> None:
+def test_an_expired_snapshot_is_an_error_with_the_reason(lake: Lake, run: Callable[..., Ran]) -> None:
     lake.create("expired", "id bigint, k int, c string", "partitioned by (k)", 2)
     lake.sql("insert into {expired} values (1, 1, 'a'), (2, 2, null)")
     planned = plan_table(lake.record("expired")).partitions
@@ -261,7 +263,7 @@ def test_an_expired_snapshot_is_an_error_that_says_so(lake: Lake, run: Callable[
     assert [c["verdict"] for c in ran.report["checks"]] == ["violated"]
     assert [o.result["verdict"] for o in ran.outcomes] == ["error", "violated"]
     assert re.search(r"the file .* is gone: .* its snapshot \d+ was expired, or the table was dropped", error_of(ran))
-    # Where the manifests are gone as well, as in another child that has not read them yet.
+    # The manifests are removed, too, and not cached, as in another child.
     iceberg_rows._snapshots._values.clear()
     manifest_facts._snapshots._values.clear()
     for manifest in (lake.path("expired") / "metadata").glob("snap-*.avro"):
@@ -271,7 +273,7 @@ def test_an_expired_snapshot_is_an_error_that_says_so(lake: Lake, run: Callable[
     assert re.search(r"can no longer be read .* it was expired, or the table was dropped", error_of(ran))
 
 
-def test_a_table_that_was_dropped_is_left_to_another_attempt(lake: Lake, run: Callable[..., Ran]) -> None:
+def test_a_dropped_table_is_left_to_another_attempt(lake: Lake, run: Callable[..., Ran]) -> None:
     lake.create("dropped", "id bigint, c string", "", 2)
     lake.sql("insert into {dropped} values (1, null)")
     planned = plan_table(lake.record("dropped")).partitions
@@ -281,17 +283,17 @@ def test_a_table_that_was_dropped_is_left_to_another_attempt(lake: Lake, run: Ca
 
 
 @pytest.mark.parametrize(
-    ("how", "says"),
+    ("how", "message"),
     [
         pytest.param("removed", r"is gone: .* its snapshot \d+ was expired", marks=pytest.mark.slow),
-        ("cut", r"does not have the \d+ bytes that its manifest says: it was cut off"),
+        ("cut", r"does not have the \d+ bytes that its manifest says: it was truncated"),
         ("dropped", ""),
     ],
 )
 def test_files_removed_between_plan_and_scan_are_an_error(
-    how: str, says: str, lake: Lake, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
+    how: str, message: str, lake: Lake, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Manifests have been read by then; what is done there is hung on the count."""
+    """The files are removed before the count, after the manifests were read."""
     name = f"going_{how}"
     lake.create(name, "id bigint, k int, c string", "partitioned by (k)", 2)
     lake.sql(f"insert into {{{name}}} values (1, 1, 'a'), (2, 2, null)")
@@ -303,7 +305,7 @@ def test_files_removed_between_plan_and_scan_are_an_error(
             path.unlink()
         elif how == "cut":
             os.truncate(path, path.stat().st_size - 10)
-            # Hadoop's own sum of it, by which it would be told as well.
+            # Hadoop's checksum file would reveal the change, too.
             path.with_name(f".{path.name}.crc").unlink()
         else:
             shutil.rmtree(lake.path(name))
@@ -317,12 +319,12 @@ def test_files_removed_between_plan_and_scan_are_an_error(
     else:
         ran = run(name, check, NOT_NULL, partitions=planned)
         assert [o.result["verdict"] for o in ran.outcomes] == ["error", "violated"]
-        assert re.search(says, error_of(ran))
+        assert re.search(message, error_of(ran))
         assert str(path) in error_of(ran)
     assert at.happened
 
 
-def test_a_delete_file_that_is_gone_brings_no_row_back(lake: Lake, run: Callable[..., Ran]) -> None:
+def test_a_missing_delete_file_is_an_error_of_affected_checks(lake: Lake, run: Callable[..., Ran]) -> None:
     lake.create("undeleted", "id bigint, k int, c string", "", 2)
     lake.fill("undeleted")
     lake.delete("undeleted", "c is null")
@@ -333,24 +335,24 @@ def test_a_delete_file_that_is_gone_brings_no_row_back(lake: Lake, run: Callable
 
 
 def _without_resources() -> Any:
-    """Java whose class loader finds nothing."""
+    """A Java namespace whose class loader finds nothing."""
     loader = SimpleNamespace(getResource=lambda _: None)
     thread = SimpleNamespace(getContextClassLoader=lambda: loader)
     return SimpleNamespace(lang=SimpleNamespace(Thread=SimpleNamespace(currentThread=lambda: thread)))
 
 
-def test_a_spark_without_iceberg_is_told_what_to_start_it_with(spark: SparkSession) -> None:
+def test_the_error_of_spark_without_iceberg_has_advice(spark: SparkSession) -> None:
     jvm: Any = spark._jvm
     with pytest.raises(FatalError, match=r"Spark has no Iceberg: .*spark\.jars=FILE.*iceberg-spark-runtime-4\.1_"):
-        iceberg_rows.check_installed(SimpleNamespace(org=jvm.nowhere.org, java=_without_resources()))
-    assert iceberg_rows.misfits("file:/x/org.apache.iceberg_iceberg-spark-runtime-4.0_2.13-1.11.0.jar", "4.1.4")
-    assert iceberg_rows.misfits("file:/x/iceberg-spark-runtime-4.1_2.12-1.11.0.jar", "4.1.4")
-    assert not iceberg_rows.misfits("file:/x/iceberg-spark-runtime-4.1_2.13-1.11.0.jar", "4.1.4")
-    assert not iceberg_rows.misfits("file:/x/built-here.jar", "4.1.4")
-    assert "does not fit Spark 4.1.4" in iceberg_rows.missing("4.1.4", "file:/x.jar")
+        iceberg_jar.check_installed(SimpleNamespace(org=jvm.nowhere.org, java=_without_resources()))
+    assert iceberg_jar.misfits("file:/x/org.apache.iceberg_iceberg-spark-runtime-4.0_2.13-1.11.0.jar", "4.1.4")
+    assert iceberg_jar.misfits("file:/x/iceberg-spark-runtime-4.1_2.12-1.11.0.jar", "4.1.4")
+    assert not iceberg_jar.misfits("file:/x/iceberg-spark-runtime-4.1_2.13-1.11.0.jar", "4.1.4")
+    assert not iceberg_jar.misfits("file:/x/built-here.jar", "4.1.4")
+    assert "does not fit Spark 4.1.4" in iceberg_jar.missing("4.1.4", "file:/x.jar")
 
 
-def test_tasks_that_the_jvm_no_longer_keeps_are_given_to_it_again(
+def test_tasks_evicted_from_the_jvm_are_sent_again(
     lake: Lake, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(iceberg_rows, "_STAGED", 1)

@@ -1,4 +1,4 @@
-"""validate on Iceberg tables with columns of which Spark has no type of its own."""
+"""validate on Iceberg tables with columns whose types Spark lacks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TYPES = {
 
 
 def create(spark: SparkSession, folder: Path, name: str) -> TableRecord:
-    """Of ``id`` and a column ``x`` of this type, with a file of three rows that Iceberg's Java has committed."""
+    """Create a table with ``id`` and a column ``x`` of this type, and commit a file with Iceberg's Java."""
     jvm: Any = spark._jvm
     iceberg, types = jvm.org.apache.iceberg, jvm.org.apache.iceberg.types.Types
     fields = jvm.java.util.ArrayList()
@@ -59,13 +59,13 @@ def create(spark: SparkSession, folder: Path, name: str) -> TableRecord:
     return TableRecord("t", "iceberg", str(folder))
 
 
-def told(record: TableRecord, check: dict[str, Any], context: Any, **arg: Any) -> tuple[str, int, str | None]:
+def verdict_of(record: TableRecord, check: dict[str, Any], context: Any, **arg: Any) -> tuple[str, int, str | None]:
     (found,) = run_operation(Validate(), record, {"checks": [check], **arg}, context).report["checks"]
     return found["verdict"], found["violations"], found["error"]
 
 
-def fails(answer: tuple[str, int, str | None], sentence: str) -> bool:
-    """It is an error in this sentence."""
+def is_error(answer: tuple[str, int, str | None], sentence: str) -> bool:
+    """Whether the answer is an error with this message."""
     return answer[:2] == ("error", 0) and re.search(sentence, answer[2] or "") is not None
 
 
@@ -73,24 +73,28 @@ def fails(answer: tuple[str, int, str | None], sentence: str) -> bool:
 def test_columns_without_a_spark_type_are_decided_by_statistics_or_an_error(
     name: str, spark: SparkSession, tmp_path: Path, context: Callable[[TableRecord], FakeContext]
 ) -> None:
-    """Of such a table Spark reads no row, on whichever column: what footers do not decide says so, by the column."""
+    """Spark reads no rows of such a table: checks that footers do not decide are errors that name the column."""
     need(jar(), MAVEN)
     record = create(spark, tmp_path / "t", name)
     for mode in ("auto", "only"):
-        assert told(record, {"not_null": "x"}, context, statistics=mode) == ("violated", 1, None), mode
-        assert told(record, {"not_null": "id"}, context, statistics=mode) == ("valid", 0, None), mode
-        assert told(record, {"range": {"column": "id", "max": 3}}, context, statistics=mode) == ("valid", 0, None), mode
+        assert verdict_of(record, {"not_null": "x"}, context, statistics=mode) == ("violated", 1, None), mode
+        assert verdict_of(record, {"not_null": "id"}, context, statistics=mode) == ("valid", 0, None), mode
+        assert verdict_of(record, {"range": {"column": "id", "max": 3}}, context, statistics=mode) == (
+            "valid",
+            0,
+            None,
+        ), mode
     unread = f"the column 'x' of the file .*/1.parquet cannot be read: Iceberg does not read the type {name} in Spark"
     for check in ({"range": {"column": "x", "min": "2020-01-01"}}, {"unique": "x"}, {"check": "x IS NOT NULL"}):
-        assert fails(told(record, check, context), unread), check
-    none = f"the table's column 'x' is a {name}, and Spark reads no row of a table that has one"
-    assert fails(told(record, {"not_null": "id"}, context, statistics="never"), none)
+        assert is_error(verdict_of(record, check, context), unread), check
+    none = f"the table's column 'x' has the type {name}, and Spark reads no row of a table with such a column"
+    assert is_error(verdict_of(record, {"not_null": "id"}, context, statistics="never"), none)
     for other in ({"unique": "id"}, {"check": "id > 1"}):
-        assert fails(told(record, other, context), none), other
+        assert is_error(verdict_of(record, other, context), none), other
 
 
 @pytest.mark.parametrize("mode", ["auto", pytest.param("never", marks=pytest.mark.slow)])
-def test_a_uuid_is_the_text_that_is_written_of_it(
+def test_a_uuid_is_validated_as_text(
     mode: str, spark: SparkSession, tmp_path: Path, context: Callable[[TableRecord], FakeContext]
 ) -> None:
     need(jar(), MAVEN)
@@ -107,5 +111,5 @@ def test_a_uuid_is_the_text_that_is_written_of_it(
     arg = {"checks": [check for check, _ in checks], "statistics": mode}
     found = run_operation(Validate(), record, arg, context).report["checks"]
     assert [(c["verdict"], c["violations"]) for c in found] == [answer for _, answer in checks]
-    assert told(record, {"not_null": "x"}, context, statistics="only") == ("violated", 1, None)
-    assert told(record, {"length": {"column": "x", "max": 9}}, context, statistics="only") == ("unknown", 0, None)
+    assert verdict_of(record, {"not_null": "x"}, context, statistics="only") == ("violated", 1, None)
+    assert verdict_of(record, {"length": {"column": "x", "max": 9}}, context, statistics="only") == ("unknown", 0, None)

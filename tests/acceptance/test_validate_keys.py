@@ -1,4 +1,4 @@
-"""unique and references: what the queries say equals what a look at every row says, in plain Python."""
+"""unique and references: the results of queries equal those of plain Python on every row."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def generate(seed: int, folder: Path) -> Rows:
 
 
 def canonical(value: Any) -> Any:
-    """Equal for what Spark groups together."""
+    """A value that is equal for all values that Spark groups together."""
     if isinstance(value, dict):
         return tuple(canonical(v) for v in value.values())
     if isinstance(value, float):
@@ -109,7 +109,7 @@ def canonical(value: Any) -> Any:
 
 
 def key_of(row: Row, key: Sequence[str]) -> tuple[Any, ...] | None:
-    """None where a part of it is NULL."""
+    """The key of a row; None if a part of it is NULL."""
     found = []
     for column in key:
         first, _, inner = column.partition(".")
@@ -127,7 +127,7 @@ def counts(rows: Rows, key: Sequence[str], where: Any = lambda row: True) -> Cou
     return Counter(k for k in found if k is not None)
 
 
-def beyond_the_first(found: Counter[tuple[Any, ...]]) -> int:
+def count_repeated_keys(found: Counter[tuple[Any, ...]]) -> int:
     return sum(n - 1 for n in found.values())
 
 
@@ -161,16 +161,16 @@ def found(ran: Ran) -> list[tuple[str, int]]:
     return [(check["verdict"], check["violations"]) for check in ran.report["checks"]]
 
 
-def test_equal_keys_are_counted_as_by_hand(made: tuple[TableRecord, Rows], run: Callable[..., Ran]) -> None:
+def test_equal_keys_are_counted_as_in_plain_python(made: tuple[TableRecord, Rows], run: Callable[..., Ran]) -> None:
     table, rows = made
     for mode, keys in (("auto", KEYS), ("never", KEYS[-3:])):
         ran = run(table, *({"unique": key} for key in keys), statistics=mode, sample=6)
-        assert [o.name for o in ran.outcomes] == ["@table"], "the partitions have nothing to do"
+        assert [o.name for o in ran.outcomes] == ["@table"], "there are no jobs for partitions"
         assert ran.report["rows"] == sum(len(some) for files in rows.values() for some in files.values())
         for key, check in zip(keys, ran.report["checks"], strict=True):
             expected = counts(rows, key)
             assert check["error"] is None
-            assert (check["violations"], check["exact"]) == (beyond_the_first(expected), True), (key, mode)
+            assert (check["violations"], check["exact"]) == (count_repeated_keys(expected), True), (key, mode)
             assert check["verdict"] == ("violated" if check["violations"] else "valid")
             assert bool(check["samples"]) == bool(check["violations"])
             assert check["scope"] == "table"
@@ -181,12 +181,12 @@ def test_equal_keys_are_counted_as_by_hand(made: tuple[TableRecord, Rows], run: 
                 shown.append(key_of(row, key))
                 assert expected[key_of(row, key)] > 1, (key, sample)
                 assert list(sample["values"]) == key
-            assert all(n > 1 for n in Counter(shown).values()), "those that share a key stand together"
+            assert all(n > 1 for n in Counter(shown).values()), "samples with one key are shown together"
             if mode == "never":
                 assert check["evidence"]["files_statistics"] == 0
 
 
-def test_where_picks_the_rows_that_are_compared(made: tuple[TableRecord, Rows], run: Callable[..., Ran]) -> None:
+def test_where_selects_the_compared_rows(made: tuple[TableRecord, Rows], run: Callable[..., Ran]) -> None:
     table, rows = made
 
     def where(row: Row) -> bool:
@@ -194,22 +194,24 @@ def test_where_picks_the_rows_that_are_compared(made: tuple[TableRecord, Rows], 
 
     ran = run(table, {"unique": "dec"}, {"unique": ["p", "f"]}, {"unique": "i"}, where="small > 0 AND p = '0'")
     for key, check in zip((["dec"], ["p", "f"], ["i"]), ran.report["checks"], strict=True):
-        assert (check["error"], check["violations"]) == (None, beyond_the_first(counts(rows, key, where)))
-    wrong = run(table, {"unique": "dec"}, {"not_null": "id"}, where="smal > 0")
-    assert {c["error"] for c in wrong.report["checks"]} == {"where: none of the table's files has the column 'smal'"}
-    broken = run(table, {"unique": "dec"}, where="small >")
-    assert "where: cannot parse the expression" in broken.message
+        assert (check["error"], check["violations"]) == (None, count_repeated_keys(counts(rows, key, where)))
+    unknown_column = run(table, {"unique": "dec"}, {"not_null": "id"}, where="smal > 0")
+    assert {c["error"] for c in unknown_column.report["checks"]} == {
+        "where: none of the table's files has the column 'smal'"
+    }
+    unparsable = run(table, {"unique": "dec"}, where="small >")
+    assert "where: cannot parse the expression" in unparsable.message
 
 
-def test_keys_whose_hashes_collide_are_told_apart(
+def test_keys_with_colliding_hashes_are_distinguished(
     made: tuple[TableRecord, Rows], run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from pyspark.sql import functions as F
 
     table, rows = made
-    # The one seam: all keys have one of two hashes.
+    # All keys have one of two hashes.
     monkeypatch.setattr(key_queries, "key_hash", lambda columns: F.pmod(F.xxhash64(*columns), F.lit(2)))
-    # And what large tables are split for happens here, too.
+    # Split the table into parts, as for large tables.
     monkeypatch.setattr(key_queries, "PART_BYTES", 4_000)
     monkeypatch.setattr(key_queries, "BROADCAST_BYTES", 0)
     ran = run(table, *({"unique": key} for key in (["id"], ["i", "text"], ["dec"])), sample=100)
@@ -219,14 +221,14 @@ def test_keys_whose_hashes_collide_are_told_apart(
     assert alone == again.report["checks"][0]["violations"]
     for key, check in zip((["id"], ["i", "text"], ["dec"]), ran.report["checks"], strict=True):
         expected = counts(rows, key)
-        assert check["violations"] == beyond_the_first(expected)
+        assert check["violations"] == count_repeated_keys(expected)
         for sample in check["samples"]:
             row = rows[sample["partition"]][sample["file"]][sample["row_index"]]
             assert expected[key_of(row, key)] > 1
 
 
 @pytest.mark.slow
-def test_values_without_a_partner_are_counted_as_by_hand(
+def test_values_missing_in_the_referenced_table_are_counted_as_in_plain_python(
     made: tuple[TableRecord, Rows], run: Callable[..., Ran], tmp_path: Path
 ) -> None:
     table, rows = made
@@ -254,7 +256,7 @@ def test_values_without_a_partner_are_counted_as_by_hand(
                 row = rows[sample["partition"]][sample["file"]][sample["row_index"]]
                 assert key_of(row, own) not in known
             assert check["against"] == {"table": "the.other", "version": plan_table(other).version}
-    # The table itself is one that can be referred to.
+    # A table can refer to itself.
     again = run(table, {"references": {"column": "i", "table": "t", "to": "i"}}, tables=[table])
     assert found(again) == [("valid", 0)]
 
@@ -266,7 +268,7 @@ def small_table(folder: Path, *partitions: Sequence[Any], name: str = "t", colum
     return TableRecord(name, "parquet", str(folder))
 
 
-def test_of_chosen_partitions_the_rows_of_these_alone_are_compared(tmp_path: Path, run: Callable[..., Ran]) -> None:
+def test_only_rows_of_named_partitions_are_compared(tmp_path: Path, run: Callable[..., Ran]) -> None:
     table = small_table(tmp_path / "t", [1, 2, 3], [3, 4], [5, 5])
     checks: list[dict[str, Any]] = [{"unique": "k"}, {"not_null": "k"}]
     whole = run(table, *checks)
@@ -282,7 +284,7 @@ def test_of_chosen_partitions_the_rows_of_these_alone_are_compared(tmp_path: Pat
         assert [o.name for o in ran.outcomes] == jobs
         assert found(ran) == [("violated" if violations else "valid", violations), ("valid", 0)]
         assert ran.report["checks"][0]["scope"] == jobs[-1][1:]
-    # As a rerun asks for it, after the job over all partitions failed: what others were found to be stays theirs.
+    # As in a rerun of the failed job over all partitions, without the other checks.
     rerun = run(table, *checks, names=["@table"])
     assert [(c["name"], c["violations"]) for c in rerun.report["checks"]] == [("k_unique", 2)]
     assert rerun.report["rows"] == 7
@@ -292,7 +294,7 @@ def test_of_chosen_partitions_the_rows_of_these_alone_are_compared(tmp_path: Pat
         run(table, checks[1], names=["@table"])
 
 
-def test_key_checks_that_statistics_decide(tmp_path: Path) -> None:
+def test_key_checks_are_decided_by_statistics_if_possible(tmp_path: Path) -> None:
     table = small_table(tmp_path / "t", [1], [None, None], [])
     other = small_table(tmp_path / "other", [2], name="o")
 
@@ -322,31 +324,31 @@ def test_key_checks_that_statistics_decide(tmp_path: Path) -> None:
     ],
     ids=lambda check: str(next(iter(check))),
 )
-def test_each_check_starts_spark_where_nothing_has(
+def test_each_kind_of_check_starts_spark_if_needed(
     check: dict[str, Any], tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in an executor's child whose first job it is. The tests have one Spark, which is hidden until it is asked for:
-    without it PySpark makes no column.
+    """The check is in the first job of an executor's child. The session of the tests is hidden until the check requests
+    it, and PySpark cannot create columns without it.
     """
-    clear_caches()  # columns that another test has made
+    clear_caches()  # columns that another test has created
     table, other = small_table(tmp_path / "t", [1, 1], [2, None, 300]), small_table(tmp_path / "o", [1, 2], name="o")
-    living = SparkContext._active_spark_context
+    running_context = SparkContext._active_spark_context
 
-    class Fresh(FakeContext):
+    class StartingContext(FakeContext):
         @property
         def spark(self) -> SparkSession:
-            SparkContext._active_spark_context = living
+            SparkContext._active_spark_context = running_context
             return spark
 
     def context(table: TableRecord) -> FakeContext:
-        return _with(lambda record: Fresh(tmp_path, record), table, other)
+        return _context_with(lambda record: StartingContext(tmp_path, record), table, other)
 
     monkeypatch.setattr(SparkContext, "_active_spark_context", None)
     ran = run_operation(Validate(), table, {"checks": [check], "statistics": "auto"}, context)
     assert [(c["verdict"], c["violations"]) for c in ran.report["checks"]] == [("violated", 1)]
 
 
-def test_key_checks_that_cannot_be_decided_say_why(
+def test_undecidable_key_checks_have_the_reason(
     tmp_path: Path, run: Callable[..., Ran], context: Callable[[TableRecord], FakeContext]
 ) -> None:
     folder = tmp_path / "t"
@@ -374,7 +376,9 @@ def test_key_checks_that_cannot_be_decided_say_why(
     capped = run(table, {"unique": "k"}, max_violations=1)
     assert (found(capped), capped.report["checks"][0]["exact"]) == ([("violated", 1)], False)
 
-    plans = Validate().jobs({"checks": checks[4:5]}, plan_table(table).partitions, None, _with(context, table, other))
+    plans = Validate().jobs(
+        {"checks": checks[4:5]}, plan_table(table).partitions, None, _context_with(context, table, other)
+    )
     victim = tmp_path / "other" / "p=0" / "a.parquet"
     pq.write_table(pa.table({"k": pa.array([1, 2, 3, 4], pa.int32())}), victim)
     ran = run_operation(Validate(), table, {"checks": checks[4:5]}, context, partitions=plans)
@@ -386,7 +390,9 @@ def test_key_checks_that_cannot_be_decided_say_why(
     assert "is not a readable Parquet file" in run(table, {"unique": "k"}).report["checks"][0]["error"]
 
 
-def _with(context: Callable[[TableRecord], FakeContext], table: TableRecord, *others: TableRecord) -> FakeContext:
+def _context_with(
+    context: Callable[[TableRecord], FakeContext], table: TableRecord, *others: TableRecord
+) -> FakeContext:
     ctx = context(table)
     ctx.tables = {other.name: other for other in others}
     return ctx
@@ -401,7 +407,7 @@ def test_a_cancelled_key_job_gives_no_verdict(
     real = key_queries.count_duplicates
 
     def interrupted(*given: Any) -> Any:
-        ctx.stopped = True  # the moment cannot be reached from outside: between the two queries
+        ctx.stopped = True  # between the two queries
         return real(*given)
 
     monkeypatch.setattr(key_queries, "count_duplicates", interrupted)
@@ -420,7 +426,7 @@ def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Lake:
     return made
 
 
-def test_iceberg_rows_that_a_delete_removed_share_no_key(lake: Lake, run: Callable[..., Ran]) -> None:
+def test_deleted_iceberg_rows_do_not_count_in_key_checks(lake: Lake, run: Callable[..., Ran]) -> None:
     checks: list[dict[str, Any]] = [{"unique": "id"}, {"unique": ["k", "c"]}, {"unique": "k"}]
     checks += [{"references": {"column": "c", "table": "codes", "to": "code"}}]
     table, other = lake.record("t"), lake.record("codes")

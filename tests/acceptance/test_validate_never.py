@@ -1,4 +1,4 @@
-"""``statistics: never``: no statistics of a file skip a row, whatever Spark could make of them."""
+"""``statistics: never``: no rows are skipped by statistics of a file, not even within Spark."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def with_false_bounds(table: Table) -> Path:
     return path
 
 
-def told(ran: Any) -> list[tuple[str, int, bool]]:
+def verdicts(ran: Any) -> list[tuple[str, int, bool]]:
     return [(c["verdict"], c["violations"], c["exact"]) for c in ran.report["checks"]]
 
 
 def test_where_picks_rows_beyond_the_bounds_of_their_row_group(table: Table) -> None:
     path = with_false_bounds(table)
     ran = table.run({"not_null": "v"}, statistics="never", where=f"id >= {ROWS}", sample=3)
-    assert told(ran) == [("violated", ROWS, True)]
+    assert verdicts(ran) == [("violated", ROWS, True)]
     assert ran.report["rows"] == ROWS
     assert [(s["file"], s["row_index"]) for s in ran.report["checks"][0]["samples"]] == [
         (str(path), ROWS + n) for n in range(3)
@@ -57,7 +57,7 @@ def test_where_picks_rows_beyond_the_bounds_of_their_row_group(table: Table) -> 
 def test_samples_are_found_beyond_the_bounds_of_their_row_group(table: Table) -> None:
     with_false_bounds(table)
     ran = table.run(between("id", high=ROWS - 1), statistics="never", sample=2)
-    assert told(ran) == [("violated", ROWS, True)]
+    assert verdicts(ran) == [("violated", ROWS, True)]
     assert [s["row_index"] for s in ran.report["checks"][0]["samples"]] == [ROWS, ROWS + 1]
 
 
@@ -66,14 +66,14 @@ def test_keys_are_found_where_a_footer_counts_only_nulls(table: Table, mode: str
     """With such bounds the footer contradicts itself, and ``auto`` reads the file as ``never`` does."""
     path = table.add("a.parquet", {"id": [7] * 20}, row_group_size=10)
     with_nulls(path, 10)
-    assert told(table.run({"unique": ["id"]}, statistics=mode)) == [("violated", 19, True)]
+    assert verdicts(table.run({"unique": ["id"]}, statistics=mode)) == [("violated", 19, True)]
 
 
 def test_where_picks_rows_of_a_footer_that_contradicts_itself(table: Table) -> None:
     path = table.add("a.parquet", {"id": [7] * 20, "v": [None] * 10 + [1] * 10}, row_group_size=10)
     with_nulls(path, 10)
     ran = table.run({"not_null": "v"}, statistics="auto", where="id = 7")
-    assert told(ran) == [("violated", 10, True)]
+    assert verdicts(ran) == [("violated", 10, True)]
     assert ran.report["rows"] == 20
 
 
@@ -91,7 +91,7 @@ def test_keys_of_the_other_table_are_found_where_its_footer_counts_only_nulls(
 
     arg = {"checks": [{"references": {"column": "id", "table": "other", "to": "id"}}], "statistics": "never"}
     ran = run_operation(Validate(), table.record, arg, with_other)
-    assert told(ran) == [("valid", 0, True)]
+    assert verdicts(ran) == [("valid", 0, True)]
 
 
 def test_where_picks_rows_of_an_iceberg_table_beyond_the_bounds_of_their_row_group(
@@ -108,5 +108,5 @@ def test_where_picks_rows_of_an_iceberg_table_beyond_the_bounds_of_their_row_gro
             Path(path).with_name(f".{Path(path).name}.crc").unlink()
     arg = {"checks": [{"not_null": "c"}], "statistics": "never", "where": "id >= 0"}
     ran = run_operation(Validate(), lake.record("t"), arg, context)
-    assert told(ran) == [("violated", 20, True)]
+    assert verdicts(ran) == [("violated", 20, True)]
     assert ran.report["rows"] == 100

@@ -1,9 +1,8 @@
-"""The oracle: what statistics say equals what a look at every row says.
+"""The oracle: verdicts by statistics and by scans equal those of plain Python on every row.
 
-Each seed makes a table in which files differ in all that files differ in, and checks of every kind. The rows are judged
-in plain Python, and ``auto`` and ``never`` must agree with it exactly. (That statistics alone never say more than is so
-needs no Spark: tests/unit/behaviors/test_validate_statistics.py. ``scripts/oracle`` does both for any number of
-tables.)
+Each seed generates a table of very different files, and checks of every kind. ``auto`` and ``never`` must agree exactly
+with plain Python. (tests/unit/behaviors/test_validate_statistics.py tests ``only``, without Spark. ``scripts/oracle``
+does both for any number of tables.)
 """
 
 from __future__ import annotations
@@ -40,28 +39,28 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.mark.parametrize("mode", ["auto", "never"])
-def test_counts_equal_those_of_every_row(
+def test_counts_equal_those_of_plain_python(
     made: Generated, mode: str, context: Any, request: pytest.FixtureRequest
 ) -> None:
-    """On every second table Spark compiles what it runs, as it does in production."""
+    """Every second table is validated with generated code, as in production."""
     if request.node.callspec.params["made"] % 2:
         request.getfixturevalue("generated_code")
     assert mistakes(made, context, mode) == []
 
 
-@pytest.mark.parametrize("compiles", [False, True])
-def test_spark_compiles_what_it_runs_where_a_test_asks_for_it_alone(
-    spark: SparkSession, request: pytest.FixtureRequest, compiles: bool
+@pytest.mark.parametrize("generates", [False, True])
+def test_spark_generates_code_only_with_the_fixture(
+    spark: SparkSession, request: pytest.FixtureRequest, generates: bool
 ) -> None:
-    if compiles:
+    if generates:
         request.getfixturevalue("generated_code")
     frame: Any = session_of(spark).range(10).groupBy("id").count()
     frame.collect()
-    assert ("*(1)" in frame._jdf.queryExecution().executedPlan().toString()) == compiles
+    assert ("*(1)" in frame._jdf.queryExecution().executedPlan().toString()) == generates
 
 
 @pytest.mark.slow
-def test_where_picks_rows(made: Generated, context: Any) -> None:
+def test_where_selects_the_rows_of_plain_python(made: Generated, context: Any) -> None:
     assert mistakes_with_condition(made, context) == []
 
 

@@ -1,4 +1,4 @@
-"""Each pitfall of Parquet statistics, and each bad input, as a test; the full scan is the oracle of ``auto``."""
+"""A test for each pitfall of Parquet statistics and each invalid input; ``auto`` is compared with a full scan."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 
-def test_nan_is_above_every_bound_and_no_statistic_shows_it(table: Table) -> None:
+def test_nan_is_above_every_bound_without_appearing_in_statistics(table: Table) -> None:
     table.add("a.parquet", {"x": pa.array([1.0, math.nan, 2.0, None])})
     assert table.agrees(between("x", 0, 5), between("x", 0), between("x", 3), between("x", high=0.5)) == [
         ("violated", 1),
@@ -35,7 +35,7 @@ def test_nan_is_above_every_bound_and_no_statistic_shows_it(table: Table) -> Non
     ]
 
 
-def test_a_column_of_nan_alone(table: Table) -> None:
+def test_a_column_of_nan_only(table: Table) -> None:
     table.add("a.parquet", {"x": pa.array([math.nan, math.nan])})
     assert table.agrees(between("x", 0), between("x", high=9), {"not_null": "x"}) == [
         ("valid", 0),
@@ -44,7 +44,7 @@ def test_a_column_of_nan_alone(table: Table) -> None:
     ]
 
 
-def test_both_zeros_are_zero(table: Table) -> None:
+def test_both_zeros_are_equal(table: Table) -> None:
     table.add("a.parquet", {"x": pa.array([-0.0, 0.0])})
     assert table.agrees(between("x", 0.0), between("x", high=-0.0)) == [("valid", 0), ("valid", 0)]
 
@@ -65,8 +65,8 @@ def test_both_zeros_are_zero(table: Table) -> None:
         3,
     ),
 )
-def test_where_picks_rows_that_no_statistic_and_no_dictionary_shows(table: Table, where: str, violations: int) -> None:
-    """Parquet's reader skips by bounds, which NaN is not in, and by dictionaries, in which zero has a sign."""
+def test_where_selects_rows_that_statistics_and_dictionaries_hide(table: Table, where: str, violations: int) -> None:
+    """Parquet's reader skips rows by bounds, which omit NaN, and by dictionaries, in which zero has a sign."""
     for n, x in enumerate((math.nan, -0.0, 5.0)):
         values = pa.array([x, x, 3.0], pa.float64())
         key, inside = pa.array([None, n, n], pa.int64()), pa.StructArray.from_arrays([values], ["x"])
@@ -85,8 +85,8 @@ def test_where_picks_rows_that_no_statistic_and_no_dictionary_shows(table: Table
         "t NOT IN (timestamp'1970-01-01 00:00:00.0005Z', timestamp'1980-01-01 00:00:00Z')",
     ],
 )
-def test_where_compares_milliseconds_with_all_of_a_literal(table: Table, where: str) -> None:
-    """For a file of milliseconds Spark cuts off what else the literal has, and skips by what is left."""
+def test_where_compares_milliseconds_with_the_exact_literal(table: Table, where: str) -> None:
+    """For a file of milliseconds Spark truncates the literal, and skips rows by the truncated value."""
     table.add("a.parquet", {"k": [None, 1], "t": pa.array([0, 0], pa.timestamp("ms", "UTC"))})
     assert table.agrees({"not_null": "k"}, {"unique": "t"}, where=where) == [("violated", 1)] * 2
 
@@ -100,23 +100,23 @@ def test_a_time_below_a_bound_within_its_millisecond_has_a_sample(table: Table) 
 @pytest.mark.parametrize(
     "check", [between("x", 0, 5), between("x", high=5), {"in_set": {"column": "x", "values": [1, 2]}}]
 )
-def test_a_violation_that_no_statistic_shows_has_a_sample(table: Table, check: dict[str, Any]) -> None:
+def test_a_violation_that_statistics_hide_has_a_sample(table: Table, check: dict[str, Any]) -> None:
     table.add("a.parquet", {"x": pa.array([1.0, math.nan, 2.0])})
     (found,) = table.run(check).report["checks"]
     assert (found["violations"], [s["row_index"] for s in found["samples"]]) == (1, [1])
 
 
-def test_the_bounds_of_old_96_bit_times_mean_nothing(table: Table) -> None:
+def test_the_bounds_of_int96_timestamps_are_ignored(table: Table) -> None:
     times = pa.array([0, 10**15, None], pa.timestamp("us"))
     table.add("a.parquet", {"x": times}, use_deprecated_int96_timestamps=True)
     assert table.agrees(between("x", "1980-01-01"), {"not_null": "x"}) == [("violated", 1), ("violated", 1)]
 
 
 @pytest.mark.parametrize("writer", ["parquet-mr version 1.8.1 (build x)", "parquet-mr", "impala version 2.0"])
-def test_deprecated_bounds_are_believed_of_signed_numbers_alone(table: Table, writer: str) -> None:
+def test_deprecated_bounds_are_used_for_signed_numbers_only(table: Table, writer: str) -> None:
     texts, whole, unsigned = ["aé", "aa", "b"], [-1, 5, None], pa.array([1, 2**31 + 5, 7], pa.uint32())
     path = table.add("a.parquet", {"t": texts, "n": whole, "u": unsigned})
-    # As those writers compared: bytes and unsigned numbers as signed ones.
+    # Those writers compared bytes and unsigned numbers as signed ones.
     bounds = {"t": ("aé".encode(), b"b"), "u": ((2**31 + 5).to_bytes(4, "little"), (7).to_bytes(4, "little"))}
     with_old_statistics(path, bounds, writer)
     checks = [between("t", "ab"), between("t", "aa", "az"), between("u", 0, 100), between("n", -1, 5), between("n", 9)]
@@ -149,7 +149,7 @@ def test_a_required_leaf_of_an_optional_struct_can_be_null(table: Table) -> None
     assert table.agrees({"not_null": "s.leaf"}, {"not_null": "s"}) == [("violated", 1), ("violated", 1)]
 
 
-def test_a_leaf_that_is_required_all_the_way_needs_no_scan(table: Table) -> None:
+def test_a_leaf_with_required_parents_needs_no_scan(table: Table) -> None:
     inner = pa.struct([pa.field("leaf", pa.int32(), nullable=False)])
     schema = pa.schema([pa.field("s", inner, nullable=False)])
     table.add("a.parquet", pa.table([pa.array([{"leaf": 1}], inner)], schema))
@@ -162,7 +162,7 @@ def test_null_counts_of_lists_are_of_their_elements(table: Table) -> None:
     assert table.agrees({"not_null": "x"}) == [("violated", 1)]
 
 
-def test_columns_are_found_by_name_wherever_they_stand(table: Table) -> None:
+def test_columns_are_found_by_name_in_any_order(table: Table) -> None:
     table.add("p=1/a.parquet", {"a": [1, 2], "b": [None, 5]})
     table.add("p=1/b.parquet", {"b": [3, 4], "c": [1, 1], "a": [None, 9]})
     table.add("p=2/a.parquet", {"B": [7, None]})
@@ -174,7 +174,7 @@ def test_columns_are_found_by_name_wherever_they_stand(table: Table) -> None:
     ]
 
 
-def test_types_that_widened(table: Table) -> None:
+def test_files_with_widened_types_are_compared_by_value(table: Table) -> None:
     table.add("p=1/a.parquet", {"x": pa.array([1, 2], pa.int32()), "y": pa.array([1.5], pa.float32()).take([0, 0])})
     table.add("p=1/b.parquet", {"x": pa.array([2**40], pa.int64()), "y": pa.array([2.5], pa.float64())})
     assert table.agrees(between("x", 0, 10), between("y", 2), {"fits": {"column": "x", "type": "int"}}) == [
@@ -184,7 +184,7 @@ def test_types_that_widened(table: Table) -> None:
     ]
 
 
-def test_types_that_do_not_go_together(table: Table) -> None:
+def test_a_file_with_an_incompatible_type_is_an_error_of_its_partition(table: Table) -> None:
     table.add("p=1/a.parquet", {"x": [1, 2], "y": [1, 2]})
     odd = table.add("p=1/b.parquet", {"x": ["a"], "y": [3]})
     table.add("p=2/a.parquet", {"x": [4, -4], "y": [5, 6]})
@@ -195,14 +195,14 @@ def test_types_that_do_not_go_together(table: Table) -> None:
     assert ran.by_name["p=2"].result["checks"][0]["violations"] == 1
 
 
-def test_files_without_rows(table: Table) -> None:
+def test_files_without_rows_are_valid(table: Table) -> None:
     table.add("p=1/a.parquet", {"x": pa.array([], pa.int32())})
     table.add("p=2/a.parquet", {"x": pa.array([1], pa.int32())})
     assert table.agrees({"not_null": "x"}, between("x", 0), {"check": "x > 0"}) == [("valid", 0)] * 3
 
 
-def test_a_table_without_files(table: Table) -> None:
-    """Nobody may read that NOT NULL holds because a disk is missing, or because the data has been removed."""
+def test_a_table_without_files_is_not_valid(table: Table) -> None:
+    """A missing disk or removed data must not give the verdict valid."""
     table.directory.mkdir()
     with pytest.raises(TableUnavailable, match="is empty"):
         table.run({"not_null": "x"})
@@ -211,7 +211,7 @@ def test_a_table_without_files(table: Table) -> None:
     assert ran.message == "x_not_null: error: the table has no partition, so there is nothing to check"
 
 
-def test_seventeen_equal_leading_bytes(table: Table) -> None:
+def test_texts_with_seventeen_equal_leading_bytes_are_compared_correctly(table: Table) -> None:
     same = "0123456789abcdefg"
     table.add("a.parquet", {"x": [same + "1", same + "5", None]})
     assert table.agrees(
@@ -223,7 +223,7 @@ def test_seventeen_equal_leading_bytes(table: Table) -> None:
     ) == [("valid", 0), ("violated", 1), ("violated", 1), ("violated", 2), ("violated", 2)]
 
 
-def test_unsigned_numbers_above_two_to_the_63(table: Table) -> None:
+def test_unsigned_numbers_above_two_to_the_63_are_compared_correctly(table: Table) -> None:
     table.add("a.parquet", {"x": pa.array([1, 2**63 + 5], pa.uint64()), "y": pa.array([1, 2**31 + 5], pa.uint32())})
     assert table.agrees(
         between("x", 0, 2**63),
@@ -234,14 +234,14 @@ def test_unsigned_numbers_above_two_to_the_63(table: Table) -> None:
     ) == [("violated", 1), ("valid", 0), ("violated", 1), ("violated", 1), ("valid", 0)]
 
 
-def test_no_statistics_at_all(table: Table) -> None:
+def test_files_without_statistics_are_scanned(table: Table) -> None:
     table.add("a.parquet", {"x": [1, None]}, write_statistics=False)
     assert table.agrees({"not_null": "x"}, between("x", 0)) == [("violated", 1), ("valid", 0)]
     only = table.run({"not_null": "x"}, between("x", 0), statistics="only")
     assert [c["verdict"] for c in only.report["checks"]] == ["unknown", "unknown"]
 
 
-def test_more_than_a_hundred_columns(table: Table) -> None:
+def test_all_columns_of_a_wide_table_can_be_checked(table: Table) -> None:
     table.add("a.parquet", {f"c{i}": [i, None if i == 149 else i] for i in range(150)})
     assert table.agrees({"not_null": "c149"}, {"not_null": "c120"}, between("c149", 149, 149)) == [
         ("violated", 1),
@@ -263,7 +263,7 @@ def test_partition_values_are_text_unless_typed(table: Table) -> None:
     assert table.agrees(between("d", 1, 1), {"check": "d = 1"}) == [("valid", 0), ("valid", 0)]
 
 
-def test_names_with_anything_in_them(table: Table) -> None:
+def test_columns_and_files_with_odd_names_are_checked(table: Table) -> None:
     odd = ["a.b", "x y", "it`s", "表", "😀", "100%", "*"]
     path = table.add("k=a %25{*}[x]/f *é.parquet", {name: [1, None] for name in odd})
     ran = table.run(*({"not_null": name} for name in odd), {"check": "`a.b` > 5 AND `表` > 0"}, statistics="never")
@@ -292,7 +292,7 @@ def test_times_are_utc_and_samples_are_plain_json(table: Table) -> None:
     ]
 
 
-def test_null_is_decides_what_check_makes_of_null(table: Table) -> None:
+def test_null_is_decides_whether_null_violates_a_check(table: Table) -> None:
     table.add("a.parquet", {"x": [1, None, -1]})
     assert table.agrees({"check": "x > 0"}) == [("violated", 1)]
     assert table.agrees({"check": "x > 0"}, null_is="fail") == [("violated", 2)]
@@ -307,7 +307,7 @@ def test_counting_stops_at_max_violations(table: Table) -> None:
     assert (check["violations"], check["exact"], check["samples"]) == (10, True, [])
 
 
-def test_a_column_that_only_some_files_have_and_one_that_none_has(table: Table) -> None:
+def test_a_column_missing_in_some_files_is_null_and_in_all_files_an_error(table: Table) -> None:
     table.add("p=1/a.parquet", {"x": [1]})
     table.add("p=2/a.parquet", {"x": [1], "y": [2]})
     ran = table.run(
@@ -323,7 +323,7 @@ def test_a_column_that_only_some_files_have_and_one_that_none_has(table: Table) 
     assert "has the column 'nope'" in ran.report["checks"][1]["error"]
 
 
-def test_a_check_that_does_not_parse_or_has_no_meaning(table: Table) -> None:
+def test_an_invalid_check_is_an_error_of_this_check_only(table: Table) -> None:
     table.add("p=1/a.parquet", {"x": [1, -1], "t": ["a", "b"]})
     ran = table.run(
         {"check": "x >"},
@@ -356,7 +356,7 @@ def test_a_check_that_does_not_parse_or_has_no_meaning(table: Table) -> None:
         ("x >", "cannot parse the expression"),
     ],
 )
-def test_a_where_without_meaning_is_no_check_s_fault(table: Table, where: str, words: str) -> None:
+def test_an_invalid_where_is_reported_once(table: Table, where: str, words: str) -> None:
     table.add("a.parquet", {"x": [1, -1], "t": ["a", "b"]})
     ran = table.run({"not_null": "x"}, {"check": "x > 0"}, where=where)
     assert ran.message.startswith("where: ")
@@ -365,7 +365,7 @@ def test_a_where_without_meaning_is_no_check_s_fault(table: Table, where: str, w
     assert all(c["evidence"]["files_scanned"] == 0 for c in ran.report["checks"])
 
 
-def test_a_where_on_a_column_that_no_file_has(table: Table) -> None:
+def test_a_where_on_an_unknown_column_is_an_error_without_a_scan(table: Table) -> None:
     for p in range(3):
         table.add(f"p={p}/a.parquet", {"a": [1, None]})
     ran = table.run({"not_null": "a"}, where="nope > 1")
@@ -374,7 +374,7 @@ def test_a_where_on_a_column_that_no_file_has(table: Table) -> None:
     assert ran.report["checks"][0]["evidence"] == {"files_statistics": 0, "files_scanned": 0}
 
 
-def test_a_where_on_a_column_that_some_files_lack_picks_no_rows_there(table: Table) -> None:
+def test_a_where_on_a_column_missing_in_some_files_selects_no_rows_there(table: Table) -> None:
     table.add("p=1/a.parquet", {"a": [1, None], "flag": [True, True]})
     table.add("p=2/a.parquet", {"a": [None, None]})
     assert table.agrees({"not_null": "a"}, {"check": "flag"}, where="flag") == [("violated", 1), ("valid", 0)]
@@ -388,7 +388,7 @@ def test_a_missing_column_is_named_beside_a_corrupt_file(table: Table) -> None:
     assert "p=2/a.parquet" in error
 
 
-def test_a_table_is_needed(table: Table) -> None:
+def test_validate_without_a_table_is_refused(table: Table) -> None:
     from distop.behavior import OperationFailed, PartitionPlan, Summary
     from distop.errors import InvalidArgument
 
@@ -399,7 +399,7 @@ def test_a_table_is_needed(table: Table) -> None:
         Validate().complete_operation(arg, None, Summary("failed", 1, 0, 1), ctx)
 
 
-def test_a_check_that_throws_is_an_error_of_its_partition_alone(table: Table) -> None:
+def test_a_check_that_throws_is_an_error_of_its_partition_only(table: Table) -> None:
     for p in range(6):
         table.add(f"p={p}/a.parquet", {"x": [1, 2, 0 if p == 3 else 5], "y": [1, -1, 1]})
     bad = {"check": "10 / x < 10", "name": "divides"}
@@ -417,7 +417,7 @@ def test_a_check_that_throws_is_an_error_of_its_partition_alone(table: Table) ->
     assert where.by_name["p=2"].result["verdict"] == "violated"
 
 
-def test_files_that_are_not_what_was_planned(table: Table) -> None:
+def test_missing_changed_and_damaged_files_are_errors_of_their_partitions(table: Table) -> None:
     paths = {}
     for name in ("good", "gone", "cut", "changed", "rubbish"):
         paths[name] = table.add(f"p={name}/a.parquet", {"x": list(range(-1, 2000)), "y": ["text"] * 2001})
@@ -439,7 +439,7 @@ def test_files_that_are_not_what_was_planned(table: Table) -> None:
         assert ran.report["checks"][0]["violations"] == 1
 
 
-def test_a_file_whose_pages_are_corrupt_behind_a_good_footer(table: Table) -> None:
+def test_a_file_with_corrupt_pages_and_a_valid_footer_is_an_error(table: Table) -> None:
     table.add("p=1/a.parquet", {"x": list(range(-1, 3000))})
     bad = table.add("p=2/a.parquet", {"x": list(range(-1, 3000))}, compression="snappy")
     data = bytearray(bad.read_bytes())
@@ -451,14 +451,14 @@ def test_a_file_whose_pages_are_corrupt_behind_a_good_footer(table: Table) -> No
     assert str(bad) in ran.by_name["p=2"].error
 
 
-def test_a_column_of_a_type_that_spark_does_not_read(table: Table) -> None:
+def test_a_column_of_a_type_that_spark_cannot_read_is_decided_by_statistics_or_an_error(table: Table) -> None:
     table.add("a.parquet", {"t": pa.array([1, None], pa.timestamp("ns")), "x": [1, 2]})
     ran = table.run({"not_null": "t"}, between("t", "2000-01-01"), {"check": "x > 0"}, {"check": "t IS NULL"})
     assert [c["verdict"] for c in ran.report["checks"]] == ["violated", "error", "valid", "error"]
     assert "nanoseconds" in ran.report["checks"][1]["error"]
 
 
-def test_a_stopped_job_stops(table: Table) -> None:
+def test_a_cancelled_job_raises_job_cancelled(table: Table) -> None:
     from distop.behavior import JobCancelled
 
     table.add("a.parquet", {"x": [1, None]})
@@ -480,7 +480,7 @@ def test_a_result_stays_below_64_kib(table: Table) -> None:
     assert all(c["violations"] == 500 for c in ran.report["checks"])
 
 
-def test_unpartitioned_folders_are_groups_of_files(table: Table) -> None:
+def test_unpartitioned_tables_are_split_into_groups_of_files(table: Table) -> None:
     for n in range(5):
         table.add(f"part-{n}.parquet", {"x": [n, None]})
     table.options = {"group_files": 2}
@@ -488,7 +488,7 @@ def test_unpartitioned_folders_are_groups_of_files(table: Table) -> None:
     assert table.agrees({"not_null": "x"}, between("x", 0, 3)) == [("violated", 5), ("violated", 1)]
 
 
-def test_local_paths_are_local_whatever_spark_s_default_file_system_is(table: Table, spark: SparkSession) -> None:
+def test_local_paths_are_local_with_any_default_file_system_of_spark(table: Table, spark: SparkSession) -> None:
     elsewhere = spark.newSession()
     elsewhere.conf.set("fs.defaultFS", "hdfs://nowhere.invalid:8020")
     table.context = lambda record: FakeContext(table.directory.parent / "work", record, elsewhere)
@@ -497,8 +497,8 @@ def test_local_paths_are_local_whatever_spark_s_default_file_system_is(table: Ta
     assert table.agrees({"not_null": "x"}, {"check": "k = 'a b #c'"}) == [("violated", 1), ("valid", 0)]
 
 
-def test_a_kept_query_reads_the_files_again(table: Table) -> None:
-    """The same files by all that is known of them: what was shuffled the first time must not be found again."""
+def test_a_cached_query_reads_the_files_again(table: Table) -> None:
+    """The file has the same size and time as before, but the shuffle of the first run must not be used again."""
     plain = {"compression": "none", "use_dictionary": False, "write_statistics": False}
     path = table.add("a.parquet", {"a": [1, 2, 3, 4]}, **plain)
     check, before = {"range": {"column": "a", "min": 0}}, path.stat()

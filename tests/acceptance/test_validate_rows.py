@@ -1,7 +1,7 @@
-"""Row by row: which rows each kind of check says are violated, held against plain Python.
+"""The violating rows of each kind of check equal those of plain Python, row by row.
 
-The oracle's tables are random, and of their violations a few are looked at. Here are chosen values, some 140
-checks (:mod:`tests.acceptance.row_cases`), and every violating row. Keys are in ``test_validate_keys.py``.
+The oracle compares a few violations of random tables. This test compares every violating row for chosen values and
+about 140 checks (:mod:`tests.acceptance.row_cases`). ``test_validate_keys.py`` has key checks.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 FILES = {"p=1/a.parquet": 0, "p=1/b.parquet": 1, "p=2/a.parquet": 2}
-"""Each has every third row."""
+"""File → the number of its first row; each file has every third row."""
 WHERE = "whole IS NULL OR whole >= 0"
 Place = tuple[str, int]
 """A file, and the position of a row in it."""
 
 
-def picked(row: row_cases.Row) -> bool:
-    """As :data:`WHERE` does."""
+def selected(row: row_cases.Row) -> bool:
+    """Whether :data:`WHERE` selects the row."""
     return row["whole"] is None or row["whole"] >= 0
 
 
@@ -55,7 +55,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[TableRecord, dict[Pl
     [{"statistics": "auto"}, {"statistics": "never", "null_is": "fail", "where": WHERE}],
     ids=["auto", "never, NULL fails, where"],
 )
-def test_the_rows_that_violate_a_check_are_those_that_plain_python_finds(
+def test_the_violating_rows_equal_those_of_plain_python(
     made: tuple[TableRecord, dict[Place, row_cases.Row]],
     arg: dict[str, Any],
     context: Callable[[TableRecord], FakeContext],
@@ -66,7 +66,7 @@ def test_the_rows_that_violate_a_check_are_those_that_plain_python_finds(
     found: list[set[Place]] = [set() for _ in cases]
     wrong = []
     for _, outcome in Validate().run_batch(argument, plan_table(table).partitions, context(table)):
-        # Of a result as it is stored, samples may be left out.
+        # Not the stored result, which may lack samples.
         answer = outcome.result if isinstance(outcome, JobFailed) else outcome
         for n, check in enumerate(answer.root.checks):
             found[n] |= {(sample.file, sample.row_index) for sample in check.samples}
@@ -77,19 +77,19 @@ def test_the_rows_that_violate_a_check_are_those_that_plain_python_finds(
         right = {
             place
             for place, row in rows.items()
-            if case.holds(row) not in passes and ("where" not in arg or picked(row))
+            if case.holds(row) not in passes and ("where" not in arg or selected(row))
         }
         if "not_null" in case.check:
             assert case.check["not_null"] == "none" or right < rows.keys()
         for place in sorted(places ^ right):
-            told = "is said to violate it" if place in places else "is not said to violate it"
+            problem = "is reported as a violation" if place in places else "is not reported as a violation"
             shown = {name: value for name, value in rows[place].items() if name in str(case.check)}
-            wrong.append(f"{case.check}: {shown} {told}")
+            wrong.append(f"{case.check}: {shown} {problem}")
     assert wrong == [], "\n".join(wrong)
 
 
-def test_each_case_tells_rows_apart() -> None:
-    """A check that all rows hold, or none, would prove little: most hold for some."""
+def test_most_cases_have_valid_and_violating_rows() -> None:
+    """A check that holds for all rows or for none would prove little."""
     cases, rows = row_cases.cases(), row_cases.rows()
     mixed = [case for case in cases if len({case.holds(row) is not False for row in rows}) == 2]
     assert len(mixed) >= 0.8 * len(cases)

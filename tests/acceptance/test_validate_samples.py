@@ -1,4 +1,4 @@
-"""Which rows a report shows: the first that violate a check, in partition order, whoever looked at which when."""
+"""The samples of a report are the first violating rows in partition order, whatever the order of jobs."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ pytestmark = pytest.mark.spark
 CHECK = {"not_null": "a"}
 
 
-def shown(table: Table, sample: int, *, batches: int = 1) -> list[tuple[str, int]]:
-    """Partition and row of each sample, where executors take the partitions from the last to the first."""
+def sampled_rows(table: Table, sample: int, *, batches: int = 1) -> list[tuple[str, int]]:
+    """Partition and row of each sample, if the partitions are validated in reverse order."""
     plans = list(reversed(plan_table(table.record).partitions))
     arg: dict[str, Any] = {"checks": [CHECK], "sample": sample}
     ran = run_operation(Validate(), table.record, arg, table.context, partitions=plans, batches=batches)
@@ -31,19 +31,19 @@ def shown(table: Table, sample: int, *, batches: int = 1) -> list[tuple[str, int
 def test_samples_do_not_depend_on_the_order_of_claims(table: Table, batches: int) -> None:
     for n in range(1, 6):
         table.add(f"p={n}/x.parquet", {"a": pa.array([1, None, None])})
-    assert shown(table, 3, batches=batches) == [("p=1", 1), ("p=1", 2), ("p=2", 1)]
+    assert sampled_rows(table, 3, batches=batches) == [("p=1", 1), ("p=1", 2), ("p=2", 1)]
 
 
 def test_samples_do_not_depend_on_the_types_of_files(table: Table) -> None:
-    """Files of one type are read by one query; the rows that are shown do not go by that."""
+    """Files of one type share a query, which must not affect the samples."""
     for n, kind in enumerate((pa.int32(), pa.int64(), pa.int32()), 1):
         table.add(f"p={n}/x.parquet", {"a": pa.array([1, None], kind)})
-    assert shown(table, 2) == [("p=1", 1), ("p=2", 1)]
+    assert sampled_rows(table, 2) == [("p=1", 1), ("p=2", 1)]
 
 
-def test_samples_come_from_the_first_files_even_if_a_later_one_is_full_of_violations(table: Table) -> None:
-    """Such a file is read no further than it has to be, and Spark begins with the largest."""
+def test_samples_come_from_the_first_files_even_if_a_later_one_has_many_violations(table: Table) -> None:
+    """Such a file is read only as far as needed, and Spark starts with the largest file."""
     table.add("p=1/x.parquet", {"a": pa.array([1, None])})
     table.add("p=2/x.parquet", {"a": pa.array([None] * 5_000, pa.int64()), "b": pa.array(range(5_000))})
     table.add("p=3/x.parquet", {"a": pa.array([None])})
-    assert shown(table, 3) == [("p=1", 1), ("p=2", 0), ("p=2", 1)]
+    assert sampled_rows(table, 3) == [("p=1", 1), ("p=2", 0), ("p=2", 1)]

@@ -1,4 +1,4 @@
-"""validate on tables of unusual shapes, as Parquet files and as Iceberg tables alike."""
+"""validate on tables of unusual shapes, as Parquet files and as Iceberg tables."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 
 
-class Both:
-    """The same rows as a folder of Parquet and as an Iceberg table."""
+class BothFormats:
+    """The same rows as a folder of Parquet files and as an Iceberg table."""
 
     def __init__(self, root: Path, context: Callable[[TableRecord], FakeContext], rows: pa.Table) -> None:
         self._context = context
@@ -43,45 +43,47 @@ class Both:
 
 
 @pytest.fixture
-def both(tmp_path: Path, context: Callable[[TableRecord], FakeContext]) -> Callable[[pa.Table], Both]:
+def both(tmp_path: Path, context: Callable[[TableRecord], FakeContext]) -> Callable[[pa.Table], BothFormats]:
     need(jar(), MAVEN)
-    return lambda rows: Both(tmp_path, context, rows)
+    return lambda rows: BothFormats(tmp_path, context, rows)
 
 
-def told(ran: Ran) -> list[tuple[str, int]]:
+def verdicts(ran: Ran) -> list[tuple[str, int]]:
     return [(c["verdict"], c["violations"]) for c in ran.report["checks"]]
 
 
-def test_two_thousand_columns(both: Callable[[pa.Table], Both]) -> None:
+def test_a_table_with_two_thousand_columns_is_validated(both: Callable[[pa.Table], BothFormats]) -> None:
     columns: dict[str, Any] = {f"c{n}": pa.array([n, None, n + 2], pa.int32()) for n in range(1_999)}
     table = both(pa.table({**columns, "word": ["a", "b", None]}))
     checks = [{"not_null": "c1998"}, {"check": "c0 + c1000 < 1002 or word is not null"}, {"not_null": "word"}]
     for kind, ran in table.run(*checks, between("c7", high=8)).items():
-        assert told(ran) == [("violated", 1), ("violated", 1), ("violated", 1), ("violated", 1)], kind
+        assert verdicts(ran) == [("violated", 1), ("violated", 1), ("violated", 1), ("violated", 1)], kind
         assert [s["row_index"] for c in ran.report["checks"] for s in c["samples"]] == [1, 2, 2, 2]
     every = [{"not_null": f"c{n}"} for n in range(0, 1_999, 40)]
     for kind, ran in table.run(*every, sample=0).items():
-        assert told(ran) == [("violated", 1)] * len(every), kind
+        assert verdicts(ran) == [("violated", 1)] * len(every), kind
 
 
-def test_columns_that_are_called_as_spark_s_and_iceberg_s_own(both: Callable[[pa.Table], Both]) -> None:
+def test_columns_with_reserved_names_are_validated_in_parquet_and_an_error_in_iceberg(
+    both: Callable[[pa.Table], BothFormats],
+) -> None:
     names = ("_metadata", "_file", "_pos", "_partition", "file")
     table = both(pa.table({name: pa.array([1, None, 3], pa.int64()) for name in (*names, "id")}))
     checks = [{"not_null": name} for name in names]
     checks += [{"check": f"{name} + 1 < 4 and 6 / (id - 4) < 0"} for name in names]
     ran = table.run(*checks, statistics="never")
-    assert told(ran["parquet"]) == [("violated", 1)] * len(checks)
+    assert verdicts(ran["parquet"]) == [("violated", 1)] * len(checks)
     for check, name in zip(ran["parquet"].report["checks"][len(names) :], names, strict=True):
         assert [(s["row_index"], s["values"]) for s in check["samples"]] == [(2, {name: 3, "id": 3})]
     # Rows on which a check throws are counted one by one.
     throwing = table.run({"check": "_metadata / (id - 3) < 0"}, {"not_null": "_metadata"})
     assert [c["verdict"] for c in throwing["parquet"].report["checks"]] == ["error", "violated"]
-    # Iceberg itself has no way to read such a table with its own columns; it says so.
+    # Iceberg cannot read such a table together with its metadata columns.
     assert {c["verdict"] for c in ran["iceberg"].report["checks"]} == {"error"}
     assert "conflict with names reserved for Iceberg metadata columns" in ran["iceberg"].report["checks"][0]["error"]
 
 
-def test_nested_types(both: Callable[[pa.Table], Both]) -> None:
+def test_nested_types_are_validated(both: Callable[[pa.Table], BothFormats]) -> None:
     point = pa.struct([("x", pa.int32()), ("deep", pa.struct([("y", pa.string())]))])
     rows = pa.table(
         {
@@ -108,4 +110,4 @@ def test_nested_types(both: Callable[[pa.Table], Both]) -> None:
     table = both(rows)
     for mode in ("auto", "never"):
         for kind, ran in table.run(*(check for check, _ in checks.values()), statistics=mode).items():
-            assert told(ran) == [("violated", n) for _, n in checks.values()], (kind, mode)
+            assert verdicts(ran) == [("violated", n) for _, n in checks.values()], (kind, mode)

@@ -1,4 +1,4 @@
-"""validate on tables of Spark's catalog: columns, partitions and where they lie are as the catalog has them."""
+"""validate on tables of Spark's catalog: columns, partitions and their folders come from the catalog."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from distop.behavior import TableRecord, TableUnavailable
 from distop.errors import InvalidArgument
 from distop.runtime.java import active
 from distop.tables import check_reachable, folders_of, place_of, plan_table
-from distop.tables.spark.spark_format import EMPTY
+from distop.tables.parquet.parquet_format import EMPTY
 from distop_behaviors.apply import Apply
 from distop_behaviors.validate import Validate, scan
 from tests.acceptance.applying import At
@@ -63,8 +63,9 @@ class Shop:
         return run_operation(Validate(), table, argument, self.context, partitions=planned.partitions, batches=batches)
 
     def agrees(self, name: str, checks: dict[str, dict[str, Any]], where: str | None = None) -> None:
-        """Each check, by the condition of the rows that violate it, counts as many of them as Spark does: with
-        statistics all at once, and by scans in two batches.
+        """Assert that each check counts the rows that Spark counts for its condition of violation.
+
+        The checks run with statistics in one batch, and by scans in two batches.
         """
         rows = self.spark.table(f"shop.{name}")
         rows = rows if where is None else rows.where(where)
@@ -90,13 +91,13 @@ def verdicts(ran: Ran) -> list[tuple[str, int]]:
 
 
 @pytest.mark.slow
-def test_values_of_partitions_are_the_catalog_s(shop: Shop, tmp_path: Path) -> None:
+def test_partition_values_come_from_the_catalog(shop: Shop, tmp_path: Path) -> None:
     shop.sql("create table {sales} (id bigint, Amount int) using parquet partitioned by (Day int, region string)")
     shop.sql(
         "insert into {sales} values (1, 10, 1, 'a:b/%'), (2, null, 1, 'é'), (3, 30, 2, null), (4, 40, null, '01'), "
         "(5, 50, 3, '1')"
     )
-    # Its folder says something else, and lies elsewhere; one that lies in the table's folder is no partition.
+    # The name of this partition's folder has other values, and the folder is outside of the table's folder.
     elsewhere = tmp_path / "Day=7" / "region=nowhere"
     elsewhere.mkdir(parents=True)
     pq.write_table(
@@ -138,7 +139,7 @@ def test_values_of_partitions_are_the_catalog_s(shop: Shop, tmp_path: Path) -> N
     assert shop.plan("sales").version != planned.version
 
 
-def test_columns_are_the_catalog_s(shop: Shop, tmp_path: Path) -> None:
+def test_columns_and_types_come_from_the_catalog(shop: Shop, tmp_path: Path) -> None:
     folder = tmp_path / "rows"
     folder.mkdir()
     inner = pa.array(
@@ -171,7 +172,7 @@ def test_columns_are_the_catalog_s(shop: Shop, tmp_path: Path) -> None:
     assert [p.name for p in shop.plan("typed").partitions] == ["files-000000"]
 
 
-def test_a_column_that_was_added_with_a_default_is_no_null_in_older_files(shop: Shop) -> None:
+def test_a_column_added_with_a_default_is_an_error_for_older_files(shop: Shop) -> None:
     shop.sql("create table {grown} (id bigint) using parquet partitioned by (k int)")
     shop.sql("insert into {grown} values (1, 1), (null, 2)")
     shop.sql("alter table {grown} add columns (c int default 5)")
@@ -186,19 +187,19 @@ def test_a_column_that_was_added_with_a_default_is_no_null_in_older_files(shop: 
     assert "where: the column 'c' cannot be read: it has a DEFAULT" in ran.report["checks"][0]["error"]
 
 
-def test_tables_of_hive_s_parquet_serde_are_read(shop: Shop) -> None:
+def test_tables_of_hives_parquet_serde_are_read(shop: Shop) -> None:
     shop.sql("create table {served} (Id int, word string) partitioned by (k string) stored as parquet")
     shop.sql("insert into {served} partition (k = 'a') values (1, 'x'), (2, null)")
     shop.agrees("served", {"word is null": {"not_null": "word"}, "k = 'a'": {"check": "k != 'a'"}})
 
 
 @pytest.mark.parametrize("catalog", ["", "spark_catalog.", "Spark_Catalog.", "`SPARK_CATALOG`."])
-def test_hole_5_a_table_s_properties_choose_no_class_that_is_made_here(shop: Shop, catalog: str) -> None:
-    """Spark makes an object of the provider's class when it loads a table, and some call a host of the table's."""
+def test_hole_5_a_tables_properties_choose_no_class_to_instantiate(shop: Shop, catalog: str) -> None:
+    """Spark instantiates the provider's class when it loads a table, and some classes call a host."""
     shop.sql("create table if not exists {odd} (id bigint) using parquet")
     session: Any = shop.spark
     client = session._jsparkSession.sharedState().externalCatalog().unwrapped().client()
-    # Not by a statement of Hive's: it closes the class loader of all jars.
+    # Not by a Hive statement, which closes the class loader of all jars.
     table = client.getTable("shop", "odd")
     fields = [getattr(table, f"copy$default${n + 1}")() for n in range(table.productArity())]
     at = [str(table.productElementName(n)) for n in range(len(fields))].index("properties")
@@ -257,7 +258,7 @@ def test_a_table_without_partitions_has_no_rows_unless_there_are_files(shop: Sho
         shop.plan("none")
 
 
-def test_a_table_that_is_dropped_in_the_middle_is_an_error_that_says_so(shop: Shop) -> None:
+def test_a_table_dropped_during_validate_is_an_error_with_the_reason(shop: Shop) -> None:
     shop.sql("create table {brief} (id int) using parquet")
     shop.sql("insert into {brief} values (1)")
     planned = shop.plan("brief")
@@ -269,18 +270,18 @@ def test_a_table_that_is_dropped_in_the_middle_is_an_error_that_says_so(shop: Sh
     assert "is gone since the operation was planned" in str(ran.outcomes[0].result["reasons"][0])
     with pytest.raises(InvalidArgument, match="'shop.brief': it was dropped, renamed"):
         shop.plan("brief")
-    # One that is renamed takes its folder with it.
-    shop.sql("create table {former} (id int) using parquet")
-    shop.sql("insert into {former} values (1)")
-    planned = shop.plan("former")
-    shop.sql("alter table {former} rename to {renamed}")
+    # Renaming a table moves its folder.
+    shop.sql("create table {moved} (id int) using parquet")
+    shop.sql("insert into {moved} values (1)")
+    planned = shop.plan("moved")
+    shop.sql("alter table {moved} rename to {renamed}")
     keys = [replace(partition, name="@table") for partition in planned.partitions]
-    ran = shop.run("former", {"unique": "id"}, planned=replace(planned, partitions=keys))
+    ran = shop.run("moved", {"unique": "id"}, planned=replace(planned, partitions=keys))
     assert "is gone since the operation was planned" in str(ran.report["checks"][0]["error"])
     assert shop.run("renamed", {"not_null": "id"}).report["verdict"] == "valid"
 
 
-def test_an_iceberg_table_of_spark_s_catalogs_is_planned_as_one(shop: Shop, tmp_path: Path) -> None:
+def test_an_iceberg_table_in_sparks_catalog_is_planned_as_an_iceberg_table(shop: Shop, tmp_path: Path) -> None:
     need(jar(), MAVEN)
     lake = Lake(shop.spark, tmp_path)
     lake.create("t", "id bigint, k int, c string", "partitioned by (k)", 2)
@@ -295,12 +296,12 @@ def test_an_iceberg_table_of_spark_s_catalogs_is_planned_as_one(shop: Shop, tmp_
     assert verdicts(ran) == [("violated", 18)]
 
 
-def test_a_catalog_is_found_whichever_session_is_active_in_the_thread(shop: Shop, tmp_path: Path) -> None:
+def test_a_catalog_is_found_with_any_active_session(shop: Shop, tmp_path: Path) -> None:
     need(jar(), MAVEN)
     lake = Lake(shop.spark, tmp_path)
     lake.create("t", "id bigint, k int, c string", "", 2)
     lake.fill("t")
-    # Another name: Spark keeps the catalog that the statements have used.
+    # Another name, because Spark caches the catalog that the statements have used.
     for name, value in {"": SPARK_CATALOG, ".type": "hadoop", ".warehouse": str(tmp_path)}.items():
         lake.spark.conf.set(f"spark.sql.catalog.again{name}", value)
     with active(shop.spark):
@@ -308,7 +309,7 @@ def test_a_catalog_is_found_whichever_session_is_active_in_the_thread(shop: Shop
     assert [len(p.files) for p in planned.partitions] == [1]
 
 
-def test_hole_2_a_hostile_server_of_a_catalog_of_spark_is_not_asked(shop: Shop, tmp_path: Path) -> None:
+def test_hole_2_an_untrusted_catalog_server_of_spark_is_not_called(shop: Shop, tmp_path: Path) -> None:
     need(jar(), MAVEN)
     session = shop.spark.newSession()
     table = TableRecord("t", "spark", "hostile.sales.orders")
@@ -316,12 +317,12 @@ def test_hole_2_a_hostile_server_of_a_catalog_of_spark_is_not_asked(shop: Shop, 
         hostile.overrides = {"uri": other.uri}
         for name, value in {"": SPARK_CATALOG, ".type": "rest", ".uri": hostile.uri, ".token": "wasp"}.items():
             session.conf.set(f"spark.sql.catalog.hostile{name}", value)
-        for ask in (plan_table, folders_of, place_of):
+        for function in (plan_table, folders_of, place_of):
             with pytest.raises(InvalidArgument, match=r"Spark's catalog 'hostile' is refused: its server"):
-                ask(table, spark=lambda: session)
+                function(table, spark=lambda: session)
         check_reachable(table, lambda: session)
         assert hostile.requests == other.requests == []
-        # Listed, the server chooses where the token goes.
+        # A trusted server can choose where the token is sent.
         session.conf.set("spark.distop.trustedCatalogs", "hostile")
         with pytest.raises((InvalidArgument, TableUnavailable)):
             plan_table(table, spark=lambda: session)
@@ -329,11 +330,11 @@ def test_hole_2_a_hostile_server_of_a_catalog_of_spark_is_not_asked(shop: Shop, 
         assert "Bearer wasp" in {headers["Authorization"] for _, _, headers, _ in other.requests}
 
 
-def test_keys_are_compared_with_the_columns_partitions_and_places_of_the_catalog(shop: Shop, tmp_path: Path) -> None:
-    """Each count is that of Spark's own query on the table."""
+def test_key_checks_use_the_columns_and_partitions_of_the_catalog(shop: Shop, tmp_path: Path) -> None:
+    """Each count equals that of Spark's own query on the table."""
     shop.sql("create table {orders} (id bigint, word string) using parquet partitioned by (Day int, region string)")
     shop.sql("insert into {orders} values (1, 'a', 1, 'x:y'), (2, null, 1, 'x:y'), (3, 'b', 2, null), (1, 'c', 2, 'z')")
-    # Places and names that say something else than the catalog; narrower types, another case, and a column too few.
+    # Folders with other names than in the catalog, narrower types, another case, and a missing column.
     for place, ids in (("Day=9/region=no", [1, 7]), ("odd", [8, 8])):
         (tmp_path / place).mkdir(parents=True)
         pq.write_table(pa.table({"ID": pa.array(ids, pa.int32())}), tmp_path / place / "f.parquet")
@@ -359,9 +360,9 @@ def test_keys_are_compared_with_the_columns_partitions_and_places_of_the_catalog
         ctx.tables = {"days": shop.record("days")}
         return ctx
 
-    # Both rows of the day 2; and the words 'b' and 'c', which that table has with no such number.
+    # Both rows of day 2; and the words 'b' and 'c', which the other table lacks with this number.
     cases = [*(({"unique": key}, count) for key, count in zip(keys, expected, strict=True)), (days, 2), (words, 2)]
-    few = [cases[1], (days, 2)]  # one of a sort: with "never" the same rows are read by another way
+    few = [cases[1], (days, 2)]  # one of each kind: "never" reads the same rows in another way
     for mode, some in (("auto", cases), ("never", few)):
         checks = [check for check, _ in some]
         argument = {"checks": checks, "statistics": mode, "sample": 4 if mode == "auto" else 0}
@@ -379,13 +380,13 @@ def test_keys_are_compared_with_the_columns_partitions_and_places_of_the_catalog
 
 
 @pytest.mark.slow
-def test_certificates_go_on_from_files_partitions_and_types_of_the_catalog(shop: Shop, tmp_path: Path) -> None:
-    place = f"using parquet partitioned by (k int) location '{tmp_path}/proved'"  # what is dropped keeps its files
-    shop.sql(f"create table {{proved}} (id bigint, word string) {place}")
-    shop.sql("insert into {proved} values (1, 'a', 1), (2, 'b', 2)")
+def test_a_validation_since_a_certificate_covers_changes_in_the_catalog(shop: Shop, tmp_path: Path) -> None:
+    place = f"using parquet partitioned by (k int) location '{tmp_path}/certified'"  # dropping it keeps the files
+    shop.sql(f"create table {{certified}} (id bigint, word string) {place}")
+    shop.sql("insert into {certified} values (1, 'a', 1), (2, 'b', 2)")
 
     def validate(*checks: dict[str, Any], **arg: Any) -> Ran:
-        return run_operation(Validate(), shop.record("proved"), {"checks": list(checks), **arg}, shop.context)
+        return run_operation(Validate(), shop.record("certified"), {"checks": list(checks), **arg}, shop.context)
 
     first = validate({"not_null": "word"}, {"check": "k + id < 100"}, {"unique": "id"})
     certificate = first.report["certificate"]
@@ -394,37 +395,37 @@ def test_certificates_go_on_from_files_partitions_and_types_of_the_catalog(shop:
     checks = ({"not_null": "word"}, {"check": "k + id < 100"})
     again = validate(*checks, since=certificate)
     assert (again.report["verdict"], again.report["rows"], again.outcomes) == ("valid", 0, [])
-    # A new file, and a partition whose rows get another value: they are looked at, and nothing else.
-    shop.sql("insert into {proved} values (3, 'c', 3)")
-    shop.sql("alter table {proved} drop partition (k = 2)")
-    shop.sql(f"alter table {{proved}} add partition (k = 99) location '{tmp_path}/proved/k=2'")
+    # Only a new file and a partition with a changed value are validated.
+    shop.sql("insert into {certified} values (3, 'c', 3)")
+    shop.sql("alter table {certified} drop partition (k = 2)")
+    shop.sql(f"alter table {{certified}} add partition (k = 99) location '{tmp_path}/certified/k=2'")
     second = validate(*checks, since=certificate)
     assert [o.name for o in second.outcomes] == ["k=3", "k=99"]
     assert [(c["verdict"], c["violations"]) for c in second.report["checks"]] == [("valid", 0), ("violated", 1)]
-    shop.sql("alter table {proved} drop partition (k = 99)")
+    shop.sql("alter table {certified} drop partition (k = 99)")
     third = validate(*checks, since=certificate)
     assert ([o.name for o in third.outcomes], third.report["certificate"]["since"]) == (
         ["k=3"],
         certificate["operation"],
     )
     assert third.report["certificate"]["types"] == certificate["types"]
-    # One more column is of no concern; one that is another now is.
-    shop.sql("alter table {proved} add columns (more int)")
+    # A new column does not matter, but a changed column type does.
+    shop.sql("alter table {certified} add columns (more int)")
     assert validate(*checks, since=third.report["certificate"]).report["rows"] == 0
-    shop.sql("drop table {proved}")
-    shop.sql(f"create table {{proved}} (id int, word string) {place}")
-    shop.sql("alter table {proved} recover partitions")
+    shop.sql("drop table {certified}")
+    shop.sql(f"create table {{certified}} (id int, word string) {place}")
+    shop.sql("alter table {certified} recover partitions")
     with pytest.raises(InvalidArgument, match="the type of 'id' was changed since"):
         validate(*checks, since=certificate)
     with pytest.raises(InvalidArgument, match="cannot change the schema of the table .* through Spark's catalog"):
-        run_operation(Apply(), shop.record("proved"), {"certificate": certificate}, shop.context)
+        run_operation(Apply(), shop.record("certified"), {"certificate": certificate}, shop.context)
 
 
 @pytest.mark.slow
-def test_what_becomes_of_a_table_in_the_catalog_while_it_is_scanned(
+def test_catalog_changes_during_a_scan_matter_only_if_files_are_removed(
     shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where its files stay they are what was planned; where they go with it that is an error. Hung on the count."""
+    """The changes are made before the count. If files are kept, the planned ones are validated."""
     check = {"matches": {"column": "word", "pattern": "^a"}}
 
     def run(name: str, act: str) -> Ran:

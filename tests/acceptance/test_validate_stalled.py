@@ -1,4 +1,4 @@
-"""A file that stops answering while validate runs: its job fails soon, and no check gets a verdict by it."""
+"""A file that stops answering during validate: its job fails soon, and no check gets a verdict."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(120)]
 
 READING = 2
-"""Times that a file is looked at while its footer is read."""
+"""The number of checks of a file while its footer is read."""
 NOT_NULL, UNIQUE = {"not_null": "name"}, {"unique": "id"}
 
 
 class Stalling:
-    """Lets a function hang from its ``after``-th call on, until :attr:`over`."""
+    """Wraps a function that hangs after ``after`` calls, until :attr:`over` is set."""
 
     def __init__(self, function: Callable[..., Any], after: int) -> None:
         self.over = threading.Event()
@@ -45,9 +45,9 @@ class Stalling:
 
 @pytest.fixture
 def stall(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Any, str, int], None]]:
-    """``stall(module, name, after)``: a function hangs after so many calls."""
+    """``stall(module, name, after)``: make a function hang after ``after`` calls."""
     monkeypatch.setattr(parquet_footers, "CHECKED_AFTER", 0.05)
-    monkeypatch.setattr(parquet_footers, "LONGEST_READ", 0.5)
+    monkeypatch.setattr(parquet_footers, "READ_TIMEOUT", 0.5)
     made: list[Stalling] = []
 
     def one(module: Any, name: str, after: int) -> None:
@@ -69,7 +69,7 @@ def stall(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Any, str, int],
         pytest.param("sound", UNIQUE, {"sample": 0}, READING, id="keys"),
     ],
 )
-def test_a_file_that_stops_answering_is_no_verdict(
+def test_a_file_that_stops_answering_gives_no_verdict(
     kind: str, check: dict[str, Any], arg: dict[str, Any], after: int, table: Table, stall: Callable[..., None]
 ) -> None:
     table.directory.mkdir(parents=True, exist_ok=True)
@@ -80,7 +80,7 @@ def test_a_file_that_stops_answering_is_no_verdict(
 
 
 @pytest.mark.parametrize("check", [NOT_NULL, UNIQUE], ids=["rows", "keys"])
-def test_pages_that_stop_answering_are_no_verdict(
+def test_pages_that_stop_answering_give_no_verdict(
     check: dict[str, Any], table: Table, stall: Callable[..., None]
 ) -> None:
     def again(record: TableRecord) -> FakeContext:

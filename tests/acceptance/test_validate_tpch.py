@@ -1,4 +1,4 @@
-"""The eight tables of TPC-H as its generator writes them: what validate says is what pyarrow counts in the rows."""
+"""The eight tables of TPC-H from its generator: the counts of validate equal those of pyarrow."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.needs import need
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300), pytest.mark.usefixtures("generated_code")]
 
 SCALE = 0.01
-AT_EVERY_CHANGE = {"customer"}
+EACH_RUN = {"customer"}
 KEYS = {
     "region": ["r_regionkey"],
     "nation": ["n_nationkey"],
@@ -36,7 +36,7 @@ KEYS = {
     "orders": ["o_orderkey"],
     "lineitem": ["l_orderkey", "l_linenumber"],
 }
-SOME_OR_ALL = [name if name in AT_EVERY_CHANGE else pytest.param(name, marks=pytest.mark.slow) for name in KEYS]
+SOME_OR_ALL = [name if name in EACH_RUN else pytest.param(name, marks=pytest.mark.slow) for name in KEYS]
 FOREIGN = [
     ("nation", ["n_regionkey"], "region", ["r_regionkey"]),
     ("supplier", ["s_nationkey"], "nation", ["n_nationkey"]),
@@ -67,12 +67,12 @@ def rows_of(record: TableRecord) -> pa.Table:
     return table.cast(pa.schema(plain))
 
 
-def counted(wrong: Any) -> int:
+def count_true(wrong: Any) -> int:
     return int(pc.sum(pc.fill_null(wrong, False)).as_py() or 0)
 
 
 Case = tuple[dict[str, Any], Any]
-"""A check, and which rows violate it (NULL: none does)."""
+"""A check, and a mask of the rows that violate it (NULL counts as false)."""
 
 
 def cases(rows: pa.Table) -> Iterator[Case]:
@@ -92,30 +92,30 @@ def cases(rows: pa.Table) -> Iterator[Case]:
             middle = column[len(column) // 2]
             for least, most in ((low, high), (low, middle), (middle, high)):
                 outside = pc.or_(pc.less(column, least), pc.greater(column, most))
-                yield between(name, told(least), told(most)), outside
+                yield between(name, bound(least), bound(most)), outside
         if pa.types.is_integer(column.type):
             yield {"fits": {"column": name, "type": "tinyint"}}, pc.greater(column, 127)
             yield {"fits": {"column": name, "type": "smallint"}}, pc.greater(column, 32_767)
 
 
-def told(value: pa.Scalar) -> Any:
+def bound(value: pa.Scalar) -> Any:
     found = value.as_py()
     return str(found) if isinstance(found, datetime.date | Decimal) else found
 
 
 @pytest.mark.parametrize("name", SOME_OR_ALL)
-def test_each_column_of_tpch_is_judged_as_its_rows_are(
+def test_checks_of_each_column_of_tpch_equal_counts_of_pyarrow(
     tpch: dict[str, TableRecord], name: str, context: Callable[[TableRecord], FakeContext]
 ) -> None:
     rows = rows_of(tpch[name])
-    found = [(dict(check, name=f"c{n}"), counted(wrong)) for n, (check, wrong) in enumerate(cases(rows))]
+    found = [(dict(check, name=f"c{n}"), count_true(wrong)) for n, (check, wrong) in enumerate(cases(rows))]
     assert any(count for _, count in found)
     for mode in ("auto", "never"):
         arg = {"checks": [check for check, _ in found], "statistics": mode, "sample": 0}
         report = run_operation(Validate(), tpch[name], arg, context).report
         assert report["rows"] == len(rows)
-        judged = [(check["violations"], check["exact"]) for check in report["checks"]]
-        assert judged == [(count, True) for _, count in found], mode
+        counts = [(check["violations"], check["exact"]) for check in report["checks"]]
+        assert counts == [(count, True) for _, count in found], mode
     arg = {"checks": [check for check, _ in found], "statistics": "only", "sample": 0}
     report = run_operation(Validate(), tpch[name], arg, context).report
     for check, (_, count) in zip(report["checks"], found, strict=True):
@@ -147,7 +147,7 @@ def test_references_of_tpch_are_found_as_pyarrow_joins_them(
     to: list[str],
     context: Callable[[TableRecord], FakeContext],
 ) -> None:
-    lonely = rows_of(tpch[name]).join(rows_of(tpch[other]), columns, to, join_type="left anti")
+    unmatched = rows_of(tpch[name]).join(rows_of(tpch[other]), columns, to, join_type="left anti")
 
     def make(record: TableRecord) -> FakeContext:
         ctx = context(record)
@@ -156,5 +156,5 @@ def test_references_of_tpch_are_found_as_pyarrow_joins_them(
 
     check = {"references": {"columns": columns, "table": other, "to": to}}
     ran = run_operation(Validate(), tpch[name], {"checks": [check]}, make)
-    assert [(c["violations"], c["exact"]) for c in ran.report["checks"]] == [(len(lonely), True)]
-    assert bool(len(lonely)) == (name == "customer" and other == "orders")
+    assert [(c["violations"], c["exact"]) for c in ran.report["checks"]] == [(len(unmatched), True)]
+    assert bool(len(unmatched)) == (name == "customer" and other == "orders")

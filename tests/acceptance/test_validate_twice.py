@@ -1,4 +1,4 @@
-"""Twice is once, of validate: jobs that are tried again elsewhere, completions that are run again, whole operations."""
+"""Idempotency of validate: repeated jobs, completions and operations give the results of one run."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 20))]
 
 
-def told(ran: Ran) -> Any:
-    """But for when, and by which operation, a certificate was issued."""
+def comparable_report(ran: Ran) -> Any:
+    """The report without the time and operation of its certificate."""
     report = dict(ran.report)
     if report["certificate"] is not None:
-        apart = ("time", "digest", "operation")
-        report["certificate"] = {k: v for k, v in report["certificate"].items() if k not in apart}
-    return report, ran.message, list(map(judged, ran.outcomes))
+        omitted = ("time", "digest", "operation")
+        report["certificate"] = {k: v for k, v in report["certificate"].items() if k not in omitted}
+    return report, ran.message, list(map(comparable_outcome, ran.outcomes))
 
 
-def judged(row: OutcomeRow) -> Any:
-    """What a job said, but for its samples: of a batch only so many are fetched as the report may show."""
+def comparable_outcome(row: OutcomeRow) -> Any:
+    """The outcome of a job without samples, whose number depends on the batch."""
     checks = [{name: value for name, value in check.items() if name != "samples"} for check in row.result["checks"]]
     return row.name, row.success, {**row.result, "checks": checks}, row.error
 
 
-def wide(other: str) -> list[dict[str, Any]]:
-    """Checks about all rows of the table together, of which many are violated."""
+def table_checks(other: str) -> list[dict[str, Any]]:
+    """Checks over all rows of the table, most of which are violated."""
     return [
         {"unique": ["i8", "text"]},
         {"unique": "day"},
@@ -52,10 +52,12 @@ def wide(other: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_random_table_survives_repeated_steps(seed: int, spark: SparkSession, tmp_path: Path) -> None:
-    """Each attempt judges as the first one did; each completion reports the same, samples and all, whichever attempts
-    it is given; so does the operation when it is started again. Nothing is written but the list of files that a
-    certificate names, once.
+def test_repeated_steps_validate_a_random_table_with_the_same_results(
+    seed: int, spark: SparkSession, tmp_path: Path
+) -> None:
+    """Each attempt of a job has the same outcome, and each completion and each repeated operation the same report.
+
+    The only file written is the certificate's list of files, once.
     """
     print(f"the table of seed {seed}")
     rng = random.Random(seed)
@@ -69,7 +71,7 @@ def test_a_random_table_survives_repeated_steps(seed: int, spark: SparkSession, 
         return ctx
 
     valid = [case.check for case in made.cases if not any(expected(made, case).values())]
-    some = [case.check for case in rng.sample(made.cases, 6)] + rng.sample(wide("t"), 2)
+    some = [case.check for case in rng.sample(made.cases, 6)] + rng.sample(table_checks("t"), 2)
     for checks, where in ((some, rng.choice([None, WHERE])), (valid, None)):
         arg = {
             "checks": [{**check, "name": f"c{n}"} for n, check in enumerate(checks)],
@@ -84,9 +86,9 @@ def test_a_random_table_survives_repeated_steps(seed: int, spark: SparkSession, 
         repeated = run_repeated(Validate(), record, arg, context, rng)
         for one, attempts in zip(once.outcomes, repeated.outcomes, strict=True):
             for row in attempts:
-                assert judged(row) == judged(one)
+                assert comparable_outcome(row) == comparable_outcome(one)
         for ended in (*repeated.ended, run_operation(Validate(), record, arg, context)):
-            assert told(ended) == told(once)
+            assert comparable_report(ended) == comparable_report(once)
         assert (once.report["certificate"] is not None) == (once.report["verdict"] == "valid")
         assert bytes_below(made.directory) == before
         assert bytes_below(tmp_path / "shared") == written

@@ -1,4 +1,4 @@
-"""The store against real etcd servers; each test runs on each version.
+"""Fixtures: each conformance test runs against each supported version of etcd.
 
 The versions are in :mod:`scripts.etcd_servers`.
 """
@@ -26,15 +26,15 @@ __all__ = ["own_etcd", "small_etcd"]
 _numbers = itertools.count()
 
 
-def _turned(name: str) -> Any:
-    """On the default server each test runs in each turn."""
+def _rotating(name: str) -> Any:
+    """Mark the tests of this server as rotating, unless it is the default server."""
     rotates = name != etcd_servers.DEFAULT and len(etcd_servers.each()) > 1
     return pytest.param(name, marks=pytest.mark.rotating) if rotates else name
 
 
-@pytest.fixture(scope="session", autouse=True, params=[_turned(name) for name in etcd_servers.each()])
+@pytest.fixture(scope="session", autouse=True, params=[_rotating(name) for name in etcd_servers.each()])
 def server(request: pytest.FixtureRequest) -> Iterator[etcd_servers.Server]:
-    """The etcd server that the test's members run, first on ``PATH``."""
+    """Put this etcd server first on ``PATH``, so that a test's etcd members run it."""
     found = etcd_servers.find(request.param)
     need(found, f"etcd {request.param}, which scripts/etcd builds with Go")
     assert found is not None
@@ -46,9 +46,9 @@ def server(request: pytest.FixtureRequest) -> Iterator[etcd_servers.Server]:
 
 @pytest.fixture(scope="session")
 def shared_etcd(server: etcd_servers.Server) -> Iterator[EmbeddedEtcd]:
-    """One etcd for all tests that neither stop nor compact it.
+    """One etcd for the tests that neither stop nor compact it.
 
-    Each test writes below keys of its own.
+    Each test writes keys with its own prefix.
     """
     with EmbeddedEtcd(compaction=None) as etcd:
         yield etcd
@@ -62,5 +62,5 @@ async def client(shared_etcd: EmbeddedEtcd) -> AsyncIterator[EtcdClient]:
 
 @pytest.fixture
 def prefix() -> str:
-    """A prefix that no other test writes below."""
+    """A key prefix that no other test uses."""
     return f"t{next(_numbers)}."

@@ -1,4 +1,4 @@
-"""A consumer of a watch, which checks what every consumer relies on."""
+"""A consumer of a watch that checks the guarantees every consumer relies on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from distop.store.watch_position import Batch
 
 
 class Mirror:
-    """Applies batches as a consumer does, and checks on the way what every consumer relies on."""
+    """Applies the batches of a watch to a copy of the keys, and checks the guarantees of each batch."""
 
     def __init__(self) -> None:
         self.content: dict[str, KeyValue] = {}
@@ -16,14 +16,14 @@ class Mirror:
         self.mod_revisions: list[int] = []
 
     def apply(self, batch: Batch) -> None:
-        assert batch.revision >= self.revision, "the revision went back"
+        assert batch.revision >= self.revision, "the revision decreased"
         self.batches.append(batch)
         if batch.listing:
             self.content = {event.kv.key: event.kv for event in batch.events}
             assert not any(event.deleted for event in batch.events)
         else:
             for event in batch.events:
-                assert event.kv.mod_revision > self.revision, "an old or a split revision was applied"
+                assert event.kv.mod_revision > self.revision, "a revision was old or came in two batches"
                 self.mod_revisions.append(event.kv.mod_revision)
                 if event.deleted:
                     self.content.pop(event.kv.key, None)

@@ -1,4 +1,4 @@
-"""Users, tokens, certificates."""
+"""Access to etcd: users, tokens and TLS certificates."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.etcd
 
 
-async def test_users() -> None:
+async def test_a_user_without_password_or_permission_is_denied() -> None:
     async with EmbeddedEtcd(compaction=None) as server:
-        # A user name for an etcd without users, which are enabled while the client is connected.
+        # The client gives a user name while etcd has no users yet; they are enabled while it is connected.
         async with connected(server.endpoint, **WORKER) as early, connected(server.endpoint) as nobody:
             await early.commit(Txn((), (Put("ours.a", b"1"),)))
             await enable_users(server.endpoint)
@@ -62,8 +62,8 @@ async def test_users() -> None:
             assert (await root.status()).version
 
 
-async def test_tokens_that_expire_or_are_forgotten() -> None:
-    """Simple tokens live as long as the server lets them; sessions and watches go on, also after its restart."""
+async def test_sessions_and_watches_survive_expired_and_forgotten_tokens() -> None:
+    """The server's token TTL is one second, and a restart of the server drops its simple tokens."""
     async with EmbeddedEtcd(compaction=None, arguments=["--auth-token-ttl", "1"]) as server:
         await enable_users(server.endpoint)
         async with TcpProxy(server.port) as proxy, connected(proxy.endpoint, **WORKER) as client:
@@ -74,8 +74,8 @@ async def test_tokens_that_expire_or_are_forgotten() -> None:
             await session.start()
             probe = rpc.RangeRequest(key=b"ours.a")
 
-            async def token_is_refused() -> None:
-                while True:  # without using it: use prolongs it
+            async def until_the_token_is_refused() -> None:
+                while True:  # without using the token, because use prolongs it
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(asyncio.shield(session.lost), 2.1)
                     try:
@@ -84,10 +84,10 @@ async def test_tokens_that_expire_or_are_forgotten() -> None:
                         assert "token" in error.failure.detail
                         return
 
-            await token_is_refused()
+            await until_the_token_is_refused()
             written = await client.commit(Txn((), (Put("ours.a", b"1"),)))
             await feed.reached(written.revision)
-            proxy.cut()  # the streams are opened again, with a fresh token
+            proxy.cut()  # the streams reopen with a new token
             written = await client.commit(Txn((), (Put("ours.a", b"2"),)))
             await feed.reached(written.revision)
             server.kill()
@@ -103,8 +103,8 @@ async def test_tokens_that_expire_or_are_forgotten() -> None:
 
 
 async def test_a_watch_resumes_when_its_permission_is_restored() -> None:
-    """The watch that stands goes on; a new one is created and cancelled at once, again and again, until the role is
-    back (F11).
+    """F11: an open watch continues without the role. A new watch is cancelled at once and retried until the role
+    returns.
     """
     async with EmbeddedEtcd(compaction=None) as server:
         await enable_users(server.endpoint)
@@ -138,7 +138,7 @@ def tls_etcd(certificates: Certificates) -> Iterator[EmbeddedEtcd]:
         yield server
 
 
-async def test_tls(tls_etcd: EmbeddedEtcd, certificates: Certificates) -> None:
+async def test_a_client_commits_and_watches_over_tls(tls_etcd: EmbeddedEtcd, certificates: Certificates) -> None:
     assert tls_etcd.endpoint.startswith("https://")
     async with connected(tls_etcd.endpoint, ca_cert=certificates.ca) as client:
         mirror = Mirror()
@@ -150,11 +150,11 @@ async def test_tls(tls_etcd: EmbeddedEtcd, certificates: Certificates) -> None:
         await feed.close()
 
 
-async def test_a_tls_mismatch_is_explained(
+async def test_an_error_names_each_tls_mismatch(
     tls_etcd: EmbeddedEtcd, shared_etcd: EmbeddedEtcd, certificates: Certificates
 ) -> None:
-    async def sentence(endpoint: str, **options: str) -> str:
-        # What is wrong is looked for in the last part of the time: on a busy machine that takes a second.
+    async def connection_error(endpoint: str, **options: str) -> str:
+        # The client diagnoses the cause in the last part of the time-out, which takes a second on a busy machine.
         client = EtcdClient(EtcdConfig((endpoint,), connect_timeout=3, **options))  # type: ignore[arg-type]
         with pytest.raises(EtcdUnavailable) as caught:
             await client.connect()
@@ -162,16 +162,16 @@ async def test_a_tls_mismatch_is_explained(
         return str(caught.value)
 
     plain, secure, refused = await asyncio.gather(
-        sentence(f"127.0.0.1:{tls_etcd.port}"),
-        sentence(f"https://127.0.0.1:{shared_etcd.port}", ca_cert=certificates.ca),
-        sentence(tls_etcd.endpoint, ca_cert=certificates.other_ca),
+        connection_error(f"127.0.0.1:{tls_etcd.port}"),
+        connection_error(f"https://127.0.0.1:{shared_etcd.port}", ca_cert=certificates.ca),
+        connection_error(tls_etcd.endpoint, ca_cert=certificates.other_ca),
     )
     assert "the server uses TLS: use https://" in plain
     assert "does not use TLS" in secure
     assert "was rejected" in refused
 
 
-async def test_client_certificates(certificates: Certificates) -> None:
+async def test_etcd_with_mutual_tls_rejects_a_client_without_a_certificate(certificates: Certificates) -> None:
     async with EmbeddedEtcd(scheme="https", arguments=certificates.mutual_arguments, compaction=None) as server:
         ours = {"ca_cert": certificates.ca, "cert": certificates.client_cert, "key": certificates.client_key}
         async with connected(server.endpoint, **ours) as client:
@@ -185,10 +185,10 @@ async def test_client_certificates(certificates: Certificates) -> None:
             await server_clock.ahead(stranger.config, stranger.transport.address)
 
 
-def test_a_tls_mismatch_is_one_line_on_the_command_line(
+def test_the_command_line_reports_a_tls_mismatch_in_one_line(
     tls_etcd: EmbeddedEtcd, shared_etcd: EmbeddedEtcd, certificates: Certificates
 ) -> None:
-    """In a process of its own: gRPC writes to the real stderr, and is told not to before it is loaded."""
+    """In a separate process, because gRPC writes to the real stderr and is silenced before it is loaded."""
     for endpoint, options, code, words in (
         (tls_etcd.endpoint, ("--cacert", certificates.other_ca), 3, "was rejected"),
         (tls_etcd.endpoint, ("--cacert", certificates.server_key), 2, certificates.server_key),
@@ -202,7 +202,7 @@ def test_a_tls_mismatch_is_one_line_on_the_command_line(
         assert words in ran.stderr
 
 
-async def test_a_command_that_etcd_does_not_permit_says_what_the_role_needs() -> None:
+async def test_a_denied_command_names_the_permission_that_the_role_needs() -> None:
     async with EmbeddedEtcd(compaction=None) as server:
         await enable_users(server.endpoint)
         options = ["--etcd", server.endpoint, "--namespace", "prod", "--user", WORKER["username"]]

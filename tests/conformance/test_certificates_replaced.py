@@ -1,4 +1,4 @@
-"""Certificates are replaced on disk while a session lives, and etcd with them."""
+"""Certificates are replaced on disk during a session, and etcd restarts with the new ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.etcd
 
 @pytest.fixture
 async def mutual(tmp_path: Path) -> AsyncIterator[tuple[EmbeddedEtcd, EtcdConfig]]:
-    """An etcd that wants client certificates, and the files that both sides read."""
+    """An etcd that requires client certificates, and a client config with files that both sides read."""
     made = make_certificates(tmp_path)
     etcd = EmbeddedEtcd(tmp_path / "etcd", scheme="https", arguments=made.mutual_arguments)
     files = {"ca_cert": made.ca, "cert": made.client_cert, "key": made.client_key}
@@ -34,7 +34,7 @@ async def mutual(tmp_path: Path) -> AsyncIterator[tuple[EmbeddedEtcd, EtcdConfig
         await asyncio.to_thread(etcd.stop)
 
 
-async def test_hole_9_a_session_goes_on_with_certificates_that_were_replaced(
+async def test_hole_9_a_session_continues_with_replaced_certificates(
     mutual: tuple[EmbeddedEtcd, EtcdConfig], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     etcd, config = mutual
@@ -42,7 +42,7 @@ async def test_hole_9_a_session_goes_on_with_certificates_that_were_replaced(
     async with EtcdClient(config) as client:
         session = Session(client, "node", b"here", ttl=20)
         await session.start()
-        make_certificates(tmp_path)  # another authority, under the names of the former one
+        make_certificates(tmp_path)  # another certificate authority, in the same files
         await asyncio.to_thread(etcd.restart)
         assert await client.get("node") is not None
         moved = session.deadline
@@ -55,7 +55,7 @@ async def test_hole_9_a_session_goes_on_with_certificates_that_were_replaced(
 async def test_invalid_new_certificates_keep_the_previous_ones_in_use(
     mutual: tuple[EmbeddedEtcd, EtcdConfig], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """They are written one after the other, and an etcd may restart between."""
+    """Certificate files are replaced one by one, and etcd may restart in between."""
     etcd, config = mutual
     assert config.key is not None
     async with EtcdClient(config) as client:

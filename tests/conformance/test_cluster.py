@@ -1,4 +1,4 @@
-"""Several members, and a cluster that is not the one seen before."""
+"""A cluster of several members, and a client whose endpoint now serves another cluster."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def cluster() -> Iterator[EtcdCluster]:
         yield cluster
 
 
-async def test_an_idle_cluster_keeps_its_watches(
+async def test_a_watch_on_an_idle_cluster_changes_no_member(
     cluster: EtcdCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An idle server answers no progress request for a watch beyond its revision.
+    """W8a: an idle server leaves a progress request for a future revision unanswered, which is no member failure.
 
-    No member is blamed for that (W8a). Old servers are not asked: their streams are replaced.
+    Old servers get no progress requests: the client replaces their streams instead.
     """
     caplog.set_level(logging.INFO, "distop.store")
     monkeypatch.setattr(watch, "_PATIENCE", 1.5)
@@ -53,13 +53,13 @@ async def test_an_idle_cluster_keeps_its_watches(
         await feed.start()
         await until(lambda: feed._stream is not None, "the watch is open")
         stream, heard = feed._stream, set[float]()
-        await until(lambda: heard.add(feed._heard) or len(heard) == 5, "the watch is checked again and again")  # type: ignore[func-returns-value]
+        await until(lambda: heard.add(feed._heard) or len(heard) == 5)  # type: ignore[func-returns-value]
         assert "failed; using" not in caplog.text
         assert (feed._stream is stream) == orders_requested_progress(await client.version())
         await feed.close()
 
 
-async def test_failover(cluster: EtcdCluster) -> None:
+async def test_a_commit_a_watch_and_a_session_survive_a_killed_or_paused_member(cluster: EtcdCluster) -> None:
     async with EtcdClient(EtcdConfig(cluster.endpoints, request_timeout=1.0)) as client:
         assert len(await client.members()) == 3
         mirror = Mirror()
@@ -94,7 +94,7 @@ async def test_failover(cluster: EtcdCluster) -> None:
         member.resume()
         await session.close()
 
-        # Without a quorum nothing is decided, and that is told truly.
+        # Without a quorum, a commit fails or its outcome is unknown.
         others = [one for one in cluster.members if one is not member]
         for one in others:
             one.kill()
@@ -103,32 +103,32 @@ async def test_failover(cluster: EtcdCluster) -> None:
         await feed.close()
 
 
-async def ranked(cluster: EtcdCluster) -> list[EmbeddedEtcd]:
-    """The leader, and then the others."""
+async def leader_first(cluster: EtcdCluster) -> list[EmbeddedEtcd]:
+    """The members of the cluster, the leader first."""
     for member in cluster.members:
         async with connected(member.endpoint) as client:
             status = await client.status()
             if status.leader == status.member_id:
                 return [member, *(other for other in cluster.members if other is not member)]
-    raise AssertionError("nobody leads")
+    raise AssertionError("the cluster has no leader")
 
 
 async def test_a_new_leader_gives_every_lease_a_whole_ttl(cluster: EtcdCluster) -> None:  # L4
     lease, ttl = new_lease_id(), 30
-    leader, follower, _ = await ranked(cluster)
+    leader, follower, _ = await leader_first(cluster)
     async with connected(follower.endpoint) as client:
         await client.grant(ttl, lease)
         granted = boottime()
-        await until(lambda: boottime() > granted + 5, "some of it has passed")
+        await until(lambda: boottime() > granted + 5, "five seconds of the lease have passed")
         leader.kill()
         asked = boottime()
         granted_ttl, left = await client.time_to_live(lease)
         assert granted_ttl == ttl
-        assert asked + left > granted + ttl, "it ends no later than it would have"
+        assert asked + left > granted + ttl, "the lease now ends later than the old leader would have ended it"
 
 
 async def renewed(client: EtcdClient, lease: int) -> int:
-    """What a member answers to a renewal."""
+    """The time to live with which this member answers a renewal of the lease."""
     call, _ = await client.transport.stream(wire.KEEP_ALIVE)
     await call.write(rpc.LeaseKeepAliveRequest(ID=lease))
     answer = await call.read()
@@ -139,7 +139,7 @@ async def renewed(client: EtcdClient, lease: int) -> int:
 
 async def test_each_member_reports_a_revoked_lease_on_renewal(cluster: EtcdCluster) -> None:  # L2
     lease, ttl = new_lease_id(), 30
-    leader, *followers = await ranked(cluster)
+    leader, *followers = await leader_first(cluster)
     async with connected(leader.endpoint) as client, AsyncExitStack() as stack:
         others = [await stack.enter_async_context(connected(member.endpoint)) for member in followers]
         await client.grant(ttl, lease)
@@ -148,9 +148,9 @@ async def test_each_member_reports_a_revoked_lease_on_renewal(cluster: EtcdClust
         assert [await renewed(one, lease) for one in (client, *others)] == [0] * 3
 
 
-async def test_a_member_that_was_behind_shows_everything_once_and_in_order(cluster: EtcdCluster) -> None:
-    """F18: what is read through it is current all the same; its watches tell late what it has missed."""
-    leader, behind, _ = await ranked(cluster)
+async def test_a_watch_through_a_lagging_member_reports_each_revision_once_and_in_order(cluster: EtcdCluster) -> None:
+    """F18: reads through a lagging member are current, and its watches report the missed revisions later."""
+    leader, behind, _ = await leader_first(cluster)
     async with connected(leader.endpoint) as near, connected(behind.endpoint) as far:
         mirror = Mirror()
         feed = Feed(far, "t.", "t/", mirror.apply)
@@ -158,7 +158,7 @@ async def test_a_member_that_was_behind_shows_everything_once_and_in_order(clust
         await feed.reached((await near.commit(Txn((), (Put("t.a", b""),)))).revision)
         behind.pause()
         revisions = [(await near.commit(Txn((), (Put("t.a", b"%d" % n),)))).revision for n in range(50)]
-        assert mirror.revision < revisions[0], "it tells of them though it stands still"
+        assert mirror.revision < revisions[0], "the paused member reported new revisions"
         behind.resume()
         found = await far.get("t.a")
         assert found is not None
@@ -167,24 +167,24 @@ async def test_a_member_that_was_behind_shows_everything_once_and_in_order(clust
         assert mirror.mod_revisions[1:] == revisions
         assert mirror.listings == 1
 
-        # A watch that begins there in what is to come gets nothing older (W9), and one in the past all of it.
+        # W9: a watch from a future revision gets no older events; a watch from a past revision gets all since then.
         for start, wanted in ((revisions[-1] + 2, [revisions[-1] + 2]), (revisions[20], revisions[20:])):
             stream = WatchStream(far, "t.", "t/", start)
             await stream.open(5.0)
-            told = list[int]()
-            while not told or told[-1] < wanted[-1]:
+            reported = list[int]()
+            while not reported or reported[-1] < wanted[-1]:
                 if start > revisions[-1]:
                     await near.commit(Txn((), (Put("t.a", b"later"),)))
                 message = await stream.read()
                 assert message is not None
-                told += [event.kv.mod_revision for event in decode_response(message).events]
+                reported += [event.kv.mod_revision for event in decode_response(message).events]
             stream.cut()
-            assert told[: len(wanted)] == wanted
+            assert reported[: len(wanted)] == wanted
         await feed.close()
 
 
-async def test_a_session_outlives_a_member_that_swallows_everything(cluster: EtcdCluster) -> None:  # F7
-    """With the default time to live: a renewal that is not answered within a third of it goes to another member."""
+async def test_a_session_survives_a_member_that_answers_nothing(cluster: EtcdCluster) -> None:  # F7
+    """With the default TTL: a renewal without an answer within a third of the TTL goes to another member."""
     first, *others = cluster.members
     async with TcpProxy(first.port) as proxy:
         endpoints = (proxy.endpoint, *(member.endpoint for member in others))
@@ -201,7 +201,7 @@ async def test_a_session_outlives_a_member_that_swallows_everything(cluster: Etc
             await session.close()
 
 
-async def test_another_cluster_behind_the_endpoint(own_etcd: EmbeddedEtcd) -> None:
+async def test_a_client_fails_once_its_endpoint_serves_another_cluster(own_etcd: EmbeddedEtcd) -> None:
     async with connected(own_etcd.endpoint) as client:
         mirror = Mirror()
         feed = Feed(client, "t.", "t/", mirror.apply)
@@ -212,15 +212,15 @@ async def test_another_cluster_behind_the_endpoint(own_etcd: EmbeddedEtcd) -> No
         async with EmbeddedEtcd(port=port, compaction=None):
             with pytest.raises(ClusterChanged, match="another cluster"):
                 await client.get("t.a")
-            with pytest.raises(ClusterChanged):  # and from then on: fail closed
+            with pytest.raises(ClusterChanged):  # every later request fails, too
                 await client.commit(Txn((), (Put("t.a", b"2"),)))
             with pytest.raises(ClusterChanged):
                 await feed.wait()
             await feed.close()
 
 
-async def test_a_store_that_went_back() -> None:
-    """A snapshot restored under the same names has the same cluster id, but an older revision."""
+async def test_a_client_detects_that_the_revision_decreased() -> None:
+    """A restored snapshot with the same member names has the same cluster id, but an older revision."""
     port, peer_port = reserve(2)
     async with EmbeddedEtcd(port=port, peer_port=peer_port, compaction=None) as server:
         client = EtcdClient(EtcdConfig((server.endpoint,)))

@@ -1,4 +1,4 @@
-"""distop beside etcd3 in one process: in either order, over our messages or over etcd3's own."""
+"""distop and etcd3 in one process, imported in either order, with distop's messages or etcd3's own."""
 
 from __future__ import annotations
 
@@ -103,17 +103,17 @@ assert asyncio.run(ours()) == b"etcd3"
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_over_our_messages(shared_etcd: EmbeddedEtcd, prefix: str, order: str) -> None:
+def test_etcd3_works_with_the_messages_of_distop(shared_etcd: EmbeddedEtcd, prefix: str, order: str) -> None:
     run(ORDERS[order], shared_etcd, f"{prefix}key")
 
 
 @pytest.mark.parametrize("order", OWN_MESSAGES)
-def test_over_its_own_messages(shared_etcd: EmbeddedEtcd, prefix: str, order: str) -> None:
-    """protobuf in pure Python still loads etcd3's generated code."""
+def test_etcd3_works_with_its_own_messages(shared_etcd: EmbeddedEtcd, prefix: str, order: str) -> None:
+    """Only protobuf in pure Python loads etcd3's generated code."""
     run(OWN_MESSAGES[order], shared_etcd, f"{prefix}key", PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION="python")
 
 
-def test_without_the_package() -> None:
+def test_an_error_names_the_extra_when_etcd3_is_not_installed() -> None:
     program = """
 import sys
 sys.modules["etcd3.client"] = None

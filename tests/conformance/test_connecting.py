@@ -1,4 +1,4 @@
-"""A client that begins before its etcd does, or where something else is."""
+"""A client whose etcd is not running yet, answers nothing, or has fewer members than endpoints."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ async def test_a_client_logs_that_it_waits_for_etcd_and_then_connects(
     port, peer = reserve(2)
     address = f"127.0.0.1:{port}"
 
-    async def begin() -> bool:
+    async def read_a_key() -> bool:
         async with connected(address, connect_timeout=60.0) as client:
             return await client.get("nothing") is None
 
-    beginning = asyncio.ensure_future(begin())
+    starting = asyncio.ensure_future(read_a_key())
     await until(lambda: f"Waiting for etcd at {address}" in caplog.text)
     assert "Connected to etcd" not in caplog.text
     etcd = EmbeddedEtcd(tmp_path / "etcd", port=port, peer_port=peer)
     await asyncio.to_thread(etcd.start)
     try:
-        assert await beginning
+        assert await starting
         assert caplog.text.count("Waiting for etcd at") == 1
         assert "Connected to etcd" in caplog.text
     finally:

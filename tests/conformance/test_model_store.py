@@ -1,4 +1,4 @@
-"""The model etcd answers every transaction as a real one does."""
+"""ModelStore answers every transaction as a real etcd does."""
 
 from __future__ import annotations
 
@@ -70,13 +70,13 @@ transactions = st.builds(Txn, lists_of, branches, branches)
 
 @pytest.fixture(scope="module")
 def quiet_etcd() -> Iterator[EmbeddedEtcd]:
-    """An etcd that nobody else writes to, so that its revisions can be foretold."""
+    """An etcd without other writers, so that its revisions are predictable."""
     with EmbeddedEtcd(compaction=None) as server:
         yield server
 
 
 def many(count: int, inside: int) -> Txn:
-    """As many nested transactions as asked, each with so many reads in its branch that is not taken."""
+    """``count`` nested transactions, each with ``inside`` reads in its else branch, which is not taken."""
     nested = (
         Txn((absent(f"m.{n}"),), (Put(f"m.{n}", b""),), tuple(Get(f"m.{n}") for _ in range(inside)))
         for n in range(count)
@@ -84,8 +84,8 @@ def many(count: int, inside: int) -> Txn:
     return Txn((), tuple(nested))
 
 
-async def side_by_side(client: EtcdClient, txns: list[Txn]) -> None:
-    """Both from an empty range and a common revision: the real store's revisions are moved to the model's."""
+async def assert_same_answers(client: EtcdClient, txns: list[Txn]) -> None:
+    """Apply the transactions to etcd and the model, both starting with an empty range at the same revision."""
     await client.commit(Txn((), (Delete("k.", "k/"), Delete("m.", "m/"))))
     model = ModelStore()
     start = (await client.commit(Txn((), (Put("other", b""),)))).revision
@@ -140,7 +140,7 @@ async def _history(client: EtcdClient, first: int, last: int) -> list[tuple[int,
 def test_the_model_answers_as_etcd_does(quiet_etcd: EmbeddedEtcd, txns: list[Txn]) -> None:
     async def run() -> None:
         async with EtcdClient(EtcdConfig((quiet_etcd.endpoint,))) as client:
-            await side_by_side(client, txns)
+            await assert_same_answers(client, txns)
 
     asyncio.run(run())
 
@@ -148,18 +148,20 @@ def test_the_model_answers_as_etcd_does(quiet_etcd: EmbeddedEtcd, txns: list[Txn
 @pytest.mark.parametrize(
     ("count", "inside"), [(126, 2), (127, 1), (127, 2), (128, 0), (128, 1), (129, 0), (1, 127), (1, 128)]
 )
-async def test_the_limit_on_operations(quiet_etcd: EmbeddedEtcd, count: int, inside: int) -> None:
+async def test_the_model_has_the_limit_on_operations_of_etcd(quiet_etcd: EmbeddedEtcd, count: int, inside: int) -> None:
     async with EtcdClient(EtcdConfig((quiet_etcd.endpoint,))) as client:
-        await side_by_side(client, [many(count, inside)])
+        await assert_same_answers(client, [many(count, inside)])
 
 
-@pytest.mark.parametrize(("beyond", "taken"), [(0, True), (ENVELOPE_BYTES, False)])
-async def test_the_limit_on_bytes(quiet_etcd: EmbeddedEtcd, beyond: int, taken: bool) -> None:
-    """distop leaves room for what etcd adds to a request before it measures it."""
+@pytest.mark.parametrize(("beyond", "accepted"), [(0, True), (ENVELOPE_BYTES, False)])
+async def test_etcd_accepts_a_transaction_within_the_size_limit(
+    quiet_etcd: EmbeddedEtcd, beyond: int, accepted: bool
+) -> None:
+    """distop's limit is smaller, because etcd adds an envelope to a request before it checks the size."""
     values = [Put(f"m.{n}", b"x" * 500_000) for n in range(3)]
     room = MAX_REQUEST_BYTES - ENVELOPE_BYTES - request_bytes(Txn((), (*values, Put("m.last", b""))))
     txn = Txn((), (*values, Put("m.last", b"x" * (room - 8 + beyond))))
-    assert (flaw(txn) is None) is taken
+    assert (flaw(txn) is None) is accepted
     async with EtcdClient(EtcdConfig((quiet_etcd.endpoint,))) as client:
         real = await _real(client, txn)
-    assert isinstance(real, TxnResult) if taken else real == (MalformedRequest, "etcdserver: request is too large")
+    assert isinstance(real, TxnResult) if accepted else real == (MalformedRequest, "etcdserver: request is too large")

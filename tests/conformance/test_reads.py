@@ -1,4 +1,4 @@
-"""Pinned, paged reads."""
+"""Reads and paged listings at one revision."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def test_pages_are_pinned_to_one_revision(client: EtcdClient, prefix: str)
     assert len(seen) > 1
 
 
-async def test_an_empty_range(client: EtcdClient, prefix: str) -> None:
+async def test_an_empty_range_lists_no_keys(client: EtcdClient, prefix: str) -> None:
     listing = await client.list(prefix, f"{prefix}9")
     assert listing.kvs == ()
     assert listing.revision > 0
@@ -53,7 +53,7 @@ async def test_an_empty_range(client: EtcdClient, prefix: str) -> None:
     assert await client.get(f"{prefix}none") is None
 
 
-async def test_several_reads_at_one_revision(client: EtcdClient, prefix: str) -> None:
+async def test_several_reads_share_one_revision(client: EtcdClient, prefix: str) -> None:
     written = await client.commit(Txn((), (Put(f"{prefix}a", b"1"), Put(f"{prefix}b", b"2"))))
     revision, (one, both) = await client.read_at(Get(f"{prefix}a"), Get(prefix, f"{prefix}z", keys_only=True))
     assert revision >= written.revision
@@ -87,7 +87,7 @@ async def test_a_compaction_during_paging_restarts_the_list(
             await client.list("k", "l", revision=2)
 
 
-async def test_status(client: EtcdClient) -> None:
+async def test_the_status_of_a_single_server(client: EtcdClient) -> None:
     status = await client.status()
     assert not status.denied
     assert status.leader == status.member_id != 0
@@ -96,8 +96,8 @@ async def test_status(client: EtcdClient) -> None:
     assert [member.id for member in await client.members()] == [status.member_id]
 
 
-async def test_reads_of_a_full_etcd(small_etcd: EmbeddedEtcd) -> None:
-    """Old servers refuse even transactions that only read, once the database is full."""
+async def test_reads_succeed_on_a_full_etcd(small_etcd: EmbeddedEtcd) -> None:
+    """Old servers with a full database refuse even read-only transactions."""
     async with connected(small_etcd.endpoint) as client:
         await client.commit(Txn((), (Put("full.a", b"1"), Put("full.b", b"2"))))
         await fill_database(client)
@@ -108,8 +108,8 @@ async def test_reads_of_a_full_etcd(small_etcd: EmbeddedEtcd) -> None:
 
 
 @pytest.mark.parametrize("page", [1, 2, 3, 10, 1_000])
-async def test_pages_hold_every_key_once_and_in_order_at_one_revision(client: EtcdClient, page: int) -> None:
-    """Whatever the keys look like, and whatever is written meanwhile."""
+async def test_pages_list_every_key_once_and_in_order_at_one_revision(client: EtcdClient, page: int) -> None:
+    """This holds for keys of every form, and during writes."""
     names = [f"pages{page}/{n:b}" for n in range(1, 40)] + [f"pages{page}/{n}.x" for n in range(90)]
     names += [f"pages{page}/~", f"pages{page}/a", f"pages{page}/a.b", f"pages{page}/a.b.{'c' * 80}", f"pages{page}/ab"]
     for n in range(0, len(names), 100):

@@ -1,4 +1,4 @@
-"""Each role of ``distop access`` does its work on an etcd with users, and nothing else."""
+"""Each role of ``distop access`` permits its tasks on an etcd with users, and nothing else."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ OUTSIDE = ("distOp.a.noop.1.arg", "prod2/distOp.a.noop.1.arg", "prod/other", "pr
 
 
 def login(kind: str) -> dict[str, Any]:
-    """The user of a role."""
+    """The user name and password of the user with this role."""
     return ROOT if kind == "root" else {"username": kind, "password": f"of {kind}"}
 
 
-async def enable(endpoint: str) -> None:
-    """Users with the roles that distop makes."""
+async def enable_roles(endpoint: str) -> None:
+    """Enable authentication, with one user for each role that distop defines."""
     async with connected(endpoint) as client:
         await admin(client, "UserAdd", rpc.AuthUserAddRequest(name="root", password=ROOT["password"]))
         await admin(client, "RoleAdd", rpc.AuthRoleAddRequest(name="root"))
@@ -61,16 +61,16 @@ async def enable(endpoint: str) -> None:
             await admin(root, "UserGrantRole", rpc.AuthUserGrantRoleRequest(user=kind, role=role.name))
 
 
-def as_user(endpoint: str, kind: str) -> Client:
-    """A client of this user."""
+def client_of(endpoint: str, kind: str) -> Client:
+    """A client that is logged in as the user with this role."""
     return distop.connect(endpoint, namespace=NS, **login(kind))
 
 
 @pytest.fixture
 def etcd(own_etcd: EmbeddedEtcd) -> EmbeddedEtcd:
-    """An etcd with users and tables."""
-    asyncio.run(enable(own_etcd.endpoint))
-    with as_user(own_etcd.endpoint, "root") as root:
+    """An etcd with a user for each role, and three tables."""
+    asyncio.run(enable_roles(own_etcd.endpoint))
+    with client_of(own_etcd.endpoint, "root") as root:
         for table in (MINE, *OTHERS):
             root.add_table(TableRecord(table, "parquet", "/tmp"), check=False)
     return own_etcd
@@ -78,7 +78,7 @@ def etcd(own_etcd: EmbeddedEtcd) -> EmbeddedEtcd:
 
 @pytest.fixture
 def group(etcd: EmbeddedEtcd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemons]:
-    """An executor with its role; ``group.client`` is root's."""
+    """A daemon group with one executor, which has the executor role; ``group.client`` is logged in as root."""
     monkeypatch.setenv("DISTOP_NAMESPACE", NS)
     monkeypatch.setenv("DISTOP_USER", ROOT["username"])
     monkeypatch.setenv("DISTOP_PASSWORD", ROOT["password"])
@@ -89,7 +89,7 @@ def group(etcd: EmbeddedEtcd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def every_key(table: str) -> list[str]:
-    """A key of each family, of a table."""
+    """A key of each family of this table, and of each family that belongs to no table."""
     ref = OperationRef(table, "noop", "", 999)
     return [
         *(KEYS.run_ops(table), KEYS.next_instance(table, "noop"), KEYS.of(ref, "arg"), KEYS.of(ref, "decision")),
@@ -102,7 +102,7 @@ def every_key(table: str) -> list[str]:
 
 
 async def allowed(request: Any) -> bool:
-    """Whether etcd permits it."""
+    """Whether etcd permits the request."""
     try:
         await request
     except PermissionDenied:
@@ -118,20 +118,20 @@ def test_a_user_has_exactly_the_permissions_of_its_role(etcd: EmbeddedEtcd, kind
             for key in [*OUTSIDE, *(key for table in (MINE, *OTHERS) for key in every_key(table))]:
                 lease = new_lease_id()
                 await client.transport.unary(wire.GRANT, rpc.LeaseGrantRequest(ID=lease, TTL=60), 5.0)
-                told = [
+                permitted = [
                     await allowed(client.get(key)),
                     await allowed(client.commit(Txn((), (Put(key, b"x"),)))),
                     await allowed(client.commit(Txn((), (Put(key, b"x", lease),)))),
                     await allowed(client.commit(Txn((), (Delete(key),)))),
                 ]
-                assert told == [role.may_read(key), *[role.may_write(key)] * 3], key
+                assert permitted == [role.may_read(key), *[role.may_write(key)] * 3], key
 
     asyncio.run(check())
 
 
-def test_a_submitter_works_on_its_table_alone(group: Daemons) -> None:
+def test_a_submitter_works_on_its_own_table_only(group: Daemons) -> None:
     theirs = group.client.start_operation("noop", "a.b", {"jobs": 1, "sleep": 30.0})
-    with as_user(group.endpoint, "submitter") as client:
+    with client_of(group.endpoint, "submitter") as client:
         done = client.start_operation("noop", MINE, {"jobs": 3}, request_id="r1", labels={"k": "v"})
         assert done.wait(60).state == "success"
         assert len(list(done.results())) == 3
@@ -150,7 +150,7 @@ def test_a_submitter_works_on_its_table_alone(group: Daemons) -> None:
         running.resume()
         running.cancel("enough")
         assert list(running.watch())[-1].state == "cancelled"
-        refused: list[Callable[[], Any]] = [
+        denied: list[Callable[[], Any]] = [
             lambda: client.start_operation("noop", "a.b", {"jobs": 1}),
             lambda: client.start_operation("noop", MINE, {"jobs": 1}, after=[theirs.ref]),
             lambda: client.operation(theirs.ref).cancel(),
@@ -167,19 +167,19 @@ def test_a_submitter_works_on_its_table_alone(group: Daemons) -> None:
             lambda: client.own_jobs("me", ["noop"]),
             lambda: client.prepare_operation("noop", MINE, {"jobs": 1}, external_id="x"),
         ]
-        for call in refused:
+        for call in denied:
             with pytest.raises(PermissionDenied):
                 call()
-        # Its end is a history record, which only executors and operators write.
-        waits = client.start_operation("noop", MINE, {"jobs": 1}, delay=3600)
+        # The end of a pending operation writes a history record, which only executors and operators may write.
+        pending = client.start_operation("noop", MINE, {"jobs": 1}, delay=3600)
         with pytest.raises(PermissionDenied):
-            waits.cancel()
-    group.client.operation(waits.ref).cancel()
+            pending.cancel()
+    group.client.operation(pending.ref).cancel()
     theirs.cancel()
 
 
-def test_an_executor_does_all_of_its_work(group: Daemons) -> None:
-    """It plans, claims, runs, completes, follows a series, prunes and drains."""
+def test_an_executor_has_the_permissions_for_all_of_its_tasks(group: Daemons) -> None:
+    """It plans, claims, runs and completes operations, starts those of a series, prunes history and drains."""
     for _ in range(3):
         assert group.client.start_operation("noop", MINE, {"jobs": 2}).wait(60).state == "success"
     every = distop.Every(0.1, times=2)
@@ -191,16 +191,16 @@ def test_an_executor_does_all_of_its_work(group: Daemons) -> None:
         async with connected(group.endpoint, **login("viewer")) as viewer:
             return await viewer.count(*KEYS.family("distOpWatermark"))
 
-    group.eventually(lambda: asyncio.run(watermarks()), "it measures the age of history")
+    group.eventually(lambda: asyncio.run(watermarks()), "it writes watermarks for the age of history")
     assert group.client.drain("ann", wait=True, timeout=30) == "drained"
     assert not [line for line in group.lines() if "etcd denies" in line or "permission denied" in line]
 
 
-def test_a_viewer_sees_all_and_changes_nothing(group: Daemons, distop_command: Callable[..., Ran]) -> None:
+def test_a_viewer_reads_everything_and_changes_nothing(group: Daemons, distop_command: Callable[..., Ran]) -> None:
     running = group.client.start_operation("noop", MINE, {"jobs": 2, "sleep": 30.0})
     done = group.client.start_operation("noop", "ab", {"jobs": 1})
     assert done.wait(60).state == "success"
-    with as_user(group.endpoint, "viewer") as client:
+    with client_of(group.endpoint, "viewer") as client:
         assert [one.op for one in client.operations()] == [running.ref]
         assert [one.op for one in client.history()] == [done.ref]
         assert len(client.tables()) == 3
@@ -209,7 +209,7 @@ def test_a_viewer_sees_all_and_changes_nothing(group: Daemons, distop_command: C
         assert client.operation(done.ref).wait(5).state == "success"
         assert len(list(client.operation(done.ref).results())) == 1
         client.operation(running.ref).why()
-        refused: list[Callable[[], Any]] = [
+        denied: list[Callable[[], Any]] = [
             lambda: client.start_operation("noop", MINE, {"jobs": 1}),
             lambda: client.operation(running.ref).cancel(),
             lambda: client.operation(running.ref).pause(),
@@ -219,14 +219,14 @@ def test_a_viewer_sees_all_and_changes_nothing(group: Daemons, distop_command: C
             lambda: client.register_type("copy"),
             lambda: client.prepare_operation("noop", MINE, {"jobs": 1}, external_id="x"),
         ]
-        for call in refused:
+        for call in denied:
             with pytest.raises(PermissionDenied):
                 call()
     running.cancel()
 
 
-def test_what_no_range_bounds(etcd: EmbeddedEtcd) -> None:
-    """What any user may do whose role has no key at all: docs/security.md tells of it."""
+def test_etcd_permits_these_requests_without_any_role(etcd: EmbeddedEtcd) -> None:
+    """docs/security.md describes the requests that etcd permits to a user without any role."""
 
     async def check() -> None:
         async with connected(etcd.endpoint, **ROOT) as root:
@@ -237,25 +237,25 @@ def test_what_no_range_bounds(etcd: EmbeddedEtcd) -> None:
             await root.commit(Txn((), (Put(KEYS.node("n"), b"x", theirs),)))
         async with connected(etcd.endpoint, username="nobody", password="n") as nobody:
 
-            async def may(method: Any, request: Any) -> bool:
+            async def permits(method: Any, request: Any) -> bool:
                 try:
                     await nobody.transport.unary(method, request, 5.0)
                 except (wire.RequestFailed, EtcdRejected):
                     return False
                 return True
 
-            assert await may(wire.GRANT, rpc.LeaseGrantRequest(ID=new_lease_id(), TTL=60))
-            assert not await may(wire.REVOKE, rpc.LeaseRevokeRequest(ID=theirs))
+            assert await permits(wire.GRANT, rpc.LeaseGrantRequest(ID=new_lease_id(), TTL=60))
+            assert not await permits(wire.REVOKE, rpc.LeaseRevokeRequest(ID=theirs))
             # Raising an alarm would stop all writes; compaction drops results of ended operations.
-            bounded = checks_renewals(version)
-            assert await may(wire.COMPACT, rpc.CompactionRequest(revision=1)) is not bounded
+            restricted = checks_renewals(version)
+            assert await permits(wire.COMPACT, rpc.CompactionRequest(revision=1)) is not restricted
             alarm = rpc.AlarmRequest(action=rpc.AlarmRequest.ACTIVATE, memberID=1, alarm=rpc.NOSPACE)
-            assert await may(wire.ALARM, alarm) is not bounded
+            assert await permits(wire.ALARM, alarm) is not restricted
 
     asyncio.run(check())
 
 
-def test_apply_creates_corrects_and_changes_nothing_again(
+def test_apply_creates_missing_roles_and_removes_extra_permissions(
     etcd: EmbeddedEtcd, distop_command: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["access", "--apply", MINE, "a.b", "--namespace", NS, "--etcd", etcd.endpoint]
@@ -267,13 +267,13 @@ def test_apply_creates_corrects_and_changes_nothing_again(
     again = distop_command(*words, "--user", "root")
     assert (again.code, again.out) == (0, "nothing to change: all 4 roles are correct\n")
 
-    async def disturb() -> None:
+    async def grant_too_much() -> None:
         async with connected(etcd.endpoint, **ROOT) as root:
             much = auth_pb2.Permission(permType=auth_pb2.Permission.READWRITE, key=b"\0", range_end=b"\0")
             name = "prod/distop.viewer"
             await admin(root, "RoleGrantPermission", rpc.AuthRoleGrantPermissionRequest(name=name, perm=much))
 
-    asyncio.run(disturb())
+    asyncio.run(grant_too_much())
     corrected = distop_command(*words, "--json", "--user", "root").json["changes"]
     assert corrected == [
         {
@@ -285,12 +285,14 @@ def test_apply_creates_corrects_and_changes_nothing_again(
         }
     ]
     monkeypatch.setenv("DISTOP_PASSWORD", login("executor")["password"])
-    refused = distop_command(*words, "--user", "executor")
-    assert refused.code == 3
-    assert "only etcd's root may" in refused.sentence
+    denied = distop_command(*words, "--user", "executor")
+    assert denied.code == 3
+    assert "only etcd's root may" in denied.sentence
 
 
-def test_apply_says_where_etcd_asks_for_no_users(own_etcd: EmbeddedEtcd, distop_command: Callable[..., Ran]) -> None:
+def test_apply_reports_that_etcd_has_no_authentication(
+    own_etcd: EmbeddedEtcd, distop_command: Callable[..., Ran]
+) -> None:
     ran = distop_command("access", "--apply", "--json", "--etcd", own_etcd.endpoint)
     assert ran.code == 0
     assert json.loads(ran.out)["enabled"] is False

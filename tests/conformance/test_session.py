@@ -1,4 +1,4 @@
-"""Sessions: the deadline that is known without asking, and each way to lose one (L1–L6)."""
+"""Sessions: the deadline, which needs no request, and each way to lose a session (L1–L6)."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ pytestmark = pytest.mark.etcd
 
 async def test_renewal_moves_the_deadline(client: EtcdClient, prefix: str) -> None:
     moved: list[float] = []
-    begun = boottime()
+    started = boottime()
     session = Session(client, f"{prefix}node", b"{}", 4, margin=0.5, on_deadline_moved=moved.append)
     await session.start()
     assert session.alive
-    assert begun + session.ttl - 0.5 <= moved[0] <= boottime() + session.ttl - 0.5
+    assert started + session.ttl - 0.5 <= moved[0] <= boottime() + session.ttl - 0.5
     await until(lambda: len(moved) >= 3)
     assert moved == sorted(moved)
     assert session.deadline == moved[-1] <= boottime() + session.ttl - 0.5
@@ -52,7 +52,7 @@ async def test_renewal_moves_the_deadline(client: EtcdClient, prefix: str) -> No
     assert await client.time_to_live(session.lease_id) == (0, -1)
 
 
-async def test_the_granted_ttl_counts(client: EtcdClient, prefix: str) -> None:  # L2, L7
+async def test_a_session_has_the_ttl_that_etcd_granted(client: EtcdClient, prefix: str) -> None:  # L2, L7
     session = Session(client, f"{prefix}node", b"", 1)
     await session.start()
     granted, _ = await client.time_to_live(session.lease_id)
@@ -77,33 +77,33 @@ async def test_the_deletion_of_the_node_key_ends_the_session(client: EtcdClient,
     await client.commit(Txn((), (Delete(f"{prefix}node"),)))
     assert "was deleted" in await session.lost
     await session.close()
-    told = Session(client, f"{prefix}told", b"", 60)
-    await told.start()
-    told.node_key_gone()
-    assert "was deleted" in await told.lost
+    notified = Session(client, f"{prefix}notified", b"", 60)
+    await notified.start()
+    notified.node_key_gone()
+    assert "was deleted" in await notified.lost
     updated = Session(client, f"{prefix}updated", b"", 60)
     await updated.start()
     await client.commit(Txn((), (Delete(f"{prefix}updated"),)))
     with pytest.raises(SessionLost, match="was deleted"):
         await updated.update(b"x")
-    await told.close()
+    await notified.close()
     await updated.close()
 
 
 async def test_a_late_copy_of_an_update_does_not_undo_later_ones(
     client: EtcdClient, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A node said that it was drained, and then stood there as draining for ever: T9."""
+    """T9: a late copy of "draining" once overwrote "drained", so that a node seemed to drain for ever."""
     session = Session(client, f"{prefix}node", b"active", 60)
     await session.start()
     sent: list[Txn] = []
     commit = client.commit
 
-    async def noted(txn: Txn, **options: Any) -> TxnResult:
+    async def recorded(txn: Txn, **options: Any) -> TxnResult:
         sent.append(txn)
         return await commit(txn, **options)
 
-    monkeypatch.setattr(client, "commit", noted)
+    monkeypatch.setattr(client, "commit", recorded)
     await session.update(b"draining")
     await session.update(b"drained")
     assert not (await commit(sent[0])).succeeded
@@ -120,12 +120,12 @@ async def test_an_update_succeeds_after_a_failed_update_that_was_applied(
     await session.start()
     commit = client.commit
 
-    async def written(txn: Txn, **options: Any) -> TxnResult:
+    async def apply_then_fail(txn: Txn, **options: Any) -> TxnResult:
         await commit(txn, **options)
         raise PermissionDenied("etcd denies us permission for the node update")
 
     with monkeypatch.context() as patch:
-        patch.setattr(client, "commit", written)
+        patch.setattr(client, "commit", apply_then_fail)
         with pytest.raises(PermissionDenied):
             await session.update(b"draining")
     for value in (b"draining", b"drained"):
@@ -150,14 +150,15 @@ async def test_a_session_without_renewals_ends_at_the_deadline_before_the_lease_
         deadline = session.deadline
         proxy.set(Mode.PASS)
         while await client.get(f"{prefix}node") is not None:
-            pass  # nobody renews it any more
+            pass  # the session no longer renews its lease
         assert session.deadline == deadline
         await session.close()
 
 
 async def test_a_session_survives_a_dead_connection(shared_etcd: EmbeddedEtcd, client: EtcdClient, prefix: str) -> None:
-    """F7, with one endpoint, so that there is no other member to go on with: the connection is swallowed in silence, a
-    new one would pass. Session, watch and requests find that out by themselves, before the deadline."""
+    """F7 with one endpoint, thus without another member: the connection silently drops everything, but a new
+    connection works. Session, watch and requests each reconnect before the deadline.
+    """
     async with TcpProxy(shared_etcd.port) as proxy, connected(proxy.endpoint) as far:
         session = Session(far, f"{prefix}node", b"", 10)
         await session.start()
@@ -166,18 +167,18 @@ async def test_a_session_survives_a_dead_connection(shared_etcd: EmbeddedEtcd, c
         await feed.start()
         proxy.drop_connections_silently()
         revision = (await client.commit(Txn((), (Put(f"{prefix}a", b"1"),)))).revision
-        await until(lambda: mirror.revision >= revision, "the watch goes on")
+        await until(lambda: mirror.revision >= revision, "the watch continues")
         before = session.deadline
-        await until(lambda: session.deadline > before or session.lost.done(), "the session goes on")
+        await until(lambda: session.deadline > before or session.lost.done(), "the session is renewed")
         assert session.alive
         assert (await far.commit(Txn((exists(f"{prefix}a"),)))).succeeded
-        assert mirror.listings == 1, "the same watch, from its position"
+        assert mirror.listings == 1, "the watch listed again instead of resuming"
         await feed.close()
         await session.close()
 
 
-async def test_answers_that_are_lost_do_not_count(shared_etcd: EmbeddedEtcd, prefix: str) -> None:
-    """Renewals that etcd has acknowledged, unheard, keep the lease alive but not the session."""
+async def test_renewals_with_lost_answers_do_not_extend_the_session(shared_etcd: EmbeddedEtcd, prefix: str) -> None:
+    """A renewal whose answer is lost keeps the lease alive, but not the session."""
     async with TcpProxy(shared_etcd.port) as proxy, connected(proxy.endpoint) as far:
         session = Session(far, f"{prefix}node", b"", 2, margin=0.5)
         await session.start()
@@ -201,7 +202,7 @@ async def test_a_session_survives_an_outage_shorter_than_the_ttl(own_etcd: Embed
 
 
 async def test_a_restart_of_etcd_gives_every_lease_a_whole_ttl(own_etcd: EmbeddedEtcd) -> None:  # L4
-    """Nothing expires while no server runs, however long that is, and nobody needs to renew in time afterwards."""
+    """No lease expires while etcd is down, however long, and afterwards each lease has its whole TTL left."""
     lease, ttl = new_lease_id(), 4
     async with connected(own_etcd.endpoint) as client:
         await client.grant(ttl, lease)
@@ -217,7 +218,7 @@ async def test_a_restart_of_etcd_gives_every_lease_a_whole_ttl(own_etcd: Embedde
         assert granted_ttl == ttl
         assert left > 0
         while await client.get("held") is not None:
-            pass  # it expires all the same, where nobody renews it
+            pass  # it expires without renewals
         assert await client.time_to_live(lease) == (0, -1)
 
 
@@ -226,26 +227,26 @@ async def test_failed_renewals_in_an_outage_are_logged_once(
 ) -> None:
     caplog.set_level(logging.DEBUG, "distop.store")
 
-    def tried() -> list[logging.LogRecord]:
+    def renewal_attempts() -> list[logging.LogRecord]:
         return [record for record in caplog.records if record.message.startswith("Renewal of session ")]
 
     async with connected(own_etcd.endpoint) as client:
         session = Session(client, "outage/node", b"", 10, margin=1.5)
         await session.start()
         own_etcd.kill()
-        await until(lambda: len(tried()) >= 8, "renewals are tried again and again")
+        await until(lambda: len(renewal_attempts()) >= 8, "the session has retried eight times")
         await session.close()
-    told = [record.message for record in tried() if record.levelno == logging.WARNING]
-    assert 0 < len(told) < 4
-    assert len(set(told)) == len(told)
+    notified = [record.message for record in renewal_attempts() if record.levelno == logging.WARNING]
+    assert 0 < len(notified) < 4
+    assert len(set(notified)) == len(notified)
 
 
-async def test_a_loop_that_stalled_beyond_the_deadline(client: EtcdClient, prefix: str) -> None:
-    """An answer that waited to be read does not revive what has had to stop."""
+async def test_an_event_loop_stalled_beyond_the_deadline_ends_the_session(client: EtcdClient, prefix: str) -> None:
+    """A renewal's answer that is read after the deadline does not revive the session."""
     session = Session(client, f"{prefix}node", b"", 3, margin=1.5)
     await session.start()
     while boottime() < session.deadline:
-        pass  # the loop does not run: a long GIL hold, a SIGSTOP
+        pass  # blocks the event loop, as a long GIL hold or a SIGSTOP does
     assert not session.alive
     deadline = session.deadline
     await session.lost
@@ -264,7 +265,9 @@ async def test_an_incarnation_id_is_used_only_once(client: EtcdClient, prefix: s
     await session.close()
 
 
-async def test_the_answer_to_the_start_is_lost(shared_etcd: EmbeddedEtcd, client: EtcdClient, prefix: str) -> None:
+async def test_a_session_starts_although_the_answer_to_its_start_was_lost(
+    shared_etcd: EmbeddedEtcd, client: EtcdClient, prefix: str
+) -> None:
     async with TcpProxy(shared_etcd.port) as proxy, connected(proxy.endpoint, request_timeout=0.4) as lossy:
         proxy.set(Mode.DROP_ANSWERS)
         lease = new_lease_id()
@@ -278,7 +281,7 @@ async def test_the_answer_to_the_start_is_lost(shared_etcd: EmbeddedEtcd, client
         await session.close()
 
 
-async def test_a_put_under_the_lease_needs_it(client: EtcdClient, prefix: str) -> None:
+async def test_closing_a_session_deletes_the_keys_on_its_lease(client: EtcdClient, prefix: str) -> None:
     session = Session(client, f"{prefix}node", b"", 5)
     await session.start()
     await client.commit(Txn((), (Put(f"{prefix}claim", b"", session.lease_id),)))

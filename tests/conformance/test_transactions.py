@@ -1,4 +1,4 @@
-"""Transactions as etcd really does them."""
+"""Transactions on a real etcd."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def test_range_compares(client: EtcdClient, prefix: str) -> None:
     assert not await holds(client, none_within(start, end))
 
 
-async def test_the_refused_branch_reads_who_won(client: EtcdClient, prefix: str) -> None:
+async def test_the_else_branch_reads_the_winning_value(client: EtcdClient, prefix: str) -> None:
     key = f"{prefix}key"
     won = await client.commit(Txn((), (Put(key, b"winner"),)))
     lost = await client.commit(Txn((absent(key),), (Put(key, b"loser"),), (Get(key),)))
@@ -74,7 +74,7 @@ async def test_the_refused_branch_reads_who_won(client: EtcdClient, prefix: str)
     assert (found.kv.value, found.kv.mod_revision, found.kv.create_revision) == (b"winner", won.revision, won.revision)
 
 
-async def test_results_follow_the_operations(client: EtcdClient, prefix: str) -> None:
+async def test_results_are_in_the_order_of_the_operations(client: EtcdClient, prefix: str) -> None:
     keys = [f"{prefix}{number}" for number in range(5)]
     await client.commit(Txn((), tuple(Put(key, key.encode()) for key in keys)))
     result = await client.commit(
@@ -102,7 +102,9 @@ async def test_results_follow_the_operations(client: EtcdClient, prefix: str) ->
     assert deleted == DeleteResult(3)
 
 
-async def test_nested_transactions_compare_the_state_before_all_of_it(client: EtcdClient, prefix: str) -> None:
+async def test_nested_transactions_compare_the_state_before_the_whole_transaction(
+    client: EtcdClient, prefix: str
+) -> None:
     outer, inner = f"{prefix}outer", f"{prefix}inner"
     nested = Txn((absent(outer),), (Put(inner, b"then"),), (Put(inner, b"else"),))
     result = await client.commit(Txn((), (Put(outer, b""), nested)))
@@ -114,7 +116,7 @@ async def test_nested_transactions_compare_the_state_before_all_of_it(client: Et
     assert (written.value, written.mod_revision) == (b"then", result.revision)
 
 
-async def test_63_claims_in_nested_transactions(client: EtcdClient, prefix: str) -> None:
+async def test_126_claims_in_nested_transactions_succeed_independently(client: EtcdClient, prefix: str) -> None:
     claims = tuple(
         Txn((absent(f"{prefix}{number}"),), (Put(f"{prefix}{number}", b"me"),), (Get(f"{prefix}{number}"),))
         for number in range(126)
@@ -137,33 +139,35 @@ async def test_63_claims_in_nested_transactions(client: EtcdClient, prefix: str)
         ((Put("", b""),), "key is not provided"),
     ],
 )
-async def test_what_etcd_refuses(client: EtcdClient, operations: tuple[Put, ...], words: str) -> None:
+async def test_etcd_rejects_a_malformed_transaction(
+    client: EtcdClient, operations: tuple[Put, ...], words: str
+) -> None:
     with pytest.raises(EtcdRejected, match=words):
         await client.commit(Txn((), operations), deadline=5)
 
 
-async def test_an_answer_larger_than_grpc_takes_by_default(client: EtcdClient, prefix: str) -> None:  # T2
+async def test_a_response_larger_than_the_default_limit_of_grpc_is_read(client: EtcdClient, prefix: str) -> None:  # T2
     for number in range(5):
         await client.commit(Txn((), (Put(f"{prefix}{number}", bytes(1_200_000)),)))
     listing = await client.list(prefix, f"{prefix}9")
     assert sum(len(pair.value) for pair in listing.kvs) == 6_000_000
 
 
-async def test_a_put_on_a_lease_that_is_gone(client: EtcdClient, prefix: str) -> None:
+async def test_a_put_on_a_missing_lease_fails(client: EtcdClient, prefix: str) -> None:
     with pytest.raises(LeaseNotFound):
         await client.commit(Txn((), (Put(f"{prefix}key", b"", lease=12345),)))
 
 
-async def test_keys_of_every_spelling_come_back(client: EtcdClient, prefix: str) -> None:
+async def test_keys_with_special_characters_are_listed_unchanged(client: EtcdClient, prefix: str) -> None:
     keys = [f"{prefix}{name}" for name in ("a", "a.b", "ab", "%2E", "ü", "\udcff")]
     await client.commit(Txn((), tuple(Put(key, b"") for key in keys)))
     listing = await client.list(prefix, f"{prefix[:-1]}/")
     assert {pair.key for pair in listing.kvs} == set(keys)
 
 
-async def test_a_full_database_leaves_the_outcome_unknown(small_etcd: EmbeddedEtcd) -> None:  # T8
+async def test_a_full_database_rejects_a_put_and_raises_the_alarm(small_etcd: EmbeddedEtcd) -> None:  # T8
     async with connected(small_etcd.endpoint) as client:
         assert "database space exceeded" in str(await fill_database(client))
         assert await client.alarms() == ("NOSPACE",)
         assert (await client.status()).alarms == ("NOSPACE",)
-        assert await client.get("fill0") is not None  # reads go on
+        assert await client.get("fill0") is not None  # reads still succeed

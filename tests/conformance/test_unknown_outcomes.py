@@ -1,4 +1,4 @@
-"""T9: a transaction whose answer is lost is resolved by the identical transaction, and by nothing else."""
+"""T9: after a lost answer, only an identical transaction resolves the unknown outcome."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ def claim(key: str, who: bytes) -> Txn:
     return Txn((absent(key),), (Put(key, who),), (Get(key),), label="claim")
 
 
-async def test_an_answer_that_is_lost(shared_etcd: EmbeddedEtcd, client: EtcdClient, prefix: str) -> None:
+async def test_a_commit_with_a_lost_answer_is_repeated(
+    shared_etcd: EmbeddedEtcd, client: EtcdClient, prefix: str
+) -> None:
     async with TcpProxy(shared_etcd.port) as proxy, connected(proxy.endpoint, request_timeout=0.5) as lossy:
         proxy.set(Mode.DROP_ANSWERS)
         commit = asyncio.ensure_future(lossy.commit(claim(f"{prefix}c", b"me")))
@@ -70,14 +72,14 @@ async def test_a_late_copy_of_a_repeated_transaction_changes_nothing(
         assert found.value == b"later"
 
 
-async def test_the_deadline_ends_in_an_unknown_outcome(shared_etcd: EmbeddedEtcd, prefix: str) -> None:
+async def test_a_commit_past_its_deadline_has_an_unknown_outcome(shared_etcd: EmbeddedEtcd, prefix: str) -> None:
     async with TcpProxy(shared_etcd.port) as proxy, connected(proxy.endpoint, request_timeout=0.3) as lossy:
         proxy.set(Mode.DROP_ANSWERS)
         with pytest.raises(OutcomeUnknown, match="identical"):
             await lossy.commit(claim(f"{prefix}c", b"me"), deadline=0.7)
 
 
-async def test_a_lost_session_ends_the_repetitions(shared_etcd: EmbeddedEtcd, prefix: str) -> None:
+async def test_the_loss_of_the_session_ends_the_retries(shared_etcd: EmbeddedEtcd, prefix: str) -> None:
     async with TcpProxy(shared_etcd.port) as proxy, connected(proxy.endpoint) as lossy:
         proxy.set(Mode.DROP_ANSWERS)
         lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -89,11 +91,11 @@ async def test_a_lost_session_ends_the_repetitions(shared_etcd: EmbeddedEtcd, pr
             await commit
 
 
-async def test_what_was_never_sent_is_not_unknown(own_etcd: EmbeddedEtcd) -> None:  # T7
+async def test_a_request_that_was_never_sent_has_a_known_outcome(own_etcd: EmbeddedEtcd) -> None:  # T7
     async with connected(own_etcd.endpoint, request_timeout=0.5) as client:
         own_etcd.kill()
         with pytest.raises((EtcdUnavailable, OutcomeUnknown)):
-            await client.commit(claim("c", b"me"), deadline=0.5)  # the connection broke under this one, perhaps
+            await client.commit(claim("c", b"me"), deadline=0.5)  # the connection may have failed during this one
         with pytest.raises(EtcdUnavailable, match="did not accept the claim"):
             await client.commit(claim("c", b"me"), deadline=0.5)
         waiting = asyncio.ensure_future(client.commit(claim("d", b"me")))
@@ -103,7 +105,7 @@ async def test_what_was_never_sent_is_not_unknown(own_etcd: EmbeddedEtcd) -> Non
         assert not result.repeated
 
 
-async def test_a_request_pending_when_the_server_dies(own_etcd: EmbeddedEtcd) -> None:
+async def test_a_request_pending_at_a_server_crash_is_repeated(own_etcd: EmbeddedEtcd) -> None:
     async with connected(own_etcd.endpoint, request_timeout=1.0) as client:
         own_etcd.pause()
         commit = asyncio.ensure_future(client.commit(claim("c", b"me")))
@@ -115,7 +117,7 @@ async def test_a_request_pending_when_the_server_dies(own_etcd: EmbeddedEtcd) ->
         assert result.repeated
 
 
-async def test_a_repeated_grant_finds_its_lease(shared_etcd: EmbeddedEtcd, client: EtcdClient) -> None:  # L6
+async def test_a_repeated_grant_returns_the_existing_lease(shared_etcd: EmbeddedEtcd, client: EtcdClient) -> None:  # L6
     async with TcpProxy(shared_etcd.port) as proxy, connected(proxy.endpoint, request_timeout=0.5) as lossy:
         proxy.set(Mode.DROP_ANSWERS)
         grant = asyncio.ensure_future(lossy.grant(30, 0x7157))
@@ -124,11 +126,11 @@ async def test_a_repeated_grant_finds_its_lease(shared_etcd: EmbeddedEtcd, clien
         proxy.set(Mode.PASS)
         assert await grant == 30
         await client.revoke(0x7157)
-        await client.revoke(0x7157)  # gone already: fine
+        await client.revoke(0x7157)  # revoking again is no error
         assert await client.time_to_live(0x7157) == (0, -1)
 
 
-async def test_an_unreachable_etcd_is_one_sentence() -> None:
+async def test_an_unreachable_etcd_is_reported_in_one_sentence() -> None:
     client = EtcdClient(EtcdConfig(("127.0.0.1:1",), connect_timeout=0.3))
     with pytest.raises(EtcdUnavailable, match=r"could not be reached within 0.3 s at 127.0.0.1:1 \(connection refused"):
         await client.connect()
@@ -138,21 +140,23 @@ async def test_an_unreachable_etcd_is_one_sentence() -> None:
 
 
 async def failure_of(client: EtcdClient, key: str) -> Failure:
-    """What a single request ends by, which may take as long as a silent connection is kept."""
+    """The failure of one request, which takes until gRPC closes a silent connection."""
     with pytest.raises(RequestFailed) as failed:
         await client.transport.unary(RANGE, rpc.RangeRequest(key=key.encode()), 12.0)
     return failed.value.failure
 
 
-async def test_what_cannot_connect_was_never_sent(shared_etcd: EmbeddedEtcd, client: EtcdClient, prefix: str) -> None:
-    """A hole that lasts. What is under way when the connection falls silent may have been applied; once that is given
-    up, attempts to connect time out, and requests and streams are refused unsent (T7).
+async def test_a_request_that_cannot_connect_was_never_sent(
+    shared_etcd: EmbeddedEtcd, client: EtcdClient, prefix: str
+) -> None:
+    """T7: a request sent before the connection fell silent may have been applied. After gRPC closes the connection,
+    attempts to connect time out, and requests and streams fail without being sent.
     """
     async with TcpProxy(shared_etcd.port) as proxy, connected(proxy.endpoint) as far:
         await far.get(prefix)
         proxy.set(Mode.BLACK_HOLE)
         failures: list[Failure] = []
-        while not failures or failures[-1].fate is Fate.UNKNOWN:  # gRPC may still give one to a connection that is gone
+        while not failures or failures[-1].fate is Fate.UNKNOWN:  # gRPC may still use the dead connection
             failures.append(await failure_of(far, prefix))
         failures += [await failure_of(far, prefix) for _ in range(2)]
         assert failures[0].fate is Fate.UNKNOWN

@@ -1,4 +1,4 @@
-"""What a user may without its role, and with a token that ended: all that the simulator's users can do."""
+"""Users without their role or with an invalid token: the behavior that the simulator models."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REFUSED_RENEWAL = "failed; retrying: etcdserver: permission denied (PERMISSION_D
 
 
 class ServerUsers:
-    """The users of an etcd that has none yet: the worker's role and tokens come and go."""
+    """Enables users on an etcd, and grants and revokes the worker's role and tokens."""
 
     def __init__(self, server: EmbeddedEtcd) -> None:
         self._server = server
@@ -47,9 +47,7 @@ class ServerUsers:
             await admin(root, "UserGrantRole", rpc.AuthUserGrantRoleRequest(user="worker", role="ours"))
 
     async def end_tokens(self) -> None:
-        """They are forgotten where authentication is turned off (and not by a restart: they stand in the server's log,
-        which it reads again).
-        """
+        """Turn authentication off and on, which drops all tokens. A restart keeps them: they are in etcd's log."""
         async with connected(self.endpoint, **ROOT) as root:
             await admin(root, "AuthDisable", rpc.AuthDisableRequest())
         async with connected(self.endpoint) as anybody:
@@ -61,7 +59,7 @@ async def users(own_etcd: EmbeddedEtcd) -> ServerUsers:
     return ServerUsers(own_etcd)
 
 
-async def test_a_token_that_ended_is_refused_and_replaced(users: ServerUsers) -> None:
+async def test_an_invalid_token_is_refused_and_replaced(users: ServerUsers) -> None:
     await users.enable()
     async with connected(users.endpoint, **WORKER) as client:
         assert (await client.commit(WRITE)).succeeded
@@ -76,12 +74,12 @@ async def test_a_token_that_ended_is_refused_and_replaced(users: ServerUsers) ->
             return bool(refused) and not refused[-1].startswith("UNAVAILABLE")
 
         while not await token_is_refused():
-            assert refused, "it is answered, as if its token were good"
+            assert refused, "etcd accepted a dropped token"
         assert refused[-1] == "UNAUTHENTICATED: etcdserver: invalid auth token"
         assert (await client.commit(WRITE)).succeeded
 
 
-async def test_sessions_and_watches_outlive_their_tokens(users: ServerUsers) -> None:
+async def test_sessions_and_watches_survive_dropped_tokens(users: ServerUsers) -> None:
     await users.enable()
     async with connected(users.endpoint, **WORKER) as client:
         mirror = Mirror()
@@ -99,7 +97,9 @@ async def test_sessions_and_watches_outlive_their_tokens(users: ServerUsers) -> 
         await feed.close()
 
 
-async def test_without_its_role_a_user_reaches_no_key(users: ServerUsers, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_user_without_its_role_reads_and_writes_no_key(
+    users: ServerUsers, caplog: pytest.LogCaptureFixture
+) -> None:
     await users.enable()
     async with connected(users.endpoint, **WORKER) as client:
         mirror = Mirror()
@@ -131,7 +131,7 @@ async def test_without_its_role_a_user_reaches_no_key(users: ServerUsers, caplog
         await session.close()
 
 
-async def test_a_watch_is_refused_for_as_long_as_the_role_is_gone(users: ServerUsers) -> None:
+async def test_a_watch_is_refused_until_the_role_is_granted_again(users: ServerUsers) -> None:
     await users.enable()
     async with connected(users.endpoint, **WORKER) as client:
         mirror = Mirror()
@@ -139,7 +139,7 @@ async def test_a_watch_is_refused_for_as_long_as_the_role_is_gone(users: ServerU
         await feed.start()
         await users.take_role()
         feed._want_listing()
-        await until(lambda: "denies" in feed.problem or "permission denied" in feed.problem, "it is refused")
+        await until(lambda: "denies" in feed.problem or "permission denied" in feed.problem, "the watch is refused")
         await users.give_role()
         written = await client.commit(WRITE)
         await feed.reached(written.revision)
@@ -148,8 +148,8 @@ async def test_a_watch_is_refused_for_as_long_as_the_role_is_gone(users: ServerU
 
 
 @pytest.mark.parametrize("attached", [False, True])
-async def test_who_may_revoke_a_lease(users: ServerUsers, attached: bool) -> None:
-    """Whoever may write the keys that go with it; each may grant one."""
+async def test_revoking_a_lease_needs_write_permission_for_its_keys(users: ServerUsers, attached: bool) -> None:
+    """Any user may grant a lease, and revoke a lease without keys."""
     await users.enable()
     async with connected(users.endpoint, **WORKER) as client:
         lease = new_lease_id()

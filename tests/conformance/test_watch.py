@@ -1,4 +1,4 @@
-"""The watch feed against real servers, through everything that happens to streams (W1–W11)."""
+"""The watch feed against real servers, with all kinds of stream failures (W1–W11)."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ async def put(client: EtcdClient, prefix: str, **values: str) -> int:
     return (await client.commit(Txn((), puts))).revision
 
 
-async def same(client: EtcdClient, mirror: Mirror, prefix: str) -> bool:
+async def matches_etcd(client: EtcdClient, mirror: Mirror, prefix: str) -> bool:
     listing = await client.list(prefix, f"{prefix[:-1]}/")
     return mirror.content == {pair.key: pair for pair in listing.kvs}
 
 
-async def test_listing_then_changes_in_order(client: EtcdClient, prefix: str) -> None:
+async def test_a_feed_reports_a_listing_and_then_changes_in_order(client: EtcdClient, prefix: str) -> None:
     await put(client, prefix, a="1", b="1")
     mirror = Mirror()
     feed = Feed(client, prefix, f"{prefix[:-1]}/", mirror.apply)
@@ -46,7 +46,7 @@ async def test_listing_then_changes_in_order(client: EtcdClient, prefix: str) ->
     gone = await client.commit(Txn((), (Delete(f"{prefix}b"),)))
     await feed.reached(gone.revision)
     assert mirror.values == {f"{prefix}a": b"2", f"{prefix}c": b"1"}
-    assert await same(client, mirror, prefix)
+    assert await matches_etcd(client, mirror, prefix)
     assert mirror.listings == 1
     deletion = mirror.batches[-1].events[-1]
     assert deletion.deleted
@@ -57,7 +57,7 @@ async def test_listing_then_changes_in_order(client: EtcdClient, prefix: str) ->
     assert len(mirror.batches) == applied
 
 
-async def test_the_keys_of_one_revision_come_together(client: EtcdClient, prefix: str) -> None:  # W4
+async def test_the_keys_of_one_revision_arrive_in_one_batch(client: EtcdClient, prefix: str) -> None:  # W4
     mirror = Mirror()
     feed = Feed(client, prefix, f"{prefix[:-1]}/", mirror.apply)
     await feed.start()
@@ -67,7 +67,7 @@ async def test_the_keys_of_one_revision_come_together(client: EtcdClient, prefix
     await feed.close()
 
 
-async def test_a_revision_that_touched_nothing_in_the_range(client: EtcdClient, prefix: str) -> None:  # W11
+async def test_a_feed_reaches_a_revision_without_changes_in_its_range(client: EtcdClient, prefix: str) -> None:  # W11
     mirror = Mirror()
     feed = Feed(client, prefix, f"{prefix[:-1]}/", mirror.apply)
     await feed.start()
@@ -77,8 +77,10 @@ async def test_a_revision_that_touched_nothing_in_the_range(client: EtcdClient, 
     await feed.close()
 
 
-async def test_catching_up_thousands_of_revisions_with_cuts(shared_etcd: EmbeddedEtcd, prefix: str) -> None:
-    """Catching-up batches end at 1,000 revisions and carry the current revision in their headers (W2)."""
+async def test_a_feed_catches_up_thousands_of_revisions_despite_cut_connections(
+    shared_etcd: EmbeddedEtcd, prefix: str
+) -> None:
+    """W2: batches that catch up hold at most 1,000 revisions, and their headers carry the current revision."""
     async with TcpProxy(shared_etcd.port) as proxy, connected(proxy.endpoint) as client:
         mirror = Mirror()
         feed = Feed(client, prefix, f"{prefix[:-1]}/", mirror.apply)
@@ -95,20 +97,20 @@ async def test_catching_up_thousands_of_revisions_with_cuts(shared_etcd: Embedde
                 revisions += [result.revision for result in results]
             proxy.set(Mode.PASS)
             last = max(revisions)
-            # Not `feed.reached`: on a slow machine it lists.
+            # Not `feed.reached`, which lists again on a slow machine.
             for _ in range(4):
                 before = len(mirror.mod_revisions)
                 await until(lambda before=before: feed.revision >= last or len(mirror.mod_revisions) > before)
                 proxy.cut()
             await until(lambda: feed.revision >= last)
             assert mirror.listings == 1
-            assert mirror.mod_revisions[1:] == sorted(revisions)  # each once, in order, none left out
-            assert await same(writer, mirror, prefix)
+            assert mirror.mod_revisions[1:] == sorted(revisions)  # each once and in order
+            assert await matches_etcd(writer, mirror, prefix)
         await feed.close()
 
 
-async def test_batches_that_catch_up_tell_the_current_revision(own_etcd: EmbeddedEtcd) -> None:
-    """W2: who resumed at the revision of such a header would miss what the next batch brings."""
+async def test_batches_that_catch_up_carry_the_current_revision(own_etcd: EmbeddedEtcd) -> None:
+    """W2: a client that resumed at the header's revision would miss the events of the next batches."""
     async with connected(own_etcd.endpoint) as client:
         revisions = list[int]()
         for _ in range(25):
@@ -131,7 +133,7 @@ async def test_batches_that_catch_up_tell_the_current_revision(own_etcd: Embedde
 async def test_a_watch_from_the_next_revision_gets_no_progress_notification(
     shared_etcd: EmbeddedEtcd, prefix: str
 ) -> None:
-    """W8a: until something is written, a newer server leaves the request unanswered, which is no sign of a fault."""
+    """W8a: until the next write, a newer server leaves a progress request unanswered, which is no failure."""
     async with connected(shared_etcd.endpoint) as client:
         now = await put(client, prefix, a="1")
         stream = WatchStream(client, prefix, f"{prefix[:-1]}/", now + 1)
@@ -145,15 +147,17 @@ async def test_a_watch_from_the_next_revision_gets_no_progress_notification(
         while not answer.done():
             await stream.ask_progress()
             await asyncio.wait([answer], timeout=0.1)
-        told = await answer
+        response = await answer
         stream.cut()
-        assert told is not None
-        assert not told.events
+        assert response is not None
+        assert not response.events
         if orders_requested_progress(client.known_version(stream.address)):
-            assert told.header.revision >= elsewhere
+            assert response.header.revision >= elsewhere
 
 
-async def test_large_revisions_in_fragments_with_cuts(shared_etcd: EmbeddedEtcd, prefix: str) -> None:  # W5
+async def test_a_feed_joins_fragments_of_large_revisions_despite_cut_connections(
+    shared_etcd: EmbeddedEtcd, prefix: str
+) -> None:  # W5
     async with TcpProxy(shared_etcd.port) as proxy, connected(proxy.endpoint) as client:
         mirror = Mirror()
         feed = Feed(client, prefix, f"{prefix[:-1]}/", mirror.apply)
@@ -186,11 +190,11 @@ async def test_large_revisions_in_fragments_with_cuts(shared_etcd: EmbeddedEtcd,
                 proxy.cut()
             await until(lambda: feed.revision >= revisions[-1])
             assert mirror.mod_revisions[1:] == [revision for revision in revisions for _ in range(4)]
-            assert await same(writer, mirror, prefix)
+            assert await matches_etcd(writer, mirror, prefix)
         await feed.close()
 
 
-async def test_compaction_while_lagging(own_etcd: EmbeddedEtcd) -> None:  # W6
+async def test_a_feed_lists_again_when_its_position_was_compacted(own_etcd: EmbeddedEtcd) -> None:  # W6
     async with (
         TcpProxy(own_etcd.port) as proxy,
         connected(proxy.endpoint, request_timeout=1.0) as client,
@@ -216,7 +220,7 @@ async def test_compaction_while_lagging(own_etcd: EmbeddedEtcd) -> None:  # W6
         await feed.close()
 
 
-async def test_listing_again_on_request_and_by_the_clock(client: EtcdClient, prefix: str) -> None:
+async def test_a_feed_lists_again_on_request_and_at_its_interval(client: EtcdClient, prefix: str) -> None:
     mirror = Mirror()
     feed = Feed(client, prefix, f"{prefix[:-1]}/", mirror.apply, relist_every=0.2)
     await feed.start()
@@ -228,10 +232,10 @@ async def test_listing_again_on_request_and_by_the_clock(client: EtcdClient, pre
     await feed.close()
 
 
-async def test_a_listing_is_gathered_part_by_part(
+async def test_a_listing_is_passed_on_in_parts(
     client: EtcdClient, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where its revision is compacted away between two of them, for which the pages are wrapped."""
+    """This also holds when its revision is compacted between two parts, which the patched ``parts`` simulates."""
     names = [f"{prefix}{number:04}" for number in range(2_500)]
     for n in range(0, len(names), 125):
         await client.commit(Txn((), tuple(Put(name, b"1") for name in names[n : n + 125])))
@@ -239,7 +243,7 @@ async def test_a_listing_is_gathered_part_by_part(
     batches: list[Batch] = []
     pages, cut = client.parts, [True, False, False]
 
-    class Gathered:
+    class RecordedParts:
         def __init__(self) -> None:
             self.parts: list[list[str]] = []
             parts.append(self.parts)
@@ -247,15 +251,15 @@ async def test_a_listing_is_gathered_part_by_part(
         def apply(self, changes: list[Change], /) -> None:
             self.parts.append([change.kv.key for change in changes])
 
-    async def compacted_away(start: str, end: str) -> AsyncIterator[Listing]:
+    async def parts_with_one_compaction(start: str, end: str) -> AsyncIterator[Listing]:
         lost = cut.pop(0)
         async for part in pages(start, end):
             yield part
             if lost:
                 raise Compacted("gone")
 
-    monkeypatch.setattr(client, "parts", compacted_away)
-    feed = Feed(client, prefix, f"{prefix[:-1]}/", batches.append, gather=Gathered)
+    monkeypatch.setattr(client, "parts", parts_with_one_compaction)
+    feed = Feed(client, prefix, f"{prefix[:-1]}/", batches.append, gather=RecordedParts)
     await feed.start()
     assert (batches[0].listing, batches[0].events) == (True, ())
     assert batches[0].gathered.parts is parts[1]
@@ -269,7 +273,7 @@ async def test_a_listing_is_gathered_part_by_part(
     await feed.close()
 
 
-async def test_a_server_that_restarts(own_etcd: EmbeddedEtcd) -> None:
+async def test_a_feed_continues_after_a_restart_of_the_server(own_etcd: EmbeddedEtcd) -> None:
     async with connected(own_etcd.endpoint) as client:
         mirror = Mirror()
         feed = Feed(client, "t.", "t/", mirror.apply)
@@ -285,12 +289,12 @@ async def test_a_server_that_restarts(own_etcd: EmbeddedEtcd) -> None:
         await feed.close()
 
 
-async def test_closing_while_listing_again(client: EtcdClient, prefix: str) -> None:
+async def test_closing_a_feed_that_lists_again_ends_its_waiters(client: EtcdClient, prefix: str) -> None:
     feed = Feed(client, prefix, f"{prefix[:-1]}/", Mirror().apply)
     await feed.start()
     await feed.reached(await put(client, prefix, a="1"))
     relisting = asyncio.ensure_future(feed.relist())
-    await asyncio.wait([relisting], timeout=0)  # it has cut the stream
+    await asyncio.wait([relisting], timeout=0)  # relist() has cut the stream
     await asyncio.wait_for(feed.close(), 5.0)
     with pytest.raises(EtcdUnavailable, match="closed"):
         await relisting
@@ -317,8 +321,8 @@ async def test_a_consumer_that_fails_ends_the_feed(client: EtcdClient, prefix: s
 
 
 async def test_a_stream_on_a_failed_member_is_reopened_on_another_member(own_etcd: EmbeddedEtcd) -> None:
-    """Requests to a member that swallows everything fail within their time; a watch there, which only stays silent, is
-    doubted with them. (An old server is not asked for its progress, so the silence alone would last a minute.)
+    """A member that drops everything makes requests time out. Its watch is only silent, so it is moved together with
+    the requests. (Old servers get no progress requests: silence alone would take a minute to detect.)
     """
     async with TcpProxy(own_etcd.port) as proxy:
         endpoints = f"{proxy.endpoint},{own_etcd.endpoint}"
@@ -326,11 +330,11 @@ async def test_a_stream_on_a_failed_member_is_reopened_on_another_member(own_etc
             mirror = Mirror()
             feed = Feed(client, "d.", "d/", mirror.apply)
             await feed.start()
-            await until(lambda: proxy.requested > 0 and feed.problem == "", "the watch stands")
+            await until(lambda: proxy.requested > 0 and feed.problem == "", "the watch is open")
             written = await client.commit(Txn((), (Put("d.a", b"1"),)))
             await feed.reached(written.revision)
             proxy.set(Mode.BLACK_HOLE)
             await other.commit(Txn((), (Put("d.a", b"2"),)))
             assert await client.get("d.a")  # moves on to the other endpoint
-            await until(lambda: mirror.values["d.a"] == b"2", "the watch goes on", timeout=10)
+            await until(lambda: mirror.values["d.a"] == b"2", "the watch continues", timeout=10)
             await feed.close()

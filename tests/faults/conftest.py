@@ -1,5 +1,6 @@
-"""Real daemons under faults. After each test etcd's history is audited and what was written is compared, whatever the
-test itself looks at.
+"""Fixtures for real daemons under faults.
+
+After each test etcd's history is audited, and written data is compared with the jobs' outcomes.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.faults.aftermath import problems
-from tests.faults.striking import Strikes
+from tests.faults.data_checks import find_problems
+from tests.faults.fault_injection import FaultInjector
 from tests.integration.conftest import etcd, group
 from tests.support import daemons
 from tests.support.behaviors import sample_env
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
     from pathlib import Path
 
-__all__ = ["aftermath", "etcd", "group", "sample_env"]
+__all__ = ["check_history_and_data", "etcd", "group", "sample_env"]
 
 PASSED = pytest.StashKey[bool]()
 
@@ -37,40 +38,43 @@ def pytest_runtest_makereport(
 
 
 @pytest.fixture(autouse=True)
-def aftermath(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Whenever the daemons of a test have ended: no invariant is broken, and the data is what the outcomes name. Two
-    attempts of a job have not written at once, unless the test is marked ``overlaps``.
-    """
-    looked = []
+def check_history_and_data(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Check the history and the written data whenever the daemons of a test have ended.
 
-    def look(endpoint: str) -> None:
-        """With the user whom the daemons had from the environment, if any."""
+    Two attempts of a job must not have written at the same time, unless the test is marked ``overlaps``.
+    """
+    checked_endpoints = []
+
+    def check(endpoint: str) -> None:
+        """Read the history as the user from the daemons' environment, if any."""
         names = {"username": "DISTOP_USER", "password": "DISTOP_PASSWORD"}
         user = {option: os.environ[name] for option, name in names.items() if name in os.environ}
         overlaps = request.node.get_closest_marker("overlaps") is not None
-        found = problems(read_steps(endpoint, **user), overlaps=overlaps)
-        looked.append(endpoint)
+        found = find_problems(read_steps(endpoint, **user), overlaps=overlaps)
+        checked_endpoints.append(endpoint)
         assert not found, "\n".join(found)
 
-    daemons.FINAL_CHECKS.append(look)
+    daemons.FINAL_CHECKS.append(check)
     yield
-    daemons.FINAL_CHECKS.remove(look)
-    assert looked or not request.node.stash.get(PASSED, False), "nothing was audited: start daemons by daemons(...)"
+    daemons.FINAL_CHECKS.remove(check)
+    assert checked_endpoints or not request.node.stash.get(PASSED, False), (
+        "nothing was audited: start daemons by daemons(...)"
+    )
 
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Journal:
-    """Where the writing jobs write down what they do."""
+    """The journal in which the writing jobs record their work."""
     return Journal(tmp_path / "journal.jsonl")
 
 
 @pytest.fixture
-def strikes(tmp_path: Path) -> Strikes:
-    """What strikes the behaviors of ``tests.faults.struck_apply`` and ``struck_validate``."""
-    return Strikes(tmp_path / "strikes")
+def faults(tmp_path: Path) -> FaultInjector:
+    """Injects faults into the behaviors of ``tests.faults.faulty_apply`` and ``faulty_validate``."""
+    return FaultInjector(tmp_path / "faults")
 
 
 @pytest.fixture
-def struck_env(sample_env: dict[str, str], strikes: Strikes) -> dict[str, str]:
-    """The environment of daemons whose children are struck."""
-    return {**sample_env, **strikes.env}
+def faulty_env(sample_env: dict[str, str], faults: FaultInjector) -> dict[str, str]:
+    """The environment of daemons whose children have injected faults."""
+    return {**sample_env, **faults.env}

@@ -1,4 +1,4 @@
-"""``build-index`` and ``drop-index`` that stand still at a moment of a test's choice, or meet a disk that is full."""
+"""``build-index`` and ``drop-index`` that block at a moment of the test's choice, or find the disk full."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distop.behavior import Retry
-from distop.worker.child_side.job_context import JobProgress
+from distop.worker.child_side.checkpoints import JobProgress
 from distop_behaviors import index
 from distop_behaviors.index import BuildIndex, DropIndex, postings, segments
 from distop_behaviors.index.index_argument import BuildArgument, DropArgument
@@ -36,25 +36,27 @@ POINTS: dict[str, tuple[Any, str]] = {
     "stages": (index, "remove_stages"),
     "given-back": (index, "delete_or_log"),
 }
-"""What changes a file that another attempt, or a reader, could see; and a job's end, after which it is reported."""
+"""Functions that change a file which other attempts or readers can see, and the end of a job."""
 MOMENTS = [
     *("before-segment", "after-segment", "after-journal", "after-checkpoint", "after-report"),
     *("before-merge", "after-add", "before-publish", "after-publish", "after-sweep", "after-stages"),
 ]
-"""Of which each leaves other files than the one before."""
+"""Moments of a build, with different files on disk at each."""
 DROP_MOMENTS = ["before-publish", "after-publish", "before-data", "after-data", "after-drop", "after-given-back"]
 FULL = 100_000
-"""Bytes that a file of this process can have while its disk is full: more than a line of a log."""
+"""The maximum size in bytes of a file of this process while its disk counts as full: more than a log line."""
 
 _lock = threading.Lock()
-_now: list[HeldArgument | HeldDropArgument] = []
-"""The argument of the operation that runs in this process."""
+_argument: list[HeldArgument | HeldDropArgument] = []
+"""The argument of the operation in this process, if any."""
 
 
 class HeldArgument(BuildArgument):
-    """``at``: the moment; whoever comes there first writes ``<folder>/<at>``, with its process, and goes on once
-    ``<folder>/go`` is there. While ``<folder>/full`` is there, jobs and completion can write small files only; one
-    that failed for it writes ``<folder>/failed``, and ends once there is space. Who ends writes ``<folder>/ended-PID``.
+    """``at``: the moment at which the first process blocks until ``<folder>/go`` exists.
+
+    That process writes its pid to ``<folder>/<at>``. While ``<folder>/full`` exists, jobs and completion can only write
+    small files. A call that fails for this writes ``<folder>/failed``, and ends once there is space. Each call that
+    ends writes ``<folder>/ended-PID``.
     """
 
     at: str = ""
@@ -69,41 +71,41 @@ class HeldDropArgument(DropArgument):
 
 
 class HeldBuild(BuildIndex):
-    """The same code, under another name."""
+    """The original code with the moments of ``POINTS`` patched in."""
 
     type_name = "held-index"
     Arg = HeldArgument
     retry = Retry(attempts=20, initial=0.1, maximum=0.2)
 
     def start_or_resume_job(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> Any:
-        with _watched(arg):
+        with _patched_call(arg):
             return super().start_or_resume_job(arg, partition, ctx)
 
     def complete_operation(self, arg: Any, table: TableRecord | None, summary: Summary, ctx: JobContext) -> Any:
-        with _watched(arg):
+        with _patched_call(arg):
             return super().complete_operation(arg, table, summary, ctx)
 
 
 class HeldDrop(DropIndex):
-    """The same code, under another name."""
+    """The original code with the moments of ``POINTS`` patched in."""
 
     type_name = "held-drop"
     Arg = HeldDropArgument
     retry = HeldBuild.retry
 
     def start_or_resume_job(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> Any:
-        with _watched(arg):
+        with _patched_call(arg):
             return super().start_or_resume_job(arg, partition, ctx)
 
 
 @contextlib.contextmanager
-def _watched(arg: HeldArgument | HeldDropArgument) -> Iterator[None]:
+def _patched_call(arg: HeldArgument | HeldDropArgument) -> Iterator[None]:
     with _lock:
-        if not _now:
+        if not _argument:
             segments.SEGMENT_FILES = 1
             for point, (owner, name) in POINTS.items():
-                setattr(owner, name, _held(point, getattr(owner, name)))
-        _now[:] = [arg]
+                setattr(owner, name, _with_moments(point, getattr(owner, name)))
+        _argument[:] = [arg]
     full = Path(arg.folder, "full")
     try:
         yield
@@ -119,24 +121,24 @@ def _watched(arg: HeldArgument | HeldDropArgument) -> Iterator[None]:
 
 
 def _limit(*, full: bool) -> None:
-    """A write beyond it fails, as it does where there is no space."""
+    """With ``full``, limit the size of files, so that larger writes fail as on a full disk."""
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (FULL if full else hard, hard))
 
 
-def _held(point: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def _with_moments(point: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
-        _moment(f"before-{point}")
-        _limit(full=Path(_now[0].folder, "full").exists())
+        _block_at(f"before-{point}")
+        _limit(full=Path(_argument[0].folder, "full").exists())
         found = function(*args, **kwargs)
-        _moment(f"after-{point}")
+        _block_at(f"after-{point}")
         return found
 
     return call
 
 
-def _moment(name: str) -> None:
-    arg = _now[0]
+def _block_at(name: str) -> None:
+    arg = _argument[0]
     if arg.at != name:
         return
     folder = Path(arg.folder)

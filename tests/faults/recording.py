@@ -1,4 +1,4 @@
-"""A server in front of etcd that writes down what it is asked: also what etcd refuses, which no history shows."""
+"""A proxy in front of etcd that records all requests, also refused ones, which etcd's history lacks."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ HARMLESS = {
         *(wire.STATUS, wire.ALARM, wire.MEMBERS, wire.AUTHENTICATE),
     )
 }
-"""What changes no key, whatever it says; a transaction may be harmless, too."""
+"""Methods that change no keys. A transaction may change none, either."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """One request, and when it arrived, on the clock of all deadlines."""
+class RecordedRequest:
+    """One request and its arrival on the clock of the deadlines, CLOCK_BOOTTIME."""
 
     at: float
     method: str
@@ -37,7 +37,7 @@ class Asked:
 
     @property
     def writes(self) -> bool:
-        """Whether a key may change by it. What is not known here may change one."""
+        """Whether the request may change a key. Unknown methods count as changing one."""
         if self.method == wire.TXN.path:
             return _changes(rpc.TxnRequest.FromString(self.request))
         return self.method not in HARMLESS
@@ -57,18 +57,18 @@ def _writes(part: rpc.RequestOp) -> bool:
 
 
 class Recorder(Forwarder):
-    """``requests``: all that arrived, in order, each written down before it is passed on. ``replaced``: how often a
-    token was asked for after one had been refused.
+    """``requests``: all requests in order, each recorded before it is passed on. ``replaced``: the number of tokens
+    requested after a token was refused.
     """
 
     def __init__(self, target: str) -> None:
         super().__init__(target)
-        self.requests: list[Asked] = []
+        self.requests: list[RecordedRequest] = []
         self.replaced = 0
         self._refused = False
 
     def on_request(self, method: str, request: bytes) -> None:
-        self.requests.append(Asked(boottime(), method, request))
+        self.requests.append(RecordedRequest(boottime(), method, request))
         if method == wire.AUTHENTICATE.path:
             self.replaced += self._refused
             self._refused = False
@@ -76,14 +76,14 @@ class Recorder(Forwarder):
     def on_error(self, method: str, details: str) -> None:
         self._refused = self._refused or "invalid auth token" in details
 
-    def writes_until_grant(self, moment: float) -> list[Asked]:
-        """What may change a key, from a moment on until a lease is asked for. AssertionError where none is."""
-        later = [asked for asked in self.requests if asked.at >= moment]
-        grant = next((n for n, asked in enumerate(later) if asked.grants), None)
-        assert grant is not None, "no new session was asked for"
-        return [asked for asked in later[:grant] if asked.writes]
+    def writes_until_grant(self, moment: float) -> list[RecordedRequest]:
+        """Requests that may change a key, from ``moment`` until the next grant. AssertionError if there is no grant."""
+        later = [request for request in self.requests if request.at >= moment]
+        grant = next((n for n, request in enumerate(later) if request.grants), None)
+        assert grant is not None, "no new session was requested"
+        return [request for request in later[:grant] if request.writes]
 
 
-def told(requests: Iterable[Asked]) -> str:
-    """Requests for somebody to read."""
-    return "\n".join(str(asked) for asked in requests)
+def formatted(requests: Iterable[RecordedRequest]) -> str:
+    """The requests as text for an error message."""
+    return "\n".join(str(request) for request in requests)

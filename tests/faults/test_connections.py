@@ -1,4 +1,4 @@
-"""Connections to etcd that fail in one direction, or in silence, under daemons at work. The audit follows."""
+"""Connections of busy daemons to etcd that fail silently or in one direction."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ def start(group: Daemons, journal: Journal) -> Operation:
     return group.client.start_operation("writing", TABLE, settings)
 
 
-def far(group: Daemons, proxy: ThreadedProxy, ttl: float, env: dict[str, str]) -> Daemon:
-    """A daemon that reaches etcd through the proxy alone."""
+def start_behind_proxy(group: Daemons, proxy: ThreadedProxy, ttl: float, env: dict[str, str]) -> Daemon:
+    """Start a daemon that reaches etcd only through the proxy."""
     daemon = group.spawn("ann", "--etcd", proxy.endpoint, ttl=ttl, env=env)
     group.await_ready("ann")
     return daemon
 
 
-def assert_whole(group: Daemons, operation: Operation, journal: Journal) -> None:
+def assert_success(group: Daemons, operation: Operation, journal: Journal) -> None:
     result = operation.wait(120)
     assert result.state == "success", group.tails()
     assert_data(Written(group.endpoint, OperationRef.parse(operation.ref)), journal, JOBS, ROWS)
 
 
-def test_connections_that_die_in_silence(
+def test_a_session_survives_connections_that_die_silently(
     etcd: EmbeddedEtcd, group: Daemons, journal: Journal, sample_env: dict[str, str]
 ) -> None:
-    """With one endpoint there is nowhere else to go: the daemon connects anew before its session ends."""
+    """There is only one endpoint, so the daemon must reconnect to it before its session ends."""
     with ThreadedProxy(etcd.port) as proxy:
-        ann = far(group, proxy, 10, sample_env)
+        ann = start_behind_proxy(group, proxy, 10, sample_env)
         before = set(group.client.nodes())
         operation = start(group, journal)
         group.eventually(lambda: len(journal.lines()) > 10, "the jobs write")
         proxy.drop_connections_silently()
-        assert_whole(group, operation, journal)
+        assert_success(group, operation, journal)
         assert set(group.client.nodes()) == before
         assert "Session lost" not in ann.log.read_text()
         assert ann.stop() == 0
@@ -65,22 +65,22 @@ def test_connections_that_die_in_silence(
         pytest.param(Mode.HOLD_REQUESTS, id="requests held", marks=pytest.mark.slow),
     ],
 )
-def test_a_cut_in_one_direction(
+def test_a_daemon_with_a_one_way_connection_stops_and_its_jobs_are_taken_over(
     etcd: EmbeddedEtcd, group: Daemons, journal: Journal, sample_env: dict[str, str], mode: Mode
 ) -> None:
-    """Answers lost: etcd renews the lease and takes every write, and the daemon hears nothing of it. Requests held:
-    what the session wrote arrives when it has ended. Either way it stops by its own clock, and nothing is done twice.
+    """With lost answers, etcd renews the lease and applies every write. With held requests, writes arrive after the
+    end of their session. In both cases the daemon stops by its own clock, and no job counts twice.
     """
     with ThreadedProxy(etcd.port) as proxy:
-        ann = far(group, proxy, 4, sample_env)
+        ann = start_behind_proxy(group, proxy, 4, sample_env)
         before = set(group.client.nodes())
         operation = start(group, journal)
         group.eventually(lambda: set(holders(group)) == {"ann"} and len(journal.lines()) > 10, "the jobs write")
         proxy.set(mode)
-        group.eventually(lambda: "Session lost" in ann.log.read_text(), "it stops by its own clock", "ann")
+        group.eventually(lambda: "Session lost" in ann.log.read_text(), "ann stops by its own clock", "ann")
         group.start("bob", env=sample_env)
-        group.eventually(lambda: set(holders(group)) == {"bob"}, "its jobs are taken over")
+        group.eventually(lambda: set(holders(group)) == {"bob"}, "bob takes over the jobs")
         proxy.set(Mode.PASS)
-        assert_whole(group, operation, journal)
+        assert_success(group, operation, journal)
         assert not before & set(group.client.nodes())
         assert ann.stop() == 0

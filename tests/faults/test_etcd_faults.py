@@ -1,4 +1,4 @@
-"""etcd in trouble: what daemons do. That nothing is lost or done twice is looked at after each test (conftest.py)."""
+"""Faults of etcd, and the behavior of daemons. conftest.py checks history and data after each test."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ JOBS, ROWS = 12, 10
 
 
 def start(group: Daemons, journal: Journal, **arg: Any) -> Operation:
-    """An operation that writes."""
+    """Start an operation whose jobs write rows."""
     settings = {"jobs": JOBS, "rows": ROWS, "pause": 0.1, "journal": str(journal.path), **arg}
     return group.client.start_operation("writing", TABLE, settings)
 
 
-def assert_whole(group: Daemons, operation: Operation, journal: Journal, **options: bool) -> None:
-    """It succeeds, and the data is what it should be."""
+def assert_success(group: Daemons, operation: Operation, journal: Journal, **options: bool) -> None:
+    """Assert that the operation succeeds with the right data."""
     result = operation.wait(120)
     assert result.state == "success", group.tails()
     written = Written(group.endpoint, OperationRef.parse(operation.ref))
@@ -63,8 +63,8 @@ def incarnations(group: Daemons) -> set[str]:
     return set(group.client.nodes())
 
 
-def do(endpoint: str, work: Callable[..., Any], **options: Any) -> Any:
-    """One piece of work with a client of the store."""
+def with_store_client(endpoint: str, work: Callable[..., Any], **options: Any) -> Any:
+    """Run a coroutine function with a store client."""
 
     async def run() -> Any:
         async with connected(endpoint, **options) as client:
@@ -73,11 +73,11 @@ def do(endpoint: str, work: Callable[..., Any], **options: Any) -> Any:
     return asyncio.run(run())
 
 
-def test_etcd_is_down_for_longer_than_the_time_to_live(
+def test_an_outage_of_twice_the_ttl_costs_each_running_job_one_failure(
     group: Daemons, etcd: EmbeddedEtcd, journal: Journal, sample_env: dict[str, str]
 ) -> None:
-    """For twice as long. All stop before their leases could end, and try to begin anew; once etcd is back, they are new
-    incarnations and go on. It counts as one failure of each job that ran, and of no other.
+    """All daemons stop before their leases could expire, and retry. Once etcd is back, they continue as new
+    incarnations. The outage counts as one failure of each job that ran, and of no other job.
     """
     ttl = 3.0
     both = group.start("ann", "bob", ttl=ttl, env={**sample_env, "DISTOP_CONNECT_TIMEOUT": "1"})
@@ -88,66 +88,70 @@ def test_etcd_is_down_for_longer_than_the_time_to_live(
     etcd.kill()
     killed = boottime()
     for daemon in both:
-        group.eventually(partial(logged, daemon, "Session lost"), "it lost its session", daemon.name)
-        group.eventually(partial(logged, daemon, "Waiting for etcd"), "it tries to begin anew", daemon.name)
-    quiet = len(journal.lines())
-    eventually(lambda: boottime() > killed + 2 * ttl, "the time to live has passed twice")
+        group.eventually(partial(logged, daemon, "Session lost"), "it has lost its session", daemon.name)
+        group.eventually(partial(logged, daemon, "Waiting for etcd"), "it waits for etcd", daemon.name)
+    lines_before_return = len(journal.lines())
+    eventually(lambda: boottime() > killed + 2 * ttl, "twice the TTL has passed")
     assert not etcd.running
-    assert len(journal.lines()) == quiet, "nothing was written between the deadline and the return of etcd"
+    assert len(journal.lines()) == lines_before_return, "no job writes between the deadline and the return of etcd"
     etcd.restart()
-    assert_whole(group, operation, journal)
+    assert_success(group, operation, journal)
     after = incarnations(group)
     assert len(after) == 2
     assert not before & after
-    assert_failed_once_with(before, Written(group.endpoint, OperationRef.parse(operation.ref)))
+    assert_interrupted_jobs_failed_once(before, Written(group.endpoint, OperationRef.parse(operation.ref)))
 
 
-def assert_failed_once_with(gone: set[str], written: Written) -> None:
-    """Each job that one of these incarnations held and did not end has had another attempt, and no other job has."""
+def assert_interrupted_jobs_failed_once(ended_incarnations: set[str], written: Written) -> None:
+    """Assert that exactly the jobs interrupted by the end of these incarnations had a failure and a second attempt."""
     lost = 0
     for partition, claims in written.claims.items():
-        told = [json.loads(claim) for claim in claims]
+        attempts = [json.loads(claim) for claim in claims]
         (outcome,) = [json.loads(text) for text in written.outcomes[partition]]
-        interrupted = told[0]["incarnation"] in gone and outcome["incarnation"] not in gone
+        interrupted = (
+            attempts[0]["incarnation"] in ended_incarnations and outcome["incarnation"] not in ended_incarnations
+        )
         expected = [(1, 0), (2, 1)] if interrupted else [(1, 0)]
-        assert [(claim["attempt"], claim["failures"]) for claim in told] == expected, told
+        assert [(claim["attempt"], claim["failures"]) for claim in attempts] == expected, attempts
         lost += interrupted
-    assert lost, "some ran"
+    assert lost, "some jobs were interrupted"
 
 
 def logged(daemon: Daemon, words: str) -> bool:
     return words in daemon.log.read_text()
 
 
-def test_a_disk_that_stalls(group: Daemons, etcd: EmbeddedEtcd, journal: Journal, sample_env: dict[str, str]) -> None:
-    """etcd stands still again and again, each time for less than the time to live: SIGSTOP in the disk's place."""
+def test_daemons_keep_their_sessions_while_the_disk_of_etcd_stalls(
+    group: Daemons, etcd: EmbeddedEtcd, journal: Journal, sample_env: dict[str, str]
+) -> None:
+    """SIGSTOP simulates the disk: etcd stalls four times, each time for less than the TTL."""
     group.start("ann", "bob", ttl=6, env=sample_env)
     before = incarnations(group)
-    rows = 120  # so many that all four times find jobs at work, though a busy machine takes seconds in between
+    rows = 120  # enough for jobs to run during all four stalls on a busy machine
     operation = start(group, journal, jobs=4, rows=rows)
     group.eventually(lambda: len(holders(group)) == 2, "both hold claims")
     for _ in range(4):
         etcd.pause()
-        seen = len(journal.lines())
-        eventually(lambda n=seen: len(journal.lines()) > n + 30, "the jobs write on meanwhile")
+        lines_before = len(journal.lines())
+        eventually(lambda n=lines_before: len(journal.lines()) > n + 30, "the jobs continue to write")
         etcd.resume()
-        dump(group.endpoint)  # it answers again
+        dump(group.endpoint)  # etcd answers again
     result = operation.wait(60)
     assert result.state == "success", group.tails()
     assert_data(Written(group.endpoint, OperationRef.parse(operation.ref)), journal, 4, rows)
-    assert incarnations(group) == before, "nobody lost a session"
+    assert incarnations(group) == before, "no daemon lost its session"
 
 
-def test_renewals_are_answered_while_no_write_is(
+def test_daemons_keep_their_sessions_while_etcd_answers_renewals_only(
     tmp_path: Path, journal: Journal, sample_env: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As with disks that are slow: the leader answers, and nothing is committed in time, but late. Here its followers
-    stand still. Sessions live on; each write that was not answered is repeated, and the copies count once.
+    """Stopped followers simulate slow disks: the leader answers renewals, but commits writes late. Sessions survive.
+    Each unanswered write is repeated, and its copies count once.
     """
     monkeypatch.setenv("DISTOP_ACCEPT_ETCD_DEFECTS", "1")
     monkeypatch.setenv("DISTOP_REQUEST_TIMEOUT", "1")
-    patient = ("--heartbeat-interval", "500", "--election-timeout", "12000")  # it does not step down meanwhile
-    monkeypatch.setattr(embedded, "_START_LIMIT", 90.0)  # an election whose votes are split is repeated as late
+    patient = ("--heartbeat-interval", "500", "--election-timeout", "12000")  # so that the leader does not step down
+    monkeypatch.setattr(embedded, "_START_LIMIT", 90.0)  # an election with split votes takes another time-out
     with EtcdCluster(arguments=patient) as cluster:
         leader = next(m for m in cluster.members if is_leader(m))
         with daemons(leader.endpoint, tmp_path) as group:
@@ -161,16 +165,16 @@ def test_renewals_are_answered_while_no_write_is(
                     member.pause()
             for daemon in working:
                 group.eventually(
-                    lambda d=daemon: "did not answer the" in d.log.read_text(), "no write is answered", daemon.name
+                    lambda d=daemon: "did not answer the" in d.log.read_text(), "a write has no answer", daemon.name
                 )
             for member in cluster.members:
                 member.resume()
             assert operation.wait(90).state == "success", group.tails()
             assert_data(Written(leader.endpoint, OperationRef.parse(operation.ref)), journal, JOBS, ROWS)
-            assert incarnations(group) == before, "nobody lost a session"
+            assert incarnations(group) == before, "no daemon lost its session"
 
 
-def test_compaction_under_a_watcher_that_lags(
+def test_a_daemon_lists_again_after_a_compaction_behind_its_watch(
     etcd: EmbeddedEtcd, tmp_path: Path, journal: Journal, sample_env: dict[str, str]
 ) -> None:
     with ThreadedProxy(etcd.port) as proxy, daemons(etcd.endpoint, tmp_path) as group:
@@ -185,12 +189,12 @@ def test_compaction_under_a_watcher_that_lags(
             revision = (await client.commit(Txn((), (Put("somebody", b"else"),)))).revision
             await compacted(client, revision)
 
-        do(etcd.endpoint, compact)
+        with_store_client(etcd.endpoint, compact)
         proxy.set(Mode.PASS)
         result = operation.wait(60)
         assert result.state == "success", group.tails()
         assert "listing again" in ann.log.read_text(), group.tails()
-    assert audited(etcd.endpoint).totals.lost, "the compaction is told"
+    assert audited(etcd.endpoint).totals.lost, "the audit reports the compaction"
 
 
 def enable_users(endpoint: str, granted: tuple[bytes, bytes]) -> None:
@@ -202,16 +206,16 @@ def enable_users(endpoint: str, granted: tuple[bytes, bytes]) -> None:
             await admin(client, "UserAdd", rpc.AuthUserAddRequest(name=user, password="secret"))
             await admin(client, "RoleAdd", rpc.AuthRoleAddRequest(name=user))
             await admin(client, "UserGrantRole", rpc.AuthUserGrantRoleRequest(user=user, role=user))
-        may = auth_pb2.Permission(permType=auth_pb2.Permission.READWRITE, key=granted[0], range_end=granted[1])
-        await admin(client, "RoleGrantPermission", rpc.AuthRoleGrantPermissionRequest(name="worker", perm=may))
+        permission = auth_pb2.Permission(permType=auth_pb2.Permission.READWRITE, key=granted[0], range_end=granted[1])
+        await admin(client, "RoleGrantPermission", rpc.AuthRoleGrantPermissionRequest(name="worker", perm=permission))
         await admin(client, "AuthEnable", rpc.AuthEnableRequest())
 
-    do(endpoint, work)
+    with_store_client(endpoint, work)
 
 
 @pytest.fixture
-def guarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[EmbeddedEtcd, Daemons]]:
-    """An etcd with users, whose tokens live for a second, and daemons that are one of them."""
+def etcd_with_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[EmbeddedEtcd, Daemons]]:
+    """An etcd with users and a token TTL of one second, and daemons that log in as one of its users."""
     monkeypatch.setenv("DISTOP_USER", "worker")
     monkeypatch.setenv("DISTOP_PASSWORD", "secret")
     with EmbeddedEtcd(compaction=None, arguments=["--auth-token-ttl", "1"]) as server:
@@ -236,75 +240,71 @@ async def grant_role(client: Any) -> None:
     await admin(client, "UserGrantRole", rpc.AuthUserGrantRoleRequest(user="worker", role="worker"))
 
 
-def test_tokens_that_expire(
-    guarded: tuple[EmbeddedEtcd, Daemons],
+def test_a_daemon_survives_expired_tokens(
+    etcd_with_users: tuple[EmbeddedEtcd, Daemons],
     journal: Journal,
     sample_env: dict[str, str],
 ) -> None:
-    """Use prolongs a token, so it is that of an idle daemon that ends: renewals need none. What is refused for it is
-    sent again with a fresh one, and the daemon takes up work under the session that it had.
+    """Use prolongs a token, and renewals need none, so that the token of an idle daemon expires. The daemon resends the
+    refused request with a new token, and keeps its session.
     """
-    server, group = guarded
+    server, group = etcd_with_users
     with Recorder(server.endpoint) as recorder:
         ann = group.spawn("ann", "--etcd", recorder.endpoint, ttl=6, env=sample_env)
         group.await_ready("ann")
         before = incarnations(group)
         for _ in range(2):
             replaced = recorder.replaced
-            group.eventually(lambda n=replaced: recorder.replaced > n, "its token is refused, and replaced", "ann")
+            group.eventually(lambda n=replaced: recorder.replaced > n, "its token is refused and replaced", "ann")
             operation = start(group, journal, jobs=2, pause=0.3)
             assert operation.wait(60).state == "success", group.tails()
         assert incarnations(group) == before
         assert ann.stop() == 0
 
 
-def test_a_role_that_is_revoked(
-    guarded: tuple[EmbeddedEtcd, Daemons], journal: Journal, sample_env: dict[str, str]
+def test_reports_wait_while_the_role_of_a_daemon_is_revoked(
+    etcd_with_users: tuple[EmbeddedEtcd, Daemons], journal: Journal, sample_env: dict[str, str]
 ) -> None:
-    """Reports wait until the role is back: nobody else can write them.
-
-    It is back before the session's deadline, so no job is stopped or blamed.
-    """
-    server, group = guarded
+    """The role is granted again before the session's deadline, so that no job is stopped or counts a failure."""
+    server, group = etcd_with_users
     (ann,) = group.start("ann", ttl=6, env=sample_env, options=("--poll", "2"))
     before = incarnations(group)
     operation = start(group, journal, jobs=2, pause=0.2)
     group.eventually(lambda: len(journal.lines()) > 4, "the jobs write")
-    do(server.endpoint, revoke_role, **ROOT)
-    group.eventually(lambda: "denies the user 'worker'" in ann.log.read_text(), "it says what is wrong", "ann")
+    with_store_client(server.endpoint, revoke_role, **ROOT)
+    group.eventually(lambda: "denies the user 'worker'" in ann.log.read_text(), "it logs the denial", "ann")
     group.eventually(lambda: "Cannot write pending report" in ann.log.read_text(), "reports wait", "ann")
-    do(server.endpoint, grant_role, **ROOT)
+    with_store_client(server.endpoint, grant_role, **ROOT)
     assert operation.wait(90).state == "success", group.tails()
     assert incarnations(group) == before
     assert {attempt for _, attempt, *_ in journal.lines()} == {1}
 
 
-def test_a_role_that_is_revoked_for_longer_than_the_session(
-    guarded: tuple[EmbeddedEtcd, Daemons], journal: Journal, sample_env: dict[str, str]
+def test_a_role_revoked_for_longer_than_the_ttl_ends_the_session(
+    etcd_with_users: tuple[EmbeddedEtcd, Daemons], journal: Journal, sample_env: dict[str, str]
 ) -> None:
-    """Since 3.5.28 and 3.6.9 etcd refuses renewals without a role for the keys.
+    """Since 3.5.28 and 3.6.9 etcd refuses renewals without a role for the lease's keys.
 
-    So the session ends at its deadline with all that it ran. Once the role is back, another session takes the
-    operation to its end.
+    The session and its jobs end at the deadline. Once the role is granted again, a new session finishes the operation.
     """
-    server, group = guarded
+    server, group = etcd_with_users
     if etcd_servers.use().name == etcd_servers.PACKAGED:
         pytest.skip("needs an etcd that refuses such renewals: install Go, and run scripts/etcd")
     (ann,) = group.start("ann", ttl=4, env=sample_env, options=("--poll", "2"))
     before = incarnations(group)
     operation = start(group, journal, jobs=2, pause=0.2)
     group.eventually(lambda: len(journal.lines()) > 4, "the jobs write")
-    do(server.endpoint, revoke_role, **ROOT)
+    with_store_client(server.endpoint, revoke_role, **ROOT)
     group.eventually(lambda: "Session lost" in ann.log.read_text(), "the session ends", "ann")
-    do(server.endpoint, grant_role, **ROOT)
+    with_store_client(server.endpoint, grant_role, **ROOT)
     assert operation.wait(90).state == "success", group.tails()
     assert incarnations(group) != before
 
 
-def test_space_alarm(
+def test_work_pauses_during_a_space_alarm_and_continues_after_it(
     tmp_path: Path, journal: Journal, sample_env: dict[str, str], distop_command: Callable[..., Ran]
 ) -> None:
-    """Claims and reports pause, log, doctor and show tell the alarm, and work goes on once it is cleared."""
+    """Claims and reports wait, and the log, doctor and show report the alarm until it is cleared."""
     with EmbeddedEtcd(compaction=None, quota=16 * 1024 * 1024) as server:
         with daemons(server.endpoint, tmp_path) as group:
             group.client.add_table(TableRecord(TABLE, "parquet", str(tmp_path)), check=False)
@@ -319,29 +319,31 @@ def test_space_alarm(
                     except Exception:
                         return
 
-            do(server.endpoint, fill)
+            with_store_client(server.endpoint, fill)
             alarm = "its alarm NOSPACE is raised"
-            group.eventually(lambda: "NOSPACE" in ann.log.read_text(), "the log tells it", "ann")
-            told = distop_command("doctor", "--json", "--etcd", server.endpoint)
-            assert told.code == 1
-            assert any(c["name"] == "space" and c["status"] == "error" for c in told.json["checks"])
+            group.eventually(lambda: "NOSPACE" in ann.log.read_text(), "the alarm is logged", "ann")
+            doctor = distop_command("doctor", "--json", "--etcd", server.endpoint)
+            assert doctor.code == 1
+            assert any(c["name"] == "space" and c["status"] == "error" for c in doctor.json["checks"])
             shown = distop_command("show", operation.ref, "--json", "--etcd", server.endpoint)
             assert (shown.code, shown.err) == (0, ""), shown
             assert alarm in shown.json["waiting_for"], shown.out
-            quiet = distop_command("show", operation.ref, "--etcd", server.endpoint)
-            assert alarm in quiet.out
+            text_output = distop_command("show", operation.ref, "--etcd", server.endpoint)
+            assert alarm in text_output.out
             group.eventually(lambda: "etcd rejected the claim; retrying" in ann.log.read_text(), "claims wait", "ann")
-            ever = {int(key.rpartition(".")[2]) for key in dump(server.endpoint, "distOpClaim.")}
-            ever |= {int(key.split(".")[-2]) for key in dump(server.endpoint, "distOp.") if key.endswith(".outcome")}
-            assert {partition for partition, *_ in journal.lines()} <= ever, "nothing runs that is not claimed"
-            assert len(ever) < 24, "jobs are left to be claimed"
-            clear(server)
+            claimed_ever = {int(key.rpartition(".")[2]) for key in dump(server.endpoint, "distOpClaim.")}
+            claimed_ever |= {
+                int(key.split(".")[-2]) for key in dump(server.endpoint, "distOp.") if key.endswith(".outcome")
+            }
+            assert {partition for partition, *_ in journal.lines()} <= claimed_ever, "all running jobs are claimed"
+            assert len(claimed_ever) < 24, "some jobs are unclaimed"
+            clear_alarm(server)
             assert operation.wait(90).state == "success", group.tails()
-            assert audited(server.endpoint).totals.lost, "what is looked at afterwards begins in the middle"
+            assert audited(server.endpoint).totals.lost, "later checks start at the compaction"
 
 
-def clear(server: EmbeddedEtcd) -> None:
-    """What a person does about a full etcd."""
+def clear_alarm(server: EmbeddedEtcd) -> None:
+    """Remove data, compact, defragment and disarm, as an operator of a full etcd would."""
     import subprocess
 
     async def compact(client: Any) -> None:
@@ -352,13 +354,15 @@ def clear(server: EmbeddedEtcd) -> None:
         subprocess.run(command, check=True, capture_output=True, env={"ETCDCTL_API": "3"})
 
     ctl("del", "--prefix", "fill")
-    do(server.endpoint, compact)
+    with_store_client(server.endpoint, compact)
     ctl("defrag")
     ctl("alarm", "disarm")
 
 
-def test_a_restored_snapshot_stops_everything(tmp_path: Path, journal: Journal, sample_env: dict[str, str]) -> None:
-    """The store goes back: a daemon that knew it later ends with a sentence, and writes nothing."""
+def test_a_daemon_ends_when_etcd_is_restored_from_a_snapshot(
+    tmp_path: Path, journal: Journal, sample_env: dict[str, str]
+) -> None:
+    """A daemon that saw a later revision ends with an error and writes nothing."""
     port, peer = reserve(2)
     folder = tmp_path / "etcd"
     with EmbeddedEtcd(folder, port=port, peer_port=peer, compaction=None) as server:
@@ -384,7 +388,7 @@ def test_a_restored_snapshot_stops_everything(tmp_path: Path, journal: Journal, 
             assert revision_and_keys(server.endpoint) == untouched
 
 
-def test_the_leader_of_three_is_lost(
+def test_an_operation_survives_the_loss_of_the_leader_of_three_members(
     tmp_path: Path, journal: Journal, sample_env: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DISTOP_ACCEPT_ETCD_DEFECTS", "1")
@@ -404,14 +408,14 @@ def test_the_leader_of_three_is_lost(
 
 
 def is_leader(member: EmbeddedEtcd) -> bool:
-    status = do(member.endpoint, lambda client: client.status())
+    status = with_store_client(member.endpoint, lambda client: client.status())
     return bool(status.leader == status.member_id)
 
 
-def test_one_member_is_cut_off_with_our_streams_on_it(
+def test_a_session_moves_from_a_silent_member_to_another(
     tmp_path: Path, journal: Journal, sample_env: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The connection to it stays open, and nothing passes any more: a proxy on the loopback."""
+    """A proxy keeps the connections to a member open, and drops everything."""
     monkeypatch.setenv("DISTOP_ACCEPT_ETCD_DEFECTS", "1")
     with EtcdCluster() as cluster, ThreadedProxy(cluster.members[0].port) as proxy:
         endpoints = ",".join([proxy.endpoint, *cluster.endpoints[1:]])
@@ -421,13 +425,13 @@ def test_one_member_is_cut_off_with_our_streams_on_it(
             ann = group.spawn("ann", "--etcd", endpoints, ttl=9, env=sample_env)
             group.await_ready("ann")
             before = incarnations(group)
-            operation = start(group, journal, jobs=6)  # one daemon
+            operation = start(group, journal, jobs=6)  # fewer jobs for one daemon
             group.eventually(lambda: len(journal.lines()) > 10, "the jobs write")
             assert proxy.requested
             proxy.set(Mode.BLACK_HOLE)
             assert operation.wait(120).state == "success", group.tails()
             assert "failed; using" in ann.log.read_text()
-            assert incarnations(group) == before, "its session went on by another member"
+            assert incarnations(group) == before, "its session continues on another member"
             proxy.set(Mode.PASS)
             written = Written(everywhere, OperationRef.parse(operation.ref))
             assert_data(written, journal, 6, ROWS)

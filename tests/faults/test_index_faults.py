@@ -1,6 +1,7 @@
-"""Faults under ``build-index`` and ``drop-index`` on real daemons. After each the index is held against the data: each
-row is found, and nothing else; and nothing is left of what was given up. The audit of etcd's history follows
-(conftest.py).
+"""Faults during ``build-index`` and ``drop-index`` on real daemons.
+
+After each fault the index is compared with the data: a lookup must find exactly the rows with its key. Abandoned work
+must leave no files. conftest.py audits etcd's history.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ pytestmark = [pytest.mark.etcd, pytest.mark.timeout(240), pytest.mark.rotating]
 TABLE, TYPE = "rows", "held-index"
 ROWS = 20
 SOME = ["after-segment", "before-publish", "after-publish"]
-"""In a job; and in the completion, around the one write by which readers see another index."""
+"""One moment in a job, and two in the completion: before and after the write that publishes the new index."""
 
 
 class Indexed:
-    """A table that grows, its index, and the signs by which builds of it are held and let go."""
+    """A growing table with an index, and the files that block and release its builds."""
 
     format = "parquet"
 
@@ -53,7 +54,7 @@ class Indexed:
         self._group = group
         self._root = root
         self.table = root / "table"
-        self._written = self._signs = 0
+        self._written = self._starts = 0
         self.folder = root
         self._create()
         self.grow(3)
@@ -63,7 +64,7 @@ class Indexed:
         self.table.mkdir()
 
     def grow(self, files: int = 2, rows: int = ROWS) -> list[Path]:
-        """Further files, whose keys no other has; and one key that all have."""
+        """Add files. Each has its own keys, and one key that all files have."""
         made = []
         for n in range(self._written, self._written + files):
             keys = [*(f"key {n} {i}" for i in range(rows)), "all", None]
@@ -77,24 +78,24 @@ class Indexed:
         return path
 
     def start(self, at: str = "", **arg: Any) -> Any:
-        """A build that stands still at this moment."""
+        """Start a build that blocks at this moment."""
         return self._start(TYPE, at, columns=["k"], **arg)
 
     def drop(self, at: str = "") -> Any:
-        """A drop of it that stands still at this moment."""
+        """Start a drop of the index that blocks at this moment."""
         return self._start("held-drop", at)
 
     def _start(self, type_name: str, at: str, **arg: Any) -> Any:
-        self._signs += 1
-        self.folder = self._root / f"signs-{self._signs}"
+        self._starts += 1
+        self.folder = self._root / f"start-{self._starts}"
         self.folder.mkdir()
         return self._group.client.start_operation(
             type_name, TABLE, {"name": "i", "at": at, "folder": str(self.folder), **arg}
         )
 
     def held(self, at: str) -> int:
-        """The process that stands there."""
-        self._group.eventually((self.folder / at).exists, f"a build stands still {at}")
+        """Wait until a process blocks at this moment, and return its pid."""
+        self._group.eventually((self.folder / at).exists, f"a process blocks {at}")
         return int((self.folder / at).read_text())
 
     def go(self) -> None:
@@ -104,12 +105,12 @@ class Indexed:
         return sorted(str(path) for path in self.table.glob("*.parquet"))
 
     def data(self) -> dict[str, bytes]:
-        """What the table is: all that does not belong to distop."""
+        """The table's own files and their content, without those of distop."""
         found = [path for path in self.table.rglob("*") if path.is_file()]
         return {str(path): path.read_bytes() for path in found if "_distop" not in path.relative_to(self.table).parts}
 
-    def compare(self) -> None:
-        """Every key is found in the rows that have it, which are read as the index names them, and no other row is."""
+    def assert_finds_all_rows(self) -> None:
+        """Assert that the index finds exactly the rows of each key, and reads them where the index places them."""
         data = pa.concat_tables([pq.ParquetFile(path).read() for path in self.files()]).to_pylist()
         keys = sorted({row["k"] for row in data} - {None})
         found = find(str(self.table), "i", [*keys, "nowhere"])
@@ -118,7 +119,7 @@ class Indexed:
         assert _sorted(read) == _sorted(row for row in data if row["k"] is not None)
         current = self.index.current()
         assert current is not None
-        assert sum(run.rows for run in current.runs) == len(read), "each row once"
+        assert sum(run.rows for run in current.runs) == len(read), "each row is indexed once"
         assert sorted(f[0] for f in find(str(self.table), "i", [None]).files) == self.files()
 
     @property
@@ -126,7 +127,7 @@ class Indexed:
         return Folder(str(self.table), "i")
 
     def assert_clean(self) -> None:
-        """Nothing is there but what kept generations name."""
+        """Assert that all files of the index belong to a kept generation."""
         where = self.index
         generations = [where._read(int(path.stem)) for path in (where.root / "generations").iterdir()]
         assert {path.name for path in where.data.iterdir()} == {n.name for g in generations for n in g.named()}
@@ -134,7 +135,7 @@ class Indexed:
         assert self.staged() == []
 
     def index_files(self) -> dict[Path, int]:
-        """What the index takes, in bytes."""
+        """The files of the index and their sizes in bytes."""
         return {path: path.stat().st_size for path in self.index.root.rglob("*") if path.is_file()}
 
     def staged(self) -> list[Path]:
@@ -142,7 +143,7 @@ class Indexed:
 
 
 class IndexedIceberg(Indexed):
-    """Each of its files is a commit. None is ever removed."""
+    """An Iceberg table with one commit for each file, whose files are never removed."""
 
     format = "iceberg"
 
@@ -166,14 +167,14 @@ def _sorted(rows: Any) -> list[tuple[str, int]]:
 
 @pytest.fixture
 def indexed(group: Daemons, tmp_path: Path, request: pytest.FixtureRequest) -> Indexed:
-    """Of the class that a test has it parametrized with."""
+    """A table of the class in the test's parameter, :class:`Indexed` by default."""
     (tmp_path / "indexed").mkdir()
     kind: type[Indexed] = getattr(request, "param", Indexed)
     return kind(group, tmp_path / "indexed")
 
 
-def holder(pid: int, daemons: list[Daemon]) -> Daemon:
-    """The daemon whose child this process is."""
+def daemon_of(pid: int, daemons: list[Daemon]) -> Daemon:
+    """The daemon whose child is this process."""
     (found,) = [daemon for daemon in daemons if pid in machine(daemon.pid)]
     return found
 
@@ -187,26 +188,28 @@ def holder(pid: int, daemons: list[Daemon]) -> Daemon:
     ],
     indirect=["indexed"],
 )
-def test_an_executor_is_killed_at_each_commit_point(
+def test_a_build_survives_a_killed_executor_at_each_commit_point(
     group: Daemons, indexed: Indexed, sample_env: dict[str, str], moments: list[str]
 ) -> None:
-    """Before and after each: another one, or itself once it is there again, goes on."""
+    """Before and after each commit point, another executor or the restarted one continues."""
     both = group.start("ann", "bob", ttl=3, env=sample_env)
     for generation, at in enumerate(moments, 1):
         operation = indexed.start(at)
-        struck = holder(indexed.held(at), both)
-        struck.kill()
+        victim = daemon_of(indexed.held(at), both)
+        victim.kill()
         indexed.go()
-        struck.start()
+        victim.start()
         found = find(str(indexed.table), "i", ["all"]) if generation > 1 else None
-        assert found is None or sorted(f[0] for f in found.files) == indexed.files(), "at no moment is a row missed"
+        assert found is None or sorted(f[0] for f in found.files) == indexed.files(), (
+            "lookups miss no rows after the kill"
+        )
         done = operation.wait(60)
         assert (done.state, done.report["generation"]) == ("success", generation), (at, group.tails())
-        indexed.compare()
-        group.await_ready(struck.name)
+        indexed.assert_finds_all_rows()
+        group.await_ready(victim.name)
         indexed.grow()
     assert indexed.start().wait(60).state == "success"
-    indexed.compare()
+    indexed.assert_finds_all_rows()
     indexed.assert_clean()
 
 
@@ -214,105 +217,109 @@ def test_an_executor_is_killed_at_each_commit_point(
     "moments",
     [pytest.param(["after-publish"], id="some"), pytest.param(DROP_MOMENTS, id="all", marks=pytest.mark.slow)],
 )
-def test_an_executor_is_killed_at_each_commit_point_of_a_drop(
+def test_a_drop_survives_a_killed_executor_at_each_commit_point(
     group: Daemons, indexed: Indexed, sample_env: dict[str, str], moments: list[str]
 ) -> None:
-    """The index is whole, and all is found by it, or it is gone; another one, or itself once it is there again, ends
-    the drop, gives back all space, and says that there was an index.
+    """The index is complete or removed. Another executor or the restarted one finishes the drop, removes all files,
+    and reports that there was an index.
     """
     both = group.start("ann", "bob", ttl=3, env=sample_env)
     for n, at in enumerate(moments):
         assert indexed.start().wait(60).report["generation"] == 2 * n + 1, group.tails()
         operation = indexed.drop(at)
         pid = indexed.held(at)
-        struck = holder(pid, both)
-        struck.kill()
+        victim = daemon_of(pid, both)
+        victim.kill()
         group.eventually(lambda pid=pid: not session_members(pid), "its child is dead")  # type: ignore[misc]
         if at == "before-publish":
-            indexed.compare()
+            indexed.assert_finds_all_rows()
         else:
             with pytest.raises(NotFound, match="has no index 'i'"):
                 find(str(indexed.table), "i", ["all"])
-        struck.start()
+        victim.start()
         done = operation.wait(60)
         assert (done.state, done.report) == ("success", {"name": "i", "dropped": True}), (at, group.tails())
         assert [path.name for path in indexed.index_files()] == [f"{2 * n + 2:06}.json"], at
         assert indexed.staged() == [], at
-        group.await_ready(struck.name)
+        group.await_ready(victim.name)
     assert not indexed.drop().wait(60).report["dropped"]
 
 
 @contextlib.contextmanager
-def suspended(group: Daemons, struck: Daemon, pid: int, late: Path) -> Iterator[None]:
-    """The machine of an executor stands still meanwhile. Its child ``pid`` wakes up first, and goes on to its end,
-    which leaves the file ``late``: its guardian would kill it at once. Then the executor begins anew.
+def suspended_machine(group: Daemons, victim: Daemon, pid: int, late: Path) -> Iterator[None]:
+    """Suspend the machine of an executor during the block.
+
+    Afterwards its child ``pid`` wakes up first, before its guardian can kill it, and runs to its end, which creates the
+    file ``late``. Then the executor wakes up and starts a new session.
     """
-    struck.suspend()
+    victim.suspend()
     try:
         yield
         os.kill(pid, signal.SIGCONT)
-        group.eventually(late.exists, "it has gone on to its end")
+        group.eventually(late.exists, "the child has run to its end")
     finally:
-        struck.wake()
-    group.eventually(lambda: not session_members(pid), "its child is dead", struck.name)
-    group.eventually(lambda: struck.name in group.live(), "it begins anew", struck.name)
+        victim.wake()
+    group.eventually(lambda: not session_members(pid), "its child is dead", victim.name)
+    group.eventually(lambda: victim.name in group.live(), "it has a new session", victim.name)
 
 
 @pytest.mark.parametrize("at", [pytest.param("after-segment", marks=pytest.mark.slow), "before-publish"])
-def test_a_machine_that_wakes_up_beside_its_successor(
+def test_a_build_survives_a_process_that_wakes_up_after_its_takeover(
     at: str, group: Daemons, indexed: Indexed, sample_env: dict[str, str]
 ) -> None:
-    """Two executors on one job, and two coordinators on one completion: the former one goes on where it stood, once the
-    operation, and another one after it, has ended.
+    """Two executors run one job, or two coordinators one completion: the previous process continues once the operation
+    and the next one have ended.
     """
     both = group.start("ann", "bob", ttl=3, env=sample_env)
     assert indexed.start().wait(60).state == "success"
     indexed.grow()
     operation = indexed.start(at)
     pid = indexed.held(at)
-    struck, late = holder(pid, both), indexed.folder / f"ended-{pid}"
-    with suspended(group, struck, pid, late):
-        late.unlink(missing_ok=True)  # by a neighbour of the job
+    victim, late = daemon_of(pid, both), indexed.folder / f"ended-{pid}"
+    with suspended_machine(group, victim, pid, late):
+        late.unlink(missing_ok=True)  # another job of the process may have created it
         indexed.go()
         assert operation.wait(60).report["generation"] == 2, group.tails()
-        indexed.compare()
+        indexed.assert_finds_all_rows()
         indexed.grow()
         assert indexed.start().wait(60).report["generation"] == 3
     newest = indexed.index.newest()
     assert newest is not None
     assert newest.number == 3
-    indexed.compare()
+    indexed.assert_finds_all_rows()
     indexed.grow()
     assert indexed.start().wait(60).report["generation"] == 4
-    indexed.compare()
+    indexed.assert_finds_all_rows()
     indexed.assert_clean()
 
 
-@pytest.mark.slow  # at each change: tests/unit/behaviors/test_index_build.py, without processes
+@pytest.mark.slow  # each run has tests/unit/behaviors/test_index_build.py, without processes
 @pytest.mark.parametrize("at", ["before-publish", "before-data"])
-def test_a_drop_on_a_machine_that_wakes_up_undoes_nothing_of_the_next_build(
+def test_a_drop_that_wakes_up_late_changes_nothing_of_the_next_build(
     at: str, group: Daemons, indexed: Indexed, sample_env: dict[str, str]
 ) -> None:
     both = group.start("ann", "bob", ttl=3, env=sample_env)
     assert indexed.start().wait(60).state == "success"
     operation = indexed.drop(at)
     pid = indexed.held(at)
-    struck, late = holder(pid, both), indexed.folder / f"ended-{pid}"
-    with suspended(group, struck, pid, late):
+    victim, late = daemon_of(pid, both), indexed.folder / f"ended-{pid}"
+    with suspended_machine(group, victim, pid, late):
         indexed.go()
         assert operation.wait(60).report == {"name": "i", "dropped": True}, group.tails()
         indexed.grow()
         assert indexed.start().wait(60).report["generation"] == 3
-    indexed.compare()
+    indexed.assert_finds_all_rows()
     indexed.grow()
     assert indexed.start().wait(60).report["generation"] == 4
-    indexed.compare()
+    indexed.assert_finds_all_rows()
     indexed.assert_clean()
 
 
-def test_cancels_and_writers_in_the_middle(group: Daemons, indexed: Indexed, sample_env: dict[str, str]) -> None:
-    """A cancel leaves the index as it was, whatever was done of the build. What a writer adds, replaces and removes is
-    found at every moment.
+def test_cancels_and_writers_during_a_build_keep_the_index_correct(
+    group: Daemons, indexed: Indexed, sample_env: dict[str, str]
+) -> None:
+    """A cancel leaves the index unchanged at any moment of the build. Lookups find files that a writer adds or replaces
+    during the build.
     """
     group.start("ann", ttl=10, env=sample_env)
     assert indexed.start().wait(60).state == "success"
@@ -343,24 +350,23 @@ def test_cancels_and_writers_in_the_middle(group: Daemons, indexed: Indexed, sam
             assert where in {f[0] for f in find(str(indexed.table), "i", [key]).files}, (at, key)
         indexed.grow(1)
     assert indexed.start().wait(60).state == "success"
-    indexed.compare()
+    indexed.assert_finds_all_rows()
     indexed.assert_clean()
 
 
-@pytest.mark.slow  # at each change: tests/unit/behaviors/test_index_build.py, where nothing is cancelled
-@pytest.mark.parametrize("dies", [False, True], ids=["goes-on", "dies"])
-def test_cancels_and_writers_in_the_middle_of_a_drop(
+@pytest.mark.slow  # each run has tests/unit/behaviors/test_index_build.py, without cancels
+@pytest.mark.parametrize("dies", [False, True], ids=["continues", "dies"])
+def test_cancels_and_writers_during_a_drop_keep_the_index_whole_or_removed(
     group: Daemons, indexed: Indexed, sample_env: dict[str, str], *, dies: bool
 ) -> None:
-    """A cancel waits for what has begun, or comes with the end of its process. The index is whole, and finds all, or it
-    is gone; the next drop gives back what is left of it, and the next build makes it. What a writer adds and removes
-    meanwhile is nothing to a drop.
+    """A cancel waits for the running drop, or its process dies. The index is complete or removed. The next drop removes
+    leftover files, and the next build creates the index again. A drop ignores changes by a writer.
     """
     group.start("ann", ttl=10, env=sample_env)
     for at in ("before-publish", "after-publish", "before-data", "after-drop"):
         indexed.grow()
         assert indexed.start().wait(60).state == "success", group.tails()
-        indexed.compare()
+        indexed.assert_finds_all_rows()
         operation = indexed.drop(at)
         pid = indexed.held(at)
         made = indexed.grow(1)
@@ -374,7 +380,7 @@ def test_cancels_and_writers_in_the_middle_of_a_drop(
         assert indexed.data() == before, at
         if dies and at == "before-publish":
             found = find(str(indexed.table), "i", ["all"])
-            assert sorted(f[0] for f in found.files) == indexed.files(), "what it does not know is read"
+            assert sorted(f[0] for f in found.files) == indexed.files(), "files outside the index are read"
             assert {f[0] for f in found.uncovered} == {str(path) for path in made}
         else:
             with pytest.raises(NotFound, match="has no index 'i'"):
@@ -385,15 +391,15 @@ def test_cancels_and_writers_in_the_middle_of_a_drop(
         assert indexed.staged() == [], at
         assert indexed.data() == before, at
     assert indexed.start().wait(60).state == "success"
-    indexed.compare()
+    indexed.assert_finds_all_rows()
     indexed.assert_clean()
 
 
-def test_a_disk_that_is_full(
+def test_a_build_on_a_full_disk_keeps_the_index_and_continues_later(
     group: Daemons, indexed: Indexed, sample_env: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Files of more than a little fail for real, by the limit on what a process may write: first in a job, then in the
-    completion. Nothing is lost, the space is given back, and the build goes on once there is some.
+    """A limit on the file size of the process makes real writes fail, first in a job and then in the completion. The
+    index is unchanged, staged files are removed, and the build continues once there is space.
     """
     monkeypatch.setattr(row_lookup, "LOCAL_ROWS", 1_000_000)
     group.start("ann", ttl=10, env=sample_env)
@@ -405,7 +411,7 @@ def test_a_disk_that_is_full(
         before = indexed.index_files()
         (indexed.folder / "full").touch()
         indexed.go()
-        group.eventually((indexed.folder / "failed").exists, "there is no space")
+        group.eventually((indexed.folder / "failed").exists, "a write has failed")
         assert indexed.index_files() == before
         assert str(large) in {f[0] for f in find(str(indexed.table), "i", ["all"]).files}
         if at == "before-segment":
@@ -413,14 +419,16 @@ def test_a_disk_that_is_full(
         (indexed.folder / "full").unlink()
         done = operation.wait(60)
         assert (done.state, done.report["generation"]) == ("success", generation), group.tails()
-        indexed.compare()
+        indexed.assert_finds_all_rows()
         indexed.assert_clean()
 
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_a_jvm_that_is_killed_beside_a_build(group: Daemons, indexed: Indexed, sample_env: dict[str, str]) -> None:
-    """A build needs no Spark, but its process may have one: it is replaced, and the job goes on."""
+def test_a_build_survives_a_killed_jvm_in_its_process(
+    group: Daemons, indexed: Indexed, sample_env: dict[str, str]
+) -> None:
+    """A build needs no Spark, but its process may have a JVM. The process is replaced, and the job runs again."""
     need(shutil.which("java"), "Java 17 or newer: install openjdk-17-jre-headless")
     (ann,) = group.start("ann", ttl=10, env=sample_env, options=SPARK)
     arg = {"checks": [{"not_null": "n"}], "statistics": "never"}
@@ -429,11 +437,11 @@ def test_a_jvm_that_is_killed_beside_a_build(group: Daemons, indexed: Indexed, s
     pid = indexed.held("after-segment")
     (java,) = [pid for pid in session_members(child_of(ann)) if Path(command(pid).split()[0]).name == "java"]
     os.kill(java, signal.SIGKILL)
-    group.eventually(lambda: not session_members(pid), "the child is gone with it", "ann")
+    group.eventually(lambda: not session_members(pid), "the child has ended with its JVM", "ann")
     indexed.go()
     assert operation.wait(90).state == "success", group.tails()
-    indexed.compare()
+    indexed.assert_finds_all_rows()
     indexed.grow()
     assert indexed.start().wait(60).state == "success"
-    indexed.compare()
+    indexed.assert_finds_all_rows()
     indexed.assert_clean()

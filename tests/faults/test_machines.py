@@ -1,4 +1,4 @@
-"""What befalls a whole machine: it is suspended, or begins anew. Here it is all processes of one daemon."""
+"""Faults of a whole machine, simulated with all processes of one daemon: a suspension, and a restart."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ import pytest
 from distop.protocol.records import OperationRef
 from distop.worker.guardian import boottime, session_members
 from tests.faults.recording import Recorder
-from tests.faults.test_self_fencing import assert_never_named_again, assert_nothing_was_written, child_of
+from tests.faults.test_self_fencing import (
+    assert_incarnation_not_named_after_its_end,
+    assert_no_writes_under_old_session,
+    child_of,
+)
 from tests.integration.test_daemons import holders
 from tests.support.processes import children, machine, signal_all
 from tests.support.replay import Written, read_history
@@ -31,12 +35,11 @@ JOBS, ROWS = 8, 10
 
 
 @pytest.mark.overlaps
-def test_a_machine_that_was_suspended(
+def test_a_suspended_machine_wakes_up_fenced(
     group: Daemons, etcd: EmbeddedEtcd, journal: Journal, sample_env: dict[str, str]
 ) -> None:
-    """Its jobs were taken over meanwhile. It wakes up fenced: what it held is not its own any more, its child is
-    killed, and nothing is written under its old session (F20, F34). That its child may write on for a moment is said
-    in docs/internals/guarantees.md; what it wrote is named by no outcome.
+    """F20, F34: its jobs were taken over in the meantime. After waking up, it writes nothing under its old session, and
+    its child is killed. The child may write files for a moment, which no outcome names (docs/internals/guarantees.md).
     """
     with Recorder(etcd.endpoint) as recorder:
         bob = group.spawn("bob", "--etcd", recorder.endpoint, ttl=4, env=sample_env)
@@ -54,18 +57,22 @@ def test_a_machine_that_was_suspended(
             woke = boottime()
             bob.wake()
         group.eventually(lambda: not session_members(child), "its child is dead", "bob")
-        group.eventually(lambda: "bob" in group.live() and old not in group.client.nodes(), "bob begins anew", "bob")
-        assert_nothing_was_written(recorder, woke)
+        group.eventually(
+            lambda: "bob" in group.live() and old not in group.client.nodes(), "bob has a new session", "bob"
+        )
+        assert_no_writes_under_old_session(recorder, woke)
         assert bob.stop() == 0
-    assert_never_named_again(read_history(group.endpoint), old)
+    assert_incarnation_not_named_after_its_end(read_history(group.endpoint), old)
     written = Written(group.endpoint, OperationRef.parse(operation.ref))
     assert any('"executor":"bob"' in claims[0] for claims in written.claims.values())
     assert_data(written, journal, JOBS, ROWS, overlaps=True)
 
 
-def test_a_machine_that_begins_anew(group: Daemons, tmp_path: Path, sample_env: dict[str, str]) -> None:
-    """All of its processes are killed at once, so that nobody cleans up or reports; its disk is as it was. The job
-    goes on from its checkpoint there (F27).
+def test_a_job_continues_from_its_checkpoint_after_a_machine_restart(
+    group: Daemons, tmp_path: Path, sample_env: dict[str, str]
+) -> None:
+    """F27: all processes are killed at once, without clean-up or reports. The disk keeps its files, and the job
+    continues there from its checkpoint.
     """
     steps = Steps(tmp_path / "steps")
     (ann,) = group.start("ann", ttl=4, env=sample_env)
@@ -74,7 +81,7 @@ def test_a_machine_that_begins_anew(group: Daemons, tmp_path: Path, sample_env: 
     child = child_of(ann)
     signal_all(machine(ann.pid), signal.SIGKILL)
     ann.process.wait()
-    group.eventually(lambda: not session_members(child), "all are dead")
+    group.eventually(lambda: not session_members(child), "all processes are dead")
     steps.go("a", 3)
     ann.start()
     assert operation.wait(60).state == "success", group.tails()

@@ -1,4 +1,4 @@
-"""What is done to an etcd in keeping it, with daemons at work."""
+"""Maintenance of etcd (defragmentation and restarts) under busy daemons."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ TABLE = "t"
 JOBS, ROWS = 12, 10
 
 
-def test_defragmentation_under_load(
+def test_sessions_survive_repeated_defragmentation(
     group: Daemons, etcd: EmbeddedEtcd, journal: Journal, sample_env: dict[str, str]
 ) -> None:
-    """etcd answers nobody while it defragments: again and again, until the operation has ended (F22)."""
+    """F22: etcd answers no requests while it defragments, which repeats until the operation has ended."""
     group.start("ann", "bob", ttl=10, env=sample_env)
     before = set(group.client.nodes())
     arg = {"jobs": JOBS, "rows": ROWS, "pause": 0.1, "journal": str(journal.path)}
@@ -38,14 +38,14 @@ def test_defragmentation_under_load(
         times += 1
     assert times > 3
     assert operation.wait(1).state == "success", group.tails()
-    assert set(group.client.nodes()) == before, "nobody lost a session"
+    assert set(group.client.nodes()) == before, "no daemon lost its session"
     assert_data(Written(group.endpoint, OperationRef.parse(operation.ref)), journal, JOBS, ROWS)
 
 
-def test_an_etcd_that_is_restarted_in_order(
+def test_sessions_and_jobs_survive_a_regular_restart_of_etcd(
     group: Daemons, etcd: EmbeddedEtcd, journal: Journal, sample_env: dict[str, str]
 ) -> None:
-    """It closes its connections and takes no new ones until it is back. Sessions and jobs go on."""
+    """etcd closes its connections and accepts no new ones until it is back."""
     group.start("ann", "bob", ttl=30, env=sample_env)
     before = set(group.client.nodes())
     arg = {"jobs": JOBS, "rows": ROWS, "pause": 0.1, "journal": str(journal.path)}
@@ -55,7 +55,7 @@ def test_an_etcd_that_is_restarted_in_order(
     assert not etcd.running
     etcd.restart()
     assert operation.wait(120).state == "success", group.tails()
-    assert set(group.client.nodes()) == before, "nobody lost a session"
+    assert set(group.client.nodes()) == before, "no daemon lost its session"
     written = Written(group.endpoint, OperationRef.parse(operation.ref))
     assert all('"failures":0' in claim for claims in written.claims.values() for claim in claims)
     assert_data(written, journal, JOBS, ROWS)

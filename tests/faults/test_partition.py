@@ -1,5 +1,6 @@
-"""A member of etcd that lost the others, but not us: our streams stay open on it. (The form of it that always runs,
-with a proxy on the loopback, is in test_etcd_faults.)
+"""An etcd member that is partitioned from the other members, but not from daemons with open streams on it.
+
+test_etcd_faults.py has a similar test with a proxy, which needs no root.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.etcd, pytest.mark.slow, pytest.mark.timeout(180), pytest.mark.rotating]
 
 
-def possible() -> bool:
-    """Whether network namespaces can be made here: by root, with iproute2 and the capability."""
+def namespaces_available() -> bool:
+    """Whether network namespaces can be created here, which needs root, iproute2 and the capability."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         return False
     name = f"dt{os.getpid()}x"
@@ -51,7 +52,7 @@ def _ip(*words: str) -> None:
 
 
 class NamespacedEtcd:
-    """Three members; :meth:`isolate` takes one from the others, while clients still reach it."""
+    """An etcd cluster in network namespaces. Clients still reach a member after :meth:`isolate`."""
 
     def __init__(self, folder: Path, size: int = 3) -> None:
         self._folder = folder
@@ -128,11 +129,11 @@ class NamespacedEtcd:
             time.sleep(0.05)
 
     def isolate(self, n: int) -> None:
-        """Take a member from the others."""
+        """Cut the connections between a member and the others."""
         _ip("-n", self._space(n), "link", "set", "p0", "down")
 
     def rejoin(self, n: int) -> None:
-        """Let it back."""
+        """Restore the connections between a member and the others."""
         _ip("-n", self._space(n), "link", "set", "p0", "up")
 
     def __exit__(self, *_: object) -> None:
@@ -151,17 +152,17 @@ TABLE = "t"
 JOBS, ROWS = 12, 20
 
 
-@pytest.mark.parametrize("which", ["leader", "follower"])
-def test_a_member_without_the_others_loses_us_too(
-    which: str, tmp_path: Path, journal: Journal, sample_env: dict[str, str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("role", ["leader", "follower"])
+def test_a_daemon_leaves_a_partitioned_member_and_keeps_its_session(
+    role: str, tmp_path: Path, journal: Journal, sample_env: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has no leader, says so (W8), and the daemon goes on with another member under the same session."""
-    need(possible(), "root and network namespaces: run it as root, with iproute2")
+    """W8: the member reports that it has no leader, and the daemon moves to another member."""
+    need(namespaces_available(), "root and network namespaces: run it as root, with iproute2")
     monkeypatch.setenv("DISTOP_ACCEPT_ETCD_DEFECTS", "1")
     with NamespacedEtcd(tmp_path) as etcd:
         everywhere = ",".join(etcd.endpoints)
-        number = _member(etcd.endpoints, leader=which == "leader")
-        # The daemon begins with the member that will be lost.
+        number = _find_member(etcd.endpoints, leader=role == "leader")
+        # The daemon connects first to the member that will be isolated.
         mine = [etcd.endpoints[number], *(e for n, e in enumerate(etcd.endpoints) if n != number)]
         with daemons(everywhere, tmp_path) as group:
             group.client.add_table(TableRecord(TABLE, "parquet", str(tmp_path)), check=False)
@@ -175,16 +176,16 @@ def test_a_member_without_the_others_loses_us_too(
             result = operation.wait(120)
             assert result.state == "success", group.tails()
             assert "failed; using" in ann.log.read_text()
-            assert set(group.client.nodes()) == before, "its session went on by another member"
+            assert set(group.client.nodes()) == before, "its session continues on another member"
             etcd.rejoin(number)
             written = Written(everywhere, OperationRef.parse(operation.ref))
             assert_data(written, journal, JOBS, ROWS)
 
 
-def _member(endpoints: tuple[str, ...], *, leader: bool) -> int:
-    async def ask(endpoint: str) -> bool:
+def _find_member(endpoints: tuple[str, ...], *, leader: bool) -> int:
+    async def is_leader(endpoint: str) -> bool:
         async with connected(endpoint) as client:
             status = await client.status()
             return bool(status.leader == status.member_id)
 
-    return next(n for n, endpoint in enumerate(endpoints) if asyncio.run(ask(endpoint)) is leader)
+    return next(n for n, endpoint in enumerate(endpoints) if asyncio.run(is_leader(endpoint)) is leader)

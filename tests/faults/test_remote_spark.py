@@ -1,7 +1,7 @@
-"""Spark executors on other nodes outlive their driver for a while: there, safety rests on what outcomes name.
+"""Spark executors on other nodes outlive their driver for a while, so that only files named by outcomes count.
 
-A standalone master and worker on this machine stand for the other nodes. What is asserted is that no output
-of a former attempt counts; for how long it was written on is printed.
+A standalone master and worker on this machine simulate the other nodes. The test asserts that no output of a previous
+attempt counts, and prints for how long that attempt continued to write.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def alive(pids: list[int]) -> list[int]:
 
 @pytest.mark.overlaps
 @pytest.mark.parametrize("end", ["killed", "frozen"])
-def test_what_a_lost_driver_leaves_running_does_not_count(
+def test_output_of_spark_executors_without_their_driver_does_not_count(
     end: str,
     group: Daemons,
     journal: Journal,
@@ -59,7 +59,7 @@ def test_what_a_lost_driver_leaves_running_does_not_count(
     tmp_path: Path,
     record_property: Callable[[str, object], None],
 ) -> None:
-    """The whole node of the driver is killed, or stands still as a paused virtual machine does."""
+    """The whole node of the driver is killed, or frozen like a paused virtual machine."""
     need(shutil.which("java"), "Java 17 or newer: install openjdk-17-jre-headless")
     hold = tmp_path / "go"
     with spark_cluster(tmp_path / "spark", Size(workers=1, cores=4, memory="2g"), sample_env) as cluster:
@@ -76,21 +76,21 @@ def test_what_a_lost_driver_leaves_running_does_not_count(
         for pid in pids:
             os.kill(pid, signal.SIGKILL if end == "killed" else signal.SIGSTOP)
         ended = boottime()
-        group.eventually(lambda: old not in group.client.nodes(), "its session ended")
+        group.eventually(lambda: old not in group.client.nodes(), "ann's session has ended")
         lost = boottime()
         group.eventually(lambda: len(journal.attempts(0)) == 2, "another attempt writes", seconds=120)
         if end == "frozen":
             for pid in reversed(pids):
                 os.kill(pid, signal.SIGCONT)
-            group.eventually(lambda: not alive(guarded), "the guardian of the node that woke up killed its child")
+            group.eventually(lambda: not alive(guarded), "ann's guardian has killed its child")
         hold.touch()
         result = operation.wait(120)
         assert result.state == "success", group.tails()
     last = max(journal.attempts(p)[1][1] for p in (0, 1))
     record_property(
         FIGURES,
-        f"driver {end}: Spark's executors wrote on for {last - ended:.1f} s, until {last - lost:+.1f} s from the end "
-        f"of the session; {len(journal.overlaps())} of 2 jobs were written by two attempts at once",
+        f"driver {end}: Spark's executors wrote for {last - ended:.1f} s more, until {last - lost:+.1f} s from the end "
+        f"of the session; {len(journal.overlaps())} of 2 jobs were written by two attempts at the same time",
     )
     written = Written(group.endpoint, OperationRef.parse(operation.ref))
     assert_data(written, journal, 2, 3, overlaps=True)

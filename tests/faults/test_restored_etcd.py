@@ -1,4 +1,4 @@
-"""An etcd that is not the one that a daemon knew: it does nothing, says what to do, and stays so when restarted."""
+"""A daemon whose etcd was replaced or restored ends with an error that says what to do, also after a restart."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(180), pytest.mark.rotating]
 
 TABLE = "t"
-NOTHING: tuple[int, dict[str, str]] = (1, {})
-"""How a new etcd stands."""
+EMPTY: tuple[int, dict[str, str]] = (1, {})
+"""The revision and content of a new etcd."""
 
 
 class Restorable:
-    """An etcd with a copy of what it held before any daemon knew it."""
+    """An etcd with a copy of its data from before the first daemon."""
 
     def __init__(self, folder: Path, copy: Path) -> None:
         port, peer = reserve(2)
         self.server = EmbeddedEtcd(folder, port=port, peer_port=peer, compaction=None)
         self._data, self._copy = folder / "data", copy
         self.untouched: tuple[int, dict[str, str]] = (0, {})
-        """How it stands as long as nobody writes to what is put back."""
+        """The revision and content of the copy."""
 
     def copy(self) -> None:
         self.untouched = revision_and_keys(self.server.endpoint)
@@ -48,8 +48,8 @@ class Restorable:
         shutil.copytree(self._data, self._copy)
         self.server.restart()
 
-    def put_back(self) -> None:
-        """While it is down: what it holds is what was copied."""
+    def restore(self) -> None:
+        """Replace the data of the stopped etcd by the copy."""
         shutil.rmtree(self._data)
         shutil.copytree(self._copy, self._data)
 
@@ -73,27 +73,27 @@ def steps(tmp_path: Path) -> Steps:
     return Steps(tmp_path / "steps")
 
 
-def hold(group: Daemons, steps: Steps) -> list[Path]:
-    """A job that holds, and what is written down of it in the work directory."""
+def start_blocked_job(group: Daemons, steps: Steps) -> list[Path]:
+    """Start a job that blocks, and return its records in the work directory."""
     group.client.start_operation("steps", TABLE, steps.arg("a", hold=[3]))
     group.eventually(lambda: steps.at("a", 2), "ann holds a")
-    return runs(group)
+    return run_records(group)
 
 
-def runs(group: Daemons) -> list[Path]:
+def run_records(group: Daemons) -> list[Path]:
     found = sorted((group.folder / "ann" / "runs").iterdir())
     assert found
     return found
 
 
-def remembered(daemon: Daemon) -> dict[str, Any]:
-    """What the work directory is bound to; nothing yet before its first session."""
+def remembered_cluster(daemon: Daemon) -> dict[str, Any]:
+    """The cluster record in the work directory; revision 0 before the first session."""
     file = daemon.log.with_suffix("") / "cluster.json"
     return json.loads(file.read_text()) if file.exists() else {"revision": 0}
 
 
 def assert_refused(daemon: Daemon, *words: str) -> None:
-    """It ends by itself, with one sentence."""
+    """Assert that the daemon ends by itself with a one-line error."""
     assert daemon.process.wait(60) == 3, daemon.log.read_text()
     last = daemon.log.read_text().splitlines()[-1]
     assert last.startswith("error: ")
@@ -101,51 +101,53 @@ def assert_refused(daemon: Daemon, *words: str) -> None:
     assert "Traceback" not in daemon.log.read_text()
 
 
-def once_more(daemon: Daemon) -> None:
-    """Start it as a service manager does; its log begins anew."""
+def start_again(daemon: Daemon) -> None:
+    """Start the daemon again with a new log, as a service manager does."""
     daemon.log.unlink()
     daemon.start()
 
 
-def test_a_snapshot_restored_after_the_session_was_lost(
+def test_a_daemon_detects_a_restore_after_its_session_was_lost(
     tmp_path: Path, journal: Journal, sample_env: dict[str, str]
 ) -> None:
-    """A restore takes longer than the time to live: the next incarnation notices it as well."""
+    """A restore takes longer than the TTL, so the next incarnation must detect it."""
     with restorable(tmp_path) as (etcd, group):
         (ann,) = group.start("ann", ttl=4, env=sample_env)
         start(group, journal)
         group.eventually(lambda: len(journal.lines()) > 6, "the jobs write")
         assert revision_and_keys(etcd.server.endpoint) != etcd.untouched
         etcd.server.kill()
-        group.eventually(lambda: "Session lost" in ann.log.read_text(), "it lost its session", "ann")
-        etcd.put_back()
+        group.eventually(lambda: "Session lost" in ann.log.read_text(), "ann has lost its session", "ann")
+        etcd.restore()
         etcd.server.restart()
         assert_refused(ann, "went back from revision", "move the work directory")
         assert revision_and_keys(etcd.server.endpoint) == etcd.untouched
 
 
-def test_a_daemon_that_is_started_again_remembers_what_it_knew(
+def test_a_restarted_daemon_detects_a_restore_from_its_work_directory(
     tmp_path: Path, steps: Steps, journal: Journal, sample_env: dict[str, str]
 ) -> None:
-    """However often it is restarted: what unbinds the work directory is that somebody moves it away."""
+    """Further restarts detect it, too, until an operator moves the work directory."""
     with restorable(tmp_path) as (etcd, group):
         (ann,) = group.start("ann", env=sample_env)
-        bound = remembered(ann)["revision"]
-        left = hold(group, steps)
-        group.eventually(lambda: remembered(ann)["revision"] > bound, "it wrote down how far etcd had come", "ann")
+        bound = remembered_cluster(ann)["revision"]
+        kept_records = start_blocked_job(group, steps)
+        group.eventually(
+            lambda: remembered_cluster(ann)["revision"] > bound, "the work directory has etcd's newest revision", "ann"
+        )
         ann.kill()
         etcd.server.kill()
-        etcd.put_back()
+        etcd.restore()
         etcd.server.restart()
         for _ in range(2):
-            once_more(ann)
+            start_again(ann)
             assert_refused(ann, "went back from revision", "move the work directory")
-            assert runs(group) == left, "nothing of it was judged by what another etcd says"
+            assert run_records(group) == kept_records, "no run record was removed because of the restored etcd"
         assert revision_and_keys(etcd.server.endpoint) == etcd.untouched
         ann.log.with_suffix("").rename(tmp_path / "set-aside")
-        once_more(ann)
+        start_again(ann)
         group.client.close()
-        group.client = distop.connect(etcd.server.endpoint)  # the former one fails closed, too
+        group.client = distop.connect(etcd.server.endpoint)  # the previous client fails, too
         group.await_ready("ann")
         assert start(group, journal, rows=1).wait(60).state == "success", group.tails()
 
@@ -154,19 +156,19 @@ def test_another_cluster_is_not_served_with_the_same_work_directory(
     etcd: EmbeddedEtcd, group: Daemons, steps: Steps, sample_env: dict[str, str]
 ) -> None:
     (ann,) = group.start("ann", env=sample_env)
-    left = hold(group, steps)
+    kept_records = start_blocked_job(group, steps)
     port = etcd.port
     ann.kill()
     etcd.halt()
     with EmbeddedEtcd(port=port, compaction=None) as other:
-        once_more(ann)
+        start_again(ann)
         assert_refused(ann, "is another cluster than before", "--work-dir")
-        assert runs(group) == left, "what belongs to the other cluster stays"
-        assert revision_and_keys(other.endpoint) == NOTHING
+        assert run_records(group) == kept_records, "run records of the previous cluster are kept"
+        assert revision_and_keys(other.endpoint) == EMPTY
     etcd.restart()
 
 
-def test_another_cluster_under_a_daemon_that_runs(
+def test_a_running_daemon_ends_when_its_etcd_becomes_another_cluster(
     etcd: EmbeddedEtcd, group: Daemons, journal: Journal, sample_env: dict[str, str]
 ) -> None:
     (ann,) = group.start("ann", ttl=10, env=sample_env)
@@ -176,7 +178,7 @@ def test_another_cluster_under_a_daemon_that_runs(
     etcd.kill()
     with EmbeddedEtcd(port=port, compaction=None) as other:
         assert_refused(ann, "is another cluster than before", "--work-dir")
-        assert revision_and_keys(other.endpoint) == NOTHING
+        assert revision_and_keys(other.endpoint) == EMPTY
     etcd.restart()
 
 
@@ -191,7 +193,9 @@ def test_another_namespace_is_not_served_with_the_same_work_directory(
         f"error: the work directory {tmp_path / 'ann'} belongs to no namespace, but this executor serves "
         "the namespace 'other': give another --work-dir, or move this directory away"
     )
-    again = group.spawn("ann", env=sample_env)
+    restarted = group.spawn("ann", env=sample_env)
     eventually(
-        lambda: "ready: " in again.log.read_text().rpartition("error: ")[2], "as before it may", tail=group.tails
+        lambda: "ready: " in restarted.log.read_text().rpartition("error: ")[2],
+        "it is ready with its previous namespace",
+        tail=group.tails,
     )

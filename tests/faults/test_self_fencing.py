@@ -1,7 +1,7 @@
-"""Whatever happens to a daemon, all that its child started is dead before its lease can expire; by how much is printed.
+"""Self-fencing: all processes of a daemon's child die before its lease can expire, whatever happens to the daemon.
 
-The deadline and its margin are the daemon's own, from its log; when the lease ended is what etcd's history tells to
-somebody else; when the last process died is seen in /proc. All three are read from one clock, CLOCK_BOOTTIME.
+The tests print the time left. The deadline and its margin come from the daemon's log, the end of the lease from another
+client, and the death of the last process from /proc. All times are from CLOCK_BOOTTIME.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pytest
 from distop.protocol.records import OperationRef
 from distop.worker.guardian import boottime, session_members
 from tests.conftest import FIGURES
-from tests.faults.recording import Recorder, told
+from tests.faults.recording import Recorder, formatted
 from tests.integration.test_daemons import holders
 from tests.support.daemons import SPARK, eventually
 from tests.support.needs import need
@@ -34,17 +34,17 @@ if TYPE_CHECKING:
     from tests.support.daemons import Daemon, Daemons
     from tests.support.replay import History
 
-    Note = Callable[[str, object], None]
+    RecordProperty = Callable[[str, object], None]
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(180), pytest.mark.rotating]
 
 TABLE = "t"
 DEBUG = ("--debug",)
-TOLD = {"freeze": "frozen", "kill": "killed", "freeze_both": "frozen with its child"}
+DESCRIPTIONS = {"freeze": "frozen", "kill": "killed", "freeze_both": "frozen with its child"}
 
 
 def child_of(daemon: Daemon) -> int:
-    """The session of the daemon's child: the process that its guardian started."""
+    """The pid and session id of the daemon's child, which its guardian started."""
     for guardian in children(daemon.pid):
         for child in children_of_guardian(guardian):
             return child
@@ -59,13 +59,13 @@ def command(pid: int) -> str:
 
 
 def deadline(daemon: Daemon) -> tuple[float, float]:
-    """The last deadline that the daemon knew, and the seconds from it to the earliest end of the lease."""
+    """The last deadline in the daemon's log, and the seconds from it to the earliest end of the lease."""
     found = re.findall(r"Deadline .* moved to ([0-9.]+), margin ([0-9.]+)", daemon.log.read_text())
     return float(found[-1][0]), float(found[-1][1])
 
 
-class Watcher:
-    """Notes when the last process of a session died, and when a key of etcd went."""
+class EndWatcher:
+    """Records when the last process of a session died, and when the node key of its incarnation was removed."""
 
     def __init__(self, group: Daemons, session: int, incarnation: str) -> None:
         self.died = 0.0
@@ -86,25 +86,27 @@ class Watcher:
     def _node(self) -> None:
         pause = threading.Event()
         while True:
-            asked = boottime()
+            before = boottime()
             if self._incarnation not in self._group.client.nodes():
-                self.gone = asked
+                self.gone = before
                 return
             pause.wait(0.01)
 
     def wait(self) -> None:
         for thread in self._threads:
             thread.join(60)
-        assert self.died, "some of the child's processes live on"
+        assert self.died, "some processes of the child are alive"
         assert self.gone, "the session never ended"
 
 
-def assert_dead_in_time(what: str, watcher: Watcher, known: tuple[float, float], note: Note) -> None:
-    """All were dead before the lease could end by what the daemon knew, and before it did end. The margin is told."""
+def assert_dead_in_time(
+    what: str, watcher: EndWatcher, known: tuple[float, float], record_property: RecordProperty
+) -> None:
+    """Assert that all processes died before the earliest end of the lease and before its real end; print the times."""
     watcher.wait()
     at, margin = known
     earliest = at + margin
-    note(
+    record_property(
         FIGURES,
         f"{what}: the last process died {watcher.died - at:+.3f} s from the deadline, {earliest - watcher.died:.3f} s "
         f"before the lease could end, {watcher.gone - watcher.died:.3f} s before it did",
@@ -122,35 +124,35 @@ def kill(daemon: Daemon, etcd: EmbeddedEtcd) -> None:
 
 
 def freeze_both(daemon: Daemon, etcd: EmbeddedEtcd) -> None:
-    """The daemon and the first process of its child, and not what that started: a JVM works on (F32)."""
+    """F32: freeze the daemon and the first process of its child, but not that process's children, such as a JVM."""
     os.kill(child_of(daemon), signal.SIGSTOP)
     daemon.freeze()
 
 
 @pytest.mark.parametrize("end", [freeze, kill], ids=["frozen", "killed"])
-def test_all_of_a_child_is_dead_before_its_lease_can_end(
+def test_all_processes_of_a_child_die_before_its_lease_can_end(
     end: Callable[..., None],
     group: Daemons,
     etcd: EmbeddedEtcd,
     journal: Journal,
     sample_env: dict[str, str],
-    record_property: Note,
+    record_property: RecordProperty,
 ) -> None:
-    """Jobs that do not listen, in a child without Spark."""
+    """The jobs ignore cancels, and the child has no Spark."""
     (ann,) = group.start("ann", ttl=4, env=sample_env, options=DEBUG)
     arg = {"jobs": 2, "journal": str(journal.path), "does": {"p=0": "deaf", "p=1": "deaf"}}
     operation = group.client.start_operation("writing", TABLE, arg)
     group.eventually(lambda: len(journal.lines()) > 10, "the jobs write")
     (incarnation,) = group.client.nodes()
-    watcher = Watcher(group, child_of(ann), incarnation)
+    watcher = EndWatcher(group, child_of(ann), incarnation)
     end(ann, etcd)
     known = deadline(ann)
-    assert_dead_in_time(f"daemon {TOLD[end.__name__]}", watcher, known, record_property)
+    assert_dead_in_time(f"daemon {DESCRIPTIONS[end.__name__]}", watcher, known, record_property)
     last = max(when for *_, when in journal.lines())
     assert last <= watcher.died
-    operation.cancel()  # before ann is back: jobs that do not listen would run again
+    operation.cancel()  # before ann is back, because the jobs would run again
     ann.thaw() if end is freeze else ann.start()
-    group.eventually(lambda: "ann" in group.live(), "ann is back", "ann")
+    group.eventually(lambda: "ann" in group.live(), "ann is live again", "ann")
     assert operation.wait(60).state == "cancelled"
     assert not journal.overlaps()
 
@@ -164,16 +166,16 @@ def test_all_of_a_child_is_dead_before_its_lease_can_end(
         pytest.param(freeze_both, id="child-stopped", marks=pytest.mark.slow),
     ],
 )
-def test_spark_and_its_workers_are_dead_before_the_lease_can_end(
+def test_spark_and_its_workers_die_before_the_lease_can_end(
     end: Callable[..., None],
     group: Daemons,
     etcd: EmbeddedEtcd,
     journal: Journal,
     sample_env: dict[str, str],
     tmp_path: Path,
-    record_property: Note,
+    record_property: RecordProperty,
 ) -> None:
-    """The JVM, and PySpark's Python workers, which leave the process group."""
+    """This includes the JVM and PySpark's Python workers, which leave the process group."""
     need(shutil.which("java"), "Java 17 or newer: install openjdk-17-jre-headless")
     hold = tmp_path / "go"
     (ann,) = group.start("ann", ttl=4, env=sample_env, options=(*DEBUG, *SPARK))
@@ -185,9 +187,9 @@ def test_spark_and_its_workers_are_dead_before_the_lease_can_end(
     commands = [command(pid) for pid in session_members(session)]
     assert any("java" in c for c in commands), commands
     assert any("pyspark.daemon" in c or "pyspark/daemon" in c for c in commands), commands
-    watcher = Watcher(group, session, incarnation)
+    watcher = EndWatcher(group, session, incarnation)
     end(ann, etcd)
-    what = f"with Spark ({len(commands)} processes), daemon {TOLD[end.__name__]}"
+    what = f"with Spark ({len(commands)} processes), daemon {DESCRIPTIONS[end.__name__]}"
     assert_dead_in_time(what, watcher, deadline(ann), record_property)
     hold.touch()
     ann.start() if end is kill else ann.thaw()
@@ -196,10 +198,10 @@ def test_spark_and_its_workers_are_dead_before_the_lease_can_end(
     assert_data(Written(group.endpoint, OperationRef.parse(operation.ref)), journal, 2, 3)
 
 
-def test_etcd_that_does_not_answer(
-    group: Daemons, etcd: EmbeddedEtcd, journal: Journal, sample_env: dict[str, str], record_property: Note
+def test_all_processes_of_a_child_die_before_its_lease_can_end_without_etcd(
+    group: Daemons, etcd: EmbeddedEtcd, journal: Journal, sample_env: dict[str, str], record_property: RecordProperty
 ) -> None:
-    """The daemon is well and cannot renew: the child is dead before any lease could end, wherever etcd may be."""
+    """A healthy daemon cannot renew its lease, because etcd does not answer."""
     (ann,) = group.start("ann", ttl=4, env=sample_env, options=DEBUG)
     arg = {"jobs": 2, "journal": str(journal.path), "does": {"p=0": "deaf", "p=1": "deaf"}}
     operation = group.client.start_operation("writing", TABLE, arg)
@@ -207,30 +209,28 @@ def test_etcd_that_does_not_answer(
     child = child_of(ann)
     etcd.pause()
     try:
-        eventually(lambda: not session_members(child), "all of the child is dead", tail=group.tails)
+        eventually(lambda: not session_members(child), "all processes of the child are dead", tail=group.tails)
         died, (at, margin) = boottime(), deadline(ann)
-        told = f"etcd frozen: the last process died {died - at:+.3f} s from the deadline, "
-        record_property(FIGURES, f"{told}{at + margin - died:.3f} s before the lease could end")
+        measured = f"etcd frozen: the last process died {died - at:+.3f} s from the deadline, "
+        record_property(FIGURES, f"{measured}{at + margin - died:.3f} s before the lease could end")
         assert died < at + margin
     finally:
         etcd.resume()
     operation.cancel()  # before ann is back, as above
-    group.eventually(lambda: "ann" in group.live(), "ann is back", "ann")
+    group.eventually(lambda: "ann" in group.live(), "ann is live again", "ann")
     assert operation.wait(60).state == "cancelled"
     assert not journal.overlaps()
 
 
-def assert_nothing_was_written(recorder: Recorder, thawed: float) -> None:
-    """By a daemon that reaches etcd through the recorder alone, from the time at which it went on until it asked for a
-    new session: no request that could have changed any key was even sent.
-    """
-    assert any(asked.writes for asked in recorder.requests if asked.at < thawed), "what it writes is recorded"
+def assert_no_writes_under_old_session(recorder: Recorder, thawed: float) -> None:
+    """Assert that a daemon behind the recorder sent no writes between its thaw and its request for a new session."""
+    assert any(request.writes for request in recorder.requests if request.at < thawed), "writes are recorded"
     late = recorder.writes_until_grant(thawed)
-    assert not late, f"written under a session that was over:\n{told(late)}"
+    assert not late, f"writes under an ended session:\n{formatted(late)}"
 
 
-def assert_never_named_again(history: History, incarnation: str) -> None:
-    """Once its node key was gone, no value named this incarnation."""
+def assert_incarnation_not_named_after_its_end(history: History, incarnation: str) -> None:
+    """Assert that no value names this incarnation after its node key was removed."""
     node = f"distOpNode.{incarnation}"
     (ended,) = [n for n, changes in history for c in changes if c.kv.key == node and c.deleted]
     late = [
@@ -239,14 +239,14 @@ def assert_never_named_again(history: History, incarnation: str) -> None:
         for c in changes
         if n > ended and not c.deleted and (c.kv.key == node or incarnation.encode() in c.kv.value)
     ]
-    assert not late, "written under a session that was over"
+    assert not late, "values written under an ended session"
 
 
-def test_a_daemon_that_wakes_up_writes_nothing_under_its_old_session(
+def test_a_thawed_daemon_writes_nothing_under_its_old_session(
     group: Daemons, etcd: EmbeddedEtcd, journal: Journal, sample_env: dict[str, str], tmp_path: Path
 ) -> None:
-    """A coordinator that is frozen for longer than its time to live. Its jobs end meanwhile: it hears of that when it
-    goes on, before anything else.
+    """A coordinator is frozen for longer than its TTL, and its jobs end in the meantime. After the thaw, it receives
+    these events first.
     """
     hold = tmp_path / "go"
     with Recorder(etcd.endpoint) as recorder:
@@ -258,27 +258,28 @@ def test_a_daemon_that_wakes_up_writes_nothing_under_its_old_session(
         group.eventually(lambda: holders(group)["bob"] == 2, "bob holds claims")
         group.start("ann", env=sample_env)
         group.eventually(lambda: len(holders(group)) == 2, "both hold claims")
-        group.eventually(lambda: len({p for p, *_ in journal.lines()}) == 4, "their jobs write")
+        group.eventually(lambda: len({p for p, *_ in journal.lines()}) == 4, "the jobs of both write")
         bob.freeze()
         hold.touch()
         assert operation.wait(90).state == "success", group.tails()
         thawed = boottime()
         bob.thaw()
-        group.eventually(lambda: "bob" in group.live() and old not in group.client.nodes(), "bob begins anew", "bob")
-        assert_nothing_was_written(recorder, thawed)
+        group.eventually(
+            lambda: "bob" in group.live() and old not in group.client.nodes(), "bob has a new session", "bob"
+        )
+        assert_no_writes_under_old_session(recorder, thawed)
         assert bob.stop() == 0
     history = read_history(group.endpoint)
     led = [c.kv.key for _, changes in history for c in changes if c.kv.value == old.encode()]
-    assert led == ["distOpCoordinator.t.writing"], "bob coordinated"
-    assert_never_named_again(history, old)
+    assert led == ["distOpCoordinator.t.writing"], "bob was the coordinator"
+    assert_incarnation_not_named_after_its_end(history, old)
     assert_data(Written(group.endpoint, OperationRef.parse(operation.ref)), journal, 8, 5)
 
 
-def test_a_deaf_job_loses_its_child_and_its_neighbours_are_not_blamed(
+def test_cancelling_a_deaf_job_kills_its_child_without_failing_other_jobs(
     group: Daemons, journal: Journal, sample_env: dict[str, str], tmp_path: Path
 ) -> None:
-    """Cancelling an operation whose job does not listen kills the child; another operation's jobs in it are run
-    again, and nothing is held against them."""
+    """The jobs of another operation in the killed child run again, and the kill does not count as their failure."""
     hold = tmp_path / "go"
     (ann,) = group.start("ann", ttl=30, env=sample_env)
     child = child_of(ann)
@@ -289,7 +290,7 @@ def test_a_deaf_job_loses_its_child_and_its_neighbours_are_not_blamed(
     group.eventually(lambda: journal.lines(), "the deaf job runs")
     arg: dict[str, Any] = {"jobs": 1, "rows": 3, "journal": str(other.path), "hold": str(hold)}
     neighbour = group.client.start_operation("writing", TABLE, arg)
-    group.eventually(lambda: other.lines(), "its neighbour runs")
+    group.eventually(lambda: other.lines(), "the job of the other operation runs")
     deaf.cancel()
     assert deaf.wait(60).state == "cancelled", group.tails()
     assert not session_members(child), "the child was killed"

@@ -1,5 +1,6 @@
-"""A JVM that dies, hangs, is out of memory, or whose Spark is of no more use: the child is replaced, the batch is run
-again and split until the guilty partition stands alone, and no other one is blamed.
+"""Failing JVMs: killed, hanging, out of memory, or with an unusable Spark session.
+
+The child is replaced, and the batch runs again in parts until only the failing partition fails.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 @contextmanager
 def memory_group(size: int) -> Iterator[tuple[str, ...]]:
-    """A group with ``size`` bytes; yields the prefix of commands that run in it.
+    """A memory control group with ``size`` bytes; yields the prefix of commands that run in it.
 
-    The group is empty at the end.
+    The group must be empty at the end.
     """
-    first = (CGROUPS / "cgroup.controllers").exists()
-    folder = (CGROUPS if first else CGROUPS / "memory") / f"distop-{uuid.uuid4().hex[:8]}"
-    limits = {"memory.max": size, "memory.swap.max": 0} if first else {"memory.limit_in_bytes": size}
+    is_unified = (CGROUPS / "cgroup.controllers").exists()
+    folder = (CGROUPS if is_unified else CGROUPS / "memory") / f"distop-{uuid.uuid4().hex[:8]}"
+    limits = {"memory.max": size, "memory.swap.max": 0} if is_unified else {"memory.limit_in_bytes": size}
     try:
         folder.mkdir()
         made = all((folder / name).exists() for name in list(limits)[:1])
@@ -63,7 +64,7 @@ def memory_group(size: int) -> Iterator[tuple[str, ...]]:
 pytestmark = [pytest.mark.etcd, pytest.mark.spark, pytest.mark.timeout(300), pytest.mark.rotating]
 
 TABLE = "t"
-GUILTY = 1
+FAILING = 1
 OPTIONS = (*SPARK, "--spark-conf", "spark.distop.jvmAnswer=4")
 
 
@@ -83,7 +84,7 @@ def java() -> None:
         pytest.param("lose-directories", 4, marks=pytest.mark.slow),
     ],
 )
-def test_the_guilty_partition_stands_alone(
+def test_only_the_partition_that_breaks_spark_fails(
     action: str,
     jobs: int,
     group: Daemons,
@@ -93,39 +94,41 @@ def test_the_guilty_partition_stands_alone(
 ) -> None:
     (ann,) = group.start("ann", ttl=10, env=sample_env, options=OPTIONS)
     child = child_of(ann)
-    arg = {"jobs": jobs, "rows": 2, "journal": str(journal.path), "does": {f"p={GUILTY}": action}}
+    arg = {"jobs": jobs, "rows": 2, "journal": str(journal.path), "does": {f"p={FAILING}": action}}
     operation = group.client.start_operation("sparkwriting", TABLE, arg, retry_attempts=1)
     result = operation.wait(280)
     assert result.state == "failed", group.tails()
     assert result.jobs == {"total": jobs, "success": jobs - 1, "failed": 1}, result.record
-    assert result.record["failed"] == str(GUILTY)
+    assert result.record["failed"] == str(FAILING)
     assert "the worker process died (its JVM died, hung or ran out of memory" in result.errors[0]["text"]
-    assert not session_members(child), "the child that Spark was lost in lives on"
-    group.eventually(lambda: replaced(ann, child), "another child is there")
+    assert not session_members(child), "the child with the lost Spark has ended"
+    group.eventually(lambda: replaced(ann, child), "the child is replaced")
     record_property(FIGURES, f"{action}: {result.errors[0]['text'].splitlines()[0]} ({result.seconds:.0f} s)")
     written = Written(group.endpoint, OperationRef.parse(operation.ref))
     assert_data(written, journal, jobs, 2)
     for partition, claims in written.claims.items():
-        if partition != GUILTY:
-            assert [json.loads(claim)["failures"] for claim in claims] == [0] * len(claims), "a neighbour was blamed"
+        if partition != FAILING:
+            assert [json.loads(claim)["failures"] for claim in claims] == [0] * len(claims), (
+                "other partitions have no failures"
+            )
     assert "ann" in group.live()
     assert ann.process.poll() is None
 
 
 def replaced(daemon: Daemon, child: int) -> bool:
-    """The daemon has a child, and it is not this one."""
+    """Whether the daemon has a child other than this one."""
     try:
         return child_of(daemon) != child
     except (AssertionError, OSError):
-        return False  # between two
+        return False  # there is no child yet
 
 
 @pytest.mark.slow
 @pytest.mark.overlaps
-def test_a_jvm_that_is_killed_from_outside_costs_no_job(
+def test_a_jvm_killed_from_outside_fails_no_job(
     group: Daemons, journal: Journal, sample_env: dict[str, str], tmp_path: Path
 ) -> None:
-    """Nobody is guilty: the batch is run again in a new child, and succeeds."""
+    """The batch runs again in a new child, and succeeds."""
     hold = tmp_path / "go"
     (ann,) = group.start("ann", ttl=10, env=sample_env, options=OPTIONS)
     arg = {"jobs": 2, "rows": 2, "journal": str(journal.path), "hold": str(hold)}
@@ -138,13 +141,13 @@ def test_a_jvm_that_is_killed_from_outside_costs_no_job(
     assert result.state == "success", group.tails()
     written = Written(group.endpoint, OperationRef.parse(operation.ref))
     assert all(json.loads(claim)["failures"] == 0 for claims in written.claims.values() for claim in claims)
-    assert_data(written, journal, 2, 2, overlaps=True)  # both runs are of one attempt
+    assert_data(written, journal, 2, 2, overlaps=True)  # both runs belong to one attempt
 
 
-def test_a_node_whose_spark_does_not_start_leaves_its_jobs_to_nodes_with_fewer_slots(
+def test_jobs_of_a_node_whose_spark_does_not_start_run_on_smaller_nodes(
     group: Daemons, sample_env: dict[str, str], tmp_path: Path
 ) -> None:
-    """It has most of the slots, and so most of the jobs; none is blamed, none fails."""
+    """The failing node has most slots, so it claims most jobs at first. No job fails or counts a failure."""
     java = FailingJava(tmp_path / "java", tmp_path / "ann", times=1000)
     (ann,) = group.start("ann", ttl=10, env={**sample_env, **java.env}, options=(*OPTIONS, "--slots", "4"))
     group.start("bob", "cyd", ttl=10, env=sample_env, options=(*OPTIONS, "--slots", "1"))
@@ -158,18 +161,18 @@ def test_a_node_whose_spark_does_not_start_leaves_its_jobs_to_nodes_with_fewer_s
         result = operation.wait(200)
         assert (result.state, result.jobs) == ("success", {"total": 3, "success": 3, "failed": 0}), group.tails()
         claims = Written(group.endpoint, OperationRef.parse(operation.ref)).claims.values()
-        assert not any(json.loads(claim)["failures"] for found in claims for claim in found), "a job was blamed"
+        assert not any(json.loads(claim)["failures"] for found in claims for claim in found), "no job has failures"
     assert java.killed, "no JVM was killed: the bad node had no job"
     assert ann.process.poll() is None
-    (said,) = [node.unable for node in group.client.nodes().values() if node.executor == "ann"]
-    assert "its Spark session did not start" in said["sparkwriting"], group.tails("ann")
+    (unable,) = [node.unable for node in group.client.nodes().values() if node.executor == "ann"]
+    assert "its Spark session did not start" in unable["sparkwriting"], group.tails("ann")
 
 
 @pytest.mark.slow
-def test_an_oom_kill_of_a_jvm_is_named_as_the_cause(
+def test_an_error_names_an_oom_kill_of_the_jvm_as_the_cause(
     group: Daemons, journal: Journal, sample_env: dict[str, str]
 ) -> None:
-    """The JVM takes its whole heap at its start, more than its control group may have."""
+    """The JVM allocates its whole heap at its start, which exceeds the limit of its control group."""
     java = "spark.driver.extraJavaOptions=-Xms1g -XX:+AlwaysPreTouch"
     options = ("--spark-master", "local[2]", "--spark-conf", "spark.driver.memory=1g", "--spark-conf", java)
     with memory_group(600 * 1024**2) as through:

@@ -1,7 +1,7 @@
-"""Executors whose Spark gets no cores.
+"""Executors whose Spark session gets no cores.
 
-The standalone master was restarted and has forgotten them, or other applications have all cores. A new session helps
-in the first case. The second looks the same from within, and a new session would wait as long.
+The standalone master was restarted and no longer knows their applications, or other applications have all cores. A new
+session helps only in the first case.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def cluster(tmp_path: Path, sample_env: dict[str, str]) -> Iterator[Standalone]:
         yield found
 
 
-def executor(group: Daemons, cluster: Standalone, env: dict[str, str], name: str, stalled_after: float) -> Daemon:
-    """One whose Spark is the cluster's."""
+def start_executor(group: Daemons, cluster: Standalone, env: dict[str, str], name: str, stalled_after: float) -> Daemon:
+    """Start an executor that uses this Spark cluster."""
     words = [*spark_options(cluster.url)]
     small = (f"driver.extraJavaOptions={FRUGAL}", f"executor.extraJavaOptions={FRUGAL}")
     for setting in (*small, "driver.memory=512m", "executor.memory=512m", f"distop.stalledAfter={stalled_after}"):
@@ -56,24 +56,24 @@ def executor(group: Daemons, cluster: Standalone, env: dict[str, str], name: str
 
 
 def write(group: Daemons, folder: Path, name: str, hold: str = "") -> Operation:
-    """Start an operation of one Spark task. ``hold``: the task runs until this file is there."""
+    """Start an operation of one Spark task. ``hold``: the task runs until this file exists."""
     arg = {"jobs": 1, "rows": 2, "journal": str(folder / f"{name}.jsonl"), "hold": hold}
     return group.client.start_operation("sparkwriting", TABLE, arg)
 
 
-def succeeds(group: Daemons, operation: Operation) -> None:
-    """The operation succeeds, and no failed attempt is counted."""
+def assert_success(group: Daemons, operation: Operation) -> None:
+    """Assert that the operation succeeds without failed attempts."""
     result = operation.wait(200)
     assert result.state == "success", group.tails()
     claims = Written(group.endpoint, OperationRef.parse(operation.ref)).claims.values()
-    assert not any(json.loads(claim)["failures"] for found in claims for claim in found), "a job was blamed"
+    assert not any(json.loads(claim)["failures"] for found in claims for claim in found), "no job has failures"
 
 
-def test_an_application_that_a_restarted_master_has_forgotten_is_replaced(
+def test_an_application_unknown_to_a_restarted_master_is_replaced(
     group: Daemons, cluster: Standalone, sample_env: dict[str, str], tmp_path: Path
 ) -> None:
-    """A task runs meanwhile, and is lost with Spark's executor."""
-    ann = executor(group, cluster, sample_env, "ann", 4)
+    """A task runs at that time, and is lost with Spark's executor."""
+    ann = start_executor(group, cluster, sample_env, "ann", 4)
     hold = tmp_path / "go on"
     operation = write(group, tmp_path, "one", str(hold))
     group.eventually((tmp_path / "one.jsonl").exists, "the task runs", seconds=120)
@@ -82,30 +82,32 @@ def test_an_application_that_a_restarted_master_has_forgotten_is_replaced(
     cluster.restart_master()
     group.eventually(lambda: session_members(worker) == [worker], "the worker has ended Spark's executor", seconds=120)
     hold.touch()
-    succeeds(group, operation)
+    assert_success(group, operation)
     assert child_of(ann) != child
     assert "does not know this application" in ann.log.read_text()
 
 
-@pytest.mark.slow  # at each change: tests/unit/worker/test_spark_stall.py
+@pytest.mark.slow  # each run has tests/unit/worker/test_spark_stall.py
 def test_an_application_that_waits_for_cores_is_reported_and_not_replaced(
     group: Daemons, cluster: Standalone, sample_env: dict[str, str], tmp_path: Path
 ) -> None:
-    """Spark gives an application its cores until its end, whether it uses them or not."""
-    bob = executor(group, cluster, sample_env, "bob", 60)
-    succeeds(group, write(group, tmp_path, "bob"))
-    ann = executor(group, cluster, sample_env, "ann", 1)
+    """An idle Spark application keeps its cores until its end."""
+    bob = start_executor(group, cluster, sample_env, "bob", 60)
+    assert_success(group, write(group, tmp_path, "bob"))
+    ann = start_executor(group, cluster, sample_env, "ann", 1)
     assert distop_process(group, "drain", "bob").returncode == 0
     operation, child = write(group, tmp_path, "ann"), child_of(ann)
 
     def code() -> list[str]:
         return [str(reason.code) for reason in operation.why().reasons if reason.stops]
 
-    group.eventually(lambda: "no-cores" in code(), "why says that Spark gives no cores", seconds=120)
+    group.eventually(lambda: "no-cores" in code(), "why reports that Spark gives no cores", seconds=120)
     assert "no cores from Spark" in str(operation.status().waiting_for)
-    told = distop_process(group, "doctor")
-    assert "ann has no cores from Spark: the master spark://" in told.stdout + told.stderr, told
+    doctor = distop_process(group, "doctor")
+    assert "ann has no cores from Spark: the master spark://" in doctor.stdout + doctor.stderr, doctor
     assert bob.stop() == 0
-    succeeds(group, operation)
-    assert child_of(ann) == child, "a session that only had to wait was replaced"
-    group.eventually(lambda: not any(node.spark for node in group.client.nodes().values()), "nothing is wrong any more")
+    assert_success(group, operation)
+    assert child_of(ann) == child, "the waiting session is kept"
+    group.eventually(
+        lambda: not any(node.spark for node in group.client.nodes().values()), "the node reports no problem of Spark"
+    )

@@ -1,7 +1,7 @@
-"""validate under faults, with real daemons: whatever struck it, its report, its outcomes and its certificate are those
-of a run that nothing disturbed, and the table is as it was. The audit of etcd's history follows (conftest.py).
+"""validate under faults on real daemons: report, outcomes and certificate equal those of a run without faults.
 
-What footers and manifests decide needs no JVM, so that a killed child is cheap; what is counted by a scan needs one.
+The table must be unchanged. conftest.py audits etcd's history. Checks decided from footers and manifests need no JVM,
+so that killing a child is cheap; scans need one.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType
 
 from distop.protocol.records import OperationRef, TableRecord
-from tests.faults.striking import Strikes
-from tests.faults.test_index_faults import holder
+from tests.faults.fault_injection import FaultInjector
+from tests.faults.test_index_faults import daemon_of
 from tests.support.daemons import SPARK
 from tests.support.lake import MAVEN, Folder, jar
 from tests.support.metastore import Metastore
@@ -41,21 +41,21 @@ DECIDED: dict[str, Any] = {
     "checks": [{"not_null": "id"}, {"range": {"column": "id", "min": 1, "max": 1_000}}],
     "sample": 0,
 }
-"""Without a scan: certified."""
+"""Decided without a scan, and certified."""
 SCANNED: dict[str, Any] = {
     "checks": [{"not_null": "id"}, {"check": "id < 1000"}, {"matches": {"column": "w", "pattern": "w"}}]
 }
-"""By one, and certified."""
+"""Decided by a scan, and certified."""
 VIOLATED: dict[str, Any] = {"checks": [{"check": "id % 10 < 2"}, {"not_null": "id"}], "sample": 5}
 KEYS: dict[str, Any] = {"checks": [{"unique": "id"}, {"unique": "w"}], "sample": 4}
-"""By one job over all partitions: the second is violated."""
+"""Decided by one job over all partitions; the second check is violated."""
 
 PLAN = ["partitions.before", "partitions.after"]
 COMPLETION = [f"{name}.{when}" for name in ("completion", "certification.certify") for when in ("before", "after")]
-LIST = ["certification.write.before", "certification.write.after"]
-"""The one file that it writes: of Iceberg tables there is none."""
+LIST = ["file_lists.write.before", "file_lists.write.after"]
+"""Steps of writing the list of files, which certificates of Iceberg tables do not have."""
 REPORT = ["batch.before", "result.before", "result.after", "batch.after"]
-SOME = ["partitions.after", "result.before", "result.after", "certification.write.after", "completion.after"]
+SOME = ["partitions.after", "result.before", "result.after", "file_lists.write.after", "completion.after"]
 SCAN = [(SCANNED, f"scan.count.{when}") for when in ("before", "after")]
 SAMPLES = [(VIOLATED, f"batch.fetch.{when}") for when in ("before", "after")]
 OF_KEYS = [(KEYS, f"KeyChecks.run.{when}") for when in ("before", "after")]
@@ -74,30 +74,30 @@ def rows(n: int) -> dict[str, pa.Array]:
 
 
 class Subject:
-    """The tables of one format, and what is done to them. ``options``: of the daemons; ``most``: so many of these can
-    run at once.
+    """Tables of one format, and operations on them. ``options``: for the daemons. ``most``: the number of daemons that
+    can run at once.
     """
 
     most = 2
     options: tuple[str, ...] = ()
     lists = 1
-    """Files that a certificate comes with."""
+    """The number of files that a certificate has beside the table."""
     written: tuple[str, ...] = ("p=d",)
     """The partitions to which ``append`` adds."""
 
-    def __init__(self, group: Daemons, folder: Path, strikes: Strikes) -> None:
+    def __init__(self, group: Daemons, folder: Path, faults: FaultInjector) -> None:
         self.group = group
         self.folder = folder
-        self.strikes = strikes
+        self.faults = faults
         self.records: dict[str, TableRecord] = {}
 
-    def create(self, name: str, *strikes: str) -> None:
-        """A table of three partitions with three rows each, registered."""
-        self.records[name] = self.made(name)
+    def create(self, name: str, *faults: str) -> None:
+        """Create and register a table with three partitions of three rows each, and set its faults."""
+        self.records[name] = self.write_table(name)
         self.group.client.add_table(self.records[name], check=False)
-        self.strikes.aim(name, *strikes)
+        self.faults.set_faults(name, *faults)
 
-    def made(self, name: str) -> TableRecord:
+    def write_table(self, name: str) -> TableRecord:
         for n, p in enumerate(PARTITIONS):
             path = self.folder / name / f"p={p}" / "f.parquet"
             path.parent.mkdir(parents=True)
@@ -105,7 +105,7 @@ class Subject:
         return TableRecord(name, "parquet", str(self.folder / name))
 
     def append(self, name: str) -> None:
-        """What a writer adds: a row without an id."""
+        """Append a row without an id, as a writer."""
         self.add_file(name, "p=d/f.parquet")
 
     def add_file(self, name: str, file: str) -> None:
@@ -114,37 +114,37 @@ class Subject:
         pq.write_table(pa.table({"id": pa.array([None], pa.int64()), "w": ["w"]}), path)
 
     def show(self, daemon: Daemon, *names: str) -> None:
-        """What was appended to these tables is there for all, from now on at the latest."""
+        """Make appended partitions visible to all readers, if the format needs that."""
 
     def drop(self, name: str) -> None:
         shutil.rmtree(self.folder / name)
 
     def start(self, name: str, arg: dict[str, Any]) -> Operation:
-        return self.group.client.start_operation("struck-validate", name, arg)
+        return self.group.client.start_operation("faulty-validate", name, arg)
 
-    def run(self, name: str, arg: dict[str, Any]) -> Told:
+    def run(self, name: str, arg: dict[str, Any]) -> Results:
         operation = self.start(name, arg)
-        return self.told(operation, operation.wait(150))
+        return self.collect_results(operation, operation.wait(150))
 
     def data(self, name: str) -> dict[str, bytes]:
-        """The table's own files."""
+        """The table's own files and their content."""
         found = [path for path in (self.folder / name).rglob("*") if path.is_file()]
         return {str(path): path.read_bytes() for path in found if "_distop" not in path.parts}
 
-    def beside(self, name: str) -> list[str]:
-        """What operations have left beside the table, without what one that was killed was just writing."""
+    def operation_files(self, name: str) -> list[str]:
+        """Files that operations left beside the table, without temporary files of killed ones."""
         shared = self.folder / name / "_distop"
         found = [path for path in shared.rglob("*") if path.is_file() and not path.name.startswith(".")]
-        # Without the folder of the cluster.
+        # The first part is the folder of the cluster.
         return sorted(str(Path(*path.relative_to(shared).parts[1:])) for path in found)
 
     def remove_list(self, name: str) -> None:
-        """Nobody has certified the table yet, as far as files tell."""
+        """Remove the files of all certificates."""
         for lists in (self.folder / name / "_distop").glob("*/certificates"):
             shutil.rmtree(lists)
 
-    def told(self, operation: Operation, result: Result) -> Told:
-        """All that is told of an operation that has ended, of which each job has ended once."""
+    def collect_results(self, operation: Operation, result: Result) -> Results:
+        """The results of an ended operation, after asserting that each of its jobs ended once."""
         written = Written(self.group.endpoint, OperationRef.parse(operation.ref))
         assert all(len(states) == 1 for states in written.states.values())
         assert all(len(outcomes) == 1 for outcomes in written.outcomes.values())
@@ -154,7 +154,7 @@ class Subject:
             assert certificate["operation"] == operation.ref
             report["certified"] = {k: v for k, v in certificate.items() if k not in ("operation", "time", "digest")}
         outcomes = [json.loads(outcome) for (outcome,) in written.outcomes.values()]
-        return Told(
+        return Results(
             result.state,
             report,
             {outcome["name"]: (_without_samples(outcome.get("result")), outcome.get("error")) for outcome in outcomes},
@@ -163,14 +163,14 @@ class Subject:
 
 
 def _without_samples(result: Any) -> Any:
-    """How many rows a job shows depends on what it was run with; which the report shows does not."""
+    """The result without samples, whose number depends on the other jobs of the run. The report's samples do not."""
     if not isinstance(result, dict) or "checks" not in result:
         return result
     return {**result, "checks": [{k: v for k, v in c.items() if k != "samples"} for c in result["checks"]]}
 
 
-class Told:
-    """The state, the report, the outcomes by the names of partitions, and the certificate, if there is one."""
+class Results:
+    """The state, the report, the outcomes by partition name, and the certificate (None if there is none)."""
 
     def __init__(self, state: str, report: dict[str, Any], outcomes: dict[str, Any], certificate: Any) -> None:
         self.state = state
@@ -178,21 +178,21 @@ class Told:
         self.outcomes = outcomes
         self.certificate = certificate
 
-    def assert_same(self, other: Told, what: object) -> None:
-        """Both tell the same, whichever operation it was of."""
+    def assert_same(self, other: Results, what: object) -> None:
+        """Assert that both operations have the same state, report and outcomes."""
         assert (self.state, self.report, self.outcomes) == (other.state, other.report, other.outcomes), what
 
 
 class IcebergSubject(Subject):
     lists = 0
 
-    def __init__(self, group: Daemons, folder: Path, strikes: Strikes) -> None:
-        super().__init__(group, folder, strikes)
+    def __init__(self, group: Daemons, folder: Path, faults: FaultInjector) -> None:
+        super().__init__(group, folder, faults)
         need(jar(), MAVEN)
         self.options = ("--spark-conf", f"spark.jars={jar()}")
         self.tables: dict[str, Any] = {}
 
-    def made(self, name: str) -> TableRecord:
+    def write_table(self, name: str) -> TableRecord:
         self.tables[name] = Folder(self.folder / name).new(SCHEMA, BY_P)
         parts = [pa.table({**rows(n), "p": [p] * 3}) for n, p in enumerate(PARTITIONS)]
         self.tables[name].append(pa.concat_tables(parts))
@@ -204,14 +204,14 @@ class IcebergSubject(Subject):
 
 
 class SparkSubject(Subject):
-    """Of Spark's catalog, whose metastore lets one process in at a time."""
+    """Tables in Spark's catalog, whose metastore accepts one process at a time."""
 
     most = 1
     lists = 0
     written = ("p=c", "p=d")
 
-    def __init__(self, group: Daemons, folder: Path, strikes: Strikes) -> None:
-        super().__init__(group, folder, strikes)
+    def __init__(self, group: Daemons, folder: Path, faults: FaultInjector) -> None:
+        super().__init__(group, folder, faults)
         self.metastore = Metastore(folder)
         self.options = (*self.metastore.options, "--shared-dir", str(folder / "shared"))
         self.names = [f"t{n}" for n in range(8)]
@@ -222,26 +222,26 @@ class SparkSubject(Subject):
             *(f"alter table shop.{name} add partition (p = '{p}')" for name in self.names for p in PARTITIONS),
         )
 
-    def made(self, name: str) -> TableRecord:
+    def write_table(self, name: str) -> TableRecord:
         assert name in self.names
         for n, p in enumerate(PARTITIONS):
             pq.write_table(pa.table(rows(n)), self.folder / name / f"p={p}" / "f.parquet")
         return TableRecord(name, "spark", f"shop.{name}")
 
     def append(self, name: str) -> None:
-        """Also to a partition that the catalog has: a row without an id in each."""
+        """Append to a new partition and to an existing one, a row without an id each."""
         super().append(name)
         self.add_file(name, "p=c/g.parquet")
 
     def show(self, daemon: Daemon, *names: str) -> None:
-        """As the metastore lets nobody else in, the writer tells it of its partitions while there is no daemon."""
+        """Add the new partitions to the metastore while the daemon is stopped, because it accepts one process only."""
         assert daemon.stop() == 0
         self.metastore.run(*(f"alter table shop.{name} add partition (p = 'd')" for name in names))
         daemon.start()
         self.group.await_ready(daemon.name)
 
-    def beside(self, name: str) -> list[str]:
-        """Nothing: lists lie in the shared directory, without names of tables."""
+    def operation_files(self, name: str) -> list[str]:
+        """Nothing: the files of certificates are in the shared directory."""
         return []
 
 
@@ -249,12 +249,12 @@ FORMATS: dict[str, type[Subject]] = {"parquet": Subject, "iceberg": IcebergSubje
 
 
 @pytest.fixture
-def subject_of(group: Daemons, tmp_path: Path, strikes: Strikes) -> Callable[[str], Subject]:
-    def made(kind: str) -> Subject:
+def subject_of(group: Daemons, tmp_path: Path, faults: FaultInjector) -> Callable[[str], Subject]:
+    def make_subject(kind: str) -> Subject:
         (tmp_path / "tables").mkdir()
-        return FORMATS[kind](group, tmp_path / "tables", strikes)
+        return FORMATS[kind](group, tmp_path / "tables", faults)
 
-    return made
+    return make_subject
 
 
 def slow(*values: Any, name: str) -> Any:
@@ -281,40 +281,40 @@ def without_scan(points: list[str]) -> list[tuple[dict[str, Any], str]]:
         slow("spark", [*without_scan([PLAN[1], LIST[1]]), SAMPLES[1], OF_KEYS[1]], name="spark"),
     ],
 )
-def test_a_child_killed_at_each_commit_point_tells_what_an_undisturbed_run_does(
+def test_a_child_killed_at_any_commit_point_has_the_results_of_a_run_without_faults(
     kind: str,
     points: list[tuple[dict[str, Any], str]],
     subject_of: Callable[[str], Subject],
     group: Daemons,
-    struck_env: dict[str, str],
+    faulty_env: dict[str, str],
 ) -> None:
-    """Killed while it plans, at work on a job, between a job's end and its report, and around what completes it."""
+    """It is killed during planning, in a job, between a job's end and its report, and around the completion."""
     subject = subject_of(kind)
     for n, (_, point) in enumerate(points):
         subject.create(f"t{n}", f"{point} kill")
     before = [subject.data(f"t{n}") for n in range(len(points))]
-    group.start(*("ann", "bob")[: subject.most], ttl=10, env=struck_env, options=(*SPARK, *subject.options))
-    together = all(arg is DECIDED for arg, _ in points)  # a child's neighbours die with it: those that come soon again
+    group.start(*("ann", "bob")[: subject.most], ttl=10, env=faulty_env, options=(*SPARK, *subject.options))
+    together = all(arg is DECIDED for arg, _ in points)  # a kill repeats other jobs of the child, which is cheap here
     started = [subject.start(f"t{n}", arg) for n, (arg, _) in enumerate(points)] if together else []
-    struck = []
+    disturbed = []
     for n, (arg, point) in enumerate(points):
         operation = started[n] if together else subject.start(f"t{n}", arg)
         result = operation.wait(200)
-        assert subject.strikes.struck(f"t{n}"), (point, result.record)
-        struck.append(subject.told(operation, result))
+        assert subject.faults.triggered(f"t{n}"), (point, result.record)
+        disturbed.append(subject.collect_results(operation, result))
         assert result.state == ("success" if arg in (DECIDED, SCANNED) else "failed"), (
             point,
             result.record,
             group.tails(),
         )
-    left = [subject.beside(f"t{n}") for n in range(len(points))]
+    files_left = [subject.operation_files(f"t{n}") for n in range(len(points))]
     for n, (arg, point) in enumerate(points):
         undisturbed = subject.run(f"t{n}", arg)
-        struck[n].assert_same(undisturbed, point)
-        assert (struck[n].certificate is None) == (arg in (VIOLATED, KEYS)), struck[n].report
+        disturbed[n].assert_same(undisturbed, point)
+        assert (disturbed[n].certificate is None) == (arg in (VIOLATED, KEYS)), disturbed[n].report
         assert subject.data(f"t{n}") == before[n]
-        assert len(left[n]) == (subject.lists if struck[n].certificate is not None else 0), left[n]
-        assert left[n] == subject.beside(f"t{n}")
+        assert len(files_left[n]) == (subject.lists if disturbed[n].certificate is not None else 0), files_left[n]
+        assert files_left[n] == subject.operation_files(f"t{n}")
 
 
 @pytest.mark.parametrize(
@@ -323,47 +323,47 @@ def test_a_child_killed_at_each_commit_point_tells_what_an_undisturbed_run_does(
         slow("parquet", "result.before", DECIDED, name="parquet-job"),
         slow("parquet", "result.after", DECIDED, name="parquet-report"),
         slow("parquet", "partitions.after", DECIDED, name="parquet-plan"),
-        pytest.param("parquet", "certification.write.before", DECIDED, id="parquet-list"),
+        pytest.param("parquet", "file_lists.write.before", DECIDED, id="parquet-list"),
         slow("parquet", "scan.count.after", SCANNED, name="parquet-scan"),
         slow("iceberg", "result.before", DECIDED, name="iceberg-job"),
         slow("iceberg", "certification.certify.after", DECIDED, name="iceberg-completion"),
     ],
 )
-def test_of_two_executors_on_one_job_the_one_that_wakes_up_changes_nothing(
+def test_an_executor_that_wakes_up_after_a_takeover_changes_no_results(
     kind: str,
     at: str,
     arg: dict[str, Any],
     subject_of: Callable[[str], Subject],
     group: Daemons,
-    struck_env: dict[str, str],
+    faulty_env: dict[str, str],
 ) -> None:
-    """It wakes up when the other one has ended, and a writer and another operation have come after that."""
+    """It wakes up after the operation has ended, a writer has appended, and another operation has run."""
     subject = subject_of(kind)
     subject.create("t0", f"{at} hold")
     options = (*SPARK, *subject.options)
-    (ann,) = group.start("ann", ttl=3, env=struck_env, options=options)
+    (ann,) = group.start("ann", ttl=3, env=faulty_env, options=options)
     operation = subject.start("t0", arg)
-    pid = subject.strikes.await_struck(group, "t0")
-    assert holder(pid, [ann]) is ann
+    pid = subject.faults.await_triggered(group, "t0")
+    assert daemon_of(pid, [ann]) is ann
     ann.suspend()
-    group.start("bob", ttl=3, env=struck_env, options=options)
+    group.start("bob", ttl=3, env=faulty_env, options=options)
     result = operation.wait(150)
     assert result.state == "success", group.tails()
-    former = subject.told(operation, result)
-    former.assert_same(subject.run("t0", arg), at)
+    first_results = subject.collect_results(operation, result)
+    first_results.assert_same(subject.run("t0", arg), at)
     subject.append("t0")
     before = subject.data("t0")
     later = subject.run("t0", arg)
     assert (later.state, later.report["verdict"]) == ("failed", "violated")
-    left = subject.beside("t0")
-    subject.strikes.release("t0")
+    files_left = subject.operation_files("t0")
+    subject.faults.release("t0")
     ann.wake()
     group.await_ready("ann")
-    subject.told(operation, result).assert_same(former, at)
+    subject.collect_results(operation, result).assert_same(first_results, at)
     assert subject.data("t0") == before
-    assert subject.beside("t0") == left
-    new = subject.run("t0", {**arg, "since": former.certificate["operation"]})
-    assert list(new.outcomes) == ["p=d"], "the certificate covers what was there"
+    assert subject.operation_files("t0") == files_left
+    new = subject.run("t0", {**arg, "since": first_results.certificate["operation"]})
+    assert list(new.outcomes) == ["p=d"], "the certificate covers the files from before the append"
 
 
 @pytest.mark.spark
@@ -378,41 +378,41 @@ def test_of_two_executors_on_one_job_the_one_that_wakes_up_changes_nothing(
         pytest.param("spark", VIOLATED, "batch.fetch.before", id="spark"),
     ],
 )
-def test_a_jvm_that_is_killed_costs_nothing_but_time(
+def test_a_killed_jvm_does_not_change_the_results(
     kind: str,
     arg: dict[str, Any],
     at: str,
     subject_of: Callable[[str], Subject],
     group: Daemons,
-    struck_env: dict[str, str],
+    faulty_env: dict[str, str],
 ) -> None:
     subject = subject_of(kind)
     subject.create("t0")
     before = subject.data("t0")
-    group.start("ann", ttl=10, env=struck_env, options=(*SPARK, *subject.options))
-    undisturbed = subject.run("t0", arg)  # which leaves a Spark that is alive
+    group.start("ann", ttl=10, env=faulty_env, options=(*SPARK, *subject.options))
+    undisturbed = subject.run("t0", arg)  # which starts a Spark session
     assert undisturbed.state == ("success" if arg is SCANNED else "failed"), group.tails()
-    subject.strikes.aim("t0", f"{at} kill-jvm")
-    struck = subject.run("t0", arg)
-    assert subject.strikes.struck("t0")
-    struck.assert_same(undisturbed, (at, group.tails()))
+    subject.faults.set_faults("t0", f"{at} kill-jvm")
+    disturbed = subject.run("t0", arg)
+    assert subject.faults.triggered("t0")
+    disturbed.assert_same(undisturbed, (at, group.tails()))
     assert subject.data("t0") == before
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("at", ["result.before", "completion.before"])
-def test_an_executor_that_is_killed_leaves_its_jobs_to_another(
-    at: str, subject_of: Callable[[str], Subject], group: Daemons, struck_env: dict[str, str]
+def test_jobs_of_a_killed_executor_are_taken_over_with_the_same_results(
+    at: str, subject_of: Callable[[str], Subject], group: Daemons, faulty_env: dict[str, str]
 ) -> None:
     subject = subject_of("parquet")
     subject.create("t0", f"{at} hold")
-    both = group.start("ann", "bob", ttl=3, env=struck_env)
+    both = group.start("ann", "bob", ttl=3, env=faulty_env)
     operation = subject.start("t0", DECIDED)
-    struck = holder(subject.strikes.await_struck(group, "t0"), both)
-    struck.kill()
+    victim = daemon_of(subject.faults.await_triggered(group, "t0"), both)
+    victim.kill()
     result = operation.wait(60)
     assert result.state == "success", group.tails()
-    subject.told(operation, result).assert_same(subject.run("t0", DECIDED), at)
+    subject.collect_results(operation, result).assert_same(subject.run("t0", DECIDED), at)
 
 
 @pytest.mark.parametrize(
@@ -421,8 +421,8 @@ def test_an_executor_that_is_killed_leaves_its_jobs_to_another(
         pytest.param(
             "parquet",
             DECIDED,
-            # Not after the batch: all its jobs are reported by then, and the operation may end before it is cancelled.
-            [PLAN[1], *REPORT[:-1], "certification.write.before", "certification.write.after", "completion.after"],
+            # Not after the batch, when all jobs are reported and the operation may end before the cancel.
+            [PLAN[1], *REPORT[:-1], "file_lists.write.before", "file_lists.write.after", "completion.after"],
             id="parquet",
         ),
         slow("parquet", VIOLATED, ["scan.count.before", "batch.fetch.before"], name="parquet-scan"),
@@ -430,58 +430,58 @@ def test_an_executor_that_is_killed_leaves_its_jobs_to_another(
         slow("spark", VIOLATED, ["scan.count.before"], name="spark"),
     ],
 )
-def test_a_cancel_in_the_middle_certifies_nothing_and_leaves_no_trace(
+def test_a_cancelled_validation_issues_no_certificate_and_leaves_no_files(
     kind: str,
     arg: dict[str, Any],
     points: list[str],
     subject_of: Callable[[str], Subject],
     group: Daemons,
-    struck_env: dict[str, str],
+    faulty_env: dict[str, str],
 ) -> None:
     subject = subject_of(kind)
-    group.start("ann", ttl=10, env=struck_env, options=(*SPARK, *subject.options))
+    group.start("ann", ttl=10, env=faulty_env, options=(*SPARK, *subject.options))
     subject.create("t0")
     undisturbed, before = subject.run("t0", arg), subject.data("t0")
-    left = subject.beside("t0")
+    files_left = subject.operation_files("t0")
     for at in points:
         subject.remove_list("t0")
-        subject.strikes.aim("t0", f"{at} hold")
+        subject.faults.set_faults("t0", f"{at} hold")
         operation = subject.start("t0", arg)
-        subject.strikes.await_struck(group, "t0")
+        subject.faults.await_triggered(group, "t0")
         operation.cancel("changed my mind")
-        subject.strikes.release("t0")
+        subject.faults.release("t0")
         result = operation.wait(90)
         assert result.state == "cancelled", (at, group.tails())
-        assert subject.told(operation, result).certificate is None
+        assert subject.collect_results(operation, result).certificate is None
         assert subject.data("t0") == before
-        assert set(subject.beside("t0")) <= set(left)
+        assert set(subject.operation_files("t0")) <= set(files_left)
     subject.run("t0", arg).assert_same(undisturbed, points)
-    assert subject.beside("t0") == left
+    assert subject.operation_files("t0") == files_left
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["parquet", "iceberg", "spark"])
-def test_what_a_writer_does_in_the_middle_is_not_looked_at(
-    kind: str, subject_of: Callable[[str], Subject], group: Daemons, struck_env: dict[str, str]
+def test_changes_by_a_writer_during_a_validation_are_not_validated(
+    kind: str, subject_of: Callable[[str], Subject], group: Daemons, faulty_env: dict[str, str]
 ) -> None:
-    """What it adds is new to whoever goes on from the certificate; a table that it drops is no verdict."""
+    """A validation since the certificate covers the appended rows. A dropped table is an error and has no verdict."""
     subject = subject_of(kind)
-    (ann,) = group.start("ann", ttl=10, env=struck_env, options=(*SPARK, *subject.options))
+    (ann,) = group.start("ann", ttl=10, env=faulty_env, options=(*SPARK, *subject.options))
     certificates = {}
     for n, at in enumerate(("partitions.after", "result.before", "certification.certify.before")):
         name = f"t{n}"
         subject.create(name)
         undisturbed = subject.run(name, DECIDED)
-        subject.strikes.aim(name, f"{at} hold")
+        subject.faults.set_faults(name, f"{at} hold")
         operation = subject.start(name, DECIDED)
-        subject.strikes.await_struck(group, name)
+        subject.faults.await_triggered(group, name)
         subject.append(name)
-        subject.strikes.release(name)
+        subject.faults.release(name)
         result = operation.wait(60)
         assert result.state == "success", group.tails()
-        told = subject.told(operation, result)
-        told.assert_same(undisturbed, at)
-        certificates[name] = told.certificate
+        results = subject.collect_results(operation, result)
+        results.assert_same(undisturbed, at)
+        certificates[name] = results.certificate
     subject.show(ann, *certificates)
     for name, certificate in certificates.items():
         new = subject.run(name, {**DECIDED, "since": certificate["operation"]})
@@ -489,12 +489,12 @@ def test_what_a_writer_does_in_the_middle_is_not_looked_at(
         assert sorted(new.outcomes) == [*subject.written]
     subject.create("t7", "batch.before hold")
     operation = subject.start("t7", DECIDED)
-    subject.strikes.await_struck(group, "t7")
+    subject.faults.await_triggered(group, "t7")
     subject.drop("t7")
-    subject.strikes.release("t7")
+    subject.faults.release("t7")
     result = operation.wait(120)
     assert result.state == "failed"
-    told = subject.told(operation, result)
-    assert (told.certificate, told.report["verdict"]) == (None, "error")
+    results = subject.collect_results(operation, result)
+    assert (results.certificate, results.report["verdict"]) == (None, "error")
     assert result.errors
     assert all(str(subject.folder / "t7") in error["text"] for error in result.errors), result.errors

@@ -1,4 +1,4 @@
-"""Real daemons on a real etcd. After each test the history of its etcd is checked against the invariants."""
+"""Fixtures: real daemons on a real etcd, whose history is checked against the invariants after each test."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ TABLE = "t"
 
 @pytest.fixture
 def etcd() -> Iterator[EmbeddedEtcd]:
-    """An etcd of the test's own that keeps all of its history."""
+    """An etcd for one test, which keeps its whole history."""
     with EmbeddedEtcd(compaction=None) as server:
         yield server
 
 
 @pytest.fixture
 def group(etcd: EmbeddedEtcd, tmp_path: Path) -> Iterator[Daemons]:
-    """No daemons yet, a client, and a table ``t`` for the no-op."""
+    """A group without daemons yet, with a client and a table ``t`` for noop operations."""
     with daemons(etcd.endpoint, tmp_path) as found:
         found.client.add_table(TableRecord(TABLE, "parquet", str(tmp_path)), check=False)
         yield found
-    broken = violations(etcd.endpoint)
-    assert not broken, "\n".join(broken[:3])
+    found_violations = violations(etcd.endpoint)
+    assert not found_violations, "\n".join(found_violations[:3])

@@ -1,4 +1,4 @@
-"""An operation type whose jobs give results that are too large for etcd, and that counts them in its report."""
+"""Operation types whose jobs return results that are too large for etcd."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ if TYPE_CHECKING:
 
 
 class LargeArg(BaseModel):
-    """``sizes``: how long the text is that each job gives."""
+    """``sizes``: the length of each job's result."""
 
     sizes: list[int] = Field(default_factory=list)
 
 
 class LargeResult(BaseModel):
-    """What a job gives."""
+    """The result of a job."""
 
     text: str
 
 
 class LargeReport(BaseModel):
-    """How long all texts are together."""
+    """The total length of all results."""
 
     length: int
 
 
 class Large(Behavior):
-    """Gives texts of the lengths that it is told, in files where they are too long for etcd."""
+    """Returns texts of the lengths in its argument; those too long for etcd go into files."""
 
     type_name = "large"
     Arg = LargeArg
@@ -50,7 +50,7 @@ class Large(Behavior):
 
 
 class Refusing(Large):
-    """The same, and refuses what is too large."""
+    """As :class:`Large`, but refuses results that are too large."""
 
     type_name = "refusing"
     large_results = "refuse"

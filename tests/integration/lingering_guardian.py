@@ -1,6 +1,6 @@
-"""A guardian to which a process of its session seems to live until a file is there, whatever is done to it.
+"""A guardian that sees an unkillable process in its session until a file exists.
 
-The kernel keeps such ones, and none can be made without root's help. No process has the number of this one.
+The kernel can keep such processes, but only root can create one. This one is simulated: no process has its pid.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 import sys
 
-NOBODY = 999_999_999
+UNUSED_PID = 999_999_999
 
 
 def main(path: str, dead: str, rest: list[str]) -> None:
-    """``lingering.py GUARDIAN DEAD CONTROL …``"""
+    """``lingering_guardian.py GUARDIAN DEAD CONTROL …``: ``DEAD`` is the file that ends the simulated process."""
     sys.path.append(os.path.dirname(path))  # noqa: PTH120
     import guardian  # type: ignore[import-not-found]
 
@@ -20,7 +20,7 @@ def main(path: str, dead: str, rest: list[str]) -> None:
 
     def lingering(sid: int) -> list[int]:
         found: list[int] = members(sid)
-        return found or ([] if os.path.exists(dead) else [NOBODY])  # noqa: PTH110
+        return found or ([] if os.path.exists(dead) else [UNUSED_PID])  # noqa: PTH110
 
     guardian.session_members = lingering
     guardian.UNKILLABLE = 0.1

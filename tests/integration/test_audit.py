@@ -1,4 +1,4 @@
-"""``distop audit`` on real histories: clean ones pass, a violation by hand is found, and what is lost is told."""
+"""``distop audit`` on real histories: clean ones pass, and it reports violations and lost revisions."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ __all__ = ["distop_command", "own_etcd", "shared_etcd"]
 pytestmark = pytest.mark.etcd
 
 
-async def pour(world: World, client: EtcdClient, after: int = 0) -> int:
-    """Write what the world's history has after its revision ``after``; etcd's revision then."""
+async def copy_history_to(world: World, client: EtcdClient, after: int = 0) -> int:
+    """Write the world's history after its revision ``after`` to etcd, and return etcd's new revision."""
     revision = 0
     for number, changes in world.store.history:
         if number > after:
@@ -52,12 +52,12 @@ Command = "Callable[..., Ran]"
 ROOT = "distOp.sales%2Eorders.noop.1"
 
 
-def poured(endpoint: str, world: World, after: int = 0, **options: Any) -> int:
-    """etcd's revision once it holds the world's history."""
+def copy_history(endpoint: str, world: World, after: int = 0, **options: Any) -> int:
+    """Copy the world's history after its revision ``after`` to etcd, and return etcd's new revision."""
 
     async def write() -> int:
         async with connected(endpoint, **options) as client:
-            return await pour(world, client, after)
+            return await copy_history_to(world, client, after)
 
     return asyncio.run(write())
 
@@ -68,11 +68,11 @@ def etcdctl_put(endpoint: str, key: str, value: str) -> None:
 
 
 def compact(endpoint: str, revision: int) -> None:
-    async def ask() -> None:
+    async def compact_etcd() -> None:
         async with connected(endpoint) as client:
             await compacted(client, revision)
 
-    asyncio.run(ask())
+    asyncio.run(compact_etcd())
 
 
 def test_the_history_of_real_daemons_is_clean(
@@ -89,44 +89,44 @@ def test_the_history_of_real_daemons_is_clean(
     assert (one.code, one.json["operations"], one.json["jobs"]) == (0, 1, 20)
 
 
-def test_a_violation_by_hand_is_found_and_told(own_etcd: EmbeddedEtcd, distop_command: Callable[..., Ran]) -> None:
+def test_a_violation_is_reported_with_its_history(own_etcd: EmbeddedEtcd, distop_command: Callable[..., Ran]) -> None:
     world, ref = opened()
     world.do(world.claim(ref, "a", [0]))
     world.do(world.report(ref, 0, JobState.SUCCESS))
-    poured(own_etcd.endpoint, world)
+    copy_history(own_etcd.endpoint, world)
     etcdctl_put(own_etcd.endpoint, f"{ROOT}.000000.state", "failed")
     ran = distop_command("audit", "--all", "--etcd", own_etcd.endpoint)
     assert ran.code == 1
     assert ran.err == ""
     assert "the job's state was written twice: first success, then failed" in ran.out
-    story = ran.out.splitlines()[2:]
-    assert [line.split(" = ")[1] for line in story if ".000000.state" in line] == ["success", "failed"]
+    violation_report = ran.out.splitlines()[2:]
+    assert [line.split(" = ")[1] for line in violation_report if ".000000.state" in line] == ["success", "failed"]
     assert distop_command("audit", str(ref), "--etcd", own_etcd.endpoint).code == 1
     other = distop_command("audit", "sales.orders/noop/77", "--etcd", own_etcd.endpoint)
     assert (other.code, "no operation 'sales.orders/noop/77'" in other.sentence) == (4, True)
 
 
-def test_wrong_use_is_refused(distop_command: Callable[..., Ran]) -> None:
+def test_invalid_arguments_and_an_unreachable_etcd_have_exit_codes(distop_command: Callable[..., Ran]) -> None:
     assert distop_command("audit", "t/noop/1", "--all", "--etcd", "127.0.0.1:1").code == 2
     assert distop_command("audit", "t/noop", "--etcd", "127.0.0.1:1").code == 2
     assert distop_command("audit", "--etcd", "127.0.0.1:1", "--connect-timeout", "0.3").code == 3
 
 
-def test_compacted_history_is_said(own_etcd: EmbeddedEtcd, distop_command: Callable[..., Ran]) -> None:
+def test_the_audit_reports_compacted_revisions(own_etcd: EmbeddedEtcd, distop_command: Callable[..., Ran]) -> None:
     world, ref = opened()
-    at = poured(own_etcd.endpoint, world)
+    at = copy_history(own_etcd.endpoint, world)
     compact(own_etcd.endpoint, at)
     before = world.store.revision
     world.do(world.claim(ref, "a", [0]))
     world.do(world.report(ref, 0, JobState.SUCCESS))
-    poured(own_etcd.endpoint, world, before)
+    copy_history(own_etcd.endpoint, world, before)
     ran = distop_command("audit", "--json", "--etcd", own_etcd.endpoint)
     assert (ran.code, ran.json["first_revision"], ran.json["lost"]) == (0, at + 1, [[1, at]])
     assert f"up to revision {at} is compacted" in ran.err
     assert distop_command("audit", str(ref), "--json", "--etcd", own_etcd.endpoint).json["jobs"] == 1
 
 
-def test_a_namespace_behind_tls_for_who_may_only_read(tmp_path: Path, distop_command: Callable[..., Ran]) -> None:
+def test_the_audit_works_over_tls_with_read_permission_only(tmp_path: Path, distop_command: Callable[..., Ran]) -> None:
     from distop.protocol.keys import Keys
     from distop.store._proto import auth_pb2
     from distop.store._proto import rpc_pb2 as rpc
@@ -136,32 +136,34 @@ def test_a_namespace_behind_tls_for_who_may_only_read(tmp_path: Path, distop_com
     with EmbeddedEtcd(compaction=None, scheme="https", arguments=certificates.server_arguments) as server:
         world = World(keys=Keys("prod"))
         world.run_operation(3)
-        poured(server.endpoint, world, ca_cert=certificates.ca)
+        copy_history(server.endpoint, world, ca_cert=certificates.ca)
 
-        async def users() -> None:
+        async def enable_users() -> None:
             async with connected(server.endpoint, ca_cert=certificates.ca) as client:
                 for name in ("root", "eve"):
                     await admin(client, "UserAdd", rpc.AuthUserAddRequest(name=name, password="secret"))
                     await admin(client, "RoleAdd", rpc.AuthRoleAddRequest(name=name))
                     await admin(client, "UserGrantRole", rpc.AuthUserGrantRoleRequest(user=name, role=name))
-                may = auth_pb2.Permission(
+                permission = auth_pb2.Permission(
                     permType=auth_pb2.Permission.READ, key=b"prod/distOp", range_end=b"prod/distOq"
                 )
-                await admin(client, "RoleGrantPermission", rpc.AuthRoleGrantPermissionRequest(name="eve", perm=may))
+                await admin(
+                    client, "RoleGrantPermission", rpc.AuthRoleGrantPermissionRequest(name="eve", perm=permission)
+                )
                 await admin(client, "AuthEnable", rpc.AuthEnableRequest())
 
-        asyncio.run(users())
+        asyncio.run(enable_users())
         (tmp_path / "password").write_text("secret\n")
         options = ("--etcd", server.endpoint, "--cacert", certificates.ca)
         options += ("--user", "eve", "--password-file", str(tmp_path / "password"))
         ran = distop_command("audit", "--json", "--namespace", "prod", *options)
         assert (ran.code, ran.json["operations"], ran.json["jobs"]) == (0, 1, 3), ran.err
-        refused = distop_command("audit", "--namespace", "theirs", *options)
-        assert (refused.code, "denies the user 'eve'" in refused.sentence) == (3, True)
+        denied = distop_command("audit", "--namespace", "theirs", *options)
+        assert (denied.code, "denies the user 'eve'" in denied.sentence) == (3, True)
 
 
-class Following:
-    """``distop audit --follow --json`` as a process."""
+class FollowingAudit:
+    """A process that runs ``distop audit --follow --json``."""
 
     def __init__(self, endpoint: str) -> None:
         words = [sys.executable, "-m", "distop.cli", "audit", "--follow", "--json", "--etcd", endpoint]
@@ -176,7 +178,7 @@ class Following:
             self.documents.append(json.loads(line))
 
     def end(self) -> tuple[int, str]:
-        """Exit code and stderr."""
+        """Wait for the end of the process, and return its exit code and stderr."""
         code = self.process.wait(30)
         self._reader.join(10)
         assert self.process.stderr is not None
@@ -187,16 +189,16 @@ class Following:
         self.process.wait()
 
 
-def test_following_finds_a_violation_when_it_happens(own_etcd: EmbeddedEtcd) -> None:
+def test_a_following_audit_reports_a_violation_at_once(own_etcd: EmbeddedEtcd) -> None:
     world, ref = opened()
-    poured(own_etcd.endpoint, world)
-    following = Following(own_etcd.endpoint)
+    copy_history(own_etcd.endpoint, world)
+    following = FollowingAudit(own_etcd.endpoint)
     try:
-        eventually(lambda: following.documents, "the present is reached")
+        eventually(lambda: following.documents, "the audit has caught up")
         assert following.documents[0]["ok"]
         before = world.store.revision
         world.do(world.claim(ref, "a", [0]))
-        poured(own_etcd.endpoint, world, before)
+        copy_history(own_etcd.endpoint, world, before)
         etcdctl_put(own_etcd.endpoint, f"{ROOT}.000000.state", "success")
         code, err = following.end()
         assert (code, err) == (1, "")
@@ -206,13 +208,13 @@ def test_following_finds_a_violation_when_it_happens(own_etcd: EmbeddedEtcd) -> 
         following.kill()
 
 
-def test_following_ends_on_an_interrupt(own_etcd: EmbeddedEtcd) -> None:
+def test_an_interrupted_audit_reports_the_checked_revisions(own_etcd: EmbeddedEtcd) -> None:
     world = World()
     world.run_operation(2)
-    poured(own_etcd.endpoint, world)
-    following = Following(own_etcd.endpoint)
+    copy_history(own_etcd.endpoint, world)
+    following = FollowingAudit(own_etcd.endpoint)
     try:
-        eventually(lambda: following.documents, "the present is reached")
+        eventually(lambda: following.documents, "the audit has caught up")
         following.process.send_signal(signal.SIGINT)
         code, err = following.end()
         assert code == 130

@@ -1,4 +1,4 @@
-"""The coordinator on real daemons: planners that hang and fail, what follows an operation, and claims nobody holds."""
+"""The coordinator on real daemons: failing planners and completions, follow-up operations, and orphaned claims."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TABLE = "t"
 
 @pytest.fixture(autouse=True)
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The operation types ``stumbling``, ``reporting`` and ``alone``, for the daemons of the test."""
+    """Install the operation types ``stumbling``, ``reporting`` and ``alone`` for the daemons of the test."""
     site = tmp_path / "site"
     site.mkdir()
     install(site, "distop-stumbling", ENTRY_POINTS)
@@ -39,30 +39,30 @@ def argument(tmp_path: Path, **more: Any) -> dict[str, Any]:
 def test_an_operation_whose_planner_hangs_can_be_cancelled(group: Daemons, tmp_path: Path) -> None:
     group.start("ann")
     operation = group.client.start_operation("stumbling", TABLE, argument(tmp_path, plan="hang"))
-    group.eventually(lambda: diary(tmp_path), "planning goes on")
+    group.eventually(lambda: diary(tmp_path), "planning has started")
     operation.cancel()
     result = operation.wait(60)
     assert result.state == "cancelled", group.tails()
     assert diary(tmp_path) == ["plan"]
-    # The node is of use again, and the hung planner was not held against the next operation.
+    # The node works again, and the hung planner does not count as a failure of the next operation.
     assert group.client.start_operation("stumbling", TABLE, argument(tmp_path)).wait(60).state == "success"
 
 
-def test_a_paused_planner_begins_anew(group: Daemons, tmp_path: Path) -> None:
+def test_a_paused_planner_starts_again_on_resume(group: Daemons, tmp_path: Path) -> None:
     group.start("ann")
     operation = group.client.start_operation("stumbling", TABLE, argument(tmp_path, plan="wait"))
-    group.eventually(lambda: len(diary(tmp_path)) == 1, "planning goes on")
-    for tries in (2, 3, 4):  # more often than failures are allowed
+    group.eventually(lambda: len(diary(tmp_path)) == 1, "planning has started")
+    for tries in (2, 3, 4):  # more often than a planner may fail
         operation.pause()
         operation.resume()
-        group.eventually(lambda n=tries: len(diary(tmp_path)) == n, "planning goes on again")  # type: ignore[misc]
+        group.eventually(lambda n=tries: len(diary(tmp_path)) == n, "planning has started again")  # type: ignore[misc]
     assert not dump(group.endpoint, f"distOp.{TABLE}.stumbling.1.planning")
     operation.cancel()
     assert operation.wait(60).state == "cancelled", group.tails()
 
 
 @pytest.mark.parametrize(
-    ("told", "written", "text"),
+    ("arg", "calls", "text"),
     [
         ({"plan": "error"}, ["plan", "plan"], "no listing today"),
         ({"plan": "wrong"}, ["plan"], "the location is wrong"),
@@ -70,67 +70,67 @@ def test_a_paused_planner_begins_anew(group: Daemons, tmp_path: Path) -> None:
         ({"complete": "wrong"}, ["plan", "complete"], "the report is wrong"),
     ],
 )
-def test_planning_and_completion_fail_though_jobs_cannot(
-    group: Daemons, tmp_path: Path, told: dict[str, str], written: list[str], text: str
+def test_an_error_of_planning_or_completion_fails_the_operation(
+    group: Daemons, tmp_path: Path, arg: dict[str, str], calls: list[str], text: str
 ) -> None:
     group.start("ann")
-    result = group.client.start_operation("stumbling", TABLE, argument(tmp_path, **told)).wait(60)
+    result = group.client.start_operation("stumbling", TABLE, argument(tmp_path, **arg)).wait(60)
     assert result.state == "failed", group.tails()
-    assert diary(tmp_path) == written
+    assert diary(tmp_path) == calls
     assert text in str(result.errors)
 
 
-def decided(group: Daemons, number: int) -> bool:
-    """A decision was written of this operation of the type ``reporting``, at any time."""
+def has_decision(group: Daemons, number: int) -> bool:
+    """Whether a decision was ever written for this operation of type ``reporting``."""
     key = f"distOp.{TABLE}.reporting.{number}.decision"
     return any(change.kv.key == key for _, changes in read_history(group.endpoint) for change in changes)
 
 
 @pytest.mark.parametrize(
-    ("told", "written", "text", "after_decision"),
+    ("arg", "calls", "text", "after_decision"),
     [
         ({}, ["plan", "complete"], "", False),
         ({"complete": "error"}, ["plan", "complete", "complete"], "no report today", True),
         ({"complete": "wrong"}, ["plan", "complete"], "the report is wrong", True),
     ],
 )
-def test_a_report_alone_is_made_before_the_decision(
-    group: Daemons, tmp_path: Path, told: dict[str, str], written: list[str], text: str, after_decision: bool
+def test_a_completion_that_only_reports_runs_before_the_decision(
+    group: Daemons, tmp_path: Path, arg: dict[str, str], calls: list[str], text: str, after_decision: bool
 ) -> None:
     group.start("ann")
-    result = group.client.start_operation("reporting", TABLE, argument(tmp_path, **told)).wait(60)
+    result = group.client.start_operation("reporting", TABLE, argument(tmp_path, **arg)).wait(60)
     assert result.state == ("failed" if text else "success"), group.tails()
-    assert diary(tmp_path) == written
+    assert diary(tmp_path) == calls
     assert text in str(result.errors)
-    assert decided(group, 1) is after_decision
+    assert has_decision(group, 1) is after_decision
 
 
-def test_what_follows_a_report_is_decided_with_it(group: Daemons, tmp_path: Path) -> None:
+def test_a_report_with_a_follow_up_operation_has_a_decision(group: Daemons, tmp_path: Path) -> None:
     group.start("ann")
     gate = tmp_path / "gate"
     gate.touch()
     leader = group.client.start_operation("reporting", TABLE, argument(tmp_path, complete="follow", gate=str(gate)))
     assert leader.wait(60).state == "success", group.tails()
-    ended = f"distOpHistory.{TABLE}.alone.1"
-    group.eventually(lambda: ended in dump(group.endpoint, "distOpHistory."), "what follows has followed")
+    history_key = f"distOpHistory.{TABLE}.alone.1"
+    group.eventually(lambda: history_key in dump(group.endpoint, "distOpHistory."), "the follow-up operation has ended")
     assert diary(tmp_path) == ["plan", "complete"]
-    assert decided(group, 1)
+    assert has_decision(group, 1)
 
 
-def test_a_cancel_while_a_report_is_made_is_not_overlooked(group: Daemons, tmp_path: Path) -> None:
+def test_a_cancel_during_a_report_cancels_the_operation(group: Daemons, tmp_path: Path) -> None:
     group.start("ann")
     operation = group.client.start_operation("reporting", TABLE, argument(tmp_path, complete="hang"))
     group.eventually(lambda: "complete" in diary(tmp_path), "the report is being made")
     operation.cancel()
     assert operation.wait(60).state == "cancelled", group.tails()
-    assert diary(tmp_path) == ["plan", "complete", "complete"], "of a cancelled operation it is made after the decision"
-    assert decided(group, 1)
+    assert diary(tmp_path) == ["plan", "complete", "complete"], (
+        "the report of a cancelled operation is made after the decision"
+    )
+    assert has_decision(group, 1)
 
 
-def test_a_report_that_is_being_made_is_brought_to_its_end_by_a_drained_executor(
-    group: Daemons, tmp_path: Path
-) -> None:
-    """Nobody else could; and its jobs have all ended, so that it holds nothing."""
+def test_a_drained_executor_finishes_a_report_in_progress(group: Daemons, tmp_path: Path) -> None:
+    """There is no other executor, and all jobs have ended, so that the drained executor holds none."""
     group.start("ann")
     gate = tmp_path / "gate"
     operation = group.client.start_operation("reporting", TABLE, argument(tmp_path, complete=f"until {gate}"))
@@ -142,25 +142,25 @@ def test_a_report_that_is_being_made_is_brought_to_its_end_by_a_drained_executor
     assert diary(tmp_path) == ["plan", "complete"]
 
 
-def test_code_that_does_more_than_a_report_runs_after_the_decision(group: Daemons, tmp_path: Path) -> None:
-    """The operation was started when the installed code made a report only."""
+def test_a_completion_with_effects_runs_after_the_decision(group: Daemons, tmp_path: Path) -> None:
+    """The operation was started by a daemon whose completion only reported."""
     (ann,) = group.start("ann")
     gate = tmp_path / "gate"
     operation = group.client.start_operation("reporting", TABLE, argument(tmp_path, gate=str(gate)))
-    group.eventually(lambda: "plan" in diary(tmp_path), "it is planned")
+    group.eventually(lambda: "plan" in diary(tmp_path), "the operation is planned")
     ann.kill()
     group.start("bob", env={"EFFECTS": "1"})
     gate.touch()
     assert operation.wait(60).state == "success", group.tails()
-    assert decided(group, 1)
+    assert has_decision(group, 1)
 
 
 STUMBLES = {"STUMBLES": "1"}
-CALLS = pytest.mark.parametrize(("call", "written"), [("plan", ["plan"]), ("complete", ["plan", "complete"])])
+CALLS = pytest.mark.parametrize(("call", "calls"), [("plan", ["plan"]), ("complete", ["plan", "complete"])])
 
 
 def led_by_ann(group: Daemons, tmp_path: Path) -> Daemon:
-    """A node on which planning and completion fail if they are told to, and which coordinates."""
+    """The coordinator: a node on which planning and completion fail if the argument says ``node``."""
     (ann,) = group.start("ann", env=STUMBLES)
     arg = {"diary": str(tmp_path / "before")}
     assert group.client.start_operation("stumbling", TABLE, arg).wait(60).state == "success"
@@ -173,31 +173,31 @@ def coordinator(group: Daemons) -> str:
 
 
 @CALLS
-def test_what_fails_on_one_node_is_tried_on_another(
-    group: Daemons, tmp_path: Path, call: str, written: list[str]
+def test_a_call_that_fails_on_one_node_is_retried_on_another(
+    group: Daemons, tmp_path: Path, call: str, calls: list[str]
 ) -> None:
-    """Two attempts are allowed: the second is not made where the first has failed."""
+    """Of two allowed attempts, the second runs on another node."""
     led_by_ann(group, tmp_path)
     group.start("bob")
     result = group.client.start_operation("stumbling", TABLE, argument(tmp_path, **{call: "node"})).wait(60)
     assert result.state == "success", group.tails()
-    assert diary(tmp_path) == [*written, *written[-1:], *(["complete"] if call == "plan" else [])]
+    assert diary(tmp_path) == [*calls, *calls[-1:], *(["complete"] if call == "plan" else [])]
     assert coordinator(group) == "bob"
 
 
 @CALLS
-def test_what_fails_on_every_node_fails_after_as_many_attempts_as_on_one(
-    group: Daemons, tmp_path: Path, call: str, written: list[str]
+def test_a_call_that_fails_on_every_node_has_the_same_number_of_attempts(
+    group: Daemons, tmp_path: Path, call: str, calls: list[str]
 ) -> None:
     ann = led_by_ann(group, tmp_path)
     group.start("bob", env=STUMBLES)
     result = group.client.start_operation("stumbling", TABLE, argument(tmp_path, **{call: "node"})).wait(60)
     assert result.state == "failed", group.tails()
-    assert diary(tmp_path) == [*written, *written[-1:]]
+    assert diary(tmp_path) == [*calls, *calls[-1:]]
     assert "Resigning as coordinator of stumbling on t: a call failed here" in ann.log.read_text()
 
 
-def test_what_follows_waits_for_what_excludes_it(group: Daemons, tmp_path: Path) -> None:
+def test_a_follow_up_operation_waits_for_a_conflicting_operation(group: Daemons, tmp_path: Path) -> None:
     (ann,) = group.start("ann")
     gate = tmp_path / "gate"
     first = group.client.start_operation("alone", TABLE, {"gate": str(gate)})
@@ -210,13 +210,18 @@ def test_what_follows_waits_for_what_excludes_it(group: Daemons, tmp_path: Path)
     ann.start()
     gate.touch()
     assert first.wait(60).state == "success"
-    ended = f"distOpHistory.{TABLE}.alone.2"
-    group.eventually(lambda: ended in dump(group.endpoint, "distOpHistory."), "the second one followed", seconds=60)
-    group.eventually(lambda: not dump(group.endpoint, "distOpPending."), "everything is cleaned up")
-    assert sorted(dump(group.endpoint, f"distOpHistory.{TABLE}.alone.")) == [f"distOpHistory.{TABLE}.alone.1", ended]
+    history_key = f"distOpHistory.{TABLE}.alone.2"
+    group.eventually(
+        lambda: history_key in dump(group.endpoint, "distOpHistory."), "the follow-up operation has ended", seconds=60
+    )
+    group.eventually(lambda: not dump(group.endpoint, "distOpPending."), "all keys are cleaned up")
+    assert sorted(dump(group.endpoint, f"distOpHistory.{TABLE}.alone.")) == [
+        f"distOpHistory.{TABLE}.alone.1",
+        history_key,
+    ]
 
 
-def test_the_claims_of_a_dead_executor_are_reaped_together(group: Daemons) -> None:
+def test_the_claims_of_a_dead_executor_are_removed(group: Daemons) -> None:
     daemons = group.start("ann", "bob")
     operation = group.client.start_operation("noop", TABLE, {"jobs": 800, "sleep": 600.0})
 
@@ -230,5 +235,5 @@ def test_the_claims_of_a_dead_executor_are_reaped_together(group: Daemons) -> No
     victim.kill()
     operation.cancel()
     assert operation.wait(60).state == "cancelled", group.tails()
-    group.eventually(lambda: not dump(group.endpoint, f"distOp.{TABLE}.noop.1."), "everything is cleaned up")
+    group.eventually(lambda: not dump(group.endpoint, f"distOp.{TABLE}.noop.1."), "all keys are cleaned up")
     assert not dump(group.endpoint, "distOpClaim.")

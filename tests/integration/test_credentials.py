@@ -1,4 +1,4 @@
-"""What a daemon proves itself to etcd with is not for what it runs, nor for other processes of its user."""
+"""A daemon's etcd password is hidden from its jobs and from other processes of its user."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from tests.support.daemons import Daemons
 
-UNCAPPED = (sys.executable, "-m", "tests.integration.uncapped")
+WITHOUT_CAPABILITIES = (sys.executable, "-m", "tests.integration.without_capabilities")
 SECRET = "wasp-in-a-jar"
 READ = "import sys; sys.stdout.buffer.write(open(sys.argv[1], 'rb').read(100_000))"
 
@@ -28,8 +28,8 @@ def env(sample_env: dict[str, str]) -> dict[str, str]:  # noqa: F811
 
 @pytest.fixture
 def bystander(env: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A process of the same user with the same environment, which does nothing about it."""
-    words = [*UNCAPPED, sys.executable, "-c", "print(flush=True); input()"]
+    """A process of the same user with the same environment, which does not protect it."""
+    words = [*WITHOUT_CAPABILITIES, sys.executable, "-c", "print(flush=True); input()"]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as process:
         assert process.stdout is not None
         process.stdout.readline()
@@ -37,36 +37,38 @@ def bystander(env: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def look(file: str, env: dict[str, str]) -> subprocess.CompletedProcess[bytes]:
-    """What another process of the same user finds there."""
+def read_as_other_process(file: str, env: dict[str, str]) -> subprocess.CompletedProcess[bytes]:
+    """Read a file from another process of the same user."""
     own = {"PYTHONPATH": env["PYTHONPATH"]}
-    return subprocess.run([*UNCAPPED, sys.executable, "-c", READ, file], env=own, capture_output=True)
+    return subprocess.run([*WITHOUT_CAPABILITIES, sys.executable, "-c", READ, file], env=own, capture_output=True)
 
 
-def children(pid: int) -> list[int]:
-    """The processes under a process."""
+def descendants(pid: int) -> list[int]:
+    """The pids of all descendants of a process."""
     found = [
         int(one) for task in Path(f"/proc/{pid}/task").iterdir() for one in (task / "children").read_text().split()
     ]
-    return found + [below for one in found for below in children(one)]
+    return found + [below for one in found for below in descendants(one)]
 
 
-def test_the_environment_and_memory_of_a_daemon_are_its_own(
+def test_other_processes_cannot_read_a_daemons_environment_and_memory(
     group: Daemons, env: dict[str, str], bystander: subprocess.Popen[bytes]
 ) -> None:
-    assert SECRET.encode() in look(f"/proc/{bystander.pid}/environ", env).stdout, "it would be seen"
-    ann = group.spawn("ann", env=env, through=UNCAPPED)
+    assert SECRET.encode() in read_as_other_process(f"/proc/{bystander.pid}/environ", env).stdout, (
+        "an unprotected environment is readable"
+    )
+    ann = group.spawn("ann", env=env, through=WITHOUT_CAPABILITIES)
     group.await_ready("ann")
     for name in ("environ", "mem", "maps"):
-        looked = look(f"/proc/{ann.pid}/{name}", env)
-        assert b"PermissionError" in looked.stderr, (name, looked)
-        assert not looked.stdout
-    below = children(ann.pid)
-    assert len(below) >= 2, "a guardian and a child"
+        ran = read_as_other_process(f"/proc/{ann.pid}/{name}", env)
+        assert b"PermissionError" in ran.stderr, (name, ran)
+        assert not ran.stdout
+    below = descendants(ann.pid)
+    assert len(below) >= 2, "the daemon has a guardian and a child"
     for pid in below:
-        looked = look(f"/proc/{pid}/environ", env)
-        assert b"DISTOP_CHILD=" in looked.stdout, "these are as they were: jobs can be debugged"
-        assert SECRET.encode() not in looked.stdout
+        ran = read_as_other_process(f"/proc/{pid}/environ", env)
+        assert b"DISTOP_CHILD=" in ran.stdout, "the environment of jobs is readable, so that they can be debugged"
+        assert SECRET.encode() not in ran.stdout
     operation = group.client.start_operation("sample", "t", {"names": ["a"]})
     assert operation.wait(60).state == "success", group.tails()
     assert ann.stop() == 0

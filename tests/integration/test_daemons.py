@@ -1,4 +1,4 @@
-"""Executor daemons as processes: they share work, and nothing is lost or done twice when they end in any way."""
+"""Executor daemons as processes: they share work, and each job runs to its end exactly once when daemons fail."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TABLE = "t"
 
 
 def holders(group: Daemons) -> Counter[str]:
-    """Executor → claims held now."""
+    """The number of claims that each executor holds."""
     claims = [json.loads(value) for value in dump(group.endpoint, "distOpClaim.").values()]
     return Counter(claim["executor"] for claim in claims if "incarnation" in claim)
 
@@ -36,7 +36,7 @@ def coordinator(group: Daemons, table: str, kind: str) -> str:
 
 
 def assert_each_once(group: Daemons, ref: str, jobs: int) -> Written:
-    """Each job's state and outcome were written exactly once, ever."""
+    """Assert that each job's state and outcome were written exactly once."""
     written = Written(group.endpoint, OperationRef.parse(ref))
     assert {p: len(w) for p, w in written.states.items()} == dict.fromkeys(range(jobs), 1)
     assert {p: len(w) for p, w in written.outcomes.items()} == dict.fromkeys(range(jobs), 1)
@@ -54,17 +54,17 @@ def test_two_executors_share_the_work(group: Daemons) -> None:
     assert by["bob"] >= 10
 
 
-def test_an_operation_goes_on_when_its_caller_has_left(group: Daemons) -> None:
-    """Nobody waits for it, or asks about it, until it is over."""
+def test_an_operation_continues_after_its_caller_disconnects(group: Daemons) -> None:
+    """No client watches it or reads its status before it ends."""
     group.start("ann")
     with distop.connect(group.endpoint) as caller:
         ref = caller.start_operation("noop", TABLE, {"jobs": 4, "sleep": 0.2}, submitter="ann from afar").ref
-    group.eventually(lambda: group.client.history(TABLE), "it is over")
+    group.eventually(lambda: group.client.history(TABLE), "the operation has ended")
     (result,) = group.client.history(TABLE)
     assert (result.op, result.state, result.record["submitter"]) == (ref, "success", "ann from afar")
 
 
-def test_kill_of_an_executor_in_the_middle(group: Daemons) -> None:
+def test_the_jobs_of_a_killed_executor_are_taken_over(group: Daemons) -> None:
     _, bob = group.start("ann", "bob")
     operation = group.client.start_operation("noop", TABLE, {"jobs": 30, "sleep": 0.2})
     group.eventually(lambda: holders(group)["bob"] > 3, "bob holds claims")
@@ -73,13 +73,13 @@ def test_kill_of_an_executor_in_the_middle(group: Daemons) -> None:
     assert result.state == "success", group.tails()
     written = assert_each_once(group, operation.ref, 30)
     again = [claims for claims in written.claims.values() if len(claims) > 1]
-    assert again, "nothing was taken over"
+    assert again, "no job was taken over"
     for claims in again:
         first, second = json.loads(claims[0]), json.loads(claims[1])
         assert (first["executor"], second["executor"], second["attempt"]) == ("bob", "ann", 2)
 
 
-def test_kill_of_the_coordinator_in_the_middle(group: Daemons) -> None:
+def test_an_operation_survives_a_killed_coordinator(group: Daemons) -> None:
     first = group.start("ann", "bob")
     operation = group.client.start_operation("noop", TABLE, {"jobs": 30, "sleep": 0.1})
     group.eventually(lambda: len(holders(group)) == 2, "both hold claims")
@@ -97,15 +97,15 @@ def test_a_stopped_executor_releases_its_claims(group: Daemons) -> None:
     operation = group.client.start_operation("noop", TABLE, {"jobs": 30, "sleep": 0.2})
     group.eventually(lambda: holders(group)["bob"] > 3, "bob holds claims")
     assert bob.stop() == 0
-    assert "bob" not in group.live(), "its session ended with it, not with its lease"
+    assert "bob" not in group.live(), "its session ended at once, before its lease expired"
     result = operation.wait(60)
     assert result.state == "success", group.tails()
     written = assert_each_once(group, operation.ref, 30)
     failures = [json.loads(claim)["failures"] for claims in written.claims.values() for claim in claims]
-    assert not any(failures), "a release is not held against a job"
+    assert not any(failures), "a release does not count as a failure of a job"
 
 
-def test_a_frozen_executor_wakes_up_fenced(group: Daemons) -> None:
+def test_a_frozen_executor_wakes_up_with_a_new_incarnation(group: Daemons) -> None:
     _, bob = group.start("ann", "bob")
     before = {inc for inc, node in group.client.nodes().items() if node.executor == "bob"}
     operation = group.client.start_operation("noop", TABLE, {"jobs": 20, "sleep": 0.2})
@@ -116,11 +116,11 @@ def test_a_frozen_executor_wakes_up_fenced(group: Daemons) -> None:
     bob.thaw()
     group.await_ready("bob")
     after = {inc for inc, node in group.client.nodes().items() if node.executor == "bob"}
-    assert not before & after, "it began a new incarnation"
+    assert not before & after, "it has a new incarnation"
     assert_each_once(group, operation.ref, 20)
 
 
-def test_a_restarted_executor_waits_for_nothing_but_its_session(group: Daemons) -> None:
+def test_an_operation_succeeds_after_its_only_executor_restarts(group: Daemons) -> None:
     (ann,) = group.start("ann")
     operation = group.client.start_operation("noop", TABLE, {"jobs": 20, "sleep": 0.2})
     group.eventually(lambda: holders(group)["ann"] > 3, "ann holds claims")
@@ -131,7 +131,7 @@ def test_a_restarted_executor_waits_for_nothing_but_its_session(group: Daemons) 
     assert_each_once(group, operation.ref, 20)
 
 
-def test_etcd_restarts_in_the_middle(group: Daemons, etcd: EmbeddedEtcd) -> None:
+def test_an_operation_survives_a_restart_of_etcd(group: Daemons, etcd: EmbeddedEtcd) -> None:
     group.start("ann", "bob")
     operation = group.client.start_operation("noop", TABLE, {"jobs": 20, "sleep": 0.2})
     group.eventually(lambda: len(holders(group)) == 2, "both hold claims")
@@ -142,15 +142,15 @@ def test_etcd_restarts_in_the_middle(group: Daemons, etcd: EmbeddedEtcd) -> None
     assert_each_once(group, operation.ref, 20)
 
 
-def test_etcd_is_down_when_the_daemon_starts(etcd: EmbeddedEtcd, group: Daemons) -> None:
+def test_a_daemon_started_before_etcd_waits_for_it(etcd: EmbeddedEtcd, group: Daemons) -> None:
     etcd.kill()
     late = group.spawn("late", "--connect-timeout", "1")
-    group.eventually(lambda: "Waiting for etcd" in late.log.read_text(), "the daemon says what it waits for", "late")
+    group.eventually(lambda: "Waiting for etcd" in late.log.read_text(), "the daemon logs that it waits", "late")
     etcd.restart()
     group.await_ready("late")
 
 
-def test_the_keys_of_a_running_operation_are_the_contract(group: Daemons) -> None:
+def test_the_keys_of_a_running_operation_match_the_contract(group: Daemons) -> None:
     group.start("ann")
     operation = group.client.start_operation("noop", TABLE, {"jobs": 3, "sleep": 1.0, "fail": ["2"]})
     root = f"distOp.{TABLE}.noop.1"
@@ -189,8 +189,8 @@ def test_the_keys_of_a_running_operation_are_the_contract(group: Daemons) -> Non
     assert history["errors"] == [{"partition": "2", "text": "partition 2 fails as the argument demands"}]
 
 
-def test_cancel_stops_what_runs_and_what_waits(group: Daemons) -> None:
-    """Jobs that take far longer than anybody waits for them here."""
+def test_a_cancel_stops_running_and_waiting_jobs(group: Daemons) -> None:
+    """The jobs would run far longer than the time limit of this test."""
     group.start("ann", "bob")
     operation = group.client.start_operation("noop", TABLE, {"jobs": 20, "sleep": 600.0})
     group.eventually(lambda: len(holders(group)) == 2, "both hold claims")
@@ -203,15 +203,15 @@ def test_cancel_stops_what_runs_and_what_waits(group: Daemons) -> None:
 
 
 def test_pause_lets_running_jobs_finish(group: Daemons) -> None:
-    """They are one batch, of which nobody but the behavior knows what has begun."""
+    """The jobs are one batch, and only the behavior knows which of them have started."""
     group.start("ann")
     operation = group.client.start_operation("noop", TABLE, {"jobs": 10, "sleep": 0.3})
-    group.eventually(lambda: operation.status().jobs["success"], "the batch has begun")
+    group.eventually(lambda: operation.status().jobs["success"], "the batch has started")
     operation.pause()
     assert operation.wait(60).state == "success", group.tails()
 
 
-def test_paused_before_the_plan_and_resumed(group: Daemons) -> None:
+def test_an_operation_paused_before_its_plan_continues_on_resume(group: Daemons) -> None:
     (ann,) = group.start("ann")
     ann.stop()
     operation = group.client.start_operation("noop", TABLE, {"jobs": 4})
@@ -226,7 +226,7 @@ def test_paused_before_the_plan_and_resumed(group: Daemons) -> None:
     assert operation.wait(30).jobs["success"] == 4
 
 
-def test_a_paused_operation_goes_on_behind_a_new_gate(group: Daemons, sample_env: dict[str, str]) -> None:
+def test_an_operation_paused_during_retries_continues_on_resume(group: Daemons, sample_env: dict[str, str]) -> None:
     group.start("ann", env=sample_env)
     operation = group.client.start_operation(
         "rough", TABLE, {"jobs": 6, "sleep": 0.3, "error": ["0"]}, retry_attempts=4
@@ -239,8 +239,8 @@ def test_a_paused_operation_goes_on_behind_a_new_gate(group: Daemons, sample_env
     assert result.jobs == {"total": 6, "success": 5, "failed": 1}
 
 
-@pytest.mark.slow  # at each change: one that kills every executor, in test_stories.py
-def test_a_poison_partition_ends_as_failed_and_blames_no_neighbour(group: Daemons, sample_env: dict[str, str]) -> None:
+@pytest.mark.slow  # each run has the test of a partition that kills every executor, in test_job_errors.py
+def test_a_poison_partition_fails_without_failing_other_partitions(group: Daemons, sample_env: dict[str, str]) -> None:
     group.start("ann", "bob", env=sample_env)
     operation = group.client.start_operation("rough", TABLE, {"jobs": 12, "crash": ["5"]}, retry_attempts=2)
     result = operation.wait(90)
@@ -249,7 +249,7 @@ def test_a_poison_partition_ends_as_failed_and_blames_no_neighbour(group: Daemon
     assert result.record["failed"] == "5"
 
 
-def test_a_broken_batch_is_split_until_the_broken_partition_stands_alone(
+def test_a_failed_batch_is_split_until_the_failing_partition_is_alone(
     group: Daemons, sample_env: dict[str, str]
 ) -> None:
     group.start("ann", env=sample_env)
@@ -277,7 +277,7 @@ def test_an_operation_without_partitions_succeeds(group: Daemons) -> None:
     assert (result.state, result.jobs["total"]) == ("success", 0)
 
 
-def test_some_of_the_partitions(group: Daemons) -> None:
+def test_an_operation_runs_only_its_named_partitions(group: Daemons) -> None:
     group.start("ann")
     result = group.client.start_operation("noop", TABLE, {"jobs": 10}, partitions=["3", "7"]).wait(30)
     assert (result.state, result.jobs["total"]) == ("success", 2)
@@ -286,7 +286,7 @@ def test_some_of_the_partitions(group: Daemons) -> None:
     assert "nowhere" in missing.errors[0]["text"]
 
 
-def test_what_planning_finds_of_the_table_reaches_every_job_the_completion_and_no_record(
+def test_table_options_found_in_planning_reach_jobs_and_completion_only(
     group: Daemons, sample_env: dict[str, str]
 ) -> None:
     group.start("ann", "bob", env=sample_env)
@@ -304,7 +304,7 @@ def test_what_planning_finds_of_the_table_reaches_every_job_the_completion_and_n
     assert {"group_files": 2} in [table.options for table in group.client.tables()]
 
 
-def test_names_of_every_kind(group: Daemons) -> None:
+def test_table_names_with_special_characters_work(group: Daemons) -> None:
     group.start("ann")
     for name in ("a", "a.b", "ab", "sales/orders 50%", "表😀", "@cluster"):
         if name != "@cluster":

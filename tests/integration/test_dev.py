@@ -1,4 +1,4 @@
-"""``distop dev``: a private etcd with one executor, which keeps its data between starts."""
+"""``distop dev``: an embedded etcd with one executor, whose data survives restarts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def dev(folder: Path, *options: str, current: Path | None = None) -> Iterator[tu
             text=True,
             env=environment,
             cwd=current,
-            # Tests that outlive their terminal ignore its end, and so would it.
+            # Tests in the background ignore SIGHUP, and children inherit that.
             preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
         ) as running,
     ):
@@ -60,12 +60,12 @@ def dev(folder: Path, *options: str, current: Path | None = None) -> Iterator[tu
             running.wait(LIMIT)
 
 
-def test_it_works_again_at_once_and_with_its_data(tmp_path: Path, distop_command: Callable[..., Ran]) -> None:
+def test_a_restart_has_the_previous_data(tmp_path: Path, distop_command: Callable[..., Ran]) -> None:
     ended = []
     for round_number in (1, 2):
         with dev(tmp_path) as (running, endpoint), distop.connect(endpoint) as client:
             while not client.nodes():
-                pass  # the executor has yet to join; the test's own limit ends this
+                pass  # the executor has not joined yet
             result = client.start_operation("noop", "@cluster").wait(timeout=LIMIT)
             ended.append(result.raise_for_state().op)
             assert len(client.history()) == round_number
@@ -94,7 +94,7 @@ class Answer(Behavior):
 """
 
 
-def test_hole_9_it_serves_a_file_and_no_module_beside_it_replaces_an_installed_one(tmp_path: Path) -> None:
+def test_hole_9_modules_beside_a_served_file_replace_no_installed_module(tmp_path: Path) -> None:
     data, current = tmp_path / "data", tmp_path / "current"
     data.mkdir()
     current.mkdir()
@@ -115,17 +115,17 @@ def test_hole_9_it_serves_a_file_and_no_module_beside_it_replaces_an_installed_o
     assert not list(current.glob("imported-*"))
 
 
-def test_after_a_kill_it_waits_for_the_executor_of_before(tmp_path: Path, distop_command: Callable[..., Ran]) -> None:
-    """That one ends by itself, but not at once: here it is the test that has its lock for a while."""
+def test_after_a_kill_it_waits_for_the_previous_executor(tmp_path: Path, distop_command: Callable[..., Ran]) -> None:
+    """The previous executor ends by itself after a while. Here the test holds its lock instead."""
     (tmp_path / "executor").mkdir()
     log = tmp_path / "log"
     log.touch()
-    with contextlib.ExitStack() as former:
-        former.enter_context(locked(tmp_path / "executor"))
+    with contextlib.ExitStack() as previous:
+        previous.enter_context(locked(tmp_path / "executor"))
 
         def release() -> None:
-            eventually(lambda: "waiting for the executor of a killed" in log.read_text(), "it says that it waits")
-            former.close()
+            eventually(lambda: "waiting for the executor of a killed" in log.read_text(), "it logs that it waits")
+            previous.close()
 
         releasing = threading.Thread(target=release, daemon=True)
         releasing.start()
@@ -137,10 +137,10 @@ def test_after_a_kill_it_waits_for_the_executor_of_before(tmp_path: Path, distop
             assert running.wait(LIMIT) == 0
 
 
-def test_hole_4_a_folder_that_somebody_else_has_planted_is_refused(
+def test_hole_4_a_folder_that_others_can_write_is_refused(
     tmp_path: Path, distop_command: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a folder such as /tmp whoever makes `.distop` first would own etcd's data and the work directory."""
+    """In a shared folder such as /tmp, the user who creates `.distop` first would own etcd's data."""
     planted = tmp_path / ".distop"
     (planted / "executor").mkdir(parents=True)
     planted.chmod(0o777)
@@ -151,7 +151,7 @@ def test_hole_4_a_folder_that_somebody_else_has_planted_is_refused(
     assert [path.name for path in planted.rglob("*")] == ["executor"]
 
 
-def test_a_port_in_use_is_said(tmp_path: Path, distop_command: Callable[..., Ran]) -> None:
+def test_a_port_in_use_is_reported(tmp_path: Path, distop_command: Callable[..., Ran]) -> None:
     import socket
 
     with socket.socket() as taken:

@@ -1,4 +1,4 @@
-"""Draining an executor: it becomes empty, nothing fails, others go on at once, and it stays so until that is undone."""
+"""Draining an executor: it releases its jobs without failures, others take over, and it stays drained until undone."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def steps(tmp_path: Path) -> Steps:
 
 
 def claims(group: Daemons) -> dict[str, int]:
-    """Executor → claims held now."""
+    """The number of claims that each executor holds."""
     held: dict[str, int] = {}
     for value in dump(group.endpoint, "distOpClaim.").values():
         claim = json.loads(value)
@@ -40,27 +40,27 @@ def claims(group: Daemons) -> dict[str, int]:
     return held
 
 
-def said(group: Daemons, executor: str) -> str:
-    """What an executor's node record says of it."""
+def node_state(group: Daemons, executor: str) -> str:
+    """The state in an executor's node record."""
     nodes = [json.loads(value) for value in dump(group.endpoint, "distOpNode.").values()]
     return next(node["state"] for node in nodes if node["executor"] == executor)
 
 
-def test_a_drained_executor_is_empty_and_others_go_on_from_its_checkpoints(
+def test_other_executors_continue_from_the_checkpoints_of_a_drained_executor(
     group: Daemons,
     steps: Steps,
     sample_env: dict[str, str],  # noqa: F811
     distop_command: Callable[..., Ran],  # noqa: F811
 ) -> None:
-    where = ("--etcd", group.endpoint)
+    etcd_options = ("--etcd", group.endpoint)
     group.start("ann", ttl=30, env=sample_env)
     op = group.client.start_operation("steps", TABLE, steps.arg("a", "b", hold=[3]))
     group.eventually(lambda: steps.at("a", 2) and steps.at("b", 2), "ann holds both")
     group.start("bob", ttl=30, env=sample_env)
-    ran = distop_command("drain", "ann", "--wait", "--timeout", "30", "--json", *where)
+    ran = distop_command("drain", "ann", "--wait", "--timeout", "30", "--json", *etcd_options)
     assert (ran.code, ran.json) == (0, {"executor": "ann", "state": "drained"})
-    assert said(group, "ann") == "drained"
-    nodes = distop_command("nodes", "--json", *where).json
+    assert node_state(group, "ann") == "drained"
+    nodes = distop_command("nodes", "--json", *etcd_options).json
     assert {node["executor"]: node["state"] for node in nodes} == {"ann": "drained", "bob": "active"}
     group.eventually(lambda: claims(group) == {"bob": 2}, "bob took over at once")
     incarnation = dump(group.endpoint, f"distOpCoordinator.{TABLE}.steps").popitem()[1]
@@ -70,33 +70,33 @@ def test_a_drained_executor_is_empty_and_others_go_on_from_its_checkpoints(
     assert op.wait(60).state == "success"
     assert (steps.starts("a"), steps.output("a"), steps.output("b")) == ([0, 2], ALL, ALL)
     written = Written(group.endpoint, OperationRef.parse(op.ref))
-    assert not any(json.loads(claim)["failures"] for told in written.claims.values() for claim in told)
+    assert not any(json.loads(claim)["failures"] for attempts in written.claims.values() for claim in attempts)
 
 
 def test_a_drain_survives_the_executor_and_ends_when_undone(
     group: Daemons,
     distop_command: Callable[..., Ran],  # noqa: F811
 ) -> None:
-    where = ("--etcd", group.endpoint)
+    etcd_options = ("--etcd", group.endpoint)
     (ann,) = group.start("ann")
     assert group.client.drain("ann", wait=True, timeout=30) == "drained"
     assert ann.stop() == 0
     ann.start()
     group.await_ready("ann")
     op = group.client.start_operation("noop", TABLE, {"jobs": 2})
-    group.eventually(lambda: said(group, "ann") == "drained", "it knows that it is drained")
-    waits = "an executor that offers `noop` and is not drained (`distop drain ann --undo`)"
-    assert op.status().waiting_for == waits
-    assert waits in distop_command("show", op.ref, *where).out
-    ran = distop_command("drain", "ann", "--undo", *where)
+    group.eventually(lambda: node_state(group, "ann") == "drained", "its node record says that it is drained")
+    waiting_for = "an executor that offers `noop` and is not drained (`distop drain ann --undo`)"
+    assert op.status().waiting_for == waiting_for
+    assert waiting_for in distop_command("show", op.ref, *etcd_options).out
+    ran = distop_command("drain", "ann", "--undo", *etcd_options)
     assert (ran.code, ran.out) == (0, "ann runs jobs again\n")
     assert op.wait(60).state == "success"
-    group.eventually(lambda: said(group, "ann") == "active", "it says that it works")
-    ran = distop_command("drain", "ann", "--undo", *where)
+    group.eventually(lambda: node_state(group, "ann") == "active", "its node record says that it is active")
+    ran = distop_command("drain", "ann", "--undo", *etcd_options)
     assert (ran.code, ran.out) == (0, "ann is not drained: nothing to undo\n")
 
 
-def test_a_cancel_ends_also_when_the_last_executor_is_drained(
+def test_a_cancel_ends_when_the_only_executor_is_drained(
     group: Daemons,
     steps: Steps,
     sample_env: dict[str, str],  # noqa: F811
@@ -108,21 +108,21 @@ def test_a_cancel_ends_also_when_the_last_executor_is_drained(
     assert steps.output("a") == ["1"]
     op.cancel()
     assert op.wait(60).state == "cancelled"
-    assert steps.output("a") == [], "what a released job had left was cleaned up"
-    group.eventually(lambda: said(group, "ann") == "drained", "it is empty again")
+    assert steps.output("a") == [], "the output of a released job was cleaned up"
+    group.eventually(lambda: node_state(group, "ann") == "drained", "it is drained again")
 
 
-def test_a_drained_node_counts_for_nobodys_share(group: Daemons) -> None:
+def test_a_drained_node_does_not_reduce_the_shares_of_others(group: Daemons) -> None:
     group.start("ann", "bob", "eve")
     group.client.drain("eve", wait=True, timeout=30)
     op = group.client.start_operation("noop", TABLE, {"jobs": 40, "sleep": 0.01})
     assert op.wait(60).state == "success"
     written = Written(group.endpoint, OperationRef.parse(op.ref))
-    by = [json.loads(told[0])["executor"] for told in written.claims.values()]
+    by = [json.loads(attempts[0])["executor"] for attempts in written.claims.values()]
     assert (by.count("ann"), by.count("bob"), by.count("eve")) == (20, 20, 0)
 
 
-def test_who_is_not_there_cannot_be_drained(
+def test_draining_an_unknown_executor_is_refused(
     group: Daemons,
     distop_command: Callable[..., Ran],  # noqa: F811
 ) -> None:
@@ -131,8 +131,8 @@ def test_who_is_not_there_cannot_be_drained(
     assert (ran.code, ran.sentence) == (4, "there is no executor 'eve' (alive: ann); see `distop nodes`")
     with pytest.raises(NotFound):
         group.client.undrain("eve")
-    group.client.undrain("ann")  # it works: nothing to do
-    assert said(group, "ann") == "active"
+    group.client.undrain("ann")  # it is not drained, which is no error
+    assert node_state(group, "ann") == "active"
     assert distop_command("drain", "ann", "--undo", "--wait", "--etcd", group.endpoint).code == 2
 
 
@@ -144,18 +144,18 @@ def test_a_drain_during_planning_leaves_no_unretrieved_error(
     sample_env: dict[str, str],  # noqa: F811
     distop_command: Callable[..., Ran],  # noqa: F811
 ) -> None:
-    """Its log is looked at when it has ended (``daemons``)."""
+    """The fixture ``daemons`` checks the executor's log after its end."""
     (ann,) = group.start("ann", ttl=30, env=sample_env)
     op = group.client.start_operation("sample", TABLE, {"does": {"once": ""}, "names": ["a"]})
     planning = tmp_path / "ann" / "ops" / op.ref / "once"
-    group.eventually(planning.exists, "its planning has begun")
+    group.eventually(planning.exists, "ann has started planning")
     group.start("bob", ttl=30, env=sample_env)
     if ends == "drained":
         ran = distop_command("drain", "ann", "--wait", "--timeout", "60", "--etcd", group.endpoint)
         assert ran.code == 0, ran
     else:
         assert ann.stop() == 0
-    # Bob plans it for the first time: that waits, too.
-    group.eventually((tmp_path / "bob" / "ops" / op.ref / "once").exists, "the planning has begun elsewhere")
+    # Bob plans the operation for the first time, which blocks, too.
+    group.eventually((tmp_path / "bob" / "ops" / op.ref / "once").exists, "bob has started planning")
     op.cancel()
     assert op.wait(60).state == "cancelled", group.tails()

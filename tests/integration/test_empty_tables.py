@@ -1,4 +1,4 @@
-"""Tables whose data is gone, everywhere or on one node: nothing is promised of them."""
+"""Tables whose data is missing, on all nodes or on one: validation does not report them as valid."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
     from tests.support.daemons import Daemons
 
 CHECKS = {"checks": [{"not_null": "a"}], "statistics": "only"}
-EACH_ITS_OWN = "/proc/self/cwd/data"
-"""A location at which each process has another folder, as each machine has its own at a mount point."""
+LOCATION_PER_PROCESS = "/proc/self/cwd/data"
+"""A location with a different folder in each process, as a mount point has on each machine."""
 
 
-def fill(folder: Path) -> None:
-    """Two partitions of two rows each."""
+def write_table(folder: Path) -> None:
+    """Write two partitions with two rows each."""
     for n in range(2):
         (folder / f"p={n}").mkdir(parents=True)
         pq.write_table(pa.table({"a": [1, 2]}), folder / f"p={n}" / "a.parquet")
 
 
-def test_a_table_that_was_emptied_is_not_valid(
+def test_validation_of_an_emptied_table_fails(
     group: Daemons,
     distop_command: Callable[..., Ran],  # noqa: F811
     tmp_path: Path,
 ) -> None:
-    fill(tmp_path / "data")
+    write_table(tmp_path / "data")
     group.client.add_table(TableRecord("d", "parquet", str(tmp_path / "data")))
     group.start("ann")
     shutil.rmtree(tmp_path / "data")
@@ -53,16 +53,16 @@ def test_a_table_that_was_emptied_is_not_valid(
     assert error["text"] == f"planning failed: {reason}"
 
 
-def test_a_node_without_the_tables_disk_leaves_the_planning_to_another(group: Daemons, tmp_path: Path) -> None:
-    fill(tmp_path / "disk")
-    homes = {name: tmp_path / "homes" / name for name in ("ann", "bob")}
-    for home in homes.values():
-        home.mkdir(parents=True)
-        (home / "data").symlink_to(tmp_path / "disk")
-    group.client.add_table(TableRecord("d", "parquet", EACH_ITS_OWN), check=False)
+def test_a_node_without_the_tables_disk_hands_planning_over(group: Daemons, tmp_path: Path) -> None:
+    write_table(tmp_path / "disk")
+    working_folders = {name: tmp_path / "homes" / name for name in ("ann", "bob")}
+    for working_folder in working_folders.values():
+        working_folder.mkdir(parents=True)
+        (working_folder / "data").symlink_to(tmp_path / "disk")
+    group.client.add_table(TableRecord("d", "parquet", LOCATION_PER_PROCESS), check=False)
 
     def start(name: str) -> None:
-        group.spawn(name, env=python_path(ROOT), through=("env", "-C", str(homes[name])))
+        group.spawn(name, env=python_path(ROOT), through=("env", "-C", str(working_folders[name])))
         group.await_ready(name)
 
     def coordinator() -> str:
@@ -72,14 +72,14 @@ def test_a_node_without_the_tables_disk_leaves_the_planning_to_another(group: Da
     start("ann")
     assert group.client.start_operation("validate", "d", CHECKS).wait(60).state == "success", group.tails()
     start("bob")
-    here = homes["ann"] / "data"
-    here.unlink()
-    here.mkdir()
+    data_of_ann = working_folders["ann"] / "data"
+    data_of_ann.unlink()
+    data_of_ann.mkdir()
     operation = group.client.start_operation("validate", "d", CHECKS, retry_attempts=8)
-    group.eventually(lambda: coordinator() == "bob", "ann leaves the planning to bob")
-    here.rmdir()
-    here.symlink_to(tmp_path / "disk")
+    group.eventually(lambda: coordinator() == "bob", "bob takes over the planning")
+    data_of_ann.rmdir()
+    data_of_ann.symlink_to(tmp_path / "disk")
     result = operation.wait(60)
     assert result.state == "success", group.tails()
     assert (result.report["verdict"], result.report["rows"]) == ("valid", 4)
-    assert f"planning failed: the location {EACH_ITS_OWN!r} is empty" in (tmp_path / "ann.log").read_text()
+    assert f"planning failed: the location {LOCATION_PER_PROCESS!r} is empty" in (tmp_path / "ann.log").read_text()

@@ -1,4 +1,4 @@
-"""``distop show --failed``: the failed partitions by name, a page at a time, as long as anything names them."""
+"""``distop show --failed`` lists failed partitions by name in pages, also after a compaction."""
 
 from __future__ import annotations
 
@@ -71,14 +71,16 @@ def test_failed_partitions_are_listed_by_name_in_pages(
             await compacted(client.etcd, (await client.etcd.status()).revision)
 
     asyncio.run(compact())
-    assert (names(), names("--after", "7", "--limit", "1")) == (FAILED, ["150"]), "by the names kept for a rerun"
+    assert (names(), names("--after", "7", "--limit", "1")) == (FAILED, ["150"]), (
+        "the names come from the plan that is kept for a rerun"
+    )
 
-    async def forget() -> None:
+    async def delete_kept_plan() -> None:
         async with aio.connect(own_etcd.endpoint) as client:
             chunk = Keys().history_chunk(OperationRef.parse(op), 0)
             await client.etcd.commit(Txn((), (Delete(chunk),)))
 
-    asyncio.run(forget())
+    asyncio.run(delete_kept_plan())
     gone = show("--failed")
     assert (gone.code, "etcd has compacted its outcomes" in gone.sentence) == (4, True), gone
 
@@ -92,7 +94,7 @@ def test_failed_partitions_are_listed_by_name_in_pages(
         (("--failed", "--limit", "0"), "--limit must be a whole number of at least 1"),
     ],
 )
-def test_options_that_do_not_go_together_are_refused_before_etcd_is_asked(
+def test_conflicting_options_are_refused_without_a_request_to_etcd(
     distop_command: Callable[..., Ran], options: tuple[str, ...], words: str
 ) -> None:
     ran = distop_command("show", "t/noop/1", *options, "--etcd", "127.0.0.1:1")

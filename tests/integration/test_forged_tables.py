@@ -1,4 +1,4 @@
-"""What a submitter of one table writes below ``distOp.<table>.`` leads no executor to other data."""
+"""Keys that a submitter of one table forges below ``distOp.<table>.`` give no access to other data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from distop.protocol.plan import Gate, PartitionPlan, Pinned, Plan, chunked
 from distop.protocol.records import OperationRef, Spec, TableRecord
 from distop.protocol.txn import Delete, Put, Txn
 from distop.worker.daemon_side.host import JobItem, RunRequest, Worker, WorkerConfig, WorkerError
-from distop.worker.daemon_side.requests import Listener, PlanPages
+from distop.worker.daemon_side.requests import CompleteRequest, Listener, PlanPages
 from tests.support.behaviors import sample_env
 from tests.support.daemons import daemons
 from tests.support.etcd import connected
@@ -46,35 +46,35 @@ FORGED = {
 ROW = PartitionPlan(0, "a").to_json()
 
 
-class Records:
-    """The registered records; ``asked`` counts."""
+class TableRegistry:
+    """The registered table records. ``reads`` counts calls of :meth:`find`."""
 
     def __init__(self) -> None:
-        self.there: dict[str, TableRecord] = {"t": MINE, "theirs": THEIRS}
-        self.asked = 0
-        self.away = False
+        self.tables: dict[str, TableRecord] = {"t": MINE, "theirs": THEIRS}
+        self.reads = 0
+        self.unavailable = False
 
     async def find(self, names: Collection[str]) -> Mapping[str, TableRecord | None]:
-        self.asked += 1
-        if self.away:
-            raise EtcdUnavailable("etcd is away")
-        return {name: self.there.get(name) for name in names}
+        self.reads += 1
+        if self.unavailable:
+            raise EtcdUnavailable("etcd is not available")
+        return {name: self.tables.get(name) for name in names}
 
 
 @pytest.fixture
-def records() -> Records:
-    return Records()
+def registry() -> TableRegistry:
+    return TableRegistry()
 
 
 @pytest.fixture
-async def worker(tmp_path: Path, sample_env: dict[str, str], records: Records) -> AsyncIterator[Worker]:
+async def worker(tmp_path: Path, sample_env: dict[str, str], registry: TableRegistry) -> AsyncIterator[Worker]:
     env = sample_env
-    one = Worker(WorkerConfig(tmp_path / "work", "ex", "inc-1", env=env, grace=0.3, find_tables=records.find))
+    started = Worker(WorkerConfig(tmp_path / "work", "ex", "inc-1", env=env, grace=0.3, find_tables=registry.find))
     try:
-        await one.start()
-        yield one
+        await started.start()
+        yield started
     finally:
-        await one.stop(10)
+        await started.stop(10)
 
 
 async def nothing(start: int) -> tuple[list[str], int | None]:
@@ -85,35 +85,35 @@ async def run(
     worker: Worker, table: Any, arg: dict[str, Any], row: Any = ROW, op: str = OP, opened: int = 7
 ) -> tuple[str, str]:
     ends: list[Any] = []
-    asked = RunRequest(op, "sample", arg, table, (JobItem(row, 1, 1),), batch=False, opened=opened)
-    await worker.run(asked, ends.extend)
+    request = RunRequest(op, "sample", arg, table, (JobItem(row, 1, 1),), batch=False, opened=opened)
+    await worker.run(request, ends.extend)
     (end,) = ends
     return end.kind, end.error
 
 
-async def everything(worker: Worker, table: Any, diary: Path, row: Any = ROW) -> list[tuple[str, str]]:
-    """How each request that has the record ends."""
-    arg, told = {"names": ["a"], "diary": str(diary)}, [await run(worker, table, {"diary": str(diary)}, row)]
-    for asked in (
+async def end_of_each_request(worker: Worker, table: Any, diary: Path, row: Any = ROW) -> list[tuple[str, str]]:
+    """The result of each kind of request that has the table's record."""
+    arg, results = {"names": ["a"], "diary": str(diary)}, [await run(worker, table, {"diary": str(diary)}, row)]
+    for request in (
         worker.plan(OP, "sample", arg, table, None),
-        worker.complete(OP, "sample", arg, table, "success", 1, 1, 0, nothing),
+        worker.complete(CompleteRequest(OP, "sample", arg, table, "success", 1, 1, 0, nothing)),
         worker.cleanup(OP, "sample", arg, table, [JobItem(row, 1, 1)]),
         worker.sweep(OP, table),
     ):
         try:
-            await asked
-            told.append(("done", ""))
+            await request
+            results.append(("done", ""))
         except WorkerError as error:
-            told.append((error.kind, str(error)))
-    return told
+            results.append((error.kind, str(error)))
+    return results
 
 
 @pytest.mark.parametrize("forged", FORGED)
-async def test_a_record_that_is_not_the_registered_one_reaches_no_code(
+async def test_a_forged_table_record_is_refused_before_any_code_runs(
     worker: Worker, tmp_path: Path, forged: str
 ) -> None:
     diary = tmp_path / "diary"
-    for kind, text in await everything(worker, FORGED[forged], diary):
+    for kind, text in await end_of_each_request(worker, FORGED[forged], diary):
         assert kind == "fatal"
         assert text.startswith(
             "the registered record of table t differs from the one with which t/sample/1 was started: "
@@ -121,17 +121,17 @@ async def test_a_record_that_is_not_the_registered_one_reaches_no_code(
     assert not diary.exists()
 
 
-async def test_the_registered_record_reaches_all_with_what_planning_found(worker: Worker, tmp_path: Path) -> None:
+async def test_the_registered_record_with_options_from_planning_is_accepted(worker: Worker, tmp_path: Path) -> None:
     found = MINE.extended({"columns": {"a": "int"}, "partition_types": {}}).to_json()
-    told = await everything(worker, found, tmp_path / "diary")
-    assert [kind for kind, _ in told] == ["success", *["done"] * 4]
+    results = await end_of_each_request(worker, found, tmp_path / "diary")
+    assert [kind for kind, _ in results] == ["success", *["done"] * 4]
 
 
-async def test_a_record_beside_that_is_not_the_registered_one_is_not_read(worker: Worker, tmp_path: Path) -> None:
+async def test_a_forged_record_of_a_second_table_is_refused(worker: Worker, tmp_path: Path) -> None:
     diary, pay = tmp_path / "diary", replace(THEIRS, location="/data/pay")
     for other in (replace(MINE, location="/data/theirs"), pay, replace(THEIRS, name="u")):
         row = PartitionPlan(0, "a", beside=(Pinned(other),)).to_json()
-        job, _, _, cleanup, _ = await everything(worker, MINE.to_json(), diary, row)
+        job, _, _, cleanup, _ = await end_of_each_request(worker, MINE.to_json(), diary, row)
         for kind, text in (job, cleanup):
             assert (kind, text.partition(" differs ")[0]) == ("fatal", f"the registered record of table {other.name}")
 
@@ -141,7 +141,9 @@ async def test_a_record_beside_that_is_not_the_registered_one_is_not_read(worker
         plan = PlanPages("", True, 1, page)
         with pytest.raises(WorkerError, match="differs from the one with which t/sample/1 was started"):
             await worker.complete(
-                OP, "sample", {"does": {"plan": ""}}, MINE.to_json(), "success", 0, 0, 0, nothing, plan=plan
+                CompleteRequest(
+                    OP, "sample", {"does": {"plan": ""}}, MINE.to_json(), "success", 0, 0, 0, nothing, plan=plan
+                )
             )
     assert "start" not in diary.read_text()
     malformed = {**ROW, "beside": [{"table": None}]}
@@ -150,49 +152,49 @@ async def test_a_record_beside_that_is_not_the_registered_one_is_not_read(worker
     assert await run(worker, MINE.to_json(), {}, good) == ("success", "")
 
 
-async def test_jobs_ask_for_the_record_once_and_not_on_no_table(worker: Worker, records: Records) -> None:
+async def test_jobs_of_an_operation_read_the_registry_once(worker: Worker, registry: TableRegistry) -> None:
     for _ in range(3):
         assert await run(worker, MINE.to_json(), {}) == ("success", "")
-    assert records.asked == 1
+    assert registry.reads == 1
     assert await run(worker, None, {}, op="@cluster/sample/1") == ("success", "")
-    assert records.asked == 1
+    assert registry.reads == 1
     kind, error = await run(worker, MINE.to_json(), {}, op="@cluster/sample/2")
-    assert (kind, "@cluster is not the one" in error) == ("fatal", True)
-    records.away = True
+    assert (kind, "the registered record of table @cluster differs" in error) == ("fatal", True)
+    registry.unavailable = True
     kind, error = await run(worker, MINE.to_json(), {}, op="t/sample/2")
-    assert (kind, error) == ("refused", "cannot read the records of its tables: etcd is away"), "it is tried again"
-    with pytest.raises(WorkerError, match="cannot read the records of its tables: etcd is away") as caught:
+    assert (kind, error) == ("refused", "cannot read the records of its tables: etcd is not available"), "it is retried"
+    with pytest.raises(WorkerError, match="cannot read the records of its tables: etcd is not available") as caught:
         await worker.plan(OP, "sample", {}, MINE.to_json(), None)
     assert caught.value.kind == "transient"
 
 
-async def test_hole_2_a_number_that_is_used_again_is_compared_again(
-    worker: Worker, records: Records, tmp_path: Path
+async def test_hole_2_a_reused_operation_number_is_compared_again(
+    worker: Worker, registry: TableRegistry, tmp_path: Path
 ) -> None:
-    """What was compared for an operation of this name counts no more once the table has another record."""
+    """An earlier comparison for an operation with this name is void once the table's record has changed."""
     assert await run(worker, MINE.to_json(), {}) == ("success", "")
-    records.there["t"] = replace(MINE, location="/data/moved")
+    registry.tables["t"] = replace(MINE, location="/data/moved")
     diary = tmp_path / "diary"
     for opened in (8, 0):
         kind, error = await run(worker, MINE.to_json(), {"diary": str(diary)}, opened=opened)
         assert (kind, "the table, or the operation's copy, was changed or removed" in error) == ("fatal", True)
     assert not diary.exists()
-    moved, asked = records.there["t"].to_json(), records.asked
-    for n in (1, 2):  # without a gate nothing is kept
+    moved, reads = registry.tables["t"].to_json(), registry.reads
+    for n in (1, 2):  # without a gate, comparisons are not cached
         assert await run(worker, moved, {}, op="t/sample/3", opened=0) == ("success", "")
-        assert records.asked == asked + n
+        assert registry.reads == reads + n
 
 
-async def test_of_several_operations_in_turn_the_forged_one_alone_is_refused(worker: Worker, records: Records) -> None:
+async def test_only_the_forged_one_of_several_operations_is_refused(worker: Worker, registry: TableRegistry) -> None:
     ends: dict[str, list[Any]] = {"t/sample/1": [], "t/sample/2": [], "theirs/sample/1": []}
     tables = [MINE.to_json(), FORGED["location"], THEIRS.to_json()]
-    asked = [
+    requests = [
         (RunRequest(op, "sample", {}, table, (JobItem(ROW, 1, 1),), batch=False, opened=7), Listener(ends[op].extend))
         for op, table in zip(ends, tables, strict=True)
     ]
-    await worker.run_in_turn(asked)
+    await worker.run_in_turn(requests)
     assert [found[0].kind for found in ends.values()] == ["success", "fatal", "success"]
-    assert records.asked == 1
+    assert registry.reads == 1
 
 
 # ------------------------------------------------------------------ daemons
@@ -200,14 +202,14 @@ async def test_of_several_operations_in_turn_the_forged_one_alone_is_refused(wor
 
 @pytest.fixture
 def group(etcd: EmbeddedEtcd, tmp_path: Path) -> Iterator[Daemons]:
-    """With a table ``t``. The history is not checked against the invariants: what is forged breaks them."""
+    """A group with a table ``t``. Its history is not checked, because forged keys violate invariants."""
     with daemons(etcd.endpoint, tmp_path) as found:
         found.client.add_table(TableRecord("t", "parquet", str(tmp_path)), check=False)
         yield found
 
 
-def put(group: Daemons, *ops: Operation) -> None:
-    """As a submitter does by hand."""
+def write_keys(group: Daemons, *ops: Operation) -> None:
+    """Write keys directly, as a submitter can."""
 
     async def write() -> None:
         async with connected(group.endpoint) as client:
@@ -216,8 +218,8 @@ def put(group: Daemons, *ops: Operation) -> None:
     asyncio.run(write())
 
 
-def forged(group: Daemons, ref: OperationRef) -> Put:
-    """The operation's spec, with another location in its table's record."""
+def spec_with_other_location(group: Daemons, ref: OperationRef) -> Put:
+    """The operation's spec with another location in its table's record."""
 
     async def read() -> bytes:
         async with connected(group.endpoint) as client:
@@ -231,15 +233,15 @@ def forged(group: Daemons, ref: OperationRef) -> Put:
 
 
 @pytest.mark.parametrize("planned", [False, True])
-def test_an_operation_with_a_forged_record_fails_and_reads_nothing(
+def test_an_operation_with_a_forged_record_fails_and_runs_no_job(
     group: Daemons, sample_env: dict[str, str], tmp_path: Path, planned: bool
 ) -> None:
-    """Also where its plan is forged, so that no coordinator plans it."""
+    """With ``planned``, its plan is forged, too, so that no coordinator plans it."""
     group.start("ann", env=sample_env)  # publishes the type
     diary = tmp_path / "diary"
     operation = group.client.start_operation("sample", "t", {"names": ["a"], "diary": str(diary)}, delay=3600)
     ref = OperationRef.parse(operation.ref)
-    ops: list[Operation] = [forged(group, ref)]
+    ops: list[Operation] = [spec_with_other_location(group, ref)]
     if planned:
         chunks = chunked([PartitionPlan(0, "a", 1, (("/etc/passwd", 1, 1),))])
         plan = Plan(1, "", plan_digest(chunks), 1)
@@ -247,7 +249,7 @@ def test_an_operation_with_a_forged_record_fails_and_reads_nothing(
         ops += [Put(KEYS.gate(ref), Gate(1).encode()), Delete(KEYS.pending(ref))]
     else:
         ops.append(Put(KEYS.pending(ref), b"planning"))
-    put(group, *ops, Put(KEYS.of(ref, "state"), b"running"), Put(KEYS.run_ops("t"), b'{"sample":1}'))
+    write_keys(group, *ops, Put(KEYS.of(ref, "state"), b"running"), Put(KEYS.run_ops("t"), b'{"sample":1}'))
     result = operation.wait(60)
     assert result.state == "failed", group.tails()
     assert any(
@@ -255,13 +257,13 @@ def test_an_operation_with_a_forged_record_fails_and_reads_nothing(
     )
     assert not diary.exists()
     retried = [line for line in group.lines() if "again in" in line]
-    assert not retried, "no attempt more mends it"
+    assert not retried, "a forged record is not retried"
 
 
-def test_hole_2_keys_by_hand_under_a_number_that_was_used_reach_no_former_location(
+def test_hole_2_forged_keys_with_a_used_number_reach_no_previous_location(
     group: Daemons, sample_env: dict[str, str], tmp_path: Path
 ) -> None:
-    """The executor had compared the former record for the operation of this number, and took it again."""
+    """The executor compared the previous record for this operation number, and must not accept that record again."""
     group.start("ann", env=sample_env)  # publishes the type
     operation = group.client.prepare_operation("sample", "t", {"names": ["a"]}, external_id="x")
     ref = OperationRef.parse(operation.ref)
@@ -279,7 +281,7 @@ def test_hole_2_keys_by_hand_under_a_number_that_was_used_reach_no_former_locati
     group.client.add_table(TableRecord("t", "parquet", str(tmp_path / "moved")), check=False, replace=True)
     diary = tmp_path / "diary"
     chunks = chunked([PartitionPlan(0, "a")])
-    put(
+    write_keys(
         group,
         Put(KEYS.of(ref, "spec"), spec),
         Put(KEYS.of(ref, "arg"), json.dumps({"diary": str(diary)}).encode()),
@@ -290,18 +292,21 @@ def test_hole_2_keys_by_hand_under_a_number_that_was_used_reach_no_former_locati
         Put(KEYS.run_ops("t"), b'{"sample":1}'),
     )
     refusal = f"differs from the one with which {ref} was started"
-    group.eventually(lambda: any(refusal in line for line in group.lines()) or diary.exists(), "a refusal")
+    group.eventually(
+        lambda: any(refusal in line for line in group.lines()) or diary.exists(), "the operation is refused"
+    )
     assert not diary.exists()
 
 
-def test_a_table_whose_record_was_changed_fails_what_was_started_before(
+def test_operations_started_before_a_table_was_changed_fail(
     group: Daemons, sample_env: dict[str, str], tmp_path: Path
 ) -> None:
     group.start("ann", env=sample_env)
     (tmp_path / "moved").mkdir()
-    waits = group.client.prepare_operation("sample", "t", {"names": ["a"]}, external_id="x")
+    prepared = group.client.prepare_operation("sample", "t", {"names": ["a"]}, external_id="x")
     group.client.add_table(TableRecord("t", "parquet", str(tmp_path / "moved")), check=False, replace=True)
-    waits.confirm()
-    result = waits.wait(60)
-    assert (result.state, "was started: the table was changed" in result.errors[0]["text"]) == ("failed", True)
+    prepared.confirm()
+    result = prepared.wait(60)
+    assert result.state == "failed"
+    assert "was started: the table, or the operation's copy, was changed" in result.errors[0]["text"]
     assert group.client.start_operation("sample", "t", {"names": ["a"]}).wait(60).state == "success"

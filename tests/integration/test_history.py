@@ -1,4 +1,4 @@
-"""The history, asked of a real etcd: filters, pages, what is wrong with a question; and how long it is kept."""
+"""The history on a real etcd: filters, pages, invalid queries and retention."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def record(op: str, at: float, state: State = State.SUCCESS, **fields: Any) -> H
     return History(op, state, rfc3339(at - 5), rfc3339(at), 1, 1, 0, **fields)
 
 
-async def write(client: aio.Client, *together: History) -> None:
-    """Records of operations that ended in one transaction."""
-    puts = tuple(Put(client.keys.history(OperationRef.parse(one.op)), one.encode()) for one in together)
+async def write(client: aio.Client, *records: History) -> None:
+    """Write the records of operations that ended in one transaction."""
+    puts = tuple(Put(client.keys.history(OperationRef.parse(one.op)), one.encode()) for one in records)
     assert (await client.etcd.commit(Txn((), puts))).succeeded
 
 
@@ -67,8 +67,8 @@ def ops(found: list[Any]) -> list[str]:
     return [result.op for result in found]
 
 
-async def many(client: aio.Client, number: int) -> list[str]:
-    """Operations on two tables, a second apart; their names, the newest first."""
+async def write_many(client: aio.Client, number: int) -> list[str]:
+    """Write ``number`` operations on two tables, a second apart, and return their names, the newest first."""
     named = []
     for n in range(1, number + 1):
         op = f"{'b' if n % 3 == 0 else 'a'}/noop/{n}"
@@ -77,8 +77,8 @@ async def many(client: aio.Client, number: int) -> list[str]:
     return named[::-1]
 
 
-async def test_C31_newest_first_over_one_table_or_all(client: aio.Client) -> None:
-    named = await many(client, 9)
+async def test_C31_history_of_one_or_all_tables_is_listed_newest_first(client: aio.Client) -> None:
+    named = await write_many(client, 9)
     await client.etcd.commit(Txn((), (Put(f"{client.keys.history(OperationRef.parse(named[0]))}.arg", b"{}"),)))
     assert ops(await client.history()) == named
     assert ops(await client.history("b")) == [op for op in named if op.startswith("b/")]
@@ -86,7 +86,7 @@ async def test_C31_newest_first_over_one_table_or_all(client: aio.Client) -> Non
     assert (await client.history("nothing"), (await client.history()).after) == ([], None)
 
 
-async def test_C31_by_type_operation_state_time_labels_and_request(client: aio.Client) -> None:
+async def test_C31_history_is_filtered_by_each_field(client: aio.Client) -> None:
     await write(client, record("t/noop/1", EPOCH, labels={"team": "x", "ticket": "1"}, request_id="r1"))
     await write(client, record("t/noop/2", EPOCH + HOUR, State.FAILED, labels={"team": "x"}))
     await write(client, record("t/index/col/1", EPOCH + 2 * HOUR, State.CANCELLED))
@@ -106,7 +106,7 @@ async def test_C31_by_type_operation_state_time_labels_and_request(client: aio.C
     assert await found(labels={"team": "x", "ticket": "1"}) == ["t/noop/1"]
     assert await found(request_id="r1") == ["t/noop/1"]
     assert await found(since=EPOCH + HOUR) == ["u/noop/1", "t/index/col/1", "t/noop/2"]
-    assert await found(until=EPOCH + HOUR) == ["t/noop/1"], "the end is not in it"
+    assert await found(until=EPOCH + HOUR) == ["t/noop/1"], "the end of the range is exclusive"
     there = timezone(timedelta(hours=5))
     moment = datetime.fromtimestamp(EPOCH + 2 * HOUR, there)
     assert await found(since=moment) == await found(since=moment.isoformat()) == ["u/noop/1", "t/index/col/1"]
@@ -117,12 +117,12 @@ async def test_C31_by_type_operation_state_time_labels_and_request(client: aio.C
 async def test_C31_pages_neither_skip_nor_repeat_a_record(
     client: aio.Client, window: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever ends meanwhile, and however few keys are held in memory at once."""
+    """This holds while other operations end, and with few keys in memory at once."""
     monkeypatch.setattr(past, "WINDOW", window)
     monkeypatch.setattr(past, "_SPARE", 1)
     monkeypatch.setattr(past, "_PAGE", 2)
-    named = await many(client, 20)
-    # Of what ended in one transaction all have one revision.
+    named = await write_many(client, 20)
+    # Operations that ended in one transaction have the same revision.
     await write(client, *(record(f"c/noop/{n}", EPOCH + 50, labels={"team": "x"}) for n in (1, 2, 3, 4, 5)))
     named = [f"c/noop/{n}" for n in (5, 4, 3, 2, 1)] + named
     for filters, wanted in (
@@ -145,32 +145,30 @@ async def test_C31_pages_neither_skip_nor_repeat_a_record(
         there = client.config.namespace
         listing = await client.etcd.list(f"{there}/distOpHistory.later", f"{there}/~")
         for kv in listing.kvs:
-            await client.etcd.commit(Txn((), (Put(kv.key, b""),)))  # an unreadable record is left out of all lists
+            await client.etcd.commit(Txn((), (Put(kv.key, b""),)))  # lists omit unreadable records
 
 
-async def test_C31_a_search_by_time_ends_at_records_that_are_too_old(
-    client: aio.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_C31_a_search_by_time_stops_at_older_records(client: aio.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(past, "_PAGE", 5)
-    await many(client, 30)
+    await write_many(client, 30)
     await write(client, record("new/noop/1", EPOCH + 30 * HOUR))
-    asked: list[Get] = []
+    reads: list[Get] = []
     read = client.etcd.read
 
-    async def counted(*gets: Get) -> Any:
-        asked.extend(gets)
+    async def recorded_read(*gets: Get) -> Any:
+        reads.extend(gets)
         return await read(*gets)
 
-    monkeypatch.setattr(client.etcd, "read", counted)
+    monkeypatch.setattr(client.etcd, "read", recorded_read)
     assert ops(await client.history(since=EPOCH + 20 * HOUR)) == ["new/noop/1"]
-    assert len(asked) == 10, "a page with it, and one of which all are older"
+    assert len(reads) == 10, "one page with the record, and one page of older records"
 
 
-async def test_a_history_that_is_compacted_while_it_is_listed_is_listed_again(
+async def test_a_compaction_during_a_listing_restarts_it(
     own_etcd: EmbeddedEtcd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with aio.connect(own_etcd.endpoint) as client:
-        named = await many(client, 6)
+        named = await write_many(client, 6)
         pages, times = client.etcd.pages, itertools.count()
 
         async def small(start: str, end: str, **options: Any) -> AsyncIterator[Any]:
@@ -187,7 +185,7 @@ async def test_a_history_that_is_compacted_while_it_is_listed_is_listed_again(
 
 
 @pytest.mark.parametrize(
-    ("asked", "says"),
+    ("query", "message"),
     [
         ({"table": 5}, "the name of a table must be a text"),
         ({"table": ""}, "a name must not be empty"),
@@ -216,19 +214,19 @@ async def test_a_history_that_is_compacted_while_it_is_listed_is_listed_again(
     ],
 )
 async def test_C31_an_invalid_query_is_refused_in_one_sentence(
-    client: aio.Client, asked: dict[str, Any], says: str
+    client: aio.Client, query: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(InvalidArgument) as refused:
-        await client.history(**asked)
-    assert says in str(refused.value)
-    assert "\n" not in str(refused.value)
+    with pytest.raises(InvalidArgument) as raised:
+        await client.history(**query)
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
 
 
 # ---------------------------------------------------------------------- retention
 
 
 def pruner(client: aio.Client) -> HistoryPruner:
-    """A daemon's, which is alone."""
+    """The pruner of a daemon that is the only one."""
     limits = SimpleNamespace(pruned=2, prune_every=60.0, history_kept=HOUR)
     config = SimpleNamespace(history_limit=1000)
     log = logs.get("distop.test")
@@ -239,29 +237,29 @@ def pruner(client: aio.Client) -> HistoryPruner:
     return HistoryPruner(ctx)
 
 
-async def test_C30_records_beyond_an_age_are_deleted_with_what_stands_beside_them(
+async def test_C30_records_beyond_an_age_are_deleted_with_their_other_keys(
     client: aio.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of all tables, and however few keys are held at once; those that cannot be read are left alone."""
+    """This covers all tables, holds few keys at once, and skips unreadable records."""
     monkeypatch.setattr(history_pruning, "OLDEST", 2)
     now = time.time()
     for n in range(1, 6):
         one = OperationRef(f"t{n % 2}", "noop", "", n)
         await write(client, record(str(one), now - 10 * HOUR))
         await client.etcd.commit(Txn((), (Put(client.keys.beside_history(one, "arg"), b"{}"),)))
-    broken = client.keys.history(OperationRef("t0", "noop", "", 90))
-    await client.etcd.commit(Txn((), (Put(broken, b"nonsense"),)))
+    unreadable = client.keys.history(OperationRef("t0", "noop", "", 90))
+    await client.etcd.commit(Txn((), (Put(unreadable, b"nonsense"),)))
     await write(client, record("t1/noop/6", now - 10 * HOUR), record("t2/noop/7", now - 10 * HOUR))
     await write(client, record("t1/noop/8", now - 2 * HOUR))
     await age_history(client.etcd, client.keys)
     await pruner(client).forget_older(3 * HOUR)
     left = await client.etcd.list(*client.keys.family("distOpHistory"), keys_only=True)
-    assert [kv.key for kv in left.kvs] == sorted([broken, client.keys.history(OperationRef("t1", "noop", "", 8))])
+    assert [kv.key for kv in left.kvs] == sorted([unreadable, client.keys.history(OperationRef("t1", "noop", "", 8))])
     await pruner(client).forget_older(HOUR)
     assert await client.history() == []
 
 
-async def test_C30_of_all_daemons_one_deletes_what_is_old_and_nothing_younger_than_an_hour(client: aio.Client) -> None:
+async def test_C30_one_daemon_deletes_old_records_and_keeps_those_of_the_last_hour(client: aio.Client) -> None:
     now = time.time()
     await write(client, record("t/noop/1", now - 2 * HOUR))
     await age_history(client.etcd, client.keys)
@@ -285,18 +283,18 @@ async def test_C30_of_all_daemons_one_deletes_what_is_old_and_nothing_younger_th
     assert slept == [2.5, 2.5]
 
 
-def test_C30_a_daemon_deletes_what_is_older_than_it_is_told_to_keep(group: Daemons) -> None:
-    """Also on tables on which nothing ends any more."""
+def test_C30_a_daemon_deletes_records_older_than_its_history_age(group: Daemons) -> None:
+    """This includes tables on which no more operations end."""
     now = time.time()
     for op, ago in (("gone/noop/1", 5 * HOUR), ("t/noop/1", 2 * HOUR)):
         write_now(group, record(op, now - ago))
-    an_hour_passes(group)
+    advance_an_hour(group)
     group.start("a", options=("--history-age", "4h"))
-    group.eventually(lambda: ops(group.client.history()) == ["t/noop/1"], "the older one is gone")
+    group.eventually(lambda: ops(group.client.history()) == ["t/noop/1"], "the older record is deleted")
 
 
 def write_now(group: Daemons, one: History) -> None:
-    """A record of an operation that never was: the audits begin after it."""
+    """Write a record without its operation, and compact etcd, so that audits start after it."""
 
     async def work() -> None:
         async with aio.connect(group.endpoint) as client:
@@ -306,7 +304,7 @@ def write_now(group: Daemons, one: History) -> None:
     asyncio.run(work())
 
 
-def an_hour_passes(group: Daemons) -> None:
+def advance_an_hour(group: Daemons) -> None:
     async def work() -> None:
         async with aio.connect(group.endpoint) as client:
             await age_history(client.etcd, client.keys)
@@ -314,29 +312,29 @@ def an_hour_passes(group: Daemons) -> None:
     asyncio.run(work())
 
 
-class Ahead(System):
+class AheadClock(System):
     """A machine whose wall clock is two hours ahead."""
 
     def time(self) -> float:  # type: ignore[override]
         return System.time() + 2 * HOUR
 
 
-async def test_a_clock_that_is_two_hours_ahead_deletes_nothing_within_its_hour(
+async def test_a_clock_two_hours_ahead_deletes_no_record_of_the_last_hour(
     client: aio.Client, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """By count, etcd's leases decide; by age nothing is deleted with a wrong clock."""
+    """Deletion by count relies on etcd's leases, and with a wrong clock there is no deletion by age."""
     one = pruner(client)
     one._ctx.config.history_limit = 1
     now = time.time()
     await write(client, record("t/noop/1", now - 90), record("t/noop/2", now - 60))
-    reset = source.set(Ahead())
+    reset = source.set(AheadClock())
     try:
         await one.prune("t")
         assert ops(await client.history()) == ["t/noop/2", "t/noop/1"]
         young = [one for one in watermarks(client.keys, await marks(client)) if not one.old]
-        assert len(young) == 1, "their hour has begun"
+        assert len(young) == 1, "there is a watermark for the records"
         await one.prune("u")
-        assert len(await marks(client)) == 2, "one watermark is enough for a while"
+        assert len(await marks(client)) == 2, "a recent watermark is used again"
         assert not await one._ctx.clock.agrees()
         assert 7190 < one._ctx.clock.ahead <= 7200
     finally:
@@ -347,13 +345,13 @@ async def test_a_clock_that_is_two_hours_ahead_deletes_nothing_within_its_hour(
     await client.etcd.revoke(young[0].lease)
     one._last.clear()
     await one.prune("t")
-    assert ops(await client.history()) == ["t/noop/2"], "the hour is over, whatever the clock says"
+    assert ops(await client.history()) == ["t/noop/2"], "the hour has passed by etcd's time"
 
 
-async def test_a_watermark_that_etcd_applies_late_makes_no_record_an_hour_old_that_was_written_meanwhile(
+async def test_a_late_watermark_does_not_cover_records_written_since_its_lease(
     client: aio.Client,
 ) -> None:
-    """Its hour begins with the grant of its lease, and its sender has given up long ago."""
+    """The hour of a watermark starts with the grant of its lease, but etcd applied the write much later."""
     one, late = pruner(client), []
     one._ctx.config.history_limit = 1
 
@@ -381,18 +379,22 @@ async def marks(client: aio.Client) -> tuple[KeyValue, ...]:
     return (await client.etcd.list(*client.keys.family(K.WATERMARK))).kvs
 
 
-def test_the_operations_of_a_series_and_of_a_graph_have_their_labels(group: Daemons) -> None:
+def test_operations_of_a_series_and_of_a_graph_have_their_labels(group: Daemons) -> None:
     group.start("a")
     group.client.start_operation("noop", TABLE, every=Every(0.1, times=2), labels={"team": "x"})
     group.client.start_operations([Start("noop", TABLE, options={"labels": {"team": "y"}})])
-    group.eventually(lambda: len(group.client.history(labels={"team": "x"})) == 2, "both of the series have ended")
-    group.eventually(lambda: len(group.client.history(labels={"team": "y"})) == 1, "that of the graph has ended")
+    group.eventually(
+        lambda: len(group.client.history(labels={"team": "x"})) == 2, "both operations of the series have ended"
+    )
+    group.eventually(
+        lambda: len(group.client.history(labels={"team": "y"})) == 1, "the operation of the graph has ended"
+    )
 
 
-def test_C30_results_in_files_go_with_the_record_and_none_that_a_record_names(
+def test_C30_result_files_are_deleted_with_their_record_and_kept_otherwise(
     group: Daemons, sample_env: dict[str, str], tmp_path: Path
 ) -> None:
-    """With those that were left by a daemon that died before it had removed them; what is no operation stays."""
+    """Files left by a daemon that died before it removed them are deleted, too. Other folders are kept."""
     size, now = 200_000, time.time()
     write_now(group, record("t/large/85", now - HOUR))
     shared = ("--shared-dir", str(tmp_path / "shared"))
@@ -400,14 +402,16 @@ def test_C30_results_in_files_go_with_the_record_and_none_that_a_record_names(
     assert group.client.start_operation("large", "t", {"sizes": [size, 3]}).wait(60).success
     assert daemon.stop() == 0
     (results,) = (tmp_path / "shared").glob("*/results/t/large")
-    # Left behind; of a record; of one that goes; of later ones; no one's.
+    # Left over; of a kept record; of a deleted record; of a later operation; of no operation.
     for name in ("80", "85", "90", "95", "notes"):
         (results / name).mkdir()
         (results / name / "000000-7-i.json").write_text("{}")
     write_now(group, record("t/large/90", now - 5 * HOUR))
-    an_hour_passes(group)
+    advance_an_hour(group)
     group.start("b", options=(*shared, "--history-age", "4h"), env=sample_env)
-    group.eventually(lambda: not (results / "90").exists() and not (results / "80").exists(), "they are gone")
+    group.eventually(
+        lambda: not (results / "90").exists() and not (results / "80").exists(), "both folders are deleted"
+    )
     assert {path.name for path in results.iterdir()} == {"1", "85", "95", "notes"}
     assert [path.stat().st_size > size for path in (results / "1").iterdir()] == [True]
     assert "t/large/90" not in ops(group.client.history())

@@ -1,5 +1,6 @@
-"""Priorities, limits, selectors and failure budgets with real daemons on a real etcd, whose history is audited: no more
-claims than a limit allows at any revision (invariant 16), none by an executor without the labels (17).
+"""Priorities, limits, selectors and failure budgets on real daemons.
+
+The audit of etcd's history checks limits at each revision (invariant 16) and the labels of executors (17).
 """
 
 from __future__ import annotations
@@ -31,21 +32,21 @@ def finished(op: Operation) -> datetime:
     return datetime.fromisoformat(op.wait(LIMIT).record["finished"])
 
 
-def test_L35_at_most_so_many_jobs_run_at_once_whoever_dies_and_it_is_changed_meanwhile(group: Daemons) -> None:
+def test_L35_max_jobs_holds_after_a_kill_and_can_be_altered(group: Daemons) -> None:
     first, _ = group.start("e1", "e2")
     op = noop(group, jobs=16, sleep=0.2, max_jobs=2, retry_attempts=9)
     seen = []
 
-    def some(ended: int) -> bool:
+    def enough_jobs_ended(ended: int) -> bool:
         status = op.status()
         seen.append(status.jobs["running"])
         return status.ended or (status.jobs["success"] or 0) >= ended
 
-    group.eventually(lambda: some(3), "three jobs have ended")
+    group.eventually(lambda: enough_jobs_ended(3), "three jobs have ended")
     assert max(seen) <= 2
     op.alter(max_jobs=1)
     first.kill()
-    group.eventually(lambda: some(6), "six jobs have ended")
+    group.eventually(lambda: enough_jobs_ended(6), "six jobs have ended")
     first.start()
     op.alter(max_jobs=0, max_jobs_per_executor=2, priority=3)
     assert op.status().options == {"priority": 3, "max_jobs_per_executor": 2}
@@ -54,7 +55,7 @@ def test_L35_at_most_so_many_jobs_run_at_once_whoever_dies_and_it_is_changed_mea
         op.alter(max_jobs=3)
 
 
-def test_L35_who_is_more_urgent_comes_first_though_it_came_last(group: Daemons) -> None:
+def test_L35_an_operation_with_higher_priority_runs_first(group: Daemons) -> None:
     group.start("e1")
     blockers = [noop(group, sleep=5.0) for _ in range(2)]
     group.eventually(lambda: all(op.status().jobs["running"] for op in blockers), "both slots are taken")
@@ -68,34 +69,36 @@ def test_L35_who_is_more_urgent_comes_first_though_it_came_last(group: Daemons) 
     assert finished(lower) > end
 
 
-def test_a_selector_waits_for_an_executor_that_has_the_label_and_is_worked_for_by_it_alone(group: Daemons) -> None:
+def test_an_operation_with_a_selector_runs_only_on_executors_with_the_label(group: Daemons) -> None:
     group.start("e1", options=("--label", "zone=a"))
     op = noop(group, jobs=4, where={"zone": "b"})
-    of_the_cluster = group.client.start_operation("noop", "@cluster", {}, where={"zone": "b"})
-    for one in (op, of_the_cluster):
-        said = "an executor that offers `noop` and has the labels zone=b"
-        group.eventually(lambda one=one, said=said: one.status().waiting_for == said, "it says what it waits for")
+    cluster_operation = group.client.start_operation("noop", "@cluster", {}, where={"zone": "b"})
+    for one in (op, cluster_operation):
+        reason = "an executor that offers `noop` and has the labels zone=b"
+        group.eventually(
+            lambda one=one, reason=reason: one.status().waiting_for == reason, "status reports the missing label"
+        )
     anywhere = noop(group, jobs=2)
-    assert anywhere.wait(LIMIT).state == "success", "and nothing waits for it"
+    assert anywhere.wait(LIMIT).state == "success", "another operation does not wait for it"
     group.start("e2", options=("--label", "zone=b"))
     assert op.wait(LIMIT).state == "success"
-    assert of_the_cluster.wait(LIMIT).state == "success"
+    assert cluster_operation.wait(LIMIT).state == "success"
     both = [noop(group, jobs=2, where={"zone": zone}) for zone in "abab"]
     assert [one.wait(LIMIT).state for one in both] == ["success"] * 4
 
 
-def test_an_operation_fails_fast_once_more_jobs_have_failed_than_may(group: Daemons) -> None:
+def test_an_operation_fails_once_more_than_max_failed_jobs_have_failed(group: Daemons) -> None:
     group.start("e1")
-    some = noop(group, jobs=10, fail=("1", "4"), max_failed="20%", failure_policy="fail_fast").wait(LIMIT)
-    assert (some.state, some.jobs) == ("failed", {"total": 10, "success": 8, "failed": 2})
-    over = noop(group, jobs=200, sleep=0.05, fail=("0", "1", "2"), max_failed=1, max_jobs=2).wait(LIMIT)
-    assert over.state == "failed"
-    assert over.record["cancel"]["reason"] == "failed"
-    assert over.record["cancel"]["text"].endswith("of 200 jobs failed, where 1 may")
-    assert over.jobs["success"] < 197
+    within_budget = noop(group, jobs=10, fail=("1", "4"), max_failed="20%", failure_policy="fail_fast").wait(LIMIT)
+    assert (within_budget.state, within_budget.jobs) == ("failed", {"total": 10, "success": 8, "failed": 2})
+    over_budget = noop(group, jobs=200, sleep=0.05, fail=("0", "1", "2"), max_failed=1, max_jobs=2).wait(LIMIT)
+    assert over_budget.state == "failed"
+    assert over_budget.record["cancel"]["reason"] == "failed"
+    assert over_budget.record["cancel"]["text"].endswith("of 200 jobs failed, where 1 may")
+    assert over_budget.jobs["success"] < 197
 
 
-def test_bad_input_is_one_sentence_and_changes_nothing(group: Daemons) -> None:
+def test_invalid_input_is_refused_in_one_line_and_changes_nothing(group: Daemons) -> None:
     group.start("e1")
     op = noop(group, jobs=2, sleep=0.1, max_jobs=1)
     for options in (("--max-jobs", "-1"), ("--priority", "high"), ("--max-failed", "few"), ()):
@@ -113,7 +116,7 @@ def test_bad_input_is_one_sentence_and_changes_nothing(group: Daemons) -> None:
     assert len(group.client.history(TABLE)) == 1
 
 
-def test_alter_from_the_command_line_while_it_waits(group: Daemons) -> None:
+def test_a_pending_operation_is_altered_from_the_command_line(group: Daemons) -> None:
     group.start("e1")
     ran = distop_process(
         group, "start", "noop", TABLE, "--delay", "3600", "--priority", "2", "--max-jobs", "3", "--json"

@@ -1,4 +1,4 @@
-"""The metrics of a real daemon, scraped as Prometheus does (lakeFS L27)."""
+"""The metrics of a real daemon, scraped as by Prometheus (lakeFS L27)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 def scraped(daemon: Daemon) -> Samples:
-    """Every sample by its name and labels. The daemon says in its log where it serves them."""
+    """Each sample by its name and labels, from the address in the daemon's log."""
     (url,) = set(re.findall(r"metrics at (http://\S+)", daemon.log.read_text()))
     with urllib.request.urlopen(url, timeout=10) as answer:
         text = answer.read().decode()
@@ -42,7 +42,7 @@ def families(samples: Samples) -> set[str]:
     return {re.sub(r"_(bucket|sum|count)$", "", name) for name, _ in samples}
 
 
-def test_L27_a_daemon_serves_what_it_did_and_how_it_stands(group: Daemons) -> None:
+def test_L27_a_daemon_serves_counters_and_its_current_state(group: Daemons) -> None:
     (daemon,) = group.start("a", options=("--metrics", "127.0.0.1:0"))
     op = group.client.start_operation("noop", TABLE, {"jobs": 12, "fail": ["3"]})
     assert op.wait(60).state == "failed"
@@ -66,18 +66,18 @@ def test_L27_a_daemon_serves_what_it_did_and_how_it_stands(group: Daemons) -> No
     assert total(found, "distop_child_memory_bytes") > 10_000_000
     assert total(found, "distop_sessions_total") == 1
     assert total(found, "distop_executor_info", executor="a") == 1
-    documents = set(re.findall(r"^\| `(distop_\w+)` \|", DOCUMENT.read_text(), re.MULTILINE))
-    assert families(found) <= documents, "each is in the documents"
-    assert documents - families(found) <= {"distop_job_retries_total"}, "and nothing else: none was retried"
+    documented = set(re.findall(r"^\| `(distop_\w+)` \|", DOCUMENT.read_text(), re.MULTILINE))
+    assert families(found) <= documented, "each metric is documented"
+    assert documented - families(found) <= {"distop_job_retries_total"}, "each documented metric is served"
     long.cancel()
     assert long.wait(60).state == "cancelled"
-    group.eventually(lambda: total(scraped(daemon), "distop_slots_busy") == 0, "no slot is taken")
+    group.eventually(lambda: total(scraped(daemon), "distop_slots_busy") == 0, "no slot is busy")
 
 
 def test_L27_takeovers_are_counted(group: Daemons) -> None:
     group.start("a")
     op = group.client.start_operation("noop", TABLE, {"jobs": 2, "sleep": 4})
-    group.eventually(lambda: op.status().jobs["running"] == 2, "its jobs run")
+    group.eventually(lambda: op.status().jobs["running"] == 2, "both jobs run")
     (other,) = group.start("b", options=("--metrics", "127.0.0.1:0"))
     group._daemons["a"].kill()
     assert op.wait(90).success
@@ -86,14 +86,14 @@ def test_L27_takeovers_are_counted(group: Daemons) -> None:
     assert taken_over == total(found, "distop_jobs_total", type="noop", outcome="success") > 0
 
 
-def test_a_place_that_cannot_be_had_is_told_and_nothing_begins(group: Daemons) -> None:
+def test_a_daemon_whose_metrics_port_is_in_use_ends_with_an_error(group: Daemons) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         daemon = group.spawn("a", "--metrics", f"127.0.0.1:{port}")
         assert daemon.process.wait(60) == 2
-    said = daemon.log.read_text()
-    assert f"cannot serve metrics at 127.0.0.1:{port}" in said
-    assert "Traceback" not in said
+    log = daemon.log.read_text()
+    assert f"cannot serve metrics at 127.0.0.1:{port}" in log
+    assert "Traceback" not in log
     assert not group.live()

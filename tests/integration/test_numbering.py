@@ -1,4 +1,4 @@
-"""The numbers of a type's instances on a table, whatever goes on beside the starts."""
+"""Instance numbers of a type on a table, with concurrent starts and after the table's removal."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ if TYPE_CHECKING:
     from tests.support.daemons import Daemons
 
 TABLE = "t"
-CLIENTS, EACH = 16, 4
+CLIENTS, STARTS_PER_CLIENT = 16, 4
 
 
-def test_sixteen_clients_start_while_operations_finish(group: Daemons) -> None:
-    """Starts and finishes write the same two keys of the table. The audit that follows counts with them (F41)."""
+def test_starts_of_sixteen_clients_are_numbered_without_gaps_while_operations_end(group: Daemons) -> None:
+    """F41: starts and ends write the same two keys of the table. The audit after the test checks the counts."""
     group.start("ann", "bob")
 
-    def some(client: int) -> list[tuple[int, str]]:
+    def start_and_wait(client: int) -> list[tuple[int, str]]:
         ended = []
         with distop.connect(group.endpoint) as own:
-            for _ in range(EACH):
+            for _ in range(STARTS_PER_CLIENT):
                 operation = own.start_operation("noop", TABLE, {"jobs": 1})
                 ended.append((operation.instance_id, operation.wait(60).state))
         return ended
 
     with ThreadPoolExecutor(CLIENTS) as pool:
-        ended = [one for ones in pool.map(some, range(CLIENTS)) for one in ones]
-    assert sorted(ended) == [(number, "success") for number in range(1, CLIENTS * EACH + 1)]
+        ended = [one for ones in pool.map(start_and_wait, range(CLIENTS)) for one in ones]
+    assert sorted(ended) == [(number, "success") for number in range(1, CLIENTS * STARTS_PER_CLIENT + 1)]
     assert dump(group.endpoint, f"distOp.{TABLE}.runOps") == {f"distOp.{TABLE}.runOps": "{}"}
 
 
-def test_a_table_that_is_removed_and_added_again_counts_on(group: Daemons, tmp_path: Path) -> None:
-    """No number is given twice, since history and stages are named by it (F42)."""
+def test_numbers_continue_after_a_table_is_removed_and_added_again(group: Daemons, tmp_path: Path) -> None:
+    """F42: no number is used twice, since it is part of the names of history records and stages."""
     group.start("ann")
     before = group.client.start_operation("noop", TABLE, {"jobs": 2})
     assert before.wait(60).state == "success"

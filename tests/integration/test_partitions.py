@@ -1,4 +1,4 @@
-"""What is read of an operation and its partitions at one moment, on a real etcd."""
+"""Reading an operation and its partitions at one revision, on a real etcd."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from distop import aio
 from distop.protocol.records import State
 from distop.services.inspection import partitions
 from distop.services.inspection.partitions import look
-from tests.integration.by_hand import TABLE, ref
-from tests.integration.hand import Hand
+from tests.integration.cli_namespace import TABLE, ref
+from tests.integration.scripted_daemons import ScriptedDaemons
 from tests.support.etcd import compacted, own_etcd, shared_etcd
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ pytestmark = pytest.mark.etcd
 OP = "nyc.flights/noop/1"
 
 
-class Late:
-    """The store's client, of which one list lets something else happen first."""
+class ChangingClient:
+    """A store client that calls ``before`` ahead of its fifth list."""
 
     def __init__(self, etcd: EtcdClient, before: Callable[[], Any]) -> None:
         self._etcd, self._before, self._lists = etcd, before, 0
@@ -44,76 +44,76 @@ class Late:
         return await self._etcd.list(*args, **settings)
 
 
-async def started(client: aio.Client, names: list[str]) -> Hand:
-    hand = Hand(client.etcd, client.keys)
-    await hand.publish("noop")
-    await hand.table(TABLE)
-    await hand.join("n1", "noop")
+async def start_and_plan(client: aio.Client, names: list[str]) -> ScriptedDaemons:
+    scripted = ScriptedDaemons(client.etcd, client.keys)
+    await scripted.publish("noop")
+    await scripted.table(TABLE)
+    await scripted.join("n1", "noop")
     await client.start_operation("noop", TABLE, {"jobs": 5})
-    await hand.plan(ref(OP), "n1", names)
-    return hand
+    await scripted.plan(ref(OP), "n1", names)
+    return scripted
 
 
 async def test_partitions_are_read_at_one_revision(shared_etcd: EmbeddedEtcd) -> None:
-    """A job that ends while it is read, and an operation that does."""
+    """The jobs and the operation end during the read."""
     async with aio.connect(shared_etcd.endpoint, namespace="moment") as client:
-        hand = await started(client, ["a", "b"])
-        fences = await hand.claim(ref(OP), "n1", 0, 1)
+        scripted = await start_and_plan(client, ["a", "b"])
+        fences = await scripted.claim(ref(OP), "n1", 0, 1)
 
         async def finish() -> None:
             for n in (0, 1):
-                await hand.report(ref(OP), n, fences[n])
-            await hand.finish(ref(OP), "n1", State.SUCCESS)
-            await hand.clean(ref(OP), "n1")
+                await scripted.report(ref(OP), n, fences[n])
+            await scripted.finish(ref(OP), "n1", State.SUCCESS)
+            await scripted.clean(ref(OP), "n1")
 
-        account = await look(Late(client.etcd, finish), client.keys, ref(OP))  # type: ignore[arg-type]
-        assert account.partitions is not None
-        assert [(p.name, p.state, p.executor) for p in account.partitions] == [
+        inspection = await look(ChangingClient(client.etcd, finish), client.keys, ref(OP))  # type: ignore[arg-type]
+        assert inspection.partitions is not None
+        assert [(p.name, p.state, p.executor) for p in inspection.partitions] == [
             ("a", "running", "executor-n1"), ("b", "running", "executor-n1"),
         ]  # fmt: skip
-        account = await look(client.etcd, client.keys, ref(OP))
-        assert account.ended
-        assert [p.state for p in account.partitions or ()] == ["success", "success"]
+        inspection = await look(client.etcd, client.keys, ref(OP))
+        assert inspection.ended
+        assert [p.state for p in inspection.partitions or ()] == ["success", "success"]
 
 
-async def test_a_compaction_while_it_is_read(own_etcd: EmbeddedEtcd) -> None:
+async def test_an_operation_is_read_despite_a_compaction(own_etcd: EmbeddedEtcd) -> None:
     async with aio.connect(own_etcd.endpoint) as client:
-        await started(client, ["a"])
+        await start_and_plan(client, ["a"])
 
         async def compact() -> None:
             await client.operation(OP).pause()
             revision, _ = await client.etcd.read_at()
             await compacted(client.etcd, revision)
 
-        account = await look(Late(client.etcd, compact), client.keys, ref(OP))  # type: ignore[arg-type]
-        assert [(p.name, p.state) for p in account.partitions or ()] == [("a", "open")]
-        assert account.arg == {"jobs": 5}
+        inspection = await look(ChangingClient(client.etcd, compact), client.keys, ref(OP))  # type: ignore[arg-type]
+        assert [(p.name, p.state) for p in inspection.partitions or ()] == [("a", "open")]
+        assert inspection.arg == {"jobs": 5}
 
 
 async def test_many_partitions_are_read_in_pages(shared_etcd: EmbeddedEtcd, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partitions, "_PAGE", 3)
     async with aio.connect(shared_etcd.endpoint, namespace="pages") as client:
-        hand = await started(client, [f"p{n}" for n in range(10)])
-        fences = await hand.claim(ref(OP), "n1", *range(7))
-        await asyncio.gather(*(hand.report(ref(OP), n, fences[n], name=f"p{n}") for n in range(0, 7, 2)))
-        account = await look(client.etcd, client.keys, ref(OP))
-        assert [(p.ordinal, p.name) for p in account.partitions or ()] == [(n, f"p{n}") for n in range(10)]
-        assert "".join(p.state[0] for p in account.partitions or ()) == "srsrsrsooo"
+        scripted = await start_and_plan(client, [f"p{n}" for n in range(10)])
+        fences = await scripted.claim(ref(OP), "n1", *range(7))
+        await asyncio.gather(*(scripted.report(ref(OP), n, fences[n], name=f"p{n}") for n in range(0, 7, 2)))
+        inspection = await look(client.etcd, client.keys, ref(OP))
+        assert [(p.ordinal, p.name) for p in inspection.partitions or ()] == [(n, f"p{n}") for n in range(10)]
+        assert "".join(p.state[0] for p in inspection.partitions or ()) == "srsrsrsooo"
         monkeypatch.setattr(partitions, "MOST", 9)
-        account = await look(client.etcd, client.keys, ref(OP))
-        assert (account.partitions, account.planned, account.gone) == (None, True, False)
+        inspection = await look(client.etcd, client.keys, ref(OP))
+        assert (inspection.partitions, inspection.planned, inspection.gone) == (None, True, False)
 
 
-async def test_an_outcome_that_cannot_be_read_is_left_out(
+async def test_an_unreadable_outcome_is_skipped_and_logged(
     shared_etcd: EmbeddedEtcd, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with aio.connect(shared_etcd.endpoint, namespace="spoilt") as client:
-        hand = await started(client, ["a", "b"])
-        fences = await hand.claim(ref(OP), "n1", 0, 1)
-        await hand.report(ref(OP), 0, fences[0], name="a")
-        await hand.put(client.keys.job(ref(OP), 0, "outcome"), b"[]")
-        account = await look(client.etcd, client.keys, ref(OP))
-        assert [(p.name, p.state, p.executor) for p in account.partitions or ()] == [
+    async with aio.connect(shared_etcd.endpoint, namespace="unreadable") as client:
+        scripted = await start_and_plan(client, ["a", "b"])
+        fences = await scripted.claim(ref(OP), "n1", 0, 1)
+        await scripted.report(ref(OP), 0, fences[0], name="a")
+        await scripted.put(client.keys.job(ref(OP), 0, "outcome"), b"[]")
+        inspection = await look(client.etcd, client.keys, ref(OP))
+        assert [(p.name, p.state, p.executor) for p in inspection.partitions or ()] == [
             ("a", "success", ""), ("b", "running", "executor-n1"),
         ]  # fmt: skip
         assert "Skipping an unreadable record: " in caplog.text

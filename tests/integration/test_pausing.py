@@ -1,4 +1,4 @@
-"""Pausing: in two phases, through restarts of every process, and with checkpoints that survive."""
+"""Pausing: its two phases, restarts while paused, and checkpoints."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def steps(tmp_path: Path) -> Steps:
     return Steps(tmp_path / "steps")
 
 
-def test_a_pause_lets_running_jobs_finish_and_tells_when_it_is_complete(
+def test_a_pause_lets_running_jobs_finish_and_reports_its_completion(
     group: Daemons,
     steps: Steps,
     sample_env: dict[str, str],  # noqa: F811
@@ -35,18 +35,18 @@ def test_a_pause_lets_running_jobs_finish_and_tells_when_it_is_complete(
     group.start("ann", env=sample_env)
     op = group.client.start_operation("steps", TABLE, steps.arg("a", "b", "c", hold=[3]))
     group.eventually(lambda: steps.at("a", 2) and steps.at("b", 2), "both slots hold a job")
-    where = ("--etcd", group.endpoint)
-    ran = distop_command("pause", op.ref, *where)
+    etcd_options = ("--etcd", group.endpoint)
+    ran = distop_command("pause", op.ref, *etcd_options)
     assert (ran.code, ran.out) == (0, f"{op.ref} is pausing: 2 jobs still run\n")
-    late = distop_command("pause", op.ref, "--wait", "--timeout", "0.1", "--json", *where)
+    late = distop_command("pause", op.ref, "--wait", "--timeout", "0.1", "--json", *etcd_options)
     assert (late.code, late.json) == (6, {"op": op.ref, "state": "paused", "stage": "pausing", "running": 2})
     assert f"time-out after 0.1 s: jobs of {op.ref} still run" in late.err
-    assert "waits for   2 jobs to finish" in distop_command("show", op.ref, *where).out
+    assert "waits for   2 jobs to finish" in distop_command("show", op.ref, *etcd_options).out
     steps.go("a", 3)
     group.eventually(lambda: op.status().jobs["running"] == 1, "a has ended")
     assert op.status().stage == "pausing"
     steps.go("b", 3)
-    ran = distop_command("pause", op.ref, "--wait", "--json", *where)
+    ran = distop_command("pause", op.ref, "--wait", "--json", *etcd_options)
     assert ran.json == {"op": op.ref, "state": "paused", "stage": "paused", "running": 0}
     assert (op.status().jobs["success"], steps.starts("c")) == (2, [])
     op.resume()
@@ -55,7 +55,7 @@ def test_a_pause_lets_running_jobs_finish_and_tells_when_it_is_complete(
     assert (steps.starts("a"), steps.output("a")) == ([0], ALL)
 
 
-def test_pause_now_keeps_the_checkpoint_twice_and_through_restarts(
+def test_pause_now_keeps_checkpoints_across_restarts(
     group: Daemons,
     steps: Steps,
     sample_env: dict[str, str],  # noqa: F811
@@ -80,10 +80,10 @@ def test_pause_now_keeps_the_checkpoint_twice_and_through_restarts(
     steps.go("a", 4)
     assert op.wait(60).state == "success"
     assert (steps.starts("a"), steps.output("a")) == ([0, 1, 3], ALL)
-    assert "clean a" not in steps.diary(), "what a checkpoint speaks of is not cleaned up"
+    assert "clean a" not in steps.diary(), "a job with a checkpoint is not cleaned up"
 
 
-def test_a_checkpoint_that_the_rate_limit_held_back_is_saved_when_the_job_is_stopped(
+def test_a_rate_limited_checkpoint_is_saved_when_the_job_is_stopped(
     group: Daemons,
     steps: Steps,
     sample_env: dict[str, str],  # noqa: F811
@@ -99,7 +99,7 @@ def test_a_checkpoint_that_the_rate_limit_held_back_is_saved_when_the_job_is_sto
     assert (steps.starts("a"), steps.output("a")) == ([0, 3], ALL)
 
 
-def test_pause_now_after_pause_stops_what_still_runs_and_cleans_up_what_starts_over(
+def test_pause_now_after_pause_stops_running_jobs_and_cleans_up_restarting_ones(
     group: Daemons,
     steps: Steps,
     sample_env: dict[str, str],  # noqa: F811
@@ -120,7 +120,7 @@ def test_pause_now_after_pause_stops_what_still_runs_and_cleans_up_what_starts_o
     assert (steps.starts("a"), steps.output("a")) == ([0, 0], ALL)
 
 
-def test_a_cancel_of_what_is_paused_cleans_up_after_released_jobs(
+def test_a_cancel_of_a_paused_operation_cleans_up_released_jobs(
     group: Daemons,
     steps: Steps,
     sample_env: dict[str, str],  # noqa: F811
@@ -136,11 +136,11 @@ def test_a_cancel_of_what_is_paused_cleans_up_after_released_jobs(
     assert [steps.output(name) for name in "abc"] == [[], [], []]
 
 
-def test_the_private_directory_of_what_was_paused_and_then_cancelled_goes(
+def test_the_private_directory_of_a_cancelled_paused_operation_is_removed(
     group: Daemons,
     sample_env: dict[str, str],  # noqa: F811
 ) -> None:
-    """It ended while nothing of it ran here."""
+    """None of its jobs was running on the executor when it ended."""
     group.start("ann", env=sample_env)
     arg = {"names": list("abc"), "does": dict.fromkeys("abc", "hold")}
     op = group.client.start_operation("sample", TABLE, arg)
@@ -152,10 +152,10 @@ def test_the_private_directory_of_what_was_paused_and_then_cancelled_goes(
     assert private.exists(), "the operation may be resumed"
     op.cancel()
     assert op.wait(60).state == "cancelled"
-    group.eventually(lambda: not private.exists(), "nothing is left of it")
+    group.eventually(lambda: not private.exists(), "its private directory is removed")
 
 
-def test_on_what_has_ended_each_command_says_so(
+def test_each_command_on_an_ended_operation_is_refused_with_its_state(
     group: Daemons,
     distop_command: Callable[..., Ran],  # noqa: F811
 ) -> None:

@@ -1,4 +1,4 @@
-"""A poll stands behind every watch (P24, C23): an executor that no watch tells anything finds its work all the same."""
+"""P24, C23: every watch is backed by a poll, so that an executor with silent watches still finds its work."""
 
 from __future__ import annotations
 
@@ -20,19 +20,17 @@ if TYPE_CHECKING:
 
 
 class MuteWatches(Forwarder):
-    """Watches are created here, and then nothing comes: no event, and no answer to how far the server is.
-    ``swallowed``: the events that clients were not told of.
-    """
+    """Creates watches, and then drops their events and progress notifications. ``dropped`` counts the events."""
 
     def __init__(self, target: str) -> None:
         super().__init__(target)
-        self.swallowed = 0
+        self.dropped = 0
 
     def forwards_answer(self, method: str, answer: bytes) -> bool:
         if method != wire.WATCH.path:
             return True
         message = rpc.WatchResponse.FromString(answer)
-        self.swallowed += len(message.events)
+        self.dropped += len(message.events)
         return bool(message.created or message.canceled)
 
 
@@ -40,21 +38,21 @@ TABLE = "t"
 
 
 def holders(group: Daemons) -> Counter[str]:
-    """Executor → claims held now."""
+    """The number of claims that each executor holds."""
     claims = [json.loads(value) for value in dump(group.endpoint, "distOpClaim.").values()]
     return Counter(claim["executor"] for claim in claims if "incarnation" in claim)
 
 
-def test_an_executor_whose_watches_stay_silent_works_by_its_polls(
+def test_an_executor_with_silent_watches_works_by_polling(
     group: Daemons,
     etcd: EmbeddedEtcd,
     sample_env: dict[str, str],  # noqa: F811
 ) -> None:
-    """Jobs are found, reported and, where the operation is cancelled, stopped. The other executor hears everything, and
-    coordinates: its own slots are full.
+    """It finds, reports and (after a cancel) stops jobs. The other executor has working watches and full slots, and it
+    coordinates.
     """
     group.start("ann", env=sample_env)
-    assert group.client.start_operation("sample", TABLE, {}).wait(60).state == "success", "ann coordinates from now on"
+    assert group.client.start_operation("sample", TABLE, {}).wait(60).state == "success", "ann becomes coordinator"
     with MuteWatches(etcd.endpoint) as front:
         bob = group.spawn("bob", "--etcd", front.endpoint, "--poll", "0.5", env=sample_env)
         group.await_ready("bob")
@@ -62,7 +60,9 @@ def test_an_executor_whose_watches_stay_silent_works_by_its_polls(
         operation = group.client.start_operation(
             "sample", TABLE, {"names": names, "does": dict.fromkeys(names, "hold")}
         )
-        group.eventually(lambda: holders(group) == {"ann": 2, "bob": 2}, "bob found what ann has no slots for")
+        group.eventually(
+            lambda: holders(group) == {"ann": 2, "bob": 2}, "bob claims the jobs for which ann has no slots"
+        )
         for name in ("ann", "bob"):
             private = group.folder / name / "ops" / operation.ref
             group.eventually(private.exists, f"jobs run at {name}")
@@ -71,8 +71,8 @@ def test_an_executor_whose_watches_stay_silent_works_by_its_polls(
         outcomes = Written(group.endpoint, OperationRef.parse(operation.ref)).outcomes
         assert Counter(json.loads(one)["executor"] for (one,) in outcomes.values()) == {"ann": 2, "bob": 2}
         waiting = group.client.start_operation("sample", TABLE, {"names": names, "does": dict.fromkeys(names, "wait")})
-        group.eventually(lambda: holders(group) == {"ann": 2, "bob": 2}, "bob found the next as well")
+        group.eventually(lambda: holders(group) == {"ann": 2, "bob": 2}, "bob claims jobs of the next operation")
         waiting.cancel()
         assert waiting.wait(60).state == "cancelled", group.tails()
         assert bob.stop() == 0
-        assert front.swallowed, "there was something to be told"
+        assert front.dropped, "the proxy dropped events"

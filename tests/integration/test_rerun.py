@@ -1,4 +1,4 @@
-"""Rerunning: a new operation over the partitions that are not done, and over nothing else."""
+"""Reruns: a new operation that runs the failed or unfinished partitions only."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ TABLE = "t"
 
 
 def starts(diary: Path) -> list[str]:
-    """The partitions that were started, in order of their names."""
+    """The started partitions, sorted by name."""
     return sorted(line.removeprefix("start ") for line in diary.read_text().splitlines() if line.startswith("start "))
 
 
-def test_the_failed_partitions_and_no_others_run_again(
+def test_a_rerun_runs_the_failed_partitions_only(
     group: Daemons,
     tmp_path: Path,
     sample_env: dict[str, str],  # noqa: F811
@@ -45,25 +45,25 @@ def test_the_failed_partitions_and_no_others_run_again(
     assert (result.state, result.jobs) == ("success", {"total": 2, "success": 2, "failed": 0})
     assert result.record["rerun_of"] == first.ref
     assert starts(diary) == ["b", "d"]
-    assert group.client.rerun(first.ref, request_id="once").ref == again.ref, "one request, one instance"
+    assert group.client.rerun(first.ref, request_id="once").ref == again.ref, "the same request id has the same rerun"
     with pytest.raises(NotAllowed, match="succeeded: it has no partition to rerun"):
         again.rerun()
 
 
-def test_what_a_rerun_needs_stands_beside_the_record_and_goes_with_it(group: Daemons) -> None:
+def test_keys_for_a_rerun_are_kept_beside_the_history_record_of_a_failure(group: Daemons) -> None:
     group.start("ann", options=("--history-limit", "1"))
     first = group.client.start_operation("noop", TABLE, {"jobs": 3, "fail": ["1"]})
     first.wait(60)
     key = Keys().history(OperationRef.parse(first.ref))
     assert set(dump(group.endpoint, key)) == {key, f"{key}.arg", f"{key}.spec", f"{key}.plan.000000"}
-    assert [r.op for r in group.client.history()] == [first.ref], "what stands beside is no record"
+    assert [r.op for r in group.client.history()] == [first.ref], "keys beside a record are no records"
     ended = group.client.start_operation("noop", TABLE, {"jobs": 1})
     ended.wait(60)
     key = Keys().history(OperationRef.parse(ended.ref))
-    assert set(dump(group.endpoint, f"{key}")) == {key}, "nothing is kept of what succeeded"
+    assert set(dump(group.endpoint, f"{key}")) == {key}, "an operation that succeeded keeps only its record"
 
 
-def test_after_fail_fast_only_the_failed_ones_unless_asked(
+def test_a_rerun_after_fail_fast_omits_unfinished_partitions_by_default(
     group: Daemons,
     sample_env: dict[str, str],  # noqa: F811
     distop_command: Callable[..., Ran],  # noqa: F811
@@ -74,7 +74,7 @@ def test_after_fail_fast_only_the_failed_ones_unless_asked(
     jobs = first.wait(60).jobs
     assert jobs["failed"] == 1
     left = jobs["total"] - jobs["success"] - 1
-    assert left >= 1, "a at least was stopped"
+    assert left >= 1, "at least a was stopped"
     ran = distop_command("rerun", first.ref, "--wait", "--etcd", group.endpoint, "--json")
     assert ran.code == 0, ran.err
     assert ran.json["jobs"] == {"total": 1, "success": 1, "failed": 0}
@@ -82,13 +82,14 @@ def test_after_fail_fast_only_the_failed_ones_unless_asked(
     ran = distop_command("rerun", first.ref, "--unfinished", "--etcd", group.endpoint, "--json")
     assert ran.json == {"op": f"{TABLE}/sample/3", "instance": 3, "state": "running", "rerun_of": first.ref}
     group.eventually(
-        lambda: group.client.operation(ran.json["op"]).status().jobs["total"] == 1 + left, "both kinds are in it"
+        lambda: group.client.operation(ran.json["op"]).status().jobs["total"] == 1 + left,
+        "the rerun has failed and unfinished partitions",
     )
     group.client.operation(ran.json["op"]).cancel()
     assert group.client.operation(ran.json["op"]).wait(60).state == "cancelled"
 
 
-def test_of_a_cancelled_operation_all_that_is_not_done_runs_again(
+def test_a_rerun_of_a_cancelled_operation_runs_all_unfinished_partitions(
     group: Daemons,
     tmp_path: Path,
     sample_env: dict[str, str],  # noqa: F811
@@ -106,7 +107,7 @@ def test_of_a_cancelled_operation_all_that_is_not_done_runs_again(
     assert starts(diary) == ["b", "c", "d"]
 
 
-def test_what_cannot_be_run_again_says_why(
+def test_an_impossible_rerun_is_refused_with_the_reason(
     group: Daemons,
     sample_env: dict[str, str],  # noqa: F811
     distop_command: Callable[..., Ran],  # noqa: F811

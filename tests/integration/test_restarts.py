@@ -1,4 +1,4 @@
-"""An executor that is killed and started again: what it had under way goes on, or is cleaned up (I17, I29)."""
+"""Executors that are killed and restarted continue or clean up their previous jobs (I17, I29)."""
 
 from __future__ import annotations
 
@@ -26,49 +26,52 @@ def steps(tmp_path: Path) -> Steps:
     return Steps(tmp_path / "steps")
 
 
-def runs(group: Daemons, name: str) -> list[Path]:
-    """What an executor has written down of its runs."""
+def run_records(group: Daemons, name: str) -> list[Path]:
+    """The records that an executor keeps of its runs."""
     return sorted((group.folder / name / "runs").iterdir())
 
 
-def private(group: Daemons, name: str, op: str) -> Path:
-    """The private directory of an operation at an executor."""
+def private_folder(group: Daemons, name: str, op: str) -> Path:
+    """The private folder of an operation on an executor."""
     return group.folder / name / "ops" / op
 
 
-def again(daemon: Daemon) -> None:
+def restart(daemon: Daemon) -> None:
     daemon.kill()
     daemon.start()
 
 
-def test_a_job_goes_on_from_its_checkpoint_where_its_state_is_through_two_kills(
+def test_a_killed_executor_continues_its_job_from_the_checkpoint_twice(
     group: Daemons,
     steps: Steps,
     sample_env: dict[str, str],  # noqa: F811
 ) -> None:
-    (ann,) = group.start("ann", ttl=10, env=sample_env)  # its session outlives its restart
+    (ann,) = group.start("ann", ttl=10, env=sample_env)  # its session survives its restart
     op = group.client.start_operation("steps", TABLE, steps.arg("a", hold=[3, 5]))
     group.eventually(lambda: steps.at("a", 2), "ann holds a")
-    assert len(runs(group, "ann")) == 1, "it is written down"
+    assert len(run_records(group, "ann")) == 1, "ann has recorded the run"
     group.start("bob", env=sample_env)
-    again(ann)
-    group.eventually(lambda: len(steps.starts("a")) == 2, "a goes on")
+    restart(ann)
+    group.eventually(lambda: len(steps.starts("a")) == 2, "a has started again")
     steps.go("a", 3)
     group.eventually(lambda: steps.at("a", 4), "a holds at its last step")
-    again(ann)
-    group.eventually(lambda: len(steps.starts("a")) == 3, "a goes on once more")
+    restart(ann)
+    group.eventually(lambda: len(steps.starts("a")) == 3, "a has started a third time")
     steps.go("a", 5)
     result = op.wait(60)
     assert result.state == "success"
     assert (steps.starts("a"), steps.output("a")) == ([0, 2, 4], ALL)
     written = Written(group.endpoint, OperationRef.parse(op.ref))
     holders = {json.loads(claim)["executor"] for claim in written.claims[0]}
-    assert holders == {"ann"}, "bob left it to the one that has its local state"
+    assert holders == {"ann"}, "bob left the job to the executor with its local state"
     assert not any(line.startswith("clean") for line in steps.diary())
-    group.eventually(lambda: not runs(group, "ann") and not private(group, "ann", op.ref).exists(), "nothing is left")
+    group.eventually(
+        lambda: not run_records(group, "ann") and not private_folder(group, "ann", op.ref).exists(),
+        "ann has cleaned up",
+    )
 
 
-def test_a_job_that_starts_over_is_cleaned_up_first(
+def test_a_job_without_checkpoint_is_cleaned_up_before_it_restarts(
     group: Daemons,
     steps: Steps,
     sample_env: dict[str, str],  # noqa: F811
@@ -76,7 +79,7 @@ def test_a_job_that_starts_over_is_cleaned_up_first(
     (ann,) = group.start("ann", env=sample_env)
     op = group.client.start_operation("restarting", TABLE, steps.arg("a", hold=[3]))
     group.eventually(lambda: steps.at("a", 2), "ann holds a")
-    again(ann)
+    restart(ann)
     steps.go("a", 3)
     assert op.wait(60).state == "success"
     assert (steps.starts("a"), steps.output("a")) == ([0, 0], ALL)
@@ -84,7 +87,7 @@ def test_a_job_that_starts_over_is_cleaned_up_first(
 
 
 @pytest.mark.parametrize("kind", ["steps", pytest.param("restarting", marks=pytest.mark.slow)])
-def test_what_ran_elsewhere_meanwhile_is_cleaned_up_here_alone(
+def test_jobs_taken_over_by_another_executor_are_cleaned_up_locally_only(
     group: Daemons,
     steps: Steps,
     sample_env: dict[str, str],  # noqa: F811
@@ -95,23 +98,23 @@ def test_what_ran_elsewhere_meanwhile_is_cleaned_up_here_alone(
     group.eventually(lambda: steps.at("a", 2) and steps.at("b", 2), "ann holds both")
     group.start("bob", env=sample_env)
     ann.kill()
-    assert len(runs(group, "ann")) == 2
+    assert len(run_records(group, "ann")) == 2
     group.eventually(lambda: len(steps.starts("a")) == len(steps.starts("b")) == 2, "bob took both over")
     steps.go("a", 3)
     group.eventually(lambda: op.status().jobs["success"] == 1, "a has ended")
     ann.start()
-    group.eventually(lambda: not runs(group, "ann"), "ann has nothing left")
+    group.eventually(lambda: not run_records(group, "ann"), "ann has no run records left")
     assert sorted(line for line in steps.diary() if line.startswith("clean-local")) == [
         "clean-local a",
         "clean-local b",
     ]
-    assert not list(private(group, "ann", op.ref).iterdir())
+    assert not list(private_folder(group, "ann", op.ref).iterdir())
     steps.go("b", 3)
     assert op.wait(60).state == "success"
-    assert (steps.output("a"), steps.output("b")) == (ALL, ALL), "what bob wrote is as it was"
+    assert (steps.output("a"), steps.output("b")) == (ALL, ALL), "bob's output is unchanged"
 
 
-def test_what_is_left_of_an_operation_that_is_gone_is_cleaned_up(
+def test_a_restarted_executor_cleans_up_jobs_of_an_ended_operation(
     group: Daemons,
     steps: Steps,
     sample_env: dict[str, str],  # noqa: F811
@@ -123,55 +126,65 @@ def test_what_is_left_of_an_operation_that_is_gone_is_cleaned_up(
     group.start("bob", env=sample_env)
     op.cancel()
     assert op.wait(60).state == "cancelled"
-    group.eventually(lambda: not group.client.operations(), "its keys are gone")
-    assert private(group, "ann", op.ref).exists()
+    group.eventually(lambda: not group.client.operations(), "its keys are removed")
+    assert private_folder(group, "ann", op.ref).exists()
     garbage = group.folder / "ann" / "runs" / "torn-1.json"
     garbage.write_text('{"op": "t/st')
     ann.start()
-    group.eventually(lambda: not runs(group, "ann") and not private(group, "ann", op.ref).exists(), "nothing is left")
+    group.eventually(
+        lambda: not run_records(group, "ann") and not private_folder(group, "ann", op.ref).exists(),
+        "ann has cleaned up",
+    )
     assert "clean-local a" in steps.diary()
 
 
-def found(folder: Path) -> set[Path]:
-    """All that jobs and their executor have put there."""
+def job_files(folder: Path) -> set[Path]:
+    """All files that jobs and their executor have written there."""
     return {path for part in ("ops", "runs") for path in (folder / part).rglob("*")}
 
 
-def test_a_copy_of_a_work_directory_is_all_that_its_executor_cleans_up(
+def test_an_executor_with_a_copied_work_directory_cleans_up_only_its_copy(
     group: Daemons,
     steps: Steps,
     sample_env: dict[str, str],  # noqa: F811
 ) -> None:
-    """As where a machine is cloned: two executors of one id. What the copy tells of runs in the original. It is rid of
-    what has ended, and leaves alone what goes on (F27).
+    """F27: after cloning a machine, two executors have one id, and the copy has records of the original's runs.
+
+    The second executor cleans up ended jobs in its copy, and leaves running jobs alone.
     """
     (ann,) = group.start("ann", ttl=30, env=sample_env)
     op = group.client.start_operation("steps", TABLE, steps.arg("a", hold=[3]))
-    over = group.client.start_operation("restarting", TABLE, steps.arg("b", hold=[3]))
+    cancelled = group.client.start_operation("restarting", TABLE, steps.arg("b", hold=[3]))
     group.eventually(lambda: steps.at("a", 2) and steps.at("b", 2), "ann holds both")
-    ann.freeze()  # no file goes while it is copied
+    ann.freeze()  # so that no file is removed during the copy
     shutil.copytree(group.folder / "ann", group.folder / "copy")
     ann.thaw()
-    over.cancel()
-    assert over.wait(60).state == "cancelled"
+    cancelled.cancel()
+    assert cancelled.wait(60).state == "cancelled"
     group.eventually(
-        lambda: len(runs(group, "ann")) == 1 and not private(group, "ann", over.ref).exists(), "it is gone"
+        lambda: len(run_records(group, "ann")) == 1 and not private_folder(group, "ann", cancelled.ref).exists(),
+        "ann has cleaned up the cancelled job",
     )
-    before = found(group.folder / "ann")
-    assert len(runs(group, "copy")) == 2
+    before = job_files(group.folder / "ann")
+    assert len(run_records(group, "copy")) == 2
     group.spawn("copy", "--id", "ann", ttl=30, env=sample_env)
-    group.eventually(lambda: not private(group, "copy", over.ref).exists(), "it is rid of what is over", "copy")
+    group.eventually(
+        lambda: not private_folder(group, "copy", cancelled.ref).exists(),
+        "the copy has cleaned up the cancelled job",
+        "copy",
+    )
     assert [node.executor for node in group.client.nodes().values()] == ["ann", "ann"]
     assert steps.diary().count("clean-local b") == 1
     assert not {"clean a", "clean-local a"} & set(steps.diary())
-    assert found(group.folder / "ann") == before
-    assert len(runs(group, "copy")) == 1
+    assert job_files(group.folder / "ann") == before
+    assert len(run_records(group, "copy")) == 1
     steps.go("a", 3)
     assert op.wait(60).state == "success"
-    assert (steps.starts("a"), steps.output("a")) == ([0], ALL), "it went on where it ran"
+    assert (steps.starts("a"), steps.output("a")) == ([0], ALL), "the job continued on the original"
     for name in ("ann", "copy"):
         group.eventually(
-            lambda n=name: not runs(group, n) and not private(group, n, op.ref).exists(), "nothing is left"
+            lambda n=name: not run_records(group, n) and not private_folder(group, n, op.ref).exists(),
+            "nothing is left",
         )
 
 
@@ -180,15 +193,13 @@ def test_a_failed_checkpoint_does_not_stop_the_next(
     steps: Steps,
     sample_env: dict[str, str],  # noqa: F811
 ) -> None:
-    """The second checkpoint is too large to be kept, and the job goes on; the third is what counts."""
+    """The second checkpoint is too large to be saved. The job continues, and restarts from the third."""
     (ann,) = group.start("ann", env=sample_env)
     op = group.client.start_operation("steps", TABLE, steps.arg("a", hold=[4], broken=[2]))
-    group.eventually(lambda: steps.at("a", 3), "a holds")
+    group.eventually(lambda: steps.at("a", 3), "a holds at its fourth step")
     assert "not saved a 2" in steps.diary()
-    again(ann)
-    group.eventually(
-        lambda: len(steps.starts("a")) == 2, "a goes on; until then the child of the killed daemon may live"
-    )
+    restart(ann)
+    group.eventually(lambda: len(steps.starts("a")) == 2, "a has started again, after the old child ended")
     steps.go("a", 4)
     assert op.wait(60).state == "success"
     assert (steps.starts("a"), steps.output("a")) == ([0, 3], ALL)

@@ -1,6 +1,4 @@
-"""Results, from whoever asks for them whenever (P9, L25): reports as models, results of jobs one after the other, also
-those in files, and callbacks; on real daemons.
-"""
+"""Results on real daemons (P9, L25): reports as models, results of jobs from etcd and files, and callbacks."""
 
 from __future__ import annotations
 
@@ -21,8 +19,8 @@ from distop import aio
 from distop.errors import InvalidArgument, NotFound, UnreadableRecord
 from distop.protocol.records import TableRecord
 from tests.integration.conftest import TABLE
-from tests.integration.hand import Hand
 from tests.integration.large_behavior import LargeReport, LargeResult
+from tests.integration.scripted_daemons import ScriptedDaemons
 from tests.support.behaviors import sample_env
 from tests.support.etcd import compacted, connected, until
 
@@ -39,12 +37,12 @@ BIG = 200_000
 
 
 class Other(BaseModel):
-    """What no report of ``large`` is."""
+    """A model that no report of ``large`` fits."""
 
     rows: int
 
 
-def ended_op(group: Daemons, env: dict[str, str], tmp_path: Path, *sizes: int) -> distop.Operation:
+def run_large(group: Daemons, env: dict[str, str], tmp_path: Path, *sizes: int) -> distop.Operation:
     group.start("a", options=("--shared-dir", str(tmp_path / "shared")), env=env)
     client = distop.connect(group.endpoint, shared_dir=str(tmp_path / "shared"))
     op = client.start_operation("large", TABLE, {"sizes": list(sizes)})
@@ -52,13 +50,11 @@ def ended_op(group: Daemons, env: dict[str, str], tmp_path: Path, *sizes: int) -
     return op
 
 
-def test_P9_results_are_given_as_models_and_read_one_after_the_other(
+def test_P9_results_are_parsed_as_models_and_read_one_by_one(
     group: Daemons, sample_env: dict[str, str], tmp_path: Path
 ) -> None:
-    """After the end as long as etcd remembers it, from any process; of all that are too large for etcd, from their
-    files.
-    """
-    op = ended_op(group, sample_env, tmp_path, 3, BIG, 5)
+    """Results are available after the end, and those too large for etcd come from their files."""
+    op = run_large(group, sample_env, tmp_path, 3, BIG, 5)
     result = op.wait(report=LargeReport)
     assert result.report == LargeReport(length=BIG + 8)
     assert result.record["report"] == {"length": BIG + 8}
@@ -78,12 +74,16 @@ def test_P9_results_are_given_as_models_and_read_one_after_the_other(
     first = op.results()
     assert next(first).result == {"text": "xxx"}
     first.close()  # type: ignore[attr-defined]
-    for wrong in (lambda: op.wait(report=Other), lambda: op.wait().report_as(Other), lambda: list(op.results(Other))):
+    for mismatch in (
+        lambda: op.wait(report=Other),
+        lambda: op.wait().report_as(Other),
+        lambda: list(op.results(Other)),
+    ):
         with pytest.raises(InvalidArgument, match=r"does not fit Other: at rows: Field required"):
-            wrong()
-    for nothing in (lambda: op.wait(report=int), lambda: op.results(dict), lambda: op.wait().report_as("x")):  # type: ignore[arg-type]
+            mismatch()
+    for not_a_model in (lambda: op.wait(report=int), lambda: op.results(dict), lambda: op.wait().report_as("x")):  # type: ignore[arg-type]
         with pytest.raises(InvalidArgument, match="can only be read as a pydantic model"):
-            nothing()
+            not_a_model()
     data_of = path.read_bytes()
     path.write_bytes(data_of.replace(b"xx", b"yy", 1))
     with pytest.raises(UnreadableRecord, match="whose size or checksum has changed"):
@@ -93,7 +93,7 @@ def test_P9_results_are_given_as_models_and_read_one_after_the_other(
         list(op.results())
 
 
-def test_P9_too_large_results_are_refused_in_a_sentence_unless_the_behavior_wants_files(
+def test_P9_too_large_results_fail_unless_the_behavior_uses_files(
     group: Daemons, sample_env: dict[str, str], tmp_path: Path
 ) -> None:
     group.client.add_table(TableRecord("named", "spark", "db.t"), check=False)
@@ -102,39 +102,39 @@ def test_P9_too_large_results_are_refused_in_a_sentence_unless_the_behavior_want
     refused = group.client.start_operation("refusing", TABLE, sizes, failure_policy="collect_all").wait(60)
     assert (refused.state, dict(refused.jobs)) == ("failed", {"total": 2, "success": 1, "failed": 1})
     assert "it has 200011 bytes: at most 64512 are allowed; put large results into a file" in refused.errors[0]["text"]
-    nowhere = group.client.start_operation("large", "named", {"sizes": [BIG]}).wait(60)
-    assert nowhere.state == "failed"
-    assert "start the executors with --shared-dir" in nowhere.errors[0]["text"]
+    without_shared_dir = group.client.start_operation("large", "named", {"sizes": [BIG]}).wait(60)
+    assert without_shared_dir.state == "failed"
+    assert "start the executors with --shared-dir" in without_shared_dir.errors[0]["text"]
     assert not list(tmp_path.rglob("results"))
 
 
-def test_P9_results_while_an_operation_goes_on_and_when_they_are_gone(etcd: EmbeddedEtcd) -> None:
-    """Jobs that have ended are there while others run; a page that is read after the end is read in etcd's own history;
-    and what that has been compacted of is said.
+def test_P9_results_are_read_during_the_operation_after_it_and_until_compaction(etcd: EmbeddedEtcd) -> None:
+    """Results of ended jobs are available while others run. After the clean-up, they come from etcd's history, and
+    after a compaction they raise NotFound.
     """
 
-    async def play() -> None:
+    async def script() -> None:
         async with aio.connect(etcd.endpoint) as client:
-            hand = Hand(client.etcd, client.keys)
-            await hand.publish("noop")
-            await hand.table(TABLE)
-            await hand.join("n1", "noop")
+            scripted = ScriptedDaemons(client.etcd, client.keys)
+            await scripted.publish("noop")
+            await scripted.table(TABLE)
+            await scripted.join("n1", "noop")
             op = await client.start_operation("noop", TABLE)
-            assert [r async for r in op.results()] == [], "there is no plan"
+            assert [r async for r in op.results()] == [], "an operation without a plan has no results"
             names = [f"p{n}" for n in range(150)]
-            await hand.plan(op.parts, "n1", names)
-            fences = await hand.claim(op.parts, "n1", 0, 1, 120)
-            await hand.report(op.parts, 0, fences[0], name="p0")
-            await hand.report(op.parts, 120, fences[120], error="no", name="p120")
+            await scripted.plan(op.parts, "n1", names)
+            fences = await scripted.claim(op.parts, "n1", 0, 1, 120)
+            await scripted.report(op.parts, 0, fences[0], name="p0")
+            await scripted.report(op.parts, 120, fences[120], error="no", name="p120")
             seen = [(r.partition, r.success, r.error) async for r in op.results()]
             assert seen == [(0, True, ""), (120, False, "no")]
-            begun = op.results()
-            assert (await anext(begun)).partition == 0
-            await hand.report(op.parts, 1, fences[1], name="p1")
+            iteration = op.results()
+            assert (await anext(iteration)).partition == 0
+            await scripted.report(op.parts, 1, fences[1], name="p1")
             await op.cancel()
-            await hand.finish(op.parts, "n1", distop.protocol.records.State.CANCELLED)
-            await hand.clean(op.parts, "n1")
-            assert [r.partition async for r in begun] == [120]
+            await scripted.finish(op.parts, "n1", distop.protocol.records.State.CANCELLED)
+            await scripted.clean(op.parts, "n1")
+            assert [r.partition async for r in iteration] == [120]
             assert [r.partition async for r in op.results()] == [0, 1, 120]
             async with connected(etcd.endpoint) as other:
                 await compacted(other, (await other.status()).revision)
@@ -143,10 +143,10 @@ def test_P9_results_while_an_operation_goes_on_and_when_they_are_gone(etcd: Embe
             with pytest.raises(NotFound, match="there is no operation"):
                 await anext(client.operation("t/noop/9").results())
 
-    asyncio.run(play())
+    asyncio.run(script())
 
 
-ELSEWHERE = """
+OTHER_PROCESS = """
 import sys, distop
 with distop.connect(sys.argv[1], shared_dir=sys.argv[3]) as client:
     op = client.operation(sys.argv[2])
@@ -154,37 +154,35 @@ with distop.connect(sys.argv[1], shared_dir=sys.argv[3]) as client:
 """
 
 
-def test_L25_waiting_before_and_after_the_end_from_another_process_and_after_restarts(
+def test_L25_another_process_waits_before_and_after_the_end_and_restarts(
     group: Daemons, sample_env: dict[str, str], tmp_path: Path
 ) -> None:
-    """Who waits is a process that knows the name; the executor is killed and started again on the way, and so is the
-    client that started it.
-    """
+    """A process that only knows the operation's name waits for it. The executor is killed and restarted meanwhile."""
     shared = str(tmp_path / "shared")
     options = ("--shared-dir", shared)
     (daemon,) = group.start("a", options=options, env=sample_env)
     daemon.stop()
     op = group.client.start_operation("large", TABLE, {"sizes": [3, BIG]})
     waiting = subprocess.Popen(
-        [sys.executable, "-c", ELSEWHERE, group.endpoint, op.ref, shared], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", OTHER_PROCESS, group.endpoint, op.ref, shared], stdout=subprocess.PIPE, text=True
     )
     daemon.start()
-    group.eventually(lambda: "a" in group.live(), "the executor is there again")
+    group.eventually(lambda: "a" in group.live(), "the executor is live again")
     daemon.kill()
     daemon.start()
-    said = f"{BIG + 3} [3, {BIG}]\n"
-    assert waiting.communicate(timeout=60) == (said, None)
+    output = f"{BIG + 3} [3, {BIG}]\n"
+    assert waiting.communicate(timeout=60) == (output, None)
     daemon.stop()
-    again = [sys.executable, "-c", ELSEWHERE, group.endpoint, op.ref, shared]
-    assert subprocess.run(again, capture_output=True, text=True, check=True, timeout=60).stdout == said
-    with distop.connect(group.endpoint) as anew:
-        assert anew.operation(op.ref).wait(10, report=LargeReport).report == LargeReport(length=BIG + 3)
+    again = [sys.executable, "-c", OTHER_PROCESS, group.endpoint, op.ref, shared]
+    assert subprocess.run(again, capture_output=True, text=True, check=True, timeout=60).stdout == output
+    with distop.connect(group.endpoint) as new_client:
+        assert new_client.operation(op.ref).wait(10, report=LargeReport).report == LargeReport(length=BIG + 3)
 
 
 # ------------------------------------------------------------------------ callbacks
 
 
-def test_P9_callbacks_are_called_once_in_a_thread_and_break_nothing(
+def test_P9_callbacks_run_once_in_a_thread_and_their_errors_are_logged(
     group: Daemons, caplog: pytest.LogCaptureFixture
 ) -> None:
     group.start("a")
@@ -192,39 +190,39 @@ def test_P9_callbacks_are_called_once_in_a_thread_and_break_nothing(
     called: list[tuple[str, str, str]] = []
     done = threading.Event()
 
-    def note(result: OperationResult) -> None:
-        # It may use the client, and block.
+    def record_end(result: OperationResult) -> None:
+        # A callback may use the client, and block.
         status = group.client.operation(result.op).status()
         called.append((result.op, result.state, threading.current_thread().name))
         assert status.ended
         done.set()
 
-    def broken(result: OperationResult) -> None:
+    def fail(result: OperationResult) -> None:
         raise RuntimeError("no")
 
-    op.add_done_callback(broken)
-    op.add_done_callback(note)
+    op.add_done_callback(fail)
+    op.add_done_callback(record_end)
     with pytest.raises(InvalidArgument, match="a callback must be a function"):
         op.add_done_callback(5)  # type: ignore[arg-type]
     assert op.wait(60).success
     assert done.wait(30)
     assert called == [(op.ref, "success", "distop-callback")]
-    group.eventually(lambda: "Error in a callback" in caplog.text, "the broken one is told")
+    group.eventually(lambda: "Error in a callback" in caplog.text, "the error of the callback is logged")
     done.clear()
-    op.add_done_callback(note)
-    assert done.wait(30), "of one that has ended by now it is called at once"
+    op.add_done_callback(record_end)
+    assert done.wait(30), "a callback on an ended operation runs at once"
     assert len(called) == 2
 
 
-async def test_P9_callbacks_of_the_asyncio_face_are_called_in_its_loop(
+async def test_P9_callbacks_of_the_asyncio_client_run_in_its_loop(
     etcd: EmbeddedEtcd, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "distop.client")
     client = await aio.connect(etcd.endpoint)
-    hand = Hand(client.etcd, client.keys)
-    await hand.publish("noop")
-    await hand.table(TABLE)
-    await hand.join("n1", "noop")
+    scripted = ScriptedDaemons(client.etcd, client.keys)
+    await scripted.publish("noop")
+    await scripted.table(TABLE)
+    await scripted.join("n1", "noop")
     op, other = await client.start_operation("noop", TABLE), await client.start_operation("noop", TABLE)
     loop, called = asyncio.get_running_loop(), asyncio.Queue[Any]()
 
@@ -235,24 +233,24 @@ async def test_P9_callbacks_of_the_asyncio_face_are_called_in_its_loop(
     def now(result: OperationResult) -> None:
         called.put_nowait(("now", result.state, asyncio.get_running_loop() is loop))
 
-    def broken(result: OperationResult) -> None:
+    def fail(result: OperationResult) -> None:
         raise RuntimeError("no")
 
-    for function in (broken, now, later, now):
+    for function in (fail, now, later, now):
         op.add_done_callback(function)
     other.add_done_callback(now)
     assert op.remove_done_callback(now) == 2
     op.add_done_callback(now)
-    await hand.plan(op.parts, "n1", [])
-    await hand.finish(op.parts, "n1", distop.protocol.records.State.SUCCESS)
+    await scripted.plan(op.parts, "n1", [])
+    await scripted.finish(op.parts, "n1", distop.protocol.records.State.SUCCESS)
     async with asyncio.timeout(20):
-        told = sorted([await called.get(), await called.get()])
-    assert told == [("later", "success", True), ("now", "success", True)]
+        calls = sorted([await called.get(), await called.get()])
+    assert calls == [("later", "success", True), ("now", "success", True)]
     assert "Error in a callback" in caplog.text
     await op.wait(10)
     op.add_done_callback(now)
     async with asyncio.timeout(20):
         assert await called.get() == ("now", "success", True)
     await client.close()
-    await until(lambda: "not calling its callbacks" in caplog.text, "it is told that they are not called")
+    await until(lambda: "not calling its callbacks" in caplog.text, "the client logs that it drops callbacks")
     assert called.empty()

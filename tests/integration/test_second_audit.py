@@ -1,4 +1,4 @@
-"""``scripts/second-audit`` on real histories, which it reads through etcdctl."""
+"""``scripts/second-audit``, which reads etcd's history through etcdctl, on histories of real daemons."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def second_audit(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
-def test_a_history_of_real_daemons_is_judged_and_a_violation_found(group: Daemons, etcd: EmbeddedEtcd) -> None:
+def test_the_second_audit_passes_a_real_history_and_reports_a_violation(group: Daemons, etcd: EmbeddedEtcd) -> None:
     group.start("ann", "bob")
     group.client.start_operation("noop", "t", {"jobs": 20, "fail": ["3"]}, max_jobs=3).wait(30)
     first = group.client.start_operation("noop", "t", {"jobs": 5})
@@ -39,16 +39,16 @@ def test_a_history_of_real_daemons_is_judged_and_a_violation_found(group: Daemon
     words = [etcdctl(), "--endpoints", etcd.endpoint]
     key = "distOp.u.noop.1.state"
     subprocess.run([*words, "put", key, "running"], check=True, capture_output=True)
-    broken = second_audit("--endpoints", etcd.endpoint)
-    assert broken.returncode == 1
-    assert "u/noop/1" in broken.stdout
-    assert "has neither" in broken.stdout
+    violated = second_audit("--endpoints", etcd.endpoint)
+    assert violated.returncode == 1
+    assert "u/noop/1" in violated.stdout
+    assert "has neither" in violated.stdout
     subprocess.run([*words, "del", key], check=True, capture_output=True)
-    # Nothing that is judged after this test may have come from its own hand.
+    # The compaction removes this test's own write, so that the audit after the test does not see it.
     asyncio.run(_compact(etcd))
-    lost = second_audit("--endpoints", etcd.endpoint)
-    assert lost.returncode == 3
-    assert "compacted" in lost.stderr
+    compacted_audit = second_audit("--endpoints", etcd.endpoint)
+    assert compacted_audit.returncode == 3
+    assert "compacted" in compacted_audit.stderr
 
 
 async def _compact(etcd: EmbeddedEtcd) -> None:

@@ -1,4 +1,4 @@
-"""No secret of an executor's settings stands where others can read it, during a whole life with Spark."""
+"""No secret from an executor's settings is readable by others, from its start with Spark to its end."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 
 
 SECONDS = 10.0
-"""For an answer."""
+"""Time limit for an answer."""
 _LISTENS = "0A"
 
 
-def listening(pid: int) -> list[int]:
-    """The TCP ports on which a process listens."""
+def listening_ports(pid: int) -> list[int]:
+    """The TCP ports on which this process listens."""
     own = set()
     for descriptor in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):
@@ -56,9 +56,8 @@ def listening(pid: int) -> list[int]:
     return sorted(found)
 
 
-def asked_for_a_block(port: int, block: str = "broadcast_0_piece0") -> bytes:
-    """The answer to a request of Spark's block transfer, as a program sends it that has connected and nothing else;
-    empty where there is none."""
+def request_block(port: int, block: str = "broadcast_0_piece0") -> bytes:
+    """Send a request of Spark's block transfer without authentication, and return the answer, or b""."""
 
     def text(what: str) -> bytes:
         return struct.pack(">i", len(what)) + what.encode()
@@ -77,7 +76,7 @@ def asked_for_a_block(port: int, block: str = "broadcast_0_piece0") -> bytes:
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
-UNCAPPED = (sys.executable, "-P", "-m", "tests.integration.uncapped")
+WITHOUT_CAPABILITIES = (sys.executable, "-P", "-m", "tests.integration.without_capabilities")
 SETTING = "spark.hadoop.fs.s3a.secret.key"
 TOKEN = "PYICEBERG_CATALOG__PROD__TOKEN"
 VARIABLE = "AWS_SECRET_ACCESS_KEY"
@@ -93,10 +92,10 @@ SECRETS = {
     "default": "ladybird/in+a-box",
 }
 FORMS = {name: {secret.encode(), json.dumps(secret)[1:-1].encode()} for name, secret in SECRETS.items()}
-"""As they are, and as JSON spells them."""
+"""The forms of each secret to search for: plain, and escaped for JSON."""
 _PART = 10
 INHERITED = ("variable", "string")
-"""Of variables that programs inherit all parts: a text that quotes one is cut within it."""
+"""Secrets in inherited variables. All their parts count, since a text that quotes one may be shortened within it."""
 for _name in INHERITED:
     FORMS[_name] = {SECRETS[_name][n : n + _PART].encode() for n in range(len(SECRETS[_name]) - _PART + 1)}
 for _name in ("string", "file", "default"):
@@ -108,14 +107,14 @@ QUOTED = {
     "variable": ("spark-quote-variable", {"read": SETTING, "variable": VARIABLE}),
     "string": ("spark-quote-variable", {"read": SETTING, "variable": STRING}),
 }
-"""Which secret a job quotes in an error of Spark's, a log and a status: the action, and where it finds it."""
+"""Secret → the job's action that quotes it in a Spark error, a log and a status, and where the job finds it."""
 SHOWN = (("--html", "-"), ("--json",), ())
 
 
-class Watch(threading.Thread):
-    """Reads the arguments and environments of all processes again and again.
+class ProcessScanner(threading.Thread):
+    """Scans the arguments and environments of all processes repeatedly.
 
-    ``found``: where a secret stood. ``programs``: what was seen at work below the daemon.
+    ``found``: the places of secrets. ``programs``: the programs seen below the daemon.
     """
 
     def __init__(self, daemon: int, work_dir: Path) -> None:
@@ -137,14 +136,14 @@ class Watch(threading.Thread):
     def _look(self, folder: Path) -> None:
         try:
             arguments = (folder / "cmdline").read_bytes()
-            # The daemon bars others from its environment (test_credentials.py), also from that of a process which it
-            # has forked and which has not begun its own program; only root sees them here.
+            # The daemon hides its environment (test_credentials.py), also in a forked process before its exec. Only
+            # root can read it, as this test may.
             own = int(folder.name) == os.getpid() or arguments == (self._daemon / "cmdline").read_bytes()
             environment = b"" if own else (folder / "environ").read_bytes()
         except OSError:
             return
         for name, forms in FORMS.items():
-            # What libraries in the JVM read by themselves is in its environment.
+            # Libraries in the JVM read inherited variables from its environment.
             seen = arguments if name in INHERITED else arguments + environment
             if any(form in seen for form in forms):
                 where = "arguments" if any(form in arguments for form in forms) else "environment"
@@ -157,8 +156,8 @@ class Watch(threading.Thread):
         self.join(10)
 
 
-def holding(folder: Path) -> list[str]:
-    """Files below a folder in which a secret stands."""
+def files_with_secrets(folder: Path) -> list[str]:
+    """The files below a folder that contain a secret."""
     found = []
     for path in folder.rglob("*"):
         if path.is_file() and not path.is_symlink():
@@ -168,29 +167,29 @@ def holding(folder: Path) -> list[str]:
 
 
 @pytest.fixture
-def echoing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RestCatalogServer]:
-    """A catalog that accepts no token, and says which one it was given."""
+def echoing_catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RestCatalogServer]:
+    """A catalog that rejects every token and repeats it in its answer."""
     with RestCatalogServer(tmp_path_factory.mktemp("catalog")) as server:
         server.token, server.echoes = "another", True
         yield server
 
 
 @pytest.fixture
-def files(tmp_path_factory: pytest.TempPathFactory, echoing: RestCatalogServer) -> Path:
-    """A folder with the settings' files of others: pyiceberg's, and Spark's."""
+def config_folder(tmp_path_factory: pytest.TempPathFactory, echoing_catalog: RestCatalogServer) -> Path:
+    """A folder with the configuration files of pyiceberg and Spark."""
     folder = tmp_path_factory.mktemp("conf")
-    settings = f"uri: {echoing.uri}\n    type: rest\n    token: {SECRETS['file']}"
+    settings = f"uri: {echoing_catalog.uri}\n    type: rest\n    token: {SECRETS['file']}"
     (folder / ".pyiceberg.yaml").write_text(f"catalog:\n  kept:\n    {settings}\n")
     (folder / "spark-defaults.conf").write_text(f"{DEFAULT} {SECRETS['default']}\n")
     return folder
 
 
-def test_hole_6_secrets_stand_nowhere_during_a_whole_life(
+def test_hole_6_no_secret_is_readable_from_start_to_end(
     group: Daemons,
     etcd: EmbeddedEtcd,
     sample_env: dict[str, str],  # noqa: F811
-    files: Path,
-    echoing: RestCatalogServer,
+    config_folder: Path,
+    echoing_catalog: RestCatalogServer,
     tmp_path: Path,
 ) -> None:
     need(shutil.which("java"), "Java 17 or newer: install openjdk-17-jre-headless")
@@ -208,8 +207,8 @@ def test_hole_6_secrets_stand_nowhere_during_a_whole_life(
         TOKEN: SECRETS["token"],
         VARIABLE: SECRETS["variable"],
         STRING: f"AccountName=lake;AccountKey={SECRETS['string']};EndpointSuffix=core.windows.net",
-        "PYICEBERG_HOME": str(files),
-        "SPARK_CONF_DIR": str(files),
+        "PYICEBERG_HOME": str(config_folder),
+        "SPARK_CONF_DIR": str(config_folder),
     }
     current = tmp_path / "current"
     current.mkdir()
@@ -222,69 +221,73 @@ def test_hole_6_secrets_stand_nowhere_during_a_whole_life(
     with contextlib.chdir(current):
         logging = ("--log-level", "debug", "--log-format", "json", "--actions-log", str(tmp_path / "actions"))
         options = ("--spark-master", "local[2]", "--metrics", "127.0.0.1:0", *logging)
-        ann = group.spawn("ann", *options, env=env, through=UNCAPPED)
-    watch = Watch(ann.pid, tmp_path / "ann")
-    watch.start()
+        ann = group.spawn("ann", *options, env=env, through=WITHOUT_CAPABILITIES)
+    scanner = ProcessScanner(ann.pid, tmp_path / "ann")
+    scanner.start()
     try:
         group.await_ready("ann")
-        assert not stale.exists(), "removed at the next start"
+        assert not stale.exists(), "the next start removes it"
         does = {name: name for name in ("variables", "spark-python", "spark-setting")}
         arg = {"names": list(does), "does": does, "sought": {"read": "spark.my.text", "variable": TOKEN}}
-        worked = group.client.start_operation("sample", "t", arg)
-        assert worked.wait(200).state == "success", group.tails()
-        results = {job.name: job.result for job in worked.results()}
-        failed, errors = [], {}
+        successful = group.client.start_operation("sample", "t", arg)
+        assert successful.wait(200).state == "success", group.tails()
+        results = {job.name: job.result for job in successful.results()}
+        failures, errors = [], {}
         for secret, (action, sought) in QUOTED.items():
             arg = {"names": ["a"], "does": {"a": action}, "sought": sought}
-            failed.append(group.client.start_operation("sample", "t", arg, retry_attempts=1))
-            assert failed[-1].wait(100).state == "failed", group.tails()
-            (errors[secret],) = [job.error or "" for job in failed[-1].results()]
+            failures.append(group.client.start_operation("sample", "t", arg, retry_attempts=1))
+            assert failures[-1].wait(100).state == "failed", group.tails()
+            (errors[secret],) = [job.error or "" for job in failures[-1].results()]
         group.client.add_table(TableRecord("kept", "iceberg", "a.b", {"catalog": "kept"}), check=False)
-        failed.append(group.client.start_operation("drop-index", "kept", {"name": "i"}, retry_attempts=1))
-        refused = failed[-1].wait(100)
+        failures.append(group.client.start_operation("drop-index", "kept", {"name": "i"}, retry_attempts=1))
+        refused = failures[-1].wait(100)
         assert refused.state == "failed", group.tails()
         (errors["file"],) = [error["text"] for error in refused.errors]
         (jvm,) = [pid for pid in machine(ann.pid) if "java" in Path(f"/proc/{pid}/comm").read_text()]
-        answers = {port: asked_for_a_block(port) for port in listening(jvm)}
-        pages = [distop_process(group, "show", op.ref, *words).stdout for op in (worked, *failed) for words in SHOWN]
-        others = (("nodes",), ("doctor",), ("why", failed[0].ref), ("history", "--actions"), ("ls", "--json"))
+        answers = {port: request_block(port) for port in listening_ports(jvm)}
+        pages = [
+            distop_process(group, "show", op.ref, *words).stdout for op in (successful, *failures) for words in SHOWN
+        ]
+        others = (("nodes",), ("doctor",), ("why", failures[0].ref), ("history", "--actions"), ("ls", "--json"))
         pages += [distop_process(group, *words).stdout for words in others]
         (url,) = set(re.findall(r"metrics at (http://[^\s\"]+)", ann.log.read_text()))
         with urllib.request.urlopen(url, timeout=30) as metrics:
             pages.append(metrics.read().decode())
         assert ann.stop() == 0
     finally:
-        watch.end()
+        scanner.end()
 
-    asking = [answer for answer in answers.values() if b"Sasl" in answer]
-    assert len(asking) >= 2, f"the driver and its blocks ask for a secret first: {answers}"
+    authenticated = [answer for answer in answers.values() if b"Sasl" in answer]
+    assert len(authenticated) >= 2, f"the driver and its block manager require authentication: {answers}"
     assert not [port for port, answer in answers.items() if answer[8:9] == b"\x04" or b"StreamCorrupted" in answer]
 
-    # What has them can use them; Spark has its settings letter by letter.
+    # Jobs can use the secrets, and Spark has its settings unchanged.
     assert results["variables"] == {TOKEN: len(SECRETS["token"]), "DISTOP_PASSWORD": 0, "DISTOP_SPARK_CONF": 0}
     assert results["spark-setting"] == {"value": TRIMMED}
-    for told in results["spark-python"]["paths"]:
-        folder, path = told.split(" ", 1)
+    for entry in results["spark-python"]["paths"]:
+        folder, path = entry.split(" ", 1)
         assert folder == str(current)
         assert not {str(current), ""} & set(path.split(os.pathsep))
     assert not list(current.glob("imported-*")), "no process imports a module of the current folder"
 
-    assert {"java", "pyspark.daemon", "guardian.py"} <= watch.programs, "they were at work while it looked"
-    assert watch.modes == {0o600}, "the file was there while the JVM started, for its owner alone"
-    assert not watch.found
+    assert {"java", "pyspark.daemon", "guardian.py"} <= scanner.programs, "the scan saw all of them"
+    assert scanner.modes == {0o600}, "the file existed while the JVM started, readable by its owner only"
+    assert not scanner.found
     assert all(REPLACEMENT in error for error in errors.values())
-    assert len(errors["variable"]) > 3_000, "it was cut"
-    assert any(headers.get("Authorization") == f"Bearer {SECRETS['file']}" for _, _, headers, _ in echoing.requests)
+    assert len(errors["variable"]) > 3_000, "the error was shortened within the secret"
+    assert any(
+        headers.get("Authorization") == f"Bearer {SECRETS['file']}" for _, _, headers, _ in echoing_catalog.requests
+    )
     assert "the token is not accepted" in errors["file"]
     assert all(pages)
     texts = {**errors, **{f"page {n}": page for n, page in enumerate(pages)}}
-    told = [(where, name, form) for where in texts for name, forms in FORMS.items() for form in forms]
-    assert not [(where, name) for where, name, form in told if form in texts[where].encode()]
+    searches = [(where, name, form) for where in texts for name, forms in FORMS.items() for form in forms]
+    assert not [(where, name) for where, name, form in searches if form in texts[where].encode()]
     log = (tmp_path / "ann" / "logs" / "child-1.log").read_text()
     assert f"it says [{REPLACEMENT}]" in log
     actions = [json.loads(line) for line in (tmp_path / "actions").read_text().splitlines()]
-    assert {one["name"] for one in actions if one["action"] == "finish"} == {op.ref for op in (worked, *failed)}
+    assert {one["name"] for one in actions if one["action"] == "finish"} == {op.ref for op in (successful, *failures)}
     records = [json.loads(line) for line in ann.log.read_text().splitlines()]
     assert {"distop.actions", "distop.executor"} <= {one["logger"] for one in records}
-    assert not holding(tmp_path), "logs, actions and work directory"
-    assert not holding(etcd.folder), "the whole content of etcd, its log and its history"
+    assert not files_with_secrets(tmp_path), "logs, actions and work directory have no secrets"
+    assert not files_with_secrets(etcd.folder), "etcd's content, log and history have no secrets"

@@ -1,4 +1,4 @@
-"""Executors that are told which types and tables they serve."""
+"""Executors that serve selected types and tables only."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def holders(group: Daemons, ref: str) -> set[str]:
     return {json.loads(claim)["executor"] for job in written.claims.values() for claim in job}
 
 
-def test_each_executor_works_for_its_tables_alone(
+def test_each_executor_runs_jobs_of_its_tables_only(
     group: Daemons,
     sample_env: dict[str, str],  # noqa: F811
     distop_command: Callable[..., Ran],  # noqa: F811
@@ -54,14 +54,14 @@ def test_each_executor_works_for_its_tables_alone(
         assert started[name].wait(60).state == "success", group.tails()
         assert holders(group, started[name].ref) == {executor}
 
-    waits = started["ops.log"]
-    reason = group.client.why(waits.ref).reasons[0]
+    unserved = started["ops.log"]
+    reason = group.client.why(unserved.ref).reasons[0]
     assert (reason.code, reason.text) == ("not-served", "an executor: no live executor serves table ops.log")
-    told = distop_command("doctor", "--etcd", group.endpoint, "--json").json
-    found = {check["name"]: check for check in told["checks"]}["executors"]
+    doctor = distop_command("doctor", "--etcd", group.endpoint, "--json").json
+    found = {check["name"]: check for check in doctor["checks"]}["executors"]
     assert (found["status"], "no live executor serves table ops.log" in found["text"]) == ("warning", True)
     assert "sales.orders" not in found["text"]
 
-    waits.cancel()
-    assert waits.wait(120).state == "cancelled", "a cancel ends although nobody serves the table"
-    assert holders(group, waits.ref) == set()
+    unserved.cancel()
+    assert unserved.wait(120).state == "cancelled", "a cancel ends although no executor serves the table"
+    assert holders(group, unserved.ref) == set()

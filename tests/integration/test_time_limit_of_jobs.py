@@ -1,4 +1,4 @@
-"""The time limit of jobs: one that takes longer is stopped, its neighbours in the same child go on."""
+"""Time limit of jobs: a job over its limit is stopped, and other jobs in the child continue."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tests.integration.test_worker_runs import (
     child_pid,
     diary,
     kinds,
-    line,
+    queued_runs,
     request,
     run,
+    running_worker,
     sample_env,
-    started,
     until,
     worker,
 )
@@ -36,33 +36,33 @@ __all__ = ["sample_env", "worker"]
 SENTENCE = "the job ran longer than its time limit of 0.5 s"
 
 
-async def test_a_job_over_its_time_limit_is_told_to_stop_and_is_an_error(worker: Worker, tmp_path: Path) -> None:
+async def test_a_job_over_its_time_limit_is_stopped_with_an_error(worker: Worker, tmp_path: Path) -> None:
     ends = await run(worker, request({"a": "wait"}, "ab", tmp_path, time_limit=0.5))
     assert kinds(ends) == "a:error b:success"
     assert ends["a"].error == SENTENCE
     assert worker.deaths == 0
 
 
-async def test_a_loop_that_ignores_its_time_limit_gives_its_slot_back_and_its_neighbour_finishes(
+async def test_a_job_that_ignores_its_time_limit_loses_its_slot_and_others_finish(
     worker: Worker, tmp_path: Path
 ) -> None:
     neighbour = replace(request({"n": "hold"}, "n", tmp_path), op="t/sample/2")
-    beside = asyncio.ensure_future(run(worker, neighbour))
+    neighbour_run = asyncio.ensure_future(run(worker, neighbour))
     await until(lambda: "start n" in diary(tmp_path), "the neighbour runs")
     first = child_pid(worker)
     ends = await run(worker, request({"a": "deaf"}, "abc", tmp_path, time_limit=0.5))
-    # The slot is free, and what had not begun is released.
+    # The slot is free, and jobs that had not started are released.
     assert kinds(ends) == "a:error b:refused c:refused"
     assert ends["a"].error == SENTENCE
     assert worker.stuck
     later = asyncio.ensure_future(run(worker, replace(request({}, "z", tmp_path), op="t/sample/3")))
-    await until(lambda: len(worker._runs) == 2, "a new job has a slot, and waits for the next child")
-    assert not beside.done()
+    await until(lambda: len(worker._runs) == 2, "a new job has the slot and waits for the next child")
+    assert not neighbour_run.done()
     assert child_pid(worker) == first
-    # Completion and planning do not wait for the neighbour.
+    # Clean-up, like planning and completion, does not wait for the neighbour.
     await worker.cleanup(OP, "sample", neighbour.arg, None, [])
     (tmp_path / "work/ops/t/sample/2/go").touch()
-    assert kinds(await beside) == "n:success"
+    assert kinds(await neighbour_run) == "n:success"
     assert diary(tmp_path).count("start n") == 1
     assert kinds(await asyncio.wait_for(later, 60)) == "z:success"
     assert child_pid(worker) != first
@@ -70,23 +70,23 @@ async def test_a_loop_that_ignores_its_time_limit_gives_its_slot_back_and_its_ne
     assert worker.deaths == 1
 
 
-async def test_a_neighbour_without_an_end_does_not_delay_the_replacement_for_ever(
+async def test_an_endless_neighbour_delays_the_new_child_for_a_limited_time(
     worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(child_launch, "REPLACED_AFTER", 1.0, raising=False)
     neighbour = replace(request({"n": "hold"}, "n", tmp_path), op="t/sample/2")
-    beside = asyncio.ensure_future(run(worker, neighbour))
+    neighbour_run = asyncio.ensure_future(run(worker, neighbour))
     await until(lambda: "start n" in diary(tmp_path), "the neighbour runs")
     assert kinds(await run(worker, request({"a": "deaf"}, "a", tmp_path, time_limit=0.5))) == "a:error"
     ends = await asyncio.wait_for(run(worker, replace(request({}, "z", tmp_path), op="t/sample/3")), 30)
     assert kinds(ends) == "z:success"
     await until(lambda: diary(tmp_path).count("start n") == 2, "the neighbour runs again")
     (tmp_path / "work/ops/t/sample/2/go").touch()
-    assert kinds(await beside) == "n:success"
+    assert kinds(await neighbour_run) == "n:success"
     assert worker.deaths == 1
 
 
-async def test_of_a_batch_that_does_not_stop_only_the_guilty_job_is_blamed(worker: Worker, tmp_path: Path) -> None:
+async def test_only_the_stuck_job_of_a_batch_over_its_time_limit_fails(worker: Worker, tmp_path: Path) -> None:
     what = request({"c": "deaf"}, "abcde", tmp_path, batch=True, time_limit=0.5)
     ends = await run(worker, what)
     assert kinds(ends) == "a:success b:success c:error d:success e:success"
@@ -101,23 +101,23 @@ async def test_a_batch_that_stops_in_time_is_split_in_the_same_child(worker: Wor
     assert worker.deaths == 0
 
 
-async def test_what_waits_behind_a_job_that_does_not_stop_is_released(worker: Worker, tmp_path: Path) -> None:
-    asked, ends = line(tmp_path, "deaf", "", "")
-    limited = [(replace(what, time_limit=0.5), listener) for what, listener in asked]
+async def test_jobs_queued_behind_a_stuck_job_are_released(worker: Worker, tmp_path: Path) -> None:
+    queued, ends = queued_runs(tmp_path, "deaf", "", "")
+    limited = [(replace(what, time_limit=0.5), listener) for what, listener in queued]
     await asyncio.wait_for(worker.run_in_turn(limited), 60)
     assert kinds(ends) == "a:error b:refused c:refused"
 
 
-async def test_a_job_that_lets_no_other_thread_run_is_blamed_alone(
+async def test_a_job_that_blocks_all_threads_fails_alone(
     tmp_path: Path, sample_env: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also without a time limit, which could not reach it."""
+    """This needs no time limit, which could not interrupt the job."""
     monkeypatch.setattr(child_launch, "FROZEN_AFTER", 2.0)
-    async with started(tmp_path, sample_env) as worker:
+    async with running_worker(tmp_path, sample_env) as worker:
         held = asyncio.create_task(run(worker, replace(request({"b": "hold"}, "b", tmp_path), op="t/sample/2")))
-        await until(lambda: "start b" in diary(tmp_path), "a neighbour runs")
+        await until(lambda: "start b" in diary(tmp_path), "the neighbour runs")
         frozen = asyncio.create_task(run(worker, request({"a": "regex"}, "a", tmp_path)))
-        await until(lambda: worker.deaths >= 1, "the child that does not answer is killed")
+        await until(lambda: worker.deaths >= 1, "the unresponsive child is killed")
         (tmp_path / "work/ops/t/sample/2").mkdir(parents=True, exist_ok=True)
         (tmp_path / "work/ops/t/sample/2/go").touch()
         ends = await frozen
@@ -128,7 +128,7 @@ async def test_a_job_that_lets_no_other_thread_run_is_blamed_alone(
 
 @pytest.mark.etcd
 @pytest.mark.parametrize(("of_executor", "of_start"), [("noop=1h", 0.5), ("noop=0.5s", 3600), ("noop=0.5s", None)])
-def test_hole_9_jobs_without_an_end_fail_by_the_smallest_limit_and_a_neighbour_goes_on(
+def test_hole_9_an_endless_job_fails_at_the_smallest_limit_and_others_continue(
     group: Daemons, tmp_path: Path, sample_env: dict[str, str], of_executor: str, of_start: float | None
 ) -> None:
     group.start("e1", env=sample_env, options=("--job-time-limit", of_executor))
@@ -147,7 +147,7 @@ def test_hole_9_jobs_without_an_end_fail_by_the_smallest_limit_and_a_neighbour_g
 
 
 @pytest.mark.etcd
-def test_hole_9_a_start_with_a_time_limit_fails_by_it(group: Daemons) -> None:
+def test_hole_9_a_start_with_a_time_limit_fails_at_it(group: Daemons) -> None:
     (executor,) = group.start("e1", options=("--job-time-limit", "valdate=2h"))
     assert "Ignoring job-time-limit for types that are not installed on this node: valdate" in executor.log.read_text()
     start = ["start", "noop", "t", "--arg", '{"sleep": 3600}', "--time-limit", "0.5", "--retry-attempts", "1"]

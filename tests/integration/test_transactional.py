@@ -1,4 +1,4 @@
-"""Operations inside the caller's own transaction, with real daemons on a real etcd, whose history is audited."""
+"""Operations started in a caller's own transaction, on real daemons; etcd's history is audited."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def noop(sleep: float = 0) -> Start:
 
 
 def value(group: Daemons, key: str) -> bytes | None:
-    """What stands at a key of the caller's, read by a transaction of its own."""
+    """The value of one of the caller's keys, read in a transaction that does not commit."""
     done = group.client.transaction(compare=[absent("never"), value_is("never", b"")], failure=[Get(key)], start=noop())
     assert not done.committed
     answer = done.answers[0]
@@ -37,7 +37,7 @@ def value(group: Daemons, key: str) -> bytes | None:
     return answer.kv.value if answer.kv is not None else None
 
 
-def test_C8_C9_what_is_committed_with_the_callers_writes_runs(group: Daemons) -> None:
+def test_C8_C9_operations_committed_with_the_callers_writes_run(group: Daemons) -> None:
     group.start("e1")
     done = group.client.transaction(
         compare=[absent("order")], success=[Put("order", b"paid")], start=chain(noop(0.2), noop())
@@ -49,7 +49,7 @@ def test_C8_C9_what_is_committed_with_the_callers_writes_runs(group: Daemons) ->
     assert value(group, "order") == b"paid"
 
 
-def test_C10_where_the_callers_compare_fails_there_is_no_stray_operation(group: Daemons) -> None:
+def test_C10_a_failed_compare_of_the_caller_starts_no_operation(group: Daemons) -> None:
     group.start("e1")
     assert group.client.transaction(success=[Put("order", b"paid")], start=noop()).committed
     refused = group.client.transaction(
@@ -59,12 +59,12 @@ def test_C10_where_the_callers_compare_fails_there_is_no_stray_operation(group: 
     assert refused.answers[0].kv.value == b"paid"
     with pytest.raises(InvalidArgument, match="colour"):
         group.client.transaction(success=[Put("order", b"no")], start=Start("noop", TABLE, {"colour": "red"}))
-    group.eventually(lambda: not group.client.operations(), "the one has ended", "e1")
+    group.eventually(lambda: not group.client.operations(), "the started operation has ended", "e1")
     assert len(group.client.history()) == 1
 
 
-def test_C10_a_failure_branch_that_writes_is_applied_once_for_all_calls_with_its_request_id(group: Daemons) -> None:
-    """etcd takes a counter that both branches write, and a receipt."""
+def test_C10_a_failure_branch_is_applied_once_for_each_request_id(group: Daemons) -> None:
+    """Both branches write, and a receipt with the request id records that the branch was applied."""
     group.start("e1")
 
     def call(request_id: str | None) -> Transaction:
@@ -80,7 +80,7 @@ def test_C10_a_failure_branch_that_writes_is_applied_once_for_all_calls_with_its
     refused = group.client.transaction(success=[Put("stock", b"1"), Delete("refused")], start=noop())
     again = call("mine")
     assert (again.committed, again.earlier, again.answers) == (False, True, ())
-    assert value(group, "refused") is None, "it was not applied again"
+    assert value(group, "refused") is None, "the repeated call applied nothing"
     assert value(group, "sold") is None
     done = call(None)
     assert done.committed
@@ -88,7 +88,7 @@ def test_C10_a_failure_branch_that_writes_is_applied_once_for_all_calls_with_its
     assert {one.op for one in group.client.history()} == ended
 
 
-def test_C8_a_submission_that_is_not_used_leaves_nothing(group: Daemons) -> None:
+def test_C8_an_unused_submission_starts_nothing(group: Daemons) -> None:
     group.start("e1")
     found = group.client.submission([noop(), noop()])
     assert [str(ref) for ref in found.refs] == ["t/noop/1", "t/noop/2"]
@@ -138,7 +138,7 @@ print("ended", len(client.history("t")))
 """
 
 
-def test_C12_an_etcd3_client_adds_them_to_its_own_transaction(group: Daemons) -> None:
+def test_C12_an_etcd3_client_adds_operations_to_its_own_transaction(group: Daemons) -> None:
     group.start("e1")
     ran = subprocess.run(
         [sys.executable, "-c", WITH_ETCD3, group.endpoint], capture_output=True, text=True, check=False, timeout=100
@@ -179,7 +179,7 @@ print(*(one.op for one in client.operations()))
 """
 
 
-def test_L9_an_etcd3_client_takes_the_id_with_its_own_transaction(group: Daemons) -> None:
+def test_L9_an_etcd3_client_starts_an_operation_with_an_id(group: Daemons) -> None:
     group.start("e1")
     ran = subprocess.run(
         [sys.executable, "-c", WITH_AN_ID, group.endpoint], capture_output=True, text=True, check=False, timeout=100
@@ -199,7 +199,7 @@ client, me, count = distop.connect(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 print("connected", flush=True)
 made = 0
 while made < count:
-    # A counter of all writers', and a key of each operation's: both are written exactly with the operation.
+    # The shared counter and the operation's own key are written together with the operation.
     seen = client.transaction(compare=[absent("counter")], success=[Put("counter", b"0")],
                               failure=[Get("counter")], start=Start("noop", "t", {}, options={"submitter": "first"}))
     if seen.committed:
@@ -227,30 +227,30 @@ def writers(group: Daemons, number: int, each: int) -> list[subprocess.Popen[str
 
 
 def submitters(group: Daemons) -> list[str]:
-    """Who started what has ended."""
-    group.eventually(lambda: not group.client.operations(), "all of them have ended", "e1", seconds=60)
+    """The submitters of all operations, once these have ended."""
+    group.eventually(lambda: not group.client.operations(), "all operations have ended", "e1", seconds=60)
     return sorted(one.record["submitter"] for one in group.client.history(TABLE, limit=10_000))
 
 
-def test_C9_C10_eight_writers_lose_nothing_and_start_exactly_what_they_committed(group: Daemons) -> None:
+def test_C9_C10_eight_writers_start_exactly_their_committed_operations(group: Daemons) -> None:
     group.start("e1")
-    told: dict[str, str] = {}
+    committed: dict[str, str] = {}
     for n, writer in enumerate(writers(group, 8, 6)):
         out, _ = writer.communicate(timeout=100)
         assert writer.returncode == 0
         made = [line.split() for line in out.splitlines() if line.startswith("made ")]
         assert len(made) == 6
-        told |= {f"w{n}/{number}": ref for _, number, ref in made}
-    numbers = sorted(int(one.partition("/")[2]) for one in told)
+        committed |= {f"w{n}/{number}": ref for _, number, ref in made}
+    numbers = sorted(int(one.partition("/")[2]) for one in committed)
     assert numbers == list(range(1, 49)), "no update of the counter was lost"
-    assert submitters(group) == sorted([*told, "first"])
+    assert submitters(group) == sorted([*committed, "first"])
     assert value(group, "counter") == b"48"
-    assert {one.op for one in group.client.history(TABLE, limit=100)} >= set(told.values())
+    assert {one.op for one in group.client.history(TABLE, limit=100)} >= set(committed.values())
 
 
-def test_C9_C10_a_writer_that_is_killed_at_any_point_has_done_all_of_it_or_nothing(group: Daemons) -> None:
+def test_C9_C10_a_killed_writer_has_committed_whole_transactions_only(group: Daemons) -> None:
     group.start("e1")
-    told = 0
+    acknowledged = 0
     for lines in (1, 2, 4, 7):
         (writer,) = writers(group, 1, 1_000)
         with writer:
@@ -258,9 +258,9 @@ def test_C9_C10_a_writer_that_is_killed_at_any_point_has_done_all_of_it_or_nothi
             for number, _ in enumerate(writer.stdout):
                 if number == lines:
                     os.kill(writer.pid, signal.SIGKILL)
-                told += number > 0
+                acknowledged += number > 0
     done = submitters(group)
     count = int(value(group, "counter") or b"0")
     assert done == sorted([*(f"w0/{n}" for n in range(1, count + 1)), "first"])
-    assert count >= told >= 4
+    assert count >= acknowledged >= 4
     assert all(value(group, f"made/{n}") == b"w0" for n in range(1, count + 1))

@@ -1,4 +1,4 @@
-"""Nodes on which what a type needs cannot be had: others do the work, and only where nobody can does it fail."""
+"""Nodes without a requirement of a type (Java): other nodes run its jobs, and jobs fail only if no node can."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def spark_jobs(*names: str) -> dict[str, Any]:
 
 
 def node(group: Daemons, executor: str) -> Node:
-    """What a live executor says of itself."""
+    """The node record of a live executor."""
     return next(one for one in group.client.nodes().values() if one.executor == executor)
 
 
 @pytest.mark.spark
 @pytest.mark.parametrize("type_name", [pytest.param("sample", marks=pytest.mark.slow), "batches"])
-def test_a_node_without_java_leaves_the_work_to_another(
+def test_jobs_move_from_a_node_without_java_to_another(
     group: Daemons,
     sample_env: dict[str, str],  # noqa: F811
     distop_command: Callable[..., Ran],  # noqa: F811
@@ -51,7 +51,7 @@ def test_a_node_without_java_leaves_the_work_to_another(
     group.start("bob", ttl=10, env=sample_env, options=SPARK)
     group.client.drain("bob", wait=True)
     operation = group.client.start_operation(type_name, TABLE, spark_jobs("a", "b", "c", "d"))
-    group.eventually(lambda: node(group, "ann").unable, "ann knows that it cannot")
+    group.eventually(lambda: node(group, "ann").unable, "ann reports that it is unable")
     assert "Java 17 or newer is needed: JAVA_HOME is /nonexistent" in node(group, "ann").unable[type_name]
     assert type_name not in node(group, "ann").behaviors
     group.client.undrain("bob")
@@ -62,19 +62,19 @@ def test_a_node_without_java_leaves_the_work_to_another(
     claims = [json.loads(claim) for job in written.claims.values() for claim in job]
     assert {claim["executor"] for claim in claims} == {"ann", "bob"}
     assert all(claim["failures"] == 0 for claim in claims)
-    told = distop_command("doctor", "--etcd", group.endpoint, "--json").json
-    found = {check["name"]: check for check in told["checks"]}["executors"]
+    doctor = distop_command("doctor", "--etcd", group.endpoint, "--json").json
+    found = {check["name"]: check for check in doctor["checks"]}["executors"]
     assert found["status"] == "warning"
     assert f"ann cannot run {type_name}: Java 17 or newer is needed" in found["text"]
 
 
 @pytest.mark.parametrize("type_name", [pytest.param("sample", marks=pytest.mark.slow), "batches"])
-def test_where_no_node_can_the_operation_fails_and_says_why(
+def test_an_operation_fails_with_the_reason_if_no_node_is_able(
     group: Daemons,
     sample_env: dict[str, str],  # noqa: F811
     type_name: str,
 ) -> None:
-    """Both find out at once, each while the other still seems able."""
+    """Both nodes fail at the same time, each while the other still counts as able."""
     group.start("ann", "bob", ttl=10, env={**sample_env, **NO_JAVA})
     operation = group.client.start_operation(type_name, TABLE, spark_jobs(*"abcdefgh"), failure_policy="collect_all")
     result = operation.wait(60)
@@ -83,7 +83,7 @@ def test_where_no_node_can_the_operation_fails_and_says_why(
     assert all("Java 17 or newer is needed" in error["text"] for error in result.errors)
 
 
-def test_a_job_alone_on_a_node_without_java_fails_at_once(
+def test_a_job_on_the_only_node_without_java_fails_at_once(
     group: Daemons,
     sample_env: dict[str, str],  # noqa: F811
     tmp_path: Path,
@@ -98,7 +98,7 @@ def test_a_job_alone_on_a_node_without_java_fails_at_once(
 
 @pytest.mark.spark
 @pytest.mark.parametrize("call", ["plan", pytest.param("complete", marks=pytest.mark.slow)])
-def test_planning_and_completion_are_left_to_another_too(
+def test_planning_and_completion_move_to_another_node(
     group: Daemons,
     sample_env: dict[str, str],  # noqa: F811
     call: str,
@@ -108,14 +108,14 @@ def test_planning_and_completion_are_left_to_another_too(
     group.start("bob", ttl=10, env=sample_env, options=SPARK)
     group.client.drain("bob", wait=True)
     operation = group.client.start_operation("sample", TABLE, {"names": ["a"], "does": {call: "spark-use"}})
-    group.eventually(lambda: node(group, "ann").unable, "ann knows that it cannot")
-    group.eventually(lambda: "Resigning as coordinator" in ann.log.read_text(), "ann coordinates no longer")
+    group.eventually(lambda: node(group, "ann").unable, "ann reports that it is unable")
+    group.eventually(lambda: "Resigning as coordinator" in ann.log.read_text(), "ann resigns as coordinator")
     group.client.undrain("bob")
     assert operation.wait(200).state == "success", group.tails()
 
 
 @pytest.mark.parametrize("call", ["plan", "complete"])
-def test_planning_and_completion_fail_at_once_where_no_node_can(
+def test_planning_and_completion_fail_at_once_if_no_node_is_able(
     group: Daemons,
     sample_env: dict[str, str],  # noqa: F811
     call: str,

@@ -1,4 +1,4 @@
-"""The work directory of an executor: one daemon at a time has it, and one that cannot be used is said to be so."""
+"""The work directory of an executor: one daemon locks it, and an unusable one is refused or reported."""
 
 from __future__ import annotations
 
@@ -21,55 +21,53 @@ TABLE = "t"
 
 
 def assert_refused(daemon: Daemon, code: int, sentence: str) -> None:
-    """It ends at once, and has said why in one sentence and nothing else."""
+    """Assert that the daemon has ended with this exit code and logged only this error."""
     assert daemon.process.wait(30) == code, daemon.log.read_text()
     assert daemon.log.read_text() == f"error: {sentence}\n"
 
 
-def test_a_work_directory_has_one_daemon(group: Daemons) -> None:
-    """The second one is refused whatever it is called, and the first one goes on under its session."""
+def test_a_second_daemon_with_the_same_work_directory_is_refused(group: Daemons) -> None:
+    """This holds for a daemon with another id, and the first daemon keeps its session."""
     (ann,) = group.start("ann")
     before = set(group.client.nodes())
     taken = group.folder / "ann"
     operation = group.client.start_operation("noop", TABLE, {"jobs": 8, "sleep": 0.2})
     bob = group.spawn("bob", "--work-dir", str(taken))
-    assert_refused(
-        bob, 5, f"the work directory {taken} is in use by a running executor: give another --work-dir"
-    )
+    assert_refused(bob, 5, f"the work directory {taken} is in use by a running executor: give another --work-dir")
     assert operation.wait(60).state == "success", group.tails()
     assert ann.process.poll() is None
     assert set(group.client.nodes()) == before
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_the_lock_goes_with_the_daemon(group: Daemons, number: signal.Signals) -> None:
-    """However it ended: the file that is locked stays, and whoever comes next has the directory."""
+def test_the_lock_is_released_when_the_daemon_ends(group: Daemons, number: signal.Signals) -> None:
+    """The lock file stays, and the next daemon can use the directory."""
     (ann,) = group.start("ann")
-    group.eventually(lambda: "ready: " in ann.log.read_text(), "it has said so", "ann")
+    group.eventually(lambda: "ready: " in ann.log.read_text(), "ann is ready", "ann")
     ann.process.send_signal(number)
     ann.process.wait(30)
     assert (group.folder / "ann" / "lock").exists()
     ann.start()
-    group.eventually(lambda: ann.log.read_text().count("ready: ") == 2, "it began again", "ann")
+    group.eventually(lambda: ann.log.read_text().count("ready: ") == 2, "ann is ready again", "ann")
     assert group.client.start_operation("noop", TABLE, {"jobs": 2}).wait(60).state == "success", group.tails()
 
 
 @pytest.mark.parametrize("below", ["", "executor"])
-def test_a_work_directory_that_cannot_be_written(group: Daemons, tmp_path: Path, below: str) -> None:
-    """Where a directory should be, or above it, is a file."""
+def test_an_unwritable_work_directory_is_refused(group: Daemons, tmp_path: Path, below: str) -> None:
+    """A file is in the place of the directory or of its parent."""
     file = tmp_path / "occupied"
     file.write_text("not ours")
-    wanted = file / below
-    ann = group.spawn("ann", "--work-dir", str(wanted))
-    why = "Not a directory" if below else "File exists"
-    assert_refused(ann, 2, f"cannot use the work directory {wanted}: {why}")
+    work_dir = file / below
+    ann = group.spawn("ann", "--work-dir", str(work_dir))
+    reason = "Not a directory" if below else "File exists"
+    assert_refused(ann, 2, f"cannot use the work directory {work_dir}: {reason}")
     assert file.read_text() == "not ours"
     assert not group.client.nodes()
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o2775])
-def test_hole_4_a_work_directory_that_others_can_write(group: Daemons, tmp_path: Path, mode: int) -> None:
-    """Whoever writes there exchanges the settings of the JVM, which are code."""
+def test_hole_4_a_work_directory_that_others_can_write_is_refused(group: Daemons, tmp_path: Path, mode: int) -> None:
+    """A user who can write there could replace the JVM's settings, which can run code."""
     work = tmp_path / "work"
     work.mkdir()
     work.chmod(mode)
@@ -84,24 +82,24 @@ def test_hole_4_a_work_directory_that_others_can_write(group: Daemons, tmp_path:
     assert list(work.iterdir()) == []
 
 
-def test_an_executor_ends_where_its_work_directory_is_replaced_under_it(group: Daemons) -> None:
-    """Else a second daemon would take what the first one writes there for its own."""
+def test_an_executor_ends_when_its_work_directory_is_replaced(group: Daemons) -> None:
+    """Otherwise a second daemon would use files that the first one writes there."""
     (ann,) = group.start("ann")
-    group.eventually(lambda: "ready: " in ann.log.read_text(), "it has said so", "ann")
+    group.eventually(lambda: "ready: " in ann.log.read_text(), "ann is ready", "ann")
     taken = group.folder / "ann"
     taken.rename(group.folder / "aside")
     bob = group.spawn("bob", "--work-dir", str(taken))
-    group.eventually(lambda: "ready: " in bob.log.read_text(), "the new directory is free", "bob")
+    group.eventually(lambda: "ready: " in bob.log.read_text(), "bob is ready in the new directory", "bob")
     assert ann.process.wait(60) == 0
     assert f"stopping: the work directory {taken} was replaced while this executor used it" in ann.log.read_text()
     assert group.client.start_operation("noop", TABLE, {"jobs": 2}).wait(60).state == "success", group.tails()
     assert bob.process.poll() is None
 
 
-def test_a_work_directory_that_is_lost_is_named_until_it_is_there_again(
+def test_an_unusable_work_directory_is_reported_until_it_is_usable_again(
     group: Daemons, tmp_path: Path, sample_env: dict[str, str]
 ) -> None:
-    """`why` and `doctor` looked for the cause in slots, and sent people to the logs."""
+    """`why` once reported a lack of slots instead of the cause."""
     group.start("ann", env=sample_env)
     runs = group.folder / "ann" / "runs"
     shutil.rmtree(runs)
@@ -117,5 +115,5 @@ def test_a_work_directory_that_is_lost_is_named_until_it_is_there_again(
     runs.mkdir(mode=0o700)
     assert operation.wait(60).state == "success", group.tails()
     group.eventually(
-        lambda: not any(node.failing for node in group.client.nodes().values()), "the node says that it is well", "ann"
+        lambda: not any(node.failing for node in group.client.nodes().values()), "the node reports no failure", "ann"
     )

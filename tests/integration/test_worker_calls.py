@@ -1,4 +1,4 @@
-"""Planning and completion in a child."""
+"""Planning, completion and clean-up calls in a child process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from distop.protocol.plan import decode_chunk
 from distop.worker import child_messages
 from distop.worker.daemon_side.call_channel import PLACES
 from distop.worker.daemon_side.host import JobItem, RunRequest, Worker, WorkerConfig, WorkerError
-from distop.worker.daemon_side.requests import PlanPages
+from distop.worker.daemon_side.requests import CompleteRequest, PlanPages
 from distop.worker.guardian import boottime
 from tests.support.behaviors import sample_env
 
@@ -35,15 +35,15 @@ async def worker(tmp_path: Path, sample_env: dict[str, str]) -> AsyncIterator[Wo
     config = WorkerConfig(
         tmp_path / "work", "ex", "inc-1", shared_dir=str(tmp_path / "shared"), env=sample_env, grace=0.3
     )
-    one = Worker(config)
+    started = Worker(config)
     try:
-        await one.start()
-        yield one
+        await started.start()
+        yield started
     finally:
-        await one.stop(10)
+        await started.stop(10)
 
 
-async def test_a_plan_in_chunks(worker: Worker) -> None:
+async def test_a_large_plan_is_split_into_chunks(worker: Worker) -> None:
     names = [f"{'n' * 100}{i}" for i in range(20_000)]
     planned = await worker.plan(OP, "sample", {"names": names}, TABLE, None)
     assert (planned.count, planned.version) == (20_000, "v1")
@@ -54,17 +54,17 @@ async def test_a_plan_in_chunks(worker: Worker) -> None:
     assert max(map(len, planned.chunks)) <= 512 * 1024
 
 
-async def test_planning_asks_for_another_table_and_the_job_is_given_it(worker: Worker) -> None:
+async def test_planning_reads_a_second_table_and_the_job_receives_it(worker: Worker) -> None:
     async def find(name: str) -> dict[str, Any] | None:
         if name == "broken":
-            raise OSError("etcd is away")
+            raise OSError("etcd is not available")
         return {**TABLE, "name": name} if name == "other" else None
 
     arg = {"names": ["a"], "files": 3_000, "does": {"beside": "other", "a": "files"}}
     planned = await worker.plan(OP, "sample", arg, TABLE, None, find)
     (plan,) = json.loads(planned.chunks[0])
     assert (plan["beside"][0]["table"]["name"], plan["beside"][0]["version"]) == ("other", "v9")
-    assert planned.spilled == 2, "both lists of files are too long for etcd"
+    assert planned.spilled == 2, "both file lists are too long for etcd"
     ends: list[Any] = []
     await worker.run(RunRequest(OP, "sample", arg, TABLE, (JobItem(plan, 1, 1),), batch=False), ends.extend)
     assert ends[0].result == {"files": 3_000, "other": 3_000}
@@ -77,7 +77,7 @@ async def test_planning_asks_for_another_table_and_the_job_is_given_it(worker: W
         assert caught.value.kind == kind
 
 
-async def test_a_plan_of_some(worker: Worker) -> None:
+async def test_a_plan_of_named_partitions_has_only_these(worker: Worker) -> None:
     planned = await worker.plan(OP, "sample", {"names": ["a", "b", "c"]}, TABLE, ("c", "a"))
     assert [(p.partition, p.name) for p in decode_chunk(planned.chunks[0])] == [(0, "a"), (1, "c")]
     with pytest.raises(WorkerError, match="no partition 'z'") as caught:
@@ -85,7 +85,7 @@ async def test_a_plan_of_some(worker: Worker) -> None:
     assert caught.value.kind == "fatal"
 
 
-async def test_an_empty_plan(worker: Worker) -> None:
+async def test_a_plan_may_be_empty(worker: Worker) -> None:
     planned = await worker.plan(OP, "sample", {}, TABLE, None)
     assert (planned.count, planned.chunks) == (0, [])
 
@@ -98,15 +98,15 @@ async def test_a_long_file_list_reaches_the_job_through_the_shared_directory(wor
     what = RunRequest(OP, "sample", {"does": {"a": "files"}}, TABLE, (JobItem(plan, 1, 1),), batch=False)
     await worker.run(what, ends.extend)
     assert ends[0].result == {"files": 4_000}
-    left = tmp_path / "shared" / plan["files_at"]
+    file_list = tmp_path / "shared" / plan["files_at"]
     assert planned.spilled == 1
-    assert left.exists()
+    assert file_list.exists()
     await worker.sweep(OP, TABLE)
-    assert not left.exists()
+    assert not file_list.exists()
 
 
-async def test_plans_that_fail(worker: Worker) -> None:
-    """And the next one is made, by the same child or by another."""
+async def test_a_failed_plan_has_its_kind_of_error_and_the_next_plan_succeeds(worker: Worker) -> None:
+    """The next plan is made by the same child or by its replacement."""
     for type_name, arg, kind, sentence in (
         ("sample", {"does": {"wrong": ""}}, "fatal", "^the location is wrong$"),
         ("sample", {"does": {"error": ""}}, "transient", "no listing today"),
@@ -123,7 +123,7 @@ async def test_plans_that_fail(worker: Worker) -> None:
         assert (await worker.plan(OP, "sample", {"names": ["a"]}, TABLE, None)).count == 1, sentence
 
 
-async def test_a_call_is_not_blamed_for_its_neighbour(worker: Worker, tmp_path: Path) -> None:
+async def test_a_call_is_repeated_after_another_job_killed_the_child(worker: Worker, tmp_path: Path) -> None:
     planning = asyncio.create_task(worker.plan(OP, "sample", {"names": ["a"], "does": {"once": ""}}, TABLE, None))
     limit = time.monotonic() + 30
     while not (tmp_path / "work/ops/t/sample/1/once").exists():
@@ -139,23 +139,23 @@ async def test_a_call_is_not_blamed_for_its_neighbour(worker: Worker, tmp_path: 
 
 
 @pytest.mark.parametrize("kind", ["plan", "complete"])
-async def test_a_call_that_hangs_ends_at_its_limit(tmp_path: Path, sample_env: dict[str, str], kind: str) -> None:
-    """As with a location that never answers: the child is replaced."""
+async def test_a_call_that_hangs_fails_at_its_time_limit(tmp_path: Path, sample_env: dict[str, str], kind: str) -> None:
+    """The child is replaced. A location that never answers has this effect."""
     config = WorkerConfig(tmp_path / "work", "ex", "inc-1", env=sample_env, grace=0.3, call_limit=0.5)
     worker = Worker(config)
     await worker.start()
     try:
         with pytest.raises(WorkerError, match=f"^the {kind[:4]}.* of {OP} did not end within 0.5 s$") as caught:
-            await begin(worker, kind, "deaf", tmp_path)
+            await start_call(worker, kind, "deaf", tmp_path)
         assert (caught.value.kind, worker.deaths) == ("transient", 1)
     finally:
         await worker.stop(10)
 
 
 async def test_an_abandoned_call_leaves_no_unretrieved_error(worker: Worker, tmp_path: Path) -> None:
-    """A drain, or the end of a daemon, abandons a call while an operation is planned."""
-    overlooked: list[Any] = []
-    asyncio.get_running_loop().set_exception_handler(lambda loop, context: overlooked.append(context))
+    """A drain or the end of a daemon abandons a planning call."""
+    unretrieved: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: unretrieved.append(context))
     planning = asyncio.create_task(worker.plan(OP, "sample", {"does": {"once": ""}}, TABLE, None))
     limit = time.monotonic() + 30
     while not (tmp_path / "work/ops/t/sample/1/once").exists():
@@ -168,10 +168,10 @@ async def test_an_abandoned_call_leaves_no_unretrieved_error(worker: Worker, tmp
     await worker.stop(10)
     gc.collect()
     await asyncio.sleep(0)
-    assert not overlooked
+    assert not unretrieved
 
 
-async def test_planning_that_does_not_stop_loses_its_child(worker: Worker, tmp_path: Path) -> None:
+async def test_planning_that_ignores_its_cancel_ends_with_its_child(worker: Worker, tmp_path: Path) -> None:
     planning = asyncio.create_task(worker.plan(OP, "sample", {"does": {"once": ""}}, TABLE, None))
     limit = time.monotonic() + 30
     while not (tmp_path / "work/ops/t/sample/1/once").exists():
@@ -187,23 +187,23 @@ async def test_planning_that_does_not_stop_loses_its_child(worker: Worker, tmp_p
 CALLS = ("plan", "complete", "cleanup")
 
 
-def begin(worker: Worker, kind: str, action: str, tmp_path: Path, fetch: Fetch | None = None) -> asyncio.Task[Any]:
-    """A call of a kind that does something, whatever its kind is."""
+def start_call(worker: Worker, kind: str, action: str, tmp_path: Path, fetch: Fetch | None = None) -> asyncio.Task[Any]:
+    """Start a call of this kind in which the behavior performs ``action``."""
     does = {"plan": action, "complete": action, "a": f"clean-{action}"}
     arg = {"does": does, "diary": str(tmp_path / "diary"), "names": ["a"]}
     called: Coroutine[Any, Any, Any]
     if kind == "plan":
         called = worker.plan(OP, "sample", arg, TABLE, None)
     elif kind == "complete":
-        called = worker.complete(OP, "sample", arg, TABLE, "success", 60, 60, 0, fetch or pages)
+        called = worker.complete(CompleteRequest(OP, "sample", arg, TABLE, "success", 60, 60, 0, fetch or pages))
     else:
-        # The second attempt is the one that goes on.
+        # "b" is attempt 1 and ends at once; "a" is attempt 2 and performs the action.
         items = [JobItem({"partition": i, "name": name}, i + 1, 1) for i, name in enumerate("ba")]
         called = worker.cleanup(OP, "sample", arg, None, items)
     return asyncio.create_task(called)
 
 
-def begun(kind: str, tmp_path: Path) -> Callable[[], bool]:
+def call_started(kind: str, tmp_path: Path) -> Callable[[], bool]:
     word = "clean a" if kind == "cleanup" else kind
     return lambda: (tmp_path / "diary").exists() and word in (tmp_path / "diary").read_text().splitlines()
 
@@ -215,7 +215,7 @@ async def until(condition: Callable[[], bool], what: str) -> None:
         await asyncio.sleep(0.005)
 
 
-async def cancelled(call: asyncio.Task[Any]) -> str:
+async def transient_error(call: asyncio.Task[Any]) -> str:
     with pytest.raises(WorkerError) as caught:
         await asyncio.wait_for(call, 60)
     assert caught.value.kind == "transient"
@@ -223,12 +223,12 @@ async def cancelled(call: asyncio.Task[Any]) -> str:
 
 
 @pytest.mark.parametrize("kind", CALLS)
-async def test_cancelling_runs_leaves_calls_alone(worker: Worker, tmp_path: Path, kind: str) -> None:
-    call = begin(worker, kind, "hold", tmp_path)
-    await until(begun(kind, tmp_path), "the call goes on")
+async def test_cancelling_runs_does_not_cancel_calls(worker: Worker, tmp_path: Path, kind: str) -> None:
+    call = start_call(worker, kind, "hold", tmp_path)
+    await until(call_started(kind, tmp_path), "the call has started")
     worker.cancel(OP)
     worker.cancel_calls("t/sample/2")
-    # Whatever was said to the child has arrived once it answers this.
+    # The child has received all earlier messages once it answers this.
     assert (await worker.plan("t/sample/3", "sample", {}, TABLE, None)).count == 0
     (tmp_path / "work/ops" / OP).mkdir(parents=True, exist_ok=True)
     (tmp_path / "work/ops" / OP / "go").touch()
@@ -237,38 +237,38 @@ async def test_cancelling_runs_leaves_calls_alone(worker: Worker, tmp_path: Path
 
 
 @pytest.mark.parametrize("kind", CALLS)
-async def test_a_call_that_listens_is_cancelled(worker: Worker, tmp_path: Path, kind: str) -> None:
-    call = begin(worker, kind, "wait", tmp_path)
-    await until(begun(kind, tmp_path), "the call goes on")
+async def test_a_call_that_checks_for_cancels_is_cancelled(worker: Worker, tmp_path: Path, kind: str) -> None:
+    call = start_call(worker, kind, "wait", tmp_path)
+    await until(call_started(kind, tmp_path), "the call has started")
     worker.cancel_calls(OP)
-    assert (await cancelled(call)).startswith("cancelled: the ")
+    assert (await transient_error(call)).startswith("cancelled: the ")
     assert worker.deaths == 0
 
 
-async def test_many_plannings_of_one_table_leave_room_for_others(worker: Worker, tmp_path: Path) -> None:
-    """They take no slot, and their number is not the executor's choice."""
+async def test_planning_calls_of_one_table_leave_room_for_other_tables(worker: Worker, tmp_path: Path) -> None:
+    """Planning calls take no slots, and the executor does not choose their number."""
     ops = [f"t/sample/{n}" for n in range(1, 20)]
     does = {"does": {"plan": "wait"}, "diary": str(tmp_path / "diary"), "names": ["a"]}
     many = [asyncio.create_task(worker.plan(op, "sample", does, TABLE, None)) for op in ops]
     diary = tmp_path / "diary"
 
-    def at_work() -> int:
+    def started_count() -> int:
         return len(diary.read_text().splitlines()) if diary.exists() else 0
 
-    await until(lambda: at_work() == PLACES // 2, "the table has its share of plannings")
+    await until(lambda: started_count() == PLACES // 2, "half of the places run planning calls of the table")
     assert (await worker.plan("u/sample/1", "sample", {"names": ["a"]}, {**TABLE, "name": "u"}, None)).count == 1
-    assert at_work() == PLACES // 2
+    assert started_count() == PLACES // 2
     for op in ops[1:]:
         worker.cancel_calls(op)
     for call in many[1:]:
-        assert (await cancelled(call)).startswith("cancelled: the planning")
-    assert at_work() == PLACES // 2, "those that had no place never began"
+        assert (await transient_error(call)).startswith("cancelled: the planning")
+    assert started_count() == PLACES // 2, "calls without a place never started"
     worker.cancel_calls(ops[0])
-    await cancelled(many[0])
+    await transient_error(many[0])
     assert worker.deaths == 0
 
 
-async def test_waiting_for_a_place_is_no_part_of_a_calls_limit(tmp_path: Path, sample_env: dict[str, str]) -> None:
+async def test_the_time_limit_of_a_call_starts_when_it_has_a_place(tmp_path: Path, sample_env: dict[str, str]) -> None:
     config = WorkerConfig(tmp_path / "work", "ex", "inc-1", env=sample_env, grace=0.3, call_limit=1.0)
     worker = Worker(config)
     await worker.start()
@@ -276,7 +276,7 @@ async def test_waiting_for_a_place_is_no_part_of_a_calls_limit(tmp_path: Path, s
         does = {"does": {"plan": "wait"}, "diary": str(tmp_path / "diary"), "names": ["a"]}
         ops = [f"t/sample/{n}" for n in range(1, PLACES // 2 + 1)]
         before = [asyncio.create_task(worker.plan(op, "sample", does, TABLE, None)) for op in ops]
-        await until((tmp_path / "diary").exists, "those before it are at work")
+        await until((tmp_path / "diary").exists, "the earlier calls have started")
         assert (await worker.plan("t/sample/99", "sample", {"names": ["a"]}, TABLE, None)).count == 1
         for call in before:
             with pytest.raises(WorkerError, match="did not end within 1 s"):
@@ -286,42 +286,40 @@ async def test_waiting_for_a_place_is_no_part_of_a_calls_limit(tmp_path: Path, s
 
 
 @pytest.mark.parametrize("kind", CALLS)
-async def test_a_call_that_does_not_listen_loses_its_child(worker: Worker, tmp_path: Path, kind: str) -> None:
+async def test_a_call_that_ignores_its_cancel_ends_with_its_child(worker: Worker, tmp_path: Path, kind: str) -> None:
     ends: list[Any] = []
     item = JobItem({"partition": 0, "name": "x"}, 1, 1)
     neighbour = RunRequest("t/sample/2", "sample", {"does": {"x": "hold"}}, None, (item,), batch=False)
     running = asyncio.create_task(worker.run(neighbour, ends.extend))
-    call = begin(worker, kind, "deaf", tmp_path)
-    await until(begun(kind, tmp_path), "the call goes on")
+    call = start_call(worker, kind, "deaf", tmp_path)
+    await until(call_started(kind, tmp_path), "the call has started")
     worker.cancel_calls(OP)
-    assert (await cancelled(call)).startswith("cancelled: the ")
+    assert (await transient_error(call)).startswith("cancelled: the ")
     assert worker.deaths == 1
-    place = tmp_path / "work/ops/t/sample/2"
-    place.mkdir(parents=True, exist_ok=True)
-    (place / "go").touch()
+    private_folder = tmp_path / "work/ops/t/sample/2"
+    private_folder.mkdir(parents=True, exist_ok=True)
+    (private_folder / "go").touch()
     await asyncio.wait_for(running, 60)
     assert [end.kind for end in ends] == ["success"]
 
 
-async def test_a_call_that_waits_for_a_child_is_cancelled(worker: Worker, tmp_path: Path) -> None:
+async def test_a_call_that_waits_for_a_child_can_be_cancelled(worker: Worker, tmp_path: Path) -> None:
     worker.set_deadline(boottime() - 1)
-    await until(lambda: not worker.running, "there is no session")
-    calls = [begin(worker, kind, "deaf", tmp_path) for kind in CALLS]
+    await until(lambda: not worker.running, "the child has ended at the deadline")
+    calls = [start_call(worker, kind, "deaf", tmp_path) for kind in CALLS]
     await asyncio.sleep(0)
     worker.cancel_calls(OP)
-    assert [(await cancelled(call)).partition(":")[0] for call in calls] == ["cancelled"] * 3
+    assert [(await transient_error(call)).partition(":")[0] for call in calls] == ["cancelled"] * 3
     worker.set_deadline(boottime() + 3600)
     assert (await worker.plan(OP, "sample", {"names": ["a"]}, TABLE, None)).count == 1
     assert not (tmp_path / "diary").exists()
 
 
 @pytest.mark.parametrize("kind", CALLS)
-async def test_a_call_that_arrives_late_starts_nothing_and_is_sent_again(
-    worker: Worker, tmp_path: Path, kind: str
-) -> None:
-    """As for a run: after a freeze of the machine, the child may read the call before its guardian kills it.
+async def test_a_call_that_arrives_after_its_deadline_is_sent_again(worker: Worker, tmp_path: Path, kind: str) -> None:
+    """After a freeze of the machine, the child may read a late call before its guardian kills it, and must not run it.
 
-    Where the session goes on, since the child alone stood still, the operation is not blamed.
+    If only the child was frozen, the session continues, and the late call does not count as a failure.
     """
     child = await worker._keeper.ready(call=True)
     send, late = child.send_frame, [True, True]
@@ -338,29 +336,29 @@ async def test_a_call_that_arrives_late_starts_nothing_and_is_sent_again(
         send(frame)
 
     child.send_frame = send_late  # type: ignore[method-assign]
-    await asyncio.wait_for(begin(worker, kind, "", tmp_path), 60)
+    await asyncio.wait_for(start_call(worker, kind, "", tmp_path), 60)
     assert len(set(numbers)) == 3
-    assert begun(kind, tmp_path)()
+    assert call_started(kind, tmp_path)()
     assert worker.deaths == 0
 
 
-async def test_a_completion_that_waits_for_outcomes_is_cancelled(worker: Worker, tmp_path: Path) -> None:
-    asked = asyncio.Event()
+async def test_a_completion_that_waits_for_outcomes_can_be_cancelled(worker: Worker, tmp_path: Path) -> None:
+    reading = asyncio.Event()
 
     async def never(start: int) -> tuple[list[dict[str, Any]], int | None]:
-        asked.set()
+        reading.set()
         return await asyncio.get_running_loop().create_future()
 
-    call = begin(worker, "complete", "", tmp_path, never)
-    await asyncio.wait_for(asked.wait(), 30)
+    call = start_call(worker, "complete", "", tmp_path, never)
+    await asyncio.wait_for(reading.wait(), 30)
     worker.cancel_calls(OP)
-    await cancelled(call)
+    await transient_error(call)
     assert worker.deaths == 0
 
 
-async def test_a_call_that_its_caller_gives_up_does_not_stay_in_the_child(worker: Worker, tmp_path: Path) -> None:
-    call = begin(worker, "plan", "deaf", tmp_path)
-    await until(begun("plan", tmp_path), "the call goes on")
+async def test_a_call_abandoned_by_its_caller_is_stopped_in_the_child(worker: Worker, tmp_path: Path) -> None:
+    call = start_call(worker, "plan", "deaf", tmp_path)
+    await until(call_started("plan", tmp_path), "the call has started")
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
@@ -368,11 +366,13 @@ async def test_a_call_that_its_caller_gives_up_does_not_stay_in_the_child(worker
 
 
 @pytest.mark.parametrize(("action", "deaths"), [("wait", 0), ("deaf", 1)])
-async def test_a_cleanup_has_its_time(tmp_path: Path, sample_env: dict[str, str], action: str, deaths: int) -> None:
+async def test_a_cleanup_fails_at_its_time_limit(
+    tmp_path: Path, sample_env: dict[str, str], action: str, deaths: int
+) -> None:
     worker = Worker(WorkerConfig(tmp_path / "work", "ex", "inc-1", env=sample_env, grace=0.3, cleanup_timeout=0.3))
     try:
         await worker.start()
-        text = await cancelled(begin(worker, "cleanup", action, tmp_path))
+        text = await transient_error(start_call(worker, "cleanup", action, tmp_path))
         assert text == "the cleanup of t/sample/1 did not end within 0.3 s"
         assert worker.deaths == deaths
         assert (await worker.plan(OP, "sample", {"names": ["a"]}, TABLE, None)).count == 1
@@ -389,8 +389,10 @@ async def pages(start: int) -> tuple[list[str], int | None]:
     return rows, end if end < 60 else None
 
 
-async def test_completion_reads_outcomes_page_by_page(worker: Worker) -> None:
-    done = await worker.complete(OP, "sample", {"does": {"follow": ""}}, TABLE, "failed", 60, 59, 1, pages)
+async def test_completion_reads_outcomes_in_pages(worker: Worker) -> None:
+    done = await worker.complete(
+        CompleteRequest(OP, "sample", {"does": {"follow": ""}}, TABLE, "failed", 60, 59, 1, pages)
+    )
     assert done.failure is None
     assert done.report["verdict"] == "failed"
     assert done.report["rows"] == [[i, str(i), i != 3] for i in range(60)]
@@ -404,25 +406,25 @@ async def test_completion_reads_outcomes_page_by_page(worker: Worker) -> None:
     )
 
 
-async def test_the_first_page_comes_with_the_call_where_it_is_known(worker: Worker) -> None:
-    asked = []
+async def test_a_known_first_page_is_not_fetched_again(worker: Worker) -> None:
+    fetched = []
 
     async def fetch(start: int) -> tuple[list[str], int | None]:
-        asked.append(start)
+        fetched.append(start)
         return await pages(start)
 
-    whole = await worker.complete(OP, "sample", {}, TABLE, "success", 60, 60, 0, fetch)
-    assert asked == [0, 20, 40]
-    done = await worker.complete(OP, "sample", {}, TABLE, "success", 60, 60, 0, fetch, await pages(0))
-    assert asked[3:] == [20, 40]
+    whole = await worker.complete(CompleteRequest(OP, "sample", {}, TABLE, "success", 60, 60, 0, fetch))
+    assert fetched == [0, 20, 40]
+    done = await worker.complete(CompleteRequest(OP, "sample", {}, TABLE, "success", 60, 60, 0, fetch, await pages(0)))
+    assert fetched[3:] == [20, 40]
     assert done == whole
     few = ([json.dumps({"partition": 0, "success": True, "outcome": None})] * 3, None)
-    done = await worker.complete(OP, "sample", {}, TABLE, "success", 3, 3, 0, fetch, few)
+    done = await worker.complete(CompleteRequest(OP, "sample", {}, TABLE, "success", 3, 3, 0, fetch, few))
     assert done.report["rows"] == [[0, "0", True]] * 3
-    assert len(asked) == 5
+    assert len(fetched) == 5
 
 
-async def test_completion_may_ask_for_the_plan(worker: Worker) -> None:
+async def test_completion_can_read_the_plan(worker: Worker) -> None:
     arg = {"names": ["a", "b"], "files": 4_000, "does": {"plan": ""}}
     planned = await worker.plan(OP, "sample", arg, TABLE, None)
     partitions = [p for chunk in planned.chunks for p in decode_chunk(chunk)]
@@ -432,42 +434,44 @@ async def test_completion_may_ask_for_the_plan(worker: Worker) -> None:
         return [json.dumps(partitions[number].to_json())], number + 1 if number == 0 else None
 
     plan = PlanPages(planned.version, whole=False, chunks=2, page=page)
-    done = await worker.complete(OP, "sample", arg, TABLE, "success", 2, 2, 0, pages, plan=plan)
+    done = await worker.complete(CompleteRequest(OP, "sample", arg, TABLE, "success", 2, 2, 0, pages, plan=plan))
     assert done.report == {"version": "v1", "whole": False, "planned": [[0, "a", 4_000], [1, "b", 4_000]]}
-    done = await worker.complete(OP, "sample", arg, TABLE, "success", 0, 0, 0, pages)
+    done = await worker.complete(CompleteRequest(OP, "sample", arg, TABLE, "success", 0, 0, 0, pages))
     assert done.report == {"version": "", "whole": False, "planned": []}
 
-    async def broken(number: int) -> tuple[list[str], int | None]:
-        raise ConnectionError("etcd is away")
+    async def fail(number: int) -> tuple[list[str], int | None]:
+        raise ConnectionError("etcd is not available")
 
-    with pytest.raises(WorkerError, match="cannot read the plan: .*etcd is away"):
-        plan = PlanPages("v1", whole=True, chunks=1, page=broken)
-        await worker.complete(OP, "sample", arg, TABLE, "success", 0, 0, 0, pages, plan=plan)
+    with pytest.raises(WorkerError, match="cannot read the plan: .*etcd is not available"):
+        plan = PlanPages("v1", whole=True, chunks=1, page=fail)
+        await worker.complete(CompleteRequest(OP, "sample", arg, TABLE, "success", 0, 0, 0, pages, plan=plan))
 
 
-async def test_a_verdict_of_the_completion_keeps_its_report(worker: Worker) -> None:
-    done = await worker.complete(OP, "sample", {"does": {"no": ""}}, None, "success", 60, 60, 0, pages)
+async def test_a_failure_raised_by_completion_keeps_its_report(worker: Worker) -> None:
+    done = await worker.complete(CompleteRequest(OP, "sample", {"does": {"no": ""}}, None, "success", 60, 60, 0, pages))
     assert done.failure == "the answer is no"
     assert len(done.report["rows"]) == 60
 
 
-async def test_outcomes_that_cannot_be_read(worker: Worker) -> None:
-    async def broken(start: int) -> tuple[list[str], int | None]:
-        raise ConnectionError("etcd is away")
+async def test_a_completion_without_readable_outcomes_is_a_transient_error(worker: Worker) -> None:
+    async def fail(start: int) -> tuple[list[str], int | None]:
+        raise ConnectionError("etcd is not available")
 
-    with pytest.raises(WorkerError, match="etcd is away") as caught:
-        await worker.complete(OP, "sample", {}, TABLE, "success", 1, 1, 0, broken)
+    with pytest.raises(WorkerError, match="etcd is not available") as caught:
+        await worker.complete(CompleteRequest(OP, "sample", {}, TABLE, "success", 1, 1, 0, fail))
     assert caught.value.kind == "transient"
 
 
-async def test_a_report_that_is_too_large(worker: Worker) -> None:
+async def test_a_report_that_is_too_large_is_a_fatal_error(worker: Worker) -> None:
     with pytest.raises(WorkerError, match="at most 524288 are allowed") as caught:
-        await worker.complete(OP, "sample", {"does": {"large": ""}}, TABLE, "success", 0, 0, 0, pages)
+        await worker.complete(CompleteRequest(OP, "sample", {"does": {"large": ""}}, TABLE, "success", 0, 0, 0, pages))
     assert caught.value.kind == "fatal"
 
 
-async def test_completion_code_starts_nothing_on_another_table(worker: Worker) -> None:
+async def test_follow_up_operations_on_another_table_are_refused(worker: Worker) -> None:
     for op, table in (("u/sample/1", {**TABLE, "name": "u"}), ("@cluster/sample/1", None)):
         with pytest.raises(WorkerError, match="is followed by operations on its own table alone, not on 't'") as caught:
-            await worker.complete(op, "sample", {"does": {"follow": ""}}, table, "success", 0, 0, 0, pages)
+            await worker.complete(
+                CompleteRequest(op, "sample", {"does": {"follow": ""}}, table, "success", 0, 0, 0, pages)
+            )
         assert caught.value.kind == "fatal"

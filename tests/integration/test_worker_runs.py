@@ -1,4 +1,4 @@
-"""Jobs in a child: every kind of end, batches that break, children that die, jobs that do not stop."""
+"""Jobs in a child process: each kind of end, failed batches, dead children, and jobs that do not stop."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from distop.worker.daemon_side.requests import Listener
 from distop.worker.daemon_side.result_handlers import RunSink
 from distop.worker.guardian import boottime, session_members
 from tests.integration import lingering_guardian as lingering
-from tests.integration.test_worker_guardian import second_of
+from tests.integration.test_worker_guardian import second_process_of
 from tests.support.behaviors import sample_env
 
 if TYPE_CHECKING:
@@ -40,12 +40,12 @@ T = TypeVar("T")
 
 @pytest.fixture
 async def worker(tmp_path: Path, sample_env: dict[str, str]) -> AsyncIterator[Worker]:
-    async with started(tmp_path, sample_env) as one:
+    async with running_worker(tmp_path, sample_env) as one:
         yield one
 
 
 @asynccontextmanager
-async def started(tmp_path: Path, env: dict[str, str], **settings: Any) -> AsyncIterator[Worker]:
+async def running_worker(tmp_path: Path, env: dict[str, str], **settings: Any) -> AsyncIterator[Worker]:
     settings = {"slots": 4, "grace": 0.3, "shared_dir": str(tmp_path / "shared")} | settings
     worker = Worker(WorkerConfig(tmp_path / "work", "ex", "inc-1", env=env, **settings))
     try:
@@ -69,17 +69,17 @@ def request(does: dict[str, str], names: str, tmp_path: Path, *, batch: bool = F
 
 
 async def run(worker: Worker, what: RunRequest, seconds: float = 60, **callbacks: Any) -> dict[str, JobEnded]:
-    """The ends by partition name; each item has exactly one."""
+    """Run the request, and return the ends by partition name. Each item has exactly one end."""
     events: list[JobEnded] = []
     await asyncio.wait_for(worker.run(what, events.extend, **callbacks), seconds)
     assert sorted(event.partition for event in events) == [item.ordinal for item in what.items]
     return {str(what.items[event.partition].partition["name"]): event for event in events}
 
 
-def line(tmp_path: Path, *does: str) -> tuple[list[tuple[RunRequest, Listener]], dict[str, JobEnded]]:
-    """Runs of one job each, of operations 1, 2, …, that take turns; and their ends, by operation, as they come."""
+def queued_runs(tmp_path: Path, *does: str) -> tuple[list[tuple[RunRequest, Listener]], dict[str, JobEnded]]:
+    """Runs with one job each for operations 1, 2, …, and a dict that receives their ends in order."""
     ends: dict[str, JobEnded] = {}
-    asked = []
+    queued = []
     for number, action in enumerate(does, 1):
         name = chr(ord("a") + number - 1)
         what = replace(request({name: action}, name, tmp_path), op=f"t/sample/{number}")
@@ -89,41 +89,37 @@ def line(tmp_path: Path, *does: str) -> tuple[list[tuple[RunRequest, Listener]],
                 assert name not in ends
                 ends[name] = event
 
-        asked.append((what, Listener(ended)))
-    return asked, ends
+        queued.append((what, Listener(ended)))
+    return queued, ends
 
 
 async def test_runs_of_several_operations_take_turns_in_one_slot(worker: Worker, tmp_path: Path) -> None:
-    asked, ends = line(tmp_path, "", "fail", "error", "", "large")
-    await asyncio.wait_for(worker.run_in_turn(asked), 60)
+    queued, ends = queued_runs(tmp_path, "", "fail", "error", "", "large")
+    await asyncio.wait_for(worker.run_in_turn(queued), 60)
     assert list(ends) == ["a", "b", "c", "d", "e"]
     assert kinds(ends) == "a:success b:verdict c:error d:success e:fatal"
     assert diary(tmp_path)[:2] == ["start a", "start b"]
 
 
-async def test_what_waits_for_its_turn_does_not_wait_for_it_to_be_paused_or_cancelled(
-    worker: Worker, tmp_path: Path
-) -> None:
-    asked, ends = line(tmp_path, "wait", "", "", "")
-    going = asyncio.ensure_future(worker.run_in_turn(asked))
+async def test_queued_runs_are_paused_and_cancelled_at_once(worker: Worker, tmp_path: Path) -> None:
+    queued, ends = queued_runs(tmp_path, "wait", "", "", "")
+    task = asyncio.ensure_future(worker.run_in_turn(queued))
     await until(lambda: diary(tmp_path) == ["start a"], "the first one runs")
     worker.pause("t/sample/2")
     worker.cancel("t/sample/3")
-    await until(lambda: {"b", "c"} <= ends.keys(), "the two have their ends")
+    await until(lambda: {"b", "c"} <= ends.keys(), "both runs have ended")
     assert "a" not in ends
     assert kinds(ends) == "b:refused c:cancelled"
     worker.pause("t/sample/1")
     worker.cancel("t/sample/1")
-    await asyncio.wait_for(going, 60)
+    await asyncio.wait_for(task, 60)
     assert kinds(ends) == "a:cancelled b:refused c:cancelled d:success"
     assert "start b" not in diary(tmp_path)
 
 
-async def test_of_runs_that_take_turns_the_one_that_kills_the_child_is_blamed_alone(
-    worker: Worker, tmp_path: Path
-) -> None:
-    asked, ends = line(tmp_path, "", "die", "", "")
-    await asyncio.wait_for(worker.run_in_turn(asked), 120)
+async def test_only_the_queued_run_that_kills_the_child_fails(worker: Worker, tmp_path: Path) -> None:
+    queued, ends = queued_runs(tmp_path, "", "die", "", "")
+    await asyncio.wait_for(worker.run_in_turn(queued), 120)
     assert kinds(ends) == "a:success b:crash c:success d:success"
 
 
@@ -152,6 +148,13 @@ def kinds(ends: dict[str, JobEnded]) -> str:
     return " ".join(f"{name}:{ends[name].kind}" for name in sorted(ends))
 
 
+async def let_go(tmp_path: Path) -> None:
+    """End a job that holds. It writes its line before it makes the private folder in which it waits for this file."""
+    private = tmp_path / "work/ops" / OP
+    await until(private.is_dir, "the job has its private folder")
+    (private / "go").touch()
+
+
 def diary(tmp_path: Path) -> list[str]:
     path = tmp_path / "diary"
     return path.read_text().splitlines() if path.exists() else []
@@ -163,7 +166,7 @@ def child_pid(worker: Worker) -> int:
     return child._sid
 
 
-async def test_declarations_of_all_that_can_be_loaded(worker: Worker) -> None:
+async def test_all_loadable_behaviors_are_declared(worker: Worker) -> None:
     declared = {d.type_name: d for d in worker.declarations}
     assert {"sample", "batches", "noop"} <= set(declared)
     assert "absent" not in declared
@@ -174,13 +177,13 @@ async def test_declarations_of_all_that_can_be_loaded(worker: Worker) -> None:
     assert "does" in declared["sample"].arg_schema["properties"]
 
 
-async def test_neither_guardian_nor_child_has_the_credentials(
+async def test_guardian_and_child_have_no_credentials(
     tmp_path: Path, sample_env: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in CREDENTIALS:
         monkeypatch.setenv(name, "hunter2")
     monkeypatch.setenv("DISTOP_ETCD", "etcd1:2379")
-    async with started(tmp_path, sample_env) as worker:
+    async with running_worker(tmp_path, sample_env) as worker:
         end = (await run(worker, request({"a": "environment"}, "a", tmp_path)))["a"]
     assert {"DISTOP_PASSWORD", "DISTOP_PASSWORD_FILE", "DISTOP_USER", "DISTOP_KEY"} <= CREDENTIALS
     assert CREDENTIALS.isdisjoint(end.result["child"])
@@ -189,12 +192,12 @@ async def test_neither_guardian_nor_child_has_the_credentials(
     assert "DISTOP_ETCD" in end.result["guardian"]
 
 
-ONE_EACH = dict(zip("bcdefghi", ["fail", "error", "wrong", "exit", "memory", "large", "object", "nan"], strict=True))
+ACTIONS = dict(zip("bcdefghi", ["fail", "error", "wrong", "exit", "memory", "large", "object", "nan"], strict=True))
 
 
 @pytest.mark.parametrize("batch", [False, True])
-async def test_every_kind_of_end(worker: Worker, tmp_path: Path, batch: bool) -> None:
-    ends = await run(worker, request(ONE_EACH, "abcdefghi", tmp_path, batch=batch))
+async def test_each_kind_of_end_has_its_result_and_error(worker: Worker, tmp_path: Path, batch: bool) -> None:
+    ends = await run(worker, request(ACTIONS, "abcdefghi", tmp_path, batch=batch))
     assert kinds(ends) == "a:success b:verdict c:error d:fatal e:error f:error g:fatal h:fatal i:fatal"
     assert ends["a"].result == {"partition": "a", "attempt": 1}
     assert ends["b"].result == {"why": "told to"}
@@ -204,13 +207,13 @@ async def test_every_kind_of_end(worker: Worker, tmp_path: Path, batch: bool) ->
     assert "70002 bytes" in ends["g"].error
     assert all(len(end.error) <= MAX_ERROR_TEXT for end in ends.values())
     assert all(0 < end.started <= end.finished for end in ends.values())
-    # A verdict is reported only after the cleanup; an unexpected error is left to the next attempt.
+    # A verdict is reported after the cleanup. The next attempt cleans up after an unexpected error.
     assert "clean b" in diary(tmp_path)
     assert "clean c" not in diary(tmp_path)
     assert worker.deaths == 0
 
 
-async def test_a_wrong_argument_is_fatal_in_one_sentence(worker: Worker, tmp_path: Path) -> None:
+async def test_an_invalid_argument_is_a_fatal_error(worker: Worker, tmp_path: Path) -> None:
     what = RunRequest(OP, "noop", {"sleep": "long", "nap": 1}, None, request({}, "ab", tmp_path).items, batch=True)
     ends = await run(worker, what)
     assert kinds(ends) == "a:fatal b:fatal"
@@ -218,31 +221,31 @@ async def test_a_wrong_argument_is_fatal_in_one_sentence(worker: Worker, tmp_pat
     assert "nap" in ends["a"].error
 
 
-async def test_what_is_not_installed_is_refused(worker: Worker, tmp_path: Path) -> None:
+async def test_a_job_of_a_type_that_is_not_installed_is_refused(worker: Worker, tmp_path: Path) -> None:
     ends = await run(worker, RunRequest(OP, "nothing", {}, None, request({}, "a", tmp_path).items, batch=False))
     assert kinds(ends) == "a:refused"
 
 
-async def test_a_start_that_arrives_late_is_refused(worker: Worker, tmp_path: Path) -> None:
+async def test_a_run_that_arrives_after_its_deadline_is_refused(worker: Worker, tmp_path: Path) -> None:
     ends = await run(worker, request({}, "ab", tmp_path, deadline=boottime() - 1))
     assert kinds(ends) == "a:refused b:refused"
     assert diary(tmp_path) == []
 
 
 @pytest.mark.parametrize("batch", [False, True])
-async def test_a_live_run_goes_on_under_renewed_deadlines(worker: Worker, tmp_path: Path, batch: bool) -> None:
-    """Else what a batch that breaks leaves would be refused, claimed and refused again, without end."""
+async def test_a_live_run_continues_under_renewed_deadlines(worker: Worker, tmp_path: Path, batch: bool) -> None:
+    """Otherwise the rest of a failed batch would be refused, claimed and refused again without end."""
     what = request({"a": "hold", "b": "break"}, "abcd", tmp_path, batch=batch, deadline=boottime() + 2)
     task = asyncio.create_task(run(worker, what))
     await until(lambda: "start a" in diary(tmp_path), "the job runs")
     worker.set_deadline(boottime() + 3600)
-    await until(lambda: boottime() > what.deadline, "the deadline that the run came with is over")
-    (tmp_path / "work/ops" / OP / "go").touch()
-    # Alone, nobody breaks a batch.
+    await until(lambda: boottime() > what.deadline, "the first deadline of the run has passed")
+    await let_go(tmp_path)
+    # Only batches have the action "break".
     assert kinds(await task) == f"a:success b:{'error' if batch else 'success'} c:success d:success"
 
 
-async def test_a_late_run_is_refused_whatever_comes_after(worker: Worker, tmp_path: Path) -> None:
+async def test_a_late_run_is_refused_despite_a_later_deadline(worker: Worker, tmp_path: Path) -> None:
     worker.set_deadline(boottime() + 3600)
     child = worker._keeper.child
     assert child is not None
@@ -252,7 +255,7 @@ async def test_a_late_run_is_refused_whatever_comes_after(worker: Worker, tmp_pa
     child.runs[77] = sink
     late = run_message(77, "sample", sink, deadline=boottime() - 1)
     child.send(child_messages.DeadlineMessage(t="deadline", boottime=boottime() - 1))
-    # It goes on in a second message, with a new deadline between the two: the first arrived too late all the same.
+    # Its second message comes after a new deadline. The first message was too late all the same.
     child.send({**late, "items": [], "more": True})
     child.send(child_messages.DeadlineMessage(t="deadline", boottime=boottime() + 3600))
     child.send(late)
@@ -261,23 +264,23 @@ async def test_a_late_run_is_refused_whatever_comes_after(worker: Worker, tmp_pa
     assert diary(tmp_path) == []
 
 
-async def test_taken_over_jobs_are_cleaned_first(worker: Worker, tmp_path: Path) -> None:
+async def test_jobs_that_were_taken_over_are_cleaned_up_first(worker: Worker, tmp_path: Path) -> None:
     await run(worker, request({}, "ab", tmp_path, cleanup_first=True))
     assert diary(tmp_path) == ["clean a", "start a", "clean b", "start b"]
 
 
-async def test_the_broken_partition_of_a_batch_stands_alone(worker: Worker, tmp_path: Path) -> None:
+async def test_only_the_failing_partitions_of_a_batch_fail(worker: Worker, tmp_path: Path) -> None:
     ends = await run(worker, request({"c": "break", "f": "break", "g": "forget"}, "abcdefgh", tmp_path, batch=True))
     assert kinds(ends) == "a:success b:success c:error d:success e:success f:error g:error h:success"
     assert "c breaks the batch" in ends["c"].error
     assert ends["g"].error == "run_batch yielded no outcome for this partition"
     starts = [line for line in diary(tmp_path) if line.startswith("start")]
-    assert len(starts) == len(set(starts)), "what a batch had given before it broke is not run again"
+    assert len(starts) == len(set(starts)), "outcomes from before the failure are kept"
 
 
 @pytest.mark.parametrize("batch", [False, True])
 @pytest.mark.parametrize("death", ["die", "kill"])
-async def test_only_who_kills_the_child_is_blamed(worker: Worker, tmp_path: Path, batch: bool, death: str) -> None:
+async def test_only_the_job_that_kills_the_child_fails(worker: Worker, tmp_path: Path, batch: bool, death: str) -> None:
     guilty, neighbours = await asyncio.gather(
         run(worker, request({"c": death}, "abcdef", tmp_path, batch=batch)),
         run(worker, request({}, "uvwxyz", tmp_path, batch=not batch)),
@@ -288,7 +291,7 @@ async def test_only_who_kills_the_child_is_blamed(worker: Worker, tmp_path: Path
     assert worker.deaths >= 2
 
 
-async def test_a_single_job_alone_is_blamed_at_once(worker: Worker, tmp_path: Path) -> None:
+async def test_a_single_job_that_kills_the_child_fails_at_once(worker: Worker, tmp_path: Path) -> None:
     ends = await run(worker, request({"a": "die"}, "a", tmp_path))
     assert kinds(ends) == "a:crash"
     assert diary(tmp_path) == ["start a"]
@@ -296,7 +299,9 @@ async def test_a_single_job_alone_is_blamed_at_once(worker: Worker, tmp_path: Pa
 
 
 @pytest.mark.parametrize("batch", [False, True])
-async def test_jobs_that_listen_are_cancelled_and_cleaned(worker: Worker, tmp_path: Path, batch: bool) -> None:
+async def test_jobs_that_check_for_cancels_are_cancelled_and_cleaned_up(
+    worker: Worker, tmp_path: Path, batch: bool
+) -> None:
     task = asyncio.create_task(run(worker, request({"a": "wait"}, "ab", tmp_path, batch=batch)))
     await until(lambda: "start a" in diary(tmp_path), "the job runs")
     worker.cancel("t/sample/2")
@@ -308,7 +313,7 @@ async def test_jobs_that_listen_are_cancelled_and_cleaned(worker: Worker, tmp_pa
     assert worker.deaths == 0
 
 
-async def test_one_partition_is_cancelled_others_go_on(worker: Worker, tmp_path: Path) -> None:
+async def test_single_partitions_are_cancelled_and_others_continue(worker: Worker, tmp_path: Path) -> None:
     task = asyncio.create_task(run(worker, request({"a": "wait"}, "abc", tmp_path)))
     await until(lambda: "start a" in diary(tmp_path), "the job runs")
     worker.cancel(OP, [0, 2])
@@ -317,49 +322,49 @@ async def test_one_partition_is_cancelled_others_go_on(worker: Worker, tmp_path:
 
 
 @pytest.mark.parametrize("batch", [False, True])
-async def test_a_pause_refuses_what_has_not_begun(worker: Worker, tmp_path: Path, batch: bool) -> None:
-    """One after the other, what comes next; of a batch, what is left of it when it breaks."""
+async def test_a_pause_refuses_jobs_that_have_not_started(worker: Worker, tmp_path: Path, batch: bool) -> None:
+    """Of single jobs these are the next ones; of a batch, those left when it fails."""
     task = asyncio.create_task(run(worker, request({"a": "hold", "b": "break"}, "abcd", tmp_path, batch=batch)))
     await until(lambda: "start a" in diary(tmp_path), "the job runs")
     worker.pause("t/sample/2")
     worker.pause(OP)
-    # Whatever was said to the child has arrived once it answers this.
+    # The child has received all earlier messages once it answers this.
     await worker.cleanup("t/sample/3", "sample", {}, None, [])
-    (tmp_path / "work/ops" / OP / "go").touch()
+    await let_go(tmp_path)
     ends = await task
     assert kinds(ends) == "a:success b:refused c:refused d:refused"
     assert "paused" in ends["c"].error
     assert [line for line in diary(tmp_path) if line != "start a"] == (["batch a b c d"] if batch else [])
 
 
-async def test_a_pause_refuses_what_waits_for_a_slot(tmp_path: Path, sample_env: dict[str, str]) -> None:
-    async with started(tmp_path, sample_env, slots=1) as worker:
+async def test_a_pause_refuses_jobs_that_wait_for_a_slot(tmp_path: Path, sample_env: dict[str, str]) -> None:
+    async with running_worker(tmp_path, sample_env, slots=1) as worker:
         first = asyncio.create_task(run(worker, request({"a": "hold"}, "a", tmp_path)))
         await until(lambda: "start a" in diary(tmp_path), "the job runs")
         second = asyncio.create_task(run(worker, request({}, "bc", tmp_path, batch=True)))
-        await until(lambda: len(worker._runs) == 2, "another waits")
+        await until(lambda: len(worker._runs) == 2, "the second run waits")
         worker.pause(OP)
-        (tmp_path / "work/ops" / OP / "go").touch()
+        await let_go(tmp_path)
         assert kinds(await second) == "b:refused c:refused"
         assert kinds(await first) == "a:success"
         assert diary(tmp_path) == ["start a"]
 
 
-async def test_a_job_that_does_not_listen_loses_its_child(worker: Worker, tmp_path: Path) -> None:
+async def test_a_job_that_ignores_its_cancel_ends_with_its_child(worker: Worker, tmp_path: Path) -> None:
     deaf = asyncio.create_task(run(worker, request({"a": "deaf"}, "ab", tmp_path)))
     other = RunRequest("t/sample/2", "noop", {"sleep": 1.5}, None, request({}, "x", tmp_path).items, batch=False)
     neighbour = asyncio.create_task(run(worker, other))
     await until(lambda: "start a" in diary(tmp_path), "the job runs")
     worker.cancel(OP, [0])
     assert kinds(await deaf) == "a:cancelled b:success"
-    # The neighbour was run again in the next child, and not blamed.
+    # The neighbour runs again in the next child, without a failure.
     assert kinds(await neighbour) == "x:success"
     assert worker.deaths == 1
     assert diary(tmp_path) == ["start a", "clean a", "clean b", "start b"]
 
 
 def lingering_until(dead: Path, tmp_path: Path) -> str:
-    """A Python whose guardians see a process that lives until this file is there."""
+    """A Python executable whose guardians see an unkillable process until the file ``dead`` exists."""
     python = tmp_path / "python"
     instead = f'if [ "$1" = -I ]; then g=$3; shift 3; set -- -I -S {lingering.__file__} $g {dead} "$@"; fi'
     python.write_text(f'#!/bin/bash\n{instead}\nexec {sys.executable} "$@"\n')
@@ -368,63 +373,66 @@ def lingering_until(dead: Path, tmp_path: Path) -> str:
 
 
 @asynccontextmanager
-async def child_killed(
+async def killed_child(
     tmp_path: Path, env: dict[str, str], caplog: pytest.LogCaptureFixture, after: Callable[[Worker], Awaitable[T]]
 ) -> AsyncIterator[tuple[Worker, asyncio.Task[T]]]:
-    """What was asked for when a child had ended, while not all of it was dead; all of it is, inside."""
+    """Kill a child, call ``after`` before its whole session is dead, and yield the task once it is."""
     dead = tmp_path / "dead"
-    async with started(tmp_path, env, python=lingering_until(dead, tmp_path)) as worker:
+    async with running_worker(tmp_path, env, python=lingering_until(dead, tmp_path)) as worker:
         try:
             os.kill(child_pid(worker), signal.SIGKILL)
-            await until(lambda: "killed processes that do not die" in caplog.text, "it waits for the rest")
+            await until(
+                lambda: "killed processes that do not die" in caplog.text, "the worker waits for the session's end"
+            )
             task = asyncio.ensure_future(after(worker))
-            await until(worker._keeper._starting.locked, "it waits for a child")
-            assert worker.running, "not all of it is dead"
+            await until(worker._keeper._starting.locked, "the call waits for a child")
+            assert worker.running, "the session still has a process"
         finally:
             dead.touch()
         yield worker, task
 
 
-async def test_a_job_that_comes_after_the_end_of_a_child_is_not_blamed_for_it(
+async def test_a_job_sent_after_the_end_of_a_child_succeeds(
     tmp_path: Path, sample_env: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     def job(worker: Worker) -> Awaitable[dict[str, JobEnded]]:
         return run(worker, request({}, "a", tmp_path))
 
-    async with child_killed(tmp_path, sample_env, caplog, job) as (worker, ends):
+    async with killed_child(tmp_path, sample_env, caplog, job) as (worker, ends):
         assert kinds(await ends) == "a:success"
         assert diary(tmp_path).count("start a") == 1
         assert worker.deaths == 1
 
 
-async def test_a_call_that_comes_after_the_end_of_a_child_is_not_blamed_for_it(
+async def test_a_call_sent_after_the_end_of_a_child_succeeds(
     tmp_path: Path, sample_env: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     def planning(worker: Worker) -> Awaitable[PlanResult]:
         return worker.plan("t/sample/1", "sample", {"names": ["a"]}, TABLE, None)
 
-    async with child_killed(tmp_path, sample_env, caplog, planning) as (_, planned):
+    async with killed_child(tmp_path, sample_env, caplog, planning) as (_, planned):
         assert (await planned).count == 1
 
 
-async def test_nothing_runs_until_what_does_not_die_is_dead(
+async def test_no_job_runs_while_a_killed_process_does_not_die(
     tmp_path: Path, sample_env: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Neither does the job end whose process that is: until then it is nobody else's."""
+    """The job of that process does not end either, so that no other executor can run it."""
     here, elsewhere, dead = tmp_path / "here", tmp_path / "elsewhere", tmp_path / "dead"
     here.mkdir()
     elsewhere.mkdir()
-    async with started(here, sample_env, python=lingering_until(dead, tmp_path)) as worker:
+    async with running_worker(here, sample_env, python=lingering_until(dead, tmp_path)) as worker:
         try:
             deaf = asyncio.create_task(run(worker, request({"a": "deaf"}, "a", here)))
             await until(lambda: "start a" in diary(here), "the job runs")
             worker.cancel(OP)
-            said = f"until then: {lingering.NOBODY} ()"
-            await until(lambda: said in caplog.text, "it says what it waits for")
-            following = replace(request({}, "b", here), op="t/sample/2")
-            waiting = asyncio.create_task(run(worker, following))
-            async with started(elsewhere, sample_env) as other:  # so long it would take here
-                assert kinds(await run(other, replace(following, arg=request({}, "b", elsewhere).arg))) == "b:success"
+            waiting_line = f"until then: {lingering.UNUSED_PID} ()"
+            await until(lambda: waiting_line in caplog.text, "the worker logs the process")
+            next_run = replace(request({}, "b", here), op="t/sample/2")
+            waiting = asyncio.create_task(run(worker, next_run))
+            # This run in another worker gives the waiting job the time to start.
+            async with running_worker(elsewhere, sample_env) as other:
+                assert kinds(await run(other, replace(next_run, arg=request({}, "b", elsewhere).arg))) == "b:success"
             assert diary(elsewhere) == ["start b"]
             assert diary(here) == ["start a"]
             assert not deaf.done()
@@ -435,7 +443,7 @@ async def test_nothing_runs_until_what_does_not_die_is_dead(
         assert {"clean a", "start b"} <= set(diary(here))
 
 
-async def test_a_run_that_its_caller_gives_up_is_stopped(worker: Worker, tmp_path: Path) -> None:
+async def test_a_run_abandoned_by_its_caller_is_stopped(worker: Worker, tmp_path: Path) -> None:
     task = asyncio.create_task(run(worker, request({"a": "wait"}, "a", tmp_path)))
     await until(lambda: "start a" in diary(tmp_path), "the job runs")
     task.cancel()
@@ -443,7 +451,7 @@ async def test_a_run_that_its_caller_gives_up_is_stopped(worker: Worker, tmp_pat
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_a_cleanup_that_fails_is_told(worker: Worker, tmp_path: Path) -> None:
+async def test_an_error_in_a_cleanup_call_is_transient(worker: Worker, tmp_path: Path) -> None:
     ends = await run(worker, request({"a": "fail-unclean"}, "a", tmp_path))
     assert kinds(ends) == "a:verdict"
     arg = {"does": {"a": "unclean"}}
@@ -458,9 +466,9 @@ async def test_a_cleanup_reads_the_checkpoint_of_its_job(worker: Worker, tmp_pat
     assert diary(tmp_path) == ["clean a", "checkpoint {'at': 41}"]
 
 
-async def test_progress_status_and_stage(worker: Worker, tmp_path: Path) -> None:
+async def test_jobs_save_checkpoints_report_status_and_have_a_stage(worker: Worker, tmp_path: Path) -> None:
     saved: list[tuple[int, Any]] = []
-    told: list[tuple[int, str]] = []
+    statuses: list[tuple[int, str]] = []
 
     async def save(partition: int, value: Any) -> bool:
         saved.append((partition, value))
@@ -470,16 +478,18 @@ async def test_progress_status_and_stage(worker: Worker, tmp_path: Path) -> None
     items = (JobItem(what.items[0].partition, 2, 100, {"at": 41}), *what.items[1:])
     what = RunRequest(what.op, what.type, what.arg, None, items, batch=False)
 
-    def tell(partition: int, text: str) -> None:
-        told.append((partition, text))
+    def record_status(partition: int, text: str) -> None:
+        statuses.append((partition, text))
         if text == "nearly there":
             (tmp_path / "work" / "ops/t/sample/1/heard").touch()
 
-    ends = await run(worker, what, on_progress=save, on_status=tell)
-    # The second checkpoint came too soon after the first.
+    ends = await run(worker, what, on_progress=save, on_status=record_status)
+    # The second checkpoint came too soon after the first to be saved.
     assert ends["a"].result == {"loaded": {"at": 41}, "saved": [True, False]}
     assert saved == [(0, {"at": 0})]
-    assert told == [(1, "half way"), (1, "nearly there")], "what came too soon is told later, while it holds"
+    assert statuses == [(1, "half way"), (1, "nearly there")], (
+        "a rate-limited status is reported later, unless it has changed"
+    )
     assert ends["c"].result["stage"] == str(tmp_path / "shared/stage/t/sample/1/000002/102-inc-1")
     assert Path(ends["c"].result["stage"]).is_dir()
     assert Path(ends["c"].result["work_dir"]).is_dir()
@@ -487,7 +497,7 @@ async def test_progress_status_and_stage(worker: Worker, tmp_path: Path) -> None
     assert not Path(ends["c"].result["work_dir"]).exists()
 
 
-async def test_at_the_deadline_all_ends_and_a_new_session_goes_on(worker: Worker, tmp_path: Path) -> None:
+async def test_all_jobs_end_at_the_deadline_and_run_again_in_a_new_session(worker: Worker, tmp_path: Path) -> None:
     worker.set_deadline(boottime() + 3600)
     task = asyncio.create_task(run(worker, request({"a": "wait"}, "ab", tmp_path)))
     await until(lambda: "start a" in diary(tmp_path), "the job runs")
@@ -500,7 +510,7 @@ async def test_at_the_deadline_all_ends_and_a_new_session_goes_on(worker: Worker
     assert kinds(await run(worker, request({}, "a", tmp_path, deadline=boottime() + 3600))) == "a:success"
 
 
-async def test_abort_kills_at_once(worker: Worker, tmp_path: Path) -> None:
+async def test_abort_kills_a_job_that_ignores_its_cancel(worker: Worker, tmp_path: Path) -> None:
     task = asyncio.create_task(run(worker, request({"a": "deaf"}, "a", tmp_path)))
     await until(lambda: "start a" in diary(tmp_path), "the job runs")
     await worker.abort("the session is lost")
@@ -508,21 +518,25 @@ async def test_abort_kills_at_once(worker: Worker, tmp_path: Path) -> None:
     assert kinds(await run(worker, request({}, "b", tmp_path))) == "b:success"
 
 
-async def test_abort_returns_when_all_is_dead_and_told(tmp_path: Path, sample_env: dict[str, str]) -> None:
-    async with started(tmp_path, sample_env, slots=2) as worker:
-        told = tmp_path / "work/ops" / OP / "company"
+async def test_abort_returns_after_all_processes_died_and_all_ends_were_reported(
+    tmp_path: Path, sample_env: dict[str, str]
+) -> None:
+    async with running_worker(tmp_path, sample_env, slots=2) as worker:
+        pid_file = tmp_path / "work/ops" / OP / "company"
         ends: list[JobEnded] = []
-        # One keeps a process in a group of its own, one does not listen, one waits for a slot.
+        # One job has a process in its own group, one ignores cancels, and one waits for a slot.
         runs = [
             asyncio.create_task(worker.run(request(does, "ab", tmp_path), ends.extend))
             for does in ({"a": "company"}, {"a": "deaf"}, {})
         ]
         arg = {"does": {"plan": "deaf"}, "diary": str(tmp_path / "diary")}
         planning = asyncio.create_task(worker.plan(OP, "sample", arg, TABLE, None))
-        await until(lambda: told.exists() and bool(told.read_text()), "the job has company")
-        await until(lambda: diary(tmp_path).count("start a") == 2 and "plan" in diary(tmp_path), "all are there")
+        await until(lambda: pid_file.exists() and bool(pid_file.read_text()), "the job has started its process")
+        await until(
+            lambda: diary(tmp_path).count("start a") == 2 and "plan" in diary(tmp_path), "all calls have started"
+        )
         sid = child_pid(worker)
-        assert int(told.read_text()) in session_members(sid)
+        assert int(pid_file.read_text()) in session_members(sid)
         await worker.abort("the daemon stops")
         assert session_members(sid) == []
         assert [end.kind for end in ends] == ["cancelled"] * 6
@@ -533,15 +547,15 @@ async def test_abort_returns_when_all_is_dead_and_told(tmp_path: Path, sample_en
         logs = set((tmp_path / "work/logs").iterdir())
         await worker.stop(5)
         await worker.abort("once more")
-        assert set((tmp_path / "work/logs").iterdir()) == logs, "no other child was started"
+        assert set((tmp_path / "work/logs").iterdir()) == logs, "no child was started"
         assert kinds(await run(worker, request({}, "c", tmp_path))) == "c:refused"
 
 
-async def test_abort_cuts_a_stop_short(worker: Worker, tmp_path: Path) -> None:
+async def test_abort_ends_a_pending_stop(worker: Worker, tmp_path: Path) -> None:
     os.kill(child_pid(worker), signal.SIGSTOP)
     sid = child_pid(worker)
     stopping = asyncio.create_task(worker.stop(3600))
-    await until(lambda: worker._keeper.stopping, "it is being stopped")
+    await until(lambda: worker._keeper.stopping, "the worker is stopping")
     await worker.abort("now")
     assert session_members(sid) == []
     await asyncio.wait_for(stopping, 30)
@@ -551,7 +565,7 @@ async def test_abort_and_stop_while_a_child_starts(tmp_path: Path, sample_env: d
     worker = Worker(WorkerConfig(tmp_path / "work", "ex", "inc-1", env=sample_env))
     starting = asyncio.create_task(worker.start())
     waiting = asyncio.create_task(run(worker, request({}, "a", tmp_path)))
-    await until(lambda: worker.running and child_pid(worker) > 0, "a child is being started")
+    await until(lambda: worker.running and child_pid(worker) > 0, "a child is starting")
     sid = child_pid(worker)
     await worker.abort("at once")
     assert session_members(sid) == []
@@ -562,10 +576,10 @@ async def test_abort_and_stop_while_a_child_starts(tmp_path: Path, sample_env: d
     await worker.stop(3600)
 
 
-async def test_stop_after_who_waited_for_the_start_gave_up(tmp_path: Path, sample_env: dict[str, str]) -> None:
+async def test_stop_ends_a_child_whose_start_was_cancelled(tmp_path: Path, sample_env: dict[str, str]) -> None:
     worker = Worker(WorkerConfig(tmp_path / "work", "ex", "inc-1", env=sample_env))
     starting = asyncio.create_task(worker.start())
-    await until(lambda: worker.running and child_pid(worker) > 0, "a child is being started")
+    await until(lambda: worker.running and child_pid(worker) > 0, "a child is starting")
     sid = child_pid(worker)
     starting.cancel()
     await asyncio.wait({starting})
@@ -574,38 +588,36 @@ async def test_stop_after_who_waited_for_the_start_gave_up(tmp_path: Path, sampl
     assert not worker.running
 
 
-async def test_a_child_killed_from_outside_is_replaced(
-    worker: Worker, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_killed_child_is_replaced(worker: Worker, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     before = child_pid(worker)
     os.kill(before, signal.SIGKILL)
-    await until(lambda: worker.deaths == 1 and worker.running, "a new child")
+    await until(lambda: worker.deaths == 1 and worker.running, "the child is replaced")
     assert "killed by signal 9" in caplog.text
     assert kinds(await run(worker, request({}, "a", tmp_path))) == "a:success"
     assert child_pid(worker) != before
 
 
 @pytest.mark.parametrize("alone", [True, False])
-async def test_a_killed_guardian_leaves_nothing_alive(worker: Worker, tmp_path: Path, alone: bool) -> None:
-    """Be it killed alone or together with its second process: then the daemon kills."""
+async def test_all_processes_die_after_a_killed_guardian(worker: Worker, tmp_path: Path, alone: bool) -> None:
+    """If its second process is killed, too, the daemon kills the session."""
     task = asyncio.create_task(run(worker, request({"a": "company"}, "a", tmp_path)))
-    told = tmp_path / "work/ops/t/sample/1/company"
-    await until(lambda: told.exists() and bool(told.read_text()), "the job has company")
-    sid, company = child_pid(worker), int(told.read_text())
-    assert company in session_members(sid)
+    pid_file = tmp_path / "work/ops/t/sample/1/company"
+    await until(lambda: pid_file.exists() and bool(pid_file.read_text()), "the job has started its process")
+    sid, member = child_pid(worker), int(pid_file.read_text())
+    assert member in session_members(sid)
     parent = int(Path(f"/proc/{sid}/stat").read_bytes().rpartition(b")")[2].split()[1])
-    for pid in [parent] if alone else [second_of(parent), parent]:
+    for pid in [parent] if alone else [second_process_of(parent), parent]:
         os.kill(pid, signal.SIGKILL)
     assert kinds(await task) == "a:crash"
     assert session_members(sid) == []
     assert worker.deaths == 1
 
 
-def test_a_loop_that_ends_takes_the_child_with_it(tmp_path: Path, sample_env: dict[str, str]) -> None:
+def test_the_child_ends_when_the_event_loop_ends(tmp_path: Path, sample_env: dict[str, str]) -> None:
     session: list[int] = []
     stopped: list[bool] = []
 
-    async def life() -> None:
+    async def run_until_cancelled() -> None:
         worker = Worker(WorkerConfig(tmp_path / "work", "ex", "inc-1", env=sample_env))
         await worker.start()
         session.append(child_pid(worker))
@@ -616,11 +628,11 @@ def test_a_loop_that_ends_takes_the_child_with_it(tmp_path: Path, sample_env: di
             stopped.append(True)
 
     async def main() -> None:
-        living = asyncio.create_task(life())
+        task = asyncio.create_task(run_until_cancelled())
         await until(lambda: "start a" in diary(tmp_path), "the job runs")
-        raise RuntimeError(f"the daemon has a mistake, and leaves {living.get_name()}")
+        raise RuntimeError(f"the daemon fails, and leaves {task.get_name()}")
 
-    with pytest.raises(RuntimeError, match="mistake"):
+    with pytest.raises(RuntimeError, match="the daemon fails"):
         asyncio.run(main())
     assert stopped
     limit = time.monotonic() + 30
@@ -628,18 +640,18 @@ def test_a_loop_that_ends_takes_the_child_with_it(tmp_path: Path, sample_env: di
         assert time.monotonic() < limit
 
 
-async def test_stop_while_a_child_starts(tmp_path: Path, sample_env: dict[str, str]) -> None:
+async def test_stop_ends_a_child_that_starts(tmp_path: Path, sample_env: dict[str, str]) -> None:
     worker = Worker(WorkerConfig(tmp_path, "ex", "inc-1", env=sample_env))
     starting = asyncio.create_task(worker.start())
-    await until(lambda: worker.running, "a child is being started")
+    await until(lambda: worker.running, "a child is starting")
     await worker.stop(0)
     assert not worker.running
     with pytest.raises(WorkerError):
         await starting
 
 
-async def test_stop_ends_what_runs_without_blame(tmp_path: Path, sample_env: dict[str, str]) -> None:
-    async with started(tmp_path, sample_env) as worker:
+async def test_stop_cancels_running_jobs(tmp_path: Path, sample_env: dict[str, str]) -> None:
+    async with running_worker(tmp_path, sample_env) as worker:
         task = asyncio.create_task(run(worker, request({"a": "deaf"}, "ab", tmp_path)))
         await until(lambda: "start a" in diary(tmp_path), "the job runs")
         await worker.stop(5)
@@ -647,7 +659,7 @@ async def test_stop_ends_what_runs_without_blame(tmp_path: Path, sample_env: dic
         assert kinds(await run(worker, request({}, "c", tmp_path))) == "c:refused"
 
 
-async def test_a_child_that_cannot_start_says_why(tmp_path: Path) -> None:
+async def test_the_error_of_a_child_that_cannot_start_has_the_reason(tmp_path: Path) -> None:
     worker = Worker(WorkerConfig(tmp_path, "ex", "inc-1", env={"PYTHONPATH": str(tmp_path)}))
     (tmp_path / "distop").mkdir()
     (tmp_path / "distop" / "__init__.py").write_text("raise RuntimeError('a broken installation')")
@@ -656,7 +668,7 @@ async def test_a_child_that_cannot_start_says_why(tmp_path: Path) -> None:
     await worker.stop(1)
 
 
-async def test_a_python_that_is_not_there(tmp_path: Path) -> None:
+async def test_a_missing_python_is_reported(tmp_path: Path) -> None:
     worker = Worker(WorkerConfig(tmp_path, "ex", "inc-1", python=str(tmp_path / "python")))
     with pytest.raises(WorkerError, match="cannot start the"):
         await worker.start()
@@ -664,7 +676,7 @@ async def test_a_python_that_is_not_there(tmp_path: Path) -> None:
     await worker.stop(1)
 
 
-async def test_a_disk_that_fails_is_told_and_a_child_starts_once_it_is_mended(
+async def test_a_child_starts_once_a_transient_error_of_the_disk_is_fixed(
     tmp_path: Path, sample_env: dict[str, str]
 ) -> None:
     (tmp_path / "logs").write_text("not a folder")
@@ -681,8 +693,8 @@ async def test_a_disk_that_fails_is_told_and_a_child_starts_once_it_is_mended(
         await worker.stop(10)
 
 
-async def test_what_cannot_be_sent_is_the_jobs_end_and_the_calls_answer(worker: Worker, tmp_path: Path) -> None:
-    """Never an exception of another kind: the daemon's roles would try again for ever, and count nothing."""
+async def test_an_argument_that_cannot_be_sent_is_an_error_of_the_job_or_call(worker: Worker, tmp_path: Path) -> None:
+    """With another kind of exception, the daemon would retry for ever without counting failures."""
     items = tuple(JobItem({"partition": n, "name": str(n)}, 1, 1) for n in range(2))
     ends: list[JobEnded] = []
     await worker.run(RunRequest("t/sample/1", "sample", {1, 2}, None, items, batch=False), ends.extend)
@@ -694,10 +706,10 @@ async def test_what_cannot_be_sent_is_the_jobs_end_and_the_calls_answer(worker: 
     assert worker.deaths == 0
 
 
-async def test_no_more_runs_at_once_than_slots(tmp_path: Path, sample_env: dict[str, str]) -> None:
-    async with started(tmp_path, sample_env, slots=1) as worker:
+async def test_at_most_as_many_runs_as_slots_at_once(tmp_path: Path, sample_env: dict[str, str]) -> None:
+    async with running_worker(tmp_path, sample_env, slots=1) as worker:
         first = asyncio.create_task(run(worker, request({"a": "wait"}, "a", tmp_path)))
-        await until(lambda: "start a" in diary(tmp_path), "the first runs")
+        await until(lambda: "start a" in diary(tmp_path), "the first job runs")
         other = replace(request({}, "b", tmp_path), op="t/sample/2")
         second = asyncio.create_task(run(worker, other))
         await worker.plan("t/sample/3", "sample", {"names": ["x"]}, TABLE, None)
@@ -710,20 +722,16 @@ async def test_no_more_runs_at_once_than_slots(tmp_path: Path, sample_env: dict[
 TABLE = {"name": "t", "format": "parquet", "location": "/nowhere"}
 
 
-async def test_a_start_that_nobody_waits_for_any_more_ends_in_silence(
-    tmp_path: Path, sample_env: dict[str, str]
-) -> None:
-    """As when a session ends while its child starts: who wanted the child has gone, and asyncio would tell of it with a
-    traceback.
-    """
-    told: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+async def test_a_cancelled_start_leaves_no_unretrieved_error(tmp_path: Path, sample_env: dict[str, str]) -> None:
+    """A session may end while its child starts. asyncio would log the unretrieved error with a traceback."""
+    unretrieved: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unretrieved.append(context))
     worker = Worker(WorkerConfig(tmp_path / "work", "ex", "inc-1", env=sample_env, slots=1))
     starting = asyncio.ensure_future(worker.start())
-    await until(lambda: worker.running, "a child starts")
+    await until(lambda: worker.running, "a child is starting")
     starting.cancel()
     await asyncio.wait({starting})
     await worker.stop(0)
     assert starting.cancelled()
     gc.collect()
-    assert told == []
+    assert unretrieved == []

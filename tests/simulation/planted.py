@@ -14,7 +14,7 @@ from distop.clock import time
 from distop.daemon.coordinator.coordinator_role import Coordinator
 from distop.daemon.coordinator.finish_batches import Finishes
 from distop.daemon.saved_checkpoints import Checkpoints
-from distop.decide import next_steps
+from distop.decide import job_claims, next_steps
 from distop.decide.view import ClusterView
 from distop.protocol import batch_claims, job_transitions
 from distop.protocol import operation_finish as f
@@ -25,6 +25,7 @@ from distop.protocol.state_tables import Stage
 from distop.protocol.txn import Compare, Delete, Relation, Target, Txn, absent
 from distop.services.submission import insertion, submit
 from distop.store.session import Session
+from distop.worker.daemon_side.requests import CompleteRequest
 from tests.simulation.bug_planting import Patch, bug, give, substitute, wrap
 from tests.simulation.planted_watches import BUGS
 from tests.simulator import scenes
@@ -96,10 +97,22 @@ def drop_the_node_key_compare_of_a_claim(patch: Patch) -> None:
         wrap(patch, module, name, lambda txn, _: without(txn, node_exists))
 
 
+def give_claimant(patch: Patch, **values: Any) -> None:
+    """Have claimable jobs looked for by a claimant with these values."""
+    former = job_claims.claimable
+
+    def claimable(
+        count: int, ended: Any, claims: Any, by: Any, now: float, unchanged_for: Any, *, resumable: bool = False
+    ) -> Any:
+        return former(count, ended, claims, replace(by, **values), now, unchanged_for, resumable=resumable)
+
+    substitute(patch, job_claims, "claimable", claimable)
+
+
 @bug("invariant 2")
 def take_over_a_live_incarnation(patch: Patch) -> None:
     """A holder that is not seen for a moment counts as dead, without a compare."""
-    give(patch, next_steps, "claimable", live=())
+    give_claimant(patch, live=())
     wrap(patch, job_transitions, "claim", lambda txn, _: without(txn, node_absent))
 
 
@@ -135,10 +148,8 @@ def run_completion_before_the_decision_is_written(patch: Patch) -> None:
             async def none(start: int) -> tuple[list[Any], None]:
                 return [], None
 
-            await self._ctx.worker.complete(
-                op=str(op.ref), type=op.ref.type, arg=arg, table=None, verdict="success", total=0, success=0, failed=0,
-                fetch=none,
-            )  # fmt: skip
+            counts = "success", 0, 0, 0
+            await self._ctx.worker.complete(CompleteRequest(str(op.ref), op.ref.type, arg, None, *counts, none))
         return await former(self, op, step, refused=refused)
 
     substitute(patch, Coordinator, "_perform", perform)
@@ -184,7 +195,7 @@ def count_no_failure_at_a_takeover(patch: Patch) -> None:
         claim, mod, _ = found
         return (replace(claim, failures=given.seen.value.failures), mod, False) if given.seen is not None else found
 
-    wrap(patch, next_steps, "claim_for", uncounted)
+    wrap(patch, job_claims, "claim_for", uncounted)
 
 
 # ------------------------------------------------------------ sessions, clients
@@ -256,7 +267,7 @@ def resume_without_reading_the_checkpoint(patch: Patch) -> None:
 
 @bug("liveness", first=14)
 def wait_as_long_as_a_wrong_clock_says(patch: Patch) -> None:
-    give(patch, next_steps, "claimable", patience=float("inf"))
+    give_claimant(patch, patience=float("inf"))
 
 
 @bug("invariant 5")

@@ -6,7 +6,7 @@ import contextlib
 from dataclasses import replace
 from typing import Any
 
-from distop.daemon import incarnation
+from distop.daemon import node_record
 from distop.daemon.capability import Capability
 from distop.daemon.coordinator.orphaned_jobs import Reaper
 from distop.daemon.executor.executor_role import Executor
@@ -181,7 +181,7 @@ def drained_before_it_is_empty(patch: Patch) -> None:
     def state(asked: bool, busy: bool) -> NodeState:
         return NodeState.DRAINED if asked else NodeState.ACTIVE
 
-    substitute(patch, incarnation, "node_state", state)
+    substitute(patch, node_record, "node_state", state)
 
 
 # ---------------------------------------------------------------------- reruns

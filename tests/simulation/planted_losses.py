@@ -7,7 +7,7 @@ from typing import Any
 
 from distop.daemon.executor import claimer
 from distop.daemon.executor.claimer import Claimer
-from distop.decide import next_steps
+from distop.decide import job_claims
 from distop.worker.daemon_side.requests import JobItem
 from tests.simulation.bug_planting import Patch, substitute
 
@@ -23,5 +23,5 @@ def clean_up_before_the_claim(patch: Patch) -> None:
 
     substitute(patch, Claimer, "_fail_lost", fail_lost)
     patch.setattr(
-        claimer, "next_steps", SimpleNamespace(**{**vars(next_steps), "only_ends": lambda claim, rules: False})
+        claimer, "job_claims", SimpleNamespace(**{**vars(job_claims), "only_ends": lambda claim, rules: False})
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 from distop.daemon import job_reports
 from distop.daemon.coordinator import finish_batches, pending_starts
+from distop.daemon.coordinator.follow_ups import FollowUps
 from distop.daemon.coordinator.label_routing import Placing
 from distop.daemon.coordinator.operation_end import Ending
 from distop.daemon.elections import Elections
@@ -93,21 +94,21 @@ def finishes_beyond_the_room_of_a_transaction_are_lost(patch: Patch) -> None:
 @bug("invariant 19", shape=scenes.series_of_operations, focus=("crash",), first=53)
 def a_series_whose_next_operation_a_new_coordinator_skips(patch: Patch) -> None:
     """Only the coordinator that finished an operation starts the next one of the series."""
-    finish, again = Ending.finish, Ending._come_again
+    finish, again = Ending.finish, FollowUps.start_next_of_series
     finished: set[tuple[int, str]] = set()
 
     async def finishing(
         self: Ending, op: Any, decision: Any, decision_mod: int, report: Any = None, failure: str | None = None
     ) -> bool:
-        finished.add((id(self), str(op.ref)))
+        finished.add((id(self._follow_ups), str(op.ref)))
         return await finish(self, op, decision, decision_mod, report, failure)
 
-    async def coming(self: Ending, op: Any) -> None:
+    async def coming(self: FollowUps, op: Any) -> None:
         if (id(self), str(op.ref)) in finished:
             await again(self, op)
 
     substitute(patch, Ending, "finish", finishing)
-    substitute(patch, Ending, "_come_again", coming)
+    substitute(patch, FollowUps, "start_next_of_series", coming)
 
 
 # ------------------------------------------------- cancels without an executor

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distop.clock import random
-from distop.decide import next_steps
-from distop.decide.next_steps import PATIENCE
+from distop.decide import job_claims
+from distop.decide.job_claims import PATIENCE
 from distop.protocol import actor_claims
 from distop.protocol.txn import Txn, TxnResult
 from distop.services.claims.owned_jobs import Release
@@ -48,7 +48,7 @@ def test_actors_beside_executors_with_faults_cause_no_breach() -> None:
 
 
 def test_a_claim_that_is_taken_too_early_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(next_steps, "abandoned_in", lambda claim, unchanged_for: 0.0)
+    monkeypatch.setattr(job_claims, "abandoned_in", lambda claim, unchanged_for: 0.0)
     assert kinds(SEEDS)["claim taken too early"]
 
 

@@ -57,7 +57,7 @@ def test_sizes_are_small_in_half_of_the_seeds(drawn: list[Scenario]) -> None:
 
 
 def test_a_sixth_of_the_seeds_have_a_series(drawn: list[Scenario]) -> None:
-    """As docs/internals/guarantees.md says; half of the series have an id."""
+    """As docs/internals/testing.md says; half of the series have an id."""
     series = [submission for scenario in drawn for submission in scenario.submissions if submission.every]
     assert 0.15 * len(drawn) < len(series) < 0.185 * len(drawn)
     assert 0.4 * len(series) < sum(submission.id == "series" for submission in series) < 0.6 * len(series)

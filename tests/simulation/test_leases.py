@@ -71,7 +71,7 @@ def test_renewals_are_blocked_while_transactions_pass(way: str) -> None:
         workers: list[SimWorker] = []
         sent: list[float] = []
 
-        def block() -> None:
+        def block_renewals() -> None:
             struck = sim.machines[0]
             assert struck.worker is not None
             workers.append(struck.worker)
@@ -82,7 +82,7 @@ def test_renewals_are_blocked_while_transactions_pass(way: str) -> None:
                 sent.append(sim.loop.now)
             return 0.0
 
-        sim.loop.world_at(1.5, block)
+        sim.loop.world_at(1.5, block_renewals)
         sim.network.sending = sending
         report = sim.run()
     struck, other = sim.machines

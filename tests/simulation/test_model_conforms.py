@@ -22,7 +22,7 @@ from tests.conformance import (
     test_history,
     test_reads,
     test_session,
-    test_space,
+    test_space_quota,
     test_transactions,
     test_unknown_outcomes,
     test_users,
@@ -55,18 +55,18 @@ MODULES = (
     test_history,
     test_reads,
     test_session,
-    test_space,
+    test_space_quota,
     test_transactions,
     test_unknown_outcomes,
     test_users,
     test_watch,
 )
 NEEDS_A_REAL_SERVER = {
-    "test_an_unreachable_etcd_is_one_sentence": "looks at a real port",
-    "test_a_loop_that_stalled_beyond_the_deadline": "holds the interpreter, in real time",
+    "test_an_unreachable_etcd_is_reported_in_one_sentence": "looks at a real port",
+    "test_an_event_loop_stalled_beyond_the_deadline_ends_the_session": "holds the interpreter, in real time",
     "test_a_user_without_read_permission_is_rejected": "has users",
-    "test_another_cluster_behind_the_endpoint": "starts another cluster",
-    "test_a_store_that_went_back": "starts another cluster",
+    "test_a_client_fails_once_its_endpoint_serves_another_cluster": "starts another cluster",
+    "test_a_client_detects_that_the_revision_decreased": "starts another cluster",
 }
 
 
@@ -170,7 +170,7 @@ class ModelProxy:
                 requests = ALL if mode in (Mode.HOLD_REQUESTS, Mode.BLACK_HOLE) else ()
                 self._network.block(link, requests, ALL if mode in (Mode.DROP_ANSWERS, Mode.BLACK_HOLE) else ())
 
-    def strand(self) -> None:
+    def drop_connections_silently(self) -> None:
         """Make the links dead until gRPC's pings close them, then restore them.
 
         A link stands for all connections to an address.

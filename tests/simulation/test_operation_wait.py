@@ -165,11 +165,11 @@ def test_the_log_reports_that_etcd_answers_again_though_reads_are_slow(
         await asyncio.sleep(1.0)
         cluster.stop(0, 1, 2)
         await asyncio.sleep(30.0)
-        assert "waiting for etcd" in caplog.text
+        assert "Waiting for etcd" in caplog.text
         cluster.network.sending = slow
         cluster.start(0, 1, 2)
         async with asyncio.timeout(30.0):
-            while "etcd answers again" not in caplog.text:  # noqa: ASYNC110
+            while "Connected to etcd again" not in caplog.text:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
         assert now() - watched[-1] < 1.0
         ends(cluster)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from distop.daemon.executor.executor_role import Executor
-from distop.decide import next_steps
+from distop.decide import job_claims
 from distop.protocol import operation_transitions as t
 from tests.conftest import FIGURES
 from tests.simulation.bug_planting import give, substitute, wrap
@@ -86,7 +86,7 @@ def test_each_chosen_scenario_is_drawn() -> None:
 def test_an_error_in_planted_code_is_no_find(monkeypatch: pytest.MonkeyPatch) -> None:
     """A planted bug passes an argument of a wrong type: neither that error nor its consequences count as a find."""
     outdated = Planted(
-        "outdated", lambda patch: give(patch, next_steps, "claimable", homes=1.5), ("liveness", "unexpected error")
+        "outdated", lambda patch: give(patch, job_claims, "claimable", by=1.5), ("liveness", "unexpected error")
     )
     with without_logs(), monkeypatch.context() as patch:
         outdated.plant(patch)
@@ -116,7 +116,7 @@ def test_a_long_search_asks_to_record_the_seed_that_it_found() -> None:
 
 def test_planting_requires_the_same_signature(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TypeError, match="claimable takes no patients"):
-        give(monkeypatch, next_steps, "claimable", patients=1.0)
+        give(monkeypatch, job_claims, "claimable", patients=1.0)
     with pytest.raises(TypeError, match="elect takes"):
         substitute(monkeypatch, t, "elect", lambda keys, table, type_name: None)
     with pytest.raises(TypeError, match="is awaited"):
@@ -126,7 +126,7 @@ def test_planting_requires_the_same_signature(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_documentation_states_how_many_bugs_are_found() -> None:
-    pages = (ROOT / f"docs/internals/{name}.md" for name in ("guarantees", "architecture"))
+    pages = (ROOT / f"docs/internals/{name}.md" for name in ("testing", "architecture"))
     text, other = (" ".join(page.read_text().split()) for page in pages)
     chosen = sum(planted.chosen for planted in BUGS)
     assert f"plants {len(BUGS)} bugs, one at a time." in text

@@ -67,6 +67,11 @@ def times(sim: Simulation, key: str, *, deleted: bool = False) -> list[float]:
     ]
 
 
+def after_first(n: int) -> float:
+    """The moment of the nth of several starts: the first is under way when the others are made."""
+    return 0.5005 if n else 0.5
+
+
 def runs(sim: Simulation) -> dict[int, list[str]]:
     """Partition → the incarnations that ran the job, for the only operation."""
     found: dict[int, list[str]] = {}
@@ -118,7 +123,9 @@ def test_a_group_of_starts_whose_first_copy_is_late(late: float) -> None:
 
     No operation ends meanwhile, since that would be a race for the counters.
     """
-    submissions = [Submission(0, 0.5, "quick", "a", argument(n, 1, 3.0), None, "collect_all", ()) for n in range(6)]
+    submissions = [
+        Submission(0, after_first(n), "quick", "a", argument(n, 1, 3.0), None, "collect_all", ()) for n in range(6)
+    ]
     with without_logs():
         sim = Simulation(plain(5, 1, submissions))
         sent: list[Txn] = []
@@ -146,8 +153,9 @@ def test_a_group_of_starts_whose_first_copy_is_late(late: float) -> None:
 @pytest.mark.parametrize(("done", "started"), [(False, 2), (True, 7)])
 def test_a_client_that_is_killed_with_a_group_under_way(done: bool, started: int) -> None:
     """All operations of the group start or none; started ones end; another client gets the next numbers."""
+    times = enumerate([*map(after_first, range(6)), 1.5])
     submissions = [
-        Submission(n // 6, 0.5 + n // 6, "quick", "a", argument(n, 1, 0.02), None, "collect_all", ()) for n in range(7)
+        Submission(n // 6, at, "quick", "a", argument(n, 1, 0.02), None, "collect_all", ()) for n, at in times
     ]
     with without_logs():
         sim = Simulation(replace(plain(5, 1, submissions), clients=2))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distop.daemon.executor.claimer import Claimer
-from distop.decide import next_steps
+from distop.decide import job_claims, work_shares
 from distop.decide.backlog import Backlog
 from distop.decide.executor import IN_A_ROW
 from distop.errors import UnreadableRecord
@@ -125,7 +125,7 @@ def backlog(monkeypatch: pytest.MonkeyPatch) -> None:
         return Script(3.0 + 4.0 * simulated_behaviors.draw("length", partition), 1, "success")
 
     monkeypatch.setattr(simulated_behaviors, "script", script)
-    monkeypatch.setattr(next_steps, "suspect", lambda claim, lost, rules: rules.resumable and claim.failures > 0)
+    monkeypatch.setattr(job_claims, "suspect", lambda claim, lost, rules: rules.resumable and claim.failures > 0)
 
 
 class ExclusiveJob(Watched):
@@ -189,7 +189,7 @@ def first_for(watched: ExclusiveJob) -> str:
     claim, names = Claim.decode(kv.value), [host.name for host in watched.sim.scenario.hosts]
 
     def place(name: str) -> int:
-        return next_steps.place_for_suspect(claim, name, [other for other in names if other != name], "a/index/x/1/0")
+        return work_shares.place_for_suspect(claim, name, [other for other in names if other != name], "a/index/x/1/0")
 
     return min(names, key=place)
 
@@ -219,7 +219,7 @@ def test_an_exclusive_job_runs_although_the_executor_that_waits_for_it_dies(monk
 def test_an_exclusive_job_runs_although_the_first_executor_is_never_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     """For a reason that no other executor sees. After a while the next executor takes its turn."""
     backlog(monkeypatch)
-    monkeypatch.setattr(next_steps, "QUIET_TURN", 40.0)
+    monkeypatch.setattr(work_shares, "QUIET_TURN", 40.0)
     never: list[str] = []
     former = Backlog._alone
 
@@ -242,7 +242,7 @@ def test_no_executor_waits_for_an_exclusive_job_of_an_ended_operation(monkeypatc
         return Script(0.5, 1, "error") if type_name == "index" else Script(20.0, 1, "success")
 
     monkeypatch.setattr(simulated_behaviors, "script", script)
-    monkeypatch.setattr(next_steps, "suspect", lambda claim, lost, rules: rules.resumable and claim.failures > 0)
+    monkeypatch.setattr(job_claims, "suspect", lambda claim, lost, rules: rules.resumable and claim.failures > 0)
     former, looks = OpenOperation.look, [0.0]
 
     async def look(self: OpenOperation, *args: Any) -> None:

@@ -104,7 +104,7 @@ def test_a_suspended_machine_changes_nothing_when_it_resumes() -> None:
 
 
 def test_side_effects_of_a_suspended_machine_are_exempt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Effects, "forsake", lambda self, incarnation: None)
+    monkeypatch.setattr(Effects, "exempt", lambda self, incarnation: None)
     _, report = run(LONG)
     assert {breach.kind for breach in report.breaches} == {"stopped too late", "two attempts at once"}
 

@@ -75,6 +75,6 @@ def test_a_task_error_that_is_never_retrieved_is_found() -> None:
     loop.run(lambda: all(task.done() for task in tasks), 1.0)
     assert isinstance(tasks[0].exception(), KeyError)
     (lost,) = loop.lost_task_errors()
-    assert lost.startswith("a: the error of a task was never retrieved")
+    assert lost.startswith("a: the error of the task fail was never retrieved\n")
     assert lost.endswith("KeyError: 2")
     loop.end()

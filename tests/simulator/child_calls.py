@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from distop.protocol.json_codec import loads
 from distop.protocol.records import OperationRef
-from distop.worker.daemon_side.requests import CompleteResult, JobItem, PlanResult, Verified, WorkerConfig, WorkerError
+from distop.worker.daemon_side.requests import (
+    CompleteRequest,
+    CompleteResult,
+    JobItem,
+    PlanResult,
+    Verified,
+    WorkerConfig,
+    WorkerError,
+)
 from distop.worker.daemon_side.result_handlers import wait_first
 from tests.simulator import simulated_behaviors
 from tests.simulator.children import PIPE, Child, fail, settle
@@ -134,31 +142,29 @@ class ChildCalls(ChildKeeper):
         """Return nothing: no simulated result is written to a file."""
         return []
 
-    async def complete(
-        self, op: str, type: str, arg: Any, table: Any, verdict: str, total: int, success: int, failed: int,  # noqa: A002
-        fetch: Any, first: Any = None, plan: Any = None,
-    ) -> CompleteResult:  # fmt: skip
-        machine = self._machine
-        ref = OperationRef.parse(op)
+    async def complete(self, request: CompleteRequest) -> CompleteResult:
+        machine, success, arg = self._machine, request.success, request.arg
+        ref = OperationRef.parse(request.op)
         rows: list[dict[str, Any]] = []
         start: int | None = 0
-        while start is not None and start < total:
-            page, start = first if first is not None and start == 0 else await fetch(start)
+        while start is not None and start < request.total:
+            known = request.first if start == 0 else None
+            page, start = known if known is not None else await request.fetch(start)
             rows += map(loads, page)
 
-        chunk: int | None = 0 if plan is not None and plan.chunks else None
-        while chunk is not None:
-            _, chunk = await plan.page(chunk)
+        chunk: int | None = 0 if request.plan is not None and request.plan.chunks else None
+        while chunk is not None and request.plan is not None:
+            _, chunk = await request.plan.page(chunk)
 
         async def work(child: Child) -> CompleteResult:
-            machine.completed(ref, verdict, total, success, failed, rows)
-            await self._delay_or_fail(child, "completion", op, type, arg)
+            machine.completed(ref, request.verdict, request.total, success, request.failed, rows)
+            await self._delay_or_fail(child, "completion", request.op, request.type, arg)
             if arg.get("objects"):
                 return CompleteResult({"jobs": success}, "the completion code rejects the result")
             follow = ({"type": "check", "table": ref.table, "arg": {"seed": arg["seed"] + 1, "partitions": 2}},)
             return CompleteResult({"jobs": success}, None, follow if arg.get("follows") else ())
 
-        result: CompleteResult = await self._call(op, "complete", work)
+        result: CompleteResult = await self._call(request.op, "complete", work)
         return result
 
     async def cleanup(

@@ -16,11 +16,13 @@ def wrong_answers(
     requests: Mapping[str, str],
     ids: Mapping[str, str],
     ended: Mapping[str, str],
+    forgotten: Collection[str],
 ) -> Iterator[tuple[str, str, str]]:
     """(kind, operation, text) of each breach.
 
     ``accepted``: the started operations; ``requests``: operation → the request that started it; ``ids``: operation →
-    its id; ``ended``: operation → its final state.
+    its id; ``ended``: operation → its final state; ``forgotten``: operations whose history record was pruned (invariant
+    14 judges whether that was too early).
     """
     for request, op in answers.started.items():
         if op not in accepted:
@@ -30,5 +32,8 @@ def wrong_answers(
     for op, state in answers.ended.items():
         if ended.get(op) != state:
             yield "wrong answer", op, f"a client was told {state}; the history record has {ended.get(op)}"
+    for op, text in answers.not_found.items():
+        if op not in forgotten:
+            yield "unexpected client error", op, f"its client did not find it: {text}"
     for text in answers.surprises:
         yield "unexpected client error", "", text

@@ -70,6 +70,8 @@ class ClientAnswers:
         """Starts that were refused until the last attempt."""
         self.surprises: list[str] = []
         """Descriptions of answers that no client may get."""
+        self.not_found: dict[str, str] = {}
+        """Operation → the answer to a call about it that raised NotFound."""
         self.senders: dict[str, str] = {}
         """Prepared operation → its sender's last step: ``confirming`` (may have arrived), ``confirmed``, ``refused``.
         """
@@ -224,7 +226,7 @@ async def _fulfil(client: Client, request: str, submission: Submission, answers:
         except NotAllowed:
             pass
         except NotFound as error:
-            answers.surprises.append(f"{action.what} of {operation.ref}: {error}")
+            answers.not_found[operation.ref] = f"{action.what}: {error}"
     await _until_ended(operation, answers)
     if (
         submission.rerun
@@ -257,6 +259,9 @@ async def _until_ended(operation: Operation, answers: ClientAnswers) -> None:
             result = await operation.wait(timeout=30.0)
             answers.ended[operation.ref] = str(result.state)
             return
+        except NotFound as error:
+            answers.not_found[operation.ref] = f"wait: {error}"
+            return
         except WaitTimeout:
             continue
         except (EtcdUnavailable, EtcdRejected):
@@ -269,6 +274,9 @@ async def _rerun(operation: Operation, request: str, what: str, answers: ClientA
             again = await operation.rerun(unfinished=what == "unfinished" or None, request_id=request)
         except NotAllowed as error:
             answers.reruns.append(Rerun(operation.ref, what, why=str(error)))
+            return None
+        except NotFound as error:
+            answers.not_found[operation.ref] = f"rerun: {error}"
             return None
         except (EtcdUnavailable, EtcdRejected, OutcomeUnknown, OperationStartError):
             await asyncio.sleep(AGAIN)

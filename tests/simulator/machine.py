@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from distop.clock import source
 from distop.daemon.cluster_binding import Binding, BindingFile
+from distop.daemon.incarnation import DaemonSetup
 from distop.daemon.local_jobs import LocalRun, RunFiles
 from distop.daemon.process import serve
 from distop.errors import ClusterChanged
@@ -215,7 +216,8 @@ class Machine:
         async def live() -> None:
             try:
                 log, binding = logs.get("distop.executor"), Binding.load(self._binding, self._config.namespace)
-                await serve(self._config, self.name, stop, log, binding, self._make_worker, lambda _: self.disk)
+                setup = DaemonSetup(self._config, self.name, log, self._make_worker, lambda _: self.disk)
+                await serve(setup, stop, binding)
             except ClusterChanged as error:
                 if self.network.etcd.stale_answers:
                     self.loop.world_at(self.loop.now + RESTART, self.start)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from distop.decide.next_steps import given_back
+from distop.decide.job_claims import given_back
 from distop.protocol import keys as K
 from distop.protocol.executor_nodes import Drain, NodeState, refusal
 from distop.protocol.jobs import Claim, Outcome

@@ -71,6 +71,7 @@ def _undisturbed() -> dict[str, Reference]:
     slow = _reference("index", None, partitions=2, seed=11, name="x", pace=0.2)
     cannot = _reference("quick", None, partitions=3, seed=1)
     able, unable = cannot.scenario.hosts
+    alone = _reference("quick", None, partitions=1, seed=1)
     some_fail = _reference("check", "collect_all", partitions=2, seed=35, **rough)
     return {
         "jobs and completion fail": _reference("check", "collect_all", partitions=4, seed=1, **rough),
@@ -116,7 +117,8 @@ def _undisturbed() -> dict[str, Reference]:
             _one_job_operations(), through=("claim", "claim_together", "report", "finish", "claim_apart", "finish")
         ),
         "several at once": replace(
-            cannot.having(submissions=_identical_submissions(4, "quick")), through=("start", "start", "finish")
+            alone.having(submissions=_after_first(alone.scenario.submissions[0], 4)),
+            through=("start", "start", "finish"),
         ),
         "planned without a free slot": replace(
             _without_a_free_slot(), through=(SMALL_PLAN, SMALL_PLAN, "claim", "finish")
@@ -266,16 +268,20 @@ def _reference(
     return Reference(plain(seed, 2, [submission], types=["check"], ttl=2, poll=2.0, calm=8.0))
 
 
-def _identical_submissions(count: int, type_name: str) -> tuple[Submission, ...]:
-    """``count`` operations of one client that start and end at the same time."""
-    arg = {"seed": 1, "pace": 0.1, "trouble": 0.0, "chunk": 200, "calls": 0.05, "partitions": 1}
-    return tuple(Submission(0, 0.3, type_name, "a", arg, None, None, ()) for _ in range(count))
+def _after_first(submission: Submission, count: int) -> tuple[Submission, ...]:
+    """``count`` equal submissions of one client: the others are made while the first start is under way.
+
+    So their starts share the second transaction.
+    """
+    later = replace(submission, after=submission.after + 0.0005)
+    return (submission, *[later] * (count - 1))
 
 
 def _one_job_operations() -> Reference:
     """Operations of one job each. An executor claims its share and one more job in one transaction."""
     one = _reference("quick", None, table=CLUSTER_TABLE, partitions=1, seed=1)
-    return one.having(submissions=one.scenario.submissions * 4, limits=Limits(unlearned=DEFAULT.together))
+    submissions = _after_first(one.scenario.submissions[0], 4)
+    return one.having(submissions=submissions, limits=Limits(unlearned=DEFAULT.together))
 
 
 def _without_a_free_slot() -> Reference:

@@ -200,6 +200,8 @@ class Simulation:
         self._stranded: set[str] = set()
         """Operations that only departing executors may run."""
         self._ended: dict[str, str] = {}
+        self._forgotten: set[str] = set()
+        """Operations whose history record was deleted."""
         self._busy = 0
         """Processes that have to finish."""
         self._progress_at = 0.0
@@ -242,8 +244,8 @@ class Simulation:
                 (self._open.discard if change.deleted else self._open.add)(key)
                 if not change.deleted:
                     self._accepted.add(str(self.keys.parse(key).ref))
-            elif key.startswith(self._history) and not change.deleted:
-                self._end_of(key, change)
+            elif key.startswith(self._history):
+                self._recorded(key, change)
             elif key.endswith(".spec") and not change.deleted:
                 ref, spec = str(self.keys.parse(key).ref), Spec.decode(change.kv.value)
                 self._requests[ref], self._ids[ref] = spec.request_id, spec.id
@@ -266,12 +268,15 @@ class Simulation:
             return  # for the client it looks like a restored etcd
         self._found("unexpected error", "", text, op, partition)
 
-    def _end_of(self, key: str, change: Change) -> None:
+    def _recorded(self, key: str, change: Change) -> None:
         from distop.protocol.records import History
 
         parsed = self.keys.parse(key)
         if not parsed.name:
-            self._ended[str(parsed.ref)] = History.decode(change.kv.value).state
+            if change.deleted:
+                self._forgotten.add(str(parsed.ref))
+            else:
+                self._ended[str(parsed.ref)] = History.decode(change.kv.value).state
 
     def _found(self, kind: str, key: str, text: str, op: str = "", partition: int = -1) -> None:
         self.breaches.append(Breach(kind, self.loop.now, self.etcd.revision, key, text, op, partition))
@@ -436,7 +441,9 @@ class Simulation:
             machine.resume()
             machine.start()
         for n in range(self.scenario.actors):
-            if all(process.dead for process, number in self._actors.items() if number == n):
+            # One has ended if all clients were dead for a moment; a client that came back may still need it.
+            runs = (process for process, number in self._actors.items() if number == n)
+            if all(process.dead or process in self._finished for process in runs):
                 self._begin_actor(n)
         self._stops.calm()
         work = unblock_operations(self._config, self._over, self._left_drained, self._stranded_operations)
@@ -476,7 +483,9 @@ class Simulation:
 
     def _check_at_end(self) -> None:
         """Check what is known only at the end."""
-        for kind, op, text in wrong_answers(self.answers, self._accepted, self._requests, self._ids, self._ended):
+        for kind, op, text in wrong_answers(
+            self.answers, self._accepted, self._requests, self._ids, self._ended, self._forgotten
+        ):
             self._found(kind, op, text, op)
         for op, text in self._prepared.breaches(self.answers.senders, self._ended):
             self._found("two phases", op, text, op)

@@ -358,7 +358,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                 if task.done() and not task.cancelled() and task._log_traceback:
                     error = task.exception()
                     if error is not None and not expected(error):
-                        yield f"{process.name}: the error of a task was never retrieved\n{with_traceback(error)}"
+                        name = getattr(task.get_coro(), "__qualname__", "?")
+                        text = f"the error of the task {name} was never retrieved"
+                        yield f"{process.name}: {text}\n{with_traceback(error)}"
 
     def get_debug(self) -> bool:
         return False

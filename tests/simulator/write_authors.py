@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from distop.decide.next_steps import EXPIRED, LOST
+from distop.decide.job_claims import EXPIRED, LOST
 from distop.protocol import keys as K
 from distop.protocol.jobs import Claim, Outcome, to_go_on_from
 from distop.protocol.json_codec import loads

@@ -24,8 +24,8 @@ purge = tests.support.operation_id_behaviors:Purge
 steps = tests.support.step_behavior:Steps
 writing = tests.support.writing:Writing
 sparkwriting = tests.support.writing:SparkWriting
-struck-apply = tests.faults.struck_apply:StruckApply
-struck-validate = tests.faults.struck_validate:StruckValidate
+faulty-apply = tests.faults.faulty_apply:FaultyApply
+faulty-validate = tests.faults.faulty_validate:FaultyValidate
 absent = tests.support.no_such_module:Absent
 """
 

@@ -15,7 +15,7 @@ from pyiceberg.table.metadata import new_table_metadata
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.table.update import update_table_metadata
 
-from distop.tables.iceberg.iceberg_rows import VERSION
+from distop.tables.iceberg.iceberg_jar import VERSION
 from scripts import iceberg_jars
 
 if TYPE_CHECKING:

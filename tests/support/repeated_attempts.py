@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from distop.behavior import OutcomeRow, select
 from distop.runtime.lru_cache import LruCache
 from distop.tables.reading import parquet_footers
-from distop_behaviors.validate import certification
+from distop_behaviors.validate import file_lists
 from tests.support.context import Ran, complete, run_jobs, store_certificates
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def clear_caches() -> None:
     for one in gc.get_objects():
         if isinstance(one, LruCache):
             one._values.clear()
-    for kept in (parquet_footers._kept, certification._written):
+    for kept in (parquet_footers._cached, file_lists._written):
         kept.clear()
 
 

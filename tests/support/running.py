@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from pydantic import BaseModel
+
 from distop.worker.child_side.call_handlers import Call
-from distop.worker.child_side.job_context import Environment
+from distop.worker.child_side.environment import Environment
 from distop.worker.child_side.outbox import Outbox
 from distop.worker.child_side.runner import Run
 from distop.worker.daemon_side.requests import JobEnded
@@ -19,6 +21,10 @@ if TYPE_CHECKING:
 
 OP = "t/sample/1"
 INCARNATION = "inc-1"
+
+
+class NoArg(BaseModel):
+    """The argument of a behavior that takes none."""
 
 
 class Sent(Outbox):

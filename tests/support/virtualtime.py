@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import random
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,6 +15,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
 T = TypeVar("T")
+
+
+def now() -> float:
+    """Seconds on the clock of the running loop."""
+    return asyncio.get_running_loop().time()
 
 
 def in_virtual_time(work: Callable[[], Coroutine[Any, Any, T]], limit: float = 600.0) -> T:

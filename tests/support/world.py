@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from distop.decide import next_steps
+from distop.decide import job_claims
 from distop.decide.due_operations import ended_waiting
 from distop.decide.operation_view import OperationView
 from distop.decide.view import ClusterView, TypeView
@@ -293,7 +293,7 @@ class World:
         """Revoke the current claims of these jobs (by default job 0)."""
         nobody = Claim("ex-a", "", 1, 0)
         claims = [(p, self.fence(ref, p) or 1, self.claim_of(ref, p) or nobody) for p in partitions or (0,)]
-        return job_transitions.revoke(self.keys, ref, self.election, self.mod(ref, "state"), claims, next_steps.revoked)
+        return job_transitions.revoke(self.keys, ref, self.election, self.mod(ref, "state"), claims, job_claims.revoked)
 
     def revoke_lost(self, ref: OperationRef, incarnation: str, *partitions: int) -> Txn:
         """Set the current claims of these jobs (by default job 0) to waiting, guarded by the gate."""
@@ -301,7 +301,7 @@ class World:
         claims = [(p, self.fence(ref, p) or 1, self.claim_of(ref, p) or nobody) for p in partitions or (0,)]
         gate = self.store.mod(self.keys.gate(ref)) or 1
         return job_transitions.revoke_lost(
-            *(self.keys, ref, gate, incarnation, claims), lambda claim: next_steps.revoked_lost(claim, self.rules)
+            *(self.keys, ref, gate, incarnation, claims), lambda claim: job_claims.revoked_lost(claim, self.rules)
         )
 
     def verdict(self, ref: OperationRef) -> Decision:

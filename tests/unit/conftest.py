@@ -1,4 +1,4 @@
-"""What unit tests share."""
+"""Fixtures of all unit tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def clock() -> Iterator[StandingClock]:
-    """In the place of the system's clock and chance."""
+    """A standing clock, with fixed random numbers, in place of the system's."""
     one = StandingClock()
     token = source.set(one)
     yield one
@@ -24,7 +24,7 @@ def clock() -> Iterator[StandingClock]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test hides is hidden in that test alone."""
+def no_hidden_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Secrets that a test hides are forgotten before the next one."""
     monkeypatch.setattr(secret_settings, "_hidden", frozenset())
     monkeypatch.setattr(secret_settings, "_any_hidden", None)

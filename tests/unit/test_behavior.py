@@ -1,4 +1,4 @@
-"""Behaviors: what a declaration publishes and refuses, and the registry."""
+"""Behaviors: their declarations, refused class attributes, and installed behaviors."""
 
 from __future__ import annotations
 
@@ -72,14 +72,14 @@ def test_a_declaration_holds_the_class_attributes() -> None:
     assert (declaration.batch, declaration.completes, declaration.reports_only) == (False, False, False)
 
 
-def test_a_declaration_says_which_optional_methods_exist() -> None:
+def test_a_declaration_lists_the_optional_methods() -> None:
     declaration = Batch.declaration()
     assert (declaration.batch, declaration.completes, declaration.instances) == (True, True, "one")
-    assert declaration.description == ""  # a description is one's own
+    assert declaration.description == ""  # a description is not inherited
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "message"),
     [
         ({"type_name": "runOps"}, "not an operation type"),
         ({"type_name": "no dots.here"}, "not an operation type"),
@@ -96,9 +96,9 @@ def test_a_declaration_says_which_optional_methods_exist() -> None:
         ({"Arg": dict}, "Arg"),
     ],
 )
-def test_wrong_class_attributes_are_refused(fields: dict[str, Any], told: str) -> None:
+def test_invalid_class_attributes_are_refused(fields: dict[str, Any], message: str) -> None:
     kind = type("Spoiled", (Build,), fields)
-    with pytest.raises(InvalidArgument, match=told):
+    with pytest.raises(InvalidArgument, match=message):
         kind.declaration()
 
 

@@ -1,4 +1,4 @@
-"""Behaviors that ``distop dev --behavior`` is given by the place of their code."""
+"""Behaviors given to ``distop dev --behavior`` as FILE.py:CLASS or MODULE:CLASS."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Other:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, with a file that has a behavior."""
+    """The current folder, with a file that defines a behavior."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(CODE.format(name="Mine", type="mine"))
     return tmp_path
@@ -68,7 +68,7 @@ def test_a_behavior_must_be_named_by_file_or_module_and_class(text: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("named", "said"),
+    ("named", "message"),
     [
         ("none.py:Mine", "--behavior none.py:Mine: there is no file {here}/none.py"),
         ("mine.py:Mein", "--behavior mine.py:Mein: {here}/mine.py has no class Mein (did you mean 'Mine'?)"),
@@ -88,7 +88,7 @@ def test_a_behavior_must_be_named_by_file_or_module_and_class(text: str) -> None
     ],
 )  # fmt: skip
 def test_a_behavior_that_cannot_be_loaded_is_refused_before_anything_starts(
-    here: Path, distop_command: Callable[..., Ran], named: str, said: str
+    here: Path, distop_command: Callable[..., Ran], named: str, message: str
 ) -> None:
     (here / "broken.py").write_text("x = 1\nx / 0\n")
     (here / "syntax.py").write_text("class ?\n")
@@ -97,7 +97,7 @@ def test_a_behavior_that_cannot_be_loaded_is_refused_before_anything_starts(
     attempts = "\nfrom distop.behavior import Retry\nMine.retry = Retry(attempts=0)\n"
     (here / "wrong.py").write_text(CODE.format(name="Mine", type="mine") + attempts)
     ran = distop_command("dev", "--behavior", named)
-    assert (ran.code, said.format(here=here) in ran.sentence) == (2, True), ran.sentence
+    assert (ran.code, message.format(here=here) in ran.sentence) == (2, True), ran.sentence
     assert not (here / ".distop").exists()
 
 
@@ -123,7 +123,7 @@ def test_two_classes_of_one_file_share_a_module(here: Path) -> None:
         BehaviorSource.parse(f"{other}:Mine").load()
 
 
-def test_functions_of_a_file_reach_workers_of_spark_that_cannot_import_it(here: Path) -> None:
+def test_functions_of_a_file_run_on_spark_workers_that_cannot_import_it(here: Path) -> None:
     program = """
 import sys
 from distop.behavior_source import BehaviorSource
@@ -132,14 +132,14 @@ module = sys.modules[source.load().__module__]
 from pyspark import cloudpickle
 sys.stdout.buffer.write(cloudpickle.dumps(module.double))
 """
-    said = subprocess.run([sys.executable, "-P", "-c", program], stdout=subprocess.PIPE, check=True, cwd=here).stdout
+    pickled = subprocess.run([sys.executable, "-P", "-c", program], stdout=subprocess.PIPE, check=True, cwd=here).stdout
     worker = "import pickle, sys; print(pickle.load(sys.stdin.buffer)(21))"
-    ran = subprocess.run([sys.executable, "-P", "-c", worker], input=said, stdout=subprocess.PIPE, check=True)
+    ran = subprocess.run([sys.executable, "-P", "-c", worker], input=pickled, stdout=subprocess.PIPE, check=True)
     assert ran.stdout == b"42\n"
 
 
 def test_only_dev_has_the_option_behavior(distop_command: Callable[..., Ran]) -> None:
-    """Neither an option of ``executor``, nor the settings file, nor a variable brings code that is not installed."""
+    """Options of ``executor``, the settings file and variables cannot load code that is not installed."""
     from distop.settings import SETTINGS, Settings, executor_config
 
     ran = distop_command("executor", "--behavior", "mine.py:Mine")

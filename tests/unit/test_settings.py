@@ -1,4 +1,4 @@
-"""Settings: which of flag, variable, file and default wins, and what is said of a wrong one."""
+"""Settings: the precedence of flag, variable, file and default, and errors of invalid ones."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from distop.client.connection import configure
+from distop.client.connection_options import configure
 from distop.errors import InvalidArgument
-from distop.settings import Settings, client_config, executor_config, pairs
+from distop.setting_values import pairs
+from distop.settings import Settings, client_config, executor_config
 from distop.settings_file import find
 
 
-def test_flag_then_variable_then_file_then_default(tmp_path: Path) -> None:
+def test_the_order_of_precedence_is_flag_variable_file_default(tmp_path: Path) -> None:
     (tmp_path / "distop.toml").write_text('etcd = ["f:1"]\nnamespace = "file"\nttl = 7\n')
     file = find(folder=tmp_path)
     settings = Settings(
@@ -28,8 +29,8 @@ def test_flag_then_variable_then_file_then_default(tmp_path: Path) -> None:
     assert not settings.given("poll")
 
 
-def test_pairs_of_flag_variable_and_file_are_put_together(tmp_path: Path) -> None:
-    """A flag for one setting of Spark's once left out the credentials that the file had."""
+def test_pairs_of_flag_variable_and_file_are_merged(tmp_path: Path) -> None:
+    """A flag for one Spark setting once dropped the credentials in the file."""
     (tmp_path / "distop.toml").write_text('[spark-conf]\na = "file"\nb = "file"\nc = "file"\n')
     settings = Settings({"spark_conf": ["a=flag"]}, {"DISTOP_SPARK_CONF": "a=var,b=var"}, file=find(folder=tmp_path))
     assert settings.get("spark_conf") == {"a": "flag", "b": "var", "c": "file"}
@@ -64,7 +65,7 @@ def test_pairs_of_flag_variable_and_file_are_put_together(tmp_path: Path) -> Non
         ({"id": "\ud800"}, {}, "--id: .*lone surrogate"),
     ],
 )
-def test_a_wrong_setting_is_named(
+def test_the_error_names_the_invalid_setting(
     flags: dict[str, object], variables: dict[str, str], words: str, tmp_path: Path
 ) -> None:
     with pytest.raises(InvalidArgument, match=words) as caught:
@@ -86,13 +87,13 @@ def test_a_wrong_setting_is_named(
         ("label = true", "label in .*must be K=V pairs or a table"),
     ],
 )
-def test_a_wrong_file_is_named(text: str, words: str, tmp_path: Path) -> None:
+def test_the_error_names_the_invalid_setting_of_a_file(text: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "distop.toml").write_text(text)
     with pytest.raises(InvalidArgument, match=words):
         executor_config(Settings({}, {}, file=find(folder=tmp_path)), {})
 
 
-def test_a_whole_executor(tmp_path: Path) -> None:
+def test_the_configuration_of_an_executor_combines_all_sources(tmp_path: Path) -> None:
     (tmp_path / "distop.toml").write_text('[spark-conf]\n"spark.ui.enabled" = false\n"spark.driver.memory" = "2g"\n')
     (tmp_path / "secret").write_text("pass word\n")
     flags = {"id": "e1", "label": ["zone=a", "rack=1=2"], "user": "me", "password_file": str(tmp_path / "secret")}
@@ -101,37 +102,37 @@ def test_a_whole_executor(tmp_path: Path) -> None:
     assert config.etcd.endpoints == ("a:1", "b:2")
     assert config.etcd.password == "pass word"
     assert "pass word" not in repr(config)
-    assert config.etcd.read_timeout is None, "a daemon waits for ever"
+    assert config.etcd.read_timeout is None, "a daemon has no read time-out"
     assert config.work_dir == tmp_path / "distop" / "e1"
     assert config.spark_conf == {"spark.ui.enabled": "false", "spark.driver.memory": "2g"}
     assert config.labels == {"zone": "a", "rack": "1=2"}
     assert config.slots >= 1
 
 
-def test_hole_9_each_type_has_a_longest_time_of_a_job(tmp_path: Path) -> None:
+def test_hole_9_each_operation_type_has_a_job_time_limit(tmp_path: Path) -> None:
     def limits(settings: Settings) -> tuple[float, float]:
         config = executor_config(settings)
         return config.job_time_limit("validate"), config.job_time_limit("noop")
 
-    assert limits(Settings({}, {})) == (86_400, 86_400), "by default, too, no job holds a slot for ever"
+    assert limits(Settings({}, {})) == (86_400, 86_400), "there is a limit by default"
     assert limits(Settings({"job_time_limit": ["validate=2h"]}, {})) == (7_200, 86_400)
     assert limits(Settings({}, {"DISTOP_JOB_TIME_LIMIT": "*=7d,noop=1.5s"})) == (604_800, 1.5)
     (tmp_path / "distop.toml").write_text('[job-time-limit]\n"*" = "6h"\nvalidate = 90\n')
     assert limits(Settings({}, {}, file=find(folder=tmp_path))) == (90, 21_600)
 
 
-def test_a_client_waits_as_long_as_it_is_told() -> None:
+def test_the_connect_timeout_of_a_client_also_limits_reads() -> None:
     config = client_config(Settings({"connect_timeout": "0.5", "namespace": "n"}, {}))
     assert (config.etcd.connect_timeout, config.etcd.read_timeout, config.namespace) == (0.5, 0.5, "n")
 
 
-def test_pairs() -> None:
+def test_pairs_are_read_from_text_json_and_lists() -> None:
     assert pairs("a=1,b=2") == {"a": "1", "b": "2"}
     assert pairs('{"a": "x,y", "b": true}') == {"a": "x,y", "b": "true"}
     assert pairs(["a=x,y"]) == {"a": "x,y"}
 
 
-def test_a_password_of_a_wrong_kind_is_not_shown() -> None:
+def test_the_error_of_an_invalid_password_does_not_show_it() -> None:
     with pytest.raises(InvalidArgument, match="password must be a text$"):
         configure("a:1", username="me", password=b"secret")  # type: ignore[arg-type]
 
@@ -145,22 +146,22 @@ def test_a_password_of_a_wrong_kind_is_not_shown() -> None:
         ({"username": 5}, "username must be a text"),
         ({"ca_cert": 5}, "ca_cert must be a text"),
         ({"connect_timeout": "soon"}, "connect_timeout must be a number, not 'soon'"),
-        ({"client": 5}, "int is no etcd3.Etcd3Client"),
+        ({"client": 5}, "int is not an etcd3.Etcd3Client"),
     ],
 )
-def test_a_client_configured_with_wrong_types(arguments: dict[str, object], words: str) -> None:
+def test_a_client_configuration_of_wrong_type_is_refused(arguments: dict[str, object], words: str) -> None:
     with pytest.raises(InvalidArgument, match=words) as caught:
         configure(**arguments)  # type: ignore[arg-type]
     assert "--" not in str(caught.value), "a Python call has no options"
 
 
-def test_of_several_pairs_the_wrong_one_is_shown() -> None:
+def test_the_error_shows_the_invalid_one_of_several_pairs() -> None:
     with pytest.raises(InvalidArgument, match="^--label must be written as K=V, not 'foo'$"):
         Settings({"label": ["zone=a", "foo"]}, env={}).get("label")
 
 
-def test_a_spark_setting_that_is_no_pair_is_not_shown() -> None:
-    """It may be the rest of a secret with a comma in it."""
+def test_the_error_of_a_spark_setting_without_a_value_does_not_show_it() -> None:
+    """It may be the rest of a secret that contains a comma."""
     with pytest.raises(InvalidArgument, match="^DISTOP_SPARK_CONF must be written as K=V$"):
         Settings({}, env={"DISTOP_SPARK_CONF": "spark.a.password=1,foo"}).get("spark_conf")
 
@@ -174,14 +175,14 @@ def test_a_ttl_too_short_for_spark_on_other_nodes_is_refused(tmp_path: Path) -> 
     with pytest.raises(InvalidArgument, match=r"with the Spark master spark://h:7077 a ttl of 5 s is too short"):
         executor_config(Settings({**flags, "ttl": "5"}, {}))
     assert executor_config(Settings({**flags, "ttl": "6"}, {})).ttl == 6
-    # Whoever sets both answers for them.
+    # With both heartbeat settings given, the ttl is not checked.
     with pytest.raises(InvalidArgument, match="too short"):
         executor_config(Settings({**flags, "ttl": "2", "spark_conf": OWN[:1]}, {}))
     assert executor_config(Settings({**flags, "ttl": "2", "spark_conf": OWN}, {})).ttl == 2
     assert executor_config(Settings({**flags, "ttl": "2", "spark_master": "local[4]"}, {})).ttl == 2
 
 
-def test_a_secret_among_sparks_settings_is_refused_on_the_command_line_alone(tmp_path: Path) -> None:
+def test_a_secret_spark_setting_is_refused_on_the_command_line_only(tmp_path: Path) -> None:
     name = "spark.hadoop.fs.s3a.secret.key"
     with pytest.raises(InvalidArgument, match=rf"^--spark-conf {name}=… may be a secret") as caught:
         executor_config(Settings({"spark_conf": ["spark.ui.enabled=true", f"{name}=wasp"]}, {}))

@@ -1,4 +1,4 @@
-"""The settings file of the current folder counts only where nobody else can have written it."""
+"""The settings file of the current folder is used only if no other user can write it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STRANGER = 4242
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A current folder with a file of ours."""
+    """A folder with a settings file of this user."""
     folder = tmp_path / "here"
     folder.mkdir(mode=0o755)
     write(folder / "distop.toml")
@@ -51,14 +51,14 @@ def ignored(folder: Path) -> str:
 
 
 def owned_by_a_stranger(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Root gives the path away; whoever is not root is made another user."""
+    """Change the owner as root; otherwise change the user that the process seems to have."""
     if os.geteuid() == 0:
         os.chown(path, STRANGER, STRANGER, follow_symlinks=False)
     else:
         monkeypatch.setattr(settings_file.os, "geteuid", lambda: STRANGER)
 
 
-def test_a_file_of_ours_is_used(folder: Path) -> None:
+def test_the_users_own_file_is_used(folder: Path) -> None:
     found = find(folder=folder)
     assert dict(found.values) == {"namespace": "trusted"}
     assert (found.path, found.ignored) == (str(folder / "distop.toml"), "")
@@ -71,7 +71,7 @@ def test_the_file_of_another_user_is_ignored(folder: Path, monkeypatch: pytest.M
     assert "it belongs to another user (uid" in ignored(folder)
 
 
-def test_the_folder_of_another_user_is_no_place_for_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_in_a_folder_of_another_user_is_ignored(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can give a folder away and keep the file")
     owned_by_a_stranger(folder, monkeypatch)
@@ -85,12 +85,12 @@ def test_a_file_that_others_can_write_is_ignored(folder: Path, mode: int, who: s
 
 
 @pytest.mark.parametrize("mode", [0o775, 0o757, 0o1777])
-def test_a_folder_that_others_can_write_is_no_place_for_it_sticky_or_not(folder: Path, mode: int) -> None:
+def test_a_file_in_a_folder_that_others_can_write_is_ignored(folder: Path, mode: int) -> None:
     folder.chmod(mode)
     assert f"its folder {folder} can be written by " in ignored(folder)
 
 
-def test_behind_a_link_the_file_and_each_folder_with_a_link_are_judged(
+def test_the_target_and_the_folders_of_links_are_checked(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shared, own = tmp_path / "shared", tmp_path / "own"
@@ -107,7 +107,7 @@ def test_behind_a_link_the_file_and_each_folder_with_a_link_are_judged(
     assert f"its folder {own} can be written by the group" in ignored(folder)
     own.chmod(0o755)
 
-    # A link to a link: whoever can write between them chooses which of our files it is.
+    # A link to a link: a user who can replace the second one chooses the file.
     (shared / "middle").symlink_to(target)
     (folder / "distop.toml").unlink()
     (folder / "distop.toml").symlink_to(shared / "middle")
@@ -121,13 +121,13 @@ def test_behind_a_link_the_file_and_each_folder_with_a_link_are_judged(
         assert f"the link {folder}/distop.toml belongs to another user" in ignored(folder)
 
 
-def test_what_is_no_file_is_ignored_and_holds_nobody_up(folder: Path) -> None:
+def test_a_fifo_is_ignored_without_blocking(folder: Path) -> None:
     (folder / "distop.toml").unlink()
     os.mkfifo(folder / "distop.toml")
     assert "it is not a regular file" in ignored(folder)
 
 
-def test_a_file_that_is_named_is_used_whoever_owns_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_named_explicitly_is_used_regardless_of_its_owner(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = folder / "distop.toml"
     path.chmod(0o666)
     owned_by_a_stranger(path, monkeypatch)
@@ -136,41 +136,41 @@ def test_a_file_that_is_named_is_used_whoever_owns_it(folder: Path, monkeypatch:
         find(str(folder / "none.toml"))
 
 
-def test_the_command_line_says_which_file_it_uses(
+def test_commands_report_the_settings_file(
     folder: Path, tmp_path: Path, distop_command: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     etcd = ("--etcd", "127.0.0.1:1", "--connect-timeout", "0.2")
     monkeypatch.chdir(folder)
 
-    def told(*words: str) -> tuple[str, str]:
+    def reported(*words: str) -> tuple[str, str]:
         ran = distop_command("doctor", *etcd, "--json", *words)
         (found,) = (check for check in ran.json["checks"] if check["name"] == "settings")
         return found["status"], found["text"]
 
-    assert told() == ("ok", f"settings file: {folder}/distop.toml")
+    assert reported() == ("ok", f"settings file: {folder}/distop.toml")
     other = write(tmp_path / "other.toml")
-    assert told("--config", str(other)) == ("ok", f"settings file: {other}")
+    assert reported("--config", str(other)) == ("ok", f"settings file: {other}")
     monkeypatch.setenv("DISTOP_CONFIG", str(other))
-    assert told() == ("ok", f"settings file: {other}")
+    assert reported() == ("ok", f"settings file: {other}")
     assert f"settings file: {other}" in distop_command("ls", *etcd, "--debug").err
     monkeypatch.delenv("DISTOP_CONFIG")
 
     folder.chmod(0o777)
-    status, text = told()
+    status, text = reported()
     assert (status, "is ignored" in text) == ("warning", True)
     ran = distop_command("ls", *etcd)
     lines = [line for line in ran.err.splitlines() if "is ignored" in line]
     assert len(lines) == 1
     assert f"{folder}/distop.toml is ignored: its folder {folder} can be written by" in lines[0]
     assert (folder / "distop.toml").unlink() is None
-    assert told() == ("ok", "no settings file (./distop.toml)")
+    assert reported() == ("ok", "no settings file (./distop.toml)")
     assert distop_command("ls", "--config", "none.toml").code == 2
 
 
 def test_hole_4_no_password_goes_to_the_server_of_an_untrusted_file(
     folder: Path, distop_command: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The file was another user's: it named a server, a user, and the file to send as a password."""
+    """A file of another user named a server, a user, and a file to send as the password."""
     write(folder / "distop.toml", 'etcd = "127.0.0.9:9"\nuser = "me"\npassword-file = "/etc/passwd"\n')
     (folder / "distop.toml").chmod(0o666)
     monkeypatch.chdir(folder)
@@ -183,7 +183,7 @@ def test_hole_4_no_password_goes_to_the_server_of_an_untrusted_file(
 
 @pytest.mark.parametrize("start", [("-m", "distop.cli"), ("-c", "from distop.cli.main import main; main()")])
 def test_hole_4_no_module_of_the_current_folder_is_imported(tmp_path: Path, start: tuple[str, str]) -> None:
-    """``python -c`` is the caller's own; ``-m distop.cli`` is ours."""
+    """With ``python -c`` the caller passes ``-P``; ``-m distop.cli`` needs no option."""
     for name in ("typer", "ctypes", "json", "grpc"):
         (tmp_path / f"{name}.py").write_text(f"open('imported-{name}', 'w')\n")
     words = [sys.executable, *(("-P",) if start[0] == "-c" else ()), *start, "doctor", "--json"]

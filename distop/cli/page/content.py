@@ -112,11 +112,7 @@ def page(
         of_partitions=ref.table != CLUSTER_TABLE,
         jobs=jobs,
         jobs_missing="" if jobs is not None else _no_jobs(status, account),
-        kept=tuple(
-            Told(KINDS[name], (), names)
-            for name, names in (("failed", account.failed), ("unended", account.unfinished))
-            if names
-        ),
+        kept=_kept(account),
         problems=tuple(_problems(status, told is not None, jobs)),
     )
 
@@ -207,6 +203,12 @@ def _no_argument(account: Account) -> str:
     if account.gone:
         return "The argument is not kept any more."
     return "The argument cannot be read."
+
+
+def _kept(account: Account) -> tuple[Told, ...]:
+    """The names of the partitions that did not succeed, by kind."""
+    kept = (("failed", account.failed), ("unended", account.unfinished))
+    return tuple(Told(KINDS[kind], (), names) for kind, names in kept if names)
 
 
 def _no_jobs(status: OperationStatus, account: Account) -> str:

@@ -16,8 +16,10 @@ from distop.clock import random, time
 from distop.daemon.action_log import ActionLog
 from distop.daemon.coordinator.attempt_limit import Elsewhere
 from distop.daemon.coordinator.claim_watch import ClaimWatch
+from distop.daemon.coordinator.election import Election
+from distop.daemon.coordinator.follow_ups import Later
 from distop.daemon.coordinator.label_routing import Placing
-from distop.daemon.coordinator.operation_end import Ending, Later
+from distop.daemon.coordinator.operation_end import Ending
 from distop.daemon.coordinator.operation_planning import Planning
 from distop.daemon.coordinator.orphaned_jobs import Reaper
 from distop.daemon.coordinator.pending_starts import Waiters
@@ -36,6 +38,7 @@ from distop.worker.daemon_side.requests import WorkerError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 
+    from distop.daemon.coordinator.election import Callbacks
     from distop.daemon.incarnation_context import Context
     from distop.decide.operation_view import OperationView
     from distop.protocol.records import OperationRef
@@ -45,6 +48,8 @@ if TYPE_CHECKING:
 LONG_STEP = 5.0
 """Minimum age in seconds of a step that keeps the election, despite the failure of another operation's call."""
 REFUSED_PAUSE = (0.02, 2.0)
+RELIST = 300.0
+"""Minimum seconds between two listings behind a watch."""
 TOLD_AFTER = 8
 """Refused decisions in a row after which the cause is logged: a view that lags has caught up by then."""
 
@@ -61,23 +66,12 @@ class Overtaken(Exception):
 class Coordinator:
     """Coordinates one type on one table under one election.
 
-    ``fence``: the election's mod revision. ``on_failure`` is called when a watch has failed, so that coordination
-    cannot continue. ``on_trouble`` is called when a call into the child failed, and another node may do better.
-    ``on_elsewhere`` is called when the next step needs a node with other labels; it returns False if the election
-    cannot be given up yet. ``only_ending``: no live node has code of the type, so only cancelled operations, and
-    operations that will never start, are ended.
+    ``fence``: the election's mod revision. ``only_ending``: no live node has code of the type, so only cancelled
+    operations, and operations that will never start, are ended.
     """
 
     def __init__(
-        self,
-        ctx: Context,
-        table: str,
-        type_name: str,
-        fence: int,
-        on_failure: Callable[[BaseException], None],
-        on_trouble: Callable[[], None],
-        on_elsewhere: Callable[[], bool],
-        only_ending: bool = False,
+        self, ctx: Context, table: str, type_name: str, fence: int, callbacks: Callbacks, only_ending: bool = False
     ) -> None:
         self._ctx = ctx
         self.fence = fence
@@ -86,8 +80,7 @@ class Coordinator:
         self._view = TypeView(ctx.keys, table, type_name, ctx.limits.outcomes_ahead)
         self._log = ctx.log
         self._only_ending = only_ending
-        self._on_failure = on_failure
-        self._on_trouble = on_trouble
+        self._callbacks = callbacks
         self._step_started: dict[OperationRef, float] = {}
         """Operations with a step under way, and the time of its start."""
         self._driving: dict[OperationRef, asyncio.Task[None]] = {}
@@ -97,7 +90,7 @@ class Coordinator:
         """Operations with a call into the child, and the stage that it belongs to."""
         self._overtaken: set[OperationRef] = set()
         """Operations with a call that have left the stage of that call."""
-        self._placing = Placing(ctx, on_elsewhere, self._kick, only_ending)
+        self._placing = Placing(ctx, callbacks.elsewhere, self._kick, only_ending)
         self._left_alone: set[OperationRef] = set()
         self._logged_claims: set[OperationRef] = set()
         """Operations whose stale claim was logged."""
@@ -108,33 +101,36 @@ class Coordinator:
         self._cancelling: set[OperationRef] = set()
         """Operations that are being cancelled and wait for the deletion of their claims."""
         self._watching: asyncio.Task[None] | None = None
-        self._ready = False
-        self._closed = False
-        relist = max(ctx.config.poll, 300.0)
-        self._jobs = Feed(
-            ctx.client,
-            *ctx.keys.type_range(table, type_name),
+        self._ready = self._closed = False
+        self._jobs = self._watch_of_jobs(table, type_name)
+        self._claims = self._watch_of_claims(table, type_name)
+        self._actions = ActionLog(ctx.log)
+        election = Election(ctx, self._guard, self._view, self._commit, self._reached, self._call)
+        self._planning = Planning(election, self._jobs.relist, self._placing.need)
+        self._ending = Ending(election, self._actions)
+        self._waiters = Waiters(election, self._actions, only_ending)
+        self._reaper = Reaper(election, self._claims.reached)
+
+    def _watch_of_jobs(self, table: str, type_name: str) -> Feed:
+        return Feed(
+            self._ctx.client,
+            *self._keys.type_range(table, type_name),
             self._fold_jobs,
-            relist_every=relist,
+            relist_every=max(self._ctx.config.poll, RELIST),
             name="jobs",
             ignore=(b".progress",),
             gather=self._view.listing,
             ignore_deletions=(b".arg", b".outcome"),  # they go with the state
         )
-        claims = ctx.keys.type_claims(table, type_name)
-        self._claims = ClaimWatch(
-            lambda apply: Feed(ctx.client, *claims, apply, relist_every=relist, name="claims"),
+
+    def _watch_of_claims(self, table: str, type_name: str) -> ClaimWatch:
+        claims, every = self._keys.type_claims(table, type_name), max(self._ctx.config.poll, RELIST)
+        return ClaimWatch(
+            lambda apply: Feed(self._ctx.client, *claims, apply, relist_every=every, name="claims"),
             self._fold_claims,
             self._view.forget_claims,
-            on_failure,
+            self._callbacks.failed,
         )
-        self._actions = ActionLog(ctx.log)
-        self._planning = Planning(
-            ctx, self._guard, self._view, self._commit, self._reached, self._jobs.relist, self._call, self._placing.need
-        )
-        self._ending = Ending(ctx, self._guard, self._commit, self._reached, self._call, self._actions)
-        self._waiters = Waiters(ctx, self._guard, self._view, self._commit, self._reached, self._actions, only_ending)
-        self._reaper = Reaper(ctx, self._guard, self._claims.reached, self._call)
 
     async def start(self) -> None:
         """Start the watches and work on all operations.
@@ -158,7 +154,7 @@ class Coordinator:
         try:
             await self._jobs.wait()
         except Exception as error:
-            self._on_failure(error)
+            self._callbacks.failed(error)
 
     async def _close_feeds(self) -> None:
         await asyncio.gather(self._jobs.close(), self._claims.close())
@@ -297,47 +293,8 @@ class Coordinator:
 
     async def _drive(self, ref: OperationRef) -> None:
         """Perform the steps of one operation until it has to wait."""
-        refused, refusals = Backoff(*REFUSED_PAUSE), 0
         try:
-            while self._ready:
-                self._changed_again.discard(ref)
-                op = self._view.operations.get(ref)
-                if op is None:
-                    return
-                step = self._next_step(op)
-                if step is None or isinstance(step, next_steps.WakeAt):
-                    if step is not None:
-                        self._wake_at(ref, step.time)
-                    else:
-                        self._nothing_to_do(op)
-                    if ref in self._changed_again:
-                        continue
-                    return
-                if (step := self._placing.here(op, step)) is None:
-                    return
-                self._step_started[ref] = time.monotonic()
-                try:
-                    applied = await self._perform(op, step, refused=refusals > 0)
-                except Overtaken:
-                    applied = True
-                except Elsewhere:
-                    applied = True
-                    self._call_failed(ref)
-                finally:
-                    self._placing.done(ref)
-                if applied:
-                    refused.reset()
-                    refusals = 0
-                    if ref in self._malformed:
-                        self._settle_refusals([ref])
-                else:
-                    # Refused: the view was behind. What it missed is on its way.
-                    refusals += 1
-                    if refusals == TOLD_AFTER:
-                        await self._jobs.relist()  # a watch may have lost events (etcd#20573)
-                    if refusals >= TOLD_AFTER:
-                        await self._log_stale_claim(op)
-                    await asyncio.sleep(refused.pause())
+            await self._perform_steps(ref)
         except (SessionLost, asyncio.CancelledError):
             pass
         except Later as later:
@@ -363,6 +320,51 @@ class Coordinator:
             if ref in self._changed_again:
                 self._kick([ref])
 
+    async def _perform_steps(self, ref: OperationRef) -> None:
+        refused, refusals = Backoff(*REFUSED_PAUSE), 0
+        while self._ready:
+            self._changed_again.discard(ref)
+            op = self._view.operations.get(ref)
+            if op is None:
+                return
+            step = self._next_step(op)
+            if step is None or isinstance(step, next_steps.WakeAt):
+                if step is not None:
+                    self._wake_at(ref, step.time)
+                else:
+                    self._nothing_to_do(op)
+                if ref in self._changed_again:
+                    continue
+                return
+            if (step := self._placing.here(op, step)) is None:
+                return
+            if await self._attempt(op, step, refused=refusals > 0):
+                refused.reset()
+                refusals = 0
+                if ref in self._malformed:
+                    self._settle_refusals([ref])
+                continue
+            # Refused: the view was behind. What it missed is on its way.
+            refusals += 1
+            if refusals == TOLD_AFTER:
+                await self._jobs.relist()  # a watch may have lost events (etcd#20573)
+            if refusals >= TOLD_AFTER:
+                await self._log_stale_claim(op)
+            await asyncio.sleep(refused.pause())
+
+    async def _attempt(self, op: OperationView, step: next_steps.Step, *, refused: bool) -> bool:
+        """Perform one step; returns False if its transaction was refused, True also if a call into the child ended."""
+        self._step_started[op.ref] = time.monotonic()
+        try:
+            return await self._perform(op, step, refused=refused)
+        except Overtaken:
+            return True
+        except Elsewhere:
+            self._call_failed(op.ref)
+            return True
+        finally:
+            self._placing.done(op.ref)
+
     def _call_failed(self, ref: OperationRef) -> None:
         """Give up the election after a failed attempt, unless long steps are under way.
 
@@ -370,7 +372,7 @@ class Coordinator:
         """
         now = time.monotonic()
         if all(other == ref or now - begun < LONG_STEP for other, begun in self._step_started.items()):
-            self._on_trouble()
+            self._callbacks.trouble()
 
     async def _log_stale_claim(self, op: OperationView) -> None:
         """Log once which claim of an ended job prevents the end of its operation.

@@ -11,6 +11,7 @@ waits for as long as the previous commit took; meanwhile it grows, which saves t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -95,6 +96,7 @@ class Finishes:
             lambda: _Group(self._keys, guard, ctx.limits),
             lambda error: None,  # each finish that waits is told
             rest=lambda: min(self._took, LONGEST_TURN),
+            abandoned=lambda one: one.applied.done(),
         )
         self._malformed: set[OperationRef] = set()
         """Operations whose finish etcd rejects as invalid, even alone; they are retried alone at once."""
@@ -104,8 +106,6 @@ class Finishes:
         """The prefetch includes all writes up to this revision."""
         self._written: tuple[float, KeyValue | None] = (-FORESEEN_FOR, None)
         """runOps as last written or read here, and the time of that."""
-        self._sent: list[_Finish] = []
-        """The finishes of the commit under way."""
         self._telling: set[asyncio.Task[None]] = set()
 
     def foresee(self, ref: OperationRef, since: int = 0) -> None:
@@ -136,71 +136,17 @@ class Finishes:
         self._malformed.discard(final.ref)
         if applied:
             state = final.history.state
-            self._ctx.log.info(
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation Operation Operation Operation Operation Operation "
-                "Operation Operation Operation Operation finished as %s",
-                state,
-                extra={"operation": str(final.ref)},
-            )
+            self._ctx.log.info("Operation finished as %s", state, extra={"operation": str(final.ref)})
         return applied > 0
 
     def _withdrawn(self, applied: asyncio.Future[int]) -> None:
-        if applied.cancelled() and self._sent and all(one.applied.cancelled() for one in self._sent):
+        if applied.cancelled():
             self._commits.interrupt()
 
     async def _commit(self, group: list[_Finish]) -> Sequence[_Finish]:
         """Commit these finishes; returns those to be sent again."""
-        waiting = [one for one in group if not one.applied.done()]
-        count = independent_count([one.part for one in waiting])
-        group = self._sent = waiting[:count]
-        try:
-            left = await self._write(group) if group else []
-        except asyncio.CancelledError:  # nobody waits for these any more: the others go on
-            left = []
-        return [*left, *waiting[count:]]
+        count = independent_count([one.part for one in group])
+        return [*await self._write(group[:count]), *group[count:]]
 
     async def _write(self, group: list[_Finish]) -> Sequence[_Finish]:
         try:
@@ -252,9 +198,13 @@ class Finishes:
         return []
 
     async def _tell(self, group: Sequence[_Finish], revision: int) -> None:
-        """Wait for the view, once for all of them."""
+        """Wait for the view, once for all of them.
+
+        If the view's watch fails, the incarnation ends with that error; the finishes are applied all the same.
+        """
         try:
-            await self._reached(revision)
+            with contextlib.suppress(Exception):
+                await self._reached(revision)
         finally:
             for one in group:
                 one.settle(revision)

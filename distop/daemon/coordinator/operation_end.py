@@ -1,4 +1,4 @@
-"""Ends operations: completion code, finish, follow-up operations, cleanup.
+"""Ends operations: completion code, finish, cleanup.
 
 The decision from the jobs is written before the completion code runs, unless that code only makes a report. The
 terminal state is one transaction with the history record (C30). ``protocol.operation_transitions`` has the compares of
@@ -11,65 +11,38 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from distop.clock import random, time
+from distop.clock import time
 from distop.daemon.coordinator.attempt_limit import Elsewhere, failed_attempt
 from distop.daemon.coordinator.finish_batches import Finishes
+from distop.daemon.coordinator.follow_ups import FollowUps
 from distop.daemon.coordinator.orphaned_jobs import table_of
 from distop.daemon.coordinator.rerun_gathering import kept_with
 from distop.daemon.job_reports import Reporter
 from distop.decide import next_steps
 from distop.decide.due_operations import ERRORS_KEPT, error_of, final_record
-from distop.errors import (
-    Incompatible,
-    InvalidArgument,
-    NotFound,
-    OperationStartError,
-    UnknownBehavior,
-    UnreadableRecord,
-)
+from distop.errors import NotFound, UnreadableRecord
 from distop.protocol import operation_finish as f
-from distop.protocol.dependencies import follows_elsewhere
 from distop.protocol.executor_nodes import refusal
 from distop.protocol.job_transitions import guarded
 from distop.protocol.jobs import JobState, Outcome
-from distop.protocol.json_codec import dumps, from_ranges, loads, parse_time, rfc3339
+from distop.protocol.json_codec import dumps, from_ranges, loads, rfc3339
 from distop.protocol.keys import job_name
 from distop.protocol.record_reading import read
 from distop.protocol.record_signature import signature
-from distop.protocol.records import Decision, History
-from distop.protocol.schedule import Series, following, next_request
 from distop.protocol.state_tables import Stage
 from distop.protocol.txn import Get
-from distop.schemas.argument_schema import encode_argument
-from distop.services.submission.start_options import StartOptions
-from distop.services.submission.start_request import FOLLOW, derived, request
-from distop.services.submission.submit import submit
-from distop.worker.daemon_side.requests import PlanPages, WorkerError
+from distop.worker.daemon_side.requests import CompleteRequest, PlanPages, WorkerError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from distop.daemon.action_log import ActionLog
-    from distop.daemon.coordinator.orphaned_jobs import Call
-    from distop.daemon.incarnation_context import Context
+    from distop.daemon.coordinator.election import Election
     from distop.decide.operation_view import OperationView
-    from distop.protocol.records import OperationRef
-    from distop.protocol.txn import Compare, Txn
+    from distop.protocol.records import Decision, OperationRef
+    from distop.protocol.txn import Txn
     from distop.worker.daemon_side.requests import CompleteResult
     from distop.worker.daemon_side.result_handlers import Fetch, Page
-
-FOLLOW_UP_TIME = 600.0
-"""Seconds for which a refused follow-up is retried."""
-FOLLOW_UP_PAUSE = (1.0, 60.0)
-SERIES_PAUSE = (1.0, 5.0)
-
-
-class Later(Exception):
-    """Nothing more can be done for an operation before ``when`` (seconds since the epoch)."""
-
-    def __init__(self, when: float) -> None:
-        super().__init__(when)
-        self.when = when
 
 
 class _Outcomes:
@@ -123,42 +96,24 @@ def _nothing_left(op: OperationView) -> bool:
 
 
 class Ending:
-    """Completes, finishes and cleans up operations under one election (``guard``).
+    """Completes, finishes and cleans up operations under one election.
 
     Each step gets the operation as it was decided for, which does not change during the step: the guards enforce it.
-    ``commit`` sends a transaction, waits until the coordinator's view has reached it, and returns whether it was
-    applied. ``reached`` only waits (W11). ``call`` makes a call into the child, which ends when the operation leaves
-    its stage.
     """
 
-    def __init__(
-        self,
-        ctx: Context,
-        guard: Compare,
-        commit: Callable[[Txn], Awaitable[bool]],
-        reached: Callable[[int], Awaitable[None]],
-        call: Call,
-        actions: ActionLog,
-    ) -> None:
-        self._ctx = ctx
+    def __init__(self, election: Election, actions: ActionLog) -> None:
+        self._ctx = ctx = election.ctx
         self._actions = actions
         self._keys = ctx.keys
-        self._guard = guard
-        self._commit = commit
-        self._reached = reached
-        self._call = call
+        self._guard = election.guard
+        self._commit = election.commit
+        self._reached = election.reached
+        self._call = election.call
         self._log = ctx.log
-        self._followed: dict[OperationRef, set[int]] = {}
-        """The follow-up operations that are settled, by operation, while others wait."""
-        self._follow_at: dict[OperationRef, float] = {}
-        """When the refused follow-ups of an operation are retried (``time.monotonic``)."""
-        self._refused: dict[OperationRef, float] = {}
-        """When the first follow-up of an operation was refused (``time.monotonic``)."""
+        self._follow_ups = FollowUps(ctx)
         self._ahead: dict[OperationRef, _Outcomes] = {}
-        self._finishes = Finishes(ctx, guard, reached)
-        self._ends = Reporter(
-            ctx.client, ctx.keys, ctx.lost, ctx.log, ctx.rejected_writes, ctx.limits, what="ends of operations"
-        )
+        self._finishes = Finishes(ctx, election.guard, election.reached)
+        self._ends = Reporter(ctx, "ends of operations")
         """Group commit of the deletions of their keys."""
 
     def close(self) -> None:
@@ -173,38 +128,13 @@ class Ending:
         Returns False if a transaction was refused. If ``decision`` is not written yet, the code only makes a report,
         and the finish writes the decision as well. Raises Elsewhere.
         """
-        assert op.spec is not None
-        ref, decision_mod = op.ref, op.decision.mod if op.decision is not None else 0
-        if not self._ctx.serves(ref.type, (ref.table, *op.terms.beside)):
+        decision_mod = op.decision.mod if op.decision is not None else 0
+        if not self._ctx.serves(op.ref.type, (op.ref.table, *op.terms.beside)):
             return False
-        decided, worker = decision, self._ctx.worker
-        outcomes = self._ahead.pop(ref, None)
-        if outcomes is None:
-            outcomes = self._outcomes_of(op, decided.total, self._known(op, decided.total))
         try:
-            argument = await self._ctx.argument(ref)
-            self.foresee(op)
-            done: CompleteResult = await self._call(
-                ref,
-                op.stage,
-                lambda: worker.complete(
-                    str(ref),
-                    ref.type,
-                    argument,
-                    table_of(op),
-                    str(decided.verdict),
-                    decided.total,
-                    decided.success,
-                    decided.failed,
-                    outcomes.page,
-                    outcomes.ready(),
-                    self._plan_of(op),
-                ),
-            )
+            done = await self._run_completion_code(op, decision)
         except WorkerError as error:
             return await self._completion_failed(op, decision, error)
-        finally:
-            outcomes.close()
         if done.follow_ups and list(done.follow_ups) != list(decision.follow_ups):
             # Kept with the decision, so that a crash after the finish loses none of them.
             decision = replace(decision, follow_ups=tuple(done.follow_ups))
@@ -214,6 +144,32 @@ class Ending:
             decision_mod = kept.revision
             await self._reached(decision_mod)
         return await self.finish(op, decision, decision_mod, done.report, done.failure)
+
+    async def _run_completion_code(self, op: OperationView, decision: Decision) -> CompleteResult:
+        """Raises WorkerError."""
+        ref, worker = op.ref, self._ctx.worker
+        outcomes = self._ahead.pop(ref, None)
+        if outcomes is None:
+            outcomes = self._outcomes_of(op, decision.total, self._known(op, decision.total))
+        try:
+            argument = await self._ctx.argument(ref)
+            self.foresee(op)
+            counts = str(decision.verdict), decision.total, decision.success, decision.failed
+            done: CompleteResult = await self._call(
+                ref,
+                op.stage,
+                lambda: worker.complete(
+                    CompleteRequest(
+                        *(str(ref), ref.type, argument, table_of(op), *counts),
+                        fetch=outcomes.page,
+                        first=outcomes.ready(),
+                        plan=self._plan_of(op),
+                    )
+                ),
+            )
+        finally:
+            outcomes.close()
+        return done
 
     async def _completion_failed(self, op: OperationView, decision: Decision, error: WorkerError) -> bool:
         assert op.spec is not None
@@ -281,12 +237,7 @@ class Ending:
     # ----------------------------------------------------------------- finish
 
     async def finish(
-        self,
-        op: OperationView,
-        decision: Decision,
-        decision_mod: int,
-        report: Any = None,
-        failure: str | None = None,
+        self, op: OperationView, decision: Decision, decision_mod: int, report: Any = None, failure: str | None = None
     ) -> bool:
         """Write the terminal state and the history record.
 
@@ -325,7 +276,7 @@ class Ending:
         """Drop the prefetched data of all other operations, which are gone."""
         for ref in [ref for ref in self._ahead if ref not in refs]:
             self._ahead.pop(ref).close()
-        self._refused = {ref: since for ref, since in self._refused.items() if ref in refs}
+        self._follow_ups.keep(refs)
 
     def _outcomes_of(self, op: OperationView, total: int, known: Page | None = None) -> _Outcomes:
         ref = op.ref
@@ -358,8 +309,8 @@ class Ending:
         """
         ref = op.ref
         if follow_ups:
-            await self._follow_all(ref, follow_ups)
-        await self._come_again(op)
+            await self._follow_ups.start_all(ref, follow_ups)
+        await self._follow_ups.start_next_of_series(op)
         size = self._ctx.limits.cleaned
         last = max(0, (count - 1) // size * size)
         for first in range(0, last, size):
@@ -401,115 +352,3 @@ class Ending:
                 error,
                 extra={"operation": str(ref)},
             )
-
-    # ----------------------------------------------------------- what follows
-
-    async def _come_again(self, op: OperationView) -> None:
-        """Start the next operation of its series (P3).
-
-        It starts once, by its request id, even if several coordinators try.
-        """
-        ref, spec = op.ref, op.spec
-        if spec is None or spec.series is None or op.state is None:
-            return
-        history, arg = await self._ctx.client.read(Get(self._keys.history(ref)), Get(self._keys.of(ref, "arg")))
-        now = time.time()
-        finished = parse_time(read(History.decode, history.kv).finished) if history.kv is not None else now
-        one = following(Series.from_json(spec.series), str(ref), op.state, finished, now, random.uniform(0, 1))
-        if one is None or arg.kv is None:
-            return
-        rules = spec.rules
-        try:
-            as_before = StartOptions(
-                partitions=spec.partitions,
-                failure_policy=rules.failure_policy,
-                retry_attempts=rules.retry.attempts,
-                time_limit=rules.time_limit or None,
-                labels=spec.labels,
-            )
-            wanted = request(ref.type, ref.table, arg.kv.value, as_before, spec.submitter)
-            wanted = replace(wanted, by=spec.by, where=spec.where, options=op.terms.options)
-            wanted = replace(wanted, not_before=one.not_before, series=one.series)
-            by_id = {"id": spec.id, "on_duplicate": FOLLOW} if spec.id else {"one_off": True}
-            wanted = derived(replace(wanted, **by_id), next_request(ref))
-            started = await submit(self._ctx.client, self._keys, wanted)
-        except Incompatible as error:
-            # Its id is held by one of no series that has not begun: while that lasts, it is tried again.
-            if pause := self._try_again(ref):
-                self._log.info(
-                    "Cannot start the next operation of its series; retrying: %s", error, extra={"operation": str(ref)}
-                )
-                raise Later(time.time() + pause) from None
-            self._log.error(
-                "Ending its series: the next operation was refused: %s", error, extra={"operation": str(ref)}
-            )
-        except OperationStartError as error:
-            self._log.info(
-                "Cannot start the next operation of its series; retrying: %s", error, extra={"operation": str(ref)}
-            )
-            raise Later(now + random.uniform(*SERIES_PAUSE)) from None
-        except (InvalidArgument, UnknownBehavior, NotFound) as error:
-            self._log.error(
-                "Ending its series: the next operation was refused: %s", error, extra={"operation": str(ref)}
-            )
-        else:
-            self._log.info("Started %s, the next operation of its series", started.ref, extra={"operation": str(ref)})
-
-    async def _follow_all(self, ref: OperationRef, follow_ups: Sequence[Mapping[str, Any]]) -> None:
-        """Start the follow-up operations that the completion code asked for.
-
-        A refused one is retried, also by the next coordinator: the decision, which names it, stays until then. Raises
-        Later.
-        """
-        if (left := self._follow_at.get(ref, 0.0) - time.monotonic()) > 0:
-            raise Later(time.time() + left)
-        settled = self._followed.setdefault(ref, set())
-        refused: dict[int, OperationStartError] = {}
-        for number, wanted in enumerate(follow_ups):
-            if number not in settled:
-                try:
-                    await self._start_follow_up(ref, number, wanted)
-                    settled.add(number)
-                except OperationStartError as error:
-                    refused[number] = error
-        if refused and (pause := self._try_again(ref)):
-            for why in refused.values():
-                self._log.info("Cannot start a follow-up operation; retrying: %s", why, extra={"operation": str(ref)})
-            self._follow_at[ref] = time.monotonic() + pause
-            raise Later(time.time() + pause)
-        for why in refused.values():
-            self._log.error(
-                "Giving up on a follow-up operation that is still refused: %s", why, extra={"operation": str(ref)}
-            )
-        self._followed.pop(ref, None)
-        self._follow_at.pop(ref, None)
-
-    def _try_again(self, ref: OperationRef) -> float:
-        """Seconds until a refused follow-up operation is retried; 0 after the time limit.
-
-        The pause grows with the time since the first refusal. The clock is monotonic: a wall clock that is hours ahead
-        would give up at once. A new coordinator starts from zero.
-        """
-        now = time.monotonic()
-        waited = now - self._refused.setdefault(ref, now)
-        shortest, longest = FOLLOW_UP_PAUSE
-        pause = min(longest, shortest + waited / 4) * random.uniform(0.8, 1.0)
-        return pause if waited < FOLLOW_UP_TIME else 0.0
-
-    async def _start_follow_up(self, ref: OperationRef, number: int, wanted: Mapping[str, Any]) -> None:
-        """Start one follow-up operation of the completion code.
-
-        It starts once, by its request id, even if several coordinators try. Raises OperationStartError if it is refused
-        for now.
-        """
-        try:
-            if why := follows_elsewhere(ref, wanted.get("table")):
-                raise InvalidArgument(why)
-            options = StartOptions(partitions=wanted.get("partitions"), not_before=wanted.get("not_before"))
-            arg = encode_argument(wanted.get("arg") or {})
-            asked = request(wanted.get("type", ""), ref.table, arg, options, str(ref))
-            started = await submit(self._ctx.client, self._keys, derived(asked, f"{ref}#{number}"))
-        except (InvalidArgument, UnknownBehavior, NotFound) as error:
-            self._log.error("Cannot start a follow-up operation; skipping it: %s", error, extra={"operation": str(ref)})
-        else:
-            self._log.info("Started the follow-up operation %s", started.ref, extra={"operation": str(ref)})

@@ -20,14 +20,11 @@ from distop.protocol.state_tables import Stage
 from distop.worker.daemon_side.requests import PlanResult, WorkerError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Mapping
+    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
-    from distop.daemon.coordinator.orphaned_jobs import Call
-    from distop.daemon.incarnation_context import Context
+    from distop.daemon.coordinator.election import Election
     from distop.decide.operation_view import OperationView
-    from distop.decide.view import TypeView
     from distop.protocol.records import OperationRef, Spec
-    from distop.protocol.txn import Compare, Txn
 
 CHUNKS_IN_FLIGHT = 8
 
@@ -41,33 +38,26 @@ def _named(spec: Spec) -> PlanResult:
 
 
 class Planning:
-    """Plans operations under one election (``guard``).
+    """Plans operations under one election.
 
-    ``commit`` sends a transaction, waits until the coordinator's ``view`` has reached it, and returns whether it was
-    applied. ``reached`` only waits (W11). ``relist`` updates the view. ``call`` makes a call into the child, which ends
-    when the operation leaves its stage. ``need`` leaves an operation to a node that serves more tables, or returns what
-    a missing node would need.
+    ``relist`` updates the view. ``need`` leaves an operation to a node that serves more tables, or returns what a
+    missing node would need.
     """
 
     def __init__(
         self,
-        ctx: Context,
-        guard: Compare,
-        view: TypeView,
-        commit: Callable[[Txn], Awaitable[bool]],
-        reached: Callable[[int], Awaitable[None]],
+        election: Election,
         relist: Callable[[], Awaitable[object]],
-        call: Call,
         need: Callable[[OperationView, Collection[str]], str],
     ) -> None:
-        self._ctx = ctx
+        self._ctx = ctx = election.ctx
         self._keys = ctx.keys
-        self._guard = guard
-        self._view = view
-        self._commit = commit
-        self._reached = reached
+        self._guard = election.guard
+        self._view = election.view
+        self._commit = election.commit
+        self._reached = election.reached
+        self._call = election.call
         self._relist = relist
-        self._call = call
         self._need = need
         self._refused: dict[OperationRef, dict[str, None]] = {}
         """Further tables that operations read, and this node does not serve."""
@@ -91,32 +81,19 @@ class Planning:
             if not (missing := self._need(op, refused)):
                 return False
             return await self._failed(ref, WorkerError("transient", f"no live executor {missing}"))
-        op = self._view.operations.get(ref, op)  # a listing makes new objects
-        terms, digest = op.terms, plan_digest(planned.chunks)
-        terms, chunks = replace(terms, beside=planned.beside), len(planned.chunks)
-        found = planned.version, digest, chunks, planned.spilled, planned.options, planned.beside
-        plan = Plan(planned.count, *found)
+        return await self._write(self._view.operations.get(ref, op), planned)  # a listing makes new objects
+
+    async def _write(self, op: OperationView, planned: PlanResult) -> bool:
+        """Write the plan, with its chunks if they fit into one transaction, else after them."""
+        ref, limits, chunks = op.ref, self._ctx.limits, planned.chunks
+        found = plan_digest(chunks), len(chunks), planned.spilled, planned.options, planned.beside
+        plan, terms = Plan(planned.count, planned.version, *found), replace(op.terms, beside=planned.beside)
         self._log.info("Planned %d jobs", planned.count, extra={"operation": str(ref)})
-        seen = [op.chunks.get(n, 0) for n in range(len(planned.chunks))]
-        limits, size = self._ctx.limits, sum(map(len, planned.chunks))
-        if planned.options:
-            size += len(dumps(planned.options))
-        if size <= limits.plan_bytes and len(planned.chunks) <= limits.plan_chunks:
-            txn = t.write_plan(self._keys, ref, self._guard, plan, seen, planned.chunks, terms)
-            result = await self._ctx.commit(txn)
-            if result.succeeded:
-                await self._reached(result.revision)
-            return result.succeeded
-        limit = asyncio.Semaphore(CHUNKS_IN_FLIGHT)
-
-        async def write(n: int) -> int:
-            async with limit:
-                result = await self._ctx.commit(
-                    t.write_chunk(self._keys, ref, self._guard, n, seen[n], planned.chunks[n])
-                )
-                return result.revision if result.succeeded else 0
-
-        mods = await asyncio.gather(*(write(n) for n in range(len(planned.chunks))))
+        seen = [op.chunks.get(n, 0) for n in range(len(chunks))]
+        size = sum(map(len, chunks)) + (len(dumps(planned.options)) if planned.options else 0)
+        if size <= limits.plan_bytes and len(chunks) <= limits.plan_chunks:
+            return await self._commit(t.write_plan(self._keys, ref, self._guard, plan, seen, chunks, terms))
+        mods = await self._write_chunks(ref, chunks, seen)
         if not all(mods):
             await self._relist()
             return False
@@ -124,6 +101,20 @@ class Planning:
             too_many = f"the plan has {len(mods)} chunks of 512 KiB; at most {t.CHUNKS_PER_PLAN} are allowed"
             return await self._failed(ref, WorkerError("fatal", too_many))
         return await self._commit(t.write_plan(self._keys, ref, self._guard, plan, mods, terms=terms))
+
+    async def _write_chunks(self, ref: OperationRef, chunks: Sequence[bytes], seen: Sequence[int]) -> list[int]:
+        """Write the chunks of a plan; returns their mod revisions, 0 for those whose transaction was refused.
+
+        ``seen``: the mod revisions of the chunks that are there, 0 for none.
+        """
+        limit = asyncio.Semaphore(CHUNKS_IN_FLIGHT)
+
+        async def write(n: int) -> int:
+            async with limit:
+                result = await self._ctx.commit(t.write_chunk(self._keys, ref, self._guard, n, seen[n], chunks[n]))
+                return result.revision if result.succeeded else 0
+
+        return await asyncio.gather(*(write(n) for n in range(len(chunks))))
 
     async def _list(self, ref: OperationRef, spec: Spec, arg: Any) -> PlanResult:
         if spec.table is None:

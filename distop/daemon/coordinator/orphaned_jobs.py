@@ -12,7 +12,7 @@ from bisect import bisect_left
 from typing import TYPE_CHECKING, Any
 
 from distop.daemon.saved_checkpoints import read_checkpoints
-from distop.decide import next_steps
+from distop.decide import job_claims
 from distop.protocol import job_transitions
 from distop.protocol.executor_nodes import refusal
 from distop.protocol.json_codec import loads
@@ -24,30 +24,26 @@ from distop.worker.daemon_side.requests import JobItem, WorkerError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
-    from distop.daemon.incarnation_context import Context
+    from distop.daemon.coordinator.election import Election
     from distop.decide.operation_view import OperationView
     from distop.protocol.jobs import Claim
-    from distop.protocol.records import OperationRef
-    from distop.protocol.txn import Compare, Txn
-
-    Call = Callable[[OperationRef, Stage, Callable[[], Awaitable[Any]]], Awaitable[Any]]
+    from distop.protocol.txn import Txn
 
 IN_FLIGHT = 8
 """Maximum concurrent transactions."""
 
 
 class Reaper:
-    """Reaps claims under one election (``guard``).
+    """Reaps claims under one election.
 
-    ``reached`` waits until the coordinator's view of the claims has reached a revision (W11). ``call`` makes a call
-    into the child, which ends when the operation leaves its stage.
+    ``reached`` waits until the coordinator's view of the claims has reached a revision (W11).
     """
 
-    def __init__(self, ctx: Context, guard: Compare, reached: Callable[[int], Awaitable[None]], call: Call) -> None:
-        self._ctx = ctx
-        self._guard = guard
+    def __init__(self, election: Election, reached: Callable[[int], Awaitable[None]]) -> None:
+        self._ctx = election.ctx
+        self._guard = election.guard
+        self._call = election.call
         self._reached = reached
-        self._call = call
 
     async def reap(self, op: OperationView, claims: Sequence[tuple[int, int]]) -> bool:
         """Clean up after the jobs of these claims (partition, mod revision), and delete the claims.
@@ -77,7 +73,7 @@ class Reaper:
         pages = [seen[n : n + size] for n in range(0, len(seen), size)]
 
         def revoke(page: Sequence[tuple[int, int, Claim]]) -> Txn:
-            return job_transitions.revoke(self._ctx.keys, op.ref, self._guard, op.state_mod, page, next_steps.revoked)
+            return job_transitions.revoke(self._ctx.keys, op.ref, self._guard, op.state_mod, page, job_claims.revoked)
 
         results = await asyncio.gather(*(self._ctx.commit(revoke(page)) for page in pages))
         return [

@@ -28,14 +28,13 @@ from distop.runtime.backoff import Backoff
 from distop.services.submission.idempotency import excluding
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from distop.daemon.action_log import ActionLog
-    from distop.daemon.incarnation_context import Context
+    from distop.daemon.coordinator.election import Election
     from distop.decide.operation_view import OperationView
-    from distop.decide.view import TypeView
     from distop.protocol.records import History, OperationRef
-    from distop.protocol.txn import Compare, Txn
+    from distop.protocol.txn import Txn
 
 EXCLUDED_PAUSE = (0.05, 2.0)
 """Seconds between two checks of the running operations, while they exclude the ready ones."""
@@ -45,30 +44,20 @@ WAITING = "begin or end"
 
 
 class Waiters:
-    """The pending operations of one type on one table, under one election (``guard``).
+    """The pending operations of one type on one table, under one election.
 
-    ``commit`` sends a transaction, waits until the coordinator's view has reached it, and returns whether it was
-    applied. ``reached`` only waits (W11). ``only_ending``: none starts or joins.
+    ``only_ending``: none starts or joins.
     """
 
-    def __init__(
-        self,
-        ctx: Context,
-        guard: Compare,
-        view: TypeView,
-        commit: Callable[[Txn], Awaitable[bool]],
-        reached: Callable[[int], Awaitable[None]],
-        actions: ActionLog,
-        only_ending: bool = False,
-    ) -> None:
+    def __init__(self, election: Election, actions: ActionLog, only_ending: bool = False) -> None:
         self._only_ending = only_ending
         self._actions = actions
-        self._ctx = ctx
-        self._guard = guard
-        self._view = view
-        self._commit = commit
-        self._reached = reached
-        self._log = ctx.log
+        self._ctx = election.ctx
+        self._guard = election.guard
+        self._view = election.view
+        self._commit = election.commit
+        self._reached = election.reached
+        self._log = election.ctx.log
         self._ready: dict[OperationRef, float] = {}
         """Ready operations in the order in which they became ready, with that time (``time.monotonic``)."""
         self._urgent: dict[OperationRef, int] = {}

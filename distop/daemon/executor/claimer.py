@@ -9,21 +9,22 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from distop.clock import time
-from distop.decide import next_steps
-from distop.errors import MalformedRequest
+from distop.decide import job_claims, work_shares
 from distop.protocol import batch_claims, job_transitions
 from distop.protocol.jobs import Claim, Outcome
 from distop.protocol.json_codec import rfc3339
 from distop.protocol.txn import Get, GetResult, TxnResult
 from distop.services.open_operation import Held, OpenOperation
+from distop.store.group_commit import by_halves
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from distop.daemon.incarnation_context import Context
+    from distop.errors import MalformedRequest
     from distop.protocol.plan import Gate
     from distop.protocol.records import OperationRef
     from distop.protocol.revisioned import Seen
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 BLOCK_LIMIT = 20_000
 """Maximum jobs in one block."""
 CLAIMS_IN_FLIGHT = 8
-
-T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -65,22 +64,6 @@ class Chosen:
     dead: dict[int, str] = field(default_factory=dict)
     former: dict[int, Claim] = field(default_factory=dict)
     over: list[tuple[int, Seen[Claim], Claim]] = field(default_factory=list)
-
-
-async def by_halves(group: Sequence[T], send: Callable[[Sequence[T]], Awaitable[None]]) -> MalformedRequest | None:
-    """Send a group, and split it in halves where etcd rejects it as invalid.
-
-    Returns etcd's error about the first element that it rejects alone.
-    """
-    try:
-        await send(group)
-    except MalformedRequest as error:
-        if len(group) == 1:
-            return error
-        half = len(group) // 2
-        found, other = await by_halves(group[:half], send), await by_halves(group[half:], send)
-        return found or other
-    return None
 
 
 class Claimer:
@@ -126,14 +109,14 @@ class Claimer:
         ctx, rules = self._ctx, op.spec.rules
         executors = len(ctx.cluster.capable(op.ref.type, op.gate.where, op.gate.tables(op.ref.table)))
         mine = op.mine + len(op.again) if op.mine else 0
-        size = min(next_steps.block_size(op.open_jobs, mine, executors, rules.batch, slots, BLOCK_LIMIT), op.room)
+        size = min(work_shares.block_size(op.open_jobs, mine, executors, rules.batch, slots, BLOCK_LIMIT), op.room)
         free, again = ([], op.take_suspect()) if alone else op.take(size)
-        first, _, _ = next_steps.claim_for(None, ctx.executor_id, ctx.incarnation, False, rules)
+        first, _, _ = job_claims.claim_for(None, ctx.executor_id, ctx.incarnation, False, rules)
         # Neighbours beside each other again, whatever order they were taken in: they are claimed as runs.
         chosen = Chosen([job_transitions.Want(p, first) for p in sorted(self._one_batch(op, free))])
         for p, seen, lost in again:
-            claim, mod, at_limit = next_steps.claim_for(seen, ctx.executor_id, ctx.incarnation, lost, rules)
-            if at_limit and not next_steps.only_ends(claim, rules):
+            claim, mod, at_limit = job_claims.claim_for(seen, ctx.executor_id, ctx.incarnation, lost, rules)
+            if at_limit and not job_claims.only_ends(claim, rules):
                 chosen.over.append((p, seen, claim))
                 continue
             chosen.wants.append(job_transitions.Want(p, claim, mod))
@@ -175,8 +158,8 @@ class Claimer:
         over: list[tuple[int, Seen[Claim], Claim]] = []
         lost: list[tuple[int, int, Claim]] = []
         for p, seen in op.uncompared.items():
-            claim, mod, at_limit = next_steps.claim_for(seen, ctx.executor_id, ctx.incarnation, True, rules)
-            if at_limit and not next_steps.only_ends(claim, rules):
+            claim, mod, at_limit = job_claims.claim_for(seen, ctx.executor_id, ctx.incarnation, True, rules)
+            if at_limit and not job_claims.only_ends(claim, rules):
                 over.append((p, seen, claim))
             else:
                 lost.append((p, mod, seen.value))
@@ -188,7 +171,7 @@ class Claimer:
             await ctx.commit(
                 job_transitions.revoke_lost(
                     *(ctx.keys, op.ref, gate_mod, ctx.incarnation, page),
-                    lambda claim: next_steps.revoked_lost(claim, rules),
+                    lambda claim: job_claims.revoked_lost(claim, rules),
                 )
             )
 
@@ -251,7 +234,7 @@ class Claimer:
 
     def give_back(self, ref: OperationRef, partition: int, claim: Claim, mod: int) -> None:
         """Set a claim of this executor to waiting; no job runs under it."""
-        waiting = next_steps.released(claim, self._ctx.executor_id)
+        waiting = job_claims.released(claim, self._ctx.executor_id)
         write = job_transitions.wait_again(self._ctx.keys, ref, partition, mod, waiting, claim)
         self._ctx.reporter.submit([(write, lambda applied: None)])
 
@@ -266,7 +249,7 @@ class Claimer:
 
     def _fitting(self, op: OpenOperation, ordinals: Sequence[int]) -> int:
         sizes = (int(op.partition(p).get("bytes", 0)) for p in ordinals)
-        return next_steps.within_bytes(sizes, self._ctx.config.slots)
+        return work_shares.within_bytes(sizes, self._ctx.config.slots)
 
     async def _claim_group(
         self,
@@ -337,7 +320,7 @@ class Claimer:
         by_dead: dict[str, list[tuple[int, int, Outcome]]] = {}
         for p, seen, claim in over:
             old = seen.value
-            text = next_steps.lost_text(old, claim.failures)
+            text = job_claims.lost_text(old, claim.failures)
             name = str(op.partition(p).get("name", p))
             outcome = Outcome(name, old.executor, old.incarnation, old.attempt, now, now, error=text, tried=claim.tried)
             by_dead.setdefault(old.incarnation, []).append((p, seen.mod, outcome))

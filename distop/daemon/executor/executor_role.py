@@ -17,15 +17,8 @@ from distop.daemon.local_jobs import WorkDirectoryUnusable
 from distop.decide.backlog import Backlog
 from distop.decide.backlog_entries import Accepted, Forget, Got, Look, Reason, Release, Round, Run, Stop, Wait
 from distop.decide.executor import PAUSE, BreakerScope
-from distop.errors import (
-    DistopError,
-    EtcdRejected,
-    MalformedRequest,
-    NotFound,
-    SessionLost,
-    UnreadableRecord,
-    describe,
-)
+from distop.decide.job_claims import Claimant
+from distop.errors import DistopError, EtcdRejected, MalformedRequest, NotFound, SessionLost, UnreadableRecord, describe
 from distop.protocol.records import Phase
 from distop.services.open_operation import OpenOperation
 
@@ -357,11 +350,11 @@ class Executor:
         ctx = self._ctx
         rejected: Exception | None = None
         others = ctx.others(op.ref.type, op.gate.tables(op.ref.table), op.gate.where)
-        patience = op.spec.rules.retry.maximum
-        await op.look(ctx.client, ctx.keys, ctx.cluster.nodes, ctx.executor_id, others, patience, ctx.limits)
+        by = Claimant(ctx.executor_id, ctx.cluster.nodes, others, op.spec.rules.retry.maximum)
+        await op.look(ctx.client, ctx.keys, by, ctx.limits)
         if op.uncompared:
             rejected = await self._claimer.revoke_lost(op)
-            await op.look(ctx.client, ctx.keys, ctx.cluster.nodes, ctx.executor_id, others, patience, ctx.limits)
+            await op.look(ctx.client, ctx.keys, by, ctx.limits)
         return rejected
 
     # -------------------------------------------------------------------- runs

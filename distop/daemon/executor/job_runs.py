@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from distop.clock import random, time
 from distop.daemon.local_jobs import WorkDirectoryUnusable
 from distop.daemon.saved_checkpoints import Checkpoints, read_checkpoints
-from distop.decide import next_steps
+from distop.decide import job_claims
 from distop.errors import EtcdRejected, EtcdUnavailable, InvalidArgument, OutcomeUnknown, SessionLost, describe
 from distop.protocol import job_transitions
 from distop.protocol.behavior_declaration import shortest
@@ -89,7 +89,7 @@ class Jobs:
         Raises SessionLost. Other errors are raised after the release of the jobs that have not ended.
         """
         ctx = self._ctx
-        ending = [p for p in block if p in op.held and next_steps.only_ends(op.held[p].claim, op.spec.rules)]
+        ending = [p for p in block if p in op.held and job_claims.only_ends(op.held[p].claim, op.spec.rules)]
         try:
             await self._end_lost(op, ending)
             block = [p for p in block if p not in ending]
@@ -151,7 +151,7 @@ class Jobs:
             if self._scheduler.stopping(op):
                 self.release(op, block)
                 continue
-            ending = [p for p in block if p in op.held and next_steps.only_ends(op.held[p].claim, op.spec.rules)]
+            ending = [p for p in block if p in op.held and job_claims.only_ends(op.held[p].claim, op.spec.rules)]
             await self._end_lost(op, ending)
             if left := [p for p in block if p in op.held and p not in ending]:
                 asked.append((op, *self._asked(op, left, checkpoints.get(op.ref, {}), ends)))
@@ -257,7 +257,7 @@ class Jobs:
         for p in partitions:
             held = self._begin_end(op, p)
             if held is not None:
-                waiting = next_steps.released(held.claim, self._ctx.executor_id)
+                waiting = job_claims.released(held.claim, self._ctx.executor_id)
                 write = job_transitions.wait_again(self._ctx.keys, op.ref, p, held.fence, waiting, held.claim)
                 writes.append((write, self._answer(op, p, ended=False)))
         self._ctx.reporter.submit(writes)
@@ -311,14 +311,14 @@ class Jobs:
         if event.kind == "unable" and not self._ctx.capability.cannot(op.ref.type, event.error, tables):
             event = replace(event, kind="fatal")  # nobody else can do it either
         if event.kind == "unavailable" and not self._ctx.capability.cannot_now(
-            op.ref.type, event.error, op.gate.where, next_steps.given_back(claim), tables
+            op.ref.type, event.error, op.gate.where, job_claims.given_back(claim), tables
         ):
-            event = replace(event, kind="error", error=f"{next_steps.NOT_RUN}{event.error}")
-        step = next_steps.after_end(event.kind, claim, rules)
+            event = replace(event, kind="error", error=f"{job_claims.NOT_RUN}{event.error}")
+        step = job_claims.after_end(event.kind, claim, rules)
         if step == "release":
             self._scheduler.hint_released()
             lacks = event.error if event.kind == "unavailable" else ""
-            released = next_steps.released(claim, self._ctx.executor_id, lacks)
+            released = job_claims.released(claim, self._ctx.executor_id, lacks)
             return job_transitions.wait_again(keys, op.ref, p, held.fence, released, claim)
         if event.kind in ("error", "crash"):
             self._scheduler.broke(op.ref)
@@ -362,7 +362,7 @@ class Jobs:
     def _outcome(self, held: Held, event: JobEnded) -> Outcome:
         mine = replace(held.claim, executor=self._ctx.executor_id, incarnation=self._ctx.incarnation)
         when = rfc3339(event.started), rfc3339(event.finished)
-        return next_steps.outcome(mine, held.fence, held.name, event.kind, event.result, event.error, *when)
+        return job_claims.outcome(mine, held.fence, held.name, event.kind, event.result, event.error, when)
 
     def _retry(self, op: OpenOperation, held: Held, event: JobEnded) -> job_transitions.Guarded:
         """Retry the job later: counted, with back-off and jitter."""
@@ -375,7 +375,7 @@ class Jobs:
             extra=_where(op, event.partition, held),
         )
         self._ctx.meter.retried(op.ref.type)
-        waiting = next_steps.retried(claim, self._ctx.executor_id, event.error, rfc3339(time.time() + pause))
+        waiting = job_claims.retried(claim, self._ctx.executor_id, event.error, rfc3339(time.time() + pause))
         self._scheduler.hint_released()
         return job_transitions.wait_again(self._ctx.keys, op.ref, event.partition, held.fence, waiting, claim)
 
@@ -390,9 +390,9 @@ class Jobs:
             held = self._begin_end(op, p)
             if held is not None:
                 last = held.claim.tried[-1]
-                actor = last.executor if last.text == next_steps.EXPIRED else ""
+                actor = last.executor if last.text == job_claims.EXPIRED else ""
                 lost = replace(held.claim, executor=last.executor, actor=actor, attempt=last.attempt)
-                text = next_steps.lost_text(lost, held.claim.failures)
+                text = job_claims.lost_text(lost, held.claim.failures)
                 ends.append((held, JobEnded(p, "fatal", None, text, now, now)))
         self._fail_after_cleanup(op, ends, lost=True)
 
@@ -518,8 +518,7 @@ class Jobs:
                 local.released(op.ref, partition)
             if not applied:
                 self._ctx.log.info(
-                    "Dropping the end of a job that this executor no longer holds",
-                    extra=_where(op, partition, held),
+                    "Dropping the end of a job that this executor no longer holds", extra=_where(op, partition, held)
                 )
             self._scheduler.settled(op, partition, ended=bool(applied and ended))
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from zlib import crc32
 
 from distop.clock import secrets, time
-from distop.decide import next_steps
+from distop.decide import job_claims
+from distop.decide.job_claims import Claimant
 from distop.decide.view import ClusterView
 from distop.errors import NotFound, UnreadableRecord
 from distop.protocol import keys as K
@@ -191,9 +192,9 @@ class Candidates:
         if op is None:
             return None
         self._looked[ref] = time.monotonic()
-        patience = op.spec.rules.retry.maximum
+        by = Claimant(actor, self._cluster.nodes, (), op.spec.rules.retry.maximum)
         try:
-            await op.look(self._etcd, self._keys, self._cluster.nodes, actor, (), patience)
+            await op.look(self._etcd, self._keys, by)
         except UnreadableRecord as error:
             self._unreadable[ref] = time.monotonic() + UNREADABLE_PAUSE
             left_out(self._etcd, error)
@@ -204,6 +205,13 @@ class Candidates:
 def _for_actors(gate: Gate) -> bool:
     """Whether only executors may run it: actors have no permits and no labels."""
     return not gate.options.limited and not gate.where
+
+
+def _lost_outcome(op: OpenOperation, partition: int, old: Claim, claim: Claim, now: str) -> Outcome:
+    """The outcome of a job that was lost once too often, last under the claim ``old``."""
+    name, began = str(op.partition(partition).get("name", partition)), old.since or now
+    by = (name, old.executor, old.incarnation, old.attempt, began, now)
+    return Outcome(*by, error=job_claims.lost_text(old, claim.failures), tried=claim.tried)
 
 
 def takings(
@@ -223,39 +231,28 @@ def takings(
         grant = f"{secrets.randbits(64):016x}"
         return replace(claim, executor=actor, incarnation="", actor=actor, duration=duration, grant=grant, since=now)
 
-    chosen_free: list[int] = []
-    chosen_again: list[tuple[int, bool]] = []
-    others = {**op.again, **op.suspects}
-    for p, (seen, lost) in others.items():
+    for p, (seen, lost) in {**op.again, **op.suspects}.items():
         if taken >= size:
             break
-        claim, mod, over = next_steps.claim_for(seen, actor, "", lost, rules)
-        if next_steps.only_ends(claim, rules):
+        claim, mod, over = job_claims.claim_for(seen, actor, "", lost, rules)
+        if job_claims.only_ends(claim, rules):
             continue  # an executor ends it, after the cleanup that no actor has code for
         old = seen.value
         dead = old.incarnation if lost else ""
-        outcome = None
-        if over:
-            name, text = str(op.partition(p).get("name", p)), next_steps.lost_text(old, claim.failures)
-            began = old.since or now
-            outcome = Outcome(
-                *(name, old.executor, old.incarnation, old.attempt, began, now), error=text, tried=claim.tried
-            )
-        elif not wanted(claim, p):
+        outcome = _lost_outcome(op, p, old, claim, now) if over else None
+        if not over and not wanted(claim, p):
             continue
         taken += not over
-        chosen_again.append((p, lost))
         result.append(Taking(op.ref, op.gate_mod, p, mine(claim), mod, dead, outcome, old))
-    first = Claim(actor, "", 1, 0)
+    again = [taking.partition for taking in result]
+    first, free = Claim(actor, "", 1, 0), list[int]()
     for p in op.free:
-        if taken >= size:
+        if taken + len(free) >= size:
             break
         if wanted(first, p):
-            taken += 1
-            chosen_free.append(p)
-            result.append(Taking(op.ref, op.gate_mod, p, mine(first)))
-    op.take_these(chosen_free)
-    for p, _ in chosen_again:
+            free.append(p)
+    op.take_these(free)
+    for p in again:
         op.again.pop(p, None)
         op.suspects.pop(p, None)
-    return result
+    return result + [Taking(op.ref, op.gate_mod, p, mine(first)) for p in free]

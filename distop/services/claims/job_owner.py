@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from distop.clock import random, time
-from distop.decide import next_steps
-from distop.errors import DistopError, InvalidToken, OutcomeUnknown
+from distop.decide import job_claims
+from distop.errors import DistopError, InvalidToken, MalformedRequest, OutcomeUnknown
 from distop.protocol import actor_claims
 from distop.protocol.actor_claims import Token
 from distop.protocol.jobs import Claim, JobState, Outcome, Tried, told
@@ -25,6 +25,7 @@ from distop.protocol.txn import Get, TxnResult
 from distop.services.claims import owned_jobs as m
 from distop.services.claims.claim_candidates import Candidates, takings
 from distop.store.connection_settings import WRITE_LIMIT
+from distop.store.group_commit import by_halves
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -82,21 +83,18 @@ class Owner:
             return []
         await self.candidates.ready()
         owned: list[m.OwnedJob] = []
-        per_type: Counter[str] = Counter()
         for _ in range(ROUNDS):
             try:
-                found = await self._round(actor, types, most - len(owned), per_type, duration, accept)
+                more = await self._round(actor, types, most, owned, duration, accept)
             except Exception:  # accept's, or etcd's: the caller never hears of those that were claimed before
                 for job in owned:
                     with suppress(DistopError):
                         await self.give(job.token, m.Release())
                 raise
-            if found is None:  # nothing to try
+            if not more:
                 if owned or not await self.candidates.relist_if_behind():
                     break
                 continue
-            owned += found
-            per_type.update(job.type for job in found)
             if len(owned) >= most:
                 break
         return owned
@@ -105,11 +103,16 @@ class Owner:
         self,
         actor: str,
         types: Mapping[str, int | None],
-        room: int,
-        per_type: Counter[str],
+        most: int,
+        owned: list[m.OwnedJob],
         duration: float,
         accept: Callable[[m.OfferedJob], bool] | None,
-    ) -> list[m.OwnedJob] | None:
+    ) -> bool:
+        """Claim more jobs, and add them to ``owned``; returns whether another round may find more.
+
+        Raises MalformedRequest if etcd rejects claims as invalid, even alone, and ``owned`` stays empty.
+        """
+        room, per_type = most - len(owned), Counter(job.type for job in owned)
         left = {name: room if most is None else min(room, most - per_type[name]) for name, most in types.items()}
         left = {name: n for name, n in left.items() if n > 0}
         operations = await self.candidates.gather(actor, left, room)
@@ -127,11 +130,20 @@ class Owner:
             if room <= 0:
                 break
         if not wants:
-            return None
-        owned: list[m.OwnedJob] = []
+            return False
+        before, rejected = len(owned), None
+
+        async def send(group: Sequence[tuple[Taking, OpenOperation]]) -> None:
+            owned.extend(await self._take(group))
+
         for n in range(0, len(wants), actor_claims.OWNED_PER_TXN):
-            owned += await self._take(wants[n : n + actor_claims.OWNED_PER_TXN])
-        return owned
+            rejected = await by_halves(wants[n : n + actor_claims.OWNED_PER_TXN], send) or rejected
+        if rejected is not None:
+            for _, op in wants:
+                op.forget_candidates()  # the rejected job among them is still free
+            if not owned:
+                raise rejected
+        return rejected is None or len(owned) > before
 
     async def _take(self, wants: Sequence[tuple[Taking, OpenOperation]]) -> list[m.OwnedJob]:
         result = await self._commit(actor_claims.own(self._keys, [one for one, _ in wants]))
@@ -165,12 +177,11 @@ class Owner:
             except InvalidToken:
                 found.append(None)
         alive: dict[Token, bool] = dict.fromkeys((token for token in found if token is not None), False)
-        known = [token for token in alive if _key(token) in self._held]
-        await self._extend(known, duration, alive)
-        await self._extend([token for token in alive if token not in set(known)], duration, alive)
+        await self._extend(sorted(alive, key=lambda token: _key(token) not in self._held), duration, alive)
         return [token is not None and alive[token] for token in found]
 
     async def _extend(self, tokens: Sequence[Token], duration: float, alive: dict[Token, bool]) -> None:
+        rejected: MalformedRequest | None = None
         for n in range(0, len(tokens), actor_claims.OWNED_PER_TXN):
             page = [
                 one for token in tokens[n : n + actor_claims.OWNED_PER_TXN] if (one := self._again(token, duration))
@@ -180,7 +191,10 @@ class Owner:
             for _ in range(TRIES):
                 if not page:
                     break
-                page = await self._extend_page(page, duration, alive)
+                page, error = await self._extend_page(page, duration, alive)
+                rejected = rejected or error
+        if rejected is not None:
+            raise rejected
 
     def _again(self, token: Token, duration: float) -> actor_claims.Extending | None:
         held = self._held.get(_key(token))
@@ -198,20 +212,24 @@ class Owner:
 
     async def _extend_page(
         self, page: Sequence[actor_claims.Extending], duration: float, alive: dict[Token, bool]
-    ) -> list[actor_claims.Extending]:
-        """The tokens to retry: their fences have changed."""
-        result = await self._commit(actor_claims.extend(self._keys, page))
+    ) -> tuple[list[actor_claims.Extending], MalformedRequest | None]:
+        """The tokens to retry, because their fences have changed, and etcd's error if it rejects one alone."""
         again: list[actor_claims.Extending] = []
-        for one, answer in zip(page, result.responses, strict=True):
-            assert isinstance(answer, TxnResult)
-            held = self._held.get(_key(one.token))
-            if answer.succeeded:
-                alive[one.token] = True
-                if held is not None:
-                    held.claim, held.fence = one.claim, result.revision
-            elif (found := actor_claims.refused_extension(one.token, answer)) is not None and found[1] != one.fence:
-                again.append(actor_claims.Extending(one.token, replace(found[0], duration=duration), found[1]))
-        return again
+
+        async def send(group: Sequence[actor_claims.Extending]) -> None:
+            result = await self._commit(actor_claims.extend(self._keys, group))
+            for one, answer in zip(group, result.responses, strict=True):
+                assert isinstance(answer, TxnResult)
+                held = self._held.get(_key(one.token))
+                if answer.succeeded:
+                    alive[one.token] = True
+                    if held is not None:
+                        held.claim, held.fence = one.claim, result.revision
+                elif (found := actor_claims.refused_extension(one.token, answer)) is not None and found[1] != one.fence:
+                    again.append(actor_claims.Extending(one.token, replace(found[0], duration=duration), found[1]))
+
+        rejected = await by_halves(page, send)
+        return again, rejected
 
     # ----------------------------------------------------------------- return
 
@@ -285,14 +303,14 @@ class Owner:
         """The transaction that returns a job, and the value that it writes to its state or claim."""
         claim, rules, now = held.claim, held.rules, rfc3339(time.time())
         if isinstance(outcome, m.Release):
-            waiting = next_steps.released(claim, claim.actor)
+            waiting = job_claims.released(claim, claim.actor)
             return actor_claims.put_back(self._keys, token, held.fence, waiting), waiting
         error = ""
         if isinstance(outcome, m.Retry) or (isinstance(outcome, m.Abort) and not rules.can_fail):
             error = outcome.error if isinstance(outcome, m.Retry) else outcome.message
             if not rules.at_limit(claim.failures + 1):
                 pause = rules.retry.delay(claim.failures + 1) * random.uniform(0.5, 1.0)
-                waiting = next_steps.retried(claim, claim.actor, error, rfc3339(time.time() + pause))
+                waiting = job_claims.retried(claim, claim.actor, error, rfc3339(time.time() + pause))
                 return actor_claims.put_back(self._keys, token, held.fence, waiting), waiting
         elif isinstance(outcome, m.Abort):
             error = outcome.message

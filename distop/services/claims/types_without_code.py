@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from distop.errors import InvalidArgument, NotAllowed
 from distop.protocol.behavior_declaration import Declaration, Retry
@@ -25,32 +26,82 @@ LONGEST_DESCRIPTION = 10_000
 """Characters."""
 
 
-def declaration(
-    type_name: str,
-    arg_schema: Mapping[str, Any] | None,
-    result_schema: Mapping[str, Any] | None,
-    object_field: str | None,
-    instances: str,
-    conflicts_with: Iterable[str],
-    can_fail: bool,
-    retry: Retry | None,
-    lost: str,
-    failure_policy: str,
-    description: str,
-) -> Declaration:
-    """The declaration. Raises InvalidArgument where it contradicts itself."""
-    check_type_name(type_name)
-    for value, allowed, what in (
-        (instances, ("many", "one"), "instances"),
-        (lost, ("retry", "fail"), "lost"),
-        (failure_policy, ("fail_fast", "collect_all"), "failure_policy"),
-    ):
-        if not isinstance(value, str) or value not in allowed:
-            raise InvalidArgument(f"type {type_name}: {what} must be one of {', '.join(allowed)}, not {shown(value)}")
-    if isinstance(conflicts_with, str) or not isinstance(conflicts_with, Iterable):
-        raise InvalidArgument(
-            f"type {type_name}: conflicts_with must be a list of types, such as [{shown(conflicts_with)}]"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TypeOptions:
+    """What a type without code may declare (docs/how-to/write-a-behavior.md)."""
+
+    result_schema: Mapping[str, Any] | None = None
+    object_field: str | None = None
+    instances: str = "many"
+    conflicts_with: Iterable[str] = ()
+    can_fail: bool = True
+    retry: Retry | None = None
+    lost: str = "retry"
+    failure_policy: str = "fail_fast"
+    description: str = ""
+
+    def declaration(self, type_name: str, arg_schema: Mapping[str, Any] | None = None) -> Declaration:
+        """The declaration. Raises InvalidArgument where it contradicts itself."""
+        check_type_name(type_name)
+        self._check_words(type_name)
+        retry = _checked_retry(type_name, self.retry)
+        if not self.can_fail and self.lost == "fail":
+            raise InvalidArgument(f"type {type_name}: can_fail is false, so lost must be 'retry'")
+        arg = _schema(type_name, arg_schema, "arg_schema")
+        names = arg.get("properties") or {}
+        if self.object_field is not None and not (isinstance(self.object_field, str) and self.object_field in names):
+            raise InvalidArgument(
+                f"type {type_name}: object_field {shown(self.object_field)} is not a property of its arg_schema"
+            )
+        return Declaration(
+            type_name,
+            arg,
+            _schema(type_name, self.result_schema, "result_schema"),
+            object_field=self.object_field,
+            instances=self.instances,
+            conflicts_with=tuple(map(check_type_name, self.conflicts_with)),
+            can_fail=bool(self.can_fail),
+            retry=retry,
+            lost=self.lost,
+            failure_policy=self.failure_policy,
+            completes=False,
+            description=text(self.description, "the description of a type", LONGEST_DESCRIPTION),
+            cleans=False,
+            code=False,
         )
+
+    def _check_words(self, type_name: str) -> None:
+        """Raises InvalidArgument for a word that is not one of those allowed, and for conflicts that are no list."""
+        for value, allowed, what in (
+            (self.instances, ("many", "one"), "instances"),
+            (self.lost, ("retry", "fail"), "lost"),
+            (self.failure_policy, ("fail_fast", "collect_all"), "failure_policy"),
+        ):
+            if not isinstance(value, str) or value not in allowed:
+                raise InvalidArgument(
+                    f"type {type_name}: {what} must be one of {', '.join(allowed)}, not {shown(value)}"
+                )
+        if isinstance(self.conflicts_with, str) or not isinstance(self.conflicts_with, Iterable):
+            raise InvalidArgument(
+                f"type {type_name}: conflicts_with must be a list of types, such as [{shown(self.conflicts_with)}]"
+            )
+
+
+class TypeKeywords(TypedDict, total=False):
+    """What ``register_type`` takes, for the type checker."""
+
+    result_schema: Mapping[str, Any] | None
+    object_field: str | None
+    instances: str
+    conflicts_with: Iterable[str]
+    can_fail: bool
+    retry: Retry | None
+    lost: str
+    failure_policy: str
+    description: str
+
+
+def _checked_retry(type_name: str, retry: Retry | None) -> Retry:
     retry = retry if retry is not None else Retry()
     if not isinstance(retry, Retry):
         raise InvalidArgument(f"type {type_name}: retry must be a distop.behavior.Retry, not {shown(retry)}")
@@ -58,30 +109,7 @@ def declaration(
     for pause in (retry.initial, retry.maximum):
         if seconds(pause, f"type {type_name}: the back-off of retry") > LONGEST_DELAY:
             raise InvalidArgument(f"type {type_name}: the back-off of retry is longer than a hundred years")
-    if not can_fail and lost == "fail":
-        raise InvalidArgument(f"type {type_name}: can_fail is false, so lost must be 'retry'")
-    arg = _schema(type_name, arg_schema, "arg_schema")
-    fields = arg.get("properties") or {}
-    if object_field is not None and not (isinstance(object_field, str) and object_field in fields):
-        raise InvalidArgument(
-            f"type {type_name}: object_field {shown(object_field)} is not a property of its arg_schema"
-        )
-    return Declaration(
-        type_name,
-        arg,
-        _schema(type_name, result_schema, "result_schema"),
-        object_field=object_field,
-        instances=instances,
-        conflicts_with=tuple(map(check_type_name, conflicts_with)),
-        can_fail=bool(can_fail),
-        retry=retry,
-        lost=lost,
-        failure_policy=failure_policy,
-        completes=False,
-        description=text(description, "the description of a type", LONGEST_DESCRIPTION),
-        cleans=False,
-        code=False,
-    )
+    return retry
 
 
 def _schema(type_name: str, schema: Mapping[str, Any] | None, what: str) -> Mapping[str, Any]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from distop.errors import InvalidArgument
 from distop.protocol import keys as K
 from distop.protocol.json_codec import from_rfc3339
-from distop.protocol.records import State
+from distop.protocol.records import OperationRef, State
 from distop.protocol.texts import did_you_mean, shown
 
 if TYPE_CHECKING:
@@ -51,6 +51,24 @@ def table_of(value: Any) -> str | None:
     if not isinstance(value, str):
         raise InvalidArgument(f"the name of a table must be a text, not {shown(value)}")
     K.encode(value)
+    return value
+
+
+def ref_of(value: Any, keys: K.Keys) -> OperationRef | None:
+    """An operation, given by its name or its reference; None: all. Raises InvalidArgument."""
+    if value is None:
+        return None
+    if not isinstance(value, str | OperationRef):
+        raise InvalidArgument(f"the operation must be named by a text, not {shown(value)}")
+    ref = OperationRef.parse(value) if isinstance(value, str) else value
+    keys.history(ref)  # raises for a name that no key has
+    return ref
+
+
+def request_of(value: Any) -> str | None:
+    """A request id; None: all. Raises InvalidArgument."""
+    if value is not None and not isinstance(value, str):
+        raise InvalidArgument(f"the request id must be a text, not {shown(value)}")
     return value
 
 

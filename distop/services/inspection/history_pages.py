@@ -13,32 +13,26 @@ Also lists the recorded actions on tables and executors.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import heapq
-import json
 from typing import TYPE_CHECKING, Any
 
 from distop.errors import Compacted, InvalidArgument
 from distop.protocol import keys as K
 from distop.protocol import table_registry
 from distop.protocol import user_actions as a
-from distop.protocol.frozen import frozen
-from distop.protocol.json_codec import parse_time
-from distop.protocol.operation_labels import has
-from distop.protocol.operation_labels import labels as check_labels
-from distop.protocol.records import History, OperationRef, State
-from distop.protocol.texts import shown
+from distop.protocol.records import History
 from distop.protocol.txn import Get
-from distop.services.inspection import filters
+from distop.services.inspection.history_filters import page_token
 from distop.services.operation_results import OperationResult
 from distop.services.readable_records import readable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from distop.protocol.keys import Keys
     from distop.protocol.txn import KeyValue
+    from distop.services.inspection.history_filters import Place, Query
     from distop.store.client import EtcdClient
 
 
@@ -48,13 +42,6 @@ _SPARE = 10
 """Keys read beyond the limit when matching needs the keys alone, to replace records that cannot be read."""
 _PAGE = 100
 """Records in one read: each has up to a megabyte, and most have a kilobyte."""
-CLOCKS = 3600.0
-"""Seconds by which the clocks of two executors may differ. A search ends at the first page whose records are all older
-than ``since`` by this much.
-"""
-
-Place = tuple[int, str]
-"""A record's place in the order: its mod revision, then its key, because one transaction may write several records."""
 
 
 class HistoryPage(list[OperationResult]):
@@ -63,112 +50,6 @@ class HistoryPage(list[OperationResult]):
     def __init__(self, results: Sequence[OperationResult] = (), after: str | None = None) -> None:
         super().__init__(results)
         self.after = after
-
-
-@frozen
-class Query:
-    """The filters of a query; None: any value. ``since`` (inclusive) and ``until`` (exclusive) compare with the time
-    of the finish, in seconds since the epoch, by the clock of the executor that finished the operation.
-    """
-
-    table: str | None = None
-    type: str | None = None
-    ref: OperationRef | None = None
-    states: frozenset[State] | None = None
-    since: float | None = None
-    until: float | None = None
-    labels: Mapping[str, str] | None = None
-    request_id: str | None = None
-    limit: int = 100
-    before: Place | None = None
-    alarms: bool = False
-    """Only records with an alarm."""
-
-    @property
-    def by_key(self) -> bool:
-        """Whether a record's key alone decides that it matches."""
-        return (
-            not (self.labels or self.states or self.request_id or self.alarms)
-            and self.since is None
-            and self.until is None
-        )
-
-    def fits(self, ref: OperationRef) -> bool:
-        return self.type in (None, ref.type) and self.ref in (None, ref)
-
-    def fits_record(self, record: History) -> bool:
-        finished = parse_time(record.finished)
-        return (
-            (self.states is None or record.state in self.states)
-            and (self.since is None or finished >= self.since)
-            and (self.until is None or finished < self.until)
-            and (self.request_id is None or record.request_id == self.request_id)
-            and (not self.alarms or record.alarm != "")
-            and has(record.labels, self.labels or {})
-        )
-
-    def long_past(self, record: History) -> bool:
-        """Whether the record is older than ``since`` by more than clocks may differ."""
-        return self.since is not None and parse_time(record.finished) < self.since - CLOCKS
-
-
-def query(
-    keys: Keys,
-    *,
-    table: Any,
-    type_name: Any,
-    op: Any,
-    states: Any,
-    since: Any,
-    until: Any,
-    labels: Any,
-    request_id: Any,
-    limit: Any,
-    after: Any,
-    alarms: bool = False,
-) -> Query:
-    """The checked filters of a query. Raises InvalidArgument."""
-    if op is not None and not isinstance(op, str | OperationRef):
-        raise InvalidArgument(f"the operation must be named by a text, not {shown(op)}")
-    ref = OperationRef.parse(op) if isinstance(op, str) else op
-    if ref is not None:
-        keys.history(ref)  # raises for a name that no key has
-    if request_id is not None and not isinstance(request_id, str):
-        raise InvalidArgument(f"the request id must be a text, not {shown(request_id)}")
-    wanted = Query(
-        filters.table_of(table),
-        filters.type_of(type_name),
-        ref,
-        filters.states_of(states, [state for state in State if state.terminal], "an operation that has ended"),
-        filters.moment_of(since, "since"),
-        filters.moment_of(until, "until"),
-        check_labels(labels),
-        request_id,
-        filters.limit_of(limit),
-        _place(keys, after),
-        alarms,
-    )
-    if wanted.since is not None and wanted.until is not None and wanted.since >= wanted.until:
-        raise InvalidArgument("since must be before until: no operation can match")
-    return wanted
-
-
-def _token(ref: OperationRef, mod: int) -> str:
-    return base64.urlsafe_b64encode(json.dumps([mod, str(ref)], separators=(",", ":")).encode()).decode().rstrip("=")
-
-
-def _place(keys: Keys, token: Any) -> Place | None:
-    if token is None:
-        return None
-    try:
-        mod, op = json.loads(base64.b64decode(token + "=" * (-len(token) % 4), b"-_", validate=True))
-        if type(mod) is not int or mod < 1:
-            raise ValueError(mod)
-        return mod, keys.history(OperationRef.parse(op))
-    except (ValueError, TypeError, AttributeError, RecursionError, InvalidArgument):
-        raise InvalidArgument(
-            f"{shown(token, 80)} is not a page token: give the value of `after` of the last page"
-        ) from None
 
 
 async def ask(etcd: EtcdClient, keys: Keys, wanted: Query) -> HistoryPage:
@@ -190,7 +71,7 @@ async def ask(etcd: EtcdClient, keys: Keys, wanted: Query) -> HistoryPage:
                         last = (kv.mod_revision, kv.key) == places[-1] and len(places) < size
                         ref = keys.parse(kv.key).ref
                         assert ref is not None
-                        return HistoryPage(found, None if last else _token(ref, kv.mod_revision))
+                        return HistoryPage(found, None if last else page_token(ref, kv.mod_revision))
             if records and all(wanted.long_past(record) for _, record in records):
                 return HistoryPage(found)
         if len(places) < size:

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from distop.decide import coordinator_ranking
-from distop.decide.next_steps import abandoned_in
+from distop.decide.job_claims import abandoned_in
 from distop.protocol.dependencies import GRAPH, hold_named
 from distop.protocol.executor_nodes import NodeState, named, refusal
 from distop.protocol.frozen import frozen
@@ -234,16 +234,21 @@ def _scheduled(view: View) -> Iterator[tuple[Code, str]]:
         yield Code.TIME, f"its start time, {rfc3339(view.not_before)}"
 
 
+def _any_executor(view: View) -> Iterator[tuple[Code, str]]:
+    """What an operation of a type without code lacks: any executor that serves it coordinates it."""
+    ref, nodes = view.snapshot.ref, view.nodes.values()
+    if not nodes:
+        yield Code.NO_COORDINATOR, f"any executor to be elected to coordinate `{ref.type}`"
+    elif all(refusal(node.serves, ref.type, (ref.table,)) for node in nodes):
+        alone = [] if any(not refusal(node.serves, None, (ref.table,)) for node in nodes) else [ref.table]
+        what = named(alone) if alone else f"the type {ref.type} on table {ref.table}"
+        yield Code.NOT_SERVED, f"an executor: no live executor serves {what}"
+
+
 def _executors(view: View) -> Iterator[tuple[Code, str]]:
     type_name, nodes = view.snapshot.ref.type, view.nodes.values()
     if not _has_code(view):
-        ref = view.snapshot.ref
-        if not view.nodes:
-            yield Code.NO_COORDINATOR, f"any executor to be elected to coordinate `{type_name}`"
-        elif all(refusal(node.serves, type_name, (ref.table,)) for node in nodes):
-            alone = [] if any(not refusal(node.serves, None, (ref.table,)) for node in nodes) else [ref.table]
-            what = named(alone) if alone else f"the type {type_name} on table {ref.table}"
-            yield Code.NOT_SERVED, f"an executor: no live executor serves {what}"
+        yield from _any_executor(view)
         return
     if missing := _without_code(view):
         ends = "if none starts within a minute, it ends without running its completion code"

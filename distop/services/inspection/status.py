@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from dataclasses import field, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from distop.clock import time
 from distop.errors import EtcdRejected, InvalidArgument, no_operation
@@ -125,55 +125,44 @@ async def take(etcd: EtcdClient, keys: Keys, ref: OperationRef, jobs: JobStates 
         return Snapshot(ref, history=history)
     if (state := record("state", word(State))) is None:
         raise no_operation(ref)
-    plan, decision, spec = record("plan", Plan.decode), record("decision", Decision.decode), record("spec", Spec.decode)
-    options = record("options", Options.decode) or DEFAULT
-    actions = record("actions", Actions.decode) or NO_ACTIONS
-    jobs = jobs if jobs is not None else JobStates()
-    pace = Pace()
-    claims: dict[int, Claim] = {}
-    success = failed = 0
-    ranges, truncated = "", False
-    exact = True
-    if plan is not None and decision is None:
-        listing = await etcd.list(*keys.claims_range(ref))
-        for kv in listing.kvs:
-            claims[keys.parse(kv.key).partition] = read(Claim.decode, kv)
-        if plan.count > MANY_JOBS:
-            # An ended job has two keys, or three with a checkpoint.
-            count = await etcd.count(*keys.jobs_range(ref))
-            success, exact = min(count // 2, plan.count - min(len(claims), plan.count)), False
-            if spec is not None and _modified(seen["gate"]) == _modified(seen["plan"]):  # it was never paused
-                pace = Pace(parse_time(spec.time), success)
-        else:
-            await _read_jobs(etcd, keys, ref, jobs)
-            success, failed = jobs.success, jobs.failed
-            ranges, truncated = failed_text(p for p, well in jobs.seen.items() if not well)
-            pace = await _pace(etcd, keys, ref, jobs, _modified(seen["gate"]))
-        await add_names(etcd, keys, ref, plan, _with_errors(claims), jobs.names)
+    phase, spec = record("pending", word(Phase)), record("spec", Spec.decode)
+    options, actions = record("options", Options.decode) or DEFAULT, record("actions", Actions.decode) or NO_ACTIONS
     if state is State.PENDING:
-        held = Snapshot(ref, state, record("pending", word(Phase)), spec, options=options, actions=actions)
-        return await _waiting(etcd, keys, held)
-    return Snapshot(
-        ref,
-        state,
-        record("pending", word(Phase)),
-        spec,
-        plan,
-        record("planning", Attempts.decode),
-        record("cancel", Cancel.decode),
-        decision,
-        None,
-        success,
-        failed,
-        ranges,
-        truncated,
-        exact,
-        claims,
-        dict(jobs.names),
-        options,
-        actions,
-        pace,
-    )
+        return await _waiting(etcd, keys, Snapshot(ref, state, phase, spec, options=options, actions=actions))
+    plan, planning = record("plan", Plan.decode), record("planning", Attempts.decode)
+    cancel, decision = record("cancel", Cancel.decode), record("decision", Decision.decode)
+    found_jobs: dict[str, Any] = {}
+    jobs = jobs if jobs is not None else JobStates()
+    if plan is not None and decision is None:
+        never_paused = _modified(seen["gate"]) == _modified(seen["plan"])
+        since = parse_time(spec.time) if spec is not None and never_paused else 0.0
+        found_jobs = await _jobs(etcd, keys, ref, plan, jobs, _modified(seen["gate"]), since)
+    records = (state, phase, spec, plan, planning, cancel, decision)
+    return Snapshot(ref, *records, names=dict(jobs.names), options=options, actions=actions, **found_jobs)
+
+
+async def _jobs(
+    etcd: EtcdClient, keys: Keys, ref: OperationRef, plan: Plan, jobs: JobStates, gate: int, since: float
+) -> dict[str, Any]:
+    """The fields of a snapshot that are about its jobs: their claims, and how many have ended.
+
+    ``gate``: the gate's mod revision. ``since``: the start of an operation that was never paused, else 0.
+    """
+    listing = await etcd.list(*keys.claims_range(ref))
+    claims = {keys.parse(kv.key).partition: read(Claim.decode, kv) for kv in listing.kvs}
+    found: dict[str, Any] = {"claims": claims}
+    if plan.count > MANY_JOBS:
+        # An ended job has two keys, or three with a checkpoint.
+        count = await etcd.count(*keys.jobs_range(ref))
+        ended = min(count // 2, plan.count - min(len(claims), plan.count))
+        found |= {"success": ended, "exact": False, "pace": Pace(since, ended) if since else Pace()}
+    else:
+        await _read_jobs(etcd, keys, ref, jobs)
+        ranges, truncated = failed_text(p for p, well in jobs.seen.items() if not well)
+        found |= {"success": jobs.success, "failed": jobs.failed, "failed_ranges": ranges}
+        found |= {"failed_truncated": truncated, "pace": await _pace(etcd, keys, ref, jobs, gate)}
+    await add_names(etcd, keys, ref, plan, _with_errors(claims), jobs.names)
+    return found
 
 
 async def _waiting(etcd: EtcdClient, keys: Keys, seen: Snapshot) -> Snapshot:
@@ -305,30 +294,8 @@ def judge(
     ``now``: seconds since the epoch. ``alarms``: those that etcd raises. ``unreadable``: why executors cannot read the
     operation's records, or "".
     """
-    ref, history = snapshot.ref, snapshot.history
-    if history is not None:
-        result = OperationResult.of(history)
-        return OperationStatus(
-            str(ref),
-            result.state,
-            "ended",
-            {**result.jobs, "running": 0, "waiting": 0},
-            history.started,
-            1.0,
-            cancel=_cancel(history.cancel),
-            errors=result.errors,
-            result=result,
-            failed=history.failed_ranges,
-            failed_truncated=history.failed_truncated,
-            request_id=history.request_id,
-            request_digest=history.request_digest,
-            submitter=history.submitter,
-            rerun_of=history.rerun_of,
-            labels=history.labels,
-            id=history.id,
-            by=history.by,
-            actions=history.actions.to_json(),
-        )
+    if snapshot.history is not None:
+        return _ended_status(snapshot.ref, snapshot.history)
     view = view_of(snapshot, nodes, now, alarms, unreadable)
     stage, running, ended, total, decision = view.stage, view.running, view.ended, view.total, snapshot.decision
     success, failed = snapshot.success, snapshot.failed
@@ -338,15 +305,14 @@ def judge(
         ranges, truncated = decision.failed_ranges, decision.failed_truncated
     waiting = len(snapshot.claims) - running
     spec = snapshot.spec if snapshot.spec is not None else _NO_SPEC
-    progress = min(1.0, ended / total) if total else float(total == 0)
     waits_for = next((reason.text for reason in reasons(view) if reason.stops), None)
     return OperationStatus(
-        str(ref),
+        str(snapshot.ref),
         str(snapshot.state),
         "pausing" if stage is Stage.PAUSED and running else str(stage),
         {"total": total, "success": success, "failed": failed, "running": running, "waiting": waiting},
         spec.time,
-        progress,
+        min(1.0, ended / total) if total else float(total == 0),
         _eta(snapshot.pace, now, ended, total) if stage is Stage.OPEN and waits_for is None else None,
         waits_for,
         _cancel(snapshot.cancel),
@@ -354,17 +320,36 @@ def judge(
         snapshot.exact,
         failed=ranges,
         failed_truncated=truncated,
-        request_id=spec.request_id,
-        request_digest=spec.request_digest,
-        submitter=spec.submitter,
-        rerun_of=spec.rerun_of,
         options={**snapshot.options.to_json(), **({"where": dict(spec.where)} if spec.where else {})},
-        labels=spec.labels,
-        id=spec.id,
         doing=_doing(snapshot, nodes),
-        by=spec.by,
         actions=snapshot.actions.to_json(),
+        **_of_start(spec),
     )
+
+
+def _ended_status(ref: OperationRef, history: History) -> OperationStatus:
+    result = OperationResult.of(history)
+    return OperationStatus(
+        str(ref),
+        result.state,
+        "ended",
+        {**result.jobs, "running": 0, "waiting": 0},
+        history.started,
+        1.0,
+        cancel=_cancel(history.cancel),
+        errors=result.errors,
+        result=result,
+        failed=history.failed_ranges,
+        failed_truncated=history.failed_truncated,
+        actions=history.actions.to_json(),
+        **_of_start(history),
+    )
+
+
+def _of_start(record: Spec | History) -> dict[str, Any]:
+    """The fields of a status that come from the start."""
+    names = ("request_id", "request_digest", "submitter", "rerun_of", "labels", "id", "by")
+    return {name: getattr(record, name) for name in names}
 
 
 def _doing(snapshot: Snapshot, nodes: Mapping[str, Node]) -> tuple[dict[str, str], ...]:

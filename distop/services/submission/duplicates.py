@@ -1,6 +1,6 @@
 """Applies the duplicate policy to starts whose id is active.
 
-(docs/internals/architecture.md, "Ids".) The holder of the id is read, and compared again by the start's transaction: a
+(docs/internals/protocols.md, "Ids".) The holder of the id is read, and compared again by the start's transaction: a
 concurrent change makes the transaction fail, and everything is read again.
 """
 

@@ -100,12 +100,6 @@ async def in_one(
     Incompatible also if an active operation would have to be joined; InvalidArgument if they do not fit into one
     transaction; Lost if the caller has to retry.
     """
-    for one in wanted:
-        if one.on_duplicate not in IN_GRAPHS:
-            raise InvalidArgument(
-                f"prepared and transactional operations cannot {one.on_duplicate} a duplicate: start {one.type} on "
-                f"{one.table} by itself to do so"
-            )
     check(wanted, links)
     return await _Together(etcd, keys, wanted, links, hold, joins=False).in_one()
 
@@ -127,8 +121,8 @@ def check(wanted: Sequence[Request], links: Sequence[Link]) -> None:
         ids.add(one.request_id)
         if one.on_duplicate not in IN_GRAPHS:
             raise InvalidArgument(
-                f"an operation of a graph can only join or refuse a duplicate: start {one.type} on {one.table} by "
-                f"itself to {one.on_duplicate} one"
+                f"operations of a graph, prepared operations and those of a transaction cannot {one.on_duplicate} a "
+                f"duplicate: start {one.type} on {one.table} by itself to do so"
             )
     left = [0] * len(wanted)
     after: list[list[int]] = [[] for _ in wanted]

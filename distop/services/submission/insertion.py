@@ -91,13 +91,15 @@ class Try:
     """Further predecessors: active operations that other operations of its graph joined."""
     after: tuple[t.Predecessor, ...] = ()
     """The predecessors that have not ended."""
+    sent: bool = False
+    """A transaction that starts it was sent: without a verdict the outcome is unknown."""
     _for: OfType | None = None
     _object: str | None = None
     _spec: tuple[float, Spec, bytes] | None = None
 
     def again(self) -> Try:
-        """The same once more, without a verdict. What was made of the request need not be made again."""
-        self.verdict, self.asked, self.outside, self.after = None, None, (), ()
+        """Reset it for another attempt. What was made of the request need not be made again."""
+        self.verdict, self.asked, self.outside, self.after, self.sent = None, None, (), (), False
         return self
 
     @property

@@ -26,12 +26,7 @@ if TYPE_CHECKING:
 
 
 async def rerun(
-    etcd: EtcdClient,
-    keys: Keys,
-    ref: OperationRef,
-    given: StartOptions,
-    *,
-    unfinished: bool | None,
+    etcd: EtcdClient, keys: Keys, ref: OperationRef, given: StartOptions, *, unfinished: bool | None
 ) -> Started:
     """Start a new instance over the partitions of an ended operation that failed, and (``unfinished``) those that had
     no end; None: the latter where it was cancelled.

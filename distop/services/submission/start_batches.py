@@ -1,51 +1,129 @@
 """Group commit of the starts of one client.
 
-Starts of the same type on the same table that arrive during a commit share the next transaction. A start without a
-commit under way is sent at once, in its caller's task. The others queue: they would race it, and each other, for the
-same two keys, and all but one would lose (measured in ``scripts/bench starts``).
+All starts of one type on one table write the same two keys: of several transactions at once, all but one lose the race
+(measured in ``scripts/bench starts``). Therefore starts that arrive during a commit share the next one.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from distop.clock import time
 from distop.errors import EtcdUnavailable, OutcomeUnknown
 from distop.protocol.operation_transitions import STARTS_PER_TXN
 from distop.services.submission.contention import Lost, overdue, pause, too_contended
-from distop.services.submission.insertion import Started, Try
-from distop.services.submission.submit import Apart, Heard, NotSent, note_cut_off, submit, try_to_start
+from distop.services.submission.insertion import Started, Subject, Try
+from distop.services.submission.submit import Apart, Heard, NotSent, cut_off_noted, submit, try_to_start
+from distop.store.group_commit import GroupCommit
 
 if TYPE_CHECKING:
     from distop.protocol.keys import Keys
     from distop.services.submission.start_request import Request
     from distop.store.client import EtcdClient
 
-_Place: TypeAlias = tuple[str, str]
-"""(table, type)."""
+log = logging.getLogger("distop.client")
 
 
 @dataclass(slots=True, eq=False)
-class _Waiting:
-    """A queued start. ``answer``: its result, or None: it continues alone."""
+class _Start:
+    """A start whose caller waits for its verdict."""
 
-    wanted: Request
-    began: float | None
-    """Since when it has lost the race."""
-    answer: asyncio.Future[Started | Exception | None]
-    sent: bool = False
-    """It is being started: the outcome is unknown before the answer."""
-    tried: Try = field(init=False)
+    tried: Try
+    settled: asyncio.Future[None]
+    lost_since: float = 0.0
+    """When it first lost the race; 0: it has not."""
 
-    def __post_init__(self) -> None:
-        self.tried = Try(self.wanted, self.answer.cancelled)
+    def settle(self) -> bool:
+        """Wake the caller. Returns False if the start is to be tried again."""
+        tried = self.tried
+        if isinstance(tried.verdict, Lost) and not isinstance(tried.verdict, NotSent):
+            self.lost_since = self.lost_since or time.monotonic()
+            if overdue(self.lost_since):
+                tried.verdict = too_contended(tried.wanted)
+        if isinstance(tried.verdict, Lost):
+            tried.again()
+            return False
+        if not self.settled.done():
+            self.settled.set_result(None)
+        return True
 
-    def settle(self, verdict: Started | Exception | None) -> None:
-        if not self.answer.done():
-            self.answer.set_result(verdict)
+
+class _Group:
+    """The starts of the next transaction."""
+
+    def __init__(self) -> None:
+        self.items: list[_Start] = []
+
+    def add(self, item: _Start) -> bool:
+        self.items.append(item)
+        return True
+
+    @property
+    def full(self) -> bool:
+        return len(self.items) >= STARTS_PER_TXN
+
+
+class _Queue:
+    """The starts of one type on one table."""
+
+    def __init__(self, etcd: EtcdClient, keys: Keys) -> None:
+        self._etcd = etcd
+        self._keys = keys
+        self._commits: GroupCommit[_Start] = GroupCommit(
+            self._commit,
+            _Group,
+            lambda error: log.error("Unexpected error; the starts of a group are cancelled", exc_info=error),
+            abandoned=lambda one: one.settled.done(),
+        )
+        self._heard = Heard()
+        self._lost = 0
+        """Attempts in a row without progress."""
+        self.pending: dict[_Start, None] = {}
+
+    async def wait_for(self, one: _Start) -> None:
+        """Queue a start, and wait until it has a verdict."""
+        self.pending[one] = None
+        self._commits.add([one])
+        try:
+            with cut_off_noted(one.tried):
+                await one.settled
+        except asyncio.CancelledError:
+            self._commits.interrupt()
+            raise
+        finally:
+            del self.pending[one]
+
+    async def _commit(self, group: list[_Start]) -> list[_Start]:
+        """Try once to start these; returns those to be tried again."""
+        tries = [one.tried for one in group]
+        began = time.monotonic()
+        try:
+            await try_to_start(self._etcd, self._keys, tries, self._heard)
+        except BaseException:  # cancelled: the loop or the connection was closed
+            for one in group:
+                one.settled.cancel()
+            raise
+        took = time.monotonic() - began
+        silent = any(isinstance(one.verdict, EtcdUnavailable | OutcomeUnknown) for one in tries)
+        left = [one for one in group if not one.settle()]
+        if silent:
+            self._dissolve()
+        self._lost = self._lost + 1 if len(left) == len(group) else 0
+        if self._lost:
+            # Others have their turns during the pause, and a read costs less than a refused transaction.
+            self._heard.note(None)
+            await asyncio.sleep(pause(self._lost, took))
+        return left
+
+    def _dissolve(self) -> None:
+        """Let each pending start continue alone, so that none waits for more commits that etcd does not answer."""
+        for one in self.pending:
+            if not one.settled.done():
+                one.tried.verdict = Apart()
+                one.settle()
 
 
 class Starts:
@@ -54,123 +132,26 @@ class Starts:
     def __init__(self, etcd: EtcdClient, keys: Keys) -> None:
         self._etcd = etcd
         self._keys = keys
-        self._lines: dict[_Place, deque[_Waiting]] = {}
-        """Type and table with a start under way → queued starts."""
-        self._serving: set[asyncio.Task[None]] = set()
+        self._queues: dict[Subject, _Queue] = {}
+        """Only those with pending starts."""
 
     async def start(self, wanted: Request) -> Started:
-        """As :func:`distop.services.submission.submit.submit`, beside others. Who is cancelled while it waits is not
-        started; what was sent by then goes on, for the others, and the cancellation says so (``submit.cut_off``).
+        """As :func:`distop.services.submission.submit.submit`, in a transaction with others.
+
+        A start that is cancelled before it is sent is not made. If it was sent, the others of its transaction continue,
+        and the cancellation says so (``submit.cut_off``).
         """
-        place = wanted.table, wanted.type
-        line = self._lines.get(place)
-        if line is not None:
-            return await self._answer(_stand_in(line, wanted, None))
-        line = self._lines[place] = deque()
-        began, one, heard = time.monotonic(), Try(wanted), Heard()
+        subject = wanted.table, wanted.type
+        queue = self._queues.get(subject)
+        if queue is None:
+            queue = self._queues[subject] = _Queue(self._etcd, self._keys)
+        settled = asyncio.get_running_loop().create_future()
+        one = _Start(Try(wanted, settled.cancelled), settled)
         try:
-            await try_to_start(self._etcd, self._keys, [one], heard)
+            await queue.wait_for(one)
         finally:
-            # Others may be waiting, whatever becomes of this one. Where it lost, it goes on with those.
-            waiting = _stand_in(line, wanted, began, first=True) if isinstance(one.verdict, Lost) else None
-            self._next(place, line, heard, lost=int(waiting is not None), silent=_silent(one))
-        return one.result() if waiting is None else await self._answer(waiting)
-
-    async def _answer(self, waiting: _Waiting) -> Started:
-        try:
-            verdict = await waiting.answer
-        except asyncio.CancelledError as error:
-            if waiting.sent:
-                note_cut_off(error, waiting.wanted)
-            raise
-        if verdict is None:
-            return await submit(self._etcd, self._keys, waiting.wanted)
-        if isinstance(verdict, Exception):
-            raise verdict
-        return verdict
-
-    def _next(self, place: _Place, line: deque[_Waiting], heard: Heard, *, lost: int, silent: bool) -> None:
-        """Start the next group after the one that was under way, or dissolve the queue."""
-        if not silent and any(not one.answer.cancelled() for one in line):
-            task = asyncio.ensure_future(self._start_queue(place, line, heard, lost))
-            self._serving.add(task)
-            task.add_done_callback(self._serving.discard)
-        else:
-            self._dissolve(place, line)
-
-    def _dissolve(self, place: _Place, line: deque[_Waiting]) -> None:
-        """Where etcd does not answer, each goes on by itself, as if there were no line: so nobody waits for more than
-        what was under way when it came.
-        """
-        del self._lines[place]
-        for one in line:
-            one.settle(None)
-
-    async def _start_queue(self, place: _Place, line: deque[_Waiting], heard: Heard, lost: int) -> None:
-        """Start the queued operations, in large transactions, until the queue is empty.
-
-        ``lost``: attempts in a row without progress; ``heard``: what the previous attempt read.
-        """
-        group: list[_Waiting] = []
-        took = 0.0
-        try:
-            while True:
-                # Whoever was just answered may start another one at once: it goes with those in line.
-                await asyncio.sleep(pause(lost, took) if lost else 0)
-                if lost:
-                    heard.note(None)  # others had their turns meanwhile: a read costs less than a try that is refused
-                group = _next_group(line)
-                if not group:
-                    break
-                for one in group:
-                    one.sent = True
-                tries = [one.tried.again() for one in group]
-                began = time.monotonic()
-                await try_to_start(self._etcd, self._keys, tries, heard)
-                took = time.monotonic() - began
-                left = [one for one, tried in zip(group, tries, strict=True) if not _settled(one, tried)]
-                for one in left:
-                    one.sent = False
-                line.extendleft(reversed(left))
-                lost = lost + 1 if len(left) == len(group) else 0
-                group = []
-                if any(map(_silent, tries)):
-                    break
-        finally:
-            for one in group:  # the loop is being closed
-                one.answer.cancel()
-            self._dissolve(place, line)
-
-
-def _stand_in(line: deque[_Waiting], wanted: Request, began: float | None, *, first: bool = False) -> _Waiting:
-    waiting = _Waiting(wanted, began, asyncio.get_running_loop().create_future())
-    (line.appendleft if first else line.append)(waiting)
-    return waiting
-
-
-def _next_group(line: deque[_Waiting]) -> list[_Waiting]:
-    """The first queued starts, without those whose callers are gone."""
-    group: list[_Waiting] = []
-    while line and len(group) < STARTS_PER_TXN:
-        one = line.popleft()
-        if not one.answer.cancelled():
-            group.append(one)
-    return group
-
-
-def _settled(one: _Waiting, tried: Try) -> bool:
-    """Deliver the result; returns False if there is none yet, and the start is retried."""
-    if isinstance(tried.verdict, Apart):
-        one.settle(None)
-    elif not isinstance(tried.verdict, Lost):
-        one.settle(tried.verdict)
-    elif not isinstance(tried.verdict, NotSent):
-        one.began = one.began if one.began is not None else time.monotonic()
-        if overdue(one.began):
-            one.settle(too_contended(one.wanted))
-    return one.answer.done()
-
-
-def _silent(one: Try) -> bool:
-    """etcd did not answer it."""
-    return isinstance(one.verdict, EtcdUnavailable | OutcomeUnknown)
+            if not queue.pending:
+                del self._queues[subject]
+        if isinstance(one.tried.verdict, Apart):
+            return await submit(self._etcd, self._keys, wanted)
+        return one.tried.result()

@@ -1,59 +1,41 @@
 """StartOptions: the one list of the options of a start, with their types, defaults, bounds and help.
 
 All faces come from it: the signatures of the clients, the options of the command line, the fields of a graph file, and
-those of what is prepared, rerun or altered. To add an option: add a field here, its keyword in the ``…Keywords`` below
-(the type checker reads these; a test holds them equal), and what it does in ``services.submission.start_request``.
+those of what is prepared, rerun or altered. To add an option: add a field, a row of the table below it, its keyword in
+the ``…Keywords`` (the type checker reads these; a test holds them equal), and what it does in
+``services.submission.start_request``.
 """
 
 from __future__ import annotations
 
-import inspect
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from functools import cache
 from operator import attrgetter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
 from distop.errors import InvalidArgument
 from distop.protocol.behavior_declaration import check_time_limit
 from distop.protocol.operation_labels import labels as check_labels
 from distop.protocol.operation_options import MAX_LIMIT, MOST_URGENT
 from distop.protocol.texts import did_you_mean
+from distop.runtime.keyword_signatures import F, takes_fields_of
+from distop.services.command_flags import Flag
 from distop.services.submission import option_values as v
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
-    from dataclasses import Field
     from datetime import datetime
 
     from distop.services.submission.option_values import Every
 
 Verb: TypeAlias = Literal["start", "prepare", "graph", "rerun", "apply", "alter"]
 """What takes options: ``graph`` is an operation in a graph."""
-Kind: TypeAlias = Literal["text", "texts", "seconds", "count", "number", "switch"]
-"""How the command line reads a value."""
 
 _NEW: tuple[Verb, ...] = ("start", "prepare", "graph")
 _ONCE: tuple[Verb, ...] = ("start", "graph", "rerun", "apply")
 _RULES: tuple[Verb, ...] = (*_NEW, "rerun")
 _LIMITS: tuple[Verb, ...] = (*_NEW, "alter")
-F = TypeVar("F", bound="Callable[..., Any]")
-
-
-@dataclass(frozen=True, slots=True)
-class Flag:
-    """An option of the command line, which gives a field of StartOptions, or a part of it."""
-
-    name: str
-    metavar: str
-    help: str
-    kind: Kind = "text"
-    default: Any = None
-
-    @property
-    def parameter(self) -> str:
-        """Its name as a parameter of a function."""
-        return self.name.removeprefix("--").replace("-", "_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,150 +49,33 @@ class Option:
     verbs: tuple[Verb, ...]
 
 
-def _option(check: Callable[[Any], Any], *flags: Flag, of: tuple[Verb, ...] = _NEW) -> dict[str, Option]:
-    return {"option": Option(check, flags, of)}
+def _option(check: Callable[[Any], Any], *flags: Flag, of: tuple[Verb, ...] = _NEW) -> Option:
+    return Option(check, flags, of)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartOptions:
     """All options of a start, as a caller gives them; None: it was not given."""
 
-    partitions: Sequence[str] | None = field(
-        default=None,
-        metadata=_option(
-            v.partition_names, Flag("--partition", "NAME", "Run only this partition (repeatable).", "texts")
-        ),
-    )
-    request_id: str | None = field(
-        default=None,
-        metadata=_option(
-            v.request_id, Flag("--request-id", "ID", "Repeating the command with the same id starts it once."), of=_ONCE
-        ),
-    )
-    failure_policy: str | None = field(
-        default=None,
-        metadata=_option(
-            v.one_of("the failure policy", v.FAILURE_POLICIES),
-            Flag("--failure-policy", "POLICY", "fail_fast or collect_all, instead of the default."),
-            of=_RULES,
-        ),
-    )
-    retry_attempts: int | None = field(
-        default=None,
-        metadata=_option(
-            lambda value: v.times(value, "the number of attempts must be"),
-            Flag("--retry-attempts", "N", "Attempts of a job after unexpected errors.", "count"),
-            of=_RULES,
-        ),
-    )
-    time_limit: float | None = field(
-        default=None,
-        metadata=_option(
-            lambda value: check_time_limit(value, "the time limit of a job"),
-            Flag("--time-limit", "S", "Maximum seconds for one attempt of a job.", "seconds"),
-            of=_RULES,
-        ),
-    )
-    submitter: str | None = field(
-        default=None,
-        metadata=_option(
-            lambda value: v.text(value, "the submitter", v.LONGEST_SUBMITTER), of=("start", "prepare", "graph", "rerun")
-        ),
-    )
-    labels: Mapping[str, str] | None = field(
-        default=None,
-        metadata=_option(
-            check_labels,
-            Flag("--label", "K=V", "Label to filter operations by (repeatable).", "texts"),
-            of=(*_RULES, "apply"),
-        ),
-    )
-    not_before: datetime | str | None = field(
-        default=None,
-        metadata=_option(
-            lambda value: value, Flag("--at", "TIME", "Start at this time or later: 2026-01-31T18:00:00+01:00.")
-        ),
-    )
-    delay: float | None = field(
-        default=None,
-        metadata=_option(
-            lambda value: v.seconds(value, "the delay"),
-            Flag("--delay", "S", "Start after this many seconds.", "seconds"),
-        ),
-    )
-    after: Iterable[Any] | None = field(
-        default=None,
-        metadata=_option(
-            v.predecessors,
-            Flag("--after", "OP", "Start after this operation succeeds (repeatable).", "texts"),
-            Flag("--after-end", "OP", "Start after this operation ends (repeatable).", "texts"),
-        ),
-    )
-    priority: int | None = field(
-        default=None,
-        metadata=_option(
-            v.whole("the priority", -MOST_URGENT, MOST_URGENT),
-            Flag("--priority", "N", f"-{MOST_URGENT} to {MOST_URGENT}; higher starts first (default 0).", "number"),
-            of=_LIMITS,
-        ),
-    )
-    max_jobs: int | None = field(
-        default=None,
-        metadata=_option(
-            v.whole("the number of jobs at once", 0, MAX_LIMIT),
-            Flag("--max-jobs", "N", "Maximum jobs at once (0: no limit).", "number"),
-            of=_LIMITS,
-        ),
-    )
-    max_jobs_per_executor: int | None = field(
-        default=None,
-        metadata=_option(
-            v.whole("the number of jobs at once of each executor", 0, MAX_LIMIT),
-            Flag("--max-jobs-per-executor", "N", "Maximum jobs at once on each executor.", "number"),
-            of=_LIMITS,
-        ),
-    )
-    max_failed: int | str | None = field(
-        default=None,
-        metadata=_option(
-            v.budget,
-            Flag("--max-failed", "N|N%", "Tolerate up to N failed jobs, whatever the policy."),
-            of=_LIMITS,
-        ),
-    )
-    where: Mapping[str, str] | None = field(
-        default=None,
-        metadata=_option(
-            v.selector, Flag("--where", "K=V", "Run only on executors with this label (repeatable).", "texts")
-        ),
-    )
-    every: Every | float | None = field(
-        default=None,
-        metadata=_option(
-            v.every,
-            Flag("--every", "S", "Repeat this many seconds after each end.", "seconds"),
-            Flag("--grid", "", "With --every: count from start to start.", "switch"),
-            Flag("--jitter", "S", "With --every: random delay of at most S seconds.", "seconds", 0.0),
-            Flag("--times", "N", "With --every: number of runs in all.", "count"),
-            Flag("--until", "TIME", "With --every: start no run after this time."),
-            Flag("--on", "END", "With --every: repeat after success, failure or any.", default="any"),
-            of=("start", "graph"),
-        ),
-    )
-    id: str | None = field(
-        default=None,
-        metadata=_option(v.own_id, Flag("--id", "ID", "Only one operation of an id is active (default: computed).")),
-    )
-    one_off: bool = field(
-        default=False, metadata=_option(v.switch("one_off"), Flag("--one-off", "", "Start without an id.", "switch"))
-    )
-    on_duplicate: str | None = field(
-        default=None,
-        metadata=_option(
-            v.one_of("the duplicate policy", v.DUPLICATE_POLICIES),
-            Flag("--on-duplicate", "POLICY", "If the id is active: join (default), refuse, replace, combine."),
-        ),
-    )
+    partitions: Sequence[str] | None = None
+    request_id: str | None = None
+    failure_policy: str | None = None
+    retry_attempts: int | None = None
+    time_limit: float | None = None
+    submitter: str | None = None
+    labels: Mapping[str, str] | None = None
+    not_before: datetime | str | None = None
+    delay: float | None = None
+    after: Iterable[Any] | None = None
+    priority: int | None = None
+    max_jobs: int | None = None
+    max_jobs_per_executor: int | None = None
+    max_failed: int | str | None = None
+    where: Mapping[str, str] | None = None
+    every: Every | float | None = None
+    id: str | None = None
+    one_off: bool = False
+    on_duplicate: str | None = None
 
     @classmethod
     def of(cls, given: Mapping[str, Any], verb: Verb = "start") -> StartOptions:
@@ -225,7 +90,7 @@ class StartOptions:
 
     def given(self) -> dict[str, Any]:
         """Those that are not as if nothing had been said, as keywords."""
-        values = zip(_FIELDS, _values(self), _DEFAULTS, strict=True)
+        values = zip(_OPTIONS, _values(self), _DEFAULTS, strict=True)
         return {name: value for name, value, default in values if value is not default}
 
     def checked(self) -> dict[str, Any]:
@@ -236,10 +101,91 @@ class StartOptions:
         return {name: _OPTIONS[name].check(value) for name, value in found.items()}
 
 
-_FIELDS: Mapping[str, Field[Any]] = MappingProxyType({one.name: one for one in fields(StartOptions)})
-_OPTIONS: Mapping[str, Option] = MappingProxyType({name: one.metadata["option"] for name, one in _FIELDS.items()})
-_DEFAULTS = tuple(one.default for one in _FIELDS.values())
-_values = attrgetter(*_FIELDS)
+_OPTIONS: Mapping[str, Option] = MappingProxyType(
+    {
+        "partitions": _option(
+            v.partition_names, Flag("--partition", "NAME", "Run only this partition (repeatable).", "texts")
+        ),
+        "request_id": _option(
+            v.request_id, Flag("--request-id", "ID", "Repeating the command with the same id starts it once."), of=_ONCE
+        ),
+        "failure_policy": _option(
+            v.one_of("the failure policy", v.FAILURE_POLICIES),
+            Flag("--failure-policy", "POLICY", "fail_fast or collect_all, instead of the default."),
+            of=_RULES,
+        ),
+        "retry_attempts": _option(
+            lambda value: v.times(value, "the number of attempts must be"),
+            Flag("--retry-attempts", "N", "Attempts of a job after unexpected errors.", "count"),
+            of=_RULES,
+        ),
+        "time_limit": _option(
+            lambda value: check_time_limit(value, "the time limit of a job"),
+            Flag("--time-limit", "S", "Maximum seconds for one attempt of a job.", "seconds"),
+            of=_RULES,
+        ),
+        "submitter": _option(
+            lambda value: v.text(value, "the submitter", v.LONGEST_SUBMITTER), of=("start", "prepare", "graph", "rerun")
+        ),
+        "labels": _option(
+            check_labels,
+            Flag("--label", "K=V", "Label to filter operations by (repeatable).", "texts"),
+            of=(*_RULES, "apply"),
+        ),
+        "not_before": _option(
+            lambda value: value, Flag("--at", "TIME", "Start at this time or later: 2026-01-31T18:00:00+01:00.")
+        ),
+        "delay": _option(
+            lambda value: v.seconds(value, "the delay"),
+            Flag("--delay", "S", "Start after this many seconds.", "seconds"),
+        ),
+        "after": _option(
+            v.predecessors,
+            Flag("--after", "OP", "Start after this operation succeeds (repeatable).", "texts"),
+            Flag("--after-end", "OP", "Start after this operation ends (repeatable).", "texts"),
+        ),
+        "priority": _option(
+            v.whole("the priority", -MOST_URGENT, MOST_URGENT),
+            Flag("--priority", "N", f"-{MOST_URGENT} to {MOST_URGENT}; higher starts first (default 0).", "number"),
+            of=_LIMITS,
+        ),
+        "max_jobs": _option(
+            v.whole("the number of jobs at once", 0, MAX_LIMIT),
+            Flag("--max-jobs", "N", "Maximum jobs at once (0: no limit).", "number"),
+            of=_LIMITS,
+        ),
+        "max_jobs_per_executor": _option(
+            v.whole("the number of jobs at once of each executor", 0, MAX_LIMIT),
+            Flag("--max-jobs-per-executor", "N", "Maximum jobs at once on each executor.", "number"),
+            of=_LIMITS,
+        ),
+        "max_failed": _option(
+            v.budget, Flag("--max-failed", "N|N%", "Tolerate up to N failed jobs, whatever the policy."), of=_LIMITS
+        ),
+        "where": _option(
+            v.selector, Flag("--where", "K=V", "Run only on executors with this label (repeatable).", "texts")
+        ),
+        "every": _option(
+            v.every,
+            Flag("--every", "S", "Repeat this many seconds after each end.", "seconds"),
+            Flag("--grid", "", "With --every: count from start to start.", "switch"),
+            Flag("--jitter", "S", "With --every: random delay of at most S seconds.", "seconds", 0.0),
+            Flag("--times", "N", "With --every: number of runs in all.", "count"),
+            Flag("--until", "TIME", "With --every: start no run after this time."),
+            Flag("--on", "END", "With --every: repeat after success, failure or any.", default="any"),
+            of=("start", "graph"),
+        ),
+        "id": _option(v.own_id, Flag("--id", "ID", "Only one operation of an id is active (default: computed).")),
+        "one_off": _option(v.switch("one_off"), Flag("--one-off", "", "Start without an id.", "switch")),
+        "on_duplicate": _option(
+            v.one_of("the duplicate policy", v.DUPLICATE_POLICIES),
+            Flag("--on-duplicate", "POLICY", "If the id is active: join (default), refuse, replace, combine."),
+        ),
+    }
+)
+"""What is known of each field."""
+_values = attrgetter(*_OPTIONS)
+_DEFAULTS = _values(StartOptions())
 _OF: Mapping[Verb, str] = MappingProxyType(
     {
         "start": "a start",
@@ -260,19 +206,7 @@ def options(verb: Verb) -> Mapping[str, Option]:
 
 def takes_options(verb: Verb) -> Callable[[F], F]:
     """Show these options in the signature of a function that takes them as ``**options``."""
-
-    def shown(function: F) -> F:
-        own = inspect.signature(function)
-        named = [one for one in own.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
-        known = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_FIELDS[name].default, annotation=kind)
-            for name in options(verb)
-            if name not in own.parameters and (kind := _FIELDS[name].type)
-        ]
-        function.__signature__ = own.replace(parameters=[*named, *known])  # type: ignore[attr-defined]
-        return function
-
-    return shown
+    return takes_fields_of(StartOptions, options(verb))
 
 
 # ------------------------------------------------------- for the type checker

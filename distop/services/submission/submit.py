@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from distop.services.submission.insertion import Insertion, Started, Try, copied
 from distop.store.connection_settings import WRITE_LIMIT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from distop.protocol.behavior_declaration import Declaration
     from distop.protocol.keys import Keys
@@ -38,15 +39,23 @@ HEARD_FOR = 0.25
 _CUT_OFF = "distop_request_id"
 
 
-def note_cut_off(error: asyncio.CancelledError, wanted: Request) -> None:
-    """Note in a cancellation that a start was under way: it may have been applied, or still be. (No class of its own:
-    ``asyncio.timeout`` and task groups of Python 3.11 take none but CancelledError itself for a cancellation.)
+@contextmanager
+def cut_off_noted(one: Try) -> Iterator[None]:
+    """Note in a cancellation that the start was sent: it may have been applied, or may still be.
+
+    The exception has no class of its own: ``asyncio.timeout`` and task groups of Python 3.11 accept only
+    CancelledError itself as a cancellation.
     """
-    vars(error)[_CUT_OFF] = wanted.request_id
+    try:
+        yield
+    except asyncio.CancelledError as error:
+        if one.sent:
+            vars(error)[_CUT_OFF] = one.wanted.request_id
+        raise
 
 
 def cut_off(error: asyncio.CancelledError) -> str | None:
-    """The request id of the start that was cut off, where :func:`note_cut_off` has noted one."""
+    """The request id of the cancelled start, if :func:`cut_off_noted` has noted it."""
     request_id: str | None = vars(error).get(_CUT_OFF)
     return request_id
 
@@ -56,7 +65,7 @@ class NotSent(Lost):
 
 
 class Apart(Exception):
-    """etcd rejected several starts in one transaction; each alone may be accepted."""
+    """The start has to be sent alone: etcd rejected a transaction of several, or does not answer."""
 
 
 async def submit(etcd: EtcdClient, keys: Keys, wanted: Request) -> Started:
@@ -68,7 +77,8 @@ async def submit(etcd: EtcdClient, keys: Keys, wanted: Request) -> Started:
 
     async def attempt() -> Started:
         one = Try(wanted)
-        await try_to_start(etcd, keys, [one])
+        with cut_off_noted(one):
+            await try_to_start(etcd, keys, [one])
         return one.result()
 
     return await until_won(etcd, keys, wanted, attempt)
@@ -135,7 +145,7 @@ async def _start(etcd: EtcdClient, keys: Keys, tries: Sequence[Try], heard: Hear
     if operations(txn) > MAX_OPERATIONS:
         chosen[0].verdict = _too_many_predecessors(new[0])
         return
-    if (result := await _commit(etcd, txn, chosen, tries[0])) is None:
+    if (result := await _commit(etcd, txn, chosen)) is None:
         return
     heard.note(_told(result, of_type, new))
     instead: Sequence[t.FoundInstead | None] = [None] * len(new)
@@ -148,19 +158,16 @@ async def _start(etcd: EtcdClient, keys: Keys, tries: Sequence[Try], heard: Hear
             _verdict_from_first(one, first)
 
 
-async def _commit(etcd: EtcdClient, txn: Txn, chosen: Sequence[Try], first: Try) -> TxnResult | None:
-    """The result; None where it is not known, of which each is told. A cancellation says which request may have been
-    started.
-    """
+async def _commit(etcd: EtcdClient, txn: Txn, chosen: Sequence[Try]) -> TxnResult | None:
+    """Send the transaction that starts these. Returns None if the outcome is unknown, which is the verdict of each."""
+    for one in chosen:
+        one.sent = True
     try:
         return await etcd.commit(txn, deadline=WRITE_LIMIT)
     except OutcomeUnknown as error:
         for one in chosen:
             one.verdict = _unknown(one.wanted, error)
         return None
-    except asyncio.CancelledError as error:
-        note_cut_off(error, first.wanted)
-        raise
 
 
 def _asked(tries: Iterable[Try]) -> dict[Try, Asked]:

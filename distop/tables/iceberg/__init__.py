@@ -1,1 +1,1 @@
-"""Iceberg tables: the format, its metadata and catalogs, and how rows are read and schemas changed."""
+"""Iceberg tables: the format, metadata, manifests and catalogs, and the reader of their files."""

@@ -1,10 +1,10 @@
-"""The files in which Iceberg keeps manifests and lists of them, held to their form before pyiceberg reads them.
+"""Checks Avro files (manifests and manifest lists) before pyiceberg reads them, and limits their size.
 
-Its reader takes any bytes for such a file. Of damaged ones it may make counts and lengths without bound, also such as
-lead back to where it was, and never ends; so a file is looked at as a whole first: its magic, its header, and that its
-blocks follow each other, mark by mark, up to its end. Inside a block nothing tells damage but the reader itself, which
-is left no more than :data:`STALLED` seconds without a next record. What a block is decompressed to is counted on the
-way: the reader has it in memory at once, and a few bytes may stand for any number of them.
+pyiceberg's reader does not validate a file: in a damaged one it may find unlimited counts and lengths, or offsets that
+make it loop forever. So the structure of a file is checked first: magic, header, and a sequence of blocks up to its
+end, each followed by the sync marker. Damage inside a block only the reader can find; it is stopped after
+:data:`STALL_TIMEOUT` seconds without a record. The decompressed size of the blocks is counted, because the reader holds
+a block in memory and a few bytes may decompress to any number.
 """
 
 from __future__ import annotations
@@ -29,42 +29,42 @@ if TYPE_CHECKING:
     from distop.storage.confinement import TableFiles
 
 RECORDS = 1_000_000
-"""Of a file at most: its reader has all of them in memory."""
+"""Maximum records of a file: the reader holds all of them in memory."""
 ENTRIES = 4_000_000
-"""Of the manifests that one reading of a table opens at most, with those of removed files: it keeps each live one."""
+"""Maximum entries of all manifests in one reading of a table, including those of removed files."""
 TOTAL_BYTES = 32 << 30
-"""Of these manifests at most, decompressed: that takes some minutes."""
+"""Maximum decompressed bytes of these manifests; they take some minutes to read."""
 NUMBERS = 32_000_000
-"""In the lists of live entries (places to split a file at, ids of columns) at most, in one reading: Java keeps them, in
+"""Maximum numbers in the lists of live entries (split offsets, column ids) in one reading: Java keeps them in memory,
 eight bytes each.
 """
-STALLED = 60.0
-"""Seconds; a thousand entries take less than one."""
+STALL_TIMEOUT = 60.0
+"""Time-out in seconds for the next progress of a reader; a thousand entries take less than one second."""
 WATCHER = "manifests"
 """The name of the thread that watches a reader."""
-STRIKE_AGAIN = 0.2
-"""Seconds after which a reader that goes on all the same is stopped again."""
+_RAISE_AGAIN = 0.2
+"""Seconds between two attempts to stop a reader."""
 
 _MAGIC = b"Obj\x01"
-_MARK = 16
-"""Bytes that stand after the header and after each block, the same in all of a file."""
+_SYNC = 16
+"""Bytes of the sync marker, which follows the header and each block."""
 _CODEC = b"avro.codec"
 _PIECE = 1 << 20
-"""Bytes that are decompressed at once, to be counted."""
+"""Bytes that are decompressed at a time."""
 _LONGEST = 10
-"""Bytes of a number of 64 bits, seven bits in each."""
+"""Maximum bytes of a 64-bit number, with seven bits per byte."""
 
 
 class Damaged(OSError):
-    """The file is not as it was written; the text names it."""
+    """The content of the file is damaged; the text names the file."""
 
 
 class _Stalled(BaseException):
-    """Raised inside the reader, and for whoever watches it alone: nobody on the way is to take it for an error."""
+    """Raised in the thread of a stalled reader. A BaseException, so that the reader does not handle it as an error."""
 
 
 class ManifestIO:
-    """The ``FileIO`` of a table for reading manifests by pyiceberg: what it opens is whole, and one of ``files``."""
+    """The ``FileIO`` with which pyiceberg reads a table's manifests: it opens only undamaged files of ``files``."""
 
     def __init__(self, inner: Any, files: TableFiles | None = None) -> None:
         self._inner = inner
@@ -73,8 +73,9 @@ class ManifestIO:
         self._entries, self._bytes, self._numbers = ENTRIES, TOTAL_BYTES, NUMBERS
 
     def new_input(self, location: str) -> Any:
-        """The file, as pyiceberg's reader opens it. That raises Damaged, and what the other one raises. Raises
-        InvalidArgument for one that lies where data may not send anybody.
+        """A file for pyiceberg's reader; opening it raises Damaged, and the errors of the inner ``FileIO``.
+
+        Raises InvalidArgument for a path or URL that is not allowed in data, or that may not belong to the table.
         """
         check_paths((location,))
         check_form(location)
@@ -84,20 +85,18 @@ class ManifestIO:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """What is read in this block, on this thread, ends: it is one reading, within its bounds. Raises Damaged where
-        the reader does not get on.
-        """
+        """One reading of a table by this thread, within this module's limits. Raises Damaged if the reader stalls."""
         self._entries, self._bytes, self._numbers = ENTRIES, TOTAL_BYTES, NUMBERS
-        self._watch = watch = _Watch(STALLED)
+        self._watch = watch = _Watch(STALL_TIMEOUT)
         try:
             watch.start()
             yield
         except _Stalled:
             raise Damaged(
-                f"the file {watch.location} is damaged: its reader did not get on within {watch.seconds:g} s"
+                f"the file {watch.location} is damaged: its reader made no progress within {watch.seconds:g} s"
             ) from None
         finally:
-            # A strike may come even now, at any instruction: the watch has ended only once ``end`` has returned.
+            # The exception may still arrive at any instruction, until ``end`` has returned.
             while True:
                 try:
                     watch.end()
@@ -107,36 +106,34 @@ class ManifestIO:
             self._watch = None
 
     def alive(self, location: str | None = None) -> None:
-        """The reader got on, or begins with a file."""
+        """Report progress of the reader, or with ``location`` the start of a file."""
         if self._watch is not None:
             self._watch.alive(location)
 
     def count(self, entries: int, size: int, location: str) -> None:
-        """Entries of a file, and the bytes they are decompressed to. Raises InvalidArgument where all files together
-        have too many.
-        """
+        """Count a file's entries and decompressed bytes. Raises InvalidArgument if the reading exceeds its limits."""
         self._entries -= entries
         self._bytes -= size
         if self._entries < 0 or self._bytes < 0:
             raise InvalidArgument(
-                f"the manifests up to {location} have more than {ENTRIES} entries or more than {TOTAL_BYTES} bytes, "
-                "decompressed, the most that is read of a table: have its writer rewrite its manifests"
+                f"the manifests up to {location} have more than {ENTRIES} entries or {TOTAL_BYTES} decompressed bytes, "
+                "the limits for a table: let its writer rewrite its manifests"
             )
 
     def count_numbers(self, count: int, location: str) -> None:
-        """Numbers in the lists of an entry. Raises InvalidArgument where all of a reading have too many."""
+        """Count numbers in the lists of an entry. Raises InvalidArgument if the reading exceeds its limit."""
         self._numbers -= count
         if self._numbers < 0:
             raise InvalidArgument(
                 f"the manifests up to {location} have more than {NUMBERS} numbers in the lists of their entries "
-                "(split_offsets, equality_ids), the most that is read of a table"
+                "(split_offsets, equality_ids), the limit for a table: let its writer rewrite its manifests"
             )
 
 
 class _Input:
-    def __init__(self, inner: Any, of: ManifestIO) -> None:
+    def __init__(self, inner: Any, io: ManifestIO) -> None:
         self._inner = inner
-        self._of = of
+        self._io = io
         self.location: str = inner.location
 
     def __len__(self) -> int:
@@ -148,61 +145,62 @@ class _Input:
     def open(self, seekable: bool = True) -> io.BytesIO:
         with self._inner.open(seekable) as stream:
             data = stream.read()
-        self._of.count(*check(data, self.location), self.location)
-        # Not before: how long storage takes is for it to say.
-        self._of.alive(self.location)
+        self._io.count(*check(data, self.location), self.location)
+        # The time of the storage does not count: it has its own time-outs.
+        self._io.alive(self.location)
         return io.BytesIO(data)
 
 
 def check(data: bytes, location: str) -> tuple[int, int]:
-    """How many records these bytes of an Avro file have, and how many bytes they are decompressed to. Raises Damaged
-    where they are no whole one, InvalidArgument where they stand for too many.
+    """The number of records and of decompressed bytes of an Avro file with this content.
+
+    Raises Damaged for another or incomplete content, InvalidArgument if it exceeds the limits of a file.
     """
     try:
         return _walk(data)
     except _TooMuch:
         raise InvalidArgument(
-            f"the file {location} has more than {METADATA_BYTES} bytes, decompressed, or more than {RECORDS} records, "
-            "the most that is read of such a file"
+            f"the file {location} has more than {METADATA_BYTES} decompressed bytes or {RECORDS} records, the limits "
+            "for a manifest: let the table's writer rewrite its manifests"
         ) from None
-    except _Wrong as error:
+    except _Invalid as error:
         raise Damaged(f"the file {location} is damaged: {error}") from None
 
 
-class _Wrong(Exception):
-    pass
+class _Invalid(Exception):
+    """The content is not an Avro file; the text has the reason."""
 
 
 class _TooMuch(Exception):
-    pass
+    """The content exceeds the limits of a file."""
 
 
 def _walk(data: bytes) -> tuple[int, int]:
     if data[: len(_MAGIC)] != _MAGIC:
-        raise _Wrong("it does not begin as an Avro file does")
+        raise _Invalid("it does not start like an Avro file")
     codec, at = _header(data, len(_MAGIC))
     records, left = RECORDS, METADATA_BYTES
-    mark, at = data[at : at + _MARK], at + _MARK
-    if len(mark) < _MARK:
-        raise _Wrong("it ends in its header")
+    sync, at = data[at : at + _SYNC], at + _SYNC
+    if len(sync) < _SYNC:
+        raise _Invalid("it ends in its header")
     while at < len(data):
         count, at = _number(data, at)
         size, at = _number(data, at)
-        if count < 0 or size < 0 or data[at + size : at + size + _MARK] != mark:
-            raise _Wrong("one of its blocks does not end where it should")
+        if count < 0 or size < 0 or data[at + size : at + size + _SYNC] != sync:
+            raise _Invalid("the end of a block has no sync marker")
         records -= count
         left -= _decompressed(codec, data[at : at + size], left)
         if records < 0 or left < 0:
             raise _TooMuch
-        at += size + _MARK
+        at += size + _SYNC
     return RECORDS - records, METADATA_BYTES - left
 
 
 def _decompressed(codec: bytes, block: bytes, limit: int) -> int:
-    """How many bytes a block is decompressed to; some number over ``limit`` where there are more."""
+    """The number of decompressed bytes of a block; any number over ``limit`` if it has more."""
     if codec == b"null":
         return len(block)
-    if codec == b"snappy":  # the length, which its reader makes room for, stands at the beginning
+    if codec == b"snappy":  # the block starts with its decompressed length
         return sum((byte & 0x7F) << 7 * n for n, byte in enumerate(_first_number(block)))
     found = 0
     for piece in _pieces(codec, block):
@@ -215,7 +213,7 @@ def _decompressed(codec: bytes, block: bytes, limit: int) -> int:
 def _first_number(block: bytes) -> bytes:
     end = next((n for n, byte in enumerate(block[:_LONGEST]) if not byte & 0x80), None)
     if end is None:
-        raise _Wrong("there is no number where one should be")
+        raise _Invalid("a number is missing")
     return block[: end + 1]
 
 
@@ -228,7 +226,7 @@ def _pieces(codec: bytes, block: bytes) -> Iterator[bytes]:
                 while piece := reader.read(_PIECE):
                     yield piece
         except zstandard.ZstdError:
-            raise _Wrong("one of its blocks cannot be decompressed") from None
+            raise _Invalid("a block cannot be decompressed") from None
         return
     try:
         if codec == b"deflate":
@@ -237,20 +235,20 @@ def _pieces(codec: bytes, block: bytes) -> Iterator[bytes]:
                 yield piece
                 block = inflating.unconsumed_tail
         elif codec == b"bzip2":
-            while block:  # its reader takes one stream after the other
+            while block:  # a block may have several streams
                 unpacking = bz2.BZ2Decompressor()
                 while not unpacking.eof and (piece := unpacking.decompress(block, _PIECE)):
                     yield piece
                     block = b""
                 block = unpacking.unused_data
         else:
-            raise _Wrong("it is compressed in a way that is not known")
+            raise _Invalid("its compression is unknown")
     except (zlib.error, OSError):
-        raise _Wrong("one of its blocks cannot be decompressed") from None
+        raise _Invalid("a block cannot be decompressed") from None
 
 
 def _header(data: bytes, at: int) -> tuple[bytes, int]:
-    """How its blocks are compressed, and where the map of the header ends."""
+    """The codec of the blocks, and the end offset of the header's map."""
     codec = b"null"
     while True:
         count, at = _number(data, at)
@@ -259,69 +257,66 @@ def _header(data: bytes, at: int) -> tuple[bytes, int]:
         if count < 0:
             count, (_, at) = -count, _number(data, at)
         name = b""
-        for n in range(2 * count):  # names and values alike
+        for n in range(2 * count):  # names and values alternate
             size, at = _number(data, at)
             value, at = data[at : at + size], at + size
             if size < 0 or at > len(data):
-                raise _Wrong("its header is not whole")
+                raise _Invalid("its header is incomplete")
             if n % 2 and name == _CODEC:
                 codec = value
             name = value
 
 
 def _number(data: bytes, at: int) -> tuple[int, int]:
-    """A number, and where it ends."""
+    """A number, and its end offset."""
     found = 0
     for shift, byte in enumerate(data[at : at + _LONGEST]):
         found |= (byte & 0x7F) << 7 * shift
         if not byte & 0x80:
             return (found >> 1) ^ -(found & 1), at + shift + 1
-    raise _Wrong("there is no number where one should be")
+    raise _Invalid("a number is missing")
 
 
 class _Watch:
-    """Stops a thread that has made no progress for ``seconds``, by an exception.
+    """A watchdog: raises _Stalled in the thread that started it if that makes no progress for ``seconds``.
 
-    It watches the thread that started it. It can stop a loop in Python, not one in C.
+    It can stop a loop in Python, but not one in C.
     """
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self.location = ""
-        self._heard = time.monotonic()
-        self._over = threading.Condition()
-        self._done = self._struck = False
-        self._of = threading.get_ident()
+        self._progress = time.monotonic()
+        self._changed = threading.Condition()
+        self._ended = self._raised = False
+        self._thread = threading.get_ident()
 
     def alive(self, location: str | None) -> None:
-        """Something was heard of it."""
-        self._heard = time.monotonic()
+        """Note progress of the thread."""
+        self._progress = time.monotonic()
         self.location = location or self.location
 
     def start(self) -> None:
         """Start watching the calling thread."""
-        threading.Thread(target=self._look, name=WATCHER, daemon=True).start()
+        threading.Thread(target=self._watch, name=WATCHER, daemon=True).start()
 
     def end(self) -> None:
-        """Stop watching.
+        """Stop watching. Raises _Stalled if the exception was already set: then call it again."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify()
+        if self._raised:
+            # Clear an exception that the thread has not seen yet: it must not be raised later.
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), None)
 
-        Raises _Stalled where an exception was on its way already: call it again.
-        """
-        with self._over:
-            self._done = True
-            self._over.notify()
-        if self._struck:
-            # A strike that is still on its way must not hit what the thread does next.
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._of), None)
-
-    def _look(self) -> None:
-        with self._over:
-            while not self._done:
-                left = self._heard + self.seconds - time.monotonic()
+    def _watch(self) -> None:
+        with self._changed:
+            while not self._ended:
+                left = self._progress + self.seconds - time.monotonic()
                 if left > 0:
-                    self._over.wait(left)
+                    self._changed.wait(left)
                     continue
-                self._struck = True
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._of), ctypes.py_object(_Stalled))
-                # Again, where it is lost: Python takes it for nobody's in a finalizer, or while garbage is collected.
-                self._over.wait(STRIKE_AGAIN)
+                self._raised = True
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), ctypes.py_object(_Stalled))
+                # Repeat it: Python drops the exception in a finalizer, or during garbage collection.
+                self._changed.wait(_RAISE_AGAIN)

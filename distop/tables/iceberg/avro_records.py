@@ -1,7 +1,7 @@
-"""Records of Iceberg's Avro files, decoded within their bytes.
+"""Decodes records of Iceberg's Avro files safely: never beyond their bytes.
 
-pyiceberg's decoder, which is in C, takes any count and length of a list or a map for true: it reads the memory behind
-its bytes, or ends the process. And a few bytes that are compressed may stand for a list of any length.
+pyiceberg's decoder, written in C, does not check counts and lengths of lists and maps: it would read memory after its
+input, or crash the process. A few compressed bytes may also be a list of any length.
 """
 
 from __future__ import annotations
@@ -29,35 +29,36 @@ if TYPE_CHECKING:
     from pyiceberg.avro.codecs.codec import Codec
 
 RECORD_BYTES = 1 << 20
-"""Of a record at most, decompressed: in memory a list of numbers takes some twenty times as much. The statistics of a
-column take some fifty bytes.
+"""Maximum decompressed bytes of a record; a list of numbers needs some twenty times as much memory. The statistics of a
+column have some fifty bytes.
 """
 
-_NOTHING = (DefaultReader, UnknownReader)
-"""Readers of what takes no bytes."""
+_EMPTY = (DefaultReader, UnknownReader)
+"""Readers of values without bytes."""
 _NUMBER = 10
-"""Bytes of a number at most."""
+"""Maximum bytes of a number."""
 _FLOAT, _DOUBLE = struct.Struct("<f"), struct.Struct("<d")
-_GOES_ON = bytes(range(0x80, 0x100))
-"""Bytes of a number that are followed by another one."""
+_CONTINUED = bytes(range(0x80, 0x100))
+"""Bytes of a number other than its last."""
 
 D = TypeVar("D", bound=StructProtocol)
 
 
 class RecordFile(AvroFile[D]):
-    """A manifest, or a list of manifests, as pyiceberg reads it. Its records raise InvalidArgument where one is too
-    long, Damaged where one does not end within its block.
+    """pyiceberg's file of a manifest or a manifest list, with safe decoding.
+
+    Iteration raises InvalidArgument for a record that is too long, Damaged for one that does not end in its block.
     """
 
     def __enter__(self) -> RecordFile[D]:
         super().__enter__()
-        if _endless(self.reader):
-            raise Damaged(f"the file {self.input_file.location} is damaged: it has a list of what takes no bytes")
+        if _has_unbounded_list(self.reader):
+            raise Damaged(f"the file {self.input_file.location} is damaged: it has a list of values without bytes")
         return self
 
     def _read_block(self) -> int:
         if self.block and self.decoder.read(SYNC_SIZE) != self.header.sync:
-            raise Damaged(f"the file {self.input_file.location} is damaged: a block does not end where it should")
+            raise Damaged(f"the file {self.input_file.location} is damaged: the end of a block has no sync marker")
         count = self.decoder.read_int()
         data = self.decoder.read_bytes()
         codec: type[Codec] | None = self.header.compression_codec()
@@ -66,28 +67,29 @@ class RecordFile(AvroFile[D]):
         return count
 
 
-def _endless(reader: Any) -> bool:
-    """A list in it may have any length, whatever its bytes are."""
+def _has_unbounded_list(reader: Any) -> bool:
+    """Whether a list or map has elements without bytes, so that its length is not limited by the file's size."""
     if isinstance(reader, StructReader):
-        return any(_endless(field) for _, field in reader.field_readers)
+        return any(_has_unbounded_list(field) for _, field in reader.field_readers)
     if isinstance(reader, OptionReader):
-        return _endless(reader.option)
+        return _has_unbounded_list(reader.option)
     if isinstance(reader, ListReader):
-        return _takes_nothing(reader.element) or _endless(reader.element)
+        return _is_empty(reader.element) or _has_unbounded_list(reader.element)
     if isinstance(reader, MapReader):
         parts = (reader.key, reader.value)
-        return all(map(_takes_nothing, parts)) or any(map(_endless, parts))
+        return all(map(_is_empty, parts)) or any(map(_has_unbounded_list, parts))
     return False
 
 
-def _takes_nothing(reader: Any) -> bool:
+def _is_empty(reader: Any) -> bool:
+    """Whether values of a reader have no bytes."""
     if isinstance(reader, StructReader):
-        return all(_takes_nothing(field) for _, field in reader.field_readers)
-    return isinstance(reader, _NOTHING) or (isinstance(reader, FixedReader) and len(reader) == 0)
+        return all(_is_empty(field) for _, field in reader.field_readers)
+    return isinstance(reader, _EMPTY) or (isinstance(reader, FixedReader) and len(reader) == 0)
 
 
 class _Records(Generic[D]):
-    """The records of a block. Each is decoded in a part of the block that is hardly longer than a record may be."""
+    """The records of a block. The decoder gets parts of the block, of at most twice the size of a record."""
 
     def __init__(self, reader: Any, count: int, data: bytes, location: str) -> None:
         self._reader = reader
@@ -122,29 +124,29 @@ class _Records(Generic[D]):
         return record
 
     def _more(self) -> bool:
-        """There is more than the part that is decoded now."""
+        """Whether the block has bytes after the current part."""
         return self._at + self._decoder.size < len(self._data)
 
     def _too_long(self) -> InvalidArgument:
         return InvalidArgument(
-            f"the file {self._location} has an entry of more than {RECORD_BYTES} bytes, decompressed, the most that is "
-            "read of one"
+            f"the file {self._location} has an entry of more than {RECORD_BYTES} decompressed bytes, the limit for an "
+            "entry: let the table's writer rewrite its manifests"
         )
 
     def _damaged(self) -> Damaged:
-        return Damaged(f"the file {self._location} is damaged: one of its entries does not end within its block")
+        return Damaged(f"the file {self._location} is damaged: an entry does not end in its block")
 
 
 class _Decoder:
-    """pyiceberg's decoder, which raises EOFError where a count or a length is negative, or leads beyond its bytes."""
+    """pyiceberg's decoder, which raises EOFError for a count or length that is negative or exceeds its bytes."""
 
     def __init__(self, data: bytes) -> None:
-        # The last number may not end: the zero ends it.
+        # The zero ends an unterminated last number.
         inner = new_decoder(data + b"\0")
         self.size = len(data)
         self._data = data
         self._read, self._ints, self._skip = inner.read, inner.read_ints, inner.skip
-        # Of its methods these alone look at the end.
+        # Of pyiceberg's methods, only these check the end.
         self.tell, self.read_int = inner.tell, inner.read_int
 
     def read(self, n: int) -> bytes:
@@ -173,7 +175,7 @@ class _Decoder:
         left = self.size - at
         if not 0 <= n <= left:
             raise EOFError
-        if n * _NUMBER > left and len(self._data[at:].translate(None, _GOES_ON)) < n:
+        if n * _NUMBER > left and len(self._data[at:].translate(None, _CONTINUED)) < n:
             raise EOFError
         return self._ints(n)
 

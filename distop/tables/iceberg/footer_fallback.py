@@ -1,8 +1,8 @@
-"""The footers of an Iceberg table's data files, where its manifests have left something open.
+"""Adds facts from footers of an Iceberg table's data files where the manifests were not enough.
 
-A footer's columns are found by the ids that Iceberg writes. A file without ids came from elsewhere: which of its
-columns is which is then known to Iceberg's reader alone, and nothing is taken from its footer. So it is with a file
-that pyarrow cannot read: whether it is there and whole is told by whoever scans it.
+A footer's columns are found by the ids that Iceberg writes. A file without ids was not written by Iceberg, and only
+Iceberg's reader knows its columns: nothing is taken from its footer. The same holds for a file that pyarrow cannot
+read: the scan reports whether it is missing or damaged.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ if TYPE_CHECKING:
     from distop.tables.iceberg.iceberg_fields import Field, Path
 
 
-def look(
+def with_footers(
     files: Sequence[FileFacts], wanted: Mapping[Path, Field], check: Callable[[], None] = lambda: None
 ) -> dict[str, FileFacts]:
-    """The files with what their footers say, by path; those of which nothing can be told are left out. ``check`` is
-    called now and then, and raises where the reading is to stop.
+    """The facts with those of the footers as ``closer``, by path; without files whose footers cannot be used.
+
+    ``check`` is called regularly, and raises to stop.
     """
     ids = frozenset(field.id for field in wanted.values())
     planned = [(local_path(facts.path) or facts.path, 0, 0) for facts in files]
@@ -32,18 +33,18 @@ def look(
     return {
         facts.path: replace(facts, closer=_in_table(facts, footer, wanted))
         for facts, footer in zip(files, found, strict=True)
-        if not isinstance(footer, Unreadable) and footer.ids and footer.left == facts.rows
+        if not isinstance(footer, Unreadable) and footer.ids and footer.live_rows == facts.rows
     }
 
 
 def _in_table(facts: FileFacts, footer: FileFacts, wanted: Mapping[Path, Field]) -> FileFacts:
-    """The footer's statistics under the table's names, as values of its types."""
+    """The footer's statistics with the table's names and types."""
     leaves, chunks = dict(facts.leaves), {}
     for path, field in wanted.items():
         known = facts.chunks.get(path, ())
         theirs = footer.ids.get(field.id)
         if any(chunk.tight for chunk in known):
-            # A value of the partition, which Iceberg reads instead of the file's.
+            # The partition's value, which Iceberg reads instead of the file's.
             chunks[path] = known
         elif theirs is None and len(path) == 1 and not field.defaulted:
             chunks[path] = (Chunk(footer.rows or 0, footer.rows),)

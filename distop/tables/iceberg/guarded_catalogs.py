@@ -1,7 +1,7 @@
-"""pyiceberg's catalogs, which take of a server's answers and of table properties only what is listed here.
+"""pyiceberg's catalogs, which use only listed settings of a server's answers and of table properties.
 
-By itself pyiceberg lets both override its settings: they may name the classes that it imports (``py-io-impl``,
-``auth``), and the hosts that get its tokens (``uri``, ``oauth2-server-uri``, ``s3.endpoint``).
+pyiceberg itself lets both override its settings: they may name the classes that it imports (``py-io-impl``, ``auth``),
+and the hosts that get its tokens (``uri``, ``oauth2-server-uri``, ``s3.endpoint``).
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ if TYPE_CHECKING:
     from requests import Response, Session
 
 REST_PROPERTIES = ("namespace-separator", "prefix")
-"""What a REST catalog may set of its client, by ``/v1/config``: how the paths on its own server are written."""
+"""Settings that a REST catalog may give its client by ``/v1/config``: the form of paths on its own server."""
 _CREDENTIALS = (
     *("s3.access-key-id", "s3.secret-access-key", "s3.session-token"),
     *("gcs.oauth2.token", "gcs.oauth2.token-expires-at", "adls.sas-token"),
 )
 STORAGE_PROPERTIES = ("client.region", "s3.region", *_CREDENTIALS)
-"""What a catalog may set of the storage of a table: credentials for it, and its region."""
+"""Settings that a catalog may give for a table's storage: credentials and region."""
 
-_LEADING = {
+_REDIRECTING = {
     "write.py-location-provider.impl": "run code",
     "write.metadata.path": "write to a folder that the table names",
 }
-"""Properties of tables that pyiceberg obeys when it writes metadata, and what it would do."""
+"""Table properties that pyiceberg obeys when it writes metadata, and their effects."""
 _REGIONS = ("client.region", "s3.region")
 _REGION = re.compile(r"[A-Za-z0-9-]+")
-"""It becomes a part of the host's name."""
+"""The characters are restricted, because a region becomes a part of the host name."""
 _OTHERS = {
     CatalogType.SQL: ("sql", "SqlCatalog"),
     CatalogType.HIVE: ("hive", "HiveCatalog"),
@@ -57,18 +57,19 @@ _OTHERS = {
 
 
 def made(name: str, settings: Mapping[str, Any]) -> _Guarded:
-    """The catalog of these settings, with what its type needs. Raises what pyiceberg raises: ValueError for settings
-    that do not fit, NotInstalledError, and errors of the connection.
+    """The catalog with these settings.
+
+    Raises pyiceberg's errors: ValueError for invalid settings, NotInstalledError, and errors of the connection.
     """
-    told = settings.get("type")
+    given = settings.get("type")
     settings = bounded(dict(settings))
-    kind = CatalogType(str(told).lower()) if told else infer_catalog_type(name, dict(settings))
+    kind = CatalogType(str(given).lower()) if given else infer_catalog_type(name, dict(settings))
     if kind in (CatalogType.REST, CatalogType.SQL, CatalogType.HIVE) and not settings.get("uri"):
         raise ValueError("URI missing")
     if kind == CatalogType.REST:
         return GuardedRestCatalog(name, **settings)
     if kind not in _OTHERS:
-        raise ValueError(f"the type {told!r} is not supported")
+        raise ValueError(f"the type {given!r} is not supported")
     module, class_name = _OTHERS[kind]
     try:
         cls = getattr(import_module(f"pyiceberg.catalog.{module}"), class_name)
@@ -79,10 +80,10 @@ def made(name: str, settings: Mapping[str, Any]) -> _Guarded:
 
 
 class _Guarded(Catalog):
-    """Opens the files of a table by the settings, and by what is listed of its properties."""
+    """Opens a table's files with the settings, and with the listed ones of its properties."""
 
     pinned = ""
-    """The folder that the one table which is asked for lies in, by its record; "": any."""
+    """The folder of the requested table according to its record; "": any."""
 
     def _load_file_io(self, properties: Mapping[str, Any] = EMPTY_DICT, location: str | None = None) -> FileIO:
         check_paths(() if location is None else (location,))
@@ -91,7 +92,7 @@ class _Guarded(Catalog):
     def _update_and_stage_table(
         self, current_table: Any, table_identifier: Any, requirements: Any, updates: Any
     ) -> Any:
-        # The table as a commit has just loaded it, and what becomes of it, decide where its metadata go.
+        # The table that the commit has just loaded, and its updates, determine where the metadata are written.
         if current_table is not None:
             check_identity(current_table)
             check_written(current_table, self.pinned)
@@ -102,7 +103,7 @@ class _Guarded(Catalog):
 
 
 class GuardedRestCatalog(_Guarded, RestCatalog):
-    """A REST catalog that speaks to its configured server alone."""
+    """A REST catalog that only connects to its configured server."""
 
     def _fetch_config(self) -> None:
         own, uri = dict(self.properties), self.uri
@@ -111,23 +112,21 @@ class GuardedRestCatalog(_Guarded, RestCatalog):
         self.uri = uri
 
     def _config_headers(self, session: Session) -> None:
-        # The first that is done with a session: credentials are exchanged for a token before it is complete.
+        # Called first for a session: the exchange of credentials for a token follows.
         super()._config_headers(session)
         session.hooks["response"].append(_refuse_redirect)
 
 
 def _refuse_redirect(response: Response, **_: Any) -> None:
-    """Raises RequestException where the server sends its client elsewhere: requests would repeat headers and bodies
-    there, with the credentials in them.
-    """
+    """Raises RequestException for a redirect, to which requests would send headers and bodies with credentials."""
     if response.is_redirect:
         raise RequestException(
-            f"it redirects to {response.headers['location']}, which is not followed: give its final address as its uri"
+            f"it redirects to {response.headers['location']}, which is not followed: set its final address as its uri"
         )
 
 
 def check_identity(table: Any) -> None:
-    """Raises InvalidArgument where a table's own metadata say as whom its storage is opened: only a server may."""
+    """Raises InvalidArgument if a table's metadata have credentials for its storage: only a server may give them."""
     for name in _CREDENTIALS:
         if name in table.metadata.properties:
             raise InvalidArgument(
@@ -137,13 +136,14 @@ def check_identity(table: Any) -> None:
 
 
 def check_written(table: Any, pinned: str = "") -> None:
-    """Raises InvalidArgument where a table's own metadata have pyiceberg write the next ones elsewhere, or run code, or
-    where they do not lie in the folder of the record (``pinned``); UnsafePath where they go to a folder on a disk that
-    others may change.
+    """Check a table before pyiceberg writes its metadata.
+
+    Raises InvalidArgument if its properties would redirect the new metadata or run code, or if it is not in the folder
+    of the record (``pinned``); UnsafePath if other users may change its metadata folder.
     """
     folder = own_folder(str(table.metadata_location), str(table.metadata.location))
     check_folder(folder, pinned)
-    for name, why in _LEADING.items():
+    for name, why in _REDIRECTING.items():
         if name in table.metadata.properties:
             raise InvalidArgument(
                 f"the table {'.'.join(table.name())!r} has the property {name}, by which pyiceberg would {why} for "
@@ -153,19 +153,20 @@ def check_written(table: Any, pinned: str = "") -> None:
 
 
 def check_updates(updates: Iterable[Any]) -> None:
-    """Raises InvalidArgument for a change of a table by which pyiceberg would write its next metadata elsewhere, or run
-    code: it goes by the table as it is to be.
+    """Raises InvalidArgument for updates of a table that would redirect its new metadata or run code.
+
+    pyiceberg already applies the updates when it writes the metadata.
     """
     for update in updates:
         if isinstance(update, SetLocationUpdate):
-            raise InvalidArgument("the location of a table is not changed by distop")
+            raise InvalidArgument("distop does not change the location of a table")
         names = update.updates if isinstance(update, SetPropertiesUpdate) else ()
-        if refused := sorted({*_LEADING, *_CREDENTIALS}.intersection(names)):
-            raise InvalidArgument(f"the property {refused[0]} of a table is not set by distop")
+        if refused := sorted({*_REDIRECTING, *_CREDENTIALS}.intersection(names)):
+            raise InvalidArgument(f"distop does not set the property {refused[0]} of a table")
 
 
 def storage_properties(properties: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of a table's properties, or of a server's answer, that storage is opened with."""
+    """The listed settings in a table's properties, or in a server's answer, for opening its storage."""
     return {
         name: value
         for name, value in properties.items()

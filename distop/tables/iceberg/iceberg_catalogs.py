@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 TYPES = ("rest", "sql", "hive", "glue", "dynamodb", "bigquery", "hadoop")
 """Supported types. ``hadoop`` is distop's own: a folder with one folder per table, by the table's name."""
-PATIENCE = 60.0
+ANSWER_TIMEOUT = 60.0
 """Time-out in seconds for a catalog's answer: pyiceberg itself has none."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
@@ -129,11 +129,11 @@ def _hide(settings: dict[str, Any], within: str = "") -> None:
     secret_settings.hide(secret_settings.basic(str(user), str(word)) for user, word in pairs if user and word)
 
 
-def _lower(told: Any) -> dict[str, Any]:
+def _lower(mapping: Any) -> dict[str, Any]:
     """A mapping with its names in lower case, like pyiceberg's; empty if the value is not a mapping."""
-    if not isinstance(told, dict):
+    if not isinstance(mapping, dict):
         return {}
-    return {str(name).lower(): _lower(value) if isinstance(value, dict) else value for name, value in told.items()}
+    return {str(name).lower(): _lower(value) if isinstance(value, dict) else value for name, value in mapping.items()}
 
 
 def _where(name: str, setting: str = "") -> str:
@@ -241,7 +241,7 @@ def opened(table: TableRecord, check: Callable[[], None] = lambda: None) -> Iter
     except DistopError:
         raise
     except TimeoutError as error:
-        raise TableUnavailable(f"{catalog} did not answer within {PATIENCE:g} s") from error
+        raise TableUnavailable(f"{catalog} did not answer within {ANSWER_TIMEOUT:g} s") from error
     except Exception as error:
         explained = _explained(error, catalog, table.location)
         if explained is None:
@@ -343,7 +343,7 @@ def _answer(ask: Callable[[], T], check: Callable[[], None]) -> T:
             answer.set_exception(error)
 
     threading.Thread(target=run, name="catalog", daemon=True).start()
-    for _ in range(max(1, int(PATIENCE / _STEP))):
+    for _ in range(max(1, int(ANSWER_TIMEOUT / _STEP))):
         try:
             return answer.result(timeout=_STEP)
         except TimeoutError:

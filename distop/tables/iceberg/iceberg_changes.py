@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _READ_AS = 3
 """The format version whose manifest entries are read; fields that older versions lack are None."""
 _CHECKED_EVERY = 1_000
+"""Number of entries between two checks whether to stop."""
 _PATH_ID = 2_147_483_546
 """The field id of the column of a position delete file that has the paths of data files."""
 
@@ -51,8 +52,9 @@ def new_files(metadata: Any, io: ManifestIO, since: str, check: Callable[[], Non
 def replaced_files(
     metadata: Any, io: ManifestIO, since: str, check: Callable[[], None] = lambda: None
 ) -> frozenset[str] | None:
-    """Those data files of the snapshot ``since`` whose rows are not what they were: they are gone, or other deletes
-    apply to them. None: any of them may be. Raises TableUnavailable where a manifest cannot be read.
+    """The data files of the snapshot ``since`` that were removed, or to which other deletes apply now.
+
+    None: any of them may have changed. Raises TableUnavailable if a manifest cannot be read.
     """
     current = metadata.current_snapshot()
     former = next((s for s in metadata.snapshots if str(s.snapshot_id) == since), None)
@@ -86,7 +88,7 @@ def replaced_files(
 
 
 def equality_ids(metadata: Any, io: ManifestIO, check: Callable[[], None] = lambda: None) -> list[list[int]]:
-    """Of each equality delete file of the current snapshot the field ids that it compares. Raises TableUnavailable."""
+    """The field ids of each equality delete file of the current snapshot. Raises TableUnavailable."""
     current = metadata.current_snapshot()
     if current is None:
         return []
@@ -107,7 +109,7 @@ def _difference(former: Any, current: Sequence[Any], io: ManifestIO, check: Call
         before = {(entry.data_file.file_path, _sequence(entry, m)) for m, entry in entries(old_data, io, check)}
         applied = {_identity(m, entry): _referenced(entry) for m, entry in entries(old_deletes, io, check)}
     except FileNotFoundError:
-        return None  # it was expired meanwhile; where there is nothing at all, whoever reads all files says so
+        return None  # expired meanwhile; if all files are missing, reading them reports it
     shared = {m.manifest_path for m in manifests}
     data, deletes = _split([m for m in current if m.manifest_path not in shared])
     new: dict[str, int] = {
@@ -128,7 +130,7 @@ def _difference(former: Any, current: Sequence[Any], io: ManifestIO, check: Call
 
 
 def _split(manifests: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Those of data, and those of deletes."""
+    """The manifests of data files, and those of delete files."""
     from pyiceberg.manifest import ManifestContent
 
     data = [m for m in manifests if m.content == ManifestContent.DATA]
@@ -183,9 +185,9 @@ def _referenced(entry: Any) -> str | None:
     from pyiceberg.manifest import DataFileContent
 
     file = entry.data_file
-    told = field_of(entry, "referenced_data_file")
-    if told is not None or file.content != DataFileContent.POSITION_DELETES:
-        return None if told is None else str(told)
+    referenced = field_of(entry, "referenced_data_file")
+    if referenced is not None or file.content != DataFileContent.POSITION_DELETES:
+        return None if referenced is None else str(referenced)
     low, high = ((bounds or {}).get(_PATH_ID) for bounds in (file.lower_bounds, file.upper_bounds))
     return low.decode() if low is not None and low == high else None
 

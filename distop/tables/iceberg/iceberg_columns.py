@@ -1,4 +1,4 @@
-"""The columns of an Iceberg table in its Parquet files, to read rows of them without Iceberg's reader."""
+"""Finds an Iceberg table's columns in its Parquet files by their ids, to read rows with Arrow."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from distop.errors import TableUnavailable
 from distop.storage.files import for_arrow
 from distop.tables.iceberg import iceberg_fields, manifest_facts
-from distop.tables.iceberg.iceberg_format import read_metadata
-from distop.tables.reading import parquet_footers
-from distop.tables.reading.arrow_rows import Wanted
-from distop.tables.reading.arrow_types import Reading, Unfaithful, check_leaves, chosen_of, widens
+from distop.tables.iceberg.metadata_file import read_metadata
+from distop.tables.reading import footer_facts
+from distop.tables.reading.arrow_rows import RequestedRows
+from distop.tables.reading.arrow_types import Reading, SparkOnly, check_leaves, chosen_of, widens
 from distop.tables.reading.file_facts import Unreadable, folded
 
 if TYPE_CHECKING:
@@ -24,16 +24,17 @@ _FIELD_ID = b"PARQUET:field_id"
 
 
 class Columns:
-    """Finds the table's columns in its files, by their ids."""
+    """The table's columns, which are found in files by their ids."""
 
     def __init__(self, source: str, schema: Mapping[str, SparkType]) -> None:
+        """``schema``: the table's columns with Spark's types. Raises SparkOnly."""
         metadata, _ = read_metadata(source)
         self._fields = metadata.schema().fields
         self._schema = schema
         if [field.name for field in self._fields] != list(schema):
-            raise Unfaithful("the table has columns that Spark does not read")
+            raise SparkOnly("the table has columns that Spark does not read")
         if any(field.initial_default is not None for field in self._fields):
-            raise Unfaithful("a column has a value where a file does not have it")
+            raise SparkOnly("a column has a default for files that lack it")
         from pyiceberg.transforms import IdentityTransform
 
         own = {field.field_id: field.name for field in self._fields}
@@ -44,15 +45,15 @@ class Columns:
             if isinstance(part.transform, IdentityTransform)
         }
         self.partitions = frozenset(own[i] for i in by_value if i in own)
-        """Columns of which the metadata tell the value, whatever a file has."""
+        """Columns whose values are in the metadata, which Iceberg reads instead of the files' values."""
 
     def reading(self, found: Any) -> Reading:
-        """Raises Unfaithful."""
-        arrow, types = found.to_arrow_schema(), parquet_footers.columns_of(found)
+        """The reading of a file with this Parquet schema. Raises SparkOnly."""
+        arrow, types = found.to_arrow_schema(), footer_facts.columns_of(found)
         check_leaves(found, arrow)
         by_id = {i: field for field in arrow if (i := _id(field)) is not None}
         if len(by_id) < len(arrow):
-            raise Unfaithful("a file has columns without ids")
+            raise SparkOnly("a file has columns without ids")
         names: dict[str, str | None] = {}
         for field in self._fields:
             mine = by_id.get(field.field_id)
@@ -60,7 +61,7 @@ class Columns:
             if mine is None:
                 continue
             if not widens(types[mine.name], self._schema[field.name]) or not _agree(mine.type, field.field_type):
-                raise Unfaithful(f"the column {field.name!r} is another one in some file")
+                raise SparkOnly(f"the column {field.name!r} has another type in some file")
         return Reading(names, chosen_of(names, arrow))
 
 
@@ -70,7 +71,7 @@ def _id(field: Any) -> int | None:
 
 
 def _agree(arrow: Any, iceberg: Any) -> bool:
-    """What is within has the ids of the table's, too. Names and types are compared elsewhere."""
+    """Whether nested fields have the ids of the table's. Names and types are compared by ``widens``."""
     from pyiceberg import types
 
     if isinstance(iceberg, types.StructType):
@@ -89,39 +90,37 @@ def _agree(arrow: Any, iceberg: Any) -> bool:
 
 def wanted(
     source: str, blocks: Sequence[Blocks], columns: Columns, on_disk: Callable[[PlannedFile], PlannedFile]
-) -> list[Wanted]:
-    """Rows of these files, as they were planned. Raises Unfaithful where rows of one may be deleted, or it cannot be
-    read from a disk.
-    """
+) -> list[RequestedRows]:
+    """The requests for these blocks of rows. Raises SparkOnly if a file may have deleted rows, or is not on a disk."""
     try:
         known = manifest_facts.snapshot_of(source, frozenset(folded(name) for name in columns.partitions))
     except (Unreadable, TableUnavailable) as e:
-        raise Unfaithful(str(e)) from e
+        raise SparkOnly(str(e)) from e
     found = []
     for one in blocks:
         path = one.file[0]
         facts = known.files.get(path)
         if facts is None or facts.deleted != 0:
-            raise Unfaithful(f"rows of the file {path} may be deleted")
+            raise SparkOnly(f"rows of the file {path} may be deleted")
         if iceberg_fields.local_path(path) is None:
-            raise Unfaithful(f"the file {path} is not on a disk")
+            raise SparkOnly(f"the file {path} is not on a disk")
         try:
             disk = on_disk(one.file)
         except OSError as e:
-            raise Unfaithful(str(e)) from e
+            raise SparkOnly(str(e)) from e
         fixed: dict[str, tuple[str, int, Chunk]] = {}
         for name in columns.partitions:
             chunks = facts.chunks.get((name,))
             if chunks is None:
-                raise Unfaithful(f"of the column {name!r} the metadata tell nothing")
+                raise SparkOnly(f"the metadata have no statistics of the column {name!r}")
             leaf = facts.leaves[(name,)]
             fixed[name] = leaf.kind, leaf.scale, chunks[0]
-        found.append(Wanted(replace(one, file=disk), {}, fixed))
+        found.append(RequestedRows(replace(one, file=disk), {}, fixed))
     return found
 
 
 def names_in(path: str) -> dict[int, str]:
-    """What a file calls its top-level columns, by their ids. Raises OSError and Arrow's errors."""
+    """A file's names of its top-level columns, by their ids. Raises OSError and Arrow's errors."""
     import pyarrow.parquet as pq
 
     with for_arrow(path) as file:

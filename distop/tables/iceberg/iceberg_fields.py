@@ -1,7 +1,6 @@
-"""The columns of an Iceberg table as its metadata have them: their types in Spark, and their fields by id.
+"""The columns of an Iceberg table according to its metadata: their types in Spark, and their fields by id.
 
-Iceberg knows a field by its id alone: its name, and its place among others, are those of the table, whatever they were
-when a file was written.
+Iceberg identifies a field only by its id: names and order are the table's, and may differ from those in a file.
 """
 
 from __future__ import annotations
@@ -26,8 +25,9 @@ _LOCAL = re.compile("(?:file:)?/+(?=[^/])")
 
 @frozen
 class Field:
-    """A column of single values outside of lists. ``type`` is Iceberg's; ``defaulted``: where a file has not the field,
-    or a struct that it is in, its value there is not NULL for sure.
+    """A column of single values outside of lists.
+
+    ``type``: Iceberg's; ``defaulted``: in files without the field or its struct, it may have a default instead of NULL.
     """
 
     id: int
@@ -74,7 +74,7 @@ _KINDS = {
 
 
 def _leaf(path: Path, kind: Any) -> Leaf:
-    """Optional, even where the table requires it: nobody has looked whether older files have NULLs in it."""
+    """The leaf of a field; optional even if the table requires it, since older files may have NULLs."""
     from pyiceberg import types
 
     spark = spark_type(kind)
@@ -86,7 +86,7 @@ def _leaf(path: Path, kind: Any) -> Leaf:
 
 
 def physical(field: Field, raw: bytes | None) -> Any:
-    """A bound of a manifest as a value that compares; None where there is none, or it is not understood."""
+    """A bound in a manifest as a comparable value; None if there is none, or it is invalid."""
     from pyiceberg.conversions import from_bytes
 
     kind = field.leaf.kind
@@ -103,7 +103,7 @@ def physical(field: Field, raw: bytes | None) -> Any:
 
 
 def constant(field: Field, value: Any) -> Any:
-    """A partition's value, as pyiceberg has it, as a value that compares; None where it does not."""
+    """A partition's value from pyiceberg as a comparable value; None if it has no order."""
     from pyiceberg.utils.decimal import decimal_to_unscaled
 
     kind = field.leaf.kind
@@ -131,7 +131,7 @@ _PLAIN = {
 
 
 def spark_type(kind: Any) -> SparkType:
-    """Spark's type for one of Iceberg's, as Iceberg's reader gives it."""
+    """The Spark type in which Iceberg's reader returns values of an Iceberg type."""
     from pyiceberg import types
 
     if isinstance(kind, types.StructType):
@@ -154,7 +154,7 @@ def spark_type(kind: Any) -> SparkType:
 
 
 def in_table(found: Leaf, field: Field) -> Leaf:
-    """A leaf of a file as one of the table: what its bounds are worth where its values are read as the table's type."""
+    """The table's leaf with the physical form of a file's leaf; its kind is "other" if bounds are not comparable."""
     ours = field.leaf
     kind = found.kind if ours.kind == found.kind and _widens(found, ours) else "other"
     return Leaf(ours.path, kind, ours.type, found.bits, found.scale, found.optional)
@@ -169,6 +169,6 @@ def _widens(found: Leaf, ours: Leaf) -> bool:
 
 
 def local_path(location: str) -> str | None:
-    """The path of a file on a disk, as Iceberg has it with or without a scheme; None of all others."""
+    """The local path of a file on a disk, which Iceberg names with or without a scheme; None for other files."""
     found = _LOCAL.match(location)
     return None if found is None else "/" + location[found.end() :]

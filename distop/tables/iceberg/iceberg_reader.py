@@ -1,6 +1,6 @@
-"""The reader of an Iceberg snapshot: manifests tell what is in its files, and Iceberg's own source reads them.
+"""The reader of an Iceberg snapshot: facts come from manifests and footers, rows from Iceberg's Spark reader.
 
-Columns are found by their ids, deletes are applied, and no file is ever changed once it is written.
+Columns are found by their ids, deletes are applied, and files never change.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 from distop.errors import InvalidArgument
 from distop.protocol.texts import did_you_mean
 from distop.tables.iceberg import footer_fallback, iceberg_columns, iceberg_fields, iceberg_rows, manifest_facts
-from distop.tables.iceberg.iceberg_format import check_opened, read_metadata
 from distop.tables.iceberg.iceberg_version import IcebergVersion
+from distop.tables.iceberg.metadata_file import read_metadata
+from distop.tables.iceberg.snapshot_checks import check_opened
 from distop.tables.reader import FileColumns, Reader, RowCounts
 from distop.tables.reading import arrow_rows, parquet_footers
-from distop.tables.reading.arrow_types import Unfaithful
+from distop.tables.reading.arrow_types import SparkOnly
 from distop.tables.reading.file_facts import FileFacts, Unreadable, match
 from distop.tables.reading.row_counts import MANIFEST
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class IcebergReader(Reader):
-    """``source``: the metadata file that the plans were made of."""
+    """Reads an Iceberg snapshot. ``source``: the metadata file of the plans."""
 
     closer_facts_from = "footers"
     counted_by = MANIFEST
@@ -43,7 +44,7 @@ class IcebergReader(Reader):
         super().__init__(table, plans)
         self._source = source
         self._snapshot: Snapshot | None = None
-        """What :meth:`facts` has read."""
+        """The snapshot that :meth:`facts` has read."""
 
     # ------------------------------------------------------------------ the table
 
@@ -51,7 +52,10 @@ class IcebergReader(Reader):
         return iceberg_fields.columns_of(read_metadata(self._source)[0].schema())
 
     def identities(self, columns: Sequence[str]) -> Mapping[str, int | str]:
-        """The ids by which data files have them."""
+        """The columns' field ids.
+
+        Raises InvalidArgument for an unknown column, and Unreadable for a UUID, which is a text in Spark only.
+        """
         from pyiceberg.types import UUIDType
 
         own = {field.name: field for field in read_metadata(self._source)[0].schema().fields}
@@ -61,7 +65,7 @@ class IcebergReader(Reader):
             if name is None:
                 raise InvalidArgument(f"the table has no column {column!r}{did_you_mean(column, own)}")
             if isinstance(own[name].field_type, UUIDType):
-                raise Unreadable("it is a uuid, and text only in Spark")
+                raise Unreadable("its type is uuid, which is a text in Spark only")
             found[column] = own[name].field_id
         return found
 
@@ -80,14 +84,14 @@ class IcebergReader(Reader):
             return [error] * max(len(files), 1)
         if not files:
             return [FileFacts(self._source, 0, self._snapshot.columns)]
-        return [_of(self._snapshot, file) for file in files]
+        return [_facts(self._snapshot, file) for file in files]
 
     def closer_facts(
         self, files: Sequence[FileFacts], wanted: frozenset[str], check: Callable[[], None]
     ) -> dict[str, FileFacts]:
         if self._snapshot is None:
             return {}
-        return footer_fallback.look(files, self._snapshot.fields, check)
+        return footer_fallback.with_footers(files, self._snapshot.fields, check)
 
     # ------------------------------------------------------------------ rows
 
@@ -100,7 +104,7 @@ class IcebergReader(Reader):
         *,
         staged: str = "",
     ) -> DataFrame:
-        """All columns of the table: a query reads those that it needs."""
+        """The rows with all columns of the table: Spark reads only those that a query needs."""
         return iceberg_rows.read_staged(session, staged or self.stage(session, files), files)
 
     def stage(self, session: SparkSession, files: Sequence[PlannedFile]) -> str:
@@ -115,10 +119,10 @@ class IcebergReader(Reader):
     def count_rows(self, session: SparkSession, files: Sequence[PlannedFile]) -> RowCounts:
         return iceberg_rows.count_rows(session, self._source, files)
 
-    # ------------------------------------------------------------------ trouble
+    # ------------------------------------------------------------------ errors
 
     def changed(self, files: Sequence[PlannedFile], check: Callable[[], None]) -> dict[str, Unreadable]:
-        """None: Iceberg changes no file that it has written."""
+        """Empty: Iceberg never changes files."""
         return {}
 
     def not_present(
@@ -128,7 +132,7 @@ class IcebergReader(Reader):
         for file in files:
             check()
             try:
-                iceberg_rows.check_there(session, self._source, file)
+                iceberg_rows.check_exists(session, self._source, file)
             except Unreadable as error:
                 found[file[0]] = error
         return found
@@ -139,25 +143,26 @@ class IcebergReader(Reader):
     # ------------------------------------------------------------------ without Spark
 
     def on_disk(self, file: PlannedFile) -> PlannedFile:
-        """A plan has no times of files, and may spell their paths as URLs."""
+        """The file with its local path, size and time: plans have no times, and may have URLs."""
         path = iceberg_fields.local_path(file[0]) or file[0]
         found = Path(path).stat()
         return path, found.st_size, found.st_mtime_ns
 
     def check_same(self, file: PlannedFile) -> None:
-        parquet_footers.unchanged(*file)
+        parquet_footers.check_unchanged(*file)
 
     def open_file(
         self, file: PlannedFile, columns: Sequence[str], identities: Mapping[str, int | str] | None
     ) -> FileColumns:
-        """By the ids of the columns. What a file has of one that it does not have cannot be told: it may be a default,
-        or stand in the metadata.
+        """Open a file for columns that are found by their ids.
+
+        Raises SparkOnly for a column that the file lacks: its values may be a default, or in the metadata.
         """
         facts = arrow_rows.facts_of(file)
         by_id = iceberg_columns.names_in(file[0])
         found = {column: by_id.get(int((identities or {})[column])) for column in columns}
         if missing := next((column for column, name in found.items() if name is None), None):
-            raise Unfaithful(f"it does not have the column {missing!r}")
+            raise SparkOnly(f"it does not have the column {missing!r}")
         return FileColumns(facts.rows or 0, facts.columns, tuple(found.values()))
 
     def batches(self, path: str, names: Sequence[str], size: int) -> Iterator[tuple[int, int, pa.RecordBatch | None]]:
@@ -169,7 +174,7 @@ class IcebergReader(Reader):
         return arrow_rows.rows_of(wanted, columns, own.reading, most)
 
 
-def _of(snapshot: Snapshot, file: PlannedFile) -> FileFacts | Unreadable:
+def _facts(snapshot: Snapshot, file: PlannedFile) -> FileFacts | Unreadable:
     try:
         return snapshot.of(file)
     except Unreadable as error:

@@ -1,11 +1,11 @@
-"""A snapshot of an Iceberg table as a state that certificates name."""
+"""A snapshot of an Iceberg table as a version for certificates."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from distop.tables.iceberg.iceberg_changes import new_files
-from distop.tables.iceberg.iceberg_format import read_metadata
+from distop.tables.iceberg.metadata_file import read_metadata
 from distop.tables.table_version import Field, TableVersion
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class IcebergVersion(TableVersion):
-    """The current snapshot of ``metadata``, which stand in the file ``source``."""
+    """The current snapshot of the metadata in the file ``source``. ``io``: for its manifests."""
 
     def __init__(self, source: str, metadata: Any, io: ManifestIO | None = None) -> None:
         self.metadata_file = source
@@ -27,7 +27,7 @@ class IcebergVersion(TableVersion):
 
     @classmethod
     def of(cls, source: str) -> IcebergVersion:
-        """That of a metadata file. Raises InvalidArgument and TableUnavailable where it cannot be read any more."""
+        """The version in a metadata file. Raises InvalidArgument and TableUnavailable if it cannot be read."""
         return cls(source, *read_metadata(source))
 
     @property
@@ -41,7 +41,7 @@ class IcebergVersion(TableVersion):
         found: dict[str, Field] = {}
         for field in self._schema.fields:
             if field.name in tops:
-                found |= _below(field, field.name)
+                found |= _with_nested(field, field.name)
         return found
 
     def name_of(self, field_id: int) -> str | None:
@@ -53,7 +53,8 @@ class IcebergVersion(TableVersion):
         return new_files(self._metadata, self._io, since, check)
 
 
-def _below(field: Any, name: str) -> Iterator[tuple[str, Field]]:
+def _with_nested(field: Any, name: str) -> Iterator[tuple[str, Field]]:
+    """A field and all its nested fields, by dotted names."""
     from pyiceberg import types
 
     kind = field.field_type
@@ -67,4 +68,4 @@ def _below(field: Any, name: str) -> Iterator[tuple[str, Field]]:
         text, inside = "map", [kind.key_field, kind.value_field]
     yield name, Field(field.field_id, text)
     for inner in inside:
-        yield from _below(inner, f"{name}.{inner.name}")
+        yield from _with_nested(inner, f"{name}.{inner.name}")

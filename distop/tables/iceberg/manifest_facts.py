@@ -1,7 +1,7 @@
-"""What an Iceberg snapshot's manifests say of its data files, read without a JVM.
+"""Reads facts of an Iceberg snapshot's data files from its manifests, without a JVM.
 
-Fields are found by their ids. What manifests call bounds need not be values of the column: they prove that all rows
-hold something, or that none does, and never that some row does not.
+Fields are found by their ids. Bounds in manifests need not be values of the column: they can prove that all rows
+satisfy a condition, or that no row does, but never that some rows do.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from distop.runtime.lru_cache import LruCache
 from distop.storage.files import NotRegular, check_regular, identity
 from distop.tables.iceberg import iceberg_fields, row_deletes
 from distop.tables.iceberg.iceberg_fields import local_path
-from distop.tables.iceberg.iceberg_format import checked, files_of
-from distop.tables.iceberg.iceberg_rows import check_length, file_gone, gone
 from distop.tables.iceberg.manifest_list import manifests_of
 from distop.tables.iceberg.metadata_file import read_anew
+from distop.tables.iceberg.missing_files import check_length, file_gone, snapshot_gone
 from distop.tables.iceberg.row_deletes import check_vector
+from distop.tables.iceberg.snapshot_checks import note_checked
+from distop.tables.iceberg.snapshot_files import files_of
 from distop.tables.reading.file_facts import Chunk, FileFacts, Gone, Unreadable
 
 if TYPE_CHECKING:
@@ -32,22 +33,23 @@ if TYPE_CHECKING:
     from distop.tables.reading.file_facts import PlannedFile, SparkType
 
 _DATA, _DELETES = 0, 1
-"""What a manifest lists."""
+"""The content of a manifest: data files or delete files."""
 _ADDED, _REMOVED = 1, 2
-"""What the status of an entry says of its file."""
+"""Values of an entry's status."""
 _NEWEST = 3
-"""The version of the format whose entries have all columns: older ones are read as such."""
+"""The format version whose entries have all columns; older entries are read with its schema."""
 _CHECKED_EVERY = 1_000
-"""Entries between two looks at whether to go on."""
+"""Number of entries between two checks whether to stop."""
 
 _snapshots: LruCache[Snapshot] = LruCache(4)
 
 
 @frozen
 class Snapshot:
-    """The current snapshot of a metadata file, and its id ("" where there is none). ``columns``: the table's;
-    ``iceberg_fields``: those that were asked for; ``files``: what is known of each data file, by its path in the
-    manifests.
+    """The current snapshot of a metadata file.
+
+    ``id``: "" if there is no snapshot; ``columns``: the table's; ``fields``: the requested ones; ``files``: the facts
+    of each data file, by its path in the manifests.
     """
 
     source: str
@@ -57,19 +59,21 @@ class Snapshot:
     files: Mapping[str, FileFacts]
 
     def of(self, file: PlannedFile) -> FileFacts:
-        """What is known of a planned file. Raises Unreadable where it is not in the snapshot, or lies on a disk and is
-        not as long as its manifest says, and Gone where it is no longer there: what cannot be read is not to be judged
-        by what is kept of it. Of what is on no disk that would be a request for each file.
+        """The facts of a planned file.
+
+        Raises Unreadable if it is not in the snapshot. For a file on a disk, also raises Unreadable if its size differs
+        from the manifest, and Gone if it no longer exists: a file that cannot be read must not be judged by its
+        statistics. Object stores are not asked, because that takes a request per file.
         """
         path, size, _ = file
         if path not in self.files:
             raise Unreadable(f"the file {path} is not in the snapshot {self.id} of {self.source}")
         local = local_path(path)
         if local is not None:
-            self._check_whole(path, size, local)
+            self._check_size(path, size, local)
         return self.files[path]
 
-    def _check_whole(self, path: str, size: int, local: str) -> None:
+    def _check_size(self, path: str, size: int, local: str) -> None:
         try:
             found = os.stat(local)  # noqa: PTH116
             check_regular(path, found.st_mode)
@@ -83,12 +87,11 @@ class Snapshot:
 
 
 def snapshot_of(source: str, wanted: frozenset[str], check: Callable[[], None] = lambda: None) -> Snapshot:
-    """The snapshot of the metadata file ``source``, with the statistics of the ``wanted`` top-level columns
-    (``file_facts.folded``). It is read once for all partitions, by one thread for those that ask meanwhile, and kept
-    for the next operation.
+    """The snapshot of the metadata file ``source``, with statistics of the ``wanted`` top-level columns.
 
-    ``check`` is called now and then, and raises where the reading, or the wait for it, is to stop. Raises Gone, and
-    Unreadable.
+    ``wanted``: as by ``file_facts.folded``. The snapshot is cached for all partitions and later operations; concurrent
+    callers wait for one reading. ``check`` is called regularly during reading and waiting, and raises to stop. Raises
+    Gone and Unreadable.
     """
     return _snapshots.get_once((*identity(source), wanted), lambda: _read(source, wanted, check), check)
 
@@ -115,13 +118,13 @@ def _read(source: str, wanted: frozenset[str], check: Callable[[], None]) -> Sna
                         facts = _Facts(metadata.specs()[manifest.partition_spec_id], columns, found, removed)
                         files.update((e.file.file_path, facts.of(e)) for e in _entries(manifest, io, allowed, check))
     except FileNotFoundError as error:
-        raise Gone(gone(source, f"{error.filename or 'a manifest'} is gone")) from error
+        raise Gone(snapshot_gone(source, f"{error.filename or 'a manifest'} is gone")) from error
     except (DistopError, Unreadable):
         raise
-    except Exception as error:  # of a damaged manifest the reader says anything, SystemError among it
+    except Exception as error:  # for a damaged file the reader raises any error, even SystemError
         reason = str(error).strip().split("\n")[0]
         raise Unreadable(f"the metadata of {source} cannot be read: {reason}") from error
-    checked(file, read_from)
+    note_checked(file, read_from)
     return Snapshot(source, str(snapshot.snapshot_id) if snapshot is not None else "", columns, found, files)
 
 
@@ -143,7 +146,7 @@ def _deletes(
 
 
 class _Facts:
-    """Makes the facts of the files that one manifest lists."""
+    """Creates the facts of the files in one manifest."""
 
     def __init__(
         self, spec: Any, columns: Mapping[str, SparkType], found: Mapping[Path, Field], removed: row_deletes.Deletes
@@ -165,7 +168,7 @@ class _Facts:
         chunks: dict[Path, tuple[Chunk, ...]] = {}
         for path, field in self._fields.items():
             if len(path) == 1 and field.id in self._constant:
-                # Iceberg reads it from here, whatever the file has.
+                # Iceberg reads the partition's value instead of the file's.
                 chunks[path] = (_of_constant(field, values[self._constant[field.id]], file.record_count),)
             elif (chunk := _chunk(field, file)) is not None:
                 chunks[path] = (chunk,)
@@ -185,7 +188,7 @@ def _of_constant(field: Field, value: Any, rows: int) -> Chunk:
 
 
 def _chunk(field: Field, file: File) -> Chunk | None:
-    """The statistics of a whole file; None where the manifest has none of the field, as of one that the file lacks."""
+    """The statistics of a whole file; None if the manifest has none of the field, for example if the file lacks it."""
     rows = file.record_count
     nulls, nans = (_count(counts, field.id, rows) for counts in (file.null_value_counts, file.nan_value_counts))
     low, high = (
@@ -193,8 +196,8 @@ def _chunk(field: Field, file: File) -> Chunk | None:
         for bounds in (file.lower_bounds, file.upper_bounds)
     )
     if file.file_format.upper() != "PARQUET" or (field.leaf.kind in ("string", "binary") and not _one_group(file)):
-        # Of other formats Iceberg has bounds that were rounded; and pyiceberg leaves row groups out of the bounds of a
-        # file in which Parquet has none, as it has of long texts.
+        # Iceberg rounds bounds of other file formats. And pyiceberg ignores row groups without bounds, which Parquet
+        # omits for long texts.
         low = high = None
     if nulls is nans is low is high is None:
         return None
@@ -219,7 +222,7 @@ def _values(file: File) -> list[Any]:
 
 @frozen
 class File:
-    """A data or delete file as a manifest lists it; ``content`` is one of those of ``row_deletes``."""
+    """A data or delete file in a manifest; ``content``: see ``row_deletes``."""
 
     content: int
     file_path: str
@@ -238,15 +241,16 @@ class File:
 
 @frozen
 class Entry:
-    """A live entry of a manifest. ``sequence``: its data's sequence number, which it may have from the manifest."""
+    """A live entry of a manifest. ``sequence``: the sequence number of its data, its own or the manifest's."""
 
     sequence: int | None
     file: File
 
 
 def _entries(manifest: Any, io: ManifestIO, allowed: TableFiles, check: Callable[[], None]) -> Iterator[Entry]:
-    """As pyiceberg reads them, but with the data file that a delete file names, which its own entries leave out. Raises
-    InvalidArgument for a file that may not belong to the table.
+    """The live entries of a manifest, with a delete file's data file, which pyiceberg's own entries lack.
+
+    Raises InvalidArgument for a file that may not belong to the table.
     """
     from pyiceberg.manifest import MANIFEST_ENTRY_SCHEMAS
 

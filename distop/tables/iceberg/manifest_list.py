@@ -1,4 +1,4 @@
-"""The manifests of an Iceberg snapshot, by its list of them."""
+"""Reads the manifest list of an Iceberg snapshot."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ if TYPE_CHECKING:
     from distop.tables.iceberg.avro import ManifestIO
 
 MANIFESTS = 100_000
-"""Of a snapshot at most. Writers merge manifests from a hundred on."""
+"""Maximum manifests of a snapshot. Writers merge manifests when there are more than a hundred."""
 
 
 def manifests_of(snapshot: Any, io: ManifestIO) -> list[Any]:
-    """The manifests that the list of a snapshot names, in its order. Raises InvalidArgument where it names one twice or
-    too many, and what ``io`` raises.
+    """The manifests in a snapshot's list, in order.
 
-    pyiceberg's own reader keeps them by their paths: the first list that names a manifest says for all tables of the
-    process what is in it.
+    Not with pyiceberg's own function, which caches manifests by path: then one table's list could determine the entry
+    of a manifest in another table's list. Raises InvalidArgument for a manifest that is listed twice, and for too many;
+    the errors of ``io``.
     """
     from pyiceberg.manifest import (
         DEFAULT_READ_VERSION,
@@ -43,13 +43,13 @@ def manifests_of(snapshot: Any, io: ManifestIO) -> list[Any]:
             path = str(local_path(manifest.manifest_path) or manifest.manifest_path)
             if path in named:
                 raise InvalidArgument(
-                    f"the list of manifests {snapshot.manifest_list} names the manifest {manifest.manifest_path} twice"
+                    f"the manifest list {snapshot.manifest_list} has the manifest {manifest.manifest_path} twice"
                 )
             named.add(path)
             found.append(manifest)
             if len(found) > MANIFESTS:
                 raise InvalidArgument(
-                    f"the list of manifests {snapshot.manifest_list} names more than {MANIFESTS} manifests, the most "
-                    "that are read of a snapshot: have the table's writer merge them"
+                    f"the manifest list {snapshot.manifest_list} has more than {MANIFESTS} manifests, the limit for a "
+                    "snapshot: let the table's writer merge them"
                 )
     return found

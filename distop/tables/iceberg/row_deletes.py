@@ -1,12 +1,10 @@
-"""Deletes of Iceberg: which files may have deleted rows, and deletion vectors before Spark reads them.
+"""Deletes of Iceberg: finds the data files that may have deleted rows, and checks deletion vectors for Spark.
 
-The rules are those of Iceberg's specification, under "scan planning". Where one cannot be decided, rows may be deleted:
-a file that is wrongly taken for whole would have counts that are not so, one that is wrongly suspected is scanned.
+The rules are those of Iceberg's specification under "scan planning". In doubt, rows may be deleted: the file is then
+scanned, whereas a missed delete would lead to wrong counts.
 
-Checks Iceberg's deletion vectors before Spark reads them.
-
-A manifest has file, offset and size of a vector. Iceberg's reader allocates as much memory as it says, and quotes
-unexpected bytes in its errors.
+Deletion vectors are checked before Spark reads them: a manifest has the file, offset and size of a vector, Iceberg's
+reader allocates as much memory as the vector says, and quotes unexpected bytes in its errors.
 """
 
 from __future__ import annotations
@@ -25,24 +23,26 @@ Partition = tuple[int, tuple[Any, ...]]
 """A spec's id, and the values of its fields."""
 
 DATA, POSITIONS, EQUALITY = range(3)
-"""What a file of the snapshot holds."""
+"""The content of a file: data, position deletes or equality deletes."""
 VECTORS = "PUFFIN"
-"""The format of deletion vectors."""
+"""The file format of deletion vectors."""
 _PATH = 2147483546
-"""The field of position deletes that names the data file."""
+"""The field id of the column of a position delete file that has the paths of data files."""
 
 
 @frozen
 class Delete:
-    """A delete file. ``target``: the only data file that it speaks of, if it says so; ``low`` and ``high``: bounds of
-    those paths as UTF-8, if they are known; ``rows``: how many it deletes, of a deletion vector.
+    """A delete file.
+
+    ``target``: the only data file to which it applies, if known; ``low`` and ``high``: bounds of the data files' paths
+    as UTF-8, if known; ``rows``: the number of rows that a deletion vector deletes.
     """
 
     content: int
     partition: Partition
     sequence: int | None
     everywhere: bool = False
-    """Its spec has no partitions: an equality delete is one for the whole table."""
+    """Whether its spec has no partitions: an equality delete then applies to the whole table."""
     vector: bool = False
     target: str | None = None
     low: bytes | None = None
@@ -51,7 +51,7 @@ class Delete:
 
 
 def delete_of(entry: Any, partition: Partition, *, everywhere: bool) -> Delete:
-    """The delete file of a manifest's entry, as ``manifests`` reads it."""
+    """The delete file of a manifest's entry (``manifest_facts.Entry``)."""
     file = entry.file
     low, high = (file.lower_bounds or {}).get(_PATH), (file.upper_bounds or {}).get(_PATH)
     target = file.referenced_data_file
@@ -72,7 +72,7 @@ def delete_of(entry: Any, partition: Partition, *, everywhere: bool) -> Delete:
 
 
 def partition_of(spec_id: int, values: Any) -> Partition:
-    """A key that is equal where Iceberg takes the values of partitions for equal: NaN is, too."""
+    """A key for a partition's values, equal if they are equal for Iceberg, where NaN equals NaN."""
     return spec_id, tuple("NaN" if isinstance(v, float) and math.isnan(v) else v for v in values)
 
 
@@ -84,10 +84,10 @@ class Deletes:
         self._targets: dict[str, list[Delete]] = {}
         self._ranges: dict[Partition, list[Delete]] = {}
         self._equal: dict[Partition | None, float] = {}
-        """The latest sequence number of equality deletes, by partition; of None: those for the whole table."""
+        """The latest sequence number of equality deletes, by partition; None: for the whole table."""
 
     def add(self, delete: Delete) -> None:
-        """Note a delete file."""
+        """Add a delete file."""
         self.any = True
         if delete.content == EQUALITY:
             key = None if delete.everywhere else delete.partition
@@ -98,11 +98,11 @@ class Deletes:
             self._ranges.setdefault(delete.partition, []).append(delete)
 
     def of(self, path: str, partition: Partition, sequence: int | None) -> int | None:
-        """How many rows of a data file are deleted; None where that is not known."""
+        """The number of deleted rows of a data file; None if unknown."""
         if not self.any:
             return 0
         since = -math.inf if sequence is None else sequence
-        # An equality delete speaks of the rows that were there before it, a position delete also of those beside it.
+        # An equality delete applies to rows of earlier commits, a position delete also to those of its own commit.
         if any(self._equal.get(key, -math.inf) > since for key in (None, partition)):
             return None
         named = self._targets.get(path, ())
@@ -129,9 +129,9 @@ VECTOR_BYTES = 64 << 20
 
 _FILE = b"PFA1"
 _VECTOR = b"\xd1\xd3\x39\x64"
-_AROUND = 12
-"""Bytes of a vector besides its bitmaps: a length, a magic number and a checksum."""
-_LEAST = _AROUND + 8
+_FRAME = 12
+"""Bytes of a vector without its bitmaps: a length, a magic number and a checksum."""
+_LEAST = _FRAME + 8
 """Minimum bytes of a vector, with the number of bitmaps."""
 _KEY = slice(16, 20)
 _FIRST_ONLY = 1
@@ -145,16 +145,16 @@ def check_vector(path: str, offset: int | None, size: int | None) -> None:
     (confinement). Raises TableUnavailable if the file cannot be read.
     """
     if offset is None or size is None or offset < len(_FILE) or not _LEAST <= size <= VECTOR_BYTES:
-        raise _wrong(path, f"its place in the file is missing, or it is not of {_LEAST} to {VECTOR_BYTES} bytes")
+        raise _invalid(path, f"its offset is missing, or its size is not {_LEAST} to {VECTOR_BYTES} bytes")
     local = local_path(path)
     if local is None:
         return
     try:
         with open_regular(str(local)) as file:
             if file.read(len(_FILE)) != _FILE:
-                raise _wrong(path, "the file is not a Puffin file")
+                raise _invalid(path, "the file is not a Puffin file")
             if offset + size > os.fstat(file.fileno()).st_size:
-                raise _wrong(path, "it exceeds the end of the file")
+                raise _invalid(path, "it exceeds the end of the file")
             file.seek(offset)
             blob = file.read(size)
     except FileNotFoundError:
@@ -163,13 +163,13 @@ def check_vector(path: str, offset: int | None, size: int | None) -> None:
         raise InvalidArgument(str(error)) from None
     except OSError as error:
         raise TableUnavailable(f"cannot read the file {shown(path)}: {type(error).__name__}") from error
-    length, said = (int.from_bytes(part, "big") for part in (blob[:4], blob[-4:]))
-    if length != size - 8 or blob[4:8] != _VECTOR or zlib.crc32(blob[4:-4]) != said:
-        raise _wrong(path, "its length, its magic number or its checksum is wrong")
+    length, checksum = (int.from_bytes(part, "big") for part in (blob[:4], blob[-4:]))
+    if length != size - 8 or blob[4:8] != _VECTOR or zlib.crc32(blob[4:-4]) != checksum:
+        raise _invalid(path, "its length, its magic number or its checksum is wrong")
     bitmaps = int.from_bytes(blob[8:16], "little")
     if bitmaps > _FIRST_ONLY or (bitmaps and any(blob[_KEY])):
-        raise _wrong(path, "it is for rows past the first four billion of a file")
+        raise _invalid(path, "it deletes rows after the first four billion of a file")
 
 
-def _wrong(path: str, what: str) -> InvalidArgument:
+def _invalid(path: str, what: str) -> InvalidArgument:
     return InvalidArgument(f"invalid deletion vector in the file {shown(path)}: {what}")

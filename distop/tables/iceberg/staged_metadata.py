@@ -8,8 +8,8 @@ from distop.errors import InvalidArgument, TableUnavailable
 from distop.storage.confinement import TableFiles, table_of
 from distop.tables.iceberg.avro import Damaged
 from distop.tables.iceberg.iceberg_changes import entries
-from distop.tables.iceberg.iceberg_format import files_of
 from distop.tables.iceberg.manifest_list import manifests_of
+from distop.tables.iceberg.snapshot_files import files_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

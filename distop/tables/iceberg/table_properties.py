@@ -1,9 +1,8 @@
-"""Which properties of an Iceberg table reach Iceberg's readers and writers in Spark: two lists.
+"""Lists the properties of an Iceberg table that are passed to Iceberg's readers and writers in Spark.
 
-Whoever writes a table's metadata chooses its properties. Iceberg's Parquet writer copies all of them into the Hadoop
+The writer of a table's metadata chooses its properties. Iceberg's Parquet writer copies all of them into the Hadoop
 configuration with which it opens the file (``fs.*.impl``, ``net.topology.script.file.name``). Its readers load the
-class that ``write.location-provider.impl`` names. So properties that are not listed here could choose code, hosts and
-paths.
+class in ``write.location-provider.impl``. So properties that are not listed here could choose code, hosts and paths.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 
 NAME_MAPPING = "schema.name-mapping.default"
 READ = frozenset({NAME_MAPPING})
-"""What a reader must know: the columns of files without field ids."""
+"""Properties for readers: the columns of files without field ids."""
 
 _BOOLEAN = r"true|false"
 _METRICS = r"none|counts|full|truncate\([1-9][0-9]{0,4}\)"
@@ -35,18 +34,19 @@ _WRITTEN = {
     r"write\.metadata\.metrics\.(default|column\.[^\n]+)": _METRICS,
     r"write\.metadata\.metrics\.max-inferred-column-defaults": r"[0-9]{1,5}",
 }
-"""Patterns of the properties that a writer obeys, with those of their values (letters in any case). Sizes have bounds:
-pages below 10 MB, row groups below 1 GB, files from 100 kB.
+"""Patterns of properties for writers, and of their values (case-insensitive).
+
+Sizes are limited: pages below 10 MB, row groups below 1 GB, files from 100 kB.
 """
 
 
 def for_reading(properties: Mapping[str, str]) -> dict[str, str]:
-    """The properties that a reader is given."""
+    """The properties for a reader."""
     return {name: value for name, value in properties.items() if name in READ}
 
 
 def for_writing(properties: Mapping[str, str]) -> dict[str, str]:
-    """The properties that a writer is given; for one with another value, Iceberg's default counts."""
+    """The properties for a writer; for values that are not allowed, Iceberg's default applies."""
     return {name: value for name, value in properties.items() if _harmless(name, value)}
 
 

@@ -15,7 +15,7 @@ from distop.storage.files import local_path
 
 METADATA, DATA = "metadata", "data/distop-staged"
 """Folders below a table: its metadata, and the rewritten data of ``apply``."""
-_TOLD = (
+_UNSAFE = (
     "the table is not changed, because Iceberg writes by path",
     "let only the executors' user and root change or replace the table's folder, its metadata and its data",
 )
@@ -55,7 +55,7 @@ def check_data_folder(folder: str) -> None:
 
 def check_folder(place: Place, *, missing: bool = False) -> None:
     """Raises UnsafePath if other users may change or replace a folder of a table on a disk, and OSError."""
-    deletion.check_own(place, _TOLD, missing=missing)
+    deletion.check_own(place, _UNSAFE, missing=missing)
 
 
 def _plain(entry: os.DirEntry[str]) -> bool:

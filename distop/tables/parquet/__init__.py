@@ -1,1 +1,1 @@
-"""Tables that are folders of Parquet files: the format, and how their files are read."""
+"""Tables that are folders of Parquet files: the format, and the reader of their files."""

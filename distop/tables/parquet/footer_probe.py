@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from distop.tables.reading.file_facts import PlannedFile
 
-_ASKED_EVERY = 0.5
+_CHECKED_EVERY = 0.5
 """Seconds between two calls of ``check``."""
 
 
@@ -37,7 +37,7 @@ def crashing_footers(
     while left:
         seen, code = _read(left, wanted, check)
         if code == 0 or not seen:
-            break  # where no file was started, Python itself cannot start
+            break  # if no file was started, Python itself cannot start
         path = left[seen - 1][0]
         found[path] = Unreadable(
             f"the file {path} is not a readable Parquet file: its footer is damaged and crashes the reader "
@@ -59,11 +59,11 @@ def _read(files: Sequence[PlannedFile], wanted: frozenset[str], check: Callable[
         text=True,
         env=secret_settings.environment(os.environ),
     ) as process:
-        told = ""
+        output = ""
         try:
             while True:
                 try:
-                    told, _ = process.communicate(asked or None, timeout=_ASKED_EVERY)
+                    output, _ = process.communicate(asked or None, timeout=_CHECKED_EVERY)
                     break
                 except subprocess.TimeoutExpired:
                     asked = ""
@@ -71,7 +71,7 @@ def _read(files: Sequence[PlannedFile], wanted: frozenset[str], check: Callable[
         except BaseException:
             process.kill()
             raise
-    return len(told.splitlines()), process.returncode
+    return len(output.splitlines()), process.returncode
 
 
 def main() -> int:

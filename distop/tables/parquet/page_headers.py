@@ -28,10 +28,12 @@ _STRUCT, _LIST, _SET, _MAP, _BINARY, _DOUBLE, _BYTE, _TRUE, _FALSE = 12, 9, 10, 
 _TYPE, _UNCOMPRESSED, _COMPRESSED = 1, 2, 3
 _DATA_V1, _DICTIONARY = 0, 2
 _FRAMED = "UNKNOWN"
-"""pyarrow's name for the old codec LZ4. Hadoop puts two sizes of four bytes before each of its blocks. pyarrow calls
-the codec LZ4_RAW "LZ4".
+"""pyarrow's name for the old codec LZ4, of which Hadoop frames each block by two sizes of four bytes.
+
+pyarrow's "LZ4" is the codec LZ4_RAW.
 """
 _DEPTH = 32
+"""Maximum nesting of a header's structs."""
 
 
 class _Torn(Exception):
@@ -41,7 +43,7 @@ class _Torn(Exception):
 def check(path: str, columns: Collection[str], progress: Callable[[], None] = lambda: None) -> None:
     """Check the pages of these top-level columns against the file's footer; ``progress`` is called for each read.
 
-    The footer must be one that :mod:`parquet_tail` reads. Raises Unreadable where a page does not fit, and OSError.
+    :mod:`parquet_tail` must be able to read the footer. Raises Unreadable if a page contradicts it, and OSError.
     """
 
     def reporting(read: Reader) -> Reader:
@@ -79,7 +81,7 @@ def _check(path: str, metadata: Any, columns: Collection[str], read: Reader) -> 
 
 
 def _wrong(chunk: Any, read: Reader) -> str:
-    """What is wrong with a column's pages in one row group; "" where they fit."""
+    """The fault in a column's pages in one row group; "" if there is none."""
     offset = chunk.dictionary_page_offset or chunk.data_page_offset
     end = offset + chunk.total_compressed_size
     while offset < end:
@@ -100,10 +102,7 @@ def _wrong(chunk: Any, read: Reader) -> str:
 
 
 def _header(read: Reader, offset: int) -> tuple[int, int, int, int]:
-    """A page's type, its uncompressed and compressed size, and its header's size.
-
-    Raises _Torn.
-    """
+    """A page's type, its uncompressed and compressed size, and its header's size. Raises _Torn."""
     window = WINDOW
     while True:
         data = read(offset, window)

@@ -34,7 +34,7 @@ EMPTY = "empty"
 _UNNAMEABLE = re.compile(r"[\x00-\x1f\x7f\"#%'*/:=?\\{\[\]^]")
 
 _DIGITS = re.compile(r"([0-9]+)")
-_LOOKED_AT = 1_000
+_CHECKED_FILES = 1_000
 """Maximum number of files whose names are checked at registration; files of the location itself come first."""
 _OPENED = 100
 """Maximum number of these that are opened because their names do not show the format; each costs a request."""
@@ -42,52 +42,60 @@ _CHECKED_EVERY = 1_000
 """Number of listed files between two checks whether to stop."""
 
 
-def check_table(record: TableRecord) -> TableRecord:
-    """Check a record; returns the record to store. The first files must be Parquet, by their names or first bytes.
+class ParquetFormat(Format):
+    """Folders of Parquet files: Hive-style partitions at any depth, or groups of files."""
 
-    Hidden files are ignored. Raises InvalidArgument, with the name, for an unknown option, a location that cannot be
-    opened, does not exist, has no Parquet file or has other files, and a type of a column that is no partition column.
-    """
-    options = check_options(record.options)
-    try:
-        location = Location.of(record.location)
-        looked_at = list(islice(location.walk(), _LOOKED_AT))
-    except TableUnavailable as error:
-        raise InvalidArgument(str(error)) from error
-    if not looked_at:
-        raise InvalidArgument(f"the location {record.location!r} has no Parquet files")
-    for entry in islice((entry for entry in looked_at if not named_parquet(entry)), _OPENED):
+    def check_table(self, record: TableRecord) -> TableRecord:
+        """Check a record; returns the record to store. The first files must be Parquet, by their names or first bytes.
+
+        Hidden files are ignored. Raises InvalidArgument, with the name, for an unknown option, for a location that
+        cannot be opened, does not exist, has no Parquet file or has other files, and for the type of a column that is
+        not a partition column.
+        """
+        options = check_options(record.options)
         try:
-            is_data = location.begins_as_parquet(entry)
-        except OSError as error:
-            raise InvalidArgument(f"cannot read the file {entry.path}: {error.strerror or error}") from None
-        if not is_data:
-            raise InvalidArgument(
-                f"the location {record.location!r} may have Parquet files only, but {entry.path} is not one: move it "
-                "away, or give it a name that starts with '_' or '.'"
-            )
-    check_types(options, partition_values(looked_at[0].folder) or (), location)
-    return replace(record, location=location.text)
+            location = Location.of(record.location)
+            first_files = list(islice(location.walk(), _CHECKED_FILES))
+        except TableUnavailable as error:
+            raise InvalidArgument(str(error)) from error
+        if not first_files:
+            raise InvalidArgument(f"the location {record.location!r} has no Parquet files")
+        for entry in islice((entry for entry in first_files if not named_parquet(entry)), _OPENED):
+            try:
+                is_data = location.has_parquet_magic(entry)
+            except OSError as error:
+                raise InvalidArgument(f"cannot read the file {entry.path}: {error.strerror or error}") from None
+            if not is_data:
+                raise InvalidArgument(
+                    f"the location {record.location!r} may have Parquet files only, but {entry.path} is not one: move "
+                    "it away, or give it a name that starts with '_' or '.'"
+                )
+        check_types(options, partition_values(first_files[0].folder) or (), location)
+        return replace(record, location=location.text)
 
+    def plan_table(self, table: TableRecord, check: Callable[[], None], spark: Spark) -> Planned:
+        """List the table's files and plan its partitions: files with path, size and modification time.
 
-def plan_table(table: TableRecord, check: Callable[[], None], spark: Spark) -> Planned:
-    """List the table's files and plan its partitions: files with path, size and modification time.
+        If some files have names of Parquet files, other files count only if they start like Parquet files; the rest is
+        logged. If no file has such a name, all files count, and a file of another format fails its partition's job.
 
-    If some files have names of Parquet files, other files count only if they start like Parquet files; the rest is
-    logged. If no file has such a name, all files count, and a file of another format fails its partition's job.
+        Raises InvalidArgument for a mixed layout, TableUnavailable if the location cannot be reached from here or has
+        no file: without partitions, every check of the table would succeed.
+        """
+        location = Location.of(table.location)
+        entries: list[Entry] = []
+        for entry in location.walk():
+            if len(entries) % _CHECKED_EVERY == 0:
+                check()
+            entries.append(entry)
+        if not entries:
+            raise location.nothing_there()
+        return plan(data_files(entries, location), location, check_options(table.options))
 
-    Raises InvalidArgument for a mixed layout, TableUnavailable if the location cannot be reached from here or has no
-    file: without partitions, every check of the table would succeed.
-    """
-    location = Location.of(table.location)
-    entries: list[Entry] = []
-    for entry in location.walk():
-        if len(entries) % _CHECKED_EVERY == 0:
-            check()
-        entries.append(entry)
-    if not entries:
-        raise location.nothing_there()
-    return plan(data_files(entries, location), location, check_options(table.options))
+    def reader(self, table: TableRecord, plans: Sequence[PartitionPlan | Pinned]) -> Reader:
+        from distop.tables.parquet.parquet_reader import ParquetReader
+
+        return ParquetReader(table, plans, check_options(table.options).partition_types)
 
 
 def natural(text: str) -> tuple[tuple[int, int, str], ...]:
@@ -124,21 +132,21 @@ def data_files(entries: Sequence[Entry], location: Location) -> list[Entry]:
     If only some files have names of Parquet files, the others are opened, and those of other formats are skipped and
     logged. An unreadable file counts as data: its job fails with its name, whereas skipping it could hide its rows.
     """
-    others = [entry for entry in entries if not named_parquet(entry)]
-    if not others or len(others) == len(entries):
+    unnamed = [entry for entry in entries if not named_parquet(entry)]
+    if not unnamed or len(unnamed) == len(entries):
         return list(entries)
-    strange = {entry for entry in others if not _may_be_data(entry, location)}
-    if strange:
-        example = min(entry.path for entry in strange)
-        count = f"{len(strange)} file" + ("" if len(strange) == 1 else "s")
-        said = "Skipping %s of %s in another format than Parquet, such as %s; no job reads them: move them away"
-        log.warning(said, count, location.text, example)
-    return [entry for entry in entries if entry not in strange]
+    others = {entry for entry in unnamed if not _may_be_data(entry, location)}
+    if others:
+        example = min(entry.path for entry in others)
+        count = f"{len(others)} file" + ("" if len(others) == 1 else "s")
+        text = "Skipping %s of %s in another format than Parquet, such as %s; no job reads them: move them away"
+        log.warning(text, count, location.text, example)
+    return [entry for entry in entries if entry not in others]
 
 
 def _may_be_data(entry: Entry, location: Location) -> bool:
     try:
-        return location.begins_as_parquet(entry)
+        return location.has_parquet_magic(entry)
     except OSError:
         return True
 
@@ -200,7 +208,7 @@ def _by_group(files: list[tuple[str, int, int]], options: Options) -> Iterator[P
 def in_groups(
     files: Iterable[tuple[str, int, int]], options: Options
 ) -> Iterator[tuple[str, list[tuple[str, int, int]]]]:
-    """Files that are in no partition, in order, in named groups of bounded size."""
+    """Groups the files of a table without partitions, in order; yields name and files of each group."""
     group: list[tuple[str, int, int]] = []
     size = ordinal = 0
     for file in files:
@@ -214,12 +222,12 @@ def in_groups(
 
 
 def check_types(options: Options, columns: Iterable[str], location: Location) -> None:
-    """Raises InvalidArgument where ``partition_types`` names what is no partition column."""
+    """Raises InvalidArgument if ``partition_types`` has a column that is not a partition column."""
     known = list(columns)
     for column in options.partition_types:
         if column not in known:
             raise InvalidArgument(
-                f"partition_types names {column!r}, which is no partition column of {location.text!r} "
+                f"partition_types has {column!r}, which is not a partition column of {location.text!r} "
                 f"(it has: {', '.join(known) or 'none'})"
             )
 
@@ -227,29 +235,14 @@ def check_types(options: Options, columns: Iterable[str], location: Location) ->
 def _version(partitions: list[PartitionPlan]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for partition in partitions:
-        digest.update(told(partition))
+        digest.update(files_text(partition))
     return f"files-{digest.hexdigest()}"
 
 
-def told(partition: PartitionPlan) -> bytes:
-    """A partition's files, for the digest that is a table's version."""
+def files_text(partition: PartitionPlan) -> bytes:
+    """A partition's files as bytes, for the digest that is a table's version."""
     text = "".join(f"{path}\0{size}\0{mtime_ns}\n" for path, size, mtime_ns in partition.files)
     return text.encode("utf-8", "surrogateescape")
-
-
-class ParquetFormat(Format):
-    """Folders of Parquet files."""
-
-    def check_table(self, record: TableRecord) -> TableRecord:
-        return check_table(record)
-
-    def plan_table(self, table: TableRecord, check: Callable[[], None], spark: Spark) -> Planned:
-        return plan_table(table, check, spark)
-
-    def reader(self, table: TableRecord, plans: Sequence[PartitionPlan | Pinned]) -> Reader:
-        from distop.tables.parquet.parquet_reader import ParquetReader
-
-        return ParquetReader(table, plans, check_options(table.options).partition_types)
 
 
 FORMAT = ParquetFormat()

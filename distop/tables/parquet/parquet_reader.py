@@ -1,6 +1,6 @@
 """The reader of Parquet files: of folders, and of tables of Spark's catalog, which declares their columns.
 
-Their footers tell what is in them, and Spark's own source reads them.
+Facts come from footers, and Spark's own data source reads the rows.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from distop.tables.parquet import footer_probe, page_headers, parquet_rows
 from distop.tables.parquet.parquet_format import partition_values
 from distop.tables.reader import FileColumns, Reader
 from distop.tables.reading import arrow_rows, parquet_footers, spark_paths
-from distop.tables.reading.arrow_types import Unfaithful, by_name
+from distop.tables.reading.arrow_types import SparkOnly, by_name
 from distop.tables.reading.file_facts import Ambiguous, Unreadable, ddl, match, problem
 from distop.tables.reading.row_counts import FOOTER
 
@@ -32,8 +32,10 @@ if TYPE_CHECKING:
 
 
 class ParquetReader(Reader):
-    """``declared``: the columns that a catalog has, by name; None for a folder. ``types``: those of partition columns:
-    all of them where there is a catalog, else those that are no texts.
+    """Reads Parquet files.
+
+    ``declared``: the columns of a catalog's table, by name; None for a folder. ``types``: types of partition columns;
+    for a folder, a missing one is text.
     """
 
     facts_from = "footers"
@@ -49,8 +51,8 @@ class ParquetReader(Reader):
         super().__init__(table, plans)
         self._types = types
         self._columns = declared
-        self._of_names: dict[str, Mapping[str, str | None]] = {}
-        """The values that names of partitions tell."""
+        self._values: dict[str, Mapping[str, str | None]] = {}
+        """The values of partition columns by a partition's name."""
 
     # ------------------------------------------------------------------ the table
 
@@ -76,7 +78,7 @@ class ParquetReader(Reader):
 
     @cached_property
     def _planned(self) -> Mapping[str, PartitionPlan]:
-        """The partitions by file."""
+        """Each file's partition."""
         return {file[0]: plan for plan in self.plans if isinstance(plan, PartitionPlan) for file in plan.files}
 
     @cached_property
@@ -88,12 +90,15 @@ class ParquetReader(Reader):
         if plan is not None and plan.values:
             return plan.values
         name = self.partition_of(path)
-        if name not in self._of_names:
-            self._of_names[name] = partition_values(name) or {}
-        return self._of_names[name]
+        if name not in self._values:
+            self._values[name] = partition_values(name) or {}
+        return self._values[name]
 
     def partition_of(self, path: str) -> str:
-        """By its place below the table's location; of a table of a catalog as the plan has it."""
+        """The name of a file's partition: its folder below the table's location, or for a catalog's table the plan's.
+
+        "" for a file that is not below the location.
+        """
         if self._columns is not None:
             place = path.rpartition("/")[0]
             parts = place.rsplit("/", len(self._types))[1:] if self._types else []
@@ -103,7 +108,7 @@ class ParquetReader(Reader):
         return path[len(self.table.location) :].lstrip("/").rpartition("/")[0]
 
     def identities(self, columns: Sequence[str]) -> Mapping[str, int | str] | None:
-        """The types that a catalog has for them."""
+        """The columns' types in the catalog; None for a folder."""
         return None if self._columns is None else {column: _kind(column, self._columns) for column in columns}
 
     # ------------------------------------------------------------------ facts
@@ -134,7 +139,7 @@ class ParquetReader(Reader):
         values = None
         if of_path and self._columns is not None:
             values = {f[0]: tuple(self.values(f[0])[name] for name in of_path) for f in files}
-        return parquet_rows.read(session, parquet_rows.Wanted(files, own, of_path, self.table.location, values))
+        return parquet_rows.read(session, parquet_rows.Request(files, own, of_path, self.table.location, values))
 
     def file_column(self, frame: DataFrame) -> Column:
         return parquet_rows.file_column(frame)
@@ -145,13 +150,13 @@ class ParquetReader(Reader):
     def counting_column(self, frame: DataFrame) -> Column:
         from pyspark.sql import functions as F
 
-        # Of _metadata.file_path Spark would make a struct for every row, before the filter.
+        # For _metadata.file_path, Spark would create a struct per row, before the filter.
         return F.input_file_name()
 
     def planned_path(self, name: str) -> str:
         return spark_paths.plain_path(name)
 
-    # ------------------------------------------------------------------ trouble
+    # ------------------------------------------------------------------ errors
 
     def changed(self, files: Sequence[PlannedFile], check: Callable[[], None]) -> dict[str, Unreadable]:
         return parquet_footers.changed(files, check)
@@ -160,13 +165,13 @@ class ParquetReader(Reader):
         return spark_paths.broken_file(error, files)
 
     def check_data(self, path: str, columns: Collection[str], check: Callable[[], None]) -> None:
-        """One of its pages may be damaged."""
-        parquet_footers.answered(path, partial(page_headers.check, path, columns), check)
+        """Raises Unreadable if a page header contradicts the footer, and OSError."""
+        parquet_footers.read_with_timeout(path, partial(page_headers.check, path, columns), check)
 
     # ------------------------------------------------------------------ without Spark
 
     def check_same(self, file: PlannedFile) -> None:
-        parquet_footers.unchanged(*file)
+        parquet_footers.check_unchanged(*file)
 
     def open_file(
         self, file: PlannedFile, columns: Sequence[str], identities: Mapping[str, int | str] | None
@@ -175,7 +180,7 @@ class ParquetReader(Reader):
         try:
             names = tuple(match(column, facts.columns) for column in columns)
         except Ambiguous as error:
-            raise Unfaithful(str(error)) from None
+            raise SparkOnly(str(error)) from None
         return FileColumns(facts.rows or 0, facts.columns, names)
 
     def batches(self, path: str, names: Sequence[str], size: int) -> Iterator[tuple[int, int, pa.RecordBatch | None]]:
@@ -183,7 +188,9 @@ class ParquetReader(Reader):
 
     def rows_at(self, blocks: Sequence[Blocks], columns: Mapping[str, SparkType], most: int) -> pa.Table:
         wanted = [
-            arrow_rows.Wanted(one, arrow_rows.in_folder(self.values(one.file[0]), self._planned[one.file[0]].name))
+            arrow_rows.RequestedRows(
+                one, arrow_rows.in_folder(self.values(one.file[0]), self._planned[one.file[0]].name)
+            )
             for one in blocks
         ]
         return arrow_rows.rows_of(wanted, columns, partial(by_name, schema=columns), most)

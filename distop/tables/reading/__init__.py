@@ -1,1 +1,1 @@
-"""How files of tables are read, whatever their format. The parts that readers are made of."""
+"""Parts of readers that are common to the formats: facts of files, rows in Arrow, row counts, errors of stores."""

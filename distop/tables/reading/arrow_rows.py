@@ -1,7 +1,6 @@
-"""Rows of Parquet files that Arrow reads: all of a file in order, or those at some positions.
+"""Reads rows of Parquet files with Arrow: all rows of a file in order, or the rows at given positions.
 
-Arrow and Spark do not read every file alike. Of positions, what is not known to be the same in both is left to Spark,
-by ``Unfaithful``.
+Arrow and Spark read some files differently. Rows at positions raise SparkOnly unless both certainly read the same.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from distop.protocol.frozen import frozen
 from distop.runtime.lru_cache import LruCache
 from distop.storage.files import for_arrow
 from distop.tables.reading import parquet_footers
-from distop.tables.reading.arrow_types import EPOCH, FIRST_DAY, FIRST_TIME, Unfaithful, arrow_type, micros_since_epoch
+from distop.tables.reading.arrow_types import EPOCH, FIRST_DAY, FIRST_TIME, SparkOnly, arrow_type, micros_since_epoch
 from distop.tables.reading.file_facts import Unreadable
 
 if TYPE_CHECKING:
@@ -28,11 +27,12 @@ if TYPE_CHECKING:
     from distop.tables.reading.file_facts import Chunk, FileFacts, PlannedFile, SparkType
 
 _footers: LruCache[Any] = LruCache(256)
+"""pyarrow's metadata of files."""
 
 
 @frozen
 class Blocks:
-    """Rows of a file by position: ``numbers`` of blocks of ``size`` rows each, ascending."""
+    """Rows of a file by position: ``numbers`` of blocks of ``size`` rows each, in ascending order."""
 
     file: PlannedFile
     numbers: Any
@@ -40,10 +40,11 @@ class Blocks:
 
 
 @frozen
-class Wanted:
-    """Blocks of rows of a file on a disk. ``constants``: the values of columns that the file's folder tells, as texts;
-    ``fixed``: of columns whose values another source tells as well, how they are compared (kind and scale of a leaf),
-    and what they are.
+class RequestedRows:
+    """Requested blocks of rows of a file on a disk.
+
+    ``constants``: columns whose values are in the name of the file's folder, as texts. ``fixed``: columns whose values
+    another source has as well; for each, kind and scale of its leaf for the comparison, and the expected values.
     """
 
     blocks: Blocks
@@ -52,14 +53,15 @@ class Wanted:
 
     @property
     def file(self) -> PlannedFile:
-        """As the file system has it."""
+        """The file with its size and time in the file system."""
         return self.blocks.file
 
 
 @frozen
 class _Opened:
-    """A file's footer, and the rows that are wanted by the row groups that they are in: their indexes in it, ascending.
-    ``size``: of these row groups, in bytes.
+    """A file's footer, and the requested rows by row group: their indexes in it, in ascending order.
+
+    ``size``: bytes of these row groups.
     """
 
     metadata: Any
@@ -68,16 +70,17 @@ class _Opened:
 
     @property
     def rows(self) -> int:
-        """How many."""
+        """The number of requested rows."""
         return sum(len(rows) for rows in self.groups.values())
 
 
 def rows_of(
-    wanted: Sequence[Wanted], schema: Mapping[str, SparkType], reading: Callable[[Any], Reading], most: int
+    wanted: Sequence[RequestedRows], schema: Mapping[str, SparkType], reading: Callable[[Any], Reading], most: int
 ) -> pa.Table:
-    """The rows of these blocks, with the columns of ``schema`` in Arrow's types for Spark's, then their constants.
-    ``reading``: by the Parquet schema of a file. Raises Unfaithful, also where it takes decoding more than ``most``
-    bytes.
+    """The requested rows: the columns of ``schema`` in Arrow's types for Spark's, then the constants.
+
+    ``reading`` returns the :class:`Reading` for a file's Parquet schema. Raises SparkOnly, also if more than ``most``
+    bytes would have to be decoded.
     """
     import pyarrow as pa
 
@@ -87,7 +90,7 @@ def rows_of(
         for one in wanted:
             opened.append(_opened(one))
             if sum(file.size for file in opened) > most:
-                raise Unfaithful(f"more than {most} bytes are to be read")
+                raise SparkOnly(f"more than {most} bytes would be read")
         readings = _readings([file.metadata for file in opened], reading)
 
         def read(n: int) -> pa.Table:
@@ -100,19 +103,19 @@ def rows_of(
                 parts = list(pool.map(read, range(len(wanted))))
         return pa.concat_tables(parts)
     except (pa.ArrowException, OSError, ValueError, Unreadable) as e:
-        raise Unfaithful(str(e).strip().split("\n")[0]) from e
+        raise SparkOnly(str(e).strip().split("\n")[0]) from e
 
 
-def _opened(one: Wanted) -> _Opened:
+def _opened(one: RequestedRows) -> _Opened:
     import numpy as np
 
     path = one.file[0]
-    metadata = _footers.get(one.file, lambda: _metadata(path), keep=parquet_footers.tells_apart(one.file))
+    metadata = _footers.get(one.file, lambda: _metadata(path), keep=parquet_footers.shows_replacement(one.file))
     size = one.blocks.size
     rows = (one.blocks.numbers.astype(np.int64)[:, None] * size + np.arange(size)).ravel()
     starts = np.cumsum([0, *(metadata.row_group(n).num_rows for n in range(metadata.num_row_groups))])
     if len(rows) and rows[-size] >= starts[-1]:
-        raise Unfaithful(f"the file {path} does not have the rows at these positions")
+        raise SparkOnly(f"the file {path} has no rows at these positions")
     cuts = np.searchsorted(rows, starts, "left")
     groups = {n: rows[cuts[n] : cuts[n + 1]] - starts[n] for n in range(len(starts) - 1) if cuts[n] < cuts[n + 1]}
     return _Opened(metadata, groups, sum(metadata.row_group(n).total_byte_size for n in groups))
@@ -126,7 +129,7 @@ def _metadata(path: str) -> Any:
 
 
 def _readings(found: Sequence[Any], reading: Callable[[Any], Reading]) -> list[Reading]:
-    """Of each file: those of a table mostly share one schema."""
+    """The reading of each file; computed once for consecutive files with the same schema."""
     readings: list[Reading] = []
     for n, metadata in enumerate(found):
         if n and found[n - 1].schema.equals(metadata.schema):
@@ -136,17 +139,16 @@ def _readings(found: Sequence[Any], reading: Callable[[Any], Reading]) -> list[R
     return readings
 
 
-def _read(one: Wanted, opened: _Opened, reading: Reading, target: pa.Schema) -> pa.Table:
+def _read(one: RequestedRows, opened: _Opened, reading: Reading, target: pa.Schema) -> pa.Table:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     parts: list[pa.Table] = []
     with for_arrow(one.file[0]) as regular, pq.ParquetFile(regular, metadata=opened.metadata) as file:
         for group, rows in opened.groups.items():
-            parts += _picked(file, group, rows, reading)
-    if one.file[2]:
-        # Else nobody replaces it: the format changes no file.
-        parquet_footers.unchanged(*one.file)
+            parts += _group_rows(file, group, rows, reading)
+    if one.file[2]:  # a time of 0: the format never changes files
+        parquet_footers.check_unchanged(*one.file)
     columns = [_column(parts, reading.names[column.name], column, opened.rows) for column in target]
     for name, (kind, scale, chunk) in one.fixed.items():
         _check_fixed(columns[target.get_field_index(name)], kind, scale, chunk)
@@ -154,8 +156,8 @@ def _read(one: Wanted, opened: _Opened, reading: Reading, target: pa.Schema) -> 
     return pa.table([*columns, *constants.values()], names=[*target.names, *constants])
 
 
-def _picked(file: Any, group: int, rows: Any, reading: Reading) -> Iterator[pa.Table]:
-    """The rows of a row group, which is decoded no further than to the last of them."""
+def _group_rows(file: Any, group: int, rows: Any, reading: Reading) -> Iterator[pa.Table]:
+    """The requested rows of a row group, which is decoded only up to the last of them."""
     import numpy as np
     import pyarrow as pa
 
@@ -170,17 +172,18 @@ def _picked(file: Any, group: int, rows: Any, reading: Reading) -> Iterator[pa.T
         first = after
         if first > rows[-1]:
             return
-    raise Unfaithful("a row group has fewer rows than its footer says")
+    raise SparkOnly("a row group has fewer rows than its footer says")
 
 
 def _column(parts: Sequence[pa.Table], name: str | None, wanted: pa.Field, rows: int) -> Any:
+    """A column of the result; ``name``: its name in the file, None for a column of NULLs."""
     import pyarrow as pa
 
     if name is None:
         return pa.nulls(rows, wanted.type)
     column = pa.chunked_array([chunk for part in parts for chunk in part.column(name).chunks])
     if len(column) != rows:
-        raise Unfaithful(f"the column {name!r} has {len(column)} values in {rows} rows")
+        raise SparkOnly(f"the column {name!r} has {len(column)} values in {rows} rows")
     if column.type != wanted.type:
         column = column.cast(wanted.type)
     for chunk in column.chunks:
@@ -189,7 +192,7 @@ def _column(parts: Sequence[pa.Table], name: str | None, wanted: pa.Field, rows:
 
 
 def _check_fixed(column: Any, kind: str, scale: int, chunk: Chunk) -> None:
-    """Raises Unfaithful where a column has values that are not those that another source tells."""
+    """Raises SparkOnly if a column's values differ from those that another source has for it."""
     import pyarrow as pa
 
     if kind in ("date", "timestamp"):
@@ -197,17 +200,17 @@ def _check_fixed(column: Any, kind: str, scale: int, chunk: Chunk) -> None:
     elif kind == "string":
         column = column.cast(pa.binary())
     elif kind not in ("int", "bool", "decimal"):
-        raise Unfaithful(f"of a {kind} it is not known here what the metadata mean")
+        raise SparkOnly(f"values of the type {kind} cannot be compared with the table's metadata")
     for value in column.to_pylist():
         if kind == "decimal" and value is not None:
             value = int(value.scaleb(scale))
         same = bool(chunk.nulls) if value is None else chunk.low is not None and chunk.low == value == chunk.high
         if not same:
-            raise Unfaithful("a file has other values than the metadata tell of its partition")
+            raise SparkOnly("a file has values that differ from those of its partition in the metadata")
 
 
 def _check_calendar(array: Any) -> None:
-    """Raises Unfaithful for days and times that may have been written by another calendar."""
+    """Raises SparkOnly for dates and times that may have been written in the Julian calendar."""
     import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.types as t
@@ -227,22 +230,22 @@ def _check_calendar(array: Any) -> None:
             first = micros_since_epoch(FIRST_TIME)
         low = pc.min(array.cast(pa.int32() if t.is_date(kind) else pa.int64())).as_py()
         if low is not None and low < first:
-            raise Unfaithful("days or times that Spark may read by another calendar")
+            raise SparkOnly("Spark may read old dates or times in the Julian calendar")
 
 
 def in_folder(values: Mapping[str, str | None], folder: str) -> Mapping[str, str | None]:
-    """The values that a folder's name tells, where Spark makes the same of it. Raises Unfaithful."""
+    """The values in a folder's name. Raises SparkOnly if Spark reads other values from it."""
     if any(value == "" for value in values.values()):
-        raise Unfaithful("a partition's value is empty")
+        raise SparkOnly("a partition's value is empty")
     try:
         unquote(folder, errors="strict").encode()
     except UnicodeError:
-        raise Unfaithful("the folder's name is not UTF-8") from None
+        raise SparkOnly("the folder's name is not UTF-8") from None
     return values
 
 
 def facts_of(file: PlannedFile) -> FileFacts:
-    """What the footer of a file says, which is there as it was planned. Raises Unreadable."""
+    """The facts in a file's footer. Raises Unreadable, also if the file has changed since it was planned."""
     (facts,) = parquet_footers.read_all([file], frozenset())
     if isinstance(facts, Unreadable):
         raise facts
@@ -250,8 +253,9 @@ def facts_of(file: PlannedFile) -> FileFacts:
 
 
 def batches(path: str, names: Sequence[str], size: int) -> Iterator[tuple[int, int, pa.RecordBatch | None]]:
-    """All rows of a file in order, as :meth:`~distop.tables.reader.Reader.batches` has them. Raises Unreadable where
-    its data cannot be read or has not as many rows as its footer says, MemoryError as it is.
+    """All rows of a file in order, in the form of :meth:`~distop.tables.reader.Reader.batches`.
+
+    Raises Unreadable if its data cannot be read, or a row group's number of rows differs from the footer; MemoryError.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -271,8 +275,8 @@ def batches(path: str, names: Sequence[str], size: int) -> Iterator[tuple[int, i
                     first += batch.num_rows
                 if first != end:
                     raise Unreadable(
-                        f"the file {path} cannot be read: a row group has {rows + first - end} rows, and "
-                        f"{rows} by its footer"
+                        f"the file {path} cannot be read: a row group has {rows + first - end} rows, but its footer "
+                        f"says {rows}"
                     )
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OSError, ValueError) as e:
         reason = str(e).strip().split("\n")[0]

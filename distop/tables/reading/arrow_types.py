@@ -1,4 +1,4 @@
-"""What Arrow reads as Spark does: by which columns and types. All else is left to Spark, by :class:`Unfaithful`."""
+"""Columns and types that Arrow reads exactly like Spark. For all others, :class:`SparkOnly` is raised."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from datetime import date, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from distop.protocol.frozen import frozen
-from distop.tables.reading import parquet_footers
+from distop.tables.reading import footer_facts
 from distop.tables.reading.file_facts import Ambiguous, decimal_of, match
 
 if TYPE_CHECKING:
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 _WHOLE = ("tinyint", "smallint", "int", "bigint")
 _PLAIN_LOGICAL = frozenset({"NONE", "STRING", "INT", "DECIMAL", "DATE", "TIMESTAMP", "JSON"})
-"""Leaves of other logical types are left to Spark."""
+"""Logical types of leaves that Arrow reads like Spark."""
 FIRST_DAY = date(1582, 10, 15)
-"""Days before it may have been written by another calendar, and Spark may read them as others."""
+"""Earlier dates may have been written in the Julian calendar; Spark may then read them as other dates."""
 FIRST_TIME = datetime(1900, 1, 1)  # noqa: DTZ001 -- in UTC, or without a zone
-"""Times before it, likewise."""
+"""Earlier times: as for FIRST_DAY."""
 EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 -- in UTC, or without a zone
 _ELEMENT = "\0"
-"""In a path, what writers call ``element`` or ``item``."""
+"""Placeholder in a path for the elements of a list, which writers call ``element`` or ``item``."""
 
 
 def micros_since_epoch(moment: datetime) -> int:
@@ -34,14 +34,16 @@ def micros_since_epoch(moment: datetime) -> int:
     return (moment - EPOCH) // timedelta(microseconds=1)
 
 
-class Unfaithful(Exception):
-    """Spark is to read this; the text says why."""
+class SparkOnly(Exception):
+    """Only Spark can read this for certain; the text has the reason."""
 
 
 @frozen
 class Reading:
-    """How a file's columns become the table's. ``names``: the file's, by the table's, None for those it does not have;
-    ``chosen``: what Arrow is to be asked for, None for all columns.
+    """The file's names of the table's columns.
+
+    ``names``: the file's name by the table's name, None for a column that the file lacks; ``chosen``: the columns to
+    request from Arrow, None for all.
     """
 
     names: Mapping[str, str | None]
@@ -49,39 +51,38 @@ class Reading:
 
 
 def by_name(found: Any, schema: Mapping[str, SparkType]) -> Reading:
-    """How a file of this Parquet schema is read as one of a table, whose columns are found by their names, as Spark
-    does. Raises Unfaithful.
-    """
-    columns, arrow = parquet_footers.columns_of(found), found.to_arrow_schema()
+    """The reading of a file with this Parquet schema, if columns are found by name, like in Spark. Raises SparkOnly."""
+    columns, arrow = footer_facts.columns_of(found), found.to_arrow_schema()
     check_leaves(found, arrow)
     names: dict[str, str | None] = {}
     for name, kind in schema.items():
         try:
             mine = match(name, columns)
         except Ambiguous as e:
-            raise Unfaithful(str(e)) from None
+            raise SparkOnly(str(e)) from None
         if mine is not None and not widens(columns[mine], kind):
-            raise Unfaithful(f"the column {name!r} is of another type in some file")
+            raise SparkOnly(f"the column {name!r} has another type in some file")
         names[name] = mine
     return Reading(names, chosen_of(names, arrow))
 
 
 def chosen_of(names: Mapping[str, str | None], arrow: Any) -> tuple[str, ...] | None:
-    """What Arrow is to be asked for. Raises Unfaithful where it does not tell columns apart: by a name with a dot it
-    also gives the fields of a struct.
+    """The columns to request from Arrow, None for all.
+
+    Raises SparkOnly if names are ambiguous: for a name with a dot, Arrow also returns fields of a struct.
     """
     chosen = tuple(dict.fromkeys(name for name in names.values() if name is not None))
     if len(set(arrow.names)) < len(arrow.names):
-        raise Unfaithful("a file has several columns of one name")
+        raise SparkOnly("a file has several columns with the same name")
     if len(chosen) == len(arrow.names):
         return None
     if any("." in name for name in arrow.names):
-        raise Unfaithful("a file has columns with a dot in their names")
+        raise SparkOnly("a file has columns with a dot in their names")
     return chosen
 
 
 def widens(narrow: SparkType, wide: SparkType) -> bool:
-    """Both readers make the same of values of ``narrow`` as ones of ``wide``."""
+    """Whether Arrow and Spark convert values of the type ``narrow`` to the same values of ``wide``."""
     if narrow == wide:
         return True
     if not (isinstance(narrow, str) and isinstance(wide, str)):
@@ -97,18 +98,19 @@ def widens(narrow: SparkType, wide: SparkType) -> bool:
 
 
 def check_leaves(found: Any, arrow: Any) -> None:
-    """Raises Unfaithful for old times, for types with a meaning that Spark may not know, and where lists and maps are
-    not laid out as the format's specification has it: old writers did so in several ways, which readers guess.
+    """Raises SparkOnly for 96-bit timestamps, logical types that Spark may not know, and old layouts of lists and maps.
+
+    Before Parquet specified the layout of lists and maps, writers had several, which readers guess.
     """
     paths = [path for column in arrow for path in _leaf_paths(column.type, column.name)]
     if len(paths) != len(found):
-        raise Unfaithful("a schema that is not understood")
+        raise SparkOnly("distop does not understand the schema of a file")
     for n, path in enumerate(paths):
         column = found.column(n)
         if column.physical_type == "INT96" or column.logical_type.type not in _PLAIN_LOGICAL:
-            raise Unfaithful(f"the column {column.path!r} is of a type that is left to Spark")
+            raise SparkOnly(f"the type of the column {column.path!r} is not supported")
         if column.path not in {path.replace(_ELEMENT, name) for name in ("element", "item")}:
-            raise Unfaithful(f"the column {column.path!r} is laid out in a way that is left to Spark")
+            raise SparkOnly(f"the layout of the column {column.path!r} is not supported")
 
 
 def _leaf_paths(kind: pa.DataType, path: str) -> Iterator[str]:
@@ -116,7 +118,7 @@ def _leaf_paths(kind: pa.DataType, path: str) -> Iterator[str]:
     import pyarrow.types as t
 
     if isinstance(kind, pa.BaseExtensionType):
-        raise Unfaithful(f"the column {path!r} is of a type that is left to Spark")
+        raise SparkOnly(f"the type of the column {path!r} is not supported")
     if t.is_struct(kind):
         for n in range(kind.num_fields):
             yield from _leaf_paths(kind.field(n).type, f"{path}.{kind.field(n).name}")
@@ -144,7 +146,7 @@ _ARROW = {
 
 
 def arrow_type(kind: SparkType) -> pa.DataType:
-    """In which Spark takes values of a type. Raises Unfaithful for a type that is left to Spark."""
+    """Arrow's type for values of a Spark type. Raises SparkOnly for an unsupported type."""
     import pyarrow as pa
 
     if isinstance(kind, tuple):
@@ -161,11 +163,11 @@ def arrow_type(kind: SparkType) -> pa.DataType:
         return pa.decimal128(*decimal_of(kind))
     elif kind in ("timestamp", "timestamp_ntz"):
         return pa.timestamp("us", "UTC" if kind == "timestamp" else None)
-    raise Unfaithful(f"the type {kind} is left to Spark")
+    raise SparkOnly(f"the type {kind} is not supported")
 
 
 def spark_type(kind: SparkType) -> DataType:
-    """As PySpark has it, for the types that :func:`arrow_type` knows."""
+    """PySpark's object for a type that :func:`arrow_type` supports."""
     from pyspark.sql import types as T
 
     if isinstance(kind, tuple):

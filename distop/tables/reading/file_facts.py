@@ -1,7 +1,7 @@
-"""What is known of a file without a scan, as plain values: types, row counts, and the statistics of leaves.
+"""The facts of a file that need no scan, as plain values: types, row counts, and statistics of leaves.
 
 Types are strings (Spark's names) or tuples: ``("struct", ((name, type), …))``, ``("array", type)``,
-``("map", key, value)``, and ``("unreadable", reason)`` for what Spark cannot read.
+``("map", key, value)``, and ``("unreadable", reason)`` for types that Spark cannot read.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
 SparkType = Any
-"""str or tuple, as the module's text says."""
+"""str or tuple, see above."""
 
 PlannedFile = tuple[str, int, int]
-"""Path, size in bytes, modification time in ns (0: the format never changes a file that it has written)."""
+"""Path, size in bytes, modification time in ns (0: the format never changes its files)."""
 
 VOID = "void"
-"""The type of a column that no file of a partition has."""
+"""The type of a column that all files of a partition lack."""
 
 _PLAIN_TYPE = re.compile(r"[A-Za-z][A-Za-z_ ]*(\(\s*\d+\s*(,\s*\d+\s*)?\))?")
 
@@ -34,24 +34,25 @@ _WHOLE = ("tinyint", "smallint", "int", "bigint")
 
 @frozen
 class Leaf:
-    """A column that holds single values. ``kind`` says how its physical values are to be read."""
+    """A column of single values. ``kind``: the interpretation of its physical values."""
 
     path: tuple[str, ...]
     kind: str
-    """int, uint, bool, float, decimal, date, timestamp, string, binary, or other (never decided by bounds)."""
+    """int, uint, bool, float, decimal, date, timestamp, string, binary, or other (bounds have no meaning)."""
     type: str
     """Spark's type."""
     bits: int = 64
     scale: int = 0
     """Decimal places; for timestamps, the digits after the second."""
     optional: bool = True
-    """Some level of its path may be null."""
+    """Whether some level of its path may be null."""
 
 
 @frozen
 class Chunk:
-    """The statistics of one leaf in one row group, or in a whole file. Bounds are physical values, or None where there
-    are none; NaN is outside of them.
+    """The statistics of one leaf in one row group, or in a whole file.
+
+    Bounds are physical values, without NaN. None: not known.
     """
 
     rows: int
@@ -60,92 +61,96 @@ class Chunk:
     high: Any = None
     nans: int | None = None
     tight: bool = True
-    """The bounds are values of the column."""
+    """Whether the bounds are values of the column; otherwise they may be outside of its values."""
 
 
 @frozen
 class FileFacts:
-    """One file. ``columns`` holds its top-level columns, ``leaves`` those single values outside of lists that were
-    asked for, ``chunks`` their statistics, one for each row group that has rows (none: nothing is known).
+    """The facts of one file.
+
+    ``columns``: its top-level columns; ``leaves``: the requested leaves outside of lists; ``chunks``: their statistics,
+    one per row group with rows. A leaf without chunks has no statistics.
     """
 
     path: str
     rows: int | None
-    """None: nothing but a scan tells how many there are."""
+    """None: only a scan can count the rows."""
     columns: Mapping[str, SparkType] = field(default_factory=dict)
     leaves: Mapping[tuple[str, ...], Leaf] = field(default_factory=dict)
     chunks: Mapping[tuple[str, ...], tuple[Chunk, ...]] = field(default_factory=dict)
     deleted: int | None = 0
-    """So many of its rows are no longer the table's (None: some may be). Statistics speak of them as well."""
+    """Number of its rows that are deleted from the table; None: not known. Statistics include deleted rows."""
     closer: FileFacts | None = None
-    """What the file itself says, where another source was asked first; with the same columns and paths."""
+    """More precise facts from the file itself, if these facts have another source; with the same columns and paths."""
     ids: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    """The paths of its fields outside of lists by Iceberg's ids, where it has them."""
+    """The paths of its fields outside of lists by Iceberg's field ids; empty if it has none."""
     contradiction: str = ""
-    """How its footer contradicts itself. Then only the columns and the rows of its row groups are taken from it."""
+    """How its footer contradicts itself. Then the facts have only columns, and the rows of its row groups."""
     missing: int = 0
-    """Rows that its footer counts beyond those of its row groups: nobody can read them."""
+    """Rows that its footer counts in addition to those of its row groups: they cannot be read."""
 
     @property
-    def left(self) -> int | None:
-        """How many rows the table has of it; None where they must be counted."""
+    def live_rows(self) -> int | None:
+        """The number of its rows that the table has; None if only a scan can count them."""
         if self.rows is None or self.deleted is None or self.contradiction:
             return None
         return self.rows - self.deleted
 
 
 class Unreadable(Exception):
-    """A file cannot be read, is not what was planned, or does not fit the others; the text names it."""
+    """A file cannot be read, differs from the plan, or does not fit the other files; the text names it."""
 
 
 class Gone(Unreadable):
-    """What the plan was made of is no longer there."""
+    """A planned file or the planned metadata no longer exist."""
 
 
 class Ambiguous(Exception):
-    """A name stands for several columns that differ in case alone, or Spark finds the column in some places only."""
+    """A name matches several columns that differ only in case, or matches in some of Spark's comparisons only."""
 
 
 def folded(text: str) -> str:
-    """A text without its case: two have the same one if and only if ``equalsIgnoreCase`` of Java calls them equal. Each
-    character stands for one, so that what is found in a text is found in this one.
+    """A text in one case: equal for two texts if and only if Java's ``equalsIgnoreCase`` is true for them.
+
+    Each character is replaced by one character, so positions stay the same.
     """
     return text.lower() if text.isascii() else "".join(map(_folded, text))
 
 
 @lru_cache(maxsize=4096)
 def _folded(char: str) -> str:
-    """``Character.toLowerCase(Character.toUpperCase(c))``: of each by the mappings to a single character."""
+    """Java's ``Character.toLowerCase(Character.toUpperCase(c))``, which only maps to single characters."""
     upper = next((one for one in (char.upper(), char.title()) if len(one) == 1), char)
     return "i" if upper == "\u0130" else upper.lower()
 
 
 def match(name: str, names: Collection[str]) -> str | None:
-    """The column of this name: exactly, else ignoring case as Spark does.
+    """The column with this name: exactly, or else ignoring case like Spark; None if there is none.
 
-    Spark compares names by ``equalsIgnoreCase``, and those of a table's columns and a file's also in lower case, which
-    for some letters is another rule (``ſ`` and ``s``). Raises Ambiguous where they differ, and for several columns.
+    Spark compares names by ``equalsIgnoreCase``, and the names of a table's and a file's columns also in lower case.
+    The two rules differ for some letters, such as ``ſ`` and ``s``. Raises Ambiguous if their results differ, and for
+    several columns.
     """
     if name in names:
         return name
     found = None
     wanted, lower, plain = folded(name), name.lower(), name.isascii()
     for candidate in names:
-        # In lower case, what is like an ASCII name is so by the other rule as well.
+        # A name that equals an ASCII name in lower case is also equal by folded().
         if folded(candidate) == wanted or (not plain and candidate.lower() == lower):
             if found is not None:
-                raise Ambiguous(f"the name {name!r} stands for both {found!r} and {candidate!r}")
+                raise Ambiguous(f"the name {name!r} matches both {found!r} and {candidate!r}")
             found = candidate
     if found is not None and (folded(found) != wanted or found.lower() != lower):
         raise Ambiguous(
-            f"the name {name!r} may or may not stand for {found!r}, by the case of a letter that Spark compares in two "
+            f"the name {name!r} may or may not match {found!r}, because Spark compares the case of a letter in two "
             f"ways: write {found!r}"
         )
     return found
 
 
 def may_match(name: str, names: Collection[str]) -> bool:
-    """Whether one of these columns may be meant."""
+    """Whether the name matches one of these columns, or may match it (Ambiguous)."""
     try:
         return match(name, names) is not None
     except Ambiguous:
@@ -153,7 +158,7 @@ def may_match(name: str, names: Collection[str]) -> bool:
 
 
 def split_path(text: str) -> tuple[str, ...]:
-    """``a.b`` → ``("a", "b")``; dots between backticks belong to the name, and a doubled backtick is one."""
+    """``a.b`` → ``("a", "b")``; dots between backticks are part of the name, and a doubled backtick is a backtick."""
     parts: list[str] = []
     part, quoted, i = "", False, 0
     while i < len(text):
@@ -174,9 +179,9 @@ def split_path(text: str) -> tuple[str, ...]:
 
 
 def resolve(text: str, columns: Mapping[str, SparkType]) -> tuple[str, ...] | None:
-    """The path of a column named in a check: a top-level column of just this name first, then a path into structs.
+    """The path of a column: first a top-level column with exactly this name, then a path into structs.
 
-    None: the file has no such column. Raises Ambiguous.
+    None if there is no such column. Raises Ambiguous.
     """
     whole = match(text, columns)
     if whole is not None:
@@ -194,7 +199,7 @@ def resolve(text: str, columns: Mapping[str, SparkType]) -> tuple[str, ...] | No
 
 
 def type_at(path: tuple[str, ...], columns: Mapping[str, SparkType]) -> SparkType:
-    """The type at a path that :func:`resolve` gave."""
+    """The type at a path from :func:`resolve`."""
     found: SparkType = ("struct", tuple(columns.items()))
     for name in path:
         found = dict(found[1])[name]
@@ -202,12 +207,10 @@ def type_at(path: tuple[str, ...], columns: Mapping[str, SparkType]) -> SparkTyp
 
 
 def ddl(kind: SparkType) -> str:
-    """The type in Spark's DDL. Raises ValueError for a text that is no type: it comes from plans and files, and SQL is
-    made of it.
-    """
+    """The type in Spark's DDL. Raises ValueError for other texts: types come from plans and files, and go into SQL."""
     if isinstance(kind, str):
         if not _PLAIN_TYPE.fullmatch(kind):
-            raise ValueError(f"{kind!r} is no type of Spark")
+            raise ValueError(f"{kind!r} is not a Spark type")
         return kind
     if kind[0] == "struct":
         return "struct<" + ",".join(f"{quote(n)}:{ddl(t)}" for n, t in kind[1]) + ">"
@@ -217,12 +220,12 @@ def ddl(kind: SparkType) -> str:
 
 
 def quote(name: str) -> str:
-    """The name as Spark SQL reads it literally."""
+    """The name, quoted for Spark SQL."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def widest(a: SparkType, b: SparkType) -> SparkType | None:
-    """The type that holds the values of both as Spark's Parquet reader widens them; None where there is none."""
+    """The type to which Spark's Parquet reader widens both types; None if there is none."""
     if a == b:
         return a
     if isinstance(a, tuple) and isinstance(b, tuple):
@@ -264,27 +267,25 @@ def _widest_nested(a: tuple[Any, ...], b: tuple[Any, ...]) -> SparkType | None:
 
 
 _MOST_DIGITS = 38
-"""Of a decimal in Spark."""
+"""Maximum digits of a decimal in Spark."""
 
 
 def decimal_of(kind: str) -> tuple[int, int]:
-    """Precision and scale of ``decimal(p,s)``; Spark's defaults where they are left out.
+    """Precision and scale of ``decimal(p,s)``, with Spark's defaults.
 
-    Raises InvalidArgument for what Spark has not: anybody may write a schema, and arithmetic with a scale of a billion
-    places would take hours.
+    Raises InvalidArgument for a decimal that Spark does not have: schemas are not trusted, and arithmetic with a scale
+    of a billion digits would take hours.
     """
     inside = kind.partition("(")[2].rstrip(") ")
     precision, _, scale = inside.partition(",")
     found = int(precision or 10), int(scale or 0)
     if not 0 <= found[1] <= found[0] <= _MOST_DIGITS:
-        raise InvalidArgument(f"there is no type {shown(kind)} in Spark")
+        raise InvalidArgument(f"Spark has no type {shown(kind)}")
     return found
 
 
 def holds(wide: SparkType, narrow: SparkType) -> bool:
-    """Spark reads values of ``narrow`` as ones of ``wide``, which may leave out fields of its structs. Raises
-    Ambiguous.
-    """
+    """Whether Spark reads values of ``narrow`` as ``wide``, which may lack fields of its structs. Raises Ambiguous."""
     if isinstance(wide, tuple) and isinstance(narrow, tuple):
         if wide[0] != narrow[0] or wide[0] == "unreadable":
             return False
@@ -296,12 +297,12 @@ def holds(wide: SparkType, narrow: SparkType) -> bool:
 
 
 def of_json(kind: Any) -> SparkType:
-    """A type that went through JSON, which has lists where it had tuples."""
+    """A type from JSON, which has lists instead of tuples."""
     return tuple(map(of_json, kind)) if isinstance(kind, list) else kind
 
 
 def follow(path: tuple[str, ...], columns: Mapping[str, SparkType]) -> tuple[str, ...] | None:
-    """A path of other columns than these, in these; None where they have none like it. Raises Ambiguous."""
+    """The path in these columns that matches a path of other columns; None if there is none. Raises Ambiguous."""
     found: list[str] = []
     level: Mapping[str, SparkType] = columns
     for part in path:
@@ -315,7 +316,7 @@ def follow(path: tuple[str, ...], columns: Mapping[str, SparkType]) -> tuple[str
 
 
 def problem(kind: SparkType) -> str | None:
-    """Why Spark cannot read a column of this type, or None."""
+    """The reason why Spark cannot read a column of this type; None if it can."""
     if not isinstance(kind, tuple):
         return None
     if kind[0] == "unreadable":
@@ -325,8 +326,9 @@ def problem(kind: SparkType) -> str | None:
 
 
 def widened(schemas: Iterable[Iterable[tuple[str, SparkType]]]) -> dict[str, SparkType]:
-    """All columns of some files, in the order in which they come up. Where types do not go together the first stays,
-    and Spark says what is wrong when it reads the others.
+    """The columns of all schemas, in order of appearance, with types widened to hold all values.
+
+    If types are incompatible, the first one is kept; Spark then reports the error when it reads the other files.
     """
     found: dict[str, SparkType] = {}
     for schema in schemas:

@@ -44,10 +44,7 @@ class Footer:
 
 
 def read(path: str) -> Footer:
-    """The footer of a file.
-
-    Raises Unreadable where it is encrypted, truncated, or not a footer, and OSError.
-    """
+    """The footer of a file. Raises Unreadable if it is encrypted, truncated, or not a footer, and OSError."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -74,7 +71,7 @@ def read(path: str) -> Footer:
 def _tail(path: str, size: int, last: Callable[[int], bytes]) -> bytes:
     """The last bytes of a file, at least its whole footer.
 
-    Raises Unreadable where the footer is encrypted or truncated.
+    Raises Unreadable if the footer is encrypted, truncated or too large.
     """
     tail = last(min(size, FIRST_READ))
     if tail.endswith(_ENCRYPTED):

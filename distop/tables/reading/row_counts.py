@@ -1,10 +1,10 @@
-"""Compares the number of rows that Spark has read with the counts in the footers, or in manifests.
+"""Compares the number of rows that Spark has read with the counts in footers or manifests.
 
-A reader picks the row groups whose middle lies in its part of the file. If a footer states a wrong position, no part
-has the row group: its rows are skipped silently. Rows that were not read must not count as valid.
+A Spark task reads the row groups whose middle is in its part of the file. If a footer states a wrong position, no task
+reads the row group: its rows are skipped silently. Rows that were not read must not count as valid.
 
-The total of all files is enough where no file can yield more rows than its footer counts: then one file cannot make up
-for another. Each row group lies in one part at most, and ``parquet_rows`` refuses a listing that has a file twice.
+Comparing the totals of all files is enough if no file can yield more rows than its footer counts, so that no file can
+compensate for another. Each row group is in one part at most, and ``parquet_rows`` refuses a listing with a file twice.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ROWS = "numOutputRows"
 
 
 class CountedBy(NamedTuple):
-    """What says how many rows a file has, and what is wrong where Spark finds another number."""
+    """The source of a file's number of rows, and the fault if Spark reads another number."""
 
     name: str
     fault: str
@@ -47,14 +47,14 @@ class RowsRead:
     counters: Sequence[Any]
 
     def total(self) -> int:
-        """Rows read so far."""
+        """The number of rows read so far."""
         return sum(int(counter.value()) for counter in self.counters)
 
 
 def of_plan(plan: Any) -> RowsRead | None:
-    """The row counters of a physical plan; None where this Spark has none."""
+    """The row counters of a physical plan; None if this Spark has none."""
     try:
-        # A scan is in the plan twice where stages share a shuffle.
+        # If stages share a shuffle, the plan has a scan twice.
         return RowsRead([*dict(_counters(plan)).values()])
     except Exception:
         _log.warning("Cannot read Spark's row counters; counting the rows with a separate query", exc_info=True)
@@ -84,18 +84,18 @@ def _counters(plan: Any) -> Iterator[tuple[int, Any]]:
 
 
 def of_frame(frame: DataFrame) -> int | None:
-    """Rows read when this frame was collected; None where that is not known."""
+    """The rows read when this frame was collected; None if not known."""
     found = of_plan(frame._jdf.queryExecution().executedPlan())
     return found.total() if found is not None else None
 
 
 def expected_rows(files: Sequence[FileFacts]) -> int | None:
-    """Rows that a reader must find in these files.
+    """The number of rows that a reader must find in these files.
 
-    None if a reader may find more rows in one of them than its footer counts, which could make up for rows of another
-    file that it does not read: if deletes of a file are not counted, or if its footer contradicts itself.
+    None if a reader may find more rows in a file than its footer counts, and so compensate for unread rows of another
+    file: if deletes of a file are not counted, or if its footer contradicts itself.
     """
-    return None if any(facts.left is None for facts in files) else sum(map(_counted, files))
+    return None if any(facts.live_rows is None for facts in files) else sum(map(_counted, files))
 
 
 def _counted(facts: FileFacts) -> int:
@@ -103,17 +103,17 @@ def _counted(facts: FileFacts) -> int:
 
 
 def with_deletes(files: Sequence[FileFacts], deleted: Mapping[str, int]) -> list[FileFacts]:
-    """The same files; where deletes are not known, with those that a reader counted (``deleted``, by file)."""
+    """The facts with ``deleted`` (rows by file, as a reader counted them) where deletes were not known."""
     return [
         one if one.deleted is not None else dataclasses.replace(one, deleted=deleted.get(one.path, 0)) for one in files
     ]
 
 
 def misread_files(files: Sequence[FileFacts], found: Mapping[str, int], counted_by: CountedBy) -> dict[str, str]:
-    """Files whose row count differs from what ``counted_by`` says, each with an error message.
+    """Error messages of the files whose row count differs from that of ``counted_by``, by path.
 
-    ``found``: rows by file, as a reader counted them, without deleted rows. Of each file the deletes are known
-    (:func:`with_deletes`).
+    ``files``: with known deletes (:func:`with_deletes`). ``found``: rows by file, as a reader counted them, without
+    deleted rows.
     """
     wrong = {}
     for facts in files:

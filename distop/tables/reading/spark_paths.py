@@ -1,4 +1,4 @@
-"""Paths of files as Spark takes them and as it names them, and which file an error of Spark is about."""
+"""Converts paths of files to and from Spark's form, and finds the file that an error of Spark names."""
 
 from __future__ import annotations
 
@@ -14,26 +14,28 @@ if TYPE_CHECKING:
     from distop.tables.reading.file_facts import PlannedFile
 
 READING = re.compile(r"while reading file (\S+?)\.?(?:\s|$)")
-"""How Spark's own file formats name the file that a task could not read."""
+"""The file that a task could not read, in errors of Spark's own file formats."""
 _SPECIAL = re.compile(r"[][{}?*\\]")
-"""Characters by which Spark takes a path for a pattern."""
+"""Characters that have a meaning in Spark's path patterns."""
 
 
 def plain_path(uri: str) -> str:
-    """Spark's ``file:///a%20b`` as the local path ``/a b``; other schemes as they are, unescaped."""
+    """The local path ``/a b`` for Spark's ``file:///a%20b``; URLs of other schemes are only unescaped."""
     if uri.startswith("file:"):
         return unquote(urlsplit(uri).path)
     return unquote(uri)
 
 
 def spark_path(path: str) -> str:
-    """A planned path as Spark is to take it: one without a scheme would be looked for in Hadoop's default file system,
-    while its footer is read here. Hadoop unescapes nothing in it."""
+    """A planned path for Spark, with a scheme: without one, Hadoop would use its default file system.
+
+    Hadoop does not unescape it.
+    """
     return f"file://{path}" if path.startswith("/") else path
 
 
 def pattern_of(path: str) -> str:
-    """The pattern that matches this planned path alone.
+    """The pattern that matches only this planned path.
 
     Raises Unreadable if Hadoop cannot match the path. Without patterns (``__globPaths__``) Spark reads files more than
     once: for each path with a special character it lists all paths again.
@@ -48,6 +50,6 @@ def pattern_of(path: str) -> str:
 
 
 def broken_file(error: Exception, files: Sequence[PlannedFile]) -> str | None:
-    """Which of the files Spark could not read, where it says so."""
+    """The one of these files that Spark could not read; None if the error does not name one."""
     named = {plain_path(m) for m in READING.findall(str(error))}
     return next((f[0] for f in files if f[0] in named), None)

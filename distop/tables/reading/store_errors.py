@@ -1,6 +1,6 @@
 """Recognizes errors by which a store refuses all files: access, bucket, network.
 
-They are recognized by exception classes, error numbers and error codes, not by free text, where a library has them.
+They are recognized by exception classes, error numbers and error codes where a library has them, else by its text.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ REDIRECTED = "the service redirects all requests: the bucket may be in another r
 NOT_ACCEPTED = "the service does not accept the requests: a token may have expired, or the region may be wrong"
 PROXY = "a proxy asks for credentials"
 THROTTLED = "there are too many requests for the service"
-ANSWERS = "the service answers with HTTP status"
+STATUS = "the service answers with HTTP status"
 SCHEME = "no file system for this kind of location is installed"
 
 PROBED = 3
-"""Files that are read one by one, to find out whether the store refuses all files or a single one."""
+"""Number of files that are read one by one, to find out whether the store refuses all files or a single one."""
 
 _OF_JAVA = {
     **dict.fromkeys(
@@ -66,9 +66,9 @@ _OF_JAVA = {
 """Names of Java exception classes; subclasses count as well."""
 _SUPERCLASSES = 10
 _STATUS = re.compile(r"(?:\bstatus code:? |^|\", )([345][0-9]{2})\b", re.IGNORECASE)
-"""The status of an answer as Amazon's, Google's and Microsoft's clients quote it, one after the other."""
+"""The status of an answer in messages of Amazon's, Google's and Microsoft's clients."""
 _PYARROW_STATUS = re.compile(r"AWS Error \w+ \(HTTP status ([345][0-9]{2})\)")
-"""How pyarrow quotes the status of an answer without a known code. Answers to HEAD never have a code."""
+"""The status of an answer without a known code in messages of pyarrow. Answers to HEAD never have a code."""
 _OF_STATUS = {400: NOT_ACCEPTED, 401: CREDENTIALS, 403: DENIED, 407: PROXY, 429: THROTTLED}
 _OF_ONE_FILE = frozenset({404, 410, 416})
 """Statuses that concern a single file: not found, gone, too short for the range."""
@@ -99,9 +99,9 @@ _OF_CODES: Sequence[tuple[re.Pattern[str], str]] = (
 
 
 def cause_of_spark_error(error: Exception) -> str | None:
-    """The store's cause of a Spark error; None where the store did not cause it.
+    """The store's cause of a Spark error; None if the store did not cause it.
 
-    Raises what the connection to the JVM raises.
+    Raises the errors of the connection to the JVM.
     """
     for one in java_exceptions(error):
         text = str(one.getMessage() or "")
@@ -142,12 +142,12 @@ def cause_of_python_error(error: BaseException | None) -> str | None:
 
 
 def _cause_of_status(status: int) -> str | None:
-    """The store's cause of an HTTP status; None where the status concerns a single file."""
+    """The store's cause of an HTTP status; None if the status concerns a single file."""
     if status in _OF_ONE_FILE:
         return None
     if status < 400:
         return REDIRECTED
-    return FAILING if status >= 500 else _OF_STATUS.get(status, f"{ANSWERS} {status}")
+    return FAILING if status >= 500 else _OF_STATUS.get(status, f"{STATUS} {status}")
 
 
 def evenly_spaced(files: Sequence[Any], count: int = PROBED) -> list[Any]:

@@ -1,1 +1,1 @@
-"""Tables of Spark's own catalog: the format, and what the catalog says."""
+"""Tables of Spark's own catalog: the format, and the reader of the catalog."""

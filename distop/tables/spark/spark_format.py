@@ -18,7 +18,7 @@ from distop.protocol.records import PLANNED_OPTIONS
 from distop.storage.confinement import TableFiles, own_folder, table_of
 from distop.storage.location import Location
 from distop.tables.formats import Format
-from distop.tables.parquet.parquet_format import EMPTY, HIVE_NULL, escaped, in_groups, natural, told
+from distop.tables.parquet.parquet_format import EMPTY, HIVE_NULL, escaped, files_text, in_groups, natural
 from distop.tables.reading.file_facts import of_json
 from distop.tables.spark import spark_catalog
 from distop.tables.table_options import check_options, is_partition_type
@@ -39,7 +39,7 @@ COLUMNS = "columns"
 
 File = tuple[str, int, int]
 
-_LOOKED_AT = 100
+_CHECKED_PARTITIONS = 100
 """Number of partitions that are checked; one existing folder makes the table reachable."""
 _DEFAULT = "EXISTS_DEFAULT"
 """In the metadata of a field: the value that Spark reads if a file lacks the column."""
@@ -47,84 +47,114 @@ _WITH_DEFAULT = "it has a DEFAULT, which only Spark reads if a file lacks the co
 _PLAIN = {"byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint"}
 
 
-def check_table(record: TableRecord) -> TableRecord:
-    """Check a record, without the catalog: only planning has Spark, and finds out whether the table exists.
+class SparkFormat(Format):
+    """Tables of Spark's catalog: of Parquet files, or Iceberg tables."""
 
-    Raises InvalidArgument for an unknown option, and a location that is not the name of a table.
-    """
-    check_options(record.options, "spark")
-    spark_catalog.check_name(record.location)
-    return record
+    def check_table(self, record: TableRecord) -> TableRecord:
+        """Check a record, without the catalog: only planning has Spark, and finds out whether the table exists.
 
+        Raises InvalidArgument for an unknown option, and a location that is not the name of a table.
+        """
+        check_options(record.options, "spark")
+        spark_catalog.check_name(record.location)
+        return record
 
-def plan_table(table: TableRecord, check: Callable[[], None], spark: Spark) -> Planned:
-    """Plan the files of the catalog's partitions with their values, in groups if there are no partition columns.
+    def plan_table(self, table: TableRecord, check: Callable[[], None], spark: Spark) -> Planned:
+        """Plan the files of the catalog's partitions with their values, in groups if there are no partition columns.
 
-    An Iceberg table is planned like other Iceberg tables. Raises InvalidArgument if the catalog does not have the
-    table, or for an unsupported format; TableUnavailable if the catalog cannot be read, a folder in it does not exist,
-    or the table has no file.
-    """
-    # A record that was planned before has options of that plan.
-    options = check_options({n: v for n, v in table.options.items() if n not in PLANNED_OPTIONS}, "spark")
-    check()
-    described = spark_catalog.describe(spark(), table.location)
-    if described.provider == "iceberg":
-        from distop.tables.iceberg import iceberg_format
-
-        if not described.metadata:
-            raise InvalidArgument(f"the catalog has no metadata file for the Iceberg table {table.location!r}")
-        return iceberg_format.plan_metadata(spark_catalog.path_of(described.metadata), table, options, check)
-    if described.provider != "parquet":
-        what = "view" if described.provider == "view" else f"table of the format {described.provider}"
-        raise InvalidArgument(
-            f"{table.location!r} is a {what} in Spark's catalog: only parquet and iceberg tables are supported"
-        )
-    return plan(described, table.location, options, partial(_files, TableFiles(described.location)), check)
-
-
-def check_reachable(table: TableRecord, spark: Spark) -> None:
-    """Raises TableUnavailable if the catalog has the table, but no folder of it can be read from here."""
-    try:
+        An Iceberg table is planned like other Iceberg tables. Raises InvalidArgument if the catalog does not have the
+        table, or for an unsupported format; TableUnavailable if the catalog cannot be read, a folder in it does not
+        exist, or the table has no file.
+        """
+        # A record from an earlier plan also has the options of that plan.
+        options = check_options({n: v for n, v in table.options.items() if n not in PLANNED_OPTIONS}, "spark")
+        check()
         described = spark_catalog.describe(spark(), table.location)
-    except InvalidArgument:
-        return  # dropped: other nodes cannot read it either
-    if described.metadata:
-        from distop.tables.iceberg import iceberg_format
+        if described.provider == "iceberg":
+            from distop.tables.iceberg.snapshot_plan import plan_metadata
 
-        iceberg_format.read_metadata(spark_catalog.path_of(described.metadata))
-        return
-    if described.provider != "parquet":
-        return
-    reason: TableUnavailable | None = None
-    for place in (described.location, *(p.location for p in (described.partitions or ())[:_LOOKED_AT])):
+            if not described.metadata:
+                raise InvalidArgument(f"the catalog has no metadata file for the Iceberg table {table.location!r}")
+            return plan_metadata(spark_catalog.path_of(described.metadata), table, options, check)
+        if described.provider != "parquet":
+            what = "view" if described.provider == "view" else f"table of the format {described.provider}"
+            raise InvalidArgument(
+                f"{table.location!r} is a {what} in Spark's catalog: only parquet and iceberg tables are supported"
+            )
+        return plan(described, table.location, options, partial(_files, TableFiles(described.location)), check)
+
+    def reader(self, table: TableRecord, plans: Sequence[PartitionPlan | Pinned]) -> Reader:
+        """The reader for the format that the catalog had for the table at planning."""
+        if plans and plans[0].source:
+            from distop.tables.iceberg import iceberg_format
+
+            return iceberg_format.FORMAT.reader(table, plans)
+        from distop.tables.parquet.parquet_reader import ParquetReader
+
+        columns = table.options.get(COLUMNS)
+        if columns is None:
+            raise InvalidArgument(f"the plan of {table.name!r} has no columns, so it is not a plan of this table")
+        declared = {name: of_json(kind) for name, kind in columns.items()}
+        return ParquetReader(table, plans, table.options.get("partition_types") or {}, declared)
+
+    def check_reachable(self, table: TableRecord, spark: Spark) -> None:
+        """Raises TableUnavailable if the catalog has the table, but no folder of it can be read from here."""
         try:
-            Location.of(place).check()
+            described = spark_catalog.describe(spark(), table.location)
+        except InvalidArgument:
+            return  # dropped: other nodes cannot read it either
+        if described.metadata:
+            from distop.tables.iceberg.metadata_file import read_metadata
+
+            read_metadata(spark_catalog.path_of(described.metadata))
             return
-        except TableUnavailable as error:
-            reason = reason or error
-    if reason is not None:
-        raise reason
+        if described.provider != "parquet":
+            return
+        reason: TableUnavailable | None = None
+        for place in (described.location, *(p.location for p in (described.partitions or ())[:_CHECKED_PARTITIONS])):
+            try:
+                Location.of(place).check()
+                return
+            except TableUnavailable as error:
+                reason = reason or error
+        if reason is not None:
+            raise reason
 
+    def place_of(self, table: TableRecord, check: Callable[[], None], spark: Spark) -> str:
+        """The table's location in the catalog. Raises the errors of planning."""
+        check()
+        described = spark_catalog.describe(spark(), table.location, partitions=False)
+        if described.metadata:
+            from distop.tables.iceberg.metadata_file import read_metadata
 
-def place_of(table: TableRecord, check: Callable[[], None], spark: Spark) -> str:
-    """The table's location in the catalog. Raises the errors of planning."""
-    check()
-    described = spark_catalog.describe(spark(), table.location, partitions=False)
-    if described.metadata:
-        from distop.tables.iceberg import iceberg_format
+            source = spark_catalog.path_of(described.metadata)
+            return own_folder(source, str(read_metadata(source)[0].location))
+        return described.location
 
-        source = spark_catalog.path_of(described.metadata)
-        return own_folder(source, str(iceberg_format.read_metadata(source)[0].location))
-    return described.location
+    def folders_of(
+        self, table: TableRecord, check: Callable[[], None], spark: Spark, *, elsewhere: bool
+    ) -> tuple[str, ...]:
+        """The catalog's location, or the folder of an Iceberg table's metadata.
 
+        ``elsewhere``: also the partitions' locations.
+        """
+        check()
+        described = spark_catalog.describe(spark(), table.location, partitions=elsewhere)
+        if described.metadata:
+            return (table_of(spark_catalog.path_of(described.metadata)),)
+        return (described.location, *(partition.location for partition in described.partitions or ()))
 
-def folders_of(table: TableRecord, check: Callable[[], None], spark: Spark, *, elsewhere: bool) -> tuple[str, ...]:
-    """The catalog's location, or that of an Iceberg table's metadata; ``elsewhere``: also the partitions' locations."""
-    check()
-    described = spark_catalog.describe(spark(), table.location, partitions=elsewhere)
-    if described.metadata:
-        return (table_of(spark_catalog.path_of(described.metadata)),)
-    return (described.location, *(partition.location for partition in described.partitions or ()))
+    def of_catalog(self, table: TableRecord) -> bool:
+        return True
+
+    def has_source(self, table: TableRecord) -> bool:
+        return True
+
+    def changes(self, table: TableRecord) -> Changes:
+        raise InvalidArgument(
+            f"cannot change the schema of the table {table.name!r} through Spark's catalog: register an Iceberg table "
+            "by its folder, or with the option 'catalog'"
+        )
 
 
 def plan(
@@ -134,7 +164,7 @@ def plan(
     files_in: Callable[..., list[File]],
     check: Callable[[], None],
 ) -> Planned:
-    """Plan what the catalog describes.
+    """Plan the table that the catalog describes.
 
     ``files_in`` lists the files of a folder (``deep``: also of its subfolders), and raises TableUnavailable if it does
     not exist. If all folders are empty, the table counts as unavailable: a missing disk looks the same.
@@ -177,32 +207,32 @@ def plan(
 def _by_value(
     found: Iterable[CatalogPartition], name: str, files_in: Callable[..., list[File]], check: Callable[[], None]
 ) -> Iterator[PartitionPlan]:
-    named: dict[str, tuple[Mapping[str, str | None], str]] = {}
+    by_name: dict[str, tuple[dict[str, str | None], str]] = {}
     folders: dict[str, str] = {}
     for one in found:
-        own = {column: None if value in (None, HIVE_NULL) else value for column, value in one.values.items()}
-        called = "/".join(
-            f"{escaped(column)}={HIVE_NULL if value is None else escaped(value)}" for column, value in own.items()
+        values = {column: None if value in (None, HIVE_NULL) else value for column, value in one.values.items()}
+        partition = "/".join(
+            f"{escaped(column)}={HIVE_NULL if value is None else escaped(value)}" for column, value in values.items()
         )
-        if called in named:
-            raise InvalidArgument(f"the catalog has the partition {called} of {name!r} twice")
-        other = folders.setdefault(one.location.rstrip("/"), called)
-        if other != called:
-            both = f"the partitions {other} and {called} of {name!r}"
+        if partition in by_name:
+            raise InvalidArgument(f"the catalog has the partition {partition} of {name!r} twice")
+        other = folders.setdefault(one.location.rstrip("/"), partition)
+        if other != partition:
+            both = f"the partitions {other} and {partition} of {name!r}"
             raise InvalidArgument(f"{both} have the same folder: {one.location}")
-        named[called] = (own, one.location)
-    for ordinal, called in enumerate(sorted(named, key=lambda text: (natural(text), text))):
+        by_name[partition] = (values, one.location)
+    for ordinal, partition in enumerate(sorted(by_name, key=lambda text: (natural(text), text))):
         check()
-        values, location = named[called]
+        values, location = by_name[partition]
         try:
             files = files_in(location)
         except TableUnavailable as error:
-            raise TableUnavailable(f"cannot read the partition {called} of {name!r}: {error}") from error
-        yield PartitionPlan(ordinal, called, sum(f[1] for f in files), tuple(files), values=values)
+            raise TableUnavailable(f"cannot read the partition {partition} of {name!r}: {error}") from error
+        yield PartitionPlan(ordinal, partition, sum(f[1] for f in files), tuple(files), values=values)
 
 
 def _files(table: TableFiles, folder: str, *, deep: bool = False) -> list[File]:
-    """The files of a folder, without subfolders, which Spark does not read."""
+    """The files of a folder, without those of subfolders, which Spark does not read."""
     table.check_partition(folder)
     found = [(e.path, e.size, e.mtime_ns) for e in Location.of(folder).walk(deep=deep)]
     return sorted(found, key=lambda f: (natural(f[0]), f[0]))
@@ -231,55 +261,8 @@ def _version(partitions: Iterable[PartitionPlan], types: Mapping[str, Any]) -> s
     digest = hashlib.blake2b(json.dumps(types).encode(), digest_size=16)
     for partition in partitions:
         digest.update(f"{partition.name}\0".encode("utf-8", "surrogateescape"))
-        digest.update(told(partition))
+        digest.update(files_text(partition))
     return f"files-{digest.hexdigest()}"
-
-
-class SparkFormat(Format):
-    """Tables of Spark's catalog: of Parquet files, or Iceberg tables."""
-
-    def check_table(self, record: TableRecord) -> TableRecord:
-        return check_table(record)
-
-    def plan_table(self, table: TableRecord, check: Callable[[], None], spark: Spark) -> Planned:
-        return plan_table(table, check, spark)
-
-    def reader(self, table: TableRecord, plans: Sequence[PartitionPlan | Pinned]) -> Reader:
-        """The reader for the format that the catalog had for the table at planning."""
-        if plans and plans[0].source:
-            from distop.tables.iceberg import iceberg_format
-
-            return iceberg_format.reader(table, plans)
-        from distop.tables.parquet.parquet_reader import ParquetReader
-
-        columns = table.options.get(COLUMNS)
-        if columns is None:
-            raise InvalidArgument(f"the plan of {table.name!r} has no columns, so it is not a plan of this table")
-        declared = {name: of_json(kind) for name, kind in columns.items()}
-        return ParquetReader(table, plans, table.options.get("partition_types") or {}, declared)
-
-    def check_reachable(self, table: TableRecord, spark: Spark) -> None:
-        check_reachable(table, spark)
-
-    def place_of(self, table: TableRecord, check: Callable[[], None], spark: Spark) -> str:
-        return place_of(table, check, spark)
-
-    def folders_of(
-        self, table: TableRecord, check: Callable[[], None], spark: Spark, *, elsewhere: bool
-    ) -> tuple[str, ...]:
-        return folders_of(table, check, spark, elsewhere=elsewhere)
-
-    def of_catalog(self, table: TableRecord) -> bool:
-        return True
-
-    def has_source(self, table: TableRecord) -> bool:
-        return True
-
-    def changes(self, table: TableRecord) -> Changes:
-        raise InvalidArgument(
-            f"cannot change the schema of the table {table.name!r} through Spark's catalog: register an Iceberg table "
-            "by its folder, or with the option 'catalog'"
-        )
 
 
 FORMAT = SparkFormat()

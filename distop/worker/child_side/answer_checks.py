@@ -1,8 +1,7 @@
-"""What goes into a behavior's code and comes out of it: values by its models, and its errors.
+"""Checks the values and errors of a behavior's code.
 
-Validates a behavior's arguments, results and reports with the models that it declares.
-
-Classifies errors of behaviors: retryable, fatal, or only possible on another node.
+Validates arguments, results and reports with the models that the behavior declares. Classifies errors: retryable,
+fatal, or only possible on another node.
 """
 
 from __future__ import annotations

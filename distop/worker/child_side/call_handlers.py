@@ -32,8 +32,10 @@ from distop.worker.child_side.answer_checks import (
     validate_argument,
     validate_result,
 )
+from distop.worker.child_side.environment import Environment, SessionDeadline
 from distop.worker.child_side.error_texts import explain
-from distop.worker.child_side.job_context import ANSWER_SECONDS, ChildContext, Environment, SessionDeadline
+from distop.worker.child_side.job_context import ChildContext, JobScope
+from distop.worker.child_side.outbox import ANSWER_SECONDS
 from distop.worker.child_side.spark_session import SparkDied
 
 if TYPE_CHECKING:
@@ -148,7 +150,7 @@ class Call:
 
     def _context(self, **fields: Any) -> ChildContext:
         op, stopped = self._message["op"], self._stop
-        ctx = ChildContext(self._env, op, self._table, cancelled=lambda _: stopped.is_set(), **fields)
+        ctx = ChildContext(self._env, JobScope(op, self._table, cancelled=lambda _: stopped.is_set(), **fields))
         ctx.call = f"{self._message['t']}{self.number}"
         self._current = ctx
         self._check()
@@ -259,7 +261,7 @@ class Call:
                 attempt=attempt,
                 fence=fence,
                 incarnation=self._message["incarnation"],
-                progress=progress,
+                checkpoint=progress,
             )
             ctx.superseded = self._message.get("superseded", False)
             try:

@@ -21,8 +21,8 @@ from distop.storage import confinement
 from distop.worker import child_messages
 from distop.worker.child_side import redacted_output
 from distop.worker.child_side.call_handlers import Call
+from distop.worker.child_side.environment import Environment
 from distop.worker.child_side.error_texts import headline
-from distop.worker.child_side.job_context import Environment
 from distop.worker.child_side.outbox import Outbox
 from distop.worker.child_side.run_queue import RunQueues
 from distop.worker.child_side.runner import Run
@@ -65,10 +65,7 @@ class Child:
             redacted_output.redacting_stream(sys.stdout),
             redacted_output.redacting_stream(sys.stderr),
         )
-        logging.basicConfig(
-            level=config["log_level"].upper(),
-            stream=sys.stderr,
-        )
+        logging.basicConfig(level=config["log_level"].upper(), stream=sys.stderr)
         # py4j logs every connection that a thread opens or closes.
         logging.getLogger("py4j").setLevel(logging.WARNING)
         for handler in logging.getLogger().handlers:
@@ -99,32 +96,11 @@ class Child:
     def _dispatch(self, env: Environment, message: dict[str, Any]) -> None:
         kind = message["t"]
         if kind == "run":
-            run = self._runs.get(message["run"])
-            if run is None:
-                run = self._runs[message["run"]] = Run(env, message, self._spark_died)
-            else:
-                run.add(message)
-            if message["more"]:
-                return
-            if run.line:
-                self._queues.add(run)
-            else:
-                self._start(f"run-{run.number}", run, self._runs)
+            self._receive_run(env, message)
         elif kind in ("plan", "complete", "cleanup", "sweep", "results", "verify"):
-            call = self._calls.get(message["call"])
-            if call is None:
-                call = self._calls[message["call"]] = Call(env, message, self._spark_died)
-            else:
-                call.add(message)
-            if not message.get("more"):
-                self._start(f"{kind}-{call.number}", call, self._calls)
+            self._receive_call(env, message)
         elif kind == "cancel":
-            if "run" in message:
-                if (run := self._runs.get(message["run"])) is not None:
-                    run.cancel(message.get("partitions"), keep=message.get("keep", False))
-                    self._start_if_queued(run)
-            elif (call := self._calls.get(message["call"])) is not None:
-                call.cancel()
+            self._cancel(message)
         elif kind == "pause":
             if (run := self._runs.get(message["run"])) is not None:
                 run.pause()
@@ -139,6 +115,38 @@ class Child:
             env.deadline = message["boottime"]
         elif kind == "reply":
             self._outbox.answer(message)
+
+    def _receive_run(self, env: Environment, message: dict[str, Any]) -> None:
+        """Receive a run, or more of its items; start or queue it if it is complete."""
+        run = self._runs.get(message["run"])
+        if run is None:
+            run = self._runs[message["run"]] = Run(env, message, self._spark_died)
+        else:
+            run.add(message)
+        if message["more"]:
+            return
+        if run.line:
+            self._queues.add(run)
+        else:
+            self._start(f"run-{run.number}", run, self._runs)
+
+    def _receive_call(self, env: Environment, message: dict[str, Any]) -> None:
+        """Receive a call, or more of its items; start it if it is complete."""
+        call = self._calls.get(message["call"])
+        if call is None:
+            call = self._calls[message["call"]] = Call(env, message, self._spark_died)
+        else:
+            call.add(message)
+        if not message.get("more"):
+            self._start(f"{message['t']}-{call.number}", call, self._calls)
+
+    def _cancel(self, message: dict[str, Any]) -> None:
+        if "run" in message:
+            if (run := self._runs.get(message["run"])) is not None:
+                run.cancel(message.get("partitions"), keep=message.get("keep", False))
+                self._start_if_queued(run)
+        elif (call := self._calls.get(message["call"])) is not None:
+            call.cancel()
 
     def _start(self, name: str, work: Run | Call, running: dict[int, Any]) -> None:
         # Plain threads: a thread uses Spark's pools and tags from its first ctx.spark on.

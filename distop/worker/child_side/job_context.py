@@ -1,297 +1,96 @@
-"""The context that a behavior gets in the child (:class:`JobContext`), and the child's shared environment."""
+"""The context that a behavior gets in the child (:class:`JobContext`)."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 import time
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from distop.behavior import Behavior, JobContext, Progress, load, registered
-from distop.behavior_source import BehaviorSource
-from distop.errors import InvalidArgument, NotServed
+from distop.behavior import JobContext
+from distop.errors import InvalidArgument
 from distop.protocol.dependencies import follows_elsewhere
-from distop.protocol.executor_nodes import Serves, refusal
-from distop.protocol.jobs import MAX_BYTES, for_cleanup, given_up, to_go_on_from
-from distop.protocol.json_codec import dumps, rfc3339
+from distop.protocol.json_codec import rfc3339
 from distop.protocol.records import OperationRef
-from distop.runtime import secret_settings, spark_rules
+from distop.runtime import secret_settings
 from distop.storage.files import local_path
 from distop.storage.places import Attempt, Stages, operation_path, shared_of, stage_of
 from distop.worker import child_messages
+from distop.worker.child_side.checkpoints import JobProgress, NoProgress
+from distop.worker.child_side.job_status import JobStatus
+from distop.worker.child_side.outbox import ANSWER_SECONDS
 from distop.worker.child_side.shared_files import with_files
-from distop.worker.child_side.spark_session import SparkHolder
-from distop.worker.child_side.table_folders import TableFolders
-from distop.worker.guardian import boottime
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from pyspark.sql import SparkSession
 
-    from distop.behavior import Loadable, PartitionPlan, TableRecord
+    from distop.behavior import PartitionPlan, TableRecord
     from distop.storage.deletion import Place
-    from distop.worker.child_side.outbox import Outbox
+    from distop.worker.child_side.environment import Environment
 
-PROGRESS_SECONDS = 1.0
-STATUS_SECONDS = 0.5
 MAX_STATUS = 500
-"""Maximum characters of a status text; longer texts are cut."""
-STARTING_SPARK = "starting Spark"
-"""The status of a job that waits for the start of the Spark session: of the JVM, 5 to 15 s."""
-ANSWER_SECONDS = 60.0
-"""Time-out for the daemon's answer to a checkpoint or a request for outcomes."""
+"""Maximum characters of a status text; longer texts are truncated."""
 
 
-class Environment:
-    """The shared state of one child: settings, connection, Spark session, loaded behaviors."""
+@dataclass(frozen=True, slots=True)
+class JobScope:
+    """What a context is about: one job, one batch, or one call of an operation.
 
-    def __init__(self, config: Mapping[str, Any], work_dir: Path, outbox: Outbox) -> None:
-        self.work_dir = work_dir
-        self.shared_dir: str = config["shared_dir"]
-        self.verifier_urls: tuple[str, ...] = tuple(config["verifier_urls"])
-        self.serves = Serves.from_json(config["serves"])
-        self.space: str = config["space"]
-        self.executor: str = config["executor"]
-        self.outbox = outbox
-        # Overrides the Spark setting, so that the list of trusted catalogs has one source.
-        trusted = {spark_rules.CONF: ",".join(config["trusted_spark_catalogs"])}
-        self.spark = SparkHolder(
-            config["spark_master"], config["executor"], work_dir, config["ttl"], {**config["spark_conf"], **trusted}
-        )
-        self.log = logging.getLogger("distop.child")
-        self.stuck = False
-        """Cancelled work does not stop: no job starts in this process any more."""
-        self.stopping = False
-        """The child is stopping: errors of jobs are no longer the jobs' own."""
-        self.deadline = 0.0
-        """The session's last renewed deadline (seconds of CLOCK_BOOTTIME), for all runs; 0: not renewed yet."""
-        named = {name: BehaviorSource.parse(text) for name, text in config["behaviors"].items()}
-        found: dict[str, Loadable] = {**registered(), **named}
-        self.installed = {name: entry for name, entry in found.items() if not refusal(self.serves, name, ())}
-        """The installed behaviors by type name, of the types that this executor serves, at the start of this child."""
-        self.table_folders = TableFolders()
-        self._behaviors: dict[str, Behavior] = {}
-        self._lock = threading.Lock()
-
-    def refuse_unserved(self, op: str, type_name: str | None, tables: Iterable[TableRecord | str | None]) -> None:
-        """Raises NotServed if this executor does not serve an operation's type, its table, or one of ``tables``.
-
-        ``type_name`` None: no code of the type is needed. The daemon has checked the same; this is the last check
-        before anything is imported or opened.
-        """
-        ref = OperationRef.parse(op)
-        wanted = [ref.table]
-        wanted += [one if isinstance(one, str) else one.name for one in tables if one is not None]
-        # The requested type selects the code, and the record selects the table: check both besides the names in ``op``.
-        types = (None,) if type_name is None else (ref.type, type_name)
-        for name in types:
-            if why := refusal(self.serves, name, wanted):
-                raise NotServed(f"executor {self.executor} refuses {op}: {why}")
-
-    def behavior(self, type_name: str) -> Behavior:
-        """The behavior of a type, loaded on first use. Raises UnknownBehavior, and the errors of its import."""
-        with self._lock:
-            if type_name not in self._behaviors:
-                self._behaviors[type_name] = load(type_name, self.installed)
-            return self._behaviors[type_name]
-
-
-class SessionDeadline:
-    """The session's deadline for one request of the daemon.
-
-    If a request arrives in time, the renewed deadline counts for all that it starts later, such as the halves of a
-    batch. A request that arrives late stays late, despite later renewals. ``deadline``: see RunMessage.
+    ``run``: the number of the run, 0 for a call. ``fence``: the fence of the job's claim; ``fences``: those of a batch,
+    by partition. ``opened``: the mod revision of the operation's gate. ``checkpoint``: of an earlier attempt. ``tag``:
+    the Spark tag, if it is not the job's own. ``cancelled``: whether a partition is cancelled, or with None all.
     """
 
-    def __init__(self, env: Environment, deadline: float) -> None:
-        self._env = env
-        self._deadline = deadline
-        self._arrived_late = False
-        self._arrived_late = self.passed()
-
-    def passed(self) -> bool:
-        """Whether the deadline has passed, so that the request must start nothing more."""
-        if not self._deadline:
-            return False
-        return self._arrived_late or boottime() >= max(self._deadline, self._env.deadline)
-
-
-class JobProgress(Progress):
-    """The checkpoint of one job. The daemon writes it to etcd under the claim's fence."""
-
-    def __init__(self, outbox: Outbox, run: int, partition: int, value: Any) -> None:
-        self._outbox = outbox
-        self._run = run
-        self._partition = partition
-        self._value = value
-        self._sent = value is not None
-        """etcd may have a checkpoint: one was sent, whatever its answer was."""
-        self._last = float("-inf")
-        self._skipped: Any = None
-        """The last checkpoint that was not saved, because of the rate limit or an error."""
-
-    def load(self) -> Any:
-        return for_cleanup(self._value)
-
-    def save(self, value: Any, *, force: bool = False) -> bool:
-        """See Progress.save. Also False if the daemon could not save it (the claim is lost, or etcd is unavailable).
-
-        Raises InvalidArgument for values that are not JSON or larger than 64 KiB.
-        """
-        if not force and time.monotonic() - self._last < PROGRESS_SECONDS:
-            self._skipped = value
-            return False
-        try:
-            size = len(dumps(value))
-        except (TypeError, ValueError) as error:
-            raise InvalidArgument(f"a checkpoint must be a JSON value: {error}") from error
-        if size > MAX_BYTES:
-            raise InvalidArgument(f"a checkpoint has {size} bytes: at most {MAX_BYTES} are allowed")
-        return self._save(value)
-
-    def _save(self, value: Any) -> bool:
-        self._last, self._sent = time.monotonic(), True
-        question = child_messages.ProgressMessage(
-            t="progress", run=self._run, partition=self._partition, value=value, seq=0
-        )
-        try:
-            saved = bool(self._outbox.ask(question, ANSWER_SECONDS))
-        except (TimeoutError, RuntimeError):
-            saved = False
-        self._value, self._skipped = (value, None) if saved else (self._value, value)
-        return saved
-
-    def give_up(self) -> bool:
-        """Mark the checkpoint as abandoned: no attempt may resume from it, and its files must be removed.
-
-        Returns whether the mark was saved.
-        """
-        return not self._sent or self._save(given_up(self._value))
-
-    def begin_anew(self) -> None:
-        """Forget the checkpoint if it was abandoned: its files were removed."""
-        self._value = to_go_on_from(self._value)
-
-    def settle(self) -> bool:
-        """Save the checkpoint that was held back, because the job stops and resumes later, maybe on another node.
-
-        Returns whether there may be a checkpoint: a save without an answer may still succeed.
-        """
-        if self._skipped is not None:
-            with contextlib.suppress(InvalidArgument):
-                self.save(self._skipped, force=True)
-        return self._sent
-
-
-class NoProgress(Progress):
-    """The progress of a batch, a planning or a completion, which have no checkpoint, or of a cleanup.
-
-    A cleanup can read the checkpoint of its job, but not write one.
-    """
-
-    def __init__(self, value: Any = None) -> None:
-        self._value = value
-
-    def load(self) -> Any:
-        return for_cleanup(self._value)
-
-    def save(self, value: Any, *, force: bool = False) -> bool:
-        return False
-
-    def give_up(self) -> bool:
-        """There is no checkpoint to abandon."""
-        return True
-
-    def begin_anew(self) -> None:
-        """There is no checkpoint to forget."""
-
-    def settle(self) -> bool:
-        """There is no checkpoint to resume from."""
-        return False
+    operation: str
+    table: TableRecord | None
+    _: KW_ONLY
+    run: int = 0
+    partition: PartitionPlan | None = None
+    attempt: int = 1
+    fence: int = 0
+    fences: Mapping[int, int] | None = None
+    incarnation: str = ""
+    opened: int = 0
+    checkpoint: Any = None
+    tag: str = ""
+    stages: Stages = field(default_factory=Stages)
+    cancelled: Callable[[int | None], bool] = lambda _: False
+    follow_ups: list[Mapping[str, Any]] | None = None
+    find_table: Callable[[str], TableRecord] | None = None
 
 
 class ChildContext(JobContext):
     """The JobContext of one job, one batch, or one call in the child."""
 
-    def __init__(
-        self,
-        env: Environment,
-        op: str,
-        table: TableRecord | None,
-        *,
-        number: int = 0,
-        partition: PartitionPlan | None = None,
-        attempt: int = 1,
-        fence: int = 0,
-        incarnation: str = "",
-        opened: int = 0,
-        progress: Any = None,
-        cancelled: Callable[[int | None], bool] = lambda _: False,
-        fences: Mapping[int, int] | None = None,
-        follow_ups: list[Mapping[str, Any]] | None = None,
-        tag: str = "",
-        stages: Stages | None = None,
-        find_table: Callable[[str], TableRecord] | None = None,
-    ) -> None:
+    def __init__(self, env: Environment, scope: JobScope) -> None:
         self._env = env
-        self._number = number
-        self._fence = fence
-        self._fences = fences
-        self._incarnation = incarnation
-        self._opened = opened
-        self._loaded = progress
-        self._cancelled = cancelled
-        self._follow_ups = follow_ups
-        self._tag = tag
-        self._stages = stages if stages is not None else Stages()
-        self._find_table = find_table
-        self._status_lock = threading.Lock()
-        self._last_status = float("-inf")
-        self._text = ""
-        """The last status of the behavior that was sent."""
-        self._held_status: str | None = None
-        """The last status that the rate limit, or the start of Spark, held back; the run sends it later."""
-        self._starting_spark = 0
-        """Number of threads of this job that wait for the start of the Spark session."""
-        self.operation = op
-        self.table = table
-        self.partition = partition
-        self.attempt = attempt
+        self._scope = scope
+        self._status = JobStatus(self._send_status)
+        self.operation = scope.operation
+        self.table = scope.table
+        self.partition = scope.partition
+        self.attempt = scope.attempt
         self.call = ""
         """The name of the child's call, "" for a run."""
 
     @property
     def tag(self) -> str:
         """The Spark tag of this job: operation, job and attempt, without commas; or the given one."""
-        if self._tag:
-            return self._tag
-        job = self.call or (f"{self.partition.partition:06d}" if self.partition is not None else f"run{self._number}")
-        return f"{self.operation}-{job}-{self.attempt}".replace(",", "%2C")
+        if self._scope.tag:
+            return self._scope.tag
+        job = f"{self.partition.partition:06d}" if self.partition is not None else f"run{self._scope.run}"
+        return f"{self.operation}-{self.call or job}-{self.attempt}".replace(",", "%2C")
 
     @property
     def spark(self) -> SparkSession:
         name = f" {self.partition.name}" if self.partition is not None else ""
-        with contextlib.nullcontext() if self._env.spark.started else self._reporting_start():
+        with contextlib.nullcontext() if self._env.spark.started else self._status.starting_spark():
             return self._env.spark.session(self.operation, self.tag, f"{self.operation}{name}")
-
-    @contextlib.contextmanager
-    def _reporting_start(self) -> Iterator[None]:
-        """Report that Spark starts, instead of the job's own status, which is reported again afterwards."""
-        with self._status_lock:
-            self._starting_spark += 1
-            if self._starting_spark == 1:
-                self._send_status(STARTING_SPARK)
-        try:
-            yield
-        finally:
-            with self._status_lock:
-                self._starting_spark -= 1
-                if not self._starting_spark:
-                    self._report(self._text if self._held_status is None else self._held_status)
 
     def with_files(self, partition: PartitionPlan) -> PartitionPlan:
         """A partition of the plan with its checked file lists. Raises the errors of ``shared_files.with_files``."""
@@ -299,25 +98,25 @@ class ChildContext(JobContext):
 
     def _check_files(self, table: TableRecord, paths: Sequence[str]) -> None:
         """Raises InvalidArgument for files of a plan that do not belong to the table, and the catalog's errors."""
-
         from distop.tables import folders_of  # imported late: few processes read data
 
         def folders(elsewhere: bool) -> tuple[str, ...]:
             return folders_of(table, self.check_cancelled, lambda: self.spark, elsewhere=elsewhere)
 
         # The name is not unique: an operation may be written by hand under a used number.
-        instance = f"gate{self._opened}" if self._opened else self.call or f"run{self._number}"
+        instance = f"gate{self._scope.opened}" if self._scope.opened else self.call or f"run{self._scope.run}"
         self._env.table_folders.check((self.operation, instance), table, paths, folders, self.check_cancelled)
 
     @property
     def cancelled(self) -> bool:
-        return self._cancelled(self.partition.partition if self.partition is not None else None)
+        return self._scope.cancelled(self.partition.partition if self.partition is not None else None)
 
     def is_cancelled(self, partition: PartitionPlan) -> bool:
-        return self._cancelled(partition.partition)
+        return self._scope.cancelled(partition.partition)
 
     def other_table(self, name: str) -> TableRecord:
-        return self._find_table(name) if self._find_table is not None else super().other_table(name)
+        find = self._scope.find_table
+        return find(name) if find is not None else super().other_table(name)
 
     def history_record(self, op: str) -> Mapping[str, Any]:
         question = child_messages.HistoryMessage(t="history", op=op, seq=0)
@@ -328,30 +127,20 @@ class ChildContext(JobContext):
         return found
 
     def status(self, text: str) -> None:
-        if not self._number:
-            return
-        with self._status_lock:
-            if not self._starting_spark and time.monotonic() - self._last_status >= STATUS_SECONDS:
-                self._report(text)
-            else:
-                self._held_status = text
+        if self._scope.run:
+            self._status.report(text)
 
     def send_held_status(self) -> None:
-        """Send the status that the rate limit held back, if there is one: it may describe a long step."""
-        with self._status_lock:
-            if self._held_status is not None and not self._starting_spark:
-                self._report(self._held_status)
-
-    def _report(self, text: str) -> None:
-        self._last_status, self._held_status, self._text = time.monotonic(), None, text
-        self._send_status(text)
+        """Send the status that the rate limit held back, if there is one."""
+        self._status.send_held()
 
     def _send_status(self, text: str) -> None:
-        if not self._number:
+        if not self._scope.run:
             return
         ordinal = self.partition.partition if self.partition is not None else -1
         line = secret_settings.redact(text)[:MAX_STATUS].encode(errors="replace").decode()
-        self._env.outbox.send(child_messages.StatusMessage(t="status", run=self._number, partition=ordinal, text=line))
+        message = child_messages.StatusMessage(t="status", run=self._scope.run, partition=ordinal, text=line)
+        self._env.outbox.send(message)
 
     @cached_property
     def shared(self) -> Place | None:  # type: ignore[override]
@@ -373,9 +162,9 @@ class ChildContext(JobContext):
 
     @cached_property
     def progress(self) -> JobProgress | NoProgress:  # type: ignore[override]
-        if self.partition is None or not self._number:
-            return NoProgress(self._loaded)
-        return JobProgress(self._env.outbox, self._number, self.partition.partition, self._loaded)
+        if self.partition is None or not self._scope.run:
+            return NoProgress(self._scope.checkpoint)
+        return JobProgress(self._env.outbox, self._scope.run, self.partition.partition, self._scope.checkpoint)
 
     @cached_property
     def log(self) -> logging.LoggerAdapter[logging.Logger]:  # type: ignore[override]
@@ -398,7 +187,7 @@ class ChildContext(JobContext):
         """The stage of one partition of a batch."""
         place = self._stage_place_of(partition)
         # A cleanup, which is a call, uses the existing stage of its attempt.
-        self._stages.make(place, again=self.again or not self._number)
+        self._scope.stages.make(place, again=self.again or not self._scope.run)
         return str(local_path(place.location) or place.location)
 
     @property
@@ -410,8 +199,9 @@ class ChildContext(JobContext):
     def _stage_place_of(self, partition: PartitionPlan) -> Place:
         if self.shared is None:
             raise InvalidArgument("staged output needs a shared directory: start the executors with --shared-dir")
-        fence = self._fence if self._fences is None else self._fences[partition.partition]
-        return stage_of(self.shared, Attempt(self.operation, partition.partition, fence, self._incarnation))
+        scope, number = self._scope, partition.partition
+        fence = scope.fence if scope.fences is None else scope.fences[number]
+        return stage_of(self.shared, Attempt(self.operation, number, fence, scope.incarnation))
 
     def start_operation(
         self,
@@ -422,7 +212,7 @@ class ChildContext(JobContext):
         partitions: Sequence[str] | None = None,
         delay: float | None = None,
     ) -> None:
-        if self._follow_ups is None:
+        if self._scope.follow_ups is None:
             super().start_operation(type_name, table, arg, partitions=partitions, delay=delay)
             return
         if why := follows_elsewhere(OperationRef.parse(self.operation), table):
@@ -433,4 +223,4 @@ class ChildContext(JobContext):
             arg = arg.model_dump(mode="json")
         names = list(partitions) if partitions is not None else None
         due = {"not_before": rfc3339(time.time() + delay)} if delay else {}
-        self._follow_ups.append({"type": type_name, "table": table, "arg": arg, "partitions": names, **due})
+        self._scope.follow_ups.append({"type": type_name, "table": table, "arg": arg, "partitions": names, **due})

@@ -18,6 +18,8 @@ from distop.worker import child_messages
 
 FLUSH_COUNT = REPORTS_PER_TXN
 """Number of ends in one of the daemon's transactions."""
+ANSWER_SECONDS = 60.0
+"""Time-out for the daemon's answer to a checkpoint or a request for outcomes."""
 FLUSH_SECONDS = 0.02
 FLUSH_BYTES = 1024 * 1024
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from distop.behavior import cleans_up
@@ -25,17 +26,16 @@ from distop.protocol.plan import PartitionPlan
 from distop.protocol.records import TableRecord
 from distop.runtime import secret_settings
 from distop.storage import result_files
-from distop.storage.confinement import looked_once
-from distop.storage.places import Attempt, Stages, shared_of
+from distop.storage.confinement import resolve_once
+from distop.storage.places import Attempt, shared_of
 from distop.worker import child_messages
 from distop.worker.child_side.answer_checks import dump, fatal_kind, is_fatal, validate_argument, validate_result
+from distop.worker.child_side.environment import Environment, SessionDeadline
 from distop.worker.child_side.error_texts import explain, headline
-from distop.worker.child_side.job_context import ChildContext, Environment, SessionDeadline
+from distop.worker.child_side.job_context import ChildContext, JobScope
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from pydantic import BaseModel
 
     from distop.behavior import Behavior
 
@@ -51,6 +51,17 @@ class RunRefused(Exception):
     """The run was not started, and its jobs are not to blame."""
 
 
+@dataclass(slots=True)
+class _TimeLimit:
+    """The time limit of a run's jobs in seconds (0: none), and the jobs that exceeded it."""
+
+    seconds: float
+    grace: float
+    overdue: set[int] = field(default_factory=set)
+    """Jobs that exceeded the time limit, and were cancelled for that."""
+    overdue_at: float = 0.0
+
+
 class Run:
     """One run: its jobs, the cancelled ones, and the running one.
 
@@ -64,23 +75,16 @@ class Run:
         self.op: str = message["op"]
         self.type: str = message["type"]
         self._arg_json = message["arg"]
-        self._table = TableRecord.from_json(message["table"]) if message["table"] else None
         self._batch: bool = message["batch"]
         self._cleanup_first: bool = message["cleanup"]
         self._careful: bool = message["careful"]
         self._deadline = SessionDeadline(env, message["deadline"])
-        self._incarnation: str = message["incarnation"]
-        self._opened: int = message.get("opened", 0)
         self.line: int = message.get("line", 0)
-        self._limit: float = message.get("limit", 0.0)
-        self._grace: float = message.get("grace", 0.0)
-        self._overdue: set[int] = set()
-        """Jobs that exceeded the time limit, and were cancelled for that."""
-        self._overdue_at = 0.0
+        self._limit = _TimeLimit(message.get("limit", 0.0), message.get("grace", 0.0))
         self._given_up = False
         """The run was abandoned because its job does not stop: results of its thread no longer count."""
         self._items: dict[int, tuple[PartitionPlan, int, int, Any]] = {}
-        self._stages = Stages()
+        self._scope = self._shared_scope(message)
         self._open: set[int] = set()
         self._cancelled: dict[int, float] = {}
         self._keep = False
@@ -94,13 +98,23 @@ class Run:
         self._tasks: tuple[int, int] | None = None
         """The last reported numbers of Spark tasks."""
         self._arg: Any = None
-        self._declared: type[BaseModel] | None = None
-        """The declared model of the results."""
-        self._to_file = False
-        """Results too large for etcd go to the shared directory."""
+        self._behavior: Behavior
+        self._cleans = False
+        """Whether the behavior has cleanup code."""
         self._malformed = ""
         """The error of an invalid partition, "" for none."""
         self.add(message)
+
+    def _shared_scope(self, message: Mapping[str, Any]) -> JobScope:
+        """What the contexts of all jobs share."""
+        return JobScope(
+            self.op,
+            TableRecord.from_json(message["table"]) if message["table"] else None,
+            run=self.number,
+            incarnation=message["incarnation"],
+            opened=message.get("opened", 0),
+            cancelled=self._is_cancelled,
+        )
 
     def add(self, message: Mapping[str, Any]) -> None:
         """Add further items of the same run."""
@@ -131,7 +145,8 @@ class Run:
     def interrupt(self) -> None:
         """Cancel the Spark jobs of the running jobs, if all of them were cancelled."""
         with self._lock:
-            stop = self._running_cancelled() or self._overdue.intersection(p for p in self._current if p in self._open)
+            running = [p for p in self._current if p in self._open]
+            stop = self._running_cancelled() or self._limit.overdue.intersection(running)
             tag = self._context.tag if self._context is not None and stop else ""
         if tag and self._env.spark.started:
             threading.Thread(target=self._env.spark.interrupt, args=(tag,), daemon=True).start()
@@ -169,24 +184,25 @@ class Run:
 
         True: a job did not stop within the grace period, and the run was abandoned and has reported that.
         """
-        if not self._limit:
+        limit = self._limit
+        if not limit.seconds:
             return False
         now = time.monotonic()
         with self._lock:
             running = [p for p in self._current if p in self._open]
             if not running or self._given_up:
                 return False
-            if not self._overdue.intersection(running):
-                if now - self._since >= self._limit and not self._running_cancelled():
-                    self._overdue_at = now
-                    self._overdue.update(running)
+            if not limit.overdue.intersection(running):
+                if now - self._since >= limit.seconds and not self._running_cancelled():
+                    limit.overdue_at = now
+                    limit.overdue.update(running)
                 return False
-            if now - self._overdue_at < self._grace:
+            if now - limit.overdue_at < limit.grace:
                 return False
             self._given_up = True
             alone = len(self._current) == 1
-        said = "Abandoning a job of %s, which does not stop: %s"
-        self._env.log.error(said, self.op, over_time_limit(self._limit))
+        text = "Abandoning a job of %s, which does not stop: %s"
+        self._env.log.error(text, self.op, over_time_limit(limit.seconds))
         self._abandon(running[0] if alone else None)
         return True
 
@@ -199,14 +215,14 @@ class Run:
         self._env.stuck = True
         self._env.outbox.send(child_messages.StuckMessage(t="stuck", why=f"a job of {self.op} does not stop"))
         if guilty is not None:
-            self._end(guilty, "error", None, over_time_limit(self._limit), time.time())
+            self._end(guilty, "error", None, over_time_limit(self._limit.seconds), time.time())
         if not self._batch:
             self._end_all("refused", STUCK)
         self._env.outbox.send(child_messages.DoneMessage(t="done", run=self.number, given_up=True))
 
     def _tasks_do_not_stop(self) -> bool:
         """Whether cancelled Spark tasks of a job that exceeded its time limit run longer than the grace period."""
-        until = time.monotonic() + self._grace
+        until = time.monotonic() + self._limit.grace
         while self._env.spark.started and self._env.spark.has_cancelled_tasks():
             if time.monotonic() >= until:
                 return True
@@ -237,23 +253,21 @@ class Run:
             raise InvalidArgument(self._malformed)
         beside = (other.table for partition, *_ in self._items.values() for other in partition.beside)
         try:
-            self._env.refuse_unserved(self.op, self.type, (self._table, *beside))
-            behavior = self._env.behavior(self.type)
+            self._env.refuse_unserved(self.op, self.type, (self._scope.table, *beside))
+            behavior = self._behavior = self._env.behavior(self.type)
         except (NotServed, UnknownBehavior) as error:
             self._env.log.warning("Refusing jobs: %s", error)
             raise RunRefused(str(error)) from error
         self._arg = validate_argument(behavior, self._arg_json)
-        self._declared = behavior.Result
-        self._to_file = behavior.large_results == "file"
-        cleans = cleans_up(type(behavior))
+        self._cleans = cleans_up(type(behavior))
         if self._batch and behavior.run_batch is not None:
-            self._run_batches(behavior, list(self._items), cleans)
+            self._run_batches(list(self._items))
             return
         for ordinal in self._items:
             if not self._startable([ordinal]):
                 continue
             try:
-                self._run_one(behavior, ordinal, cleans)
+                self._run_one(ordinal)
             finally:
                 self._set_current(())
                 self._env.spark.unbind()
@@ -272,7 +286,8 @@ class Run:
             self._end(ordinal, "refused", None, why, time.time())
         return [p for p in group if p in self._cancelled]
 
-    def _run_one(self, behavior: Behavior, ordinal: int, cleans: bool) -> None:
+    def _run_one(self, ordinal: int) -> None:
+        behavior = self._behavior
         partition, _, _, progress = self._items[ordinal]
         ctx = self._job_context(partition)
         self._set_current((ordinal,), ctx)
@@ -284,18 +299,19 @@ class Run:
                 self._end(ordinal, "refused", None, "the session's deadline has passed", started)
                 return
             if ordinal in self._cancelled:
-                self._end_cancelled(behavior, ctx, partition, cleans, started)
+                self._end_cancelled(ctx, partition, started)
                 return
-            if self._cleanup_first and cleans and not (behavior.resumable and to_go_on_from(progress) is not None):
+            resumes = behavior.resumable and to_go_on_from(progress) is not None
+            if self._cleanup_first and self._cleans and not resumes:
                 behavior.cancel_job_and_cleanup(self._arg, partition, ctx)
                 ctx.progress.begin_anew()
             result = behavior.start_or_resume_job(self._arg, partition, ctx)
         except BaseException as error:
-            self._end_with_error(behavior, ctx, partition, cleans, error, started)
+            self._end_with_error(ctx, partition, error, started)
         else:
             self._end(ordinal, "success", result, "", started)
 
-    def _run_batches(self, behavior: Behavior, ordinals: list[int], cleans: bool) -> None:
+    def _run_batches(self, ordinals: list[int]) -> None:
         """Run a batch; after an error, halve it until the failing partition is alone."""
         groups = [(ordinals, self._cleanup_first)]
         while groups:
@@ -303,14 +319,14 @@ class Run:
             if not (group := self._startable(group)):
                 continue
             try:
-                error, started = self._run_batch(behavior, group, cleanup and cleans, cleans)
+                error, started = self._run_batch(group, cleanup and self._cleans)
             finally:
                 self._set_current(())
                 self._env.spark.unbind()
             left = [p for p in group if p in self._open]
             if self._given_up:
                 return
-            overdue = bool(self._overdue.intersection(group))
+            overdue = bool(self._limit.overdue.intersection(group))
             if overdue and self._tasks_do_not_stop():
                 with self._lock:
                     self._given_up = True
@@ -319,12 +335,12 @@ class Run:
             if error is None or not left:
                 continue
             if overdue and len(group) == 1:
-                self._end(left[0], "error", None, over_time_limit(self._limit), started)
+                self._end(left[0], "error", None, over_time_limit(self._limit.seconds), started)
                 continue
             # The time limit of the remaining jobs starts again.
-            self._overdue.difference_update(group)
+            self._limit.overdue.difference_update(group)
             if len(left) == 1 and len(group) == 1:
-                self._end_with_own_error(behavior, self._items[left[0]][0], error, started)
+                self._end_with_own_error(self._items[left[0]][0], error, started)
                 continue
             self._env.log.warning(
                 "Batch of %d jobs of %s failed; repeating the %d without an outcome in halves: %s",
@@ -333,9 +349,7 @@ class Run:
             middle = max(1, len(left) // 2)
             groups += [(half, True) for half in (left[middle:], left[:middle]) if half]
 
-    def _run_batch(
-        self, behavior: Behavior, group: list[int], cleanup: bool, cleans: bool
-    ) -> tuple[BaseException | None, float]:
+    def _run_batch(self, group: list[int], cleanup: bool) -> tuple[BaseException | None, float]:
         """Run one group as a batch, and report its outcomes. Returns (its error or None, its start time).
 
         Without an error, all its jobs have outcomes.
@@ -346,57 +360,75 @@ class Run:
         loaded = {p: self._items[p][0] for p in group}
         failure: BaseException | None = None
         try:
-            todo: list[PartitionPlan] = []
             late = self._deadline.passed()
-            with looked_once():
+            with resolve_once():
                 loaded = {p: ctx.with_files(partition) for p, partition in loaded.items()}
-            for ordinal, partition in loaded.items():
-                if late:
-                    self._end(ordinal, "refused", None, "the session's deadline has passed", started)
-                elif ordinal in self._cancelled:
-                    self._end_cancelled(behavior, self._job_context(partition, ctx), partition, cleans, started)
-                else:
-                    if cleanup:
-                        behavior.cancel_job_and_cleanup(self._arg, partition, self._job_context(partition, ctx))
-                    todo.append(partition)
-            if todo:
-                assert behavior.run_batch is not None
-                yielded: Iterable[tuple[PartitionPlan, Any]] = behavior.run_batch(self._arg, todo, ctx)
-                for partition, value in yielded:
-                    if partition.partition not in self._open or partition.partition not in loaded:
-                        continue
-                    if isinstance(value, BaseException) and self._is_overdue(partition.partition):
-                        continue  # a result of the cancel, not the job's own error
-                    if isinstance(value, BaseException):
-                        partition = loaded[partition.partition]
-                        own = self._job_context(partition, ctx)
-                        self._end_with_error(behavior, own, partition, cleans, value, started)
-                    else:
-                        self._end(partition.partition, "success", value, "", started)
-                    if (self._cancelled or self._overdue) and ctx.cancelled:
-                        break  # all remaining jobs were cancelled: do not wait for the generator
+            ready = [one for one in loaded.values() if self._ready(one, ctx, started, late=late, cleanup=cleanup)]
+            if ready:
+                self._report_outcomes(ready, loaded, ctx, started)
         except BaseException as error:
             self._check_spark(error)
             failure = error
         if self._env.stopping or self._given_up:
             return None, started
-        if failure is None and self._overdue.intersection(group):
-            failure = JobCancelled(over_time_limit(self._limit))
+        if failure is None and self._limit.overdue.intersection(group):
+            failure = JobCancelled(over_time_limit(self._limit.seconds))
         for ordinal in [p for p in group if p in self._open]:
-            if ordinal in self._cancelled:
-                own = self._job_context(loaded[ordinal], ctx)
-                self._end_cancelled(behavior, own, loaded[ordinal], cleans, started)
-            elif self._is_overdue(ordinal):
-                pass
-            elif failure is None:
-                self._end(ordinal, "error", None, "run_batch yielded no outcome for this partition", started)
-            elif fatal_kind(failure) == "unable":
-                # The node is the cause, not a partition: halves of the batch would fail here, too.
-                self._end(ordinal, "unable", None, str(failure), started)
-            elif isinstance(failure, TableUnavailable):
-                # The whole table is unreachable: halves of the batch would fail, too.
-                self._end_with_own_error(behavior, loaded[ordinal], failure, started)
+            self._end_without_outcome(loaded[ordinal], ctx, failure, started)
         return failure, started
+
+    def _ready(
+        self, partition: PartitionPlan, batch: ChildContext, started: float, *, late: bool, cleanup: bool
+    ) -> bool:
+        """Whether the job runs in the batch, after its cleanup; ends it otherwise."""
+        ordinal = partition.partition
+        if late:
+            self._end(ordinal, "refused", None, "the session's deadline has passed", started)
+            return False
+        if ordinal in self._cancelled:
+            self._end_cancelled(self._job_context(partition, batch), partition, started)
+            return False
+        if cleanup:
+            self._behavior.cancel_job_and_cleanup(self._arg, partition, self._job_context(partition, batch))
+        return True
+
+    def _report_outcomes(
+        self, ready: list[PartitionPlan], loaded: Mapping[int, PartitionPlan], batch: ChildContext, started: float
+    ) -> None:
+        """Run ``run_batch``, and report the outcome of each job that it yields."""
+        assert self._behavior.run_batch is not None
+        yielded: Iterable[tuple[PartitionPlan, Any]] = self._behavior.run_batch(self._arg, ready, batch)
+        for partition, value in yielded:
+            ordinal = partition.partition
+            if ordinal not in self._open or ordinal not in loaded:
+                continue
+            if isinstance(value, BaseException):
+                if self._is_overdue(ordinal):
+                    continue  # a result of the cancel, not the job's own error
+                own = loaded[ordinal]
+                self._end_with_error(self._job_context(own, batch), own, value, started)
+            else:
+                self._end(ordinal, "success", value, "", started)
+            if (self._cancelled or self._limit.overdue) and batch.cancelled:
+                break  # all remaining jobs were cancelled: do not wait for the generator
+
+    def _end_without_outcome(
+        self, partition: PartitionPlan, batch: ChildContext, failure: BaseException | None, started: float
+    ) -> None:
+        """End a job for which the batch yielded no outcome, unless it runs again in a half of the batch."""
+        ordinal = partition.partition
+        if ordinal in self._cancelled:
+            self._end_cancelled(self._job_context(partition, batch), partition, started)
+        elif self._is_overdue(ordinal):
+            pass
+        elif failure is None:
+            self._end(ordinal, "error", None, "run_batch yielded no outcome for this partition", started)
+        elif fatal_kind(failure) == "unable":
+            # The node is the cause, not a partition: halves of the batch would fail here, too.
+            self._end(ordinal, "unable", None, str(failure), started)
+        elif isinstance(failure, TableUnavailable):
+            # The whole table is unreachable: halves of the batch would fail, too.
+            self._end_with_own_error(partition, failure, started)
 
     def _job_context(self, partition: PartitionPlan, batch: ChildContext | None = None) -> ChildContext:
         """The context of a job, or with ``batch`` of the cleanup of one job of the batch.
@@ -404,24 +436,9 @@ class Run:
         The latter has the batch's Spark tag. Spark keeps the tag of a thread, so with another tag the batch's later
         Spark jobs would not be cancelled with the batch.
         """
-        _, attempt, fence, progress = self._items[partition.partition]
-        return self._with_again(
-            ChildContext(
-                self._env,
-                self.op,
-                self._table,
-                number=self.number,
-                partition=partition,
-                attempt=attempt,
-                fence=fence,
-                incarnation=self._incarnation,
-                opened=self._opened,
-                progress=progress,
-                cancelled=self._is_cancelled,
-                stages=self._stages,
-                tag=batch.tag if batch is not None else "",
-            )
-        )
+        _, attempt, fence, checkpoint = self._items[partition.partition]
+        scope = replace(self._scope, partition=partition, attempt=attempt, fence=fence, checkpoint=checkpoint)
+        return self._context_of(replace(scope, tag=batch.tag) if batch is not None else scope)
 
     def _batch_context(self, group: list[int]) -> ChildContext:
         def cancelled(ordinal: int | None) -> bool:
@@ -429,33 +446,22 @@ class Run:
                 return self._is_cancelled(ordinal)
             return all(self._is_cancelled(p) for p in group if p in self._open)
 
-        return self._with_again(
-            ChildContext(
-                self._env,
-                self.op,
-                self._table,
-                number=self.number,
-                attempt=max(self._items[p][1] for p in group),
-                incarnation=self._incarnation,
-                opened=self._opened,
-                cancelled=cancelled,
-                stages=self._stages,
-                fences={p: self._items[p][2] for p in group},
-            )
-        )
+        attempt, fences = max(self._items[p][1] for p in group), {p: self._items[p][2] for p in group}
+        return self._context_of(replace(self._scope, attempt=attempt, fences=fences, cancelled=cancelled))
 
-    def _with_again(self, ctx: ChildContext) -> ChildContext:
+    def _context_of(self, scope: JobScope) -> ChildContext:
+        ctx = ChildContext(self._env, scope)
         ctx.again = self._cleanup_first
         return ctx
 
     # ------------------------------------------------------------------ ends
 
     def _is_cancelled(self, ordinal: int | None) -> bool:
-        return ordinal in self._cancelled or ordinal in self._overdue
+        return ordinal in self._cancelled or ordinal in self._limit.overdue
 
     def _is_overdue(self, ordinal: int) -> bool:
         """Whether a job exceeded its time limit, and was not cancelled before."""
-        return ordinal in self._overdue and ordinal not in self._cancelled
+        return ordinal in self._limit.overdue and ordinal not in self._cancelled
 
     def _set_current(self, ordinals: tuple[int, ...], ctx: ChildContext | None = None) -> None:
         with self._lock:
@@ -464,17 +470,12 @@ class Run:
 
     def _check_spark(self, error: BaseException) -> None:
         """Exit the process if the error comes from an unusable Spark session: then no job is to blame."""
-        if why := self._env.spark.lost(error, expected=self._env.stopping or bool(self._cancelled or self._overdue)):
+        expected = self._env.stopping or bool(self._cancelled or self._limit.overdue)
+        if why := self._env.spark.lost(error, expected=expected):
             self._on_spark_died(why)
 
     def _end_with_error(
-        self,
-        behavior: Behavior,
-        ctx: ChildContext,
-        partition: PartitionPlan,
-        cleans: bool,
-        error: BaseException,
-        started: float,
+        self, ctx: ChildContext, partition: PartitionPlan, error: BaseException, started: float
     ) -> None:
         ordinal = partition.partition
         self._check_spark(error)
@@ -482,17 +483,17 @@ class Run:
             return
         if self._env.stopping:
             return  # the error may come from stopping Spark; the daemon knows that it stopped the job
-        if isinstance(error, JobFailed) and behavior.can_fail:
-            problem = self._clean_for_good(behavior, ctx, partition) if cleans else ""
+        if isinstance(error, JobFailed) and self._behavior.can_fail:
+            problem = self._clean_for_good(ctx, partition) if self._cleans else ""
             if problem:
                 # A verdict counts only after a successful cleanup: the attempt is repeated.
                 self._end(ordinal, "error", None, f"the cleanup after a verdict failed: {problem}", started)
             else:
                 self._end(ordinal, "verdict", error.result, str(error) or "the job failed", started)
         elif ordinal in self._cancelled:
-            self._end_cancelled(behavior, ctx, partition, cleans, started)
-        elif ordinal in self._overdue:
-            self._end(ordinal, "error", None, over_time_limit(self._limit), started)
+            self._end_cancelled(ctx, partition, started)
+        elif ordinal in self._limit.overdue:
+            self._end(ordinal, "error", None, over_time_limit(self._limit.seconds), started)
             if self._tasks_do_not_stop():
                 self._env.stuck = True
                 why = f"Spark tasks of {partition.name} of {self.op} do not stop"
@@ -500,38 +501,33 @@ class Run:
         elif isinstance(error, JobCancelled):
             self._end(ordinal, "error", None, "JobCancelled was raised, but the job was not cancelled", started)
         else:
-            self._end_with_own_error(behavior, partition, error, started)
+            self._end_with_own_error(partition, error, started)
 
-    def _end_with_own_error(
-        self, behavior: Behavior, partition: PartitionPlan, error: BaseException, started: float
-    ) -> None:
+    def _end_with_own_error(self, partition: PartitionPlan, error: BaseException, started: float) -> None:
         """End a job with an unexpected error of its own, as fatal or retryable."""
-        if is_fatal(behavior, error, self._env.log):
+        if is_fatal(self._behavior, error, self._env.log):
             text = str(error) if isinstance(error, DistopError) else explain(error)
             self._end(partition.partition, fatal_kind(error), None, text or headline(error), started)
         else:
-            said = "Job %s of %s failed: %s"
-            self._env.log.error(said, partition.name, self.op, headline(error), exc_info=error)
+            message = "Job %s of %s failed: %s"
+            self._env.log.error(message, partition.name, self.op, headline(error), exc_info=error)
             self._end(partition.partition, "error", None, explain(error), started)
 
-    def _end_cancelled(
-        self, behavior: Behavior, ctx: ChildContext, partition: PartitionPlan, cleans: bool, started: float
-    ) -> None:
+    def _end_cancelled(self, ctx: ChildContext, partition: PartitionPlan, started: float) -> None:
         with self._lock:
             self._since = time.monotonic()
-        if self._keep and behavior.resumable and not self._batch and ctx.progress.settle():
-            cleans = False
-        problem = self._cleanup(behavior, ctx, partition) if cleans else ""
+        kept = self._keep and self._behavior.resumable and not self._batch and ctx.progress.settle()
+        problem = self._cleanup(ctx, partition) if self._cleans and not kept else ""
         self._end(partition.partition, "cancelled", None, f"the cleanup failed: {problem}" if problem else "", started)
 
-    def _clean_for_good(self, behavior: Behavior, ctx: ChildContext, partition: PartitionPlan) -> str:
+    def _clean_for_good(self, ctx: ChildContext, partition: PartitionPlan) -> str:
         if not ctx.progress.give_up():
             return "its checkpoint could not be marked as abandoned before"
-        return self._cleanup(behavior, ctx, partition)
+        return self._cleanup(ctx, partition)
 
-    def _cleanup(self, behavior: Behavior, ctx: ChildContext, partition: PartitionPlan) -> str:
+    def _cleanup(self, ctx: ChildContext, partition: PartitionPlan) -> str:
         try:
-            behavior.cancel_job_and_cleanup(self._arg, partition, ctx)
+            self._behavior.cancel_job_and_cleanup(self._arg, partition, ctx)
         except BaseException as error:
             self._check_spark(error)
             self._env.log.exception("Cleanup of job %s of %s failed", partition.name, self.op)
@@ -548,9 +544,9 @@ class Run:
         name = self._items[ordinal][0].name
         # A lone surrogate, from a file name for example, is not valid UTF-8, which etcd's records must be.
         error = secret_settings.shortened(error, MAX_ERROR_TEXT).encode(errors="replace").decode()
-        if result is not None or (kind == "success" and self._declared is not None):
+        if result is not None or (kind == "success" and self._behavior.Result is not None):
             try:
-                text = dump(validate_result(self._declared, result, f"the result of partition {name}"))
+                text = dump(validate_result(self._behavior.Result, result, f"the result of partition {name}"))
                 if len(text) + len(error.encode()) > MAX_OUTCOME_BYTES - OUTCOME_MARGIN:
                     text = self._in_file(ordinal, text)
                 elif result_files.file_of(result) is not None:
@@ -573,14 +569,15 @@ class Run:
 
         Raises ValueError if large results are not allowed, and OSError.
         """
-        where = shared_of(self._env.shared_dir, self._env.space, self._table)
-        if not self._to_file or where is None:
+        where = shared_of(self._env.shared_dir, self._env.space, self._scope.table)
+        to_file = self._behavior.large_results == "file"
+        if not to_file or where is None:
             limit, advice = MAX_OUTCOME_BYTES - OUTCOME_MARGIN, "put large results into a file and return its path"
-            if self._to_file:
+            if to_file:
                 advice = "start the executors with --shared-dir"
             raise ValueError(f"it has {len(text)} bytes: at most {limit} are allowed; {advice}")
         fence = self._items[ordinal][2]
-        return dump(result_files.write(where, Attempt(self.op, ordinal, fence, self._incarnation), text))
+        return dump(result_files.write(where, Attempt(self.op, ordinal, fence, self._scope.incarnation), text))
 
     def _end_all(self, kind: child_messages.Kind, error: str) -> None:
         now = time.time()

@@ -11,7 +11,7 @@ from distop.protocol.json_codec import dumps, loads
 from distop.protocol.plan import MAX_CHUNK_BYTES, PartitionPlan, Pinned, files_of
 from distop.protocol.records import OperationRef, TableRecord
 from distop.storage import deletion
-from distop.storage.confinement import TableFiles, looked_once, table_of
+from distop.storage.confinement import TableFiles, resolve_once, table_of
 from distop.storage.places import RESULTS, instances, operation_path
 from distop.storage.storage_urls import check_paths
 
@@ -119,7 +119,7 @@ def with_files(
             )
         beside = tuple(_read_list(one, shared, op) for one in partition.beside)
         partition = replace(_read_list(partition, shared, op), beside=beside)
-    with looked_once():
+    with resolve_once():
         _check_lists(partition, op, table, check_files)
     return partition
 

@@ -1,11 +1,7 @@
-"""Spark's jobs of operations: the FAIR pools lent to them, and how far their tasks are.
-
-Assigns names of Spark's FAIR pools to operations while they run.
+"""Assigns names of Spark's FAIR pools to running operations, and counts Spark tasks with Spark's status tracker.
 
 Spark creates a pool for each new name and never removes one, and each scheduling decision examines all pools. So names
 are reused: there are only as many as operations have run concurrently.
-
-Counts Spark tasks with Spark's status tracker.
 """
 
 from __future__ import annotations

@@ -58,6 +58,10 @@ class OnDeath(Protocol):
 
 _IN_ONE_PROCESS = re.compile(r"local(\[[^]]*\])?")
 """Masters that run all of Spark in the driver's JVM."""
+_EXIT_OPTION = "-XX:+ExitOnOutOfMemoryError"
+"""A Java option: without it, a JVM continues in an undefined state after an OutOfMemoryError in one thread, and all
+later jobs may fail. With it, the JVM exits, and the child with it.
+"""
 
 
 class SparkUnavailable(UsageError):
@@ -85,10 +89,7 @@ def check_java(environment: Mapping[str, str]) -> None:
 def settings(master: str, executor: str, work_dir: Path, ttl: float, user: Mapping[str, str]) -> dict[str, str]:
     """distop's settings of the session, overridden by the user's. ``ttl``: of the etcd session, in seconds."""
     local = work_dir / "spark"
-    # After an OutOfMemoryError in one thread, a JVM continues in an undefined state, and all later jobs may fail. With
-    # this option it exits, and the child with it.
-    exits = "-XX:+ExitOnOutOfMemoryError"
-    java = {JAVA_OPTIONS: f"-Dderby.system.home={local / 'derby'} {exits}"}
+    java = {JAVA_OPTIONS: f"-Dderby.system.home={local / 'derby'} {_EXIT_OPTION}"}
     conf = {
         # Otherwise Spark ends the JVM with all its jobs if the stack of a task overflows, for example in a pattern.
         FATAL_DEPTH: "0",
@@ -109,15 +110,9 @@ def settings(master: str, executor: str, work_dir: Path, ttl: float, user: Mappi
         # Java objects. Spark generates the secret.
         user = {**user, "spark.authenticate": "true"}
     if master.startswith("local"):
-        cores = re.match(r"local\[(\d+)", master)
-        count = int(cores[1]) if cores else 1 if master == "local" else os.cpu_count() or 1
-        conf |= {
-            "spark.driver.host": "127.0.0.1",
-            "spark.driver.bindAddress": "127.0.0.1",
-            "spark.sql.shuffle.partitions": str(max(4, 2 * count)),
-        }
+        conf |= _local_settings(master)
     else:
-        java[EXECUTOR_JAVA_OPTIONS] = exits
+        java[EXECUTOR_JAVA_OPTIONS] = _EXIT_OPTION
         # A Spark executor without a connection to its driver must stop before the claims of its jobs can be taken over.
         conf |= {
             "spark.executor.heartbeatInterval": f"{int(spark_rules.interval(ttl) * 1000)}ms",
@@ -128,6 +123,17 @@ def settings(master: str, executor: str, work_dir: Path, ttl: float, user: Mappi
         user = {**user, secret_settings.PATTERN_SETTING: f"{secret_settings.PATTERN}|(?:{pattern})"}
     # If two Java options contradict each other, Java uses the last one.
     return {**conf, **user, **{name: f"{own} {user.get(name, '')}".rstrip() for name, own in java.items()}}
+
+
+def _local_settings(master: str) -> dict[str, str]:
+    """The settings for a master that runs all of Spark in this process."""
+    cores = re.match(r"local\[(\d+)", master)
+    count = int(cores[1]) if cores else 1 if master == "local" else os.cpu_count() or 1
+    return {
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.sql.shuffle.partitions": str(max(4, 2 * count)),
+    }
 
 
 def ignore_checksum_files(session: SparkSession) -> None:

@@ -44,5 +44,5 @@ class TableFolders:
             TableFiles(*known).check(paths, below=True)
         except InvalidArgument:
             elsewhere = self._elsewhere.get_once(key, lambda: TableFiles(*folders(True)), check)
-            elsewhere.look_anew()
+            elsewhere.forget_resolved()
             elsewhere.check(paths, below=True)

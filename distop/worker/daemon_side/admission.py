@@ -1,8 +1,6 @@
-"""Who may be in the child, and how its places are shared fairly among tables.
+"""Admission to the child: a shared/exclusive lock, and a semaphore with places that are shared fairly among tables.
 
-A shared/exclusive lock on the child: a suspect job runs alone in it, to find out which job kills the child.
-
-A semaphore that shares its places fairly among keys, such as tables.
+With the lock, a suspect job runs alone in the child, to find out which job kills the child.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from distop.runtime.logs import Log
     from distop.worker.daemon_side.admission import Gate
     from distop.worker.daemon_side.child_keeper import ChildKeeper
+    from distop.worker.daemon_side.child_launch import Child
 
     CallMessage = (
         child_messages.PlanMessage
@@ -48,6 +49,17 @@ CALL_NAMES = {
     "results": "the sweep of results",
     "verify": "the verification",
 }
+
+
+async def _send_frames(child: Child, message: CallMessage, rows: Rows | None) -> None:
+    """Send a call's message, with its items in pages."""
+    if rows is None or message["t"] not in ("cleanup", "complete"):
+        child.send(message)
+        return
+    for frame in child_messages.encode_paged(message, rows()):
+        child.send_frame(frame)
+        # Encoding many items takes long; yield so that the daemon renews its lease.
+        await asyncio.sleep(0)
 
 
 def _retrieve_error(attended: asyncio.Task[Answer]) -> None:
@@ -199,13 +211,7 @@ class Caller:
             pending.sink = call
             try:
                 message["call"], message["deadline"] = call.number, self._keeper.deadline
-                if rows is not None and message["t"] in ("cleanup", "complete"):
-                    for frame in child_messages.encode_paged(message, rows()):
-                        child.send_frame(frame)
-                        # Encoding many items takes long; yield so that the daemon renews its lease.
-                        await asyncio.sleep(0)
-                else:
-                    child.send(message)
+                await _send_frames(child, message, rows)
                 await wait_first(call.result, child.died)
             except asyncio.CancelledError:
                 call.stop()

@@ -90,7 +90,6 @@ class Child:
 
     async def start(self, deadline: float) -> None:
         """Start the child, and wait for its hello. Raises WorkerError with the end of its log."""
-        config = self._config
         self._oom_kills = oom_kills.read_oom_kills()
         try:
             process, data = await self._spawn(deadline)
@@ -108,45 +107,33 @@ class Child:
         asyncio.get_running_loop().add_reader(self._control.fileno(), self._read_control)
         reader, self._writer = await asyncio.open_unix_connection(sock=data)
         self._tasks = [asyncio.create_task(self._read(reader)), asyncio.create_task(self._reap(process))]
-        self.send(
-            child_messages.ConfigMessage(
-                t="config",
-                work_dir=str(config.work_dir),
-                shared_dir=config.shared_dir,
-                space=config.space,
-                spark_master=config.spark_master,
-                spark_conf=dict(config.spark_conf),
-                ttl=config.ttl,
-                executor=config.executor,
-                log_level=config.log_level,
-                verifier_urls=list(config.verifier_urls),
-                trusted_spark_catalogs=list(config.trusted_spark_catalogs),
-                serves=config.serves.to_json(),
-                behaviors=dict(config.behaviors),
-                environment=secret_settings.of_catalogs({**os.environ, **config.env}),
-            )
-        )
-        try:
-            either: set[asyncio.Future[Any]] = {self._hello, self.died}
-            await asyncio.wait(either, timeout=config.start_timeout, return_when=asyncio.FIRST_COMPLETED)
-            if not self._hello.done():
-                self.kill("slow-start")
-                death = await asyncio.shield(self.died)
-                why = death.with_log()  # the log has no lines of other tables: no job has run in it
-                if death.reason == "slow-start":
-                    why = f"no hello within {config.start_timeout:g} s; the end of its log:\n{death.tail}"
-                raise WorkerError("crash", f"cannot start the worker process: {why}")
-        except asyncio.CancelledError:
-            self.kill("stopped")
-            raise
+        self.send(_config_message(self._config))
+        hello = await self._wait_for_hello()
         self._watching = asyncio.create_task(self._ping_regularly())
-        hello = self._hello.result()
         try:
             self.skipped = hello["skipped"]
             self.declarations = tuple(Declaration.decode(text.encode()) for text in hello["declarations"])
         except Exception as error:
             self.kill("protocol-error")
             raise WorkerError("crash", f"cannot read the worker process's hello: {describe(error)}") from error
+
+    async def _wait_for_hello(self) -> dict[str, Any]:
+        """The child's hello. Raises WorkerError if the child dies, or does not send it in time and is killed."""
+        limit = self._config.start_timeout
+        try:
+            either: set[asyncio.Future[Any]] = {self._hello, self.died}
+            await asyncio.wait(either, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+            if not self._hello.done():
+                self.kill("slow-start")
+                death = await asyncio.shield(self.died)
+                why = death.with_log()  # the log has no lines of other tables: no job has run in it
+                if death.reason == "slow-start":
+                    why = f"no hello within {limit:g} s; the end of its log:\n{death.tail}"
+                raise WorkerError("crash", f"cannot start the worker process: {why}")
+        except asyncio.CancelledError:
+            self.kill("stopped")
+            raise
+        return self._hello.result()
 
     async def _spawn(self, deadline: float) -> tuple[asyncio.subprocess.Process, socket.socket]:
         """Start the guardian; returns its process and our end of the child's connection. Raises OSError."""
@@ -403,6 +390,25 @@ class Child:
 
 _REASONS = {child_messages.EXIT_SPARK_START: "no-spark", child_messages.EXIT_SPARK_STALLED: "spark-stalled"}
 """Exit code of the child → reason of its death."""
+
+
+def _config_message(config: WorkerConfig) -> child_messages.ConfigMessage:
+    return child_messages.ConfigMessage(
+        t="config",
+        work_dir=str(config.work_dir),
+        shared_dir=config.shared_dir,
+        space=config.space,
+        spark_master=config.spark_master,
+        spark_conf=dict(config.spark_conf),
+        ttl=config.ttl,
+        executor=config.executor,
+        log_level=config.log_level,
+        verifier_urls=list(config.verifier_urls),
+        trusted_spark_catalogs=list(config.trusted_spark_catalogs),
+        serves=config.serves.to_json(),
+        behaviors=dict(config.behaviors),
+        environment=secret_settings.of_catalogs({**os.environ, **config.env}),
+    )
 
 
 def _nothing() -> None:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from distop.worker.daemon_side.admission import Gate
     from distop.worker.daemon_side.call_channel import Caller
-    from distop.worker.daemon_side.requests import JobItem, PlanPages, WorkerConfig
-    from distop.worker.daemon_side.result_handlers import Fetch, FindTable, Page
+    from distop.worker.daemon_side.requests import CompleteRequest, JobItem, PlanPages, WorkerConfig
+    from distop.worker.daemon_side.result_handlers import FindTable, Page
     from distop.worker.daemon_side.table_verification import TableRecordCheck
 
 
@@ -54,55 +54,37 @@ class ChildCalls:
         beside = tuple(value.get("beside") or ())
         return PlanResult(chunks, value["count"], value["version"], value["spilled"], value["options"], beside)
 
-    async def complete(
-        self,
-        op: str,
-        type: str,  # noqa: A002
-        arg: Any,
-        table: Mapping[str, Any] | None,
-        verdict: str,
-        total: int,
-        success: int,
-        failed: int,
-        fetch: Fetch,
-        first: Page | None = None,
-        plan: PlanPages | None = None,
-    ) -> CompleteResult:
-        """Run the completion code.
-
-        ``fetch(start)`` returns a page of outcomes from that ordinal on, as JSON texts {partition, success, outcome},
-        and the ordinal of the next page (None: no more). ``first``: the page from 0 on, which is then not fetched.
-        ``plan``: None if the operation has no plan. Raises WorkerError, kind ``transient`` after the time limit.
-        """
+    async def complete(self, request: CompleteRequest) -> CompleteResult:
+        """Run the completion code. Raises WorkerError, kind ``transient`` after the time limit."""
+        plan, first = request.plan, request.first
         message = child_messages.CompleteMessage(
             t="complete",
             call=0,
-            op=op,
-            type=type,
-            arg=arg,
-            table=table,
-            verdict=verdict,
-            total=total,
-            success=success,
-            failed=failed,
+            op=request.op,
+            type=request.type,
+            arg=request.arg,
+            table=request.table,
+            verdict=request.verdict,
+            total=request.total,
+            success=request.success,
+            failed=request.failed,
         )
         if plan is not None:
             message["plan"] = {"version": plan.version, "whole": plan.whole, "chunks": plan.chunks}
         if first is not None:
             message["following"] = first[1]
 
-        async def page(number: int) -> Page:
-            assert plan is not None
-            found = await plan.page(number)
-            await self._registered.check_page(op, found[0])
-            return found
-
-        await self._registered.check(op, table)
+        await self._registered.check(request.op, request.table)
         rows = partial(iter, first[0]) if first is not None else None
-        sources = Sources(fetch, page if plan is not None else None)
+        sources = Sources(request.fetch, partial(self._checked_page, request.op, plan) if plan is not None else None)
         limit = self.config.call_limit
         value, _ = await self._caller.call(message, rows, sources=sources, gate=self._gate, limit=limit)
         return CompleteResult(value["report"], value["failure"], tuple(value["follow_ups"]))
+
+    async def _checked_page(self, op: str, plan: PlanPages, number: int) -> Page:
+        found = await plan.page(number)
+        await self._registered.check_page(op, found[0])
+        return found
 
     async def sweep(self, op: str, table: Mapping[str, Any] | None) -> None:
         """Remove the file lists that planning wrote to the shared directory. Raises WorkerError."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from distop.protocol.records import TableRecord
     from distop.worker.child_messages import Kind
-    from distop.worker.daemon_side.result_handlers import Fetch
+    from distop.worker.daemon_side.result_handlers import Fetch, Page
 
 
 FindHistory: TypeAlias = "Callable[[str], Awaitable[Mapping[str, Any]]]"
@@ -188,6 +188,28 @@ class PlanPages:
     whole: bool
     chunks: int
     page: Fetch
+
+
+@frozen
+class CompleteRequest:
+    """A completion.
+
+    ``fetch(start)`` returns a page of outcomes from that ordinal on, as JSON texts {partition, success, outcome}, and
+    the ordinal of the next page (None: no more). ``first``: the page from 0 on, which is then not fetched. ``plan``:
+    None if the operation has no plan.
+    """
+
+    op: str
+    type: str
+    arg: Any
+    table: Mapping[str, Any] | None
+    verdict: str
+    total: int
+    success: int
+    failed: int
+    fetch: Fetch
+    first: Page | None = None
+    plan: PlanPages | None = None
 
 
 @frozen

@@ -1,4 +1,4 @@
-"""What becomes of a schema, of what hangs on it, and of what was staged, without a JVM."""
+"""Narrowing of column types: schema, name mapping, properties and stages, without a JVM."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from distop.storage import deletion
 from distop.storage.deletion import Place
 from distop.storage.places import Attempt, stage_of
 from distop.tables.iceberg.table_properties import for_reading, for_writing
-from distop_behaviors.apply import file_rewrite, type_narrowing
+from distop_behaviors.apply import file_rewrite, staged_files, type_narrowing
 from distop_behaviors.apply.apply_report import Request, Staged
 from distop_behaviors.apply.constraints import PREFIX, Narrowed, iceberg_type, schema_changes
-from distop_behaviors.apply.file_rewrite import Stage
 from distop_behaviors.apply.rewrite_publication import Narrowing
+from distop_behaviors.apply.staged_files import Stage
 from distop_behaviors.validate.certificate import Certificate, Certified, Column
 from tests.support.context import FakeContext
 from tests.support.lake import Folder as Lake
@@ -119,7 +119,7 @@ HOSTILE = {
     "write.object-storage.enabled": "true",
     "read.parquet.vectorization.batch-size": "2147483647",
 }
-"""Properties that chose code, hosts, paths or memory where they reached Hadoop's configuration, or Iceberg."""
+"""Properties that would choose code, hosts, paths or memory in Hadoop's configuration or in Iceberg."""
 
 
 def test_hole_2_properties_of_a_table_choose_no_code_of_readers_and_writers() -> None:
@@ -173,7 +173,7 @@ class Layout:
         return Stage.of(stage_of(self.shared, Attempt(op, 0, fence, "inc")), self.shared, "c0ffee", str(self.table))
 
     def write(self, stage: Stage, told: str = "{}") -> Stage:
-        """What an attempt leaves: what names its files, and one of them."""
+        """Write the files of an attempt: its metadata and one data file."""
         metadata = Path(stage.table) / "metadata"
         metadata.mkdir(parents=True)
         (metadata / "v1.metadata.json").write_text(told)
@@ -189,31 +189,31 @@ def layout(tmp_path: Path) -> Layout:
 
 def test_discarding_removes_a_stage_and_no_file_of_the_table(layout: Layout) -> None:
     stages = [layout.write(layout.stage(fence=n)) for n in range(3)]
-    live = file_rewrite.live_files([f"file:{stages[1].data.location}/a.parquet", str(layout.data / "b.parquet")])
+    live = staged_files.live_folders([f"file:{stages[1].data.location}/a.parquet", str(layout.data / "b.parquet")])
     for _ in range(2):
         for stage in stages:
-            file_rewrite.discard(stage, live, LOG)
+            staged_files.discard(stage, live, LOG)
             assert not Path(stage.place.location).exists()
     assert [Path(stage.data.location).exists() for stage in stages] == [False, True, False]
 
 
-def test_the_content_of_a_stage_does_not_choose_what_is_removed(layout: Layout) -> None:
-    """What stands in its metadata chose the folder that was removed."""
+def test_the_content_of_a_stage_does_not_choose_the_folder_to_remove(layout: Layout) -> None:
+    """Its metadata named the folder that was removed."""
     foreign = layout.data / "distop-0"
     foreign.mkdir(parents=True)
     (foreign / "a.parquet").touch()
     told = json.dumps({"properties": {"write.data.path": f"file://{foreign}"}})
     stage = layout.write(layout.stage(), told)
-    file_rewrite.discard(stage, frozenset(), LOG)
+    staged_files.discard(stage, frozenset(), LOG)
     assert (foreign / "a.parquet").exists()
     assert not Path(stage.data.location).exists()
 
 
 def test_data_without_a_stage_is_not_removed(layout: Layout) -> None:
-    """A cleanup that comes after the end of the operation: also files of a former snapshot stay."""
+    """In a cleanup after the end of the operation, files of a former snapshot stay, too."""
     stage = layout.write(layout.stage())
     shutil.rmtree(stage.place.location)
-    file_rewrite.discard(stage, frozenset(), LOG)
+    staged_files.discard(stage, frozenset(), LOG)
     assert (Path(stage.data.location) / "a.parquet").exists()
 
 
@@ -223,7 +223,7 @@ def test_nothing_is_discarded_through_a_link(layout: Layout, where: str, tmp_pat
     linked = Path(stage.place.location if where == "shared" else stage.data.location).parent
     linked.rename(tmp_path / "elsewhere")
     linked.symlink_to(tmp_path / "elsewhere")
-    file_rewrite.discard(stage, frozenset(), LOG)
+    staged_files.discard(stage, frozenset(), LOG)
     assert list((tmp_path / "elsewhere").iterdir())
 
 
@@ -263,7 +263,7 @@ def operation(layout: Layout, op: str, monkeypatch: pytest.MonkeyPatch) -> Narro
 
 
 def test_a_sweep_removes_stages_of_this_and_earlier_operations(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
-    """apply swept whatever lay beside the folder that a result named."""
+    """apply swept all folders beside the folder that a result named."""
     gone = [layout.write(layout.stage(f"t/apply/{n}")) for n in (1, 2)]
     kept = [layout.write(layout.stage(op)) for op in ("t/apply/3", "u/apply/1", "t/other/1")]
     other = Place(layout.shared.anchor, "c0ffee-two")
@@ -275,15 +275,17 @@ def test_a_sweep_removes_stages_of_this_and_earlier_operations(layout: Layout, m
         assert all(Path(place.location).exists() for stage in kept for place in (stage.place, stage.data))
 
 
-def test_the_completion_rewrites_what_no_executor_has_staged(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job that was returned by ``return_job`` with any result: its rows would be lost, or others be published."""
+def test_the_completion_rewrites_files_that_no_executor_has_staged(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job returned by ``return_job`` has any result: rows would be lost, or others published."""
     staged = {"staged": {"files": 1, "rows": 2, "bytes": 3}}
     stage = layout.write(layout.stage()).place
     mine, metadata = operation(layout, OPERATION, monkeypatch), SimpleNamespace(current_schema_id=1, last_column_id=4)
     ids = type_narrowing.new_ids(metadata, mine._narrowed)
-    made_for = file_rewrite.purpose_of(mine._certificate.digest, mine._narrowed)
-    told = file_rewrite._contents(["/t/0"], 1, 4, ids) | {**staged, "snapshot": "7", "made_for": made_for}
-    deletion.write(stage, file_rewrite._CONTENTS, json.dumps(told).encode())
+    made_for = staged_files.purpose_of(mine._certificate.digest, mine._narrowed)
+    told = staged_files.contents_of(["/t/0"], 1, 4, ids) | {**staged, "snapshot": "7", "made_for": made_for}
+    deletion.write(stage, staged_files.CONTENTS, json.dumps(told).encode())
     rows = [
         OutcomeRow(0, "a", True, staged, "", stage),
         OutcomeRow(1, "b", True, staged, ""),
@@ -300,15 +302,15 @@ def test_the_completion_rewrites_what_no_executor_has_staged(layout: Layout, mon
 
 @pytest.mark.parametrize("where", ["", "stage", "stage/t/apply/7/000000/1-inc"])
 def test_hole_2_a_stage_that_another_user_may_have_written_is_not_read(layout: Layout, where: str) -> None:
-    """Its name follows from an outcome, which a submitter may write."""
+    """Its name comes from an outcome, which a submitter may write."""
     stage, ids = layout.write(layout.stage("t/apply/7")), {1: 5}
-    told = file_rewrite._contents(["/t/0"], 1, 4, ids)
+    told = staged_files.contents_of(["/t/0"], 1, 4, ids)
     told |= {"staged": {"files": 1, "rows": 2, "bytes": 3}, "snapshot": "7", "made_for": "it"}
-    deletion.write(stage.place, file_rewrite._CONTENTS, json.dumps(told).encode())
-    assert file_rewrite.staged_data(stage, ["/t/0"], 1, 4, ids, "it") is not None
+    deletion.write(stage.place, staged_files.CONTENTS, json.dumps(told).encode())
+    assert staged_files.staged_data(stage, ["/t/0"], 1, 4, ids, "it") is not None
     others = Path(layout.shared.location) / where
     others.chmod(0o777)
-    assert file_rewrite.staged_data(stage, ["/t/0"], 1, 4, ids, "it") is None
+    assert staged_files.staged_data(stage, ["/t/0"], 1, 4, ids, "it") is None
     with pytest.raises(UnsafePath, match=f"below {others}, which is writable"):
         stage.metadata()
 
@@ -317,7 +319,7 @@ def test_hole_2_a_stage_that_another_user_may_have_written_is_not_read(layout: L
     "end", ["", " -- a comment", " -- a comment\\", " -- one\n-- two", " /* a comment */", " OR s = '--'"]
 )
 @pytest.mark.parametrize("null_is", ["pass", "fail"])
-def test_a_bracket_closes_behind_the_comment_of_a_condition(end: str, null_is: str) -> None:
+def test_a_bracket_closes_after_the_comment_of_a_condition(end: str, null_is: str) -> None:
     """A comment ends with its line. A backslash at the line's end makes the next line part of it."""
     made = certificate({"check": f"n > 0{end}"}, where=f"id > 0{end}", null_is=null_is)
     sql = json.loads(schema_changes(made).properties[f"{PREFIX}check0"])["sql"]
@@ -342,7 +344,7 @@ def test_a_condition_without_a_comment_keeps_its_line() -> None:
 
 
 def test_hole_1_no_rows_of_a_file_that_became_a_link_are_rewritten(tmp_path: Path) -> None:
-    """What nobody has validated is written by the completion, by a plan that may have been kept."""
+    """The completion writes rows that were not validated, by a plan that may be cached."""
     table = Lake(tmp_path / "t").new(Schema(NestedField(1, "k", LongType())))
     table.append(pa.table({"k": [1, 2]}))
     (path,) = (tmp_path / "t" / "data").rglob("*.parquet")

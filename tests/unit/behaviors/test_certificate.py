@@ -1,4 +1,4 @@
-"""Certificates: what they say, what is refused of them, and what a validation that goes on from one looks at."""
+"""Certificates: their content, refused ones, and validation of new files since one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from distop.services.operation_results import OperationResult
 from distop.tables import changes_of
 from distop.tables.iceberg.iceberg_version import IcebergVersion
 from distop_behaviors.apply import Apply
-from distop_behaviors.validate import Validate, certification
+from distop_behaviors.validate import Validate, certification, file_lists
 from distop_behaviors.validate.certificate import Certificate, certificate_of, columns_in_expression, digest_of
 from distop_behaviors.validate.certification import check_columns, columns_below
 from distop_behaviors.validate.validate_argument import Argument
@@ -42,7 +42,7 @@ def write(folder: Path, name: str, **columns: Any) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A table of two partitions, in which all is well."""
+    """A table of two partitions without violations."""
     for k in (1, 2):
         write(tmp_path / "t", f"k={k}/a.parquet", id=[k, k + 10], c=["x", "y"])
     return tmp_path / "t"
@@ -50,7 +50,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def run(folder: Path, tmp_path: Path) -> Callable[..., Ran]:
-    """Validates without Spark: statistics tell all that is asked here."""
+    """Validates without Spark: statistics decide all checks here."""
 
     def run(*checks: dict[str, Any], options: Any = None, **arg: Any) -> Ran:
         table = TableRecord("t", "parquet", str(folder), options or {})
@@ -80,8 +80,8 @@ def test_a_list_of_files_is_written_again_only_if_it_was_changed_or_removed(
     run: Callable[..., Ran], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
-    plain = certification.digest_of
-    monkeypatch.setattr(certification, "digest_of", lambda told: asked.append(told) or plain(told))
+    plain = file_lists.digest_of
+    monkeypatch.setattr(file_lists, "digest_of", lambda told: asked.append(told) or plain(told))
     kept = tmp_path / run(NOT_NULL).report["certificate"]["files"]
     whole, lists = kept.read_text(), sum("files" in told for told in asked)
     run(NOT_NULL)
@@ -100,34 +100,34 @@ def test_a_list_of_files_that_was_removed_at_once_is_written_again(
     ctx, files = FakeContext(tmp_path), [("/t/a", 1, 1)]
     ctx.operation = "t/validate/1"
     with monkeypatch.context() as patch:
-        patch.setattr(certification, "write", lambda *_: None)
-        certification.write_file_list("gone", lambda: files, ctx)
-    certification.write_file_list("gone", lambda: files, ctx)
+        patch.setattr(file_lists, "write", lambda *_: None)
+        file_lists.write_file_list("gone", lambda: files, ctx)
+    file_lists.write_file_list("gone", lambda: files, ctx)
     assert json.loads((tmp_path / "certificates" / "t" / "gone.json").read_text())["files"] == [["/t/a", 1, 1]]
 
 
 @pytest.mark.parametrize("version", ["abc", "../t/abc", "../../certificates/t/abc"])
 def test_hole_8_a_plan_replaces_no_list_of_another_table(tmp_path: Path, version: str) -> None:
-    """Tables share a --shared-dir, and a forged plan names the version: the certificates of that table were void."""
+    """Tables share a --shared-dir, and a forged plan names the version of another table."""
     theirs, mine = FakeContext(tmp_path), FakeContext(tmp_path)
     theirs.operation, mine.operation = "t/validate/1", "mine/validate/1"
-    certification.write_file_list("abc", lambda: [("/t/a", 1, 1)], theirs)
+    file_lists.write_file_list("abc", lambda: [("/t/a", 1, 1)], theirs)
     kept = tmp_path / "certificates" / "t" / "abc.json"
     told = kept.read_text()
     if version == "abc":
-        certification.write_file_list(version, lambda: [("/mine/a", 1, 1)], mine)
+        file_lists.write_file_list(version, lambda: [("/mine/a", 1, 1)], mine)
     else:
         with pytest.raises(InvalidArgument, match="is not a version of the table 'mine'"):
-            certification.write_file_list(version, lambda: [("/mine/a", 1, 1)], mine)
+            file_lists.write_file_list(version, lambda: [("/mine/a", 1, 1)], mine)
     assert kept.read_text() == told
 
 
 def test_a_list_with_partition_names_is_written_for_each_certificate(tmp_path: Path) -> None:
-    """One of keys alone has a job over all of them, under a name of its own."""
+    """A validation of keys alone has one job for all partitions, with its own name."""
     ctx = FakeContext(tmp_path)
     ctx.operation = "t/validate/1"
     for name in ("@table", "k=1"):
-        certification.write_file_list("named", lambda name=name: [("/t/a", 1, 1, name)], ctx)
+        file_lists.write_file_list("named", lambda name=name: [("/t/a", 1, 1, name)], ctx)
         told = json.loads((tmp_path / "certificates" / "t" / "named.json").read_text())
         assert told["files"] == [["/t/a", 1, 1, name]]
 
@@ -157,11 +157,13 @@ def test_a_partition_name_may_start_with_an_at_sign(tmp_path: Path, folder: Path
     assert [(c["verdict"], c["violations"]) for c in ran.report["checks"]] == [("violated", 1)]
 
 
-def test_the_report_says_if_the_list_of_files_cannot_be_stored(run: Callable[..., Ran], tmp_path: Path) -> None:
+def test_the_report_has_the_reason_if_the_list_of_files_cannot_be_stored(
+    run: Callable[..., Ran], tmp_path: Path
+) -> None:
     (tmp_path / "certificates").write_text("in the way")
     ran = run(NOT_NULL)
     assert (ran.report["verdict"], ran.report["certificate"]) == ("valid", None)
-    assert ran.report["uncertified"].startswith("the list of its files cannot be stored: ")
+    assert ran.report["uncertified"].startswith("cannot store the list of its files: ")
 
 
 def test_since_validates_only_new_and_changed_files(run: Callable[..., Ran], folder: Path) -> None:
@@ -174,7 +176,7 @@ def test_since_validates_only_new_and_changed_files(run: Callable[..., Ran], fol
     second = run(NOT_NULL, since=first)
     assert ([o.name for o in second.outcomes], second.report["rows"]) == (["k=3"], 1)
     assert second.report["certificate"]["rows"] == 5
-    # What is in a certificate covers what it went on from as well, but for what was replaced.
+    # A certificate also covers the files of the former one, except replaced files.
     write(folder, "k=3/c.parquet", id=[6], c=pa.array([None], pa.string()))
     replaced = folder / "k=2/a.parquet"
     os.utime(replaced, ns=(1, replaced.stat().st_mtime_ns + 1))
@@ -203,7 +205,7 @@ def test_other_checks_than_the_certified_ones_are_refused(run: Callable[..., Ran
         run(*arg["checks"], since=certificate, **{n: v for n, v in arg.items() if n != "checks"})
 
 
-def test_a_certificate_that_was_changed_does_not_fit_its_digest(run: Callable[..., Ran]) -> None:
+def test_a_certificate_that_was_changed_does_not_match_its_digest(run: Callable[..., Ran]) -> None:
     certificate = run(NOT_NULL).report["certificate"]
     for changed in ({"rows": 5}, {"checks": [{**certificate["checks"][0], "name": "x"}]}, {"table": "other"}):
         with pytest.raises(ValidationError, match="was changed after it was issued"):
@@ -255,14 +257,14 @@ def test_hole_8_only_a_successful_validation_has_a_certificate(run: Callable[...
         HISTORY[op] = {**good, **changed}
         with pytest.raises(InvalidArgument, match=sentence):
             certificate_of(op, "t", ctx)
-    # A type whose report says what its caller wants gives no certificate, and neither does another operation's.
+    # Neither a type with a report by its caller nor another operation gives a certificate.
     for other in ("t/echo/1", "t/validate/x/1", "t/validate/7"):
         HISTORY[other] = {**good, "op": other}
-        with pytest.raises(InvalidArgument, match="is not a validation|holds the certificate of"):
+        with pytest.raises(InvalidArgument, match="is not a validation|has the certificate of"):
             certificate_of(other, "t", ctx)
 
 
-def test_hole_8_what_actors_returned_is_not_certified(folder: Path, tmp_path: Path) -> None:
+def test_hole_8_results_returned_by_actors_are_not_certified(folder: Path, tmp_path: Path) -> None:
     table, ctx = TableRecord("t", "parquet", str(folder)), FakeContext(tmp_path)
     argument = Argument.model_validate({"checks": [NOT_NULL], "sample": 0})
     behavior = Validate()
@@ -292,7 +294,7 @@ def test_a_list_of_files_that_was_changed_is_refused(run: Callable[..., Ran], tm
 
 
 def forged(kept: Path, *files: Path) -> None:
-    """Put files into a list, with a digest that fits, as a writer of the table's folder can."""
+    """Put files into a list, with a matching digest, as a writer of the table's folder can."""
     told = json.loads(kept.read_text())
     told["files"] += [[str(f), f.stat().st_size, f.stat().st_mtime_ns] for f in files]
     kept.write_text(json.dumps({**told, "digest": digest_of({"files": told["files"]})}))
@@ -309,7 +311,7 @@ def test_a_list_of_files_that_was_forged_with_its_digest_is_refused(
         match="was changed: its digest does not match the certificate of t/validate/1: validate the whole",
     ):
         run(NOT_NULL, since=certificate)
-    # One of an earlier release says nothing of its list.
+    # A certificate of an earlier release has no digest of its list.
     run(NOT_NULL)
     older = {name: value for name, value in certificate.items() if name != "files_digest"}
     with pytest.raises(InvalidArgument, match="has no digest of its list of files: validate the whole table"):
@@ -343,18 +345,18 @@ def test_a_list_of_files_that_is_forged_during_the_validation_is_not_certified(
 def test_a_certificate_cannot_name_another_file_than_its_list(
     files: str, run: Callable[..., Ran], tmp_path: Path
 ) -> None:
-    """Who passes a certificate would have any file read."""
+    """Otherwise a certificate could have any file read."""
     certificate = dict(run(NOT_NULL).report["certificate"])
     for version in (certificate["version"], "../secret"):
         changed = Certificate.model_construct(**{**certificate, "files": files, "version": version})
         with pytest.raises(InvalidArgument, match="is not the list of files of its version"):
-            certification.certified_files(changed, FakeContext(tmp_path))
+            file_lists.certified_files(changed, FakeContext(tmp_path))
 
 
 def test_a_certificate_does_not_hold_if_partition_columns_change_their_types(run: Callable[..., Ran]) -> None:
     check = {"range": {"column": "k", "min": 1}}
     certificate = run({"not_null": "k"}).report["certificate"]
-    with pytest.raises(InvalidArgument, match="were registered anew since t/validate/1"):
+    with pytest.raises(InvalidArgument, match="have changed since t/validate/1"):
         run({"not_null": "k"}, since=certificate, options={"partition_types": {"k": "int"}})
     assert check not in [c["check"] for c in certificate["checks"]]
 
@@ -378,7 +380,7 @@ def schema(*fields: tuple[int, str, Any]) -> Any:
 
 
 class Metadata:
-    """As much of a table's metadata as is compared."""
+    """The parts of a table's metadata that are compared."""
 
     table_uuid = "u"
 
@@ -425,7 +427,7 @@ def test_a_certificate_is_refused_if_its_columns_have_changed(fields: Any, sente
         check_columns(certificate, version(*fields))
 
 
-def test_a_result_says_why_it_has_no_certificate() -> None:
+def test_the_error_names_why_a_result_has_no_certificate() -> None:
     def result(state: str, report: Any) -> OperationResult:
         return OperationResult(state, report, {}, (), 0.0, "t/validate/1")
 

@@ -1,4 +1,4 @@
-"""Which files have no key in common: held against the keys themselves."""
+"""Groups of files without common keys, compared with the keys themselves."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_no_key_is_in_two_groups(files: list[list[tuple[int | None, int | None]]
         columns = {}
         for i, column in enumerate("ab"):
             held = [row[i] for row in rows if row[i] is not None]
-            # Bounds need not be values: those of texts are cut, those of manifests widened.
+            # Bounds need not be values: those of texts are truncated, those of manifests widened.
             bounds = (min(held) - below, max(held) + above) if held else (None, None)
             columns[column] = ("int", [Chunk(len(rows), len(rows) - len(held), *bounds)])
         made.append(facts(str(n), **columns))
@@ -64,7 +64,7 @@ def test_ranges_that_touch_may_share_a_key() -> None:
         facts("u", a=("int", of(None, None))),
         facts("u", a=("int", of(30, 20))),
         facts("u", a=("other", of(30, 31))),
-        facts("u", a=("float", of(30.0, 31.0))),  # nothing says how many are NaN
+        facts("u", a=("float", of(30.0, 31.0))),  # the number of NaN is unknown
         facts("u", a=("float", of(30.0, 31.0, nans=1))),
         facts("u", a=("int", [*of(30, 31), *of(None, None)])),
         FileFacts("u", 10, {"a": "int"}),

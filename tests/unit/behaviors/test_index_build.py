@@ -1,4 +1,4 @@
-"""Building, refreshing and dropping an index: killed at each of its commit points, twice at once, on bad files."""
+"""Building, refreshing and dropping an index: killed at each commit point, concurrently, on bad files."""
 
 from __future__ import annotations
 
@@ -34,12 +34,13 @@ if TYPE_CHECKING:
 
 
 class Killed(BaseException):
-    """The process is gone."""
+    """The process was killed."""
 
 
 class Killer:
-    """Counts the moments before and after each call of some functions; at the one of the number ``at`` the process
-    dies: from then on none of the functions does anything, so that no code that runs on the way out changes a file.
+    """Kills the process at the moment number ``at``, counted before and after each call of some functions.
+
+    From then on none of these functions has an effect, so that no clean-up code changes a file.
     """
 
     def __init__(self, patch: pytest.MonkeyPatch, points: Iterable[tuple[Any, str]]) -> None:
@@ -66,7 +67,7 @@ class Killer:
         self._count += 1
 
     def strike(self, at: int, run: Callable[[], object]) -> bool:
-        """Run it until the moment ``at``; whether that came."""
+        """Run it until the moment ``at``; return whether that was reached."""
         self.at, self._count = at, 0
         try:
             run()
@@ -81,7 +82,7 @@ ROWS = 40
 
 
 def add(table: Path, number: int, rows: int = ROWS, **options: Any) -> Path:
-    """A file whose keys are ``number * 100 + 0 … rows - 1``, and all of which have the key -1 and a NULL."""
+    """Write a file with the keys ``number * 100 + 0 … rows - 1``, the key -1 and a NULL."""
     table.mkdir(exist_ok=True)
     keys = [*(number * 100 + i for i in range(rows)), -1, None]
     path = table / f"{number}.parquet"
@@ -91,7 +92,7 @@ def add(table: Path, number: int, rows: int = ROWS, **options: Any) -> Path:
 
 @pytest.fixture
 def indexes(tmp_path: Path) -> Indexes:
-    """Of a table of three files, each a partition of its own."""
+    """Indexes of a table of three files, each in its own partition."""
     table = tmp_path / "t"
     for n in range(3):
         add(table, n)
@@ -105,7 +106,7 @@ def named(indexes: Indexes, key: Any, name: str = "i") -> list[str]:
 
 
 def holds(indexes: Indexes, name: str = "i", files: tuple[str, ...] = ("0", "1", "2")) -> None:
-    """The index covers these files, finds what is in them, and there is no file that it does not name."""
+    """Assert that the index covers these files and no others, and finds their keys."""
     everywhere = sorted(files)
     assert named(indexes, -1, name) == everywhere
     assert named(indexes, None, name) == everywhere
@@ -119,12 +120,12 @@ def holds(indexes: Indexes, name: str = "i", files: tuple[str, ...] = ("0", "1",
 
 
 def clean(indexes: Indexes, name: str = "i") -> None:
-    """Nothing but what the kept generations name is there."""
+    """Assert that there are only files that the kept generations name."""
     assert indexes.orphan_files(name) == []
 
 
 @pytest.mark.parametrize("kind", ["posting", "skip"])
-def test_twice_is_once(kind: str, indexes: Indexes) -> None:
+def test_a_repeated_build_changes_nothing(kind: str, indexes: Indexes) -> None:
     first = indexes.build(kind=kind, columns=["k"])
     assert (first.generation, first.files, first.rows, first.indexed) == (1, 3, 3 * (ROWS + 2), 3)
     before = {path: path.read_bytes() for path in indexes.folder().root.rglob("*") if path.is_file()}
@@ -194,15 +195,16 @@ POINTS = [
     (index_folder, "write_parquet"),
     (generation_build, "write_parquet"),
 ]
-"""What changes a file that another attempt, or a reader, could see."""
+"""Functions that change files which another attempt or a reader could see."""
 
 
 @pytest.mark.parametrize("kind", ["posting", "skip"])
 def test_a_build_that_is_killed_at_any_commit_point_is_repeated(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A refresh of which a process dies at each moment in turn; another one goes on with what its checkpoints and
-    outcomes say, until it is done. All is found at every moment; in the end each row is there once, and no garbage.
+    """A refresh is killed at each moment in turn, and another attempt completes it from checkpoints and outcomes.
+
+    All keys are found at every moment; in the end each row is there once, without left-over files.
     """
     monkeypatch.setattr(segments, "SEGMENT_FILES", 1)
     killer = Killer(monkeypatch, POINTS)
@@ -235,13 +237,13 @@ def test_a_build_that_is_killed_at_any_commit_point_is_repeated(
         clean(indexes)
         shutil.rmtree(home)
         at += 1
-    assert at > 20, "so many moments were met"
+    assert at > 20, "too few moments"
 
 
 def test_a_drop_that_is_killed_at_any_commit_point_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A drop of which a process dies at each moment in turn, each file that is removed among them. The index is whole
-    and found, or it is gone; another attempt ends it, gives back all space, and says that there was one; and an index
-    can be built again.
+    """A drop is killed at each moment in turn, including each removal of a file: the index is complete or gone.
+
+    Another attempt completes the drop, frees all space, and reports that there was an index; a new one can be built.
     """
     made = Indexes(tmp_path / "made" / "t", tmp_path / "made" / "shared", group_files=1)
     (tmp_path / "made").mkdir()
@@ -279,13 +281,13 @@ def test_a_drop_that_is_killed_at_any_commit_point_is_repeated(tmp_path: Path, m
     assert indexes.build(columns=["k"]).generation == 4
     assert named(indexes, -1) == ["0", "1"]
     assert seen == {True, False}
-    assert at > 20, "so many moments were met"
+    assert at > 20, "too few moments"
 
 
 def test_an_attempt_continues_from_the_checkpoint_of_another(
     indexes: Indexes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where the former attempt is cleaned up after meanwhile, or what it left is damaged."""
+    """Even if the former attempt is cleaned up meanwhile, or its files are damaged."""
     monkeypatch.setattr(segments, "SEGMENT_FILES", 1)
     one = Indexes(Path(indexes.record.location), tmp_path / "shared")
     opened: list[str] = []
@@ -316,7 +318,7 @@ def test_an_attempt_continues_from_the_checkpoint_of_another(
 
 
 def attempted(operation: Any, partition: Any, reader: str) -> Any:
-    """An attempt whose stage the completion, or the next attempt, is to read: one that has ended, or was stopped."""
+    """An attempt that has ended, for the completion, or was stopped, for the next attempt."""
     first = operation.attempt(partition)
     if reader == "completion":
         operation.run(partition, first)
@@ -330,7 +332,7 @@ def attempted(operation: Any, partition: Any, reader: str) -> Any:
 def test_hole_3_a_stage_that_another_user_may_have_written_is_not_read(
     indexes: Indexes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: str
 ) -> None:
-    """Its name follows from an outcome or a checkpoint, which a submitter may write."""
+    """Its name comes from an outcome or a checkpoint, which a submitter may write."""
     monkeypatch.setattr(segments, "SEGMENT_FILES", 1)
     one, read = Indexes(Path(indexes.record.location), tmp_path / "shared"), list[str]()
     operation = one.plan(columns=["k"])
@@ -355,7 +357,7 @@ CHANGES = [{"columns": ["t"]}, {"kind": "skip"}, {"kind": "skip", "distinct": 1}
 def test_hole_8_segments_of_another_argument_are_not_published(
     indexes: Indexes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: str, change: dict[str, Any]
 ) -> None:
-    """A submitter may overwrite the argument while jobs run: keys of one column stood for those of another."""
+    """A submitter may overwrite the argument while jobs run: keys of one column counted for another."""
     monkeypatch.setattr(segments, "SEGMENT_FILES", 1)
     one = Indexes(Path(indexes.record.location), tmp_path / "shared")
     operation = one.plan(columns=["k"])
@@ -379,7 +381,7 @@ def test_hole_8_an_argument_cannot_name_another_index_than_the_operation(indexes
 
 
 def test_of_two_simultaneous_attempts_one_result_remains(indexes: Indexes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A former holder of a job goes on beside the present one, and ends later; the outcome names what counts."""
+    """A former holder continues beside the present one and ends later; the outcome decides."""
     operation = indexes.plan(columns=["k"])
     partition, *others = operation.planned.partitions
     real, beside = segments.Job._close, []
@@ -400,11 +402,11 @@ def test_of_two_simultaneous_attempts_one_result_remains(indexes: Indexes, monke
     clean(indexes)
 
 
-# ------------------------------------------------------------------ completion beside completion
+# ------------------------------------------------------------------ concurrent completions
 
 
 def during_publish(monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], object]) -> None:
-    """Have this happen once, when a generation is about to be published."""
+    """Call this once, just before a generation is published."""
     real = Folder.publish
 
     def publish(self: Folder, generation: Any) -> None:
@@ -428,9 +430,7 @@ def test_two_simultaneous_completions_publish_once(indexes: Indexes, monkeypatch
 
 
 def test_a_late_attempt_changes_nothing(indexes: Indexes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A coordinator that stood still before it published goes on after its successor has, after a later refresh, and
-    after a drop.
-    """
+    """A coordinator that was suspended before it published continues after a successor, a refresh, or a drop."""
     table = Path(indexes.record.location)
     operation = indexes.plan(columns=["k"]).run_all()
 
@@ -459,9 +459,7 @@ def test_a_late_attempt_changes_nothing(indexes: Indexes, monkeypatch: pytest.Mo
 def test_files_added_during_a_build_are_indexed_or_read_by_lookups(
     indexes: Indexes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A writer adds a file after the plan, another when the index is about to be published, and replaces one while it
-    is read: at no moment is a row missed.
-    """
+    """Files are added after the plan and just before the publication, and one is replaced while it is read."""
     table = Path(indexes.record.location)
     operation = indexes.plan(columns=["k"])
     add(table, 3)
@@ -490,7 +488,7 @@ def test_files_added_during_a_build_are_indexed_or_read_by_lookups(
 
 
 def test_lost_segments_are_written_again(indexes: Indexes) -> None:
-    """A machine that lost its power may have lost what it wrote without a trace in etcd."""
+    """A machine that lost power may have lost files, although etcd has their outcome."""
     operation = indexes.plan(columns=["k"]).run_all()
     parquet = [path for path in indexes.staged_files() if path.suffix == ".parquet"]
     parquet[0].write_bytes(b"")
@@ -503,7 +501,7 @@ def test_lost_segments_are_written_again(indexes: Indexes) -> None:
 # ------------------------------------------------------------------ cancel, drop, sweep
 
 
-def test_a_cancel_leaves_the_index_as_it_was_and_nothing_else(indexes: Indexes) -> None:
+def test_a_cancel_leaves_the_index_unchanged_and_no_other_files(indexes: Indexes) -> None:
     indexes.build(columns=["k"])
     add(Path(indexes.record.location), 3)
     add(Path(indexes.record.location), 4)
@@ -558,16 +556,16 @@ def test_files_of_a_superseded_generation_are_kept_for_readers(
         return real(path, wanted, most)
 
     monkeypatch.setattr(postings, "find", swept)
-    assert named(indexes, 107) == ["1"], "what was swept under the reader is read anew"
+    assert named(indexes, 107) == ["1"], "after a sweep the reader reads the newer files"
     assert len(list((indexes.folder().root / "generations").iterdir())) == 1
     clean(indexes)
 
 
-# ------------------------------------------------------------------ bad days
+# ------------------------------------------------------------------ failures
 
 
 def test_a_full_disk_fails_the_attempt_and_leaves_nothing(indexes: Indexes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Writes fail for real, by the limit on the size of a process's files: in a job, then in the completion."""
+    """Writes really fail, by the limit on the size of files: in a job, then in the completion."""
     indexes.build(columns=["k"])
     table = Path(indexes.record.location)
     keys = random.Random(1).sample(range(10_000, 10**9), 20_000)
@@ -599,7 +597,7 @@ def test_a_full_disk_fails_the_attempt_and_leaves_nothing(indexes: Indexes, monk
 
 
 def test_planning_refuses_a_folder_that_cannot_be_written(indexes: Indexes) -> None:
-    """What is in the way is a file: to who may do anything, no folder is read-only."""
+    """A file replaces the folder, because no folder is read-only for root."""
     (Path(indexes.record.location) / "_distop").write_text("")
     with pytest.raises(
         InvalidArgument, match=r"cannot write into .*/_distop/index/i .*: an index is stored beside its table"
@@ -610,8 +608,9 @@ def test_planning_refuses_a_folder_that_cannot_be_written(indexes: Indexes) -> N
 def test_a_folder_that_becomes_read_only_fails_the_attempt_and_leaves_nothing(
     indexes: Indexes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once a build has begun: in the stage of a job, then beside the table. (To who may do anything, as a test may run,
-    no folder is read-only: the one call that makes a file says it.)
+    """After the build has begun: in the stage of a job, then beside the table.
+
+    No folder is read-only for root, so the call that creates files is made to fail.
     """
     indexes.build(columns=["k"])
     add(Path(indexes.record.location), 3)
@@ -658,13 +657,13 @@ def test_files_that_cannot_be_read_are_named_and_left_to_lookups(indexes: Indexe
 
 @pytest.mark.parametrize("kind", ["posting", "skip"])
 def test_a_file_with_fewer_rows_than_its_footer_counts_is_left_to_lookups(kind: str, indexes: Indexes) -> None:
-    """pyarrow reads the rows that are there, and says nothing of the others."""
+    """pyarrow reads the existing rows and raises no error."""
     path = Path(indexes.record.location) / "2.parquet"
     with_rows_of_groups(path, ROWS + 3)
     with_values(path, ROWS + 3)
     report = indexes.build(kind=kind, columns=["k"])
     assert [f.file for f in report.not_indexed] == ["2.parquet"]
-    assert f"a row group has {ROWS + 2} rows, and {ROWS + 3} by its footer" in report.not_indexed[0].why
+    assert f"a row group has {ROWS + 2} rows, but its footer says {ROWS + 3}" in report.not_indexed[0].why
     assert [Path(f[0]).stem for f in find(indexes.record, "i", [7]).uncovered] == ["2"]
 
 
@@ -698,11 +697,11 @@ def test_a_file_whose_name_is_not_utf8_is_named_and_left_to_lookups(indexes: Ind
     operation = indexes.plan(columns=["k"])
     os.rename(add(table, 5), os.fsencode(table) + b"/\xfe.parquet")  # noqa: PTH104
     report = operation.run_all().complete()
-    assert (report.files, report.not_indexed_files) == (4, 2), "also of what came while the index was built"
+    assert (report.files, report.not_indexed_files) == (4, 2), "including the file added during the build"
 
 
 def test_operations_of_the_same_name_in_other_namespaces_are_distinguished(indexes: Indexes) -> None:
-    """Instances begin at 1 again with a new etcd, or in another namespace."""
+    """Instance numbers start at 1 again with a new etcd, or in another namespace."""
     table = Path(indexes.record.location)
     assert indexes.build(columns=["k"]).generation == 1
     indexes.instances = 0
@@ -711,7 +710,7 @@ def test_operations_of_the_same_name_in_other_namespaces_are_distinguished(index
     assert (report.generation, report.indexed, report.files) == (2, 1, 4)
     indexes.instances = 0
     operation = indexes.plan(columns=["k"], refresh="full").run_all()
-    assert operation.complete() == operation.complete(), "again, of the same operation"
+    assert operation.complete() == operation.complete(), "repeated by the same operation"
     holds(indexes, files=("0", "1", "2", "3"))
     indexes.instances = 0
     assert indexes.drop()
@@ -719,7 +718,7 @@ def test_operations_of_the_same_name_in_other_namespaces_are_distinguished(index
     assert not indexes.drop(), "that was another drop"
 
 
-def test_a_drop_whose_outcome_was_lost_says_that_there_was_an_index(indexes: Indexes) -> None:
+def test_a_drop_whose_outcome_was_lost_reports_that_there_was_an_index(indexes: Indexes) -> None:
     indexes.build(columns=["k"])
     operation = Operation(indexes, DropIndex(), {"name": "i"})
     (partition,) = operation.planned.partitions
@@ -731,8 +730,9 @@ def test_a_drop_whose_outcome_was_lost_says_that_there_was_an_index(indexes: Ind
 def test_a_late_drop_does_not_touch_a_newer_build(
     indexes: Indexes, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    """It stands still before it publishes, before it removes generations, or before it removes files; another attempt
-    ends it, and the index is made again, or is just being made.
+    """The drop is suspended before it publishes, removes generations, or removes files.
+
+    Meanwhile another attempt completes it, the index is built again, and a refresh is in progress.
     """
     indexes.build(columns=["k"])
     operation = Operation(indexes, DropIndex(), {"name": "i"})
@@ -753,7 +753,7 @@ def test_a_late_drop_does_not_touch_a_newer_build(
 
     def counted(self: Folder, *args: Any) -> Any:
         calls.append(args)
-        # Whether there is an index is looked up before, by the same list.
+        # The same list is read before, to find out whether there is an index.
         return late(self, *args) if moment != "_numbers" or len(calls) == 3 else real(self, *args)
 
     monkeypatch.setattr(Folder, moment, counted)
@@ -795,7 +795,7 @@ def test_a_build_on_a_dropped_table_raises_table_unavailable(indexes: Indexes) -
         (["p"], "the column 'p' is a partition column"),
     ],
 )
-def test_columns_that_cannot_be_indexed(columns: list[str], sentence: str, tmp_path: Path) -> None:
+def test_columns_that_cannot_be_indexed_are_refused(columns: list[str], sentence: str, tmp_path: Path) -> None:
     columns_of = {"k": [1], "s": [{"x": 1}], "l": [[1]], "at": pa.array([1], pa.time64("us"))}
     (tmp_path / "t" / "p=1").mkdir(parents=True)
     pq.write_table(pa.table(columns_of), tmp_path / "t" / "p=1" / "0.parquet")
@@ -804,18 +804,18 @@ def test_columns_that_cannot_be_indexed(columns: list[str], sentence: str, tmp_p
     assert not (tmp_path / "t" / "_distop").exists(), "nothing was changed"
 
 
-def test_columns_of_an_iceberg_table_that_cannot_be_indexed(tmp_path: Path) -> None:
+def test_columns_of_an_iceberg_table_that_cannot_be_indexed_are_refused(tmp_path: Path) -> None:
     Lake(tmp_path / "t").new(Schema(NestedField(1, "u", UUIDType()), NestedField(2, "at", TimeType())))
     indexes = Indexes(tmp_path / "t", tmp_path / "shared")
     indexes.record = TableRecord("t", "iceberg", str(tmp_path / "t"))
-    for column, why in (("u", "it is a uuid"), ("at", "does not read the type time"), ("x", "has no column 'x'")):
+    for column, why in (("u", "its type is uuid"), ("at", "does not read the type time"), ("x", "has no column 'x'")):
         with pytest.raises(InvalidArgument, match=why):
             indexes.plan(columns=[column])
 
 
 @pytest.mark.parametrize("kind", ["posting", "skip"])
-def test_columns_of_an_iceberg_table_that_are_renamed(kind: str, tmp_path: Path) -> None:
-    """What was indexed under a name says nothing of the column that has the name now."""
+def test_an_index_of_an_iceberg_table_survives_renamed_columns(kind: str, tmp_path: Path) -> None:
+    """Entries of a former column do not count for a new column with its name."""
     lake = Lake(tmp_path / "t")
     table = lake.new(Schema(NestedField(1, "k", LongType()), NestedField(2, "b", LongType())))
     table.append(pa.table({"k": [1, 2], "b": [7, 8]}))
@@ -845,7 +845,7 @@ def test_columns_of_an_iceberg_table_that_are_renamed(kind: str, tmp_path: Path)
     path = max((indexes.folder().root / "generations").iterdir())
     generation = json.loads(path.read_text())
     path.write_text(json.dumps({name: value for name, value in generation.items() if name != "ids"}))
-    assert read(1) == (0, 1), "one that does not say which columns it was made of"
+    assert read(1) == (0, 1), "a generation without ids of columns"
     operation = indexes.plan(kind=kind, columns=["k"], refresh="full").run_all()
     with table.update_schema() as update:
         update.delete_column("k")
@@ -859,7 +859,7 @@ def test_columns_of_an_iceberg_table_that_are_renamed(kind: str, tmp_path: Path)
 
 
 def test_hole_1_a_completion_indexes_no_file_that_became_a_link(tmp_path: Path) -> None:
-    """It indexes what no job has. The plan of these manifests was kept, with files that were looked at before."""
+    """It indexes files that no job has indexed, by a cached plan whose files were checked before."""
     table = Lake(tmp_path / "t").new(Schema(NestedField(1, "k", LongType())))
     table.append(pa.table({"k": [1, 2]}))
     other = tmp_path / "other.parquet"
@@ -874,7 +874,7 @@ def test_hole_1_a_completion_indexes_no_file_that_became_a_link(tmp_path: Path) 
         operation.complete()
 
 
-def test_arguments_that_are_refused(indexes: Indexes) -> None:
+def test_invalid_arguments_are_refused(indexes: Indexes) -> None:
     for arg in (
         {"columns": []},
         {"columns": ["k", "K"]},

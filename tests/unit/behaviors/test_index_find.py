@@ -1,4 +1,4 @@
-"""Which files an index names: every one that has a key, whatever the types; and of postings no others."""
+"""Files that an index names: all files with a key, for all types; a posting index no others."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KINDS = ["i8", "i16", "i32", "i64", "u64", "f32", "f64", "dec", "big_dec", "day"
 
 
 def same(value: Any, key: Any) -> bool:
-    """Equal as a lookup has it: NULL equals NULL, and what is not a number itself."""
+    """Equality of lookups: NULL equals NULL, and NaN equals NaN."""
     if isinstance(value, float) and isinstance(key, float) and math.isnan(value):
         return math.isnan(key)
     return bool(value == key) and (value is None) == (key is None)
@@ -116,7 +116,7 @@ def test_a_skip_index_accepts_keys_of_some_of_its_columns(tmp_path: Path) -> Non
         named({"a": 1}, {"b": "x"})
     summary = pq.ParquetFile(next((indexes.folder("s").data).glob("*-files-*.parquet"))).read().to_pylist()[0]
     assert (summary["a.min"], summary["a.max"], summary["a.values"], summary["b.nulls"]) == (0, 0, [0], 0)
-    assert summary["b.values"] is None, "there are more than are kept"
+    assert summary["b.values"] is None, "there are more values than are kept"
 
 
 NOON = datetime(2020, 1, 2)  # noqa: DTZ001 -- without a zone
@@ -199,7 +199,7 @@ def test_a_bloom_filter_finds_its_values_and_few_others() -> None:
 
 
 def test_truncated_or_invalid_texts_exclude_no_file(tmp_path: Path) -> None:
-    """Of a text that is cut whole characters are the lower bound; one with bytes that are none bounds nothing."""
+    """The lower bound of a truncated text has whole characters; invalid bytes give no bound."""
     table = tmp_path / "t"
     table.mkdir()
     between = "a\u00c0"

@@ -1,4 +1,4 @@
-"""What an index build or a drop removes and publishes follows from the operation, never from a result or a link."""
+"""Files that an index build or a drop removes and publishes depend on no result and no link."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ import pytest
 from distop.behavior import OutcomeRow
 from distop.errors import InvalidArgument, UnsafePath
 from distop.storage.files import NotRegular, TooLarge
-from distop_behaviors.index import DropIndex, build_plan, postings, segments
+from distop_behaviors.index import DropIndex, covered_files, postings, segments
 from distop_behaviors.index import index_folder as folder
-from distop_behaviors.index.build_plan import file_list
-from distop_behaviors.index.index_folder import Folder, Generation, Named
+from distop_behaviors.index.covered_files import file_list
+from distop_behaviors.index.generation import Generation, Named
+from distop_behaviors.index.index_folder import Folder
 from distop_behaviors.index.key_lookup import find
 from tests.support.index_runs import Indexes, Operation
 from tests.unit.behaviors.test_index_build import add, clean, holds, indexes, named
@@ -30,14 +31,14 @@ __all__ = ["indexes"]
 
 
 def returned(operation: Operation, ordinal: int, **result: Any) -> None:
-    """A job's outcome as somebody who has got it by ``own_jobs`` gives it: with any result, and without a stage."""
+    """Replace a job's outcome as an actor of ``own_jobs`` can: any result, and no stage."""
     row = operation.outcomes[ordinal]
     told = {**row.result, **result}
     operation.outcomes[ordinal] = OutcomeRow(row.partition, row.name, row.success, told, row.error)
 
 
 def precious(home: Path) -> Path:
-    """A folder that is not ours, and looks like stages of operations as far as its names go."""
+    """A foreign folder with the names of stages of operations."""
     for n in range(3):
         (home / "precious" / str(n) / "000000" / "1-x").mkdir(parents=True)
         (home / "precious" / str(n) / "000000" / "1-x" / "journal.jsonl").write_text("mine")
@@ -53,12 +54,12 @@ def test_hole_3_a_result_that_names_a_folder_removes_nothing_there(indexes: Inde
         report = operation.complete()
     finally:
         assert sorted(p.name for p in target.iterdir()) == ["0", "1", "2"]
-    assert report.files == 3, "what it did not do is done"
+    assert report.files == 3, "the completion did the missing job"
     holds(indexes)
     clean(indexes)
 
 
-def test_hole_3_a_result_that_names_a_folder_removes_nothing_where_the_build_is_cancelled(
+def test_hole_3_a_result_that_names_a_folder_removes_nothing_if_the_build_is_cancelled(
     indexes: Indexes, tmp_path: Path
 ) -> None:
     target = precious(tmp_path)
@@ -70,7 +71,7 @@ def test_hole_3_a_result_that_names_a_folder_removes_nothing_where_the_build_is_
 
 
 def test_a_result_cannot_add_a_foreign_segment_to_an_index(indexes: Indexes, tmp_path: Path) -> None:
-    """A journal elsewhere, of a segment that says that a file has other keys."""
+    """A foreign journal of a segment that has other keys for a file."""
     other = Indexes(tmp_path / "forged", tmp_path / "forged-stage", group_files=1)
     add(tmp_path / "forged", 9)
     forged = other.plan(columns=["k"]).run_all().outcomes[0].result
@@ -82,7 +83,7 @@ def test_a_result_cannot_add_a_foreign_segment_to_an_index(indexes: Indexes, tmp
 
 
 def test_the_stage_of_another_operation_is_not_published(indexes: Indexes, tmp_path: Path) -> None:
-    """What a result says of another stage is not what its own has."""
+    """A result about another stage does not match its own stage."""
     other = indexes.plan(columns=["k"], refresh="full").run_all()
     operation = indexes.plan(columns=["k"], refresh="full").run_all()
     row = operation.outcomes[0]
@@ -118,7 +119,7 @@ def test_a_checkpoint_cannot_name_a_stage_of_another_job(indexes: Indexes, name:
 
 @pytest.mark.parametrize("level", ["_distop", "_distop/index", "_distop/index/i", "_distop/index/i/data"])
 def test_hole_3_a_drop_removes_nothing_through_a_link(indexes: Indexes, tmp_path: Path, level: str) -> None:
-    """drop-index emptied whatever a link called ``data`` led to."""
+    """drop-index emptied the target of a link called ``data``."""
     indexes.build(columns=["k"])
     linked = Path(indexes.record.location) / level
     outside = tmp_path / "outside"
@@ -160,7 +161,7 @@ def test_a_generation_that_names_a_file_elsewhere_is_not_read(indexes: Indexes) 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("name", ["0000007.json", "\u0660\u0660\u0660\u0660\u0660\u0667.json", "1" * 30 + ".json"])
 def test_files_with_other_names_are_not_generations(indexes: Indexes, name: str) -> None:
-    """It was taken for number 7, which is not there, and looked for again without end."""
+    """It counted as number 7, which does not exist and was looked for without end."""
     indexes.build(columns=["k"])
     (indexes.folder().root / "generations" / name).write_text("{}")
     current = indexes.folder().current()
@@ -170,13 +171,13 @@ def test_files_with_other_names_are_not_generations(indexes: Indexes, name: str)
 
 @pytest.mark.timeout(20)
 def test_a_generation_of_another_number_than_its_name_is_not_read(indexes: Indexes) -> None:
-    """A drop added the generation after it for ever, and was refused."""
+    """A drop tried to add the generation after it forever."""
     indexes.build(columns=["k"])
     folder = indexes.folder()
     text = (folder.root / "generations" / "000001.json").read_text()
     (folder.root / "generations" / "000005.json").write_text(text)
     for ask in (folder.current, lambda: folder.drop("9-drop", 5, 5)):
-        with pytest.raises(InvalidArgument, match="000005.json: it holds the generation 1"):
+        with pytest.raises(InvalidArgument, match="000005.json: it has the generation 1"):
             ask()
 
 
@@ -216,7 +217,7 @@ def test_two_namespaces_take_turns_with_one_index(two: tuple[Indexes, Indexes]) 
 def test_a_sweep_keeps_unpublished_files_of_another_namespace(
     two: tuple[Indexes, Indexes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A sweep took what builds with lower instances had not published yet, whosever they were."""
+    """A sweep removed unpublished files of builds with lower numbers, of any namespace."""
     one, other = two
     for _ in range(3):
         one.build(columns=["k"], refresh="full")
@@ -261,10 +262,10 @@ def test_only_outcomes_of_executors_have_a_stage() -> None:
 
 @pytest.mark.parametrize("planted", ["pipe", "link"])
 @pytest.mark.parametrize("which", ["files", "runs", "generation"])
-def test_hole_3_an_index_is_read_from_regular_files_alone(
+def test_hole_3_an_index_is_read_from_regular_files_only(
     indexes: Indexes, tmp_path: Path, which: str, planted: str
 ) -> None:
-    """A pipe would hold up whoever plans a build, or looks a key up, for ever."""
+    """A pipe would block a plan or a lookup forever."""
     indexes.build(columns=["k"])
     found = indexes.folder()
     current = found.current()
@@ -293,7 +294,7 @@ def test_hole_3_an_index_is_read_from_regular_files_alone(
 
 
 def within(read: Any) -> None:
-    """Raises what that raises; AssertionError where it does not end."""
+    """Raises the error of the read, or AssertionError if it does not end."""
     raised: list[BaseException] = []
 
     def run() -> None:
@@ -305,7 +306,7 @@ def within(read: Any) -> None:
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(5)
-    assert not thread.is_alive(), "it waits for whoever writes into the pipe"
+    assert not thread.is_alive(), "it waits for a writer of the pipe"
     if raised:
         raise raised[0]
 
@@ -316,14 +317,14 @@ def test_hole_3_a_list_of_files_is_bounded(indexes: Indexes, monkeypatch: pytest
     current = found.current()
     assert current is not None
     assert file_list(found, current).num_rows == 3
-    monkeypatch.setattr(build_plan, "LIST_BYTES", 10)
+    monkeypatch.setattr(covered_files, "LIST_BYTES", 10)
     with pytest.raises(TooLarge, match=r"the list of files .*\.parquet is larger than the maximum of 10 bytes"):
         file_list(found, current)
 
 
 @pytest.mark.parametrize("number", [700_000_000, -1, 1.5, "7"])
-def test_hole_9_a_generation_numbers_no_more_files_than_fit_into_memory(number: object) -> None:
-    """A build took four bytes for each of as many files as a generation says that there were."""
+def test_hole_9_the_number_of_files_of_a_generation_is_bounded(number: object) -> None:
+    """A build took four bytes for each file that a generation claims to have."""
     told = json.loads(Generation(number=1, table_version="1").to_json())
     assert Generation.from_json(json.dumps({**told, "next_file": 7})).next_file == 7
     with pytest.raises(ValueError, match="at most 50000000"):
@@ -331,8 +332,8 @@ def test_hole_9_a_generation_numbers_no_more_files_than_fit_into_memory(number: 
 
 
 @pytest.mark.parametrize("rows", [10**18, -1, 1.5, "7", None])
-def test_hole_9_a_generation_has_no_more_postings_than_a_build_can_merge(rows: object) -> None:
-    """A completion counted to the number of runs that so many postings make."""
+def test_hole_9_the_number_of_postings_of_a_generation_is_bounded(rows: object) -> None:
+    """A completion counted through all runs that this many postings make."""
 
     def read(*of_runs: object) -> Generation:
         runs = tuple(Named(f"{n}.parquet", 1, "d", cast("int", of_run)) for n, of_run in enumerate(of_runs))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     [
         ({"jobs": 3, "fail": ["0"]}, "jobs is 3, but an operation on @cluster has one job: leave jobs out"),
         ({"jobs": 0}, "jobs is 0, but an operation on @cluster has one job: leave jobs out"),
-        ({"fail": ["all", "0"]}, "fail names '0', but @cluster has only the partition 'all'"),
+        ({"fail": ["all", "0"]}, "'fail' has '0', but @cluster has only the partition 'all'"),
     ],
 )
 def test_noop_on_cluster_refuses_several_jobs_and_unknown_partitions(
@@ -44,5 +44,5 @@ def test_a_noop_job_sleeps_at_most_an_hour(seconds: float) -> None:
 
 
 def test_noop_has_no_argument_that_harms_a_node() -> None:
-    """Everybody who may start operations may start this one, on every executor."""
+    """Every user who may start operations may start this one, on every executor."""
     assert set(NoopArg.model_fields) == {"jobs", "sleep", "fail"}

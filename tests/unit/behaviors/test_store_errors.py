@@ -41,13 +41,13 @@ def parquet() -> bytes:
     ("status", "code", "cause"),
     [
         (403, "AccessDenied", store_errors.DENIED),
-        (403, "SignatureDoesNotMatch", store_errors.DENIED),  # S3 says no more to HEAD
+        (403, "SignatureDoesNotMatch", store_errors.DENIED),  # S3 gives no other code for HEAD
         (301, "PermanentRedirect", store_errors.REDIRECTED),
         (307, "TemporaryRedirect", store_errors.REDIRECTED),
         (400, "ExpiredToken", store_errors.NOT_ACCEPTED),
         (401, "Unauthorized", store_errors.DENIED),
         (407, "ProxyAuthenticationRequired", store_errors.PROXY),
-        (418, "Teapot", f"{store_errors.ANSWERS} 418"),
+        (418, "Teapot", f"{store_errors.STATUS} 418"),
         (501, "NotImplemented", store_errors.FAILING),
     ],
 )
@@ -64,43 +64,43 @@ def test_a_few_files_show_that_all_are_refused(
     assert len(asked) == parquet_footers.THREADS
 
 
-_SAID = "When getting information for key 'k' in bucket 'b': "
-SAID = {
-    f"{_SAID}AWS Error ACCESS_DENIED during HeadObject operation: No response body.": store_errors.DENIED,
-    f"{_SAID}AWS Error INVALID_ACCESS_KEY_ID during GetObject operation: no": store_errors.CREDENTIALS,
-    f"{_SAID}AWS Error NO_SUCH_BUCKET during ListObjectsV2 operation: no": store_errors.BUCKET,
-    f"{_SAID}AWS Error UNKNOWN (HTTP status 503) during HeadObject operation: No response body.": store_errors.FAILING,
+_HEAD = "When getting information for key 'k' in bucket 'b': "
+MESSAGES = {
+    f"{_HEAD}AWS Error ACCESS_DENIED during HeadObject operation: No response body.": store_errors.DENIED,
+    f"{_HEAD}AWS Error INVALID_ACCESS_KEY_ID during GetObject operation: no": store_errors.CREDENTIALS,
+    f"{_HEAD}AWS Error NO_SUCH_BUCKET during ListObjectsV2 operation: no": store_errors.BUCKET,
+    f"{_HEAD}AWS Error UNKNOWN (HTTP status 503) during HeadObject operation: No response body.": store_errors.FAILING,
     # pyarrow retries these for up to a minute, so that no test asks a store for them.
-    f"{_SAID}AWS Error UNKNOWN (HTTP status 429) during HeadObject operation: No response body.": (
+    f"{_HEAD}AWS Error UNKNOWN (HTTP status 429) during HeadObject operation: No response body.": (
         store_errors.THROTTLED
     ),
-    f"{_SAID}AWS Error UNKNOWN (HTTP status 509) during HeadObject operation: No response body.": store_errors.FAILING,
-    f"{_SAID}AWS Error UNKNOWN (HTTP status 404) during ListObjectsV2 operation: Unable to parse ExceptionName": None,
-    f"{_SAID}AWS Error UNKNOWN (HTTP status 410) during HeadObject operation: No response body.": None,
-    f"{_SAID}AWS Error UNKNOWN (HTTP status 416) during GetObject operation: No response body.": None,
-    f"{_SAID}AWS Error NETWORK_CONNECTION during HeadObject operation: curlCode: 7, Could not connect to server": (
+    f"{_HEAD}AWS Error UNKNOWN (HTTP status 509) during HeadObject operation: No response body.": store_errors.FAILING,
+    f"{_HEAD}AWS Error UNKNOWN (HTTP status 404) during ListObjectsV2 operation: Unable to parse ExceptionName": None,
+    f"{_HEAD}AWS Error UNKNOWN (HTTP status 410) during HeadObject operation: No response body.": None,
+    f"{_HEAD}AWS Error UNKNOWN (HTTP status 416) during GetObject operation: No response body.": None,
+    f"{_HEAD}AWS Error NETWORK_CONNECTION during HeadObject operation: curlCode: 7, Could not connect to server": (
         store_errors.CONNECTION
     ),
-    f"{_SAID}AWS Error NETWORK_CONNECTION during HeadObject operation: curlCode: 6, Could not resolve hostname": (
+    f"{_HEAD}AWS Error NETWORK_CONNECTION during HeadObject operation: curlCode: 6, Could not resolve hostname": (
         store_errors.NAME
     ),
     "google::cloud::Status(PERMISSION_DENIED: Permanent error, with a last message of no": store_errors.DENIED,
     "google::cloud::Status(UNAVAILABLE: Retry policy exhausted, with a last message of PerformWork() - CURL error "
     "[7]=Could not connect to server": store_errors.CONNECTION,
-    f"{_SAID}AWS Error NO_SUCH_KEY during GetObject operation: no": None,
+    f"{_HEAD}AWS Error NO_SUCH_KEY during GetObject operation: no": None,
     "Parquet magic bytes not found in footer": None,
 }
-"""What pyarrow says, and what it is taken for."""
+"""Messages of pyarrow, and the cause derived from each."""
 
 
-@pytest.mark.parametrize("text", SAID)
-def test_a_cause_is_told_by_the_code_of_the_service(text: str) -> None:
-    assert store_errors.cause_of_python_error(OSError(text)) == SAID[text]
+@pytest.mark.parametrize("text", MESSAGES)
+def test_the_cause_is_derived_from_the_code_of_the_service(text: str) -> None:
+    assert store_errors.cause_of_python_error(OSError(text)) == MESSAGES[text]
     assert store_errors.cause_of_python_error(ValueError(text)) is None
 
 
 class Thrown(Exception):
-    """An error of Spark's, and what Java threw, by its class and its message."""
+    """An error of Spark with a Java exception of this class and message."""
 
     def __init__(self, name: str, text: str) -> None:
         super().__init__(text)
@@ -138,27 +138,27 @@ _S3 = "software.amazon.awssdk.services.s3.model.S3Exception"
         (_S3, "no (Service: S3, Status Code: 416, Request ID: 7)", None),
         (_GOOGLE, "429 Too Many Requests\nGET https://storage.googleapis.com/b/a", store_errors.THROTTLED),
         (_ABFS, 'Operation failed: "no", 503, HEAD, https://a.dfs.core.windows.net/b', store_errors.FAILING),
-        (_ABFS, 'Operation failed: "no", 418, HEAD, https://a.dfs.core.windows.net/b', f"{store_errors.ANSWERS} 418"),
+        (_ABFS, 'Operation failed: "no", 418, HEAD, https://a.dfs.core.windows.net/b', f"{store_errors.STATUS} 418"),
         (_GOOGLE, "404 Not Found\nGET https://storage.googleapis.com/b/403", None),
         (_ABFS, 'Operation failed: "no", 403, HEAD, https://a.dfs.core.windows.net/b', store_errors.DENIED),
         (_ABFS, 'Operation failed: "no", 404, HEAD, https://a.dfs.core.windows.net/403', None),
         ("java.lang.IllegalStateException", "403 Forbidden", None),
     ],
 )
-def test_a_cause_is_told_by_the_status_that_a_client_of_a_service_quotes(
+def test_the_cause_is_derived_from_the_status_that_a_client_of_a_service_quotes(
     name: str, text: str, cause: str | None
 ) -> None:
     assert store_errors.cause_of_spark_error(Thrown(name, text)) == cause
 
 
-def test_a_cause_of_the_system_is_told_by_its_number() -> None:
+def test_the_cause_of_a_system_error_is_derived_from_its_number() -> None:
     assert store_errors.cause_of_python_error(PermissionError(errno.EACCES, "no")) == store_errors.DENIED
     refused = ConnectionRefusedError(errno.ECONNREFUSED, "no")
     assert store_errors.cause_of_python_error(refused) == store_errors.CONNECTION
     assert store_errors.cause_of_python_error(FileNotFoundError(errno.ENOENT, "no")) is None
 
 
-def test_one_file_that_is_refused_says_nothing_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_files_do_not_affect_other_files(monkeypatch: pytest.MonkeyPatch) -> None:
     data = parquet()
     files: dict[str, bytes | None] = {f"mixed/day={n}/a.parquet": None if n < 7 else data for n in range(20)}
     with RefusingStore(files=files) as store:
@@ -169,8 +169,8 @@ def test_one_file_that_is_refused_says_nothing_of_the_others(monkeypatch: pytest
 
 
 @pytest.mark.timeout(60)
-def test_a_store_of_googles_that_is_not_there_is_given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its client by itself asks again for a quarter of an hour, for each file."""
+def test_an_unreachable_store_of_google_is_abandoned_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default its client retries for 15 minutes, for each file."""
     monkeypatch.setattr(files, "GCS_RETRIES", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setenv("CLOUD_STORAGE_EMULATOR_ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
@@ -180,7 +180,7 @@ def test_a_store_of_googles_that_is_not_there_is_given_up_soon(monkeypatch: pyte
         == store_errors.CONNECTION
     )
     with pytest.raises(Unreadable, match="cannot be read"):
-        parquet_footers.unchanged(*plan[0])
+        parquet_footers.check_unchanged(*plan[0])
 
 
 @pytest.mark.parametrize("mode", ["only", "auto"])
@@ -188,7 +188,7 @@ def test_a_store_of_googles_that_is_not_there_is_given_up_soon(monkeypatch: pyte
 def test_a_check_of_keys_gives_no_verdict_on_a_table_that_cannot_be_read(
     refused: str, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was the error of the check, which ended the operation, though another executor may read the table."""
+    """It was an error of the check, which ended the operation, although another executor could read it."""
     (tmp_path / "here" / "a.parquet").parent.mkdir()
     (tmp_path / "here" / "a.parquet").write_bytes(parquet())
     with RefusingStore(files={f"listed/day={n}/a.parquet": None for n in range(FILES)}) as store:

@@ -43,7 +43,7 @@ def refusal(arg: Any) -> str:
     return f"{found.json_path}: {found.message}"
 
 
-def test_the_contract_s_example() -> None:
+def test_the_example_of_the_contract_is_valid() -> None:
     jsonschema.validate(CONTRACT, SCHEMA)
     argument = Argument.model_validate(CONTRACT)
     assert argument.names() == [
@@ -70,7 +70,7 @@ def test_the_columns_of_references_are_paired_at_the_start() -> None:
             Argument.model_validate({"checks": [{"references": wrong}]})
 
 
-def test_default_names_are_made_different() -> None:
+def test_default_names_are_unique() -> None:
     checks = [
         {"not_null": "a"},
         {"check": "a > 1"},
@@ -103,7 +103,7 @@ def test_default_names_are_made_different() -> None:
         ("tailnum", "$.checks[0]: 'tailnum'"),
     ],
 )
-def test_a_wrong_check_is_named(check: Any, words: str) -> None:
+def test_the_error_names_the_invalid_check(check: Any, words: str) -> None:
     assert words in refusal({"checks": [check]})
     with pytest.raises(ValidationError):
         Argument.model_validate({"checks": [check]})
@@ -121,7 +121,7 @@ def test_a_wrong_check_is_named(check: Any, words: str) -> None:
         ({"checks": [{"not_null": "a"}], "max_violations": 0}, "$.max_violations: 0"),
     ],
 )
-def test_a_wrong_option_is_named(arg: Any, words: str) -> None:
+def test_the_error_names_the_invalid_option(arg: Any, words: str) -> None:
     assert words in refusal(arg)
     with pytest.raises(ValidationError):
         Argument.model_validate(arg)
@@ -153,7 +153,7 @@ def test_a_decimal_has_no_more_places_than_digits() -> None:
         *["decimal(10,10)", "decimal(20,19)", "decimal(9,9)", "varchar(20)", "CHAR( 1 )"],
     ],
 )
-def test_fits_takes_a_type_as_spark_spells_it(kind: str) -> None:
+def test_fits_accepts_the_spellings_of_spark(kind: str) -> None:
     arg = {"checks": [{"fits": {"column": "a", "type": kind}}]}
     jsonschema.validate(arg, SCHEMA)
     Argument.model_validate(arg)
@@ -221,7 +221,7 @@ def test_two_checks_of_one_name_are_refused_when_the_operation_is_submitted() ->
     ],
 )
 def test_arguments_accepted_at_submission_are_accepted_by_the_jobs(change: dict[str, Any], *, fits: bool) -> None:
-    """JSON knows one kind of number: 2.0 is a whole one."""
+    """JSON has one kind of number: 2.0 is a whole number."""
     arg = {"checks": [{"not_null": "a"}], **change}
     refused = []
     for look in (
@@ -235,7 +235,7 @@ def test_arguments_accepted_at_submission_are_accepted_by_the_jobs(change: dict[
     assert len(refused) == (0 if fits else 2), refused
 
 
-def test_the_declaration() -> None:
+def test_the_declaration_of_validate() -> None:
     declared = Validate.declaration()
     assert (declared.type_name, declared.failure_policy, declared.batch, declared.completes, declared.can_fail) == (
         "validate",

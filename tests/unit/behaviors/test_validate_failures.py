@@ -1,4 +1,4 @@
-"""What an error of Spark is about, where its text alone can tell."""
+"""Classification of Spark's errors by their text."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_errors_of_a_stopped_context_are_unexpected(text: str) -> None:
 
 
 def test_the_message_of_a_task_is_reported_without_the_task() -> None:
-    """The number of a task says nothing, and differs from one partition to the next."""
+    """The number of a task is of no use, and differs between partitions."""
     thrown = "java.lang.IllegalArgumentException: Malformed pattern"
     text = f"{_LOST}1.0 (TID 7) (192.0.2.2 executor driver): {thrown}\n\tat java.base/java.text.DecimalFormat"
     assert spark_errors.message_of(Exception(text)) == thrown
@@ -116,12 +116,12 @@ _FILE = (
         ([], ""),
     ],
 )
-def test_why_a_file_cannot_be_read(causes: list[tuple[str, str]], why: str) -> None:
+def test_the_reason_why_a_file_cannot_be_read(causes: list[tuple[str, str]], why: str) -> None:
     assert spark_errors.explain_causes([_FILE, *causes]) == why
 
 
-def test_hole_9_a_value_that_spark_quotes_costs_no_executor_its_time() -> None:
-    """Spark's message has the value as a whole: a search that took quadratic time held all threads of a child."""
+def test_hole_9_a_long_value_that_spark_quotes_is_handled_in_linear_time() -> None:
+    """Spark quotes the whole value: a search in quadratic time blocked all threads of a child."""
     text = f"[CAST_INVALID_INPUT] The value 'y{' ' * 5_000_000}' of the type \"STRING\" cannot be cast. SQLSTATE: 22018"
     found = spark_errors.message_of(Exception(text))
     assert found.startswith("[CAST_INVALID_INPUT] The value 'y")

@@ -1,4 +1,4 @@
-"""In which type keys are compared. No Spark."""
+"""The common type in which keys are compared. No Spark."""
 
 from __future__ import annotations
 

@@ -7,8 +7,9 @@ import json
 import pytest
 
 from distop.protocol.jobs import MAX_OUTCOME_BYTES
+from distop_behaviors.validate.partition_result import Answer, CheckResult, Result, Sample, bounded
 from distop_behaviors.validate.validate_argument import MAX_CHECKS, Argument
-from distop_behaviors.validate.validate_report import Answer, CheckResult, Result, Sample, bounded, combine, sentence
+from distop_behaviors.validate.validate_report import combine, sentence
 
 
 def result(*checks: CheckResult, rows: int | None = 10) -> Result:
@@ -35,7 +36,7 @@ def test_the_report_sums_up_all_partitions() -> None:
     assert (half.verdict, half.checks[0].exact, half.checks[0].error) == ("violated", False, "e")
 
 
-def test_a_column_is_an_error_only_where_no_partition_has_it() -> None:
+def test_a_missing_column_is_an_error_only_if_no_partition_has_it() -> None:
     argument = Argument.model_validate({"checks": [{"check": "x + y > 1"}]})
     without = [("a", result(CheckResult(missing=["x"]))), ("b", result(CheckResult(missing=["y"])))]
     assert combine(argument, without, complete=True).verdict == "valid"
@@ -47,9 +48,9 @@ def test_without_partitions_each_check_is_an_error() -> None:
     argument = Argument.model_validate({"checks": [{"not_null": "never"}, {"check": "x > 1"}], "where": "y > 0"})
     report = combine(argument, [], complete=True)
     assert (report.verdict, report.rows) == ("error", 0)
-    said = "the table has no partition, so there is nothing to check"
-    assert [(c.verdict, c.error, c.exact) for c in report.checks] == [("error", said, False)] * 2
-    assert sentence(argument.names(), report.checks) == f"never_not_null, check: error: {said}"
+    message = "the table has no partition, so there is nothing to check"
+    assert [(c.verdict, c.error, c.exact) for c in report.checks] == [("error", message, False)] * 2
+    assert sentence(argument.names(), report.checks) == f"never_not_null, check: error: {message}"
     cut = combine(argument, [], complete=False)
     assert (cut.verdict, [c.error for c in cut.checks]) == ("unknown", [None, None])
 
@@ -62,7 +63,7 @@ def test_checks_of_the_whole_table_are_reported_separately() -> None:
     assert report.rows == 20
     assert [(c.violations, c.evidence.files_scanned, c.scope) for c in report.checks] == [(0, 2, None), (2, 3, "table")]
     assert "scope" not in report.model_dump()["checks"][0]
-    # A rerun of that job alone says nothing of the others; without it, nothing is said of the whole.
+    # A rerun of that job alone reports no other check; without that job its check is an error.
     assert [c.name for c in combine(argument, [("@table", wide)], complete=True).checks] == ["x_unique"]
     without = combine(argument, [("a", part)], complete=True)
     assert [(c.verdict, c.error) for c in without.checks] == [
@@ -75,7 +76,7 @@ def test_checks_of_the_whole_table_are_reported_separately() -> None:
 
 
 def stored(found: Result, names: list[str]) -> tuple[Result, int]:
-    """As it comes back from etcd, and the bytes of the result and its sentence."""
+    """The result as read back from etcd, and the size of the result and its sentence in bytes."""
     text = json.dumps(found.compact(), ensure_ascii=False)
     return Answer.model_validate(json.loads(text)).root, len((text + sentence(names, found.checks)).encode())
 
@@ -95,7 +96,7 @@ def test_two_hundred_checks_with_long_reasons_can_be_stored(alike: bool, letter:
         assert [(c.error or "")[:3] for c in back.checks] == [r[:3] for r in reasons]
 
 
-def test_samples_leave_room_for_what_matters_more() -> None:
+def test_samples_are_dropped_before_counts() -> None:
     sample = Sample(partition="p" * 200, file="f" * 200, row_index=1, values={"x": "y" * 250})
     bad = CheckResult(verdict="violated", violations=10**12, exact=False, samples=[sample] * 20, missing=["c" * 60])
     back, size = stored(result(*[bad] * MAX_CHECKS), ["n"] * MAX_CHECKS)
@@ -114,21 +115,21 @@ def test_an_error_shared_by_checks_is_reported_once() -> None:
     argument = Argument.model_validate({"checks": [{"not_null": f"c{n}"} for n in range(8)]})
     gone = CheckResult(verdict="error", error="the file /x is gone")
     report = combine(argument, [("a", result(*[gone] * 7, CheckResult(verdict="error", error="else")))], complete=True)
-    said = "c0_not_null, c1_not_null, c2_not_null, c3_not_null, c4_not_null and 2 more: error: the file /x is gone"
-    assert sentence(argument.names(), report.checks) == f"{said}; c7_not_null: error: else"
+    message = "c0_not_null, c1_not_null, c2_not_null, c3_not_null, c4_not_null and 2 more: error: the file /x is gone"
+    assert sentence(argument.names(), report.checks) == f"{message}; c7_not_null: error: else"
 
 
 def test_the_first_error_is_reported_with_the_number_of_others() -> None:
     argument = Argument.model_validate({"checks": [{"not_null": "x"}]})
 
-    def told(*errors: str) -> str | None:
+    def error_of(*errors: str) -> str | None:
         parts = [(error, result(CheckResult(verdict="error", error=error))) for error in errors]
         return combine(argument, parts, complete=True).checks[0].error
 
-    assert told("f is cut", "f is cut") == "f is cut"
-    assert told("f is cut", "g is cut") == "f is cut; and another error in 1 more partition"
-    assert told("f is cut", "g is cut", "f is cut", "h") == "f is cut; and another error in 2 more partitions"
-    long = told("x" * 600, "g is cut")
+    assert error_of("f is cut", "f is cut") == "f is cut"
+    assert error_of("f is cut", "g is cut") == "f is cut; and another error in 1 more partition"
+    assert error_of("f is cut", "g is cut", "f is cut", "h") == "f is cut; and another error in 2 more partitions"
+    long = error_of("x" * 600, "g is cut")
     assert long is not None
     assert (len(long), long.endswith("…; and another error in 1 more partition")) == (600, True)
 

@@ -1,4 +1,4 @@
-"""The lattice and the bounds: what statistics prove, and what they must not be taken to prove. No Spark."""
+"""Decisions by statistics, rounding of bounds, and names of columns. No Spark."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from distop.behavior import PartitionPlan
 from distop.errors import InvalidArgument
-from distop.tables.reading import parquet_footers
+from distop.tables.reading import footer_facts
 from distop.tables.reading.file_facts import (
     Ambiguous,
     Chunk,
@@ -26,7 +26,8 @@ from distop.tables.reading.file_facts import (
 )
 from distop_behaviors.validate import statistics
 from distop_behaviors.validate.certificate import columns_in_expression
-from distop_behaviors.validate.partition_checks import Names, Preparation
+from distop_behaviors.validate.partition_checks import Preparation
+from distop_behaviors.validate.partition_state import Names
 from distop_behaviors.validate.statistics import PASS, UNKNOWN, Decision, decide, for_some_rows, merged_facts
 from distop_behaviors.validate.typed_bounds import (
     Bound,
@@ -171,7 +172,7 @@ def test_statistics_prove_only_true_statements(groups: list[list[int | None]], d
 
 
 def chunks_of(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Chunk]:
-    """What a footer may say: counts or none, bounds or none, or bounds that no reader may believe."""
+    """Chunks of a footer: with or without counts and bounds, or with invalid bounds."""
     numbers = st.none() | st.sampled_from([0, 0, 1, 5])
     bound = st.none() | values
     return st.builds(Chunk, st.just(5), numbers, bound, bound, numbers)
@@ -236,13 +237,13 @@ def test_merged_statistics_do_not_pass_if_one_file_does_not(leaf: Leaf, odd: Chu
 
 
 def test_files_of_one_schema_are_decided_together() -> None:
-    """The check that all pass, and not the one that one of them violates."""
+    """For a check that all files pass, but not for one that a file violates."""
     columns, leaves = {"x": "int"}, {("x",): INT}
     files = [FileFacts(f"f{n}", 5, columns, leaves, {("x",): (Chunk(5, 0, n, n + 1),)}) for n in range(50)]
     assert decide(Check.model_validate(between(0, 50)), merged_facts(files)) == PASS
     argument = Argument.model_validate({"checks": [{"not_null": "x"}, between(0, 50), between(0, 49)]})
     preparation = Preparation(argument, Names((("x",),) * 3), {})
-    preparation.look_over(files)
+    preparation.merge(files)
     asked = []
     plain = statistics.decide
     with pytest.MonkeyPatch.context() as patch:
@@ -250,7 +251,7 @@ def test_files_of_one_schema_are_decided_together() -> None:
         parts = [preparation.prepare(PartitionPlan(n, str(n)), [facts]) for n, facts in enumerate(files)]
     assert [part.tallies[0].by_statistics + part.tallies[1].by_statistics for part in parts] == [2] * 50
     assert [bool(part.tallies[2].pending) for part in parts] == [False] * 49 + [True]
-    assert len(asked) == 3 + 50, "once for all, and where that did not do for each"
+    assert len(asked) == 3 + 50, "once for all files, and for each file if that did not pass"
 
 
 @pytest.mark.parametrize(
@@ -258,7 +259,7 @@ def test_files_of_one_schema_are_decided_together() -> None:
     [*range(0, 250, 50), *(pytest.param(first, marks=pytest.mark.slow) for first in range(250, 500, 50))],
     ids=lambda n: f"seeds={n}-{n + 49}",
 )
-def test_statistics_alone_never_pass_what_a_scan_fails(first: int, tmp_path: Path) -> None:
+def test_statistics_alone_make_no_mistakes_on_generated_tables(first: int, tmp_path: Path) -> None:
     found = {}
     for seed in range(first, first + 50):
         made = generate(seed, tmp_path / str(seed), partitions=3)
@@ -297,21 +298,21 @@ def test_a_double_bound_never_moves_outwards(value: float) -> None:
         (1, "boolean"),
     ],
 )
-def test_bounds_that_do_not_fit_are_refused(value: Any, kind: str) -> None:
+def test_bounds_of_another_type_are_refused(value: Any, kind: str) -> None:
     with pytest.raises(Unfit):
         bound_for(value, kind, up=True)
 
 
 @pytest.mark.parametrize("kind", ["decimal(38,999999999)", "decimal(39,0)", "decimal(9,10)"])
-def test_hole_9_a_column_type_that_spark_has_not_costs_no_executor_its_time(kind: str) -> None:
-    with pytest.raises(InvalidArgument, match="there is no type"):
+def test_hole_9_a_column_type_that_spark_does_not_have_is_refused(kind: str) -> None:
+    with pytest.raises(InvalidArgument, match="Spark has no type"):
         bound_for("1", kind, up=True)
 
 
 @pytest.mark.parametrize("kind", ["int", "decimal(38,10)"])
 @pytest.mark.parametrize("value", ["1E999999999", "-1E-999999999", "0E999999999", "9" * 1_001])
-def test_hole_9_a_bound_costs_no_executor_its_time(value: str, kind: str) -> None:
-    """An exact fraction of it takes hours and gigabytes, and all threads of the process wait."""
+def test_hole_9_a_bound_with_too_many_digits_is_refused(value: str, kind: str) -> None:
+    """Its exact fraction would take hours and gigabytes, and block all threads of the process."""
     with pytest.raises(Unfit, match="is too long|is out of range"):
         bound_for(value, kind, up=True)
     with pytest.raises(Unfit, match="is too long|is out of range"):
@@ -340,7 +341,7 @@ def test_values_in_paths_must_fit_their_type(kind: str, good: list[str], bad: li
             check_path_value("p", text, kind)
 
 
-def test_members_that_a_column_cannot_hold_are_left_out() -> None:
+def test_members_that_a_column_cannot_hold_are_ignored() -> None:
     assert set_member(0.5, "int") is None
     assert set_member("1.505", "decimal(9,2)") is None
     assert set_member(True, "boolean") == Bound(True)
@@ -348,7 +349,7 @@ def test_members_that_a_column_cannot_hold_are_left_out() -> None:
         set_member(1, "boolean")
 
 
-def test_names_and_paths() -> None:
+def test_names_are_resolved_to_paths_of_columns() -> None:
     columns = {"A": "int", "a.b": "int", "s": ("struct", (("x.y", "int"), ("Z", "int")))}
     assert resolve("a", columns) == ("A",)
     assert resolve("a.b", columns) == ("a.b",)
@@ -366,30 +367,31 @@ SIMILAR += [("\u1f80", "\u1f88"), ("\u00b5", "\u03bc"), ("\U00010400", "\U000104
 
 @pytest.mark.parametrize(("one", "other"), SIMILAR)
 def test_names_are_compared_by_java_s_rule(one: str, other: str) -> None:
-    """Each pair is equal by ``equalsIgnoreCase`` of Java 17. Where Spark looks them up in lower case, too, it is found
-    only if they are the same there; a name that one of both takes for a column's is refused.
+    """Each pair is equal by ``equalsIgnoreCase`` of Java 17.
+
+    Spark also compares in lower case, so a name that matches by only one of both rules is refused.
     """
     assert folded(f"a{one}b") == folded(f"a{other}b")
     if one.lower() == other.lower():
         assert match(f"a{one}", ["b", f"a{other}"]) == f"a{other}"
     else:
         for asked, column in ((one, other), (other, one)):
-            with pytest.raises(Ambiguous, match="may or may not stand for"):
+            with pytest.raises(Ambiguous, match="may or may not match"):
                 match(asked, ["b", column])
             assert match(asked, [asked, column]) == asked
 
 
 @pytest.mark.parametrize(("one", "other"), [("\u00df", "ss"), ("\ufb01", "fi"), ("\u0149", "n"), ("\u1fb3", "\u03b1")])
-def test_names_that_only_python_takes_for_one_in_upper_case_are_two(one: str, other: str) -> None:
+def test_names_that_are_equal_only_in_python_s_upper_case_are_different(one: str, other: str) -> None:
     assert folded(one) != folded(other)
     assert match(one, [other]) is None
 
 
-def test_a_name_that_is_the_same_in_lower_case_alone_is_ambiguous() -> None:
+def test_a_name_that_is_the_same_only_in_lower_case_is_ambiguous() -> None:
     assert ("\u0130").lower() == "i\u0307"
-    with pytest.raises(Ambiguous, match="may or may not stand for"):
+    with pytest.raises(Ambiguous, match="may or may not match"):
         match("\u0130", ["i\u0307"])
-    with pytest.raises(Ambiguous, match="stands for both"):
+    with pytest.raises(Ambiguous, match="matches both"):
         match("s\u017f", ["SS", "Ss"])
 
 
@@ -397,7 +399,7 @@ def test_a_column_is_found_in_an_expression_by_java_s_rule() -> None:
     assert columns_in_expression("\u017f > 0 and \u212a = 1", ["s", "k", "i"]) == ["s", "k"]
 
 
-def test_common_types_of_columns() -> None:
+def test_the_common_type_of_columns_is_the_widest() -> None:
     assert widest("smallint", "bigint") == "bigint"
     assert widest("float", "double") == "double"
     assert widest("decimal(9,2)", "decimal(10,1)") == "decimal(11,2)"
@@ -415,21 +417,21 @@ def test_common_types_of_columns() -> None:
     assert canonical(" Numeric( 9 , 2 )") == "decimal(9,2)"
 
 
-def test_only_writers_that_compare_numbers_are_believed_about_decimals_in_bytes() -> None:
+def test_bounds_of_decimals_in_bytes_are_trusted_only_of_writers_that_compare_numbers() -> None:
     for writer in (
         "parquet-cpp-arrow version 22.0.0",
         "parquet-mr version 1.15.2 (build x)",
         "parquet-rs version 55.0.0",
     ):
-        assert parquet_footers._SOUND_BYTES.match(writer)
+        assert footer_facts._SIGNED_ORDER.match(writer)
     for writer in ("", "parquet-mr", "parquet-mr version 1.8.1", "impala version 2.0", "parquet-cpp version 1.2.0"):
-        assert not parquet_footers._SOUND_BYTES.match(writer)
+        assert not footer_facts._SIGNED_ORDER.match(writer)
 
 
 @pytest.mark.parametrize("column", ["x", "nowhere"])
 @pytest.mark.parametrize("kind", ["not_null", "range", "fits", "in_set", "length", "matches"])
 def test_statistics_decide_nothing_for_a_file_without_row_count(kind: str, column: str) -> None:
-    """A format may know no more of a file than its columns, and not even that it has a row."""
+    """A format may know only the columns of a file, and not even whether it has a row."""
     spec: dict[str, Any] = {
         "not_null": column,
         "range": {"column": column, "min": 0},
@@ -440,4 +442,4 @@ def test_statistics_decide_nothing_for_a_file_without_row_count(kind: str, colum
     }
     facts = FileFacts("f", None, {"x": "int"}, {("x",): Leaf(("x",), "int", "int")}, {("x",): (Chunk(0, 0),)})
     assert decide(Check.model_validate({kind: spec[kind]}), facts) is UNKNOWN
-    assert facts.left is None
+    assert facts.live_rows is None

@@ -1,4 +1,4 @@
-"""A table that a node cannot see, and files that are gone: which of the two it is decides whether that is a verdict."""
+"""Missing files are an error of their partition; an unreachable table gives no verdict."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_missing_file_is_an_error_of_its_partition(table: TableRecord, tmp_pat
 
 @pytest.mark.parametrize("left", [None, ".", "_distop"])
 def test_an_unreachable_table_gives_no_verdict(table: TableRecord, tmp_path: Path, left: str | None) -> None:
-    """The node has lost its disk: another one may have it."""
+    """The node has lost its disk, which another node may have."""
     plans = plan_table(table).partitions
     shutil.rmtree(tmp_path / "mounted")
     if left is not None:
@@ -81,4 +81,4 @@ def test_a_modification_time_that_is_too_coarse_is_not_trusted(table: TableRecor
     assert verdict(1) == "valid"
     size = file.stat().st_size
     assert verdict(-1) == "violated"
-    assert file.stat().st_size == size, "the test is of two files that look alike"
+    assert file.stat().st_size == size, "both files must have the same size"

@@ -1,4 +1,4 @@
-"""What ``distop doctor`` thinks of what it finds."""
+"""Checks of ``distop doctor``: space, clocks and rejected writes."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def test_doctor_warns_before_etcd_is_full(size: int, quota: int, status: str, wo
     assert words in found.text
 
 
-class Asked(ModelClient):
-    """A client whose cluster has these nodes, and whose own clock is right."""
+class NodesClient(ModelClient):
+    """A client of a cluster that has these nodes."""
 
     def __init__(self, *nodes: Node) -> None:
         super().__init__()
@@ -50,7 +50,9 @@ async def test_an_executor_whose_clock_cannot_be_compared_is_named() -> None:
     async def agrees(*_: Any) -> float:
         return 0.0
 
-    etcd: Any = Asked(Node("b", "h", 1, ()), Node("a", "h", 1, (), clock_unknown="no HTTP at etcd:2379: timed out"))
+    etcd: Any = NodesClient(
+        Node("b", "h", 1, ()), Node("a", "h", 1, (), clock_unknown="no HTTP at etcd:2379: timed out")
+    )
     reset = server_clock.reading.set(agrees)
     try:
         found = await doctor._clock(etcd, KEYS)
@@ -60,9 +62,9 @@ async def test_an_executor_whose_clock_cannot_be_compared_is_named() -> None:
     assert found.text.endswith("delete no history by age: a's (no HTTP at etcd:2379: timed out)")
 
 
-async def test_operations_with_rejected_writes_that_no_record_names_are_counted() -> None:
+async def test_rejected_writes_beyond_the_named_ones_are_counted() -> None:
     refused = {f"t/noop/{n}": "reports: too large" for n in range(8)}
-    etcd: Any = Asked(Node("a", "h", 1, (), refused=refused, refused_more=4))
+    etcd: Any = NodesClient(Node("a", "h", 1, (), refused=refused, refused_more=4))
     found = await doctor._writes(etcd, KEYS)
     assert (found.name, found.status) == ("writes", "error")
     assert f"; and {12 - doctor._SHOWN} more: " in found.text

@@ -1,4 +1,4 @@
-"""An interrupt ends what the loop does, even where no system call of the loop's own thread is interrupted by it."""
+"""An interrupt ends the event loop's work, even if another thread receives the signal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import asyncio, signal, threading
 from distop.cli.interrupts import run
 
 async def sleep():
-    # By then the loop sleeps; if it does not yet, it need not be woken, and this shows nothing.
+    # The loop normally sleeps by then. Otherwise it need not be woken, and the test passes.
     threading.Timer(0.3, lambda: signal.pthread_kill(threading.get_ident(), signal.SIGINT)).start()
     await asyncio.sleep(600)
 

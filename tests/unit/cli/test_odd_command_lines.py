@@ -21,9 +21,9 @@ from distop.cli.commands import commands
 from tests.unit.client.test_odd_values import OPEN, beforehand, check_store
 
 EXIT_CODES = range(7)
-"""Those of docs/contract.md but for an interrupt."""
-ELSEWHERE = {"dev", "executor", "doctor", "audit", "show", "why", "watch", "access"}
-"""They start processes, or read what the model does not hold."""
+"""The exit codes of docs/contract.md, except that of an interrupt."""
+NOT_TESTED = {"dev", "executor", "doctor", "audit", "show", "why", "watch", "access"}
+"""Commands that start processes or read data that the model does not hold."""
 WAITING = {"wait", "timeout", "help"}
 
 words = st.one_of(
@@ -36,12 +36,12 @@ words = st.one_of(
 
 
 def parameters() -> dict[str, tuple[list[str], list[Any]]]:
-    """Each command: its words, and its arguments and options."""
+    """The words and the parameters of each command."""
     found: dict[str, tuple[list[str], list[Any]]] = {}
     group: Any = get_command(commands())
     for name, command in group.commands.items():
         for inner, one in getattr(command, "commands", {"": command}).items():
-            if name not in ELSEWHERE:
+            if name not in NOT_TESTED:
                 found[f"{name} {inner}".strip()] = ([name, *filter(None, [inner])], one.params)
     return found
 
@@ -50,7 +50,7 @@ COMMANDS = parameters()
 
 
 @pytest.fixture(autouse=True)
-def _nothing_to_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def _empty_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
 
 
@@ -97,7 +97,7 @@ def test_an_odd_command_line_is_accepted_or_refused_in_one_sentence(name: str, m
         def with_client(_: Any, work: Any, **__: Any) -> Any:
             return asyncio.run(work(etcd.client))
 
-        # The one function that connects: here it gives the client on the model.
+        # The only function that connects to etcd; here it uses a client of the model.
         monkeypatch.setattr(command_context.Context, "with_client", with_client)
         code, _, told = run(argv)
         assert code in EXIT_CODES, (argv, code)

@@ -1,4 +1,4 @@
-"""The page of an operation: what is made of what was read, and that the HTML is whole, escaped and needs nothing."""
+"""The HTML page of an operation: its content and escaping; it loads no other files."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ REPORT = {
 }  # fmt: skip
 
 
-def well(n: int, name: str = "", seconds: float = 1.0, executor: str = "ann") -> Partition:
+def succeeded(n: int, name: str = "", seconds: float = 1.0, executor: str = "ann") -> Partition:
     return Partition(n, name or f"day={n}", "success", 1, executor, "i1", BEGAN + n, BEGAN + n + seconds)
 
 
-def bad(n: int, error: str, name: str = "", tried: tuple[Tried, ...] = ()) -> Partition:
-    return replace(well(n, name), state="failed", error=error, tried=tried)
+def failed(n: int, error: str, name: str = "", tried: tuple[Tried, ...] = ()) -> Partition:
+    return replace(succeeded(n, name), state="failed", error=error, tried=tried)
 
 
 def history(state: State, total: int, failed: int = 0, **fields: Any) -> History:
@@ -61,7 +61,7 @@ def history(state: State, total: int, failed: int = 0, **fields: Any) -> History
     return History(str(REF), state, rfc3339(BEGAN), rfc3339(BEGAN + 65), total, done, failed, **about)
 
 
-def of(record: History | None, account: Account, snapshot: Snapshot | None = None) -> Any:
+def page_of(record: History | None, account: Account, snapshot: Snapshot | None = None) -> Any:
     seen = judge(snapshot or Snapshot(REF, history=record), NODES, NOW)
     return page(REF, seen, account, NODES, Declaration("validate", description="Checks rows.\nAnd more."), NOW)
 
@@ -72,7 +72,7 @@ def account(*partitions: Partition, **fields: Any) -> Account:
 
 
 def parsed(record: History | None, told: Account, snapshot: Snapshot | None = None) -> Parsed:
-    return Parsed(render(of(record, told, snapshot)))
+    return Parsed(render(page_of(record, told, snapshot)))
 
 
 # ------------------------------------------------------------------ the sentence
@@ -110,7 +110,7 @@ def parsed(record: History | None, told: Account, snapshot: Snapshot | None = No
     ],
 )
 def test_the_verdict_is_one_sentence(record: History, sentence: str) -> None:
-    assert of(record, account(well(0))).verdict == sentence
+    assert page_of(record, account(succeeded(0))).verdict == sentence
 
 
 # ------------------------------------------------------------------ the whole page
@@ -118,7 +118,11 @@ def test_the_verdict_is_one_sentence(record: History, sentence: str) -> None:
 
 def test_the_page_of_a_failed_validation_has_all_its_parts() -> None:
     tried = (Tried(1, "bob", "disk full"), Tried(2, "ann", "bad file"))
-    partitions = (well(0), bad(1, "bad file\nat line 1", tried=tried), replace(well(2, seconds=50.0), executor="bob"))
+    partitions = (
+        succeeded(0),
+        failed(1, "bad file\nat line 1", tried=tried),
+        replace(succeeded(2, seconds=50.0), executor="bob"),
+    )
     errors = (
         {"partition": None, "text": "tail: 2512 violations", "verdict": True},
         {"partition": "day=1", "text": "bad file"},
@@ -133,7 +137,7 @@ def test_the_page_of_a_failed_validation_has_all_its_parts() -> None:
     ):  # fmt: skip
         assert words in found.text, words
     assert "/data/flights/day=1" not in found.text, "a file is named below the table's location"
-    assert found.text.count("tail: 2512 violations") == 0, "the table of checks tells that"
+    assert found.text.count("tail: 2512 violations") == 0, "the table of checks shows it"
     assert found.text.count("no completion") == 1
     titles = [cell["title"] for cell in found.all("li") if "title" in cell]
     assert titles == [
@@ -147,13 +151,13 @@ def test_the_page_of_an_open_operation_is_called_a_snapshot() -> None:
     claims = {1: Claim("ann", "i1", 2, 1, error="disk full"), 2: Claim("bob", "gone", 1, 0)}
     open_ = Snapshot(REF, State.RUNNING, None, SPEC, Plan(5, "", "", 1), success=1, claims=claims)
     partitions = (
-        well(0),
+        succeeded(0),
         Partition(1, "day=1", "running", 2, "ann", "i1", error="disk full"),
         Partition(2, "day=2", "running", 1, "bob", "gone"),
         Partition(3, "day=3", "waiting", 1, "bob", error="no memory"),
         Partition(4, "day=4", "open"),
     )
-    made = of(None, replace(account(*partitions), ended=False), open_)
+    made = page_of(None, replace(account(*partitions), ended=False), open_)
     assert made.verdict == "Running: when this page was made, 1 of 5 jobs had ended (20%)."
     assert [(kind.name, count) for kind, count in made.counts] == [
         ("success", 1), ("running", 1), ("waiting", 1), ("lost", 1), ("open", 1),
@@ -164,14 +168,14 @@ def test_the_page_of_an_open_operation_is_called_a_snapshot() -> None:
         assert words in found.text
 
 
-def test_a_page_before_the_plan() -> None:
+def test_the_page_reports_that_there_is_no_plan_yet() -> None:
     snapshot = Snapshot(REF, State.RUNNING, None, SPEC)
     found = parsed(None, Account(False, 5, SPEC, None, True), snapshot)
     assert "it had no plan yet; it waited for planning" in found.text
     assert "The operation has no plan yet" in found.text
 
 
-def test_the_page_says_that_the_states_of_partitions_are_gone() -> None:
+def test_the_page_reports_deleted_states_of_partitions() -> None:
     gone = Account(True, 5, gone=True)
     found = parsed(history(State.SUCCESS, 365), gone)
     assert "The states of the partitions are gone" in found.text
@@ -188,7 +192,9 @@ def test_an_operation_of_no_table_has_no_partitions() -> None:
     record = replace(history(State.SUCCESS, 1), op="@cluster/noop/1")
     seen = judge(Snapshot(OperationRef("@cluster", "noop", "", 1), history=record), NODES, NOW)
     spec = replace(SPEC, table=None)
-    made = page(OperationRef("@cluster", "noop", "", 1), seen, account(well(0, "all"), spec=spec), NODES, None, NOW)
+    made = page(
+        OperationRef("@cluster", "noop", "", 1), seen, account(succeeded(0, "all"), spec=spec), NODES, None, NOW
+    )
     found = Parsed(render(made))
     assert "table none" in found.text
     assert "one job for each partition" not in found.text
@@ -196,15 +202,15 @@ def test_an_operation_of_no_table_has_no_partitions() -> None:
 
 def test_jobs_that_were_only_counted_are_not_called_successful() -> None:
     many = Snapshot(REF, State.RUNNING, None, SPEC, Plan(200_000, "", "", 1), success=5, exact=False)
-    made = of(None, Account(False, 5, SPEC, None, True, planned=True), many)
+    made = page_of(None, Account(False, 5, SPEC, None, True, planned=True), many)
     assert [(kind.text, count) for kind, count in made.counts] == [("ended", 5), ("not started", 199_995)]
     assert "There are more than 100,000 partitions" in made.jobs_missing
 
 
 def test_jobs_that_did_not_end_are_listed_by_name() -> None:
     record = history(State.CANCELLED, 3, 0, done=1, cancel=Cancel("user"))
-    partitions = (well(0), Partition(1, "day=1", "open"), Partition(2, "day=2", "waiting", 1, "ann", error="x"))
-    made = of(record, account(*partitions))
+    partitions = (succeeded(0), Partition(1, "day=1", "open"), Partition(2, "day=2", "waiting", 1, "ann", error="x"))
+    made = page_of(record, account(*partitions))
     assert made.verdict == "Cancelled when 1 of 3 jobs had ended."
     assert [(t.kind.name, t.names) for t in made.jobs.told] == [("unended", ("day=1", "day=2"))]
 
@@ -212,7 +218,7 @@ def test_jobs_that_did_not_end_are_listed_by_name() -> None:
 # ------------------------------------------------------------------- any report
 
 
-def test_a_report_of_any_form_is_readable() -> None:
+def test_a_report_of_any_form_is_shown_as_a_tree() -> None:
     assert tree({}) == Leaf("{}")
     assert tree(2013) == Leaf("2013", "number"), "a year has no separators"
     assert tree(None) == Leaf("null", "word")
@@ -230,7 +236,7 @@ def test_a_report_of_any_form_is_readable() -> None:
     for _ in range(500):
         deep = [deep]
     report = {"rows": 3, "deep": deep, "empty": "", "table": [{"a": 1, "b": True}, {"a": 2, "b": None}]}
-    found = parsed(history(State.SUCCESS, 1, report={**report, "many": list(range(300))}), account(well(0)))
+    found = parsed(history(State.SUCCESS, 1, report={**report, "many": list(range(300))}), account(succeeded(0)))
     for words in ("rows", "bottom", "empty", "true", "and 100 more"):
         assert words in found.text
 
@@ -243,16 +249,16 @@ def test_a_report_of_any_form_is_readable() -> None:
         {"checks": [{"verdict": "odd", "samples": [{"values": {str(n): n for n in range(40)}}]}], "more": {"a": 1}},
     ],
 )  # fmt: skip
-def test_a_report_of_no_known_form_makes_a_page(report: Any) -> None:
-    assert "Report" in parsed(history(State.SUCCESS, 1, report=report), account(well(0))).text
+def test_a_report_of_unknown_form_is_shown(report: Any) -> None:
+    assert "Report" in parsed(history(State.SUCCESS, 1, report=report), account(succeeded(0))).text
 
 
 # --------------------------------------------------------------------- the map
 
 
-def test_neighbours_share_a_cell_that_shows_the_worst_of_them() -> None:
-    partitions = [well(n) for n in range(10_000)]
-    partitions[7] = bad(7, "bad file")
+def test_neighbouring_partitions_share_a_cell_with_the_worst_state() -> None:
+    partitions = [succeeded(n) for n in range(10_000)]
+    partitions[7] = failed(7, "bad file")
     jobs = jobs_of(partitions, NODES, ended=True)
     (group,) = jobs.groups
     assert (len(group.cells), jobs.shared) == (CELLS, 5)
@@ -267,31 +273,33 @@ def test_neighbours_share_a_cell_that_shows_the_worst_of_them() -> None:
 
 
 def test_folders_are_rows_of_the_map() -> None:
-    partitions = [well(n, f"month={n // 30}/day={n}") for n in range(90)]
+    partitions = [succeeded(n, f"month={n // 30}/day={n}") for n in range(90)]
     groups = jobs_of(partitions, NODES, ended=True).groups
     assert [(group.name, len(group.cells)) for group in groups] == [("month=0", 30), ("month=1", 30), ("month=2", 30)]
-    wide = [*partitions, well(90, "@table")]
+    wide = [*partitions, succeeded(90, "@table")]
     assert [group.name for group in jobs_of(wide, NODES, ended=True).groups][-2:] == ["month=2", "@table"]
-    alone = [well(n, f"folder{n}/part") for n in range(90)]
-    assert [group.name for group in jobs_of(alone, NODES, ended=True).groups] == [""], "a row for each says nothing"
+    alone = [succeeded(n, f"folder{n}/part") for n in range(90)]
+    assert [group.name for group in jobs_of(alone, NODES, ended=True).groups] == [""], (
+        "no row for each single partition"
+    )
 
 
-def test_all_failed_partitions_are_named_even_if_they_are_many() -> None:
-    jobs = jobs_of([bad(n, "bad file") for n in range(ROWS + 500)], NODES, ended=True)
+def test_all_failed_partitions_are_named() -> None:
+    jobs = jobs_of([failed(n, "bad file") for n in range(ROWS + 500)], NODES, ended=True)
     (told,) = jobs.told
     assert (len(told.rows), len(told.names), told.count) == (ROWS, 500, ROWS + 500)
     assert told.names[-1] == f"day={ROWS + 499}"
 
 
-def test_times() -> None:
-    jobs = jobs_of([well(n, seconds=float(n + 1)) for n in range(100)], NODES, ended=True)
+def test_the_page_summarizes_job_durations() -> None:
+    jobs = jobs_of([succeeded(n, seconds=float(n + 1)) for n in range(100)], NODES, ended=True)
     assert jobs.typical == "Half of the jobs took up to 50 s, 95 % up to 95 s, the slowest 1 min 40 s."
     assert [row.name for row in jobs.slowest] == [f"day={n}" for n in range(99, 89, -1)]
     assert (jobs.first, jobs.last) == (BEGAN, BEGAN + 99 + 100)
-    alike = jobs_of([well(n, seconds=68.0) for n in range(9)], NODES, ended=True)
+    alike = jobs_of([succeeded(n, seconds=68.0) for n in range(9)], NODES, ended=True)
     assert (alike.typical, alike.slowest) == ("All jobs took about 68 s.", ())
-    backwards = jobs_of([replace(well(0), finished=BEGAN - 5)], NODES, ended=True)
-    assert backwards.slowest == (), "a clock that was set back tells no duration"
+    backwards = jobs_of([replace(succeeded(0), finished=BEGAN - 5)], NODES, ended=True)
+    assert backwards.slowest == (), "a clock was set back, so the duration is unknown"
 
 
 # ------------------------------------------------------------------- the HTML
@@ -315,7 +323,9 @@ def hostile_page() -> str:
         history(State.FAILED, 2, 1, report=report, errors=errors), started=x, submitter=x, request_id=x, rerun_of=x
     )
     tried = (Tried(1, x, x), Tried(2, x, x))
-    told = Account(True, 5, spec, {x: [x]}, True, True, False, (well(0, x, executor=x), bad(1, f"{x}\n{x}", x, tried)))
+    told = Account(
+        True, 5, spec, {x: [x]}, True, True, False, (succeeded(0, x, executor=x), failed(1, f"{x}\n{x}", x, tried))
+    )
     seen = judge(Snapshot(ref, history=record), {}, NOW)
     nodes = {"i": Node(x, x, 1, ())}
     return render(page(ref, seen, told, nodes, Declaration("validate", description=x), NOW))
@@ -331,13 +341,13 @@ def test_data_is_escaped_in_the_page() -> None:
     assert re.search("[\x00-\x08\x0b\x0c\x0e-\x1f\u202e]", html) is None
 
 
-def test_a_text_that_is_no_unicode_can_be_written() -> None:
-    made = of(history(State.FAILED, 1, 1), account(bad(0, "bad \udcff file")))
+def test_a_text_with_lone_surrogates_can_be_written() -> None:
+    made = page_of(history(State.FAILED, 1, 1), account(failed(0, "bad \udcff file")))
     assert b"bad \\udcff file" in render(made).encode()
 
 
 def test_the_page_loads_no_other_files() -> None:
-    html = hostile_page() + render(of(history(State.SUCCESS, 1), account(well(0))))
+    html = hostile_page() + render(page_of(history(State.SUCCESS, 1), account(succeeded(0))))
     named = {name for _, attributes in Parsed(html).tags for name in attributes}
     assert named & {"src", "srcset", "href", "action", "data", "poster", "background"} == set()
     assert not re.search(r"url\(|@import|image-set", css())
@@ -364,7 +374,7 @@ PAIRS = (
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark", "print"])
-def test_every_text_has_the_contrast_that_wcag_asks_for(scheme: str) -> None:
+def test_every_text_has_the_contrast_that_wcag_requires(scheme: str) -> None:
     blocks = re.findall(r":root \{(.*?)\}", css(), re.DOTALL)
     assert len(blocks) == 3
     block = blocks[["light", "dark", "print"].index(scheme)]
@@ -376,7 +386,7 @@ def test_every_text_has_the_contrast_that_wcag_asks_for(scheme: str) -> None:
 
 
 def test_no_state_is_shown_by_colour_alone() -> None:
-    made = of(history(State.FAILED, 1, 1), account(bad(0, "x")))
+    made = page_of(history(State.FAILED, 1, 1), account(failed(0, "x")))
     marks = [kind.mark for kind in rendering_kinds()]
     assert len(set(marks)) == len(marks)
     assert all(kind.mark.strip() and kind.text for kind in rendering_kinds())
@@ -391,13 +401,13 @@ def rendering_kinds() -> list[Any]:
 
 def test_the_page_shows_the_limit_of_attempts() -> None:
     never = replace(SPEC, rules=replace(Rules(), retry=Retry(1)), partitions=tuple(f"p{n}" for n in range(120)))
-    asked = dict(of(history(State.SUCCESS, 1), replace(account(well(0)), spec=never)).asked)
+    asked = dict(page_of(history(State.SUCCESS, 1), replace(account(succeeded(0)), spec=never)).asked)
     assert asked["attempts of a job"] == "up to 1"
     assert asked["partitions"].endswith("p99 and 20 more")
 
 
 def test_an_installation_has_the_templates() -> None:
-    """setuptools takes no other file than those that pyproject.toml names; an editable installation would not tell."""
+    """setuptools packages only files named in pyproject.toml; editable installations hide an omission."""
     root = Path(__file__).parents[3]
     settings = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
     folder = root / "distop" / "cli" / "page"

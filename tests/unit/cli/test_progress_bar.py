@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 REF = "sales[eu]/[red]x/1"
-TROUBLE = "planning, attempt 2 (the last one failed: RuntimeError: cannot list [/data/flights])"
+WAITING_FOR = "planning, attempt 2 (the last one failed: RuntimeError: cannot list [/data/flights])"
 
 
 class Watched:
-    """An operation that waits for something, and ends once it was drawn."""
+    """An operation that waits for planning and ends once its progress is drawn."""
 
     ref = REF
 
@@ -35,11 +35,11 @@ class Watched:
     async def watch(self, interval: float) -> AsyncIterator[Any]:
         doing = ({"executor": "ann", "text": "scanning [a] files"},)
         counts = {"total": 4, "success": 1, "failed": 1}
-        yield SimpleNamespace(jobs=counts, waiting_for=TROUBLE, eta_seconds=None, doing=doing)
+        yield SimpleNamespace(jobs=counts, waiting_for=WAITING_FOR, eta_seconds=None, doing=doing)
         self.drawn.set()
 
 
-async def test_names_and_errors_are_no_markup(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_names_and_errors_are_not_rendered_as_markup(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = io.StringIO()
     terminal = Console(file=screen, force_terminal=True, width=200, highlight=False)
     monkeypatch.setattr(output, "console", lambda **_: terminal)
@@ -54,7 +54,7 @@ async def test_names_and_errors_are_no_markup(monkeypatch: pytest.MonkeyPatch) -
 
 
 class Changing:
-    """An operation with these statuses, of which the last one has ended."""
+    """An operation with these statuses; it ends after the last one."""
 
     ref = "t/validate/1"
 
@@ -83,7 +83,7 @@ def status(success: int, text: str = "", waiting_for: str | None = None, eta: fl
 async def test_piped_output_has_a_line_for_each_change(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It had none at all, so that a log did not show whether anything moved."""
+    """Piped output had no lines, so a log showed no progress."""
     monkeypatch.setattr(output, "console", lambda **_: Console(file=io.StringIO(), force_terminal=False))
     monkeypatch.setattr(command_context.current, "json", False)
     operation: Any = Changing(

@@ -1,4 +1,4 @@
-"""What ``show`` prints for a person, where the words matter."""
+"""The text that ``distop show`` prints."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from distop.protocol.records import History, State
 from distop.services.operation_results import OperationResult, OperationStatus
 
 
-def going_on(**fields: Any) -> OperationStatus:
+def running_status(**fields: Any) -> OperationStatus:
     jobs = {"total": 40, "success": 8, "failed": 2, "running": 4, "waiting": 1, **fields.pop("jobs", {})}
     return OperationStatus("t/noop/1", "running", "open", jobs, rfc3339(0), **fields)
 
 
 def test_the_number_of_failed_jobs_is_shown_beside_the_ended_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    """It read "10/40, 2 failed ended"."""
-    show_status(going_on())
+    """The line was "10/40, 2 failed ended"."""
+    show_status(running_status())
     assert "jobs       10/40 ended (2 failed), 4 running, 1 waiting for a retry\n" in capsys.readouterr().out
-    show_status(going_on(jobs={"failed": 0}))
+    show_status(running_status(jobs={"failed": 0}))
     assert "jobs       8/40 ended, 4 running, 1 waiting for a retry\n" in capsys.readouterr().out
 
 
 def test_no_job_counts_are_shown_before_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
-    """It read "- ended, 0 running, 0 to retry"."""
-    show_status(going_on(jobs={"total": None}))
+    """The line was "- ended, 0 running, 0 to retry"."""
+    show_status(running_status(jobs={"total": None}))
     assert "jobs" not in capsys.readouterr().out
 
 
 def test_failed_partitions_are_counted_with_the_command_that_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
-    """It listed places in the plan, "1-4,6-33,35-71,…", which name nothing."""
+    """It listed numbers in the plan, "1-4,6-33,35-71,…", instead of names."""
     command = "`distop show t/noop/1 --failed`"
-    show_status(going_on(failed="3,7"))
+    show_status(running_status(failed="3,7"))
     assert f"failed     2 of 40 partitions (list them: {command})\n" in capsys.readouterr().out
-    show_status(going_on(jobs={"failed": 0}))
+    show_status(running_status(jobs={"failed": 0}))
     assert "--failed" not in capsys.readouterr().out
     history = History("t/noop/1", State.FAILED, "", "", 365, 49, 316, failed_ranges="1-4,6-33")
     show_result(OperationResult.of(history))
-    told = capsys.readouterr().out
-    assert f"failed     316 of 365 partitions (list them: {command})\n" in told
-    assert "1-4" not in told
+    text = capsys.readouterr().out
+    assert f"failed     316 of 365 partitions (list them: {command})\n" in text
+    assert "1-4" not in text
     show_result(OperationResult.of(History("t/noop/1", State.FAILED, "", "", 1, 0, 1, failed_ranges="0")))
     assert f"1 of 1 partition (list it: {command})\n" in capsys.readouterr().out
 
@@ -56,15 +56,15 @@ def test_changes_and_certificates_are_shown_in_words(capsys: pytest.CaptureFixtu
         {"check": "small", "column": None, "property": "distop.constraint.small", "before": "same"},
     ]
     show_report({"verdict": "applied", "rows": 3, "certificate": "t/validate/1", "changes": made, "checks": []})
-    told = capsys.readouterr().out
-    assert "certificate  t/validate/1\n" in told
-    assert "c is required" in told
-    assert "the property distop.constraint.small" in told
+    text = capsys.readouterr().out
+    assert "certificate  t/validate/1\n" in text
+    assert "c is required" in text
+    assert "the property distop.constraint.small" in text
     check = {"name": "c_not_null", "verdict": "valid", "violations": 0}
     show_report({"verdict": "valid", "rows": 0, "since": "t/validate/1", "uncertified": "too large", "checks": [check]})
-    told = capsys.readouterr().out
-    assert "since        t/validate/1\n" in told
-    assert "certificate  none: too large\n" in told
+    text = capsys.readouterr().out
+    assert "since        t/validate/1\n" in text
+    assert "certificate  none: too large\n" in text
     show_report({"verdict": "valid", "certificate": {"version": "7", "digest": "blake2b-1"}, "checks": [check]})
     assert "certificate  of 7 (blake2b-1)\n" in capsys.readouterr().out
 
@@ -73,8 +73,8 @@ HOSTILE = "x\n\x1b]0;owned\x07\x1b[2J\r\x9b2J\x7f\u202ey"
 """A line end, terminal titles, cleared screens, a C1 code, and an override of the reading direction."""
 
 
-def harmless(told: str, lines: int) -> bool:
-    return told.count("\n") == lines and not any(c in told for c in "\x1b\x07\r\x9b\x7f\u202e") and "x" in told
+def harmless(text: str, lines: int) -> bool:
+    return text.count("\n") == lines and not any(c in text for c in "\x1b\x07\r\x9b\x7f\u202e") and "x" in text
 
 
 def test_hole_9_control_characters_from_etcd_are_escaped_on_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,7 +96,7 @@ def test_hole_9_control_characters_from_etcd_are_escaped_on_the_terminal(capsys:
         (lambda: show_report({"checks": [{**check, "samples": [sample]}]}), 9),
         (
             lambda: show_status(
-                going_on(waiting_for=HOSTILE, id=HOSTILE, doing=({"executor": HOSTILE, "text": HOSTILE},))
+                running_status(waiting_for=HOSTILE, id=HOSTILE, doing=({"executor": HOSTILE, "text": HOSTILE},))
             ),
             9,
         ),

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from distop import After, Every, Start
 from distop.client.async_client import Client
-from distop.client.connection import configure
+from distop.client.connection_options import configure
 from distop.client.graph_file import OPTIONS
 from distop.errors import DistopError, InvalidArgument, UsageError
 from distop.invariants.checker import check

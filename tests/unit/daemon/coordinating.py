@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.daemon.coordinator import coordinator_role
 from distop.daemon.coordinator.coordinator_role import Coordinator
+from distop.daemon.coordinator.election import Callbacks
 from distop.daemon.incarnation_context import Context
 from distop.daemon.rejected_writes import RejectedWrites
 from distop.protocol.jobs import JobState
@@ -27,28 +28,28 @@ if TYPE_CHECKING:
 
     from distop.protocol.behavior_declaration import Rules
 
-AT_ONE_MOMENT = 200
-"""Requests that etcd gets at one moment of virtual time at most."""
+MAX_AT_ONE_MOMENT = 200
+"""Maximum number of requests to etcd at one moment of virtual time."""
 
 
 class BusyClient(ModelClient):
-    """``busy``: etcd was asked again and again, without a pause."""
+    """A client that sets ``busy`` if etcd gets requests without a pause."""
 
     busy = False
     _now = _count = 0.0
 
-    async def _ask(self, what: str) -> None:
+    async def _request(self, what: str) -> None:
         now = asyncio.get_running_loop().time()
         self._count = self._count + 1 if now == self._now else 0
         self._now = now
-        if self._count > AT_ONE_MOMENT:
+        if self._count > MAX_AT_ONE_MOMENT:
             self.busy = True
             await asyncio.sleep(1.0)
-        await super()._ask(what)
+        await super()._request(what)
 
 
 class UnitContext(Context):
-    """What a coordinator needs of its node, which is the incarnation ``a``."""
+    """The context of a coordinator on the incarnation ``a``."""
 
     def __init__(self, world: World, client: ModelClient) -> None:
         self.config = ExecutorConfig(EtcdConfig(), Path("nowhere"))
@@ -68,8 +69,10 @@ class UnitContext(Context):
 
 
 class Coordinating:
-    """A coordinator that is elected, and what it is told of failures. ``elsewhere``: how often it was to give up its
-    election for the sake of another node.
+    """An elected coordinator, and the failures that it reports.
+
+    ``elsewhere``: how often it asked to give up its election in favour of another node; ``handed_over``: how often
+    after a failed call of the child.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, rules: Rules, feed: type[ModelFeed] = ModelFeed) -> None:
@@ -86,9 +89,13 @@ class Coordinating:
         self.world.do(self.world.elect("a"))
         self.ctx = UnitContext(self.world, self.client)
         self.failures: list[BaseException] = []
-        self.elsewhere = 0
+        self.elsewhere = self.handed_over = 0
         fence = self.world.store.mod(self.world.keys.coordinator(TABLE, TYPE))
-        self.role = Coordinator(self.ctx, TABLE, TYPE, fence, self.failures.append, lambda: None, self._elsewhere)
+        callbacks = Callbacks(self.failures.append, self._hand_over, self._elsewhere)
+        self.role = Coordinator(self.ctx, TABLE, TYPE, fence, callbacks)
+
+    def _hand_over(self) -> None:
+        self.handed_over += 1
 
     def _elsewhere(self) -> bool:
         self.elsewhere += 1
@@ -100,7 +107,7 @@ class Coordinating:
         return ref
 
     def open(self, jobs: int) -> OperationRef:
-        """An operation with so many jobs, which it did not plan itself."""
+        """An operation with this many jobs, which another coordinator planned."""
         ref = self.started()
         self.world.do(self.world.plan(ref, jobs))
         return ref
@@ -123,6 +130,6 @@ class Coordinating:
         for p in range(jobs):
             self.world.do(self.world.report(ref, p, JobState.SUCCESS))
 
-    def tell_of_nodes(self) -> None:
+    def nodes_changed(self) -> None:
         self.ctx.cluster = self.world.cluster()
         self.role.cluster_changed()

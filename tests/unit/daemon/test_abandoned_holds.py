@@ -1,4 +1,4 @@
-"""What a daemon does about holds, and when: its own clock counts since it saw them written."""
+"""When a daemon acts on holds: it measures time since it saw them written."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TERMS = p.Terms("x", "t/noop/1", "", "orders", 60.0)
 
 
 class Daemon:
-    """One of some nodes, whose clock stands where it is put."""
+    """A daemon among these nodes, with a clock that the test sets."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **nodes: NodeState) -> None:
         self.now = 0.0
@@ -61,7 +61,7 @@ class Daemon:
         self.keeper.changed([id_])
 
     def at(self, now: float) -> list[tuple[str, int]]:
-        """What it begins until then."""
+        """Set the clock; return the verifications that begin."""
         self.now, self.begun = now, []
         self.keeper._verify_due()
         return self.begun
@@ -76,23 +76,23 @@ def run(monkeypatch: pytest.MonkeyPatch, work: Any, **nodes: NodeState) -> None:
     asyncio.run(main())
 
 
-def test_C14_a_verifier_is_asked_so_long_after_the_hold_was_last_seen_to_be_written(
+def test_C14_a_hold_is_verified_verify_after_seconds_after_it_was_seen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def work(daemon: Daemon) -> None:
         daemon.sees(5)
         assert daemon.at(59.9) == []
         assert daemon.at(60.1) == [("prepared:x", 5)]
-        assert daemon.at(61.2) == [("prepared:x", 5)], "until it is written"
+        assert daemon.at(61.2) == [("prepared:x", 5)], "again, until the attempt is written"
         daemon.sees(6, p.begun(TERMS, "e1") or TERMS)
-        assert daemon.at(62.3) == [], "it asks"
+        assert daemon.at(62.3) == [], "the attempt is in progress"
         daemon.sees(7, TERMS, HoldState.DENIED)
         assert daemon.at(1_000.0) == []
 
     run(monkeypatch, work)
 
 
-def test_C14_what_is_confirmed_in_time_leaves_nothing_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_C14_holds_confirmed_in_time_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     def work(daemon: Daemon) -> None:
         for n in range(1_000):
             daemon.sees(n + 5, id_=f"prepared:{n}")
@@ -106,10 +106,10 @@ def test_C14_what_is_confirmed_in_time_leaves_nothing_in_memory(monkeypatch: pyt
     run(monkeypatch, work)
 
 
-def test_C14_of_many_that_are_due_only_those_that_can_be_asked_for_now_are_looked_at(
+def test_C14_of_many_due_holds_only_those_that_can_be_verified_now_are_checked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """All were looked at each second, and after each change of a hold."""
+    """All were checked each second and after each change of a hold."""
     asked: list[p.Terms] = []
     due = Verifying.due
 
@@ -129,15 +129,15 @@ def test_C14_of_many_that_are_due_only_those_that_can_be_asked_for_now_are_looke
             assert len(asked) == 9
             timer = daemon.keeper._timer
             assert timer is not None
-            assert timer.when() - asyncio.get_running_loop().time() > 0.5, "not at once again"
+            assert timer.when() - asyncio.get_running_loop().time() > 0.5, "not again at once"
         assert len(seen) == 200, "each has its turn"
 
     run(monkeypatch, work)
 
 
 @pytest.mark.parametrize(("other", "when"), [(NodeState.ACTIVE, 60.0 + p.TURN), (NodeState.DRAINED, 60.0)])
-def test_C14_a_drained_executor_asks_last(other: NodeState, when: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two, this one is drained."""
+def test_C14_a_drained_executor_verifies_last(other: NodeState, when: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This executor is drained; the other one may be."""
 
     def work(daemon: Daemon) -> None:
         daemon.sees(5)
@@ -148,7 +148,7 @@ def test_C14_a_drained_executor_asks_last(other: NodeState, when: float, monkeyp
 
 
 def test_old_denied_holds_cost_one_read_of_pending_operations_per_hour(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of them was looked for in all that waits, with each poll, as long as something named it."""
+    """Each poll searched all pending operations for each hold, as long as one named it."""
 
     class Keeping(Etcd):
         specs = 0
@@ -211,7 +211,7 @@ def test_an_incomplete_graph_is_denied_after_a_minute_without_its_caller(monkeyp
 def test_a_late_copy_of_the_deletion_of_a_denied_hold_does_not_delete_a_new_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What was prepared anew under the external id would begin, unconfirmed."""
+    """An operation prepared again with the external id would begin unconfirmed."""
 
     async def main() -> None:
         etcd, daemon, key = Etcd(), Daemon(monkeypatch), KEYS.hold("prepared:x")
@@ -231,7 +231,7 @@ def test_a_late_copy_of_the_deletion_of_a_denied_hold_does_not_delete_a_new_one(
 
 
 def test_a_rejected_write_of_a_hold_is_reported_and_does_not_block_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One raised at each look: no other hold was seen to, and nothing of what follows in a poll."""
+    """It raised at each check, which skipped all other holds and the rest of the poll."""
 
     async def main() -> None:
         etcd, daemon = Etcd(), Daemon(monkeypatch)
@@ -266,8 +266,8 @@ def test_a_rejected_write_of_a_hold_is_reported_and_does_not_block_others(monkey
         assert set(told.told) == {"hold a", "hold b", "hold e"}
         assert sorted(asked) == sorted(poisoned)
         await daemon.keeper.look()
-        assert sorted(asked) == sorted(poisoned), "not at once again"
-        put("a")  # its caller is seen again
+        assert sorted(asked) == sorted(poisoned), "not again at once"
+        put("a")  # its caller refreshes it
         del daemon.cluster.holds["e"]
         await daemon.keeper.look()
         assert set(told.told) == {"hold b"}
@@ -281,8 +281,8 @@ def test_a_rejected_write_of_a_hold_is_reported_and_does_not_block_others(monkey
     asyncio.run(main())
 
 
-def test_nothing_is_told_of_a_hold_that_went_while_etcd_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was told until the daemon ended: no later look saw the hold."""
+def test_a_rejected_write_of_a_hold_that_is_gone_meanwhile_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was reported until the daemon ended, because no later check saw the hold."""
 
     async def main() -> None:
         etcd, daemon = Etcd(), Daemon(monkeypatch)
@@ -306,7 +306,7 @@ def test_nothing_is_told_of_a_hold_that_went_while_etcd_was_asked(monkeypatch: p
     asyncio.run(main())
 
 
-def test_a_hold_that_only_just_fits_into_a_request_is_denied(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hold_that_almost_fills_a_request_is_denied(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         etcd, daemon, key = Etcd(), Daemon(monkeypatch), KEYS.hold("g")
         daemon.client, daemon.keys, daemon.commit = etcd, KEYS, etcd.commit  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Which types a node serves once it has found out what it cannot do."""
+"""The types that a node serves after jobs showed that it cannot run some."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ UNABLE = replace(ABLE, behaviors=(), unable={"validate": WHY})
 
 
 class Cluster:
-    """Some nodes, of which ``me`` finds out what it can."""
+    """These nodes and ``me``, whose capability is tested."""
 
     def __init__(self, **nodes: Node) -> None:
         self.view = ClusterView(Keys())
@@ -47,7 +47,7 @@ def test_a_type_that_another_node_offers_is_left_to_that_node() -> None:
     cluster = Cluster(other=ABLE)
     assert cluster.mine.serves("validate")
     assert cluster.mine.cannot("validate", WHY)
-    assert cluster.mine.cannot("validate", WHY), "each of its jobs tells so"
+    assert cluster.mine.cannot("validate", WHY), "each of its jobs reports it"
     assert cluster.mine.unable == {"validate": WHY}
     assert cluster.changes == 1
     assert not cluster.mine.serves("validate")
@@ -58,18 +58,18 @@ def test_a_type_that_another_node_offers_is_left_to_that_node() -> None:
 def test_a_job_that_no_other_node_can_run_fails_at_once() -> None:
     assert not Cluster().mine.cannot("validate", WHY)
     assert not Cluster(other=UNABLE).mine.cannot("validate", WHY)
-    # A drained node can, once it is drained no longer.
+    # A drained node counts: its drain may end.
     drained = Cluster(other=ABLE)
     drained.view.drains.add("ex")
     assert drained.mine.cannot("validate", WHY)
 
 
 @pytest.mark.usefixtures("clock")
-def test_two_that_find_out_at_once_do_not_wait_for_each_other() -> None:
+def test_two_nodes_that_become_unable_at_once_do_not_wait_for_each_other() -> None:
     cluster = Cluster(other=ABLE)
     assert cluster.mine.cannot("validate", WHY)
     cluster.becomes("other", UNABLE)
-    assert cluster.mine.serves("validate"), "the operation has to be told"
+    assert cluster.mine.serves("validate"), "the operation must get the error"
     assert not cluster.mine.cannot("validate", WHY)
 
 
@@ -85,7 +85,7 @@ def test_a_recently_gone_capable_node_still_counts(clock: StandingClock) -> None
     assert not cluster.mine.serves("validate")
 
 
-def test_types_of_the_past_are_not_remembered(clock: StandingClock) -> None:
+def test_types_of_gone_nodes_are_forgotten(clock: StandingClock) -> None:
     cluster = Cluster(other=replace(ABLE, behaviors=("former",)))
     cluster.becomes("other", None)
     clock.now += MAY_RETURN
@@ -100,14 +100,14 @@ def test_the_pause_doubles_after_each_momentary_failure(clock: StandingClock) ->
         assert not cluster.mine.serves("validate")
         began = clock.now
         while not cluster.mine.serves("validate"):
-            assert cluster.mine.cannot_now("validate", WHY), "its other jobs that ran tell so, too"
+            assert cluster.mine.cannot_now("validate", WHY), "its other running jobs report it, too"
             clock.now += 1
         assert not cluster.mine.unable
         pauses.append(clock.now - began)
     assert pauses == [PAUSE, 2 * PAUSE, 4 * PAUSE, 8 * PAUSE, 16 * PAUSE, LONGEST_PAUSE, LONGEST_PAUSE]
     assert cluster.changes == len(pauses)
     cluster.mine.succeeded("validate", began)
-    assert cluster.mine.failing, "it began before"
+    assert cluster.mine.failing, "the job began before the failure"
     cluster.mine.succeeded("validate", clock.now)
     assert not cluster.mine.failing
     assert cluster.mine.cannot_now("validate", WHY)
@@ -124,7 +124,7 @@ def test_a_type_that_no_other_node_offers_is_retried_on_this_node(clock: Standin
     assert not cluster.mine.cannot_now("validate", WHY)
 
 
-def test_two_failing_nodes_do_not_hand_work_to_each_other_for_ever(clock: StandingClock) -> None:
+def test_two_failing_nodes_do_not_pass_jobs_to_each_other_forever(clock: StandingClock) -> None:
     """An attempt may take longer than the longest pause of the other node."""
     cluster = Cluster(other=replace(ABLE, failing={"validate": WHY}))
     assert not cluster.mine.cannot_now("validate", WHY)
@@ -134,7 +134,7 @@ def test_two_failing_nodes_do_not_hand_work_to_each_other_for_ever(clock: Standi
     assert not cluster.mine.cannot_now("validate", WHY)
     cluster.becomes("third", replace(ABLE, executor="third"))
     assert cluster.mine.cannot_now("validate", WHY)
-    assert not cluster.mine.cannot_now("validate", WHY, given_back={"third"}), "it could not run this job either"
+    assert not cluster.mine.cannot_now("validate", WHY, given_back={"third"}), "that node could not run this job either"
 
 
 @pytest.mark.usefixtures("clock")
@@ -148,7 +148,7 @@ def test_a_job_is_released_only_to_nodes_that_would_take_it() -> None:
     cluster = Cluster(other=ABLE, third=replace(ABLE, executor="third"))
     assert cluster.mine.cannot_now("validate", WHY)
     cluster.view.drains |= {"ex", "third"}
-    assert cluster.mine.serves("validate"), "nobody else does it now"
+    assert cluster.mine.serves("validate"), "no other node serves it now"
 
 
 @pytest.mark.usefixtures("clock")
@@ -166,7 +166,7 @@ def test_a_type_that_can_never_run_here_stays_unable(clock: StandingClock) -> No
     assert cluster.mine.unable == {"validate": WHY}
 
 
-def test_a_node_record_keeps_it() -> None:
+def test_a_node_record_holds_unable_and_failing_types() -> None:
     assert Node.decode(UNABLE.encode()) == UNABLE
     failing = replace(ABLE, failing={"validate": WHY})
     assert Node.decode(failing.encode()) == failing

@@ -1,4 +1,4 @@
-"""Claims are watched while they are wanted: what a former watch brings, or how it ends, does not count."""
+"""The watch of claims while they are wanted; events and errors of a former watch do not count."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class FakeFeed:
 
 
 class Watched:
-    """A watch of claims, its feeds, and what its owner was told."""
+    """A watch of claims, its feeds, and the calls of its owner."""
 
     def __init__(self) -> None:
         self.feeds: list[FakeFeed] = []
-        self.told: list[Any] = []
-        self.watch = ClaimWatch(self._make, self.told.append, lambda: self.told.append("forget"), self.told.append)
+        self.calls: list[Any] = []
+        self.watch = ClaimWatch(self._make, self.calls.append, lambda: self.calls.append("forget"), self.calls.append)
 
     def _make(self, apply: Callable[[Batch], None]) -> Feed:
         self.feeds.append(FakeFeed(apply))
@@ -55,7 +55,7 @@ async def settle() -> None:
 BATCH = Batch(7, (), listing=True)
 
 
-async def test_what_is_watched_is_handed_over_until_it_is_not_wanted() -> None:
+async def test_batches_are_passed_on_while_claims_are_wanted() -> None:
     one = Watched()
     one.watch.want(True)
     one.watch.want(True)
@@ -67,11 +67,11 @@ async def test_what_is_watched_is_handed_over_until_it_is_not_wanted() -> None:
     one.watch.want(False)
     feed.apply(BATCH)
     await settle()
-    assert one.told == [BATCH, "forget"]
+    assert one.calls == [BATCH, "forget"]
     assert feed.closed
 
 
-async def test_a_former_watch_is_not_taken_for_the_next() -> None:
+async def test_a_former_watch_does_not_affect_the_next() -> None:
     one = Watched()
     one.watch.want(True)
     await settle()
@@ -81,14 +81,14 @@ async def test_a_former_watch_is_not_taken_for_the_next() -> None:
     first, second = one.feeds
     first.apply(BATCH)
     first.end.set_exception(ValueError("late"))
-    first.end.exception()  # nobody else asks, and a future that nobody has asked says so in another test
+    first.end.exception()  # retrieved here, or asyncio logs it during another test
     second.apply(BATCH)
-    assert one.told == ["forget", BATCH]
+    assert one.calls == ["forget", BATCH]
     await one.watch.close()
     assert second.closed
 
 
-async def test_what_is_wanted_and_not_at_once_never_begins() -> None:
+async def test_a_watch_that_is_unwanted_at_once_never_begins() -> None:
     one = Watched()
     one.watch.want(True)
     one.watch.want(False)
@@ -97,19 +97,19 @@ async def test_what_is_wanted_and_not_at_once_never_begins() -> None:
     await one.watch.close()
 
 
-async def test_a_watch_that_fails_is_told_once_and_not_after_the_close() -> None:
+async def test_a_failing_watch_is_reported_once_and_not_after_the_close() -> None:
     one = Watched()
     one.watch.want(True)
     await settle()
     broken = ValueError("it cannot be folded")
     one.feeds[0].end.set_exception(broken)
     await settle()
-    assert one.told == [broken]
+    assert one.calls == [broken]
     await one.watch.close()
-    assert one.told == [broken, "forget"]
+    assert one.calls == [broken, "forget"]
 
 
-async def test_who_waits_for_a_watch_that_ends_goes_on() -> None:
+async def test_waiting_for_a_watch_ends_with_the_watch() -> None:
     one = Watched()
     await one.watch.reached(5)
     one.watch.want(True)

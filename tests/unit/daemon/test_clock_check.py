@@ -1,4 +1,4 @@
-"""The comparison of this machine's clock with etcd's: what cannot be compared decides nothing, and is told."""
+"""The check of this machine's clock against etcd's, and the report of a failed check."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from distop.daemon.clock_check import TOLD_AFTER, ClockCheck
 from distop.protocol.records import Node
 from distop.runtime import logs
 from distop.store import server_clock
-from tests.support.virtualtime import in_virtual_time
+from tests.support.virtualtime import in_virtual_time, now
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,13 +23,8 @@ if TYPE_CHECKING:
 WHY = "no HTTP at 127.0.0.1:2379: timed out"
 
 
-def now() -> float:
-    """Seconds on the loop's clock."""
-    return asyncio.get_running_loop().time()
-
-
 class Etcd:
-    """A member's clock: seconds by which ours is ahead of it, or None where it cannot be read."""
+    """A member's clock: seconds by which ours is ahead of it, or None if it cannot be read."""
 
     def __init__(self) -> None:
         self.ahead: float | None = 0.0
@@ -58,12 +53,12 @@ def etcd() -> Iterator[Etcd]:
 
 
 async def test_a_clock_that_cannot_be_compared_counts_as_wrong(etcd: Etcd, caplog: pytest.LogCaptureFixture) -> None:
-    """Else history is deleted by the age that a wrong clock gives it."""
+    """Otherwise history would be deleted by the age that a wrong clock gives."""
     caplog.set_level(logging.WARNING, "distop.test")
     assert await etcd.check.agrees()
     etcd.ahead = None
     assert not await etcd.check.agrees()
-    assert (etcd.check.unknown, caplog.text) == ("", ""), "a member may be away for a moment"
+    assert (etcd.check.unknown, caplog.text) == ("", ""), "one failed check is not reported"
     for _ in range(TOLD_AFTER):
         assert not await etcd.check.agrees()
     assert etcd.check.unknown == WHY
@@ -75,7 +70,7 @@ async def test_a_clock_that_cannot_be_compared_counts_as_wrong(etcd: Etcd, caplo
     assert caplog.text.count("clock can be compared with etcd's again") == 1
 
 
-async def test_a_clock_that_was_wrong_is_wrong_until_it_is_compared_again(etcd: Etcd) -> None:
+async def test_a_wrong_clock_stays_wrong_until_it_is_compared_again(etcd: Etcd) -> None:
     etcd.ahead = 7200.0
     assert not await etcd.check.agrees()
     etcd.ahead = None
@@ -84,7 +79,7 @@ async def test_a_clock_that_was_wrong_is_wrong_until_it_is_compared_again(etcd: 
     assert (etcd.check.ahead, etcd.check.unknown) == (7200, WHY)
 
 
-def test_the_clocks_are_compared_for_ever_and_soon_again_after_a_failure() -> None:
+def test_the_clocks_are_compared_regularly_and_soon_after_a_failure() -> None:
     """A clock may go wrong at any time, and a wrong one deletes history."""
     compared: list[float] = []
 
@@ -114,7 +109,7 @@ def test_the_clocks_are_compared_for_ever_and_soon_again_after_a_failure() -> No
     in_virtual_time(main, limit=20_000.0)
 
 
-def test_the_node_record_says_why_a_clock_cannot_be_compared() -> None:
+def test_the_node_record_holds_the_reason_why_a_clock_cannot_be_compared() -> None:
     node = Node("e", "host", 1, ("noop",), clock_unknown=WHY)
     assert Node.decode(node.encode()) == node
     assert b"clock_unknown" not in Node("e", "host", 1, ("noop",)).encode()

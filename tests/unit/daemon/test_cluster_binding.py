@@ -1,4 +1,4 @@
-"""What a work directory remembers of the cluster that it belongs to."""
+"""The binding of a work directory to its cluster."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def answer(binding: Binding, cluster: int, revision: int) -> None:
-    """A linearizable answer of some etcd arrives."""
+    """Receive a linearizable answer of an etcd."""
     header = rpc.ResponseHeader(cluster_id=cluster, revision=revision)
     binding.identity.see(header, "e1:2379", linearizable_after=binding.identity.revision)
 
@@ -32,7 +32,7 @@ async def bound(folder: Path, cluster: int, revision: int, namespace: str = "") 
     await binding.save()
 
 
-async def test_it_outlives_the_process(tmp_path: Path) -> None:
+async def test_the_binding_outlives_the_process(tmp_path: Path) -> None:
     await bound(tmp_path, 0xAB, 7)
     same = Binding.load(BindingFile(tmp_path), "")
     answer(same, 0xAB, 7)
@@ -44,16 +44,18 @@ async def test_it_outlives_the_process(tmp_path: Path) -> None:
     with pytest.raises(ClusterChanged, match=r"another cluster than before \(id cd, before: ab\).*--work-dir"):
         answer(other, 0xCD, 9)
     await other.save()
-    assert Binding.load(BindingFile(tmp_path), "").identity.cluster_id == 0xAB, "what it found does not bind it"
+    assert Binding.load(BindingFile(tmp_path), "").identity.cluster_id == 0xAB, (
+        "a rejected cluster does not change the binding"
+    )
 
 
-async def test_it_is_for_its_owner_alone(tmp_path: Path) -> None:
+async def test_the_file_of_the_binding_is_private(tmp_path: Path) -> None:
     await bound(tmp_path, 1, 1)
     (file,) = tmp_path.iterdir()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-async def test_another_namespace(tmp_path: Path) -> None:
+async def test_a_work_directory_of_another_namespace_is_refused(tmp_path: Path) -> None:
     await bound(tmp_path, 1, 1, "prod")
     with pytest.raises(NotAllowed, match="belongs to the namespace 'prod', but this executor serves no name"):
         Binding.load(BindingFile(tmp_path), "")
@@ -70,7 +72,7 @@ def test_an_unreadable_binding_is_not_overwritten(tmp_path: Path, data: bytes) -
 
 
 class Counted(BindingFile):
-    """Counts what is written, and fails while it is ``full``."""
+    """Counts the writes, and fails while it is ``full``."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -100,7 +102,7 @@ async def test_the_binding_is_saved_only_on_changes_and_at_the_end(
     with caplog.at_level(logging.WARNING, "distop.executor"):
         answer(binding, 1, 6)
         await until(lambda: file.tries >= 4)
-    assert len(caplog.records) == 1, "it is told once"
+    assert len(caplog.records) == 1, "it is logged once"
     file.full = False
     answer(binding, 1, 9)
     ended.set()
@@ -109,7 +111,7 @@ async def test_the_binding_is_saved_only_on_changes_and_at_the_end(
 
 
 def test_the_revision_is_saved_regularly_but_not_on_each_change(tmp_path: Path) -> None:
-    """What a process that is killed has not written down goes unnoticed in a restored etcd."""
+    """After a kill, a restored etcd is only noticed by a saved revision."""
 
     async def main() -> None:
         file = Counted(tmp_path)

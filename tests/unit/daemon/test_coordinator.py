@@ -1,4 +1,4 @@
-"""What the coordinator of a type on a table does about its operations, on the model store and in virtual time."""
+"""The coordinator of a type on a table, on the model store and in virtual time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from distop.daemon.coordinator import coordinator_role, operation_end
+from distop.daemon.coordinator import coordinator_role, follow_ups
+from distop.daemon.coordinator.coordinator_role import LONG_STEP
 from distop.decide.due_operations import ERRORS_KEPT, MAX_HISTORY_BYTES
 from distop.errors import ClusterChanged, EtcdUnavailable, MalformedRequest, OperationStartError
 from distop.protocol import operation_transitions as t
@@ -25,7 +26,7 @@ from distop.protocol.revisioned import Change
 from distop.protocol.schedule import Series
 from distop.protocol.state_tables import Stage
 from distop.protocol.txn import Delete, Put, Txn, TxnResult, absent
-from distop.worker.daemon_side.requests import CompleteResult, PlanResult
+from distop.worker.daemon_side.requests import CompleteRequest, CompleteResult, PlanResult, WorkerError
 from tests.support.modelfeed import ModelFeed
 from tests.support.virtualtime import in_virtual_time
 from tests.support.world import TABLE, TYPE
@@ -33,12 +34,12 @@ from tests.unit.daemon.coordinating import Coordinating
 
 PLAIN = Rules(completes=False, cleans=False, failure_policy="collect_all")
 A_WHILE = 20.0
-"""Seconds for which something goes wrong."""
+"""Seconds that a failure lasts."""
 
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Runs a test beside a coordinator of operations with these rules, which is watched by such a feed."""
+    """Runs a test beside a coordinator of operations with these rules, with this class of feeds."""
 
     def running(
         work: Callable[[Coordinating], Awaitable[Any]], rules: Rules = PLAIN, feed: type[ModelFeed] = ModelFeed
@@ -67,7 +68,7 @@ def completing(report: Any) -> Any:
 
 
 @pytest.mark.parametrize("jobs", [1, 2, ERRORS_KEPT, ERRORS_KEPT + 2])
-def test_a_history_record_tells_why_the_first_jobs_failed(run: Any, jobs: int) -> None:
+def test_a_history_record_holds_the_errors_of_the_first_failed_jobs(run: Any, jobs: int) -> None:
     async def work(one: Coordinating) -> None:
         ref = one.open(jobs)
         one.world.do(one.world.claim(ref, "a", range(jobs)))
@@ -81,7 +82,7 @@ def test_a_history_record_tells_why_the_first_jobs_failed(run: Any, jobs: int) -
     run(work)
 
 
-def test_a_history_record_tells_that_its_report_was_too_large(run: Any) -> None:
+def test_a_history_record_holds_the_error_of_a_report_that_was_too_large(run: Any) -> None:
     async def work(one: Coordinating) -> None:
         one.ctx.worker = completing("x" * MAX_HISTORY_BYTES)
         ref = one.open(1)
@@ -95,19 +96,19 @@ def test_a_history_record_tells_that_its_report_was_too_large(run: Any) -> None:
     run(work, replace(PLAIN, completes=True))
 
 
-def test_the_next_of_a_series_that_is_refused_for_a_while_is_started_soon_after(
+def test_a_refused_start_of_the_next_operation_of_a_series_is_retried(
     run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused, started = [True], list[str]()
 
     async def submit(client: Any, *_: Any) -> Any:
-        await client._ask("submit")
+        await client._request("submit")
         if refused[0]:
             raise OperationStartError("excluded by what runs")
         started.append("next")
         return SimpleNamespace(ref="the next")
 
-    monkeypatch.setattr(operation_end, "submit", submit)
+    monkeypatch.setattr(follow_ups, "submit", submit)
 
     async def work(one: Coordinating) -> None:
         ref = one.world.next_ref()
@@ -145,7 +146,7 @@ def test_run_ops_is_read_while_the_only_job_runs(run: Any) -> None:
     run(work)
 
 
-# --------------------------------------------------------- what stands in the way
+# --------------------------------------------------------- obstacles
 
 
 def test_a_refused_step_is_retried_soon_though_an_earlier_step_was_refused_for_long(run: Any) -> None:
@@ -172,7 +173,7 @@ def test_a_refused_step_is_retried_soon_though_an_earlier_step_was_refused_for_l
     run(work, replace(PLAIN, completes=True))
 
 
-def test_a_cancel_that_the_watch_lost_is_learnt_of(run: Any) -> None:
+def test_a_cancel_that_the_watch_lost_is_noticed(run: Any) -> None:
     """etcd has lost events of watches (etcd#20573)."""
 
     class Losing(ModelFeed):
@@ -191,7 +192,9 @@ def test_a_cancel_that_the_watch_lost_is_learnt_of(run: Any) -> None:
     run(work, feed=Losing)
 
 
-def test_a_claim_that_bars_the_end_of_its_operation_is_named_once(run: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_claim_that_prevents_the_end_of_its_operation_is_logged_once(
+    run: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     async def work(one: Coordinating) -> None:
         world, ref = one.world, one.open(1)
         one.all_succeed(ref, 1)
@@ -207,8 +210,8 @@ def test_a_claim_that_bars_the_end_of_its_operation_is_named_once(run: Any, capl
     run(work)
 
 
-def test_a_write_that_etcd_takes_in_the_end_is_not_told_of_any_more(run: Any) -> None:
-    """Its operation goes on: it waits for a job to stop."""
+def test_a_rejected_write_is_not_reported_any_more_once_etcd_accepts_it(run: Any) -> None:
+    """The operation has not ended then: it waits for a job to stop."""
 
     async def work(one: Coordinating) -> None:
         world, ref = one.world, one.open(2)
@@ -232,8 +235,8 @@ def test_a_write_that_etcd_takes_in_the_end_is_not_told_of_any_more(run: Any) ->
     run(work, replace(PLAIN, failure_policy="fail_fast"))
 
 
-def test_a_coordinator_says_that_it_cannot_see_what_happens(run: Any) -> None:
-    """Nothing would be decided any more, and nobody would take over."""
+def test_a_coordinator_reports_a_failed_watch(run: Any) -> None:
+    """Otherwise it would decide nothing any more, and no node would take over."""
 
     async def work(one: Coordinating) -> None:
         await one.role.start()
@@ -245,7 +248,7 @@ def test_a_coordinator_says_that_it_cannot_see_what_happens(run: Any) -> None:
     run(work)
 
 
-def test_an_election_is_given_up_for_another_node_once_what_was_done_here_is_over(run: Any) -> None:
+def test_an_election_is_resigned_for_another_node_once_the_work_here_has_ended(run: Any) -> None:
     async def work(one: Coordinating) -> None:
         one.ctx.worker = completing("done")
         world, first = one.world, one.open(1)
@@ -254,7 +257,7 @@ def test_an_election_is_given_up_for_another_node_once_what_was_done_here_is_ove
         await one.ended(first)
         node = Node("ex-b", "host", 2, (TYPE,), labels={"zone": "b"})
         world.tamper(Put(world.keys.node("b"), node.encode()))
-        one.tell_of_nodes()
+        one.nodes_changed()
         ref = world.next_ref()
         spec = replace(world.spec(ref), where={"zone": "b"})
         world.do(t.starts(world.keys, world.counters(), [t.NewOperation(ref, spec, b"{}")]))
@@ -263,10 +266,40 @@ def test_an_election_is_given_up_for_another_node_once_what_was_done_here_is_ove
     run(work, replace(PLAIN, completes=True))
 
 
-# ------------------------------------------------------------------- those that wait
+@pytest.mark.parametrize(("seconds", "hands_over"), [(LONG_STEP / 2, True), (2 * LONG_STEP, False)])
+def test_a_failed_call_hands_the_election_over_unless_a_long_step_is_running(
+    run: Any, seconds: float, hands_over: bool
+) -> None:
+    """``seconds``: the age of the step of another operation."""
+    failed = list[str]()
+
+    async def work(one: Coordinating) -> None:
+        slow, failing = one.open(1), one.open(1)
+
+        async def complete(request: CompleteRequest) -> CompleteResult:
+            if request.op == str(slow):
+                await asyncio.Event().wait()
+            elif not failed:
+                failed.append(request.op)
+                raise WorkerError("transient", "no memory")
+            return CompleteResult("done")
+
+        one.ctx.worker = SimpleNamespace(complete=complete)  # type: ignore[assignment]
+        await one.role.start()
+        one.all_succeed(slow, 1)
+        await asyncio.sleep(seconds)
+        one.all_succeed(failing, 1)
+        await one.ended(failing)
+        assert failed == [str(failing)]
+        assert one.handed_over == int(hands_over)
+
+    run(work, replace(PLAIN, completes=True))
 
 
-def test_an_operation_whose_hold_is_gone_begins_though_nothing_told_of_that(run: Any) -> None:
+# ------------------------------------------------------------------- pending operations
+
+
+def test_an_operation_whose_hold_is_gone_begins_even_without_an_event(run: Any) -> None:
     async def work(one: Coordinating) -> None:
         world, ref = one.world, one.world.next_ref()
         world.do(w.hold(world.keys, "graph", Hold("graph"), 0))
@@ -281,7 +314,7 @@ def test_an_operation_whose_hold_is_gone_begins_though_nothing_told_of_that(run:
     run(work)
 
 
-def test_an_operation_begins_soon_after_etcd_could_not_be_reached(run: Any) -> None:
+def test_an_operation_begins_soon_after_etcd_is_reachable_again(run: Any) -> None:
     async def work(one: Coordinating) -> None:
         world, ref = one.world, one.world.next_ref()
         world.do(world.submit(ref))

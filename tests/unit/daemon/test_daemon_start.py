@@ -1,4 +1,4 @@
-"""What an executor decides before it connects to anything."""
+"""The start of an executor, before it connects to etcd."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def test_the_executor_id_is_created_once_and_saved(tmp_path: Path) -> None:
     assert stable_id(tmp_path, "mine") == "mine"
 
 
-def test_the_file_of_actions_may_be_in_a_work_directory_that_is_not_there_yet(tmp_path: Path) -> None:
-    """It ended with exit code 2, which a service manager does not start again."""
+def test_the_actions_log_may_be_in_a_work_directory_that_does_not_exist_yet(tmp_path: Path) -> None:
+    """It ended with exit code 2, after which service managers do not restart it."""
     work = tmp_path / "work"
     words = ["--etcd", "127.0.0.1:1", "--work-dir", str(work)]
     command = [sys.executable, "-P", "-m", "distop.cli", "executor", *words, "--actions-log", str(work / "actions")]

@@ -1,4 +1,4 @@
-"""Which elections a daemon seeks and gives up, and when it tries again, on the model store and in virtual time."""
+"""Elections that a daemon seeks and gives up, on the model store and in virtual time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distop.daemon.elections import ABANDONED_AT_ONCE, RACE_DELAY
-from distop.decide import next_steps
+from distop.decide import work_shares
 from distop.errors import EtcdUnavailable
 from distop.protocol import keys as K
 from distop.protocol.behavior_declaration import Declaration
@@ -31,7 +31,7 @@ POLL = 30.0
 
 
 class Cluster:
-    """A daemon that serves ``noop``, and what it sees of etcd, which is all that is written as long as it ``sees``."""
+    """A daemon that serves ``noop``, and gets all events of etcd while it ``sees``."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.client = BusyClient()
@@ -55,16 +55,16 @@ class Cluster:
         self.put(self.keys.node(incarnation), replace(NODE, executor=f"ex-{incarnation}", **more).encode())
 
     def where_it_is_first(self) -> str:
-        """A table for which it seeks the election before all others."""
+        """A table whose election this daemon seeks before all other nodes."""
         nodes = sorted(self.daemon.cluster.nodes)
         names = (f"t{n}" for n in range(1000))
-        return next(name for name in names if not next_steps.turn(nodes, self.daemon.incarnation, f"{name}/noop"))
+        return next(name for name in names if not work_shares.turn(nodes, self.daemon.incarnation, f"{name}/noop"))
 
     def role(self, subject: Subject) -> Coordinator | None:
         return self.elections._roles.get(subject)
 
     def fence(self, subject: Subject) -> int:
-        """Of the role here, if it holds the election; else 0."""
+        """The fence of the role here if it holds the election, else 0."""
         role, mod = self.role(subject), self.store.mod(self.keys.coordinator(*subject))
         return mod if role is not None and role.fence == mod else 0
 
@@ -77,7 +77,7 @@ class Cluster:
         return role
 
     async def live(self) -> None:
-        """Its watches, and its polls."""
+        """Pass on the events of its watches, and poll."""
         families = {K.NODE, K.OPEN, K.PENDING, K.COORDINATOR}
         polled = asyncio.get_running_loop().time()
         while True:
@@ -111,8 +111,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return running
 
 
-def test_a_type_that_is_declared_to_have_no_code_is_coordinated(run: Any) -> None:
-    """Its jobs are run by actors: no executor offers it."""
+def test_a_type_declared_without_code_is_coordinated(run: Any) -> None:
+    """Actors run its jobs, and no executor offers it."""
 
     async def work(one: Cluster) -> None:
         one.put(one.keys.behavior("by-hand"), Declaration("by-hand", code=False, completes=False).encode())
@@ -121,7 +121,7 @@ def test_a_type_that_is_declared_to_have_no_code_is_coordinated(run: Any) -> Non
     run(work)
 
 
-def test_an_election_is_sought_again_after_etcd_could_not_be_reached(run: Any) -> None:
+def test_an_election_is_sought_again_after_etcd_is_reachable(run: Any) -> None:
     async def work(one: Cluster) -> None:
         def away(txn: Txn) -> TxnResult:
             raise EtcdUnavailable("etcd is away")
@@ -140,28 +140,28 @@ def test_an_election_is_sought_again_after_etcd_could_not_be_reached(run: Any) -
 
 
 def test_a_node_resigns_for_failed_calls_at_most_once_a_minute(run: Any) -> None:
-    """What fails on every node would wander among them for ever."""
+    """Work that fails on every node would move between them forever."""
 
     async def work(one: Cluster) -> None:
         one.join("other")
         await asyncio.sleep(0.1)
         subject = one.pending(one.where_it_is_first())
         role = await one.until_elected(subject)
-        role._on_trouble()
+        role._callbacks.trouble()
         assert one.role(subject) is None
-        role = await one.until_elected(subject)  # the other one does not want it
+        role = await one.until_elected(subject)  # the other node does not seek it
         one.elections.poll()
-        role._on_trouble()
+        role._callbacks.trouble()
         assert one.role(subject) is role
         await asyncio.sleep(3 * POLL)
-        role._on_trouble()
+        role._callbacks.trouble()
         assert one.role(subject) is None
 
     run(work)
 
 
 @pytest.mark.parametrize("polls", [False, True])
-def test_a_node_that_resigned_for_other_labels_lets_all_others_try_first(run: Any, polls: bool) -> None:
+def test_a_node_that_resigned_for_other_labels_tries_after_all_others(run: Any, polls: bool) -> None:
     async def work(one: Cluster) -> None:
         one.join("other")
         await asyncio.sleep(0.1)
@@ -172,7 +172,7 @@ def test_a_node_that_resigned_for_other_labels_lets_all_others_try_first(run: An
         assert one.elections._pass_on(subject, role.fence)
         if polls:
             one.elections.poll()
-        await asyncio.sleep(1.5 * RACE_DELAY)  # the other one has had its turn
+        await asyncio.sleep(1.5 * RACE_DELAY)  # the other node has had its turn
         assert one.client.requests.count("elect") == 1
         await one.until_elected(subject)
 
@@ -180,7 +180,7 @@ def test_a_node_that_resigned_for_other_labels_lets_all_others_try_first(run: An
 
 
 def test_a_resigned_election_is_not_taken_for_a_held_one(run: Any) -> None:
-    """The view shows it for a while, and nothing could be written under it."""
+    """The view still shows it for a while, but no write under it would succeed."""
 
     async def work(one: Cluster) -> None:
         one.join("other")
@@ -199,7 +199,7 @@ def test_a_resigned_election_is_not_taken_for_a_held_one(run: Any) -> None:
     run(work)
 
 
-# -------------------------------------------------- types that nobody has code of
+# -------------------------------------------------- types without code on any node
 
 
 def test_any_daemon_ends_abandoned_operations(run: Any) -> None:
@@ -209,8 +209,20 @@ def test_any_daemon_ends_abandoned_operations(run: Any) -> None:
     run(work)
 
 
+def test_no_daemon_ends_an_abandoned_operation_within_a_minute(run: Any) -> None:
+    """A node with the code of the type may only be restarting."""
+
+    async def work(one: Cluster) -> None:
+        subject = one.pending("t", "gone", Phase.CANCELLING)
+        await asyncio.sleep(50.0)
+        assert "elect" not in one.client.requests
+        await one.until_elected(subject, within=130.0)
+
+    run(work)
+
+
 def test_the_pending_key_of_no_operation_is_deleted_without_an_election(run: Any) -> None:
-    """A submitter wrote it by hand. A coordinator would find nothing to end, and the key would remain."""
+    """The key is forged. A coordinator would find nothing to end, and the key would remain."""
 
     async def work(one: Cluster) -> None:
         key = one.keys.pending(OperationRef("t", "gone", "", 1))

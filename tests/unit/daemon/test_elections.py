@@ -1,4 +1,4 @@
-"""What a change costs a daemon that coordinates many tables: only the table that changed is looked at."""
+"""The cost of changes for a daemon that coordinates many tables: only changed tables are checked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from distop.daemon.coordinator.coordinator_role import Coordinator
 from distop.daemon.elections import Elections
 from distop.daemon.executor.executor_role import Executor
-from distop.daemon.incarnation import Incarnation
+from distop.daemon.incarnation import DaemonSetup, Incarnation
 from distop.decide.view import ClusterView
 from distop.protocol import keys as K
 from distop.protocol.dependencies import Hold, HoldState
@@ -39,25 +39,25 @@ def ref(number: int, instance: int = 1) -> OperationRef:
 
 
 class Daemon(Incarnation):
-    """Coordinates one operation on each table; it is given the events of its watches by hand."""
+    """Coordinates one operation on each table; the test passes it the events of watches."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, client: Any = None) -> None:
         client = client if client is not None else ModelClient()
         client.transport = SimpleNamespace(identity=SimpleNamespace(revision=0))
-        super().__init__(ExecutorConfig(EtcdConfig(), folder), client, "ann", logs.get("distop.test"))
+        super().__init__(DaemonSetup(ExecutorConfig(EtcdConfig(), folder), "ann", logs.get("distop.test")), client)
         self.store = client.store
         self.types = frozenset({"noop"})
         self.worker: Any = SimpleNamespace(trouble="")
         self.lost = asyncio.get_running_loop().create_future()
         self.executor, self.elections = Executor(self), Elections(self)
-        self._published, self._caught_up = self._current_node(), True
+        self.node_record._published, self._caught_up = self.node_record.current(), True
         self._families = [families for _, _, families in self._watched()]
         self.looked_at: Counter[str] = Counter()
-        """Tables for which it was asked whether this node coordinates them."""
+        """Checks whether this node coordinates a table, by table."""
         self.informed: Counter[Coordinator] = Counter()
-        """Roles that were told of a change of nodes."""
+        """Notifications of changed nodes, by role."""
         self.capable = 0
-        """How often it was asked which nodes may serve an operation."""
+        """Lookups of the nodes that may serve an operation."""
         self._count(monkeypatch)
 
     def _count(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +76,7 @@ class Daemon(Incarnation):
             return capable(view, *args, **named)
 
         async def start(role: Coordinator) -> None:
-            """It watches nothing."""
+            """Without watches."""
 
         monkeypatch.setattr(Elections, "_coordinates", counted)
         monkeypatch.setattr(Coordinator, "cluster_changed", told)
@@ -91,7 +91,7 @@ class Daemon(Incarnation):
         self._folder(families)(Batch(kv.mod_revision, (Event(kv, value is None),)))
 
     async def settle(self) -> None:
-        """Elections that are sought are won, and their events are seen."""
+        """Win the elections that are sought, and pass on their events."""
         while self.elections._work:
             await asyncio.wait(self.elections._work.values())
             await asyncio.sleep(0)
@@ -121,9 +121,10 @@ async def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
 
 
 @pytest.mark.parametrize("change", ["gate", "pending", "election"])
-async def test_only_the_table_that_changed_is_looked_at(daemon: Daemon, change: str) -> None:
-    """All roles were told of each change, and all tables sorted: 1.2 s of processor time for each of 3,000 operations
-    on as many tables, and sessions were lost for it.
+async def test_only_the_changed_tables_are_checked(daemon: Daemon, change: str) -> None:
+    """Each change notified all roles and sorted all tables.
+
+    With 3,000 tables that took 1.2 s of CPU time for each operation, and sessions were lost.
     """
     for number in (3, 7, 11):
         if change == "gate":
@@ -138,7 +139,7 @@ async def test_only_the_table_that_changed_is_looked_at(daemon: Daemon, change: 
     assert not daemon.informed
 
 
-async def test_an_election_that_is_won_concerns_its_own_table_alone(daemon: Daemon) -> None:
+async def test_a_won_election_causes_a_check_of_its_own_table_only(daemon: Daemon) -> None:
     daemon.see(daemon.keys.pending(OperationRef("new", "noop", "", 1)), Phase.PLANNING.encode())
     await asyncio.wait(daemon.elections._work.values())
     await asyncio.sleep(0)
@@ -147,7 +148,7 @@ async def test_an_election_that_is_won_concerns_its_own_table_alone(daemon: Daem
     assert not daemon.informed
 
 
-async def test_a_change_of_nodes_is_told_to_each_role_once_but_not_what_they_are_doing(daemon: Daemon) -> None:
+async def test_each_role_is_notified_once_of_changed_nodes_but_not_of_their_progress(daemon: Daemon) -> None:
     daemon.see(daemon.keys.node("inc-2"), NODE.encode())
     assert len(daemon.looked_at) == TABLES
     assert daemon.looked_at.total() == TABLES
@@ -161,7 +162,7 @@ async def test_a_change_of_nodes_is_told_to_each_role_once_but_not_what_they_are
     assert len(daemon.informed) == TABLES
 
 
-async def test_operations_of_one_job_are_divided_anew_where_nodes_changed(daemon: Daemon) -> None:
+async def test_operations_of_one_job_are_assigned_again_when_nodes_change(daemon: Daemon) -> None:
     for number in range(TABLES):
         daemon.see(daemon.keys.gate(ref(number)), Gate(1).encode())
     daemon.forget()

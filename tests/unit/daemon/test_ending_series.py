@@ -1,4 +1,4 @@
-"""Whoever ends a series cancels the operation of it that goes on, also where another one is just ending."""
+"""Ending a series cancels its current operation, even while the former one is ending."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def client_of(world: World) -> Any:
     return client
 
 
-async def test_the_one_that_goes_on_is_cancelled() -> None:
+async def test_the_current_operation_of_the_series_is_cancelled() -> None:
     world = World()
     ref = started(world)
     operation = Operation(client_of(world), world.keys, ref)
@@ -44,7 +44,7 @@ async def test_the_one_that_goes_on_is_cancelled() -> None:
     assert world.op(ref).state is State.CANCELLING
 
 
-async def test_one_that_is_just_ending_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_ending_operation_is_waited_for_and_the_next_one_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
     world.join("a")
     first = started(world)
@@ -70,8 +70,8 @@ async def test_one_that_is_just_ending_is_waited_for(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.timeout(20)
-async def test_an_operation_that_is_said_to_have_replaced_itself_is_of_no_series() -> None:
-    """By a record that was written by hand: it was looked up without end."""
+async def test_a_forged_record_of_an_operation_that_replaced_itself_is_refused() -> None:
+    """The lookup of its successor did not end."""
     world = World()
     ref = OperationRef(TABLE, TYPE, "", 1)
     replaced = Cancel("aborted", "", str(ref))
@@ -82,7 +82,7 @@ async def test_an_operation_that_is_said_to_have_replaced_itself_is_of_no_series
 
 
 @pytest.mark.timeout(20)
-async def test_a_gate_without_an_operation_keeps_no_series_going() -> None:
+async def test_a_gate_without_an_operation_is_not_the_latest_of_a_series() -> None:
     world = World()
     ref = started(world)
     series = replace(ref, instance=9)
@@ -93,7 +93,7 @@ async def test_a_gate_without_an_operation_keeps_no_series_going() -> None:
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("state", ["running", "paused", "pending"])
-async def test_a_command_on_a_state_without_a_spec_says_so(state: str) -> None:
+async def test_the_error_of_a_command_names_a_missing_spec(state: str) -> None:
     world = World()
     ref = OperationRef(TABLE, TYPE, "", 1)
     world.do(Txn((), (Put(world.keys.of(ref, "state"), state.encode()),)))

@@ -1,27 +1,30 @@
-"""Finishes that are ready at the same time go together, on the model of etcd; what is not as seen holds up nobody."""
+"""Group commit of finishes, on the model of etcd; a refused finish blocks no other."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from distop.daemon.coordinator.finish_batches import Finishes
-from distop.errors import MalformedRequest
+from distop.errors import ClusterChanged, MalformedRequest
 from distop.invariants.checker import check
 from distop.protocol import operation_finish as f
 from distop.protocol.jobs import JobState
+from distop.protocol.json_codec import word
 from distop.protocol.size_limits import DEFAULT, Limits
 from distop.protocol.state_tables import Stage
-from distop.protocol.txn import Txn, TxnResult
+from distop.protocol.txn import Put, Txn, TxnResult
 from distop.runtime import logs
 from tests.support.clock import StandingClock
 from tests.support.modelclient import ModelClient
 from tests.support.virtualtime import in_virtual_time
-from tests.support.world import World
+from tests.support.world import TABLE, TYPE, World
 
 
 class Coordinator:
@@ -61,7 +64,7 @@ class Coordinator:
         return await asyncio.gather(*map(self.finishes.finish, self.finals() if finals is None else finals))
 
     def ended(self) -> list[int]:
-        """How many operations each applied finish ended."""
+        """The number of operations that each applied finish ended."""
         histories = [
             sum(change.kv.key.startswith("distOpHistory.") for change in changes)
             for _, changes in self.client.store.history
@@ -79,7 +82,7 @@ def run(count: int, work: Callable[[Coordinator], Awaitable[Any]], **more: Any) 
     asyncio.run(main())
 
 
-def test_one_alone_is_a_read_and_a_transaction() -> None:
+def test_a_single_finish_is_a_read_and_a_transaction() -> None:
     async def alone(one: Coordinator) -> None:
         assert await one.all() == [True]
         assert one.client.requests == ["read", "finish"]
@@ -88,7 +91,7 @@ def test_one_alone_is_a_read_and_a_transaction() -> None:
     run(1, alone)
 
 
-def test_one_alone_whose_run_ops_was_read_ahead_is_a_transaction() -> None:
+def test_a_single_finish_with_run_ops_read_ahead_is_a_transaction() -> None:
     async def foreseen(one: Coordinator) -> None:
         one.finishes.foresee(one.refs[0])
         await one.client.until(lambda: one.client.requests == ["read"])
@@ -98,29 +101,29 @@ def test_one_alone_whose_run_ops_was_read_ahead_is_a_transaction() -> None:
     run(1, foreseen)
 
 
-def test_those_that_are_ready_meanwhile_go_together() -> None:
+def test_finishes_that_become_ready_meanwhile_go_together() -> None:
     async def many(one: Coordinator) -> None:
         assert await one.all() == [True] * 60
-        assert one.ended() == [42, 18], "the first one waits for no more than its own read"
+        assert one.ended() == [42, 18], "the first group waits only for its read"
         assert one.client.requests == ["read", "finish", "finish"]
-        assert one.reached == [one.client.store.revision - 1, one.client.store.revision], "one waits for all of them"
+        assert one.reached == [one.client.store.revision - 1, one.client.store.revision], "one wait for each group"
 
     run(60, many)
 
 
-def test_those_of_which_nothing_is_left_to_do_are_gone_with_their_ends() -> None:
+def test_operations_without_remaining_work_are_deleted_with_their_finish() -> None:
     async def many(one: Coordinator) -> None:
         finals = [one.world.final_and_end(ref) for ref in one.refs]
         assert await one.all(finals) == [True] * 60
         assert one.ended() == [42, 18]
         assert [one.world.stage(ref) for ref in one.refs] == [Stage.ABSENT] * 60
-        assert not one.client.store.range("distOp.", "distOp/")[2:], "the two counters alone are left"
-        assert await one.all(finals) == [False] * 60, "what is gone ends no more"
+        assert not one.client.store.range("distOp.", "distOp/")[2:], "only the two counters are left"
+        assert await one.all(finals) == [False] * 60, "a deleted operation does not end again"
 
     run(60, many, decided=False)
 
 
-def test_one_for_which_another_has_come_to_wait_is_not_gone_and_holds_up_nobody() -> None:
+def test_an_operation_with_a_new_successor_is_not_deleted_and_blocks_no_other() -> None:
     async def waited_for(one: Coordinator) -> None:
         world, ref = one.world, one.refs[1]
         finals = [world.final_and_end(each) for each in one.refs]
@@ -132,7 +135,7 @@ def test_one_for_which_another_has_come_to_wait_is_not_gone_and_holds_up_nobody(
 
 
 @pytest.mark.parametrize("meanwhile", ["paused and resumed", "altered", "cancelled"])
-def test_one_that_is_not_as_it_was_seen_is_not_gone_and_holds_up_nobody(meanwhile: str) -> None:
+def test_a_changed_operation_is_not_deleted_and_blocks_no_other(meanwhile: str) -> None:
     async def moved(one: Coordinator) -> None:
         world, ref = one.world, one.refs[1]
         finals = [world.final_and_end(each) for each in one.refs]
@@ -145,13 +148,13 @@ def test_one_that_is_not_as_it_was_seen_is_not_gone_and_holds_up_nobody(meanwhil
         left = Stage.CANCELLING if meanwhile == "cancelled" else Stage.OPEN
         assert [world.stage(each) for each in one.refs] == [Stage.ABSENT, left, Stage.ABSENT]
         if meanwhile == "paused and resumed":
-            assert await one.finishes.finish(world.final_and_end(ref)), "as it is now"
+            assert await one.finishes.finish(world.final_and_end(ref)), "with its current state"
 
     run(3, moved, decided=False)
 
 
-def test_a_group_that_is_not_full_waits_as_long_as_the_one_before_took(clock: StandingClock) -> None:
-    """Starts write runOps as well: a group right behind the other left them no turn, and was smaller."""
+def test_a_partial_group_waits_as_long_as_the_last_commit_took(clock: StandingClock) -> None:
+    """Starts write runOps, too: an immediate next group gave them no turn, and was smaller."""
 
     async def waits(one: Coordinator) -> None:
         held = asyncio.Event()
@@ -176,7 +179,7 @@ def test_a_group_that_is_not_full_waits_as_long_as_the_one_before_took(clock: St
     run(3, waits)
 
 
-def test_a_group_that_is_full_waits_for_nothing(clock: StandingClock) -> None:
+def test_a_full_group_does_not_wait(clock: StandingClock) -> None:
     async def full(one: Coordinator) -> None:
         def slow(txn: Txn) -> TxnResult:
             clock.now += 3_600.0
@@ -186,16 +189,14 @@ def test_a_group_that_is_full_waits_for_nothing(clock: StandingClock) -> None:
         calls = [asyncio.ensure_future(one.finishes.finish(final)) for final in one.finals()]
         assert await calls[0]
         await asyncio.sleep(0)
-        assert one.client.requests.count("finish") == 2, "the next group is sent in the next turn of the loop"
+        assert one.client.requests.count("finish") == 2, "the next group is sent in the next iteration of the loop"
         assert await asyncio.gather(*calls) == [True] * 4
 
     run(4, full, limits=Limits(finishes=2))
 
 
-def test_those_that_were_told_to_go_alone_wait_for_nothing(
-    clock: StandingClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They do not grow."""
+def test_finishes_that_must_go_alone_do_not_wait(clock: StandingClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their groups do not grow."""
     monkeypatch.setattr("distop.daemon.coordinator.finish_batches.LONGEST_TURN", 3_600.0)
 
     async def alone(one: Coordinator) -> None:
@@ -214,7 +215,7 @@ def test_those_that_were_told_to_go_alone_wait_for_nothing(
     run(3, alone, limits=Limits(finishes=3))
 
 
-def test_while_one_is_committed_the_others_wait() -> None:
+def test_finishes_wait_during_a_commit() -> None:
     async def late(one: Coordinator) -> None:
         held = asyncio.Event()
 
@@ -236,7 +237,7 @@ def test_while_one_is_committed_the_others_wait() -> None:
     run(6, late)
 
 
-def test_one_whose_state_is_another_is_refused_alone() -> None:
+def test_a_finish_with_an_outdated_state_is_refused_alone() -> None:
     async def cancelled(one: Coordinator) -> None:
         finals = one.finals()
         for n in (0, 3):
@@ -248,7 +249,7 @@ def test_one_whose_state_is_another_is_refused_alone() -> None:
     run(5, cancelled, decided=False)
 
 
-def test_one_whose_decision_is_another_is_found_out_by_trying_each_alone() -> None:
+def test_a_finish_with_an_outdated_decision_is_found_by_trying_each_alone() -> None:
     async def decided(one: Coordinator) -> None:
         finals = one.finals()
         one.world.do(one.world.complete_attempt(one.refs[2]))
@@ -258,7 +259,7 @@ def test_one_whose_decision_is_another_is_found_out_by_trying_each_alone() -> No
     run(5, decided)
 
 
-def test_starts_in_between_cost_a_repetition_and_not_the_group() -> None:
+def test_concurrent_starts_cause_a_retry_and_do_not_split_the_group() -> None:
     async def started(one: Coordinator) -> None:
         def moved(txn: Txn) -> TxnResult:
             one.world.do(one.world.start(one.world.next_ref()))
@@ -272,8 +273,8 @@ def test_starts_in_between_cost_a_repetition_and_not_the_group() -> None:
     run(4, started)
 
 
-def test_a_group_whose_first_copy_was_applied_is_decided_anew() -> None:
-    """As a single one: the states are not what was seen, so that each is looked at again, and found to have ended."""
+def test_a_group_that_was_applied_twice_is_decided_again() -> None:
+    """As with a single finish: the states have changed, so each is read again and found ended."""
 
     async def twice(one: Coordinator) -> None:
         def again(txn: Txn) -> TxnResult:
@@ -288,7 +289,7 @@ def test_a_group_whose_first_copy_was_applied_is_decided_anew() -> None:
     run(3, twice)
 
 
-def test_nothing_is_finished_under_an_election_that_is_over() -> None:
+def test_nothing_is_finished_under_a_lost_election() -> None:
     async def over(one: Coordinator) -> None:
         finals = one.finals()
         one.world.die("a")
@@ -300,7 +301,7 @@ def test_nothing_is_finished_under_an_election_that_is_over() -> None:
     run(3, over)
 
 
-def test_what_etcd_refuses_together_is_tried_apart() -> None:
+def test_finishes_that_etcd_rejects_together_are_tried_separately() -> None:
     async def too_many(one: Coordinator) -> None:
         def refuse(txn: Txn) -> TxnResult:
             raise MalformedRequest("too many operations in txn request")
@@ -312,7 +313,7 @@ def test_what_etcd_refuses_together_is_tried_apart() -> None:
     run(3, too_many)
 
 
-def test_limits_divide_a_group() -> None:
+def test_a_group_is_divided_at_its_limit() -> None:
     async def divided(one: Coordinator) -> None:
         assert await one.all() == [True] * 5
         assert one.ended() == [2, 2, 1]
@@ -320,7 +321,24 @@ def test_limits_divide_a_group() -> None:
     run(5, divided, limits=Limits(finishes=2))
 
 
-def test_who_is_cancelled_hands_its_turn_on() -> None:
+def test_finishes_that_write_the_same_key_are_sent_one_after_the_other() -> None:
+    """The specs of two operations name the same id, which their finishes compare and delete."""
+
+    async def main() -> None:
+        one = Coordinator(3, decided=False)
+        world = one.world
+        for ref in one.refs[:2]:
+            world.tamper(Put(world.keys.of(ref, "spec"), replace(world.own_spec(ref), id="x").encode()))
+        world.tamper(Put(world.keys.unique(TABLE, TYPE, "x"), word(str(one.refs[0]))))
+        async with asyncio.timeout(30.0):
+            assert await one.all() == [True] * 3
+        assert one.ended() == [1, 2]
+        assert one.client.store.get(world.keys.unique(TABLE, TYPE, "x")) is None
+
+    in_virtual_time(main)
+
+
+def test_a_cancelled_caller_passes_its_turn_on() -> None:
     async def cancelled(one: Coordinator) -> None:
         one.client.fates.append(lambda _: asyncio.Event().wait())
         finals = one.finals()
@@ -339,10 +357,10 @@ def test_who_is_cancelled_hands_its_turn_on() -> None:
     run(4, cancelled)
 
 
-def test_an_error_is_of_who_commits_and_the_others_go_on() -> None:
+def test_an_error_is_raised_for_the_committing_caller_only() -> None:
     async def broken(one: Coordinator) -> None:
         def lose(txn: Txn) -> TxnResult:
-            raise OSError("the connection broke")
+            raise OSError("the connection failed")
 
         one.client.fates.append(lose)
         answers = await asyncio.gather(*map(one.finishes.finish, one.finals()), return_exceptions=True)
@@ -353,17 +371,17 @@ def test_an_error_is_of_who_commits_and_the_others_go_on() -> None:
     run(3, broken)
 
 
-def test_after_one_another_each_is_a_transaction() -> None:
+def test_finishes_one_after_another_are_a_transaction_each() -> None:
     async def in_turn(one: Coordinator) -> None:
         for final in one.finals():
             assert await one.finishes.finish(final)
         assert one.ended() == [1] * 3
-        assert one.client.requests == ["read", *["finish"] * 3], "runOps is as it was left"
+        assert one.client.requests == ["read", *["finish"] * 3], "runOps is known from the last finish"
 
     run(3, in_turn)
 
 
-def test_a_group_does_not_wait_for_others_as_long_as_a_slow_etcd_takes() -> None:
+def test_the_wait_of_a_group_is_bounded_for_a_slow_etcd() -> None:
     async def main() -> None:
         one = Coordinator(2)
         slow = 30.0
@@ -382,3 +400,23 @@ def test_a_group_does_not_wait_for_others_as_long_as_a_slow_etcd_takes() -> None
         assert asyncio.get_running_loop().time() - began < slow + 5.0
 
     in_virtual_time(main)
+
+
+def test_no_error_is_left_unretrieved_when_the_view_fails_after_a_finish() -> None:
+    """The feed reports its own failure; asyncio would log "Task exception was never retrieved" besides."""
+    told: list[dict[str, Any]] = []
+
+    async def fail(revision: int) -> None:
+        raise ClusterChanged(f"the etcd went back from revision {revision}")
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+        one = Coordinator(1)
+        one.finishes._reached = fail
+        assert await one.all() == [True]
+        await asyncio.sleep(0)
+        del one
+        gc.collect()
+
+    asyncio.run(main())
+    assert told == []

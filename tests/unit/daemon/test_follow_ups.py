@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from distop.clock import source
-from distop.daemon.coordinator import operation_end as coordinator
+from distop.daemon.coordinator import follow_ups
 from distop.daemon.coordinator.attempt_limit import Elsewhere
-from distop.daemon.coordinator.operation_end import FOLLOW_UP_TIME, Ending, Later
+from distop.daemon.coordinator.election import Election
+from distop.daemon.coordinator.follow_ups import FOLLOW_UP_TIME, FollowUps, Later
+from distop.daemon.coordinator.operation_end import Ending
 from distop.decide.next_steps import gives_up
 from distop.errors import OperationStartError
 from distop.protocol import operation_transitions as t
@@ -32,9 +34,7 @@ LOG = logging.getLogger("distop.test")
 
 
 def context(keys: Keys, log: Any) -> SimpleNamespace:
-    return SimpleNamespace(
-        client=None, keys=keys, log=log, limits=DEFAULT, lost=asyncio.Future(), rejected_writes=None
-    )
+    return SimpleNamespace(client=None, keys=keys, log=log, limits=DEFAULT, lost=asyncio.Future(), rejected_writes=None)
 
 
 class HoursAhead(StandingClock):
@@ -44,51 +44,51 @@ class HoursAhead(StandingClock):
         return self.now + 7200.0
 
 
-async def test_a_wrong_wall_clock_gives_up_no_follow_up_at_once() -> None:
+async def test_a_wrong_wall_clock_does_not_shorten_the_retries_of_a_follow_up() -> None:
     clock, keys = HoursAhead(), Keys()
     ctx: Any = context(keys, None)
     reset = source.set(clock)
     try:
-        ending = Ending(ctx, t.election_guard(keys, "t", "noop", 1), None, None, None, None)  # type: ignore[arg-type]
-        pauses = [ending._try_again(REF)]
+        following = FollowUps(ctx)
+        pauses = [following._pause(REF)]
         while pauses[-1]:
             clock.now += pauses[-1]
-            pauses.append(ending._try_again(REF))
+            pauses.append(following._pause(REF))
         assert FOLLOW_UP_TIME <= clock.now < FOLLOW_UP_TIME + 61.0
-        assert pauses[:-1] == sorted(pauses[:-1]), "the longer the later"
-        ending.keep(())
-        assert not ending._refused, "what is gone takes no memory"
+        assert pauses[:-1] == sorted(pauses[:-1]), "growing pauses"
+        following.keep(())
+        assert not following._refused, "ended operations take no memory"
     finally:
         source.reset(reset)
 
 
-async def test_what_is_refused_for_now_follows_later_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_refused_follow_up_is_started_later_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, keys, asked = StandingClock(), Keys(), list[int]()
     refusals = [OperationStartError("excluded by t/noop/2")]
 
-    async def follow(self: Ending, ref: OperationRef, number: int, wanted: Any) -> None:
+    async def follow(self: FollowUps, ref: OperationRef, number: int, wanted: Any) -> None:
         asked.append(number)
         if number == 1 and refusals:
             raise refusals.pop()
 
-    monkeypatch.setattr(Ending, "_start_follow_up", follow)
+    monkeypatch.setattr(FollowUps, "_start", follow)
     ctx: Any = context(keys, LOG)
     reset = source.set(clock)
     try:
-        ending = Ending(ctx, t.election_guard(keys, "t", "noop", 1), None, None, None, None)  # type: ignore[arg-type]
+        following = FollowUps(ctx)
         for _ in range(2):
             with pytest.raises(Later):
-                await ending._follow_all(REF, [{}, {}, {}])
+                await following.start_all(REF, [{}, {}, {}])
         assert asked == [0, 1, 2], "it is not tried again before its time"
         clock.now += 2.0
-        await ending._follow_all(REF, [{}, {}, {}])
+        await following.start_all(REF, [{}, {}, {}])
         assert asked == [0, 1, 2, 1]
     finally:
         source.reset(reset)
 
 
 @pytest.mark.parametrize(("kind", "final"), [("fatal", True), ("transient", False)])
-async def test_completion_code_that_fails_for_good_does_not_run_again(kind: str, final: bool) -> None:
+async def test_completion_code_with_a_fatal_error_does_not_run_again(kind: str, final: bool) -> None:
     keys, written = Keys(), list[Decision]()
 
     async def commit(txn: Txn) -> bool:
@@ -100,7 +100,8 @@ async def test_completion_code_that_fails_for_good_does_not_run_again(kind: str,
     decision = Decision(State.SUCCESS, 1, 1, 0)
     op: Any = SimpleNamespace(ref=REF, spec=spec, decision=SimpleNamespace(mod=7))
     ctx: Any = context(keys, LOG)
-    ending = Ending(ctx, t.election_guard(keys, "t", "noop", 1), commit, None, None, None)  # type: ignore[arg-type]
+    guard, nothing = t.election_guard(keys, "t", "noop", 1), cast("Any", None)
+    ending = Ending(Election(ctx, guard, nothing, commit, nothing, nothing), nothing)
     error = WorkerError(kind, "no")  # type: ignore[arg-type]
     if final:
         assert await ending._completion_failed(op, decision, error)
@@ -122,10 +123,10 @@ async def test_a_forged_follow_up_on_another_table_is_never_started(
     async def submit(client: Any, keys: Keys, request: Any) -> Any:
         pytest.fail(f"{request.type} is started on {request.table}")
 
-    monkeypatch.setattr(coordinator, "submit", submit)
+    monkeypatch.setattr(follow_ups, "submit", submit)
     ctx: Any = context(Keys(), LOG)
-    ending = Ending(ctx, t.election_guard(Keys(), "t", "noop", 1), None, None, None, None)  # type: ignore[arg-type]
-    await ending._follow_all(REF, [{"type": "noop", "arg": {}, **wanted}])
+    following = FollowUps(ctx)
+    await following.start_all(REF, [{"type": "noop", "arg": {}, **wanted}])
     (record,) = caplog.records
     assert record.levelname == "ERROR"
     assert record.getMessage().startswith("Cannot start a follow-up operation; skipping it: ")
@@ -138,8 +139,8 @@ async def test_a_follow_up_on_the_operation_s_own_table_is_started(monkeypatch: 
         started.append((request.type, request.table))
         return SimpleNamespace(ref="t/noop/2")
 
-    monkeypatch.setattr(coordinator, "submit", submit)
+    monkeypatch.setattr(follow_ups, "submit", submit)
     ctx: Any = context(Keys(), LOG)
-    ending = Ending(ctx, t.election_guard(Keys(), "t", "noop", 1), None, None, None, None)  # type: ignore[arg-type]
-    await ending._follow_all(REF, [{"type": "noop", "table": "t", "arg": {}}])
+    following = FollowUps(ctx)
+    await following.start_all(REF, [{"type": "noop", "table": "t", "arg": {}}])
     assert started == [("noop", "t")]

@@ -1,4 +1,4 @@
-"""Edges that a submitter wrote by hand: no coordinator writes keys of another table for them."""
+"""Forged edges: no coordinator writes keys of another table because of them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_forged_edge_does_not_end_the_wait_of_an_operation_on_another_table(on
     assert not world.op(ref).next
 
 
-def test_an_edge_that_names_no_operation_does_not_hold_up_the_end() -> None:
+def test_an_edge_that_names_no_operation_does_not_block_the_end() -> None:
     world, ref = ended()
     put(world, world.keys.edge(ref, "next", "0" * 20), Edge("no operation"))
     world.do(world.finish_at_once(ref))
@@ -56,7 +56,7 @@ def test_an_edge_that_names_no_operation_does_not_hold_up_the_end() -> None:
     assert not world.op(ref).next
 
 
-def test_an_edge_that_is_named_by_both_is_followed_to_another_table() -> None:
+def test_an_edge_that_both_operations_name_is_followed_to_another_table() -> None:
     world, ref = ended()
     keys, edge = world.keys, edge_id(ref, SUCCESSOR)
     for of, name, other in ((SUCCESSOR, "after", ref), (ref, "next", SUCCESSOR)):

@@ -1,4 +1,4 @@
-"""Keys of one table that name operations of another one: nobody acts on those."""
+"""Forged keys of one table that name operations of another table have no effect on those."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OTHER = "other"
 
 
 def run(work: Callable[[Etcd], Awaitable[Any]]) -> None:
-    """Without the audit, which reports what was forged."""
+    """Run without the audit, which reports the forged keys."""
 
     async def main() -> None:
         etcd = Etcd()
@@ -46,7 +46,7 @@ def state(etcd: Etcd, ref: str) -> bytes | None:
 def test_a_request_key_does_not_answer_with_an_operation_of_another_table() -> None:
     async def work(etcd: Etcd) -> None:
         theirs = await etcd.client.start_operation("noop", OTHER, {}, request_id="nightly", delay=60.0)
-        await etcd.client.start_operation("noop", TABLE, {}, delay=60.0)  # the first of all is not looked for
+        await etcd.client.start_operation("noop", TABLE, {}, delay=60.0)  # the very first start reads no request key
         etcd.put(KEYS.request(TABLE, "noop", "nightly"), theirs.ref.encode())
         with pytest.raises(UnreadableRecord, match="names other/noop/1, which is not of type noop on table t"):
             await etcd.client.start_operation("noop", TABLE, {}, request_id="nightly", delay=60.0)
@@ -55,7 +55,7 @@ def test_a_request_key_does_not_answer_with_an_operation_of_another_table() -> N
     run(work)
 
 
-def test_no_series_of_another_table_is_ended() -> None:
+def test_a_forged_series_does_not_end_a_series_of_another_table() -> None:
     async def work(etcd: Etcd) -> None:
         theirs = await etcd.client.start_operation("noop", OTHER, {}, delay=60.0, every=60.0)
         mine = await etcd.client.start_operation("noop", TABLE, {}, delay=60.0, every=60.0)
@@ -69,7 +69,7 @@ def test_no_series_of_another_table_is_ended() -> None:
 
 
 @pytest.mark.parametrize("does", ["cancel", "confirm", "abandon"])
-def test_no_prepared_operation_of_another_table_is_decided(does: str) -> None:
+def test_a_forged_hold_does_not_decide_a_prepared_operation_of_another_table(does: str) -> None:
     async def work(etcd: Etcd) -> None:
         theirs = await etcd.client.prepare_operation("noop", OTHER, {}, external_id="order-1")
         mine = await etcd.client.start_operation("noop", TABLE, {}, delay=60.0)

@@ -1,4 +1,4 @@
-"""How long history records are kept, and the files that they name, on the model store and in virtual time."""
+"""Retention of history records and of their files, on the model store and in virtual time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WRONG = (SimpleNamespace(clock=7_200, clock_unknown=""), SimpleNamespace(clock=0
 
 
 class LeasingClient(BusyClient):
-    """Its leases end in virtual time. ``counted``: how often keys were counted."""
+    """A client whose leases end in virtual time; ``counted``: number of count requests."""
 
     counted = 0
 
@@ -43,7 +43,7 @@ class LeasingClient(BusyClient):
 
     async def grant(self, ttl: int, lease_id: int, *, deadline: float | None = None) -> int:
         assert deadline is not None
-        assert 1.0 <= deadline <= 60.0, "nothing waits for ever, and etcd has time to answer"
+        assert 1.0 <= deadline <= 60.0, "bounded, and long enough for etcd to answer"
         loop = asyncio.get_running_loop()
         self._granted[self.store.grant(lease_id)] = ttl, loop.time() + ttl
         loop.call_later(ttl, self.store.expire, lease_id)
@@ -85,7 +85,7 @@ def run(work: Callable[[], Awaitable[Node]]) -> None:
 
 
 def test_records_that_are_too_old_are_deleted_within_hours_but_not_within_an_hour() -> None:
-    """By etcd's leases: the clock that wrote them may be wrong. The age is days, and nothing ends any more."""
+    """The age is measured by leases of etcd, because the clock that wrote them may be wrong."""
 
     async def work() -> Node:
         node = Node(3)
@@ -104,7 +104,7 @@ def test_records_that_are_too_old_are_deleted_within_hours_but_not_within_an_hou
 
 @pytest.mark.parametrize("first", [RIGHT, *WRONG])
 def test_the_first_node_whose_clock_is_right_deletes_by_age(first: Any) -> None:
-    """The first by name may have a wrong clock for ever, and deletes nothing then."""
+    """The first node by name may have a wrong clock, and deletes nothing then."""
 
     async def work() -> Node:
         node = Node(1)
@@ -130,7 +130,7 @@ def test_a_late_watermark_does_not_replace_a_newer_one() -> None:
     assert (mark.upto, mark.lease) == (20, 2)
 
 
-def test_records_beyond_the_limit_are_looked_for_once_a_minute_where_much_ends() -> None:
+def test_records_are_counted_about_once_a_minute_if_many_operations_end() -> None:
     async def work() -> Node:
         node = Node(3, history_limit=1)
         for _ in range(int(2 * HOUR / 10.0)):
@@ -144,7 +144,7 @@ def test_records_beyond_the_limit_are_looked_for_once_a_minute_where_much_ends()
     run(work)
 
 
-def test_the_files_of_each_operation_that_is_forgotten_are_removed() -> None:
+def test_the_files_of_each_forgotten_operation_are_removed() -> None:
     async def work() -> Node:
         node, removed = Node(0), list[str]()
 

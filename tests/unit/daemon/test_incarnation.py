@@ -1,4 +1,4 @@
-"""One life of a daemon: its parts end together, and what it says of itself is said in the end, whatever was refused."""
+"""An incarnation of a daemon: its parts end together, and its node record is written in the end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import pytest
 
 from distop.daemon import incarnation as module
 from distop.daemon.executor.executor_role import Executor
-from distop.daemon.incarnation import Incarnation, run_all
+from distop.daemon.incarnation import DaemonSetup, Incarnation, run_all
+from distop.daemon.record_lookup import find_tables
 from distop.errors import PermissionDenied
 from distop.protocol import keys as K
 from distop.protocol.behavior_declaration import Declaration
@@ -37,49 +38,49 @@ if TYPE_CHECKING:
 async def test_the_first_part_that_fails_ends_all_others() -> None:
     ended = []
 
-    async def goes_on() -> None:
+    async def unfinished() -> None:
         try:
             await asyncio.Event().wait()
         finally:
             await asyncio.sleep(0)
-            ended.append("goes on")
+            ended.append("unfinished")
 
     async def fails() -> None:
         await asyncio.sleep(0)
         raise PermissionDenied("no")
 
     with pytest.raises(PermissionDenied):
-        await run_all(goes_on(), fails(), goes_on())
-    assert ended == ["goes on", "goes on"]
+        await run_all(unfinished(), fails(), unfinished())
+    assert ended == ["unfinished", "unfinished"]
 
 
 class Record:
-    """Takes the node record, but for the first ``refusals`` times."""
+    """A session that refuses the first ``refusals`` updates of the node record."""
 
     def __init__(self, refusals: int) -> None:
         self.refusals = refusals
-        self.said: list[Node] = []
+        self.written: list[Node] = []
 
     async def update(self, value: bytes) -> None:
         await asyncio.sleep(0)
         if self.refusals:
             self.refusals -= 1
             raise PermissionDenied("etcd denies us permission for the node update")
-        self.said.append(Node.decode(value))
+        self.written.append(Node.decode(value))
 
 
 def incarnation(folder: Path, record: Record) -> Any:
-    one: Any = Incarnation(ExecutorConfig(EtcdConfig(), folder), None, "ann", logs.get())  # type: ignore[arg-type]
+    one: Any = Incarnation(DaemonSetup(ExecutorConfig(EtcdConfig(), folder), "ann", logs.get()), None)  # type: ignore[arg-type]
     one.session, one._caught_up = record, True
     one.executor = one.elections = SimpleNamespace(busy=False)
     one.worker = SimpleNamespace(trouble="")
     return one
 
 
-async def said(one: Any) -> None:
-    """What is being said is said, or refused."""
-    if one._publishing is not None:
-        await one._publishing
+async def published(one: Any) -> None:
+    """Wait until the current update has been written or refused."""
+    if one.node_record._publishing is not None:
+        await one.node_record._publishing
 
 
 async def test_a_rejected_node_update_is_repeated_at_the_next_poll(tmp_path: Path) -> None:
@@ -87,13 +88,13 @@ async def test_a_rejected_node_update_is_repeated_at_the_next_poll(tmp_path: Pat
     one = incarnation(tmp_path, record)
     one.cluster.drains.add("ann")
     one.activity_changed()
-    await said(one)
-    assert record.said == []
+    await published(one)
+    assert record.written == []
     one.activity_changed()  # as each poll does
-    await said(one)
-    assert [node.state for node in record.said] == [NodeState.DRAINED]
+    await published(one)
+    assert [node.state for node in record.written] == [NodeState.DRAINED]
     one.activity_changed()
-    assert one._publishing is None, "it is said once"
+    assert one.node_record._publishing is None, "it is written once"
 
 
 async def test_a_rejected_count_of_releases_is_repeated_at_the_next_poll(tmp_path: Path) -> None:
@@ -103,8 +104,8 @@ async def test_a_rejected_count_of_releases_is_repeated_at_the_next_poll(tmp_pat
         await one.announce_released()
     for _ in range(3):
         one.activity_changed()
-        await said(one)
-    assert [(node.released, node.state) for node in record.said] == [(1, NodeState.ACTIVE)]
+        await published(one)
+    assert [(node.released, node.state) for node in record.written] == [(1, NodeState.ACTIVE)]
 
 
 async def test_a_count_of_releases_keeps_other_fields_of_the_node_record(tmp_path: Path) -> None:
@@ -112,9 +113,9 @@ async def test_a_count_of_releases_keeps_other_fields_of_the_node_record(tmp_pat
     one = incarnation(tmp_path, record)
     one.cluster.drains.add("ann")
     one.activity_changed()
-    await said(one)
+    await published(one)
     await one.announce_released()
-    assert [(node.released, node.state) for node in record.said] == [(0, NodeState.DRAINED), (1, NodeState.DRAINED)]
+    assert [(node.released, node.state) for node in record.written] == [(0, NodeState.DRAINED), (1, NodeState.DRAINED)]
 
 
 def test_a_poll_repeats_a_refused_update_of_the_node_record(tmp_path: Path) -> None:
@@ -125,12 +126,12 @@ def test_a_poll_repeats_a_refused_update_of_the_node_record(tmp_path: Path) -> N
         one._reconciler = SimpleNamespace(look_soon=lambda: None)
         one.cluster.drains.add("ann")
         one.activity_changed()
-        await said(one)
-        assert record.said == []
+        await published(one)
+        assert record.written == []
         polling = asyncio.ensure_future(one._poll())
         await asyncio.sleep(1.5 * one.config.poll)
         polling.cancel()
-        assert [node.state for node in record.said] == [NodeState.DRAINED]
+        assert [node.state for node in record.written] == [NodeState.DRAINED]
 
     in_virtual_time(main)
 
@@ -148,17 +149,17 @@ def test_an_executor_reports_that_it_is_drained_when_its_last_job_ends(tmp_path:
         one.cluster.drains.add("ann")
         running = asyncio.ensure_future(executor.run())
         await asyncio.sleep(1.0)
-        assert [node.state for node in record.said] == [NodeState.DRAINING]
+        assert [node.state for node in record.written] == [NodeState.DRAINING]
         over.set()
         await asyncio.sleep(1.0)
         running.cancel()
-        assert [node.state for node in record.said] == [NodeState.DRAINING, NodeState.DRAINED]
+        assert [node.state for node in record.written] == [NodeState.DRAINING, NodeState.DRAINED]
 
     in_virtual_time(main)
 
 
 async def test_a_late_publication_does_not_overwrite_a_newer_declaration(tmp_path: Path) -> None:
-    """Its executor may have an older release of the behavior."""
+    """The late executor may have an older release of the behavior."""
     one = incarnation(tmp_path, Record(refusals=0))
     client = one.client = ModelClient()
     key, newer = one.keys.behavior("noop"), Declaration("noop", resumable=True).encode()
@@ -174,7 +175,7 @@ async def test_a_late_publication_does_not_overwrite_a_newer_declaration(tmp_pat
     assert kv.value == newer
 
 
-def test_each_poll_looks_again_at_what_watches_may_have_missed(tmp_path: Path) -> None:
+def test_each_poll_repeats_the_checks_for_events_that_watches_missed(tmp_path: Path) -> None:
     looked: Counter[str] = Counter()
 
     def look(what: str) -> Any:
@@ -233,7 +234,7 @@ def test_a_stop_ends_within_a_minute_though_jobs_and_child_do_not(tmp_path: Path
             pass
 
         one = incarnation(tmp_path, Record(refusals=0))
-        one.executor = one.worker = SimpleNamespace(stop=asyncio.sleep)  # for as long as they may
+        one.executor = one.worker = SimpleNamespace(stop=asyncio.sleep)  # as long as allowed
         one.elections, one.session = SimpleNamespace(stop=nothing), SimpleNamespace(close=nothing)
         async with asyncio.timeout(60.0):
             await one._stop_gracefully()
@@ -242,18 +243,18 @@ def test_a_stop_ends_within_a_minute_though_jobs_and_child_do_not(tmp_path: Path
 
 
 @pytest.mark.parametrize("count", [1, 2, DEFAULT.reads, DEFAULT.reads + 1])
-async def test_all_tables_that_are_asked_for_are_found(tmp_path: Path, count: int) -> None:
+async def test_all_requested_tables_are_found(tmp_path: Path, count: int) -> None:
     one = incarnation(tmp_path, Record(refusals=0))
     one.client = ModelClient()
     records = {f"t{n}": TableRecord(f"t{n}", "parquet", f"/data/t{n}") for n in range(count)}
     puts = (Put(one.keys.table(name), record.encode()) for name, record in records.items())
     for put in puts:
         one.client.store.apply(Txn((), (put,)))
-    assert await one._find_tables([*records, "not there"]) == {**records, "not there": None}
+    assert await find_tables(one, [*records, "not there"]) == {**records, "not there": None}
 
 
-class Quiet:
-    """A session that nothing ends."""
+class EndlessSession:
+    """A session that does not end."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.lost = asyncio.get_running_loop().create_future()
@@ -277,10 +278,10 @@ class Child:
         pass
 
 
-def test_an_action_whose_event_was_lost_is_logged_in_the_end(
+def test_an_action_whose_event_was_lost_is_logged_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Tables are listed again, but seldom: there may be thousands."""
+    """Tables are listed again, but rarely, because there may be thousands."""
     listings: Counter[str] = Counter()
 
     class Counting(SilentFeed):
@@ -289,11 +290,11 @@ def test_an_action_whose_event_was_lost_is_logged_in_the_end(
             super()._list()
 
     monkeypatch.setattr(module, "Feed", Counting)
-    monkeypatch.setattr(module, "Session", Quiet)
+    monkeypatch.setattr(module, "Session", EndlessSession)
     caplog.set_level(logging.INFO, "distop.actions")
 
     async def main() -> None:
-        one: Any = Incarnation(ExecutorConfig(EtcdConfig(), tmp_path), ModelClient(), "ann", logs.get())  # type: ignore[arg-type]
+        one: Any = Incarnation(DaemonSetup(ExecutorConfig(EtcdConfig(), tmp_path), "ann", logs.get()), ModelClient())  # type: ignore[arg-type]
         one.worker, one.clock = Child(), SimpleNamespace(ahead=0, unknown="", run=asyncio.Event().wait)
         one.lost = asyncio.get_running_loop().create_future()
         living = asyncio.ensure_future(one._live())

@@ -1,4 +1,4 @@
-"""What jobs say that they are doing is told late, seldom, and no longer than they run."""
+"""Statuses of jobs are published with a delay, rarely, and only while the jobs run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OTHER = replace(FIRST, op="u/sample/1")
 
 
 class Timers:
-    """Stands for the loop's timers: a test lets them come."""
+    """Replaces the loop's timers; ``come`` lets the last one fire."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.pauses: list[float] = []
@@ -39,7 +39,7 @@ class Timers:
         self._due()  # type: ignore[operator]
 
 
-async def test_what_runs_for_a_while_is_told_until_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_status_of_a_long_run_is_published_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     timers = Timers(monkeypatch)
     said = timers.doing
     said.says(FIRST, "reading footers")
@@ -62,7 +62,7 @@ async def test_what_runs_for_a_while_is_told_until_it_is_over(monkeypatch: pytes
 
 
 async def test_a_job_with_an_empty_status_reports_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such as one that has started Spark, and had no status of its own before."""
+    """Such as a job that has started Spark and had no status before."""
     timers = Timers(monkeypatch)
     timers.doing.says(FIRST, "starting Spark")
     timers.come()
@@ -71,7 +71,7 @@ async def test_a_job_with_an_empty_status_reports_nothing(monkeypatch: pytest.Mo
     assert timers.told == [{"t/sample/1": "starting Spark"}, {}]
 
 
-async def test_what_is_over_soon_is_never_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_status_of_a_short_run_is_never_published(monkeypatch: pytest.MonkeyPatch) -> None:
     timers = Timers(monkeypatch)
     timers.doing.says(FIRST, "reading footers")
     timers.doing.over(FIRST)
@@ -79,7 +79,7 @@ async def test_what_is_over_soon_is_never_told(monkeypatch: pytest.MonkeyPatch) 
     assert timers.told == []
 
 
-async def test_the_more_nodes_the_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_statuses_are_published_less_often_with_more_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     timers = Timers(monkeypatch)
     timers.nodes = 1_000
     runs = [replace(FIRST, op=f"t/sample/{n}") for n in range(2 * job_progress.MOST_OPERATIONS)]

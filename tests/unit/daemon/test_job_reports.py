@@ -1,10 +1,11 @@
-"""Reports that come while one is being committed, on the model of etcd."""
+"""Reports of jobs: group commit, and rejected writes, on the model of etcd."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,17 +20,12 @@ from distop.protocol.dependencies import Edge
 from distop.protocol.job_transitions import Guarded
 from distop.protocol.keys import Keys
 from distop.protocol.records import OperationRef, State
-from distop.protocol.size_limits import Limits
+from distop.protocol.size_limits import DEFAULT, Limits
 from distop.protocol.txn import Put, Txn, TxnResult, absent, flaw
 from distop.runtime.logs import ContextLogger
 from tests.support.modelclient import ModelClient
-from tests.support.virtualtime import in_virtual_time
+from tests.support.virtualtime import in_virtual_time, now
 from tests.support.world import TABLE, TYPE, World
-
-
-def now() -> float:
-    """Seconds on the loop's clock."""
-    return asyncio.get_running_loop().time()
 
 
 def report(n: int) -> Guarded:
@@ -37,20 +33,28 @@ def report(n: int) -> Guarded:
     return Guarded(absent(key), (Put(key, b"1"), Put(f"{key}.a", b"1"), Put(f"{key}.b", b"1")), "report")
 
 
+def context(client: Any, lost: Any, rejected_writes: RejectedWrites, limits: Limits = DEFAULT) -> Any:
+    """What a reporter needs of an incarnation."""
+    log = ContextLogger(logging.getLogger("tests"), {})
+    return SimpleNamespace(
+        client=client, keys=Keys(), lost=lost, log=log, rejected_writes=rejected_writes, limits=limits
+    )
+
+
 def written(txn: Txn) -> int:
-    """How many reports a transaction has."""
+    """The number of reports in a transaction."""
     return len(txn.compares)
 
 
-def test_part_of_a_group_waits_for_the_commit_under_way_and_a_whole_one_does_not() -> None:
-    """Parts went beside up to two others, in twice as many transactions."""
+def test_a_partial_group_waits_for_the_current_commit_and_a_full_one_does_not() -> None:
+    """Partial groups were sent beside up to two others, in twice as many transactions."""
 
     async def main() -> None:
         client = ModelClient()
         lost: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         log = ContextLogger(logging.getLogger("tests"), {})
         refusals = RejectedWrites(log, lambda: None)
-        reporter = Reporter(client, Keys(), lost, log, refusals, Limits(reports=3))  # type: ignore[arg-type]
+        reporter = Reporter(context(client, lost, refusals, Limits(reports=3)))
         held, applied = asyncio.Event(), list[int]()
 
         async def late(txn: Txn) -> TxnResult:
@@ -63,11 +67,11 @@ def test_part_of_a_group_waits_for_the_commit_under_way_and_a_whole_one_does_not
         for n in (1, 2):
             reporter.submit([(report(n), applied.append)])
             await asyncio.sleep(0)
-        assert len(client.committed) == 1, "less than a group waits"
+        assert len(client.committed) == 1, "a partial group waits"
         reporter.submit([(report(n), applied.append) for n in (3, 4)])
         await client.until(lambda: len(client.committed) == 2)
         await asyncio.sleep(0)
-        assert list(map(written, client.committed)) == [1, 3], "a whole group goes"
+        assert list(map(written, client.committed)) == [1, 3], "a full group is sent"
         held.set()
         await reporter.drain()
         assert list(map(written, client.committed)) == [1, 3, 1]
@@ -77,15 +81,15 @@ def test_part_of_a_group_waits_for_the_commit_under_way_and_a_whole_one_does_not
     asyncio.run(main())
 
 
-def test_reports_are_sent_again_while_etcd_refuses_them_and_not_without_a_pause() -> None:
-    """As where a role is revoked for a while."""
+def test_reports_are_retried_with_pauses_while_etcd_refuses_them() -> None:
+    """Such as while a role is revoked."""
     refused: list[float] = []
 
     async def main() -> None:
         client, applied = ModelClient(), list[int]()
         lost: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         log = ContextLogger(logging.getLogger("tests"), {})
-        reporter = Reporter(client, Keys(), lost, log, RejectedWrites(log, lambda: None))  # type: ignore[arg-type]
+        reporter = Reporter(context(client, lost, RejectedWrites(log, lambda: None)))
 
         def refuse(txn: Txn) -> TxnResult:
             if now() < 120.0 and len(refused) < 200:
@@ -123,7 +127,7 @@ class Picky:
         log = ContextLogger(logging.getLogger("tests"), {})
         self.rejected_writes = RejectedWrites(log, lambda: None)
         self.lost: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self.reporter = Reporter(self.client, KEYS, self.lost, log, self.rejected_writes)  # type: ignore[arg-type]
+        self.reporter = Reporter(context(self.client, self.lost, self.rejected_writes))
         self.client.usual = self._take
 
     def _take(self, txn: Txn) -> TxnResult:
@@ -142,7 +146,7 @@ def progress(partition: int) -> str:
 def test_a_rejected_write_is_set_aside_and_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A group with one rejected write was resent for ever, and blocked the queue."""
+    """A group with one rejected write was resent forever, and blocked the queue."""
 
     async def main() -> None:
         one = Picky(monkeypatch, progress(2), progress(5))
@@ -156,7 +160,7 @@ def test_a_rejected_write_is_set_aside_and_reported(
         await one.reporter.drain()
         assert {8, 9} <= one.answers.keys()
         known = len(one.client.committed)
-        await one.client.until(lambda: len(one.client.committed) > known + 3)  # they are tried again
+        await one.client.until(lambda: len(one.client.committed) > known + 3)  # they are retried
         one.refused.clear()
         await asyncio.wait(set(one.reporter._aside), timeout=20)
         assert sorted(one.answers) == list(range(10))
@@ -167,7 +171,7 @@ def test_a_rejected_write_is_set_aside_and_reported(
 
 
 def test_a_rejected_write_stays_reported_when_another_one_is_applied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two jobs of one operation: what was told of both was gone until the next retry of the second one."""
+    """Two jobs of one operation: the report of both was gone until the next retry of the second one."""
 
     async def main() -> None:
         one = Picky(monkeypatch, progress(2), progress(5))
@@ -223,7 +227,7 @@ def test_writes_to_one_key_use_separate_transactions() -> None:
         client = ModelClient()
         lost: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         log = ContextLogger(logging.getLogger("tests"), {})
-        reporter = Reporter(client, KEYS, lost, log, RejectedWrites(log, lambda: None))  # type: ignore[arg-type]
+        reporter = Reporter(context(client, lost, RejectedWrites(log, lambda: None)))
         world, answers = World(), list[int]()
         world.join("a")
         world.do(world.elect("a"))

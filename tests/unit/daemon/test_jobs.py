@@ -1,4 +1,4 @@
-"""What becomes of the jobs that an executor holds: their ends, written once, whatever goes wrong beside them."""
+"""Jobs that an executor holds: their ends are written once, whatever fails beside them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from distop.daemon.job_progress import Doing
 from distop.daemon.job_reports import Reporter
 from distop.daemon.local_jobs import LocalJobs, RunFiles
 from distop.daemon.rejected_writes import RejectedWrites
-from distop.decide import next_steps
+from distop.decide import job_claims
 from distop.decide.view import ClusterView
 from distop.errors import EtcdRejected, EtcdUnavailable
 from distop.protocol import job_transitions
@@ -34,7 +34,7 @@ from distop.settings import ExecutorConfig
 from distop.store.connection_settings import EtcdConfig
 from distop.testing import ModelStore
 from distop.worker.daemon_side.requests import JobEnded, JobItem
-from tests.support.virtualtime import in_virtual_time
+from tests.support.virtualtime import in_virtual_time, now
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,11 +45,6 @@ if TYPE_CHECKING:
 
 REF = OperationRef("t", "noop", "", 1)
 RULES = Rules()
-
-
-def now() -> float:
-    """Seconds on the loop's clock."""
-    return asyncio.get_running_loop().time()
 
 
 class Etcd:
@@ -97,15 +92,15 @@ class Child:
         self.cleans()
 
 
-class Told:
-    """Schedules nothing."""
+class IdleScheduler:
+    """A scheduler that starts nothing."""
 
     def __init__(self) -> None:
         self.stops = False
         self.ended: list[int] = []
         """Jobs that ended here."""
         self.released: list[int] = []
-        """Jobs that are held no longer, and have not ended."""
+        """Jobs that are not held any more, and have not ended."""
 
     def stopping(self, op: OpenOperation) -> bool:
         return self.stops
@@ -120,7 +115,7 @@ class Told:
     def hint_released(self) -> None: ...
 
 
-class Here(Context):
+class HoldingExecutor(Context):
     """An executor that holds the first jobs of an operation."""
 
     def __init__(self, directory: Path, rules: Rules = RULES, attempt: int = 1, failures: int = 0) -> None:
@@ -139,13 +134,13 @@ class Here(Context):
         self.capability = Capability(self.cluster, "me", self.log, lambda: None)
         self.lost = asyncio.get_running_loop().create_future()
         self.rejected_writes = RejectedWrites(self.log, lambda: None)
-        self.reporter = Reporter(self.client, self.keys, self.lost, self.log, self.rejected_writes)
+        self.reporter = Reporter(self)
         files = RunFiles(directory)
         files.names()
         self.local = LocalJobs(files, "me")
         chunks = chunked([PartitionPlan(n, f"p={n}") for n in range(4)])
         self.op = OpenOperation(REF, 1, Spec("request", "", "", rules), {}, Plan(4, "", "", len(chunks)), chunks, [0])
-        self.scheduler = Told()
+        self.scheduler = IdleScheduler()
         self.jobs = Jobs(self, self.scheduler)
         claim = Claim("ex-me", "me", attempt, failures)
         for p in range(4):
@@ -173,11 +168,9 @@ class Here(Context):
         return Claim.decode(kv.value) if kv is not None else None
 
 
-async def test_a_report_that_won_before_its_answer_was_lost_counts(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The repetition is refused, because the first copy took the claim away (T9): nobody else has the job."""
-    here = Here(tmp_path)
+async def test_an_applied_report_whose_answer_was_lost_counts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The retry is refused, because the first copy deleted the claim (T9): nobody else has the job."""
+    here = HoldingExecutor(tmp_path)
     here.etcd.lost = True
     here.child.script = lambda tell: tell([JobEnded(p, "success", {"rows": p}) for p in (0, 1)])
     with caplog.at_level(logging.INFO, "distop"):
@@ -185,13 +178,13 @@ async def test_a_report_that_won_before_its_answer_was_lost_counts(
         await here.jobs.drain()
     assert [here.state(p) for p in (0, 1)] == ["success", "success"]
     assert (here.scheduler.ended, sorted(here.op.held)) == ([0, 1], [2, 3])
-    assert here.local.former == [], "nothing of them is left here"
+    assert here.local.former == [], "no trace of them is left here"
     assert list((tmp_path / "runs").iterdir()) == []
     assert caplog.records == []
 
 
 async def test_a_report_that_lost_its_fence_does_not_count(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    here = Here(tmp_path)
+    here = HoldingExecutor(tmp_path)
     other = Claim("ex-other", "other", 2, 1)
     here.etcd.store.apply(Txn((), (Put(here.keys.claim(REF, 0), other.encode()),)))
     theirs = Outcome("p=1", "ex-other", "other", 2, "", "")
@@ -206,32 +199,32 @@ async def test_a_report_that_lost_its_fence_does_not_count(tmp_path: Path, caplo
     assert [here.state(p) for p in (0, 1, 2)] == ["", "failed", "success"]
     assert (here.claim(0), here.outcome(1).executor) == (other, "ex-other")
     assert here.scheduler.ended == [2]
-    assert sum("is dropped" in record.getMessage() for record in caplog.records) == 2
+    assert sum("Dropping the end of a job" in record.getMessage() for record in caplog.records) == 2
 
 
-async def test_a_release_that_won_before_its_answer_was_lost_counts(
+async def test_an_applied_release_whose_answer_was_lost_counts(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    here = Here(tmp_path)
+    here = HoldingExecutor(tmp_path)
     here.etcd.lost = True
     with caplog.at_level(logging.INFO, "distop"):
         here.jobs.release(here.op, [0, 1, 2, 3])
         await here.jobs.drain()
     assert here.op.held == {}
-    assert [here.claim(p) for p in range(4)] == [next_steps.released(Claim("ex-me", "me", 1, 0), "ex-me")] * 4
+    assert [here.claim(p) for p in range(4)] == [job_claims.released(Claim("ex-me", "me", 1, 0), "ex-me")] * 4
     assert caplog.records == []
 
 
-async def test_a_run_that_breaks_releases_only_jobs_whose_end_is_not_being_written(tmp_path: Path) -> None:
-    here = Here(tmp_path)
+async def test_a_failing_run_releases_only_jobs_whose_end_is_not_being_written(tmp_path: Path) -> None:
+    here = HoldingExecutor(tmp_path)
     here.etcd.open.clear()
 
     def script(tell: Callable[[list[JobEnded]], None]) -> None:
-        tell([JobEnded(0, "success"), JobEnded(1, "error", None, "it broke")])
-        raise RuntimeError("the pipe broke")
+        tell([JobEnded(0, "success"), JobEnded(1, "error", None, "it failed")])
+        raise RuntimeError("the pipe is closed")
 
     here.child.script = script
-    with pytest.raises(RuntimeError, match="the pipe broke"):
+    with pytest.raises(RuntimeError, match="the pipe is closed"):
         await here.jobs.run(here.op, [0, 1, 2])
     here.jobs.release(here.op, [0, 1, 2])
     assert here.submitted == {here.keys.claim(REF, p): 1 for p in (0, 1, 2)}
@@ -243,13 +236,13 @@ async def test_a_run_that_breaks_releases_only_jobs_whose_end_is_not_being_writt
     assert sorted(here.op.held) == [3]
 
 
-async def test_a_cleanup_that_breaks_in_any_way_leaves_no_job_held(tmp_path: Path) -> None:
-    here = Here(tmp_path)
+async def test_a_failing_cleanup_leaves_no_job_held(tmp_path: Path) -> None:
+    here = HoldingExecutor(tmp_path)
 
-    def breaks() -> None:
+    def fails() -> None:
         raise RuntimeError("no such file")
 
-    here.child.cleans = breaks
+    here.child.cleans = fails
     here.child.script = lambda tell: tell([JobEnded(0, "fatal", None, "no such column")])
     await here.jobs.run(here.op, [0])
     await here.jobs.drain()
@@ -258,10 +251,8 @@ async def test_a_cleanup_that_breaks_in_any_way_leaves_no_job_held(tmp_path: Pat
 
 
 @pytest.mark.parametrize("resumable", [True, False])
-async def test_what_cleans_up_after_a_job_that_failed_for_good_is_given_its_checkpoint(
-    resumable: bool, tmp_path: Path
-) -> None:
-    here = Here(tmp_path, Rules(resumable=resumable))
+async def test_the_cleanup_of_a_job_with_a_fatal_error_gets_its_checkpoint(resumable: bool, tmp_path: Path) -> None:
+    here = HoldingExecutor(tmp_path, Rules(resumable=resumable))
     assert await here.jobs._checkpoints.save(here.op, 0, {"at": 41})
     here.child.script = lambda tell: tell([JobEnded(0, "fatal", None, "no such column")])
     await here.jobs.run(here.op, [0])
@@ -270,9 +261,9 @@ async def test_what_cleans_up_after_a_job_that_failed_for_good_is_given_its_chec
     assert [item.progress for item in here.child.cleaned] == [{"at": 41} if resumable else None]
 
 
-async def test_a_checkpoint_is_given_up_before_the_cleanup_that_removes_what_it_speaks_of(tmp_path: Path) -> None:
-    """Else whoever follows goes on from it, where the report after the cleanup did not come through."""
-    here = Here(tmp_path, Rules(resumable=True))
+async def test_a_checkpoint_is_abandoned_before_the_cleanup_that_removes_its_files(tmp_path: Path) -> None:
+    """Otherwise the next attempt would resume from it if the report after the cleanup failed."""
+    here = HoldingExecutor(tmp_path, Rules(resumable=True))
     assert await here.jobs._checkpoints.save(here.op, 0, {"at": 41})
     stored: list[Any] = []
 
@@ -287,12 +278,12 @@ async def test_a_checkpoint_is_given_up_before_the_cleanup_that_removes_what_it_
     assert [(to_go_on_from(one), for_cleanup(one)) for one in stored] == [(None, {"at": 41})]
 
 
-def test_a_cleanup_waits_for_an_etcd_that_refuses_to_say_what_there_is(tmp_path: Path) -> None:
-    """As where a role is revoked for a while: the job was reported as failed, and nobody ever cleaned up after it."""
+def test_a_cleanup_waits_while_etcd_refuses_to_read_the_checkpoint(tmp_path: Path) -> None:
+    """Such as while a role is revoked: the job was reported as failed, but never cleaned up."""
     refused: list[float] = []
 
     async def main() -> None:
-        here = Here(tmp_path, Rules(resumable=True))
+        here = HoldingExecutor(tmp_path, Rules(resumable=True))
         assert await here.jobs._checkpoints.save(here.op, 0, {"at": 41})
         read = here.etcd.read
 
@@ -313,12 +304,12 @@ def test_a_cleanup_waits_for_an_etcd_that_refuses_to_say_what_there_is(tmp_path:
     assert 5 < len(refused) < 200
 
 
-def test_jobs_that_wait_for_their_turn_in_a_slot_are_left_to_others_after_a_moment(tmp_path: Path) -> None:
-    """They were thought to be short. What has begun goes on."""
+def test_jobs_that_wait_for_a_slow_job_in_their_slot_are_left_to_others(tmp_path: Path) -> None:
+    """All were expected to be short. The job that has begun continues."""
     told: list[tuple[str, float]] = []
 
     async def main() -> None:
-        here = Here(tmp_path)
+        here = HoldingExecutor(tmp_path)
         other = OperationRef("t", "noop", "", 2)
         chunks = chunked([PartitionPlan(0, "p=0")])
         second = OpenOperation(other, 2, here.op.spec, {}, Plan(1, "", "", 1), chunks, [0])
@@ -336,8 +327,8 @@ def test_jobs_that_wait_for_their_turn_in_a_slot_are_left_to_others_after_a_mome
     assert all(0.1 < when < 5.0 for _, when in told)
 
 
-async def test_nothing_is_cleaned_up_where_the_checkpoint_cannot_be_given_up(tmp_path: Path) -> None:
-    here = Here(tmp_path, Rules(resumable=True))
+async def test_no_cleanup_runs_if_the_checkpoint_cannot_be_abandoned(tmp_path: Path) -> None:
+    here = HoldingExecutor(tmp_path, Rules(resumable=True))
     assert await here.jobs._checkpoints.save(here.op, 0, {"at": 41})
     other = Claim("ex-other", "other", 2, 1)
     here.etcd.store.apply(Txn((), (Put(here.keys.claim(REF, 0), other.encode()),)))
@@ -348,10 +339,10 @@ async def test_nothing_is_cleaned_up_where_the_checkpoint_cannot_be_given_up(tmp
 
 
 @pytest.mark.parametrize(("attempts", "states"), [(2, ("", "success")), (1, ("failed", "success"))])
-async def test_an_end_that_cannot_be_written_is_an_error_of_its_job_alone(
+async def test_an_end_that_cannot_be_encoded_is_an_error_of_its_job_alone(
     attempts: int, states: tuple[str, str], tmp_path: Path
 ) -> None:
-    here = Here(tmp_path, Rules(retry=Retry(attempts=attempts), cleans=False))
+    here = HoldingExecutor(tmp_path, Rules(retry=Retry(attempts=attempts), cleans=False))
     here.child.script = lambda tell: tell([JobEnded(0, "success", object()), JobEnded(1, "success")])
     await here.jobs.run(here.op, [0, 1])
     await here.jobs.drain()
@@ -364,16 +355,14 @@ async def test_an_end_that_cannot_be_written_is_an_error_of_its_job_alone(
 
 @pytest.mark.parametrize(("least", "share"), [(False, 1.0), (True, 0.5)])
 @pytest.mark.parametrize(("failures", "pause"), [(1, 2.0), (2, 4.0), (3, 8.0), (4, 10.0)])
-async def test_the_next_attempt_is_due_later_after_each_failure_and_not_for_all_at_once(
+async def test_the_pause_before_the_next_attempt_doubles_and_is_random(
     failures: int, pause: float, least: bool, share: float, clock: StandingClock, tmp_path: Path
 ) -> None:
-    """What is written for it, after so many failures: twice as long each time up to the longest, and a part of it by
-    chance.
-    """
+    """The pause written after this many failures: doubled each time up to the maximum, and partly random."""
     clock.now, clock.least = 1e9, least
     rules = Rules(retry=Retry(attempts=9, initial=2.0, maximum=10.0))
-    here = Here(tmp_path, rules, attempt=failures, failures=failures - 1)
-    here.child.script = lambda tell: tell([JobEnded(0, "error", None, "it broke"), JobEnded(1, "crash")])
+    here = HoldingExecutor(tmp_path, rules, attempt=failures, failures=failures - 1)
+    here.child.script = lambda tell: tell([JobEnded(0, "error", None, "it failed"), JobEnded(1, "crash")])
     await here.jobs.run(here.op, [0, 1])
     await here.jobs.drain()
     for claim in (here.claim(0), here.claim(1)):
@@ -382,8 +371,8 @@ async def test_the_next_attempt_is_due_later_after_each_failure_and_not_for_all_
         assert from_rfc3339(claim.retry_at) - clock.now == share * pause
 
 
-async def test_a_momentary_failure_gives_the_job_back_unblamed(tmp_path: Path) -> None:
-    here = Here(tmp_path, Rules(cleans=False))
+async def test_a_momentary_failure_releases_the_job_without_counting_as_a_failure(tmp_path: Path) -> None:
+    here = HoldingExecutor(tmp_path, Rules(cleans=False))
     here.cluster.nodes["other"] = Node("ex-other", "host", 1, ("noop",))
     here.child.script = lambda tell: tell([JobEnded(0, "unavailable", None, "its Spark session did not start")])
     await here.jobs.run(here.op, [0])
@@ -394,10 +383,10 @@ async def test_a_momentary_failure_gives_the_job_back_unblamed(tmp_path: Path) -
     assert here.capability.unable == {"noop": "its Spark session did not start"}
 
 
-async def test_a_momentary_failure_counts_where_no_other_node_can_run_the_job(
+async def test_a_momentary_failure_counts_if_no_other_node_can_run_the_job(
     tmp_path: Path,
 ) -> None:
-    here = Here(tmp_path, Rules(retry=Retry(attempts=2), cleans=False))
+    here = HoldingExecutor(tmp_path, Rules(retry=Retry(attempts=2), cleans=False))
     here.child.script = lambda tell: tell([JobEnded(0, "unavailable", None, "its Spark session did not start")])
     await here.jobs.run(here.op, [0])
     await here.jobs.drain()
@@ -407,11 +396,11 @@ async def test_a_momentary_failure_counts_where_no_other_node_can_run_the_job(
     assert (claim.failures, claim.error, here.capability.unable) == (1, said, {})
 
 
-async def test_a_job_that_each_node_has_given_back_counts_as_failed(tmp_path: Path) -> None:
+async def test_a_failure_counts_if_each_node_has_given_the_job_back(tmp_path: Path) -> None:
     """The other node has run other jobs of the type, so its record names no failure."""
-    here = Here(tmp_path, Rules(retry=Retry(attempts=3), cleans=False))
+    here = HoldingExecutor(tmp_path, Rules(retry=Retry(attempts=3), cleans=False))
     here.cluster.nodes["other"] = Node("ex-other", "host", 1, ("noop",))
-    given_back = next_steps.released(here.op.held[0].claim, "ex-other", "its Spark session did not start")
+    given_back = job_claims.released(here.op.held[0].claim, "ex-other", "its Spark session did not start")
     assert given_back.failures == 0
     here.op.held[0] = replace(here.op.held[0], claim=replace(here.op.held[0].claim, tried=given_back.tried))
     here.child.script = lambda tell: tell([JobEnded(0, "unavailable", None, "its Spark session did not start")])
@@ -424,11 +413,11 @@ async def test_a_job_that_each_node_has_given_back_counts_as_failed(tmp_path: Pa
 
 
 @pytest.mark.parametrize("can_fail", [True, False])
-async def test_fatal_errors_speak_neither_for_nor_against_a_node(can_fail: bool, tmp_path: Path) -> None:
-    here = Here(tmp_path, Rules(can_fail=can_fail, cleans=False))
+async def test_fatal_errors_count_neither_for_nor_against_a_node(can_fail: bool, tmp_path: Path) -> None:
+    here = HoldingExecutor(tmp_path, Rules(can_fail=can_fail, cleans=False))
     told: list[str] = []
 
-    class Noted(Told):
+    class Noted(IdleScheduler):
         def broke(self, ref: OperationRef) -> None:
             told.append("broke")
 
@@ -448,9 +437,9 @@ async def test_fatal_errors_speak_neither_for_nor_against_a_node(can_fail: bool,
     assert told == ["broke", "ended", "broke"]
 
 
-async def test_a_run_whose_checkpoints_cannot_be_read_is_not_written_down_after_its_release(tmp_path: Path) -> None:
-    """It would seem to run for ever, and never be reconciled."""
-    here = Here(tmp_path, Rules(resumable=True), attempt=2)
+async def test_a_run_whose_checkpoints_cannot_be_read_is_not_recorded_after_its_release(tmp_path: Path) -> None:
+    """It would seem to run forever, and never be reconciled."""
+    here = HoldingExecutor(tmp_path, Rules(resumable=True), attempt=2)
     here.etcd.readable = False
     begin = here.local.begin
 
@@ -468,8 +457,8 @@ async def test_a_run_whose_checkpoints_cannot_be_read_is_not_written_down_after_
     assert here.local._mine == {}
 
 
-async def test_of_checkpoints_that_wait_only_the_last_is_written(tmp_path: Path) -> None:
-    here = Here(tmp_path, Rules(resumable=True))
+async def test_only_the_last_of_several_waiting_checkpoints_is_written(tmp_path: Path) -> None:
+    here = HoldingExecutor(tmp_path, Rules(resumable=True))
     here.etcd.open.clear()
     saves = [asyncio.ensure_future(here.jobs._checkpoints.save(here.op, 0, n)) for n in (1, 2, 3)]
     await here.etcd.asked.wait()
@@ -482,12 +471,12 @@ async def test_of_checkpoints_that_wait_only_the_last_is_written(tmp_path: Path)
     assert here.etcd.store.get(key).value == b"4"
 
 
-async def test_a_checkpoint_that_was_refused_does_not_block_the_next(tmp_path: Path) -> None:
-    """Under the same fence; without it none is written."""
-    here = Here(tmp_path, Rules(resumable=True))
+async def test_a_refused_checkpoint_does_not_block_the_next(tmp_path: Path) -> None:
+    """Under the same fence; after its loss none is written."""
+    here = HoldingExecutor(tmp_path, Rules(resumable=True))
     key = here.keys.job(REF, 0, "progress")
     assert await here.jobs._checkpoints.save(here.op, 0, 1)
-    here.etcd.store.apply(Txn((), (Put(key, b"7"),)))  # a copy of it that was given up on, say
+    here.etcd.store.apply(Txn((), (Put(key, b"7"),)))  # such as a late copy of an abandoned write
     assert not await here.jobs._checkpoints.save(here.op, 0, 2)
     assert await here.jobs._checkpoints.save(here.op, 0, 3)
     assert here.etcd.store.get(key).value == b"3"

@@ -1,4 +1,4 @@
-"""Steps that are left to other nodes."""
+"""Steps that are left to nodes with other labels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REF = OperationRef("t", "x", "", 1)
 
 
 def node(**more: Any) -> Any:
-    """What is asked of the node."""
+    """The parts of a node that the routing uses."""
     told = {"incarnation": "me", "fits": lambda where: not where, "admits": lambda *args: True}
     return SimpleNamespace(cluster=SimpleNamespace(nodes={}), **told, **more)
 
@@ -29,10 +29,10 @@ def completion_elsewhere() -> tuple[Any, Any]:
     return op, next_steps.Complete.__new__(next_steps.Complete)
 
 
-def test_an_operation_that_was_left_to_a_node_that_is_gone_now_is_looked_at_again(
+def test_an_operation_that_was_left_to_a_node_that_is_gone_is_checked_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its minute without such a node begins then. It never began: nothing had the operation looked at."""
+    """Its minute without such a node begins then. It never began, because no check was triggered."""
     missing = [""]
     monkeypatch.setattr(coordinator_ranking, "missing_executor", lambda *args: missing[0])
     monkeypatch.setattr(coordinator_ranking, "candidates", lambda *args: [])
@@ -51,8 +51,8 @@ def test_an_operation_that_was_left_to_a_node_that_is_gone_now_is_looked_at_agai
     asyncio.run(scenario())
 
 
-def test_an_election_that_cannot_be_given_up_yet_is_given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is just being taken up."""
+def test_an_election_that_cannot_be_resigned_yet_is_resigned_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The coordinator is still starting."""
     monkeypatch.setattr(coordinator_ranking, "missing_executor", lambda *args: "")
     monkeypatch.setattr(coordinator_ranking, "candidates", lambda *args: ["other"])
     tries: list[bool] = []
@@ -60,7 +60,7 @@ def test_an_election_that_cannot_be_given_up_yet_is_given_up_soon(monkeypatch: p
 
     def pass_on() -> bool:
         tries.append(taken_up[0])
-        return taken_up[0] or len(tries) > 1000  # which ends what would be tried for ever without a pause
+        return taken_up[0] or len(tries) > 1000  # ends a loop without a pause
 
     async def scenario() -> None:
         placing = Placing(node(), pass_on, lambda refs: None)

@@ -1,4 +1,4 @@
-"""The metrics of a daemon without one: what its loop tells, what a scrape is told while the loop has no time."""
+"""Metrics of a daemon: counters, and scrapes while its event loop is busy."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from distop.daemon import metrics as module
 from distop.daemon.meter import NO_METER, Gauges, Meter
 from distop.daemon.metrics import Metrics, resident
 from distop.errors import InvalidArgument
-from distop.settings import Settings, duration, executor_config
+from distop.setting_values import duration
+from distop.settings import Settings, executor_config
 
 
 def value(metrics: Metrics, name: str, **labels: str) -> float | None:
     return metrics.registry.get_sample_value(name, labels)
 
 
-def test_L27_retries_losses_reports_and_restarts_are_counted_through_all_sessions() -> None:
+def test_L27_retries_losses_reports_and_restarts_are_counted_across_sessions() -> None:
     metrics = Metrics("e1")
     metrics.retried("noop")
     metrics.jobs_lost("noop", 3)
@@ -54,7 +55,7 @@ def test_the_metrics_have_a_separate_registry() -> None:
 
 
 async def test_a_scrape_does_not_wait_for_a_busy_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is told what the loop said last; and the loop is not held up by any scrape."""
+    """It gets the last values of the loop. No scrape blocks the loop."""
     monkeypatch.setattr(module, "ASK", 0.05)
     metrics = Metrics("e1")
     slots = iter((4, 5, 6))
@@ -67,7 +68,7 @@ async def test_a_scrape_does_not_wait_for_a_busy_loop(monkeypatch: pytest.Monkey
                 return str(answer.read().decode())
 
         assert "distop_slots 4.0" in await asyncio.to_thread(scrape)
-        assert "distop_slots 4.0" in scrape(), "the loop is here, and answers nothing"
+        assert "distop_slots 4.0" in scrape(), "this call blocks the loop, which answers nothing"
         taken = rf"cannot serve metrics at 127.0.0.1:{port} \(Address already in use\)"
         with pytest.raises(InvalidArgument, match=taken):
             Metrics("e2").serve("127.0.0.1", port)
@@ -76,13 +77,13 @@ async def test_a_scrape_does_not_wait_for_a_busy_loop(monkeypatch: pytest.Monkey
     metrics.close()
 
 
-def test_resident_memory_is_that_of_the_processes_that_live() -> None:
+def test_resident_memory_counts_live_processes_only() -> None:
     assert resident([]) == 0
     assert resident([os.getpid()]) > 1_000_000
     assert resident([os.getpid(), 2**22 + 1]) > 1_000_000
 
 
-def test_nothing_is_loaded_or_counted_where_nobody_asked() -> None:
+def test_nothing_is_loaded_or_counted_without_metrics() -> None:
     code = "import sys, distop.daemon.process; print('prometheus_client' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "False\n"
@@ -94,14 +95,14 @@ def test_nothing_is_loaded_or_counted_where_nobody_asked() -> None:
 @pytest.mark.parametrize(
     ("text", "place"), [("127.0.0.1:9464", ("127.0.0.1", 9464)), ("[::1]:0", ("::1", 0)), ("host:1", ("host", 1))]
 )
-def test_where_metrics_are_served(text: str, place: tuple[str, int], tmp_path: Path) -> None:
+def test_the_address_of_the_metrics_is_parsed(text: str, place: tuple[str, int], tmp_path: Path) -> None:
     settings = Settings({"metrics": text, "work_dir": str(tmp_path)}, env={})
     assert executor_config(settings).metrics == place
     assert executor_config(Settings({"work_dir": str(tmp_path)}, env={})).metrics is None
 
 
 @pytest.mark.parametrize("text", ["9464", ":9464", "host:", "host:65536", "host:-1", "host:x", ""])
-def test_an_invalid_place_is_rejected(text: str) -> None:
+def test_an_invalid_address_of_the_metrics_is_rejected(text: str) -> None:
     with pytest.raises(InvalidArgument, match="--metrics must be HOST:PORT"):
         Settings({"metrics": text}, env={}).get("metrics")
 
@@ -109,13 +110,13 @@ def test_an_invalid_place_is_rejected(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "seconds"), [("90s", 90), ("15m", 900), ("36h", 129_600), ("1.5 d", 129_600), ("7200", 7200), (60, 60)]
 )
-def test_times_as_people_write_them(text: object, seconds: float) -> None:
+def test_durations_are_parsed(text: object, seconds: float) -> None:
     assert duration(text) == seconds
 
 
 @pytest.mark.parametrize(
     "text", ["", "5", "59m", "-3d", "0d", "1w", "nan", "infd", "d", "9" * 400 + "d", "1e400", None, True]
 )
-def test_how_long_a_history_may_be_kept_at_least(text: object) -> None:
+def test_an_invalid_history_age_is_rejected(text: object) -> None:
     with pytest.raises(InvalidArgument, match="--history-age must be"):
         Settings({"history_age": text if text is not None else [1]}, env={}).get("history_age")

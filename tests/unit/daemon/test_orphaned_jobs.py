@@ -1,4 +1,4 @@
-"""Which partitions of a plan are read for a cleanup."""
+"""The partitions of a plan that are read for a cleanup."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from distop.protocol.plan import PartitionPlan, chunked
 
 
 @given(count=st.integers(0, 60), limit=st.integers(60, 400), wanted=st.sets(st.integers(0, 70)))
-def test_the_wanted_partitions_and_no_others(count: int, limit: int, wanted: set[int]) -> None:
+def test_only_the_wanted_partitions_are_read(count: int, limit: int, wanted: set[int]) -> None:
     plan = [PartitionPlan(n, f"p={n}", n) for n in range(count)]
     rows = PlanRows(chunked(plan, limit))
     assert list(rows.of(sorted(wanted))) == [p.to_json() for p in plan if p.partition in wanted]

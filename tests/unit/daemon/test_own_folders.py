@@ -1,4 +1,4 @@
-"""The work directory, and the folder of ``distop dev``: used only where nobody else can change what is in it."""
+"""The work directory and the folder of ``distop dev``: used only if no other user can change them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 STRANGER = 54321
-BOTH = pytest.mark.parametrize("use", ["executor", "dev", "etcd"])
+EACH_USE = pytest.mark.parametrize("use", ["executor", "dev", "etcd"])
 
 
 def take(use: str, folder: Path) -> None:
@@ -50,8 +50,8 @@ def give_away(path: Path) -> None:
     os.chown(path, STRANGER, STRANGER, follow_symlinks=False)
 
 
-@BOTH
-def test_a_missing_folder_is_made_for_its_owner_alone_whatever_the_umask(use: str, tmp_path: Path) -> None:
+@EACH_USE
+def test_a_missing_folder_is_created_private_for_any_umask(use: str, tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         take(use, tmp_path / "a" / "b" / "c")
@@ -62,7 +62,7 @@ def test_a_missing_folder_is_made_for_its_owner_alone_whatever_the_umask(use: st
     assert modes == [0o755, 0o755, 0o700]
 
 
-@BOTH
+@EACH_USE
 @pytest.mark.parametrize("mode", [0o770, 0o775, 0o707, 0o777, 0o1777, 0o2775])
 def test_a_folder_that_others_can_write_is_refused(use: str, mode: int, tmp_path: Path) -> None:
     folder = tmp_path / "w"
@@ -73,7 +73,7 @@ def test_a_folder_that_others_can_write_is_refused(use: str, mode: int, tmp_path
     assert list(folder.iterdir()) == [], "nothing was written there"
 
 
-@BOTH
+@EACH_USE
 def test_a_folder_of_another_user_is_refused(use: str, tmp_path: Path) -> None:
     folder = tmp_path / "w"
     folder.mkdir(0o700)
@@ -82,9 +82,9 @@ def test_a_folder_of_another_user_is_refused(use: str, tmp_path: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
-@BOTH
+@EACH_USE
 @pytest.mark.parametrize("mode", [0o700, 0o755, 0o750])
-def test_a_folder_that_was_made_before_keeps_its_rights(use: str, mode: int, tmp_path: Path) -> None:
+def test_an_existing_folder_keeps_its_mode(use: str, mode: int, tmp_path: Path) -> None:
     folder = tmp_path / "w"
     folder.mkdir()
     folder.chmod(mode)
@@ -92,9 +92,9 @@ def test_a_folder_that_was_made_before_keeps_its_rights(use: str, mode: int, tmp
     assert stat.S_IMODE(folder.stat().st_mode) == mode
 
 
-@BOTH
+@EACH_USE
 def test_a_folder_that_others_cannot_replace_is_used(use: str, tmp_path: Path) -> None:
-    """As in /tmp: in a sticky folder only its owner renames or removes what is there."""
+    """As in /tmp: in a sticky folder only the owner of an entry can rename or remove it."""
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o777)
@@ -106,9 +106,9 @@ def test_a_folder_that_others_cannot_replace_is_used(use: str, tmp_path: Path) -
     assert f"{shared} belongs to the user {STRANGER}" in refusal(use, shared / "w")
 
 
-@BOTH
+@EACH_USE
 def test_another_users_folder_in_a_shared_folder_is_rejected(use: str, tmp_path: Path) -> None:
-    """The planted ``.distop`` in /tmp: a folder, or a link to one of ours."""
+    """A planted ``.distop`` in /tmp: a folder, or a link to one of this user."""
     shared, ours = tmp_path / "shared", tmp_path / "ours"
     shared.mkdir()
     shared.chmod(0o1777)
@@ -126,8 +126,8 @@ def test_another_users_folder_in_a_shared_folder_is_rejected(use: str, tmp_path:
     assert list((shared / "folder").iterdir()) == []
 
 
-@BOTH
-def test_behind_a_link_the_folders_on_its_way_are_judged(use: str, tmp_path: Path) -> None:
+@EACH_USE
+def test_the_folders_on_the_path_of_a_link_are_checked(use: str, tmp_path: Path) -> None:
     (tmp_path / "open" / "inner").mkdir(parents=True)
     (tmp_path / "here").mkdir()
     for name, target in (("absolute", tmp_path / "open" / "inner"), ("relative", Path("../open/inner"))):
@@ -140,7 +140,7 @@ def test_behind_a_link_the_folders_on_its_way_are_judged(use: str, tmp_path: Pat
         assert f"{tmp_path}/open is writable" in refusal(use, tmp_path / "here" / ".." / "open" / "inner")
 
 
-def test_links_in_a_circle_end(tmp_path: Path) -> None:
+def test_a_cycle_of_links_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
     assert refusal("executor", tmp_path / "a").endswith(": Too many levels of symbolic links")
@@ -157,7 +157,7 @@ def test_links_in_a_circle_end(tmp_path: Path) -> None:
         (STRANGER + 1, "ann", [], [], False),
     ],
 )
-def test_the_group_of_one_user_alone_may_write_above_the_folder(
+def test_a_group_with_a_single_user_may_write_above_the_folder(
     gid: int, name: str, members: list[str], others: list[str], fine: bool, tmp_path: Path, monkeypatch: Any
 ) -> None:
     """A home under the umask 0002, and a volume of Kubernetes with the ``fsGroup`` of its pod's user."""
@@ -179,17 +179,17 @@ def test_the_group_of_one_user_alone_may_write_above_the_folder(
         assert stat.S_IMODE((volume / "work").stat().st_mode) & 0o777 == 0o700
     else:
         assert f"{volume} is writable by its group" in refusal("executor", volume / "work")
-    assert f"{volume} is writable by its group" in refusal("executor", volume), "the folder itself is for us alone"
+    assert f"{volume} is writable by its group" in refusal("executor", volume), "the folder itself must be private"
 
 
-def test_a_group_that_nobody_knows_may_not_write(tmp_path: Path) -> None:
+def test_an_unknown_group_may_not_write(tmp_path: Path) -> None:
     need(os.geteuid() == 0, "root, to give a folder to a group: run the tests as root")
     os.chown(tmp_path, 0, STRANGER)
     tmp_path.chmod(0o770)
     assert f"{tmp_path} is writable by its group" in refusal("executor", tmp_path / "w")
 
 
-# ---------------------------------------------------------------------- what is written there
+# ---------------------------------------------------------------------- files in the folder
 
 
 def _log(folder: Path) -> None:
@@ -210,7 +210,7 @@ def _log(folder: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("there", [True, False])
-def test_no_link_of_a_fixed_name_is_followed(
+def test_a_link_in_place_of_a_file_is_not_followed(
     name: str, act: Callable[[Path], None], there: bool, tmp_path: Path
 ) -> None:
     outside = tmp_path / "outside"

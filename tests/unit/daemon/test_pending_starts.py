@@ -1,6 +1,4 @@
-"""Those that wait to begin, on the model of etcd: what the coordinator sees of them, and of their holds, comes in any
-order.
-"""
+"""Pending operations, on the model of etcd: events of them and of their holds come in any order."""
 
 from __future__ import annotations
 
@@ -14,6 +12,7 @@ import pytest
 from distop.daemon.action_log import ActionLog
 from distop.daemon.coordinator import due_times, pending_starts
 from distop.daemon.coordinator.coordinator_role import Coordinator as Role
+from distop.daemon.coordinator.election import Election
 from distop.daemon.coordinator.pending_starts import Waiters
 from distop.daemon.rejected_writes import RejectedWrites
 from distop.decide.due_operations import Blocked, EndWaiting, Join, fate
@@ -37,14 +36,14 @@ HOLD = KEYS.hold(p.hold_id("tx-17"))
 
 
 class Coordinator:
-    """What waiters need of one: elected, and with views that are as far as ``sees`` says."""
+    """An elected coordinator; its views advance with ``sees_operations`` and ``sees_holds``."""
 
     def __init__(self, etcd: Etcd) -> None:
         election = KEYS.coordinator(TABLE, "noop")
         etcd.put(election, b"e1")
         self.etcd = etcd
         self.done = asyncio.Event()
-        """It has changed something."""
+        """A transaction was applied, or a rejected write reported."""
         self.view = TypeView(KEYS, TABLE, "noop", DEFAULT.outcomes_ahead)
         self.cluster = ClusterView(KEYS)
         log = logs.get("distop.test")
@@ -53,8 +52,9 @@ class Coordinator:
             config=SimpleNamespace(poll=30.0), commit=self._send, executor_id="ex",
             rejected_writes=RejectedWrites(log, self.done.set),
         )  # fmt: skip
-        guard, actions = value_is(election, b"e1"), ActionLog(ctx.log)
-        self.waiters = Waiters(ctx, guard, self.view, self._commit, self._reached, actions)
+        call: Any = None
+        elected = Election(ctx, value_is(election, b"e1"), self.view, self._commit, self._reached, call)
+        self.waiters = Waiters(elected, ActionLog(ctx.log))
 
     async def _send(self, txn: Txn) -> TxnResult:
         result = await self.etcd.commit(txn)
@@ -79,8 +79,10 @@ class Coordinator:
 
 
 @pytest.mark.parametrize("confirmed", [True, False])
-def test_one_that_is_seen_before_its_hold_ends_as_that_says(confirmed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are watched apart. It was tried to begin it for ever, where the hold was denied."""
+def test_an_operation_that_is_seen_before_its_hold_begins_or_ends_by_that(
+    confirmed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are watched separately. If the hold was denied, the begin was retried forever."""
     monkeypatch.setattr(pending_starts, "EXCLUDED_PAUSE", (0.001, 0.001))
 
     async def main() -> str:
@@ -89,7 +91,7 @@ def test_one_that_is_seen_before_its_hold_ends_as_that_says(confirmed: bool, mon
         coordinator = Coordinator(etcd)
         coordinator.sees_operations()
         await etcd.until(lambda: etcd.requests.count("begin") == 2)
-        assert etcd.value(KEYS.of(REF, "state")) == b"pending", "etcd knows of the hold"
+        assert etcd.value(KEYS.of(REF, "state")) == b"pending", "the hold is in etcd"
         coordinator.sees_holds()
         if confirmed:
             await etcd.client.confirm("tx-17")
@@ -98,7 +100,7 @@ def test_one_that_is_seen_before_its_hold_ends_as_that_says(confirmed: bool, mon
             assert terms is not None
             etcd.put(HOLD, terms.hold(HoldState.DENIED, "no").encode())
         coordinator.sees_holds()
-        if confirmed:  # which has written the state again
+        if confirmed:  # confirming has written the state again
             await etcd.until(lambda: etcd.requests.count("begin") == 3)
             coordinator.sees_operations()
         async with asyncio.timeout(20):
@@ -109,8 +111,8 @@ def test_one_that_is_seen_before_its_hold_ends_as_that_says(confirmed: bool, mon
     assert asyncio.run(main()) == ("running" if confirmed else "cancelled")
 
 
-def test_a_hold_that_changed_twice_is_looked_at_once() -> None:
-    """A watch that is behind brings both changes at once; the error ended the executor's session."""
+def test_a_hold_that_changed_twice_is_handled_once() -> None:
+    """A watch that lags brings both changes at once; the error ended the session."""
 
     async def main() -> str:
         etcd = Etcd()
@@ -133,7 +135,7 @@ def test_a_hold_that_changed_twice_is_looked_at_once() -> None:
 
 
 class Many(Coordinator):
-    """As many as wait, which are put there with their spec."""
+    """A coordinator of many pending operations, written with their spec."""
 
     def add(self, number: int, joins: bool = False, **spec: Any) -> OperationRef:
         ref = OperationRef(TABLE, "noop", "", number)
@@ -203,8 +205,8 @@ def test_joins_and_aborts_end_many_in_one_transaction(joins: bool) -> None:
     run_many(work)
 
 
-def test_of_one_id_one_ends_in_a_transaction() -> None:
-    """Both would write the key of that."""
+def test_operations_with_one_id_end_in_separate_transactions() -> None:
+    """Both would write the key of the id."""
 
     async def work(coordinator: Many) -> None:
         for n in (1, 2, 3):
@@ -216,7 +218,7 @@ def test_of_one_id_one_ends_in_a_transaction() -> None:
     run_many(work)
 
 
-def test_thousands_that_end_do_not_hold_up_those_that_begin() -> None:
+def test_thousands_of_ends_do_not_delay_a_begin() -> None:
     async def work(coordinator: Many) -> None:
         for n in range(1, 1_001):
             coordinator.add(n, joins=True)
@@ -228,7 +230,7 @@ def test_thousands_that_end_do_not_hold_up_those_that_begin() -> None:
     run_many(work)
 
 
-def test_one_whose_end_etcd_refuses_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_operation_whose_end_is_rejected_blocks_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pending_starts, "TROUBLE_PAUSE", (0.001, 0.001))
     monkeypatch.setattr(pending_starts, "EXCLUDED_PAUSE", (0.001, 0.001))
 
@@ -289,7 +291,7 @@ def test_a_rejected_begin_or_end_is_retried_and_blocks_no_other(joins: bool, mon
     run_many(work)
 
 
-def test_the_times_of_what_was_cancelled_are_forgotten() -> None:
+def test_the_due_times_of_cancelled_operations_are_forgotten() -> None:
     async def work(coordinator: Many) -> None:
         for n in range(1, 501):
             coordinator.add(n, not_before="2113-01-01T00:00:00.000Z")
@@ -305,7 +307,7 @@ def test_the_times_of_what_was_cancelled_are_forgotten() -> None:
     run_many(work)
 
 
-def test_what_waits_for_its_time_has_one_place_whatever_is_listed_again() -> None:
+def test_a_delayed_operation_has_one_due_time_after_repeated_listings() -> None:
     async def work(coordinator: Many) -> None:
         coordinator.add(1, not_before="2113-01-01T00:00:00.000Z")
         coordinator.sees_operations()
@@ -315,13 +317,13 @@ def test_what_waits_for_its_time_has_one_place_whatever_is_listed_again() -> Non
     run_many(work)
 
 
-def test_a_wide_join_is_not_looked_through_for_each_edge(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of 50,000 that end is an event of the join."""
+def test_the_edges_of_a_wide_join_are_not_scanned_for_each_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of 50,000 ends is an event of the join."""
     monkeypatch.setattr("distop.decide.operation_view.EDGES_AT_REST", 0)
 
     class Edges(dict[str, str]):
         def values(self) -> Any:
-            raise AssertionError("looked through")
+            raise AssertionError("scanned")
 
         __iter__ = items = values  # type: ignore[assignment]
 
@@ -343,8 +345,8 @@ def test_a_wide_join_is_not_looked_through_for_each_edge(monkeypatch: pytest.Mon
     assert fate(op, {}, 0.0) == Join()
 
 
-def test_what_stops_waits_for_what_is_under_way() -> None:
-    """A transaction went on after the coordinator was said to have stopped."""
+def test_a_stopping_coordinator_waits_for_its_transactions() -> None:
+    """A transaction continued after the coordinator had stopped."""
 
     async def main() -> None:
         etcd = Etcd()
@@ -405,8 +407,8 @@ def test_a_broken_edge_ends_no_operation_under_an_unseen_hold(comes: bool, monke
     run_many(work)
 
 
-def test_a_join_that_is_seen_before_its_hold_ends_once_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was forgotten when its hold came into view: until all was listed again."""
+def test_a_join_that_is_seen_before_its_hold_ends_once_the_hold_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was forgotten when its hold was seen, until the next listing."""
     monkeypatch.setattr(pending_starts, "EXCLUDED_PAUSE", (0.001, 0.001))
 
     async def work(coordinator: Many) -> None:

@@ -1,4 +1,4 @@
-"""Claims that etcd rejects as invalid: sent in smaller groups, and told where one is rejected alone."""
+"""Claims that etcd rejects as invalid: sent in smaller groups, and reported if rejected alone."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.malformed
 
 
-class Here(Context):
+class OnlyExecutor(Context):
     """The only executor, the incarnation ``a``."""
 
     def __init__(self, world: World, client: ModelClient, slots: int) -> None:
@@ -54,14 +54,14 @@ class Here(Context):
 
 
 class Running:
-    """An executor that claims, and runs nothing. ``poisoned``: keys that etcd takes in no put."""
+    """An executor that claims and runs nothing. ``poisoned``: keys whose puts etcd rejects."""
 
     def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch, clock: StandingClock, slots: int = 400) -> None:
         self.clock = clock
         self.world, self.client = world, ModelClient()
         self.client.store, self.client.usual = world.store, self._applied
         self.poisoned: set[str] = set()
-        self.executor = Executor(Here(world, self.client, slots))
+        self.executor = Executor(OnlyExecutor(world, self.client, slots))
         monkeypatch.setattr(self.executor, "_start", lambda jobs: None)
         monkeypatch.setattr(self.executor, "_track", lambda work: None)
 
@@ -79,7 +79,7 @@ class Running:
         self.executor.cluster_changed(hint=True)
 
     async def serve(self, ref: OperationRef) -> list[int]:
-        """What it holds after one more round of all that may be served, long after the last one."""
+        """Run one more round, long after the last one; return the held jobs."""
         self.clock.now += 1_000.0
         self.sees()
         self.executor._assign()
@@ -140,7 +140,7 @@ async def test_a_group_that_is_too_large_is_claimed_in_smaller_ones(
     assert running.wait(ref) <= 0
 
 
-async def test_a_claim_that_is_rejected_alone_is_told_and_the_others_are_won(
+async def test_a_claim_that_is_rejected_alone_is_reported_and_the_others_are_granted(
     monkeypatch: pytest.MonkeyPatch, clock: StandingClock
 ) -> None:
     world, ref = open_operation(100)
@@ -153,7 +153,7 @@ async def test_a_claim_that_is_rejected_alone_is_told_and_the_others_are_won(
         assert running.told == {str(ref): "claims: etcdserver: request is too large"}
         pauses.append(running.wait(ref))
         running.executor._backlog.ran(ref)
-        assert running.wait(ref) == pauses[-1], "an end of another job tells nothing of it"
+        assert running.wait(ref) == pauses[-1], "the end of another job does not shorten the pause"
         clock.now += pauses[-1]
     assert PAUSE[0] / 2 <= pauses[0] < pauses[-1]
     running.poisoned.clear()
@@ -162,7 +162,7 @@ async def test_a_claim_that_is_rejected_alone_is_told_and_the_others_are_won(
     assert running.wait(ref) <= 0
 
 
-async def test_an_operation_whose_claims_are_rejected_holds_up_no_other(
+async def test_an_operation_whose_claims_are_rejected_blocks_no_other(
     monkeypatch: pytest.MonkeyPatch, clock: StandingClock
 ) -> None:
     world, ref = open_operation(3)
@@ -177,10 +177,10 @@ async def test_an_operation_whose_claims_are_rejected_holds_up_no_other(
 
 
 @pytest.mark.parametrize("poisoned", [False, True])
-async def test_what_was_to_be_claimed_unread_is_claimed_as_usual(
+async def test_a_claim_without_a_read_that_is_rejected_is_retried_with_a_read(
     poisoned: bool, monkeypatch: pytest.MonkeyPatch, clock: StandingClock
 ) -> None:
-    """An operation that has just opened, and a limit below what it has jobs."""
+    """A new operation, with more jobs than etcd accepts in one transaction."""
     world, ref = open_operation(30)
     running = Running(world, monkeypatch, clock, slots=30)
     running.poisoned = {world.keys.claim(ref, 29)} if poisoned else set()
@@ -190,10 +190,10 @@ async def test_what_was_to_be_claimed_unread_is_claimed_as_usual(
 
 
 @pytest.mark.parametrize("attempt", [1, 3])
-async def test_takeovers_and_ends_of_lost_jobs_are_divided(
+async def test_takeovers_and_ends_of_lost_jobs_are_sent_in_smaller_groups(
     attempt: int, monkeypatch: pytest.MonkeyPatch, clock: StandingClock
 ) -> None:
-    """Of jobs that are tried again, and of those that were lost once too often."""
+    """Jobs that are retried, and jobs that have no attempt left."""
     world, ref = open_operation(60)
     lost(world, ref, 40, attempt)
     running = Running(world, monkeypatch, clock)
@@ -201,7 +201,7 @@ async def test_takeovers_and_ends_of_lost_jobs_are_divided(
     monkeypatch.setattr(txns, "MAX_OPERATIONS", 24)
     key = world.keys.claim(ref, 7) if attempt == 1 else world.keys.job(ref, 7, "outcome")
     running.poisoned = {key}
-    await running.serve(ref)  # takes all for free
+    await running.serve(ref)  # assumes that all are free
     for _ in range(2):
         held = await running.serve(ref)
         assert list(running.told) == [str(ref)]
@@ -234,7 +234,7 @@ async def test_lost_claims_that_no_claim_compares_are_revoked_in_smaller_groups(
     assert running.told == {}
 
 
-async def test_one_of_a_group_of_small_operations_is_told_and_the_others_are_claimed(
+async def test_one_rejected_small_operation_is_reported_and_the_others_are_claimed(
     monkeypatch: pytest.MonkeyPatch, clock: StandingClock
 ) -> None:
     world, first = open_operation(1)
@@ -248,7 +248,7 @@ async def test_one_of_a_group_of_small_operations_is_told_and_the_others_are_cla
     for _ in range(9):
         running.executor._backlog.ran_together(TYPE, [0.0])
     await running.serve(first)
-    assert [len(running.held(ref)) for ref in refs] == [1, 1, 0, 0, 1, 1], "etcd takes no group with it"
+    assert [len(running.held(ref)) for ref in refs] == [1, 1, 0, 0, 1, 1], "etcd rejects each group with it"
     await running.serve(first)
     running.executor._assign()  # the one that is rejected waits
     await asyncio.gather(*running.executor._rounds)
@@ -257,7 +257,7 @@ async def test_one_of_a_group_of_small_operations_is_told_and_the_others_are_cla
 
 
 @pytest.mark.parametrize("how", ["gone", "drained"])
-async def test_nothing_is_told_of_what_is_claimed_no_more(
+async def test_operations_that_are_not_claimed_any_more_are_not_reported(
     how: str, monkeypatch: pytest.MonkeyPatch, clock: StandingClock
 ) -> None:
     world, ref = open_operation(3)

@@ -1,4 +1,4 @@
-"""What an executor reads of an operation before it serves it; what it cannot read, it says, and leaves alone."""
+"""The records of an operation that an executor reads before it serves it, and unreadable ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SPEC = Spec("request", "", "tester", Rules())
 
 
 class Reader:
-    """A store to be read, with the records of an operation; ``changed`` of them are as they are here."""
+    """A store with the records of an operation; ``changed`` replaces some of them."""
 
     def __init__(self, **changed: bytes) -> None:
         self.store = ModelStore()
@@ -53,7 +53,7 @@ async def load(**changed: bytes) -> OpenOperation:
 
 
 FEW = [b'[{"partition":0,"name":"a"}]', b'[{"partition":2,"name":"b"}]']
-"""Of which each is a chunk of one job, or of two at most."""
+"""Two chunks of one job each; the number of the second one leaves a gap."""
 
 
 def chunks_of(chunks: list[bytes]) -> dict[str, bytes]:
@@ -92,18 +92,18 @@ async def test_every_partition_of_a_plan_in_chunks_is_found() -> None:
         ),
     ],
 )
-async def test_what_cannot_be_read_is_told(changed: dict[str, bytes], words: str) -> None:
+async def test_the_error_names_the_unreadable_record(changed: dict[str, bytes], words: str) -> None:
     with pytest.raises(UnreadableRecord, match=re.escape(words)):
         await load(**changed)
 
 
-async def test_an_operation_that_is_gone() -> None:
+async def test_an_operation_without_a_plan_is_not_found() -> None:
     with pytest.raises(NotFound):
         await load(plan=b"")
 
 
 @pytest.mark.parametrize("gone", [range(len(CHUNKS)), range(1), range(1, len(CHUNKS))])
 async def test_an_operation_that_is_cleaned_up_while_it_is_read_has_ended(gone: range) -> None:
-    """The simulator found that this was told as a plan that does not match its digest."""
+    """The simulator found that it was reported as a plan that does not match its digest."""
     with pytest.raises(NotFound, match="has ended"):
         await load(**{f"plan.{n:06d}": b"" for n in gone})

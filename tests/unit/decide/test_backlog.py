@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distop.decide import next_steps
+from distop.decide import work_shares
 from distop.decide.backlog import FIRST_LOOK, ROUND, Backlog
 from distop.decide.backlog_entries import (
     BACKLOG_TABLE,
@@ -567,11 +567,11 @@ def test_a_suspect_is_left_to_others_until_my_turn_or_until_idle() -> None:
     first, other = one.next()
     one.looked(other, FULL_LOOK)
     one.end(other, one=Got((0,), open_jobs=39))
-    assert one.looked(first, suspects(next_steps.QUIET_TURN)) is None
+    assert one.looked(first, suspects(work_shares.QUIET_TURN)) is None
     one.under_way.remove(first)
     one.checked(one.backlog.round_over(first, one.now))
     assert one.backlog.exclusive is None
-    assert one.backlog.entries[A].due == next_steps.QUIET_TURN
+    assert one.backlog.entries[A].due == work_shares.QUIET_TURN
     one.settle(B, 0, ended=False)
     (under,) = one.next()
     assert under.refs == (A,), "nothing runs here"

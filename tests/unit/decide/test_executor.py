@@ -13,7 +13,7 @@ import pytest
 from distop.daemon.executor.executor_role import Executor
 from distop.daemon.incarnation_context import Context
 from distop.daemon.rejected_writes import RejectedWrites
-from distop.decide import next_steps
+from distop.decide import work_shares
 from distop.decide.view import ClusterView
 from distop.errors import NotFound, UnreadableRecord
 from distop.protocol.behavior_declaration import Rules
@@ -71,7 +71,7 @@ def planned() -> OpenOperation:
 async def test_jobs_beyond_the_batch_size_are_released() -> None:
     ctx = Alone()
     claimer = Executor(ctx)._claimer
-    size = next_steps.BATCH_BYTES_PER_SLOT
+    size = work_shares.BATCH_BYTES_PER_SLOT
     chunks = chunked([PartitionPlan(n, f"p={n}", bytes=size) for n in range(5)])
     plan = Plan(5, "", plan_digest(chunks), len(chunks))
     op = open_operation(REF, Spec("request", "", "", Rules(batch=True)), plan, chunks)

@@ -8,8 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distop.decide import job_claims, work_shares
 from distop.decide import next_steps as d
-from distop.decide.next_steps import block_size, claim_for, claimable, next_step, rendezvous
+from distop.decide.job_claims import claim_for, claimable
+from distop.decide.next_steps import next_step
+from distop.decide.work_shares import block_size, cost, rendezvous, shares
 from distop.protocol import job_transitions
 from distop.protocol.behavior_declaration import Retry, Rules
 from distop.protocol.jobs import MAX_OUTCOME_BYTES, Claim, JobState, Outcome, Tried, told
@@ -257,12 +260,13 @@ def test_cleaning() -> None:
 # -------------------------------------------------------------------- executor
 
 
-def look(claims: dict[int, Claim], **more: object) -> d.Claimable:
-    given_: dict[str, object] = {
-        "count": 6, "ended": {5}, "live": {"a", "b"}, "executor": "ex-a", "others": True, "now": NOW,
-        "unchanged_for": {}, "patience": 60.0, **more,
-    }  # fmt: skip
-    return claimable(claims={p: Seen(c, 1) for p, c in claims.items()}, **given_)  # type: ignore[arg-type]
+def look(claims: dict[int, Claim], **more: object) -> job_claims.Claimable:
+    by: dict[str, object] = {"name": "ex-a", "live": {"a", "b"}, "others": ("ex-b",), "patience": 60.0}
+    given_: dict[str, object] = {"count": 6, "ended": {5}, "now": NOW, "unchanged_for": {}}
+    for name, value in more.items():
+        (by if name in by else given_)[name] = value
+    found = {p: Seen(c, 1) for p, c in claims.items()}
+    return claimable(claims=found, by=job_claims.Claimant(**by), **given_)  # type: ignore[arg-type]
 
 
 def test_claimable() -> None:
@@ -274,7 +278,7 @@ def test_claimable() -> None:
             3: Claim("ex-b", "", 1, 1, rfc3339(NOW + 7)),
         }
     )
-    assert found == d.Claimable((4,), (2,), (1,), NOW + 7)
+    assert found == job_claims.Claimable((4,), (2,), (1,), NOW + 7)
 
 
 def test_a_released_job_is_due_at_once() -> None:
@@ -286,22 +290,22 @@ def test_an_executor_that_failed_a_job_leaves_it_to_others_at_first() -> None:
     mine = {0: Claim("ex-a", "", 1, 1, rfc3339(NOW - 1))}
     assert look(mine).waiting == ()
     assert look(mine).next_due == NOW - 1 + 60
-    assert look(mine, others=False).waiting == (0,)
+    assert look(mine, others=()).waiting == (0,)
     assert look(mine, now=NOW + 61).waiting == (0,)
-    assert look(mine, executor="ex-b").waiting == (0,)
+    assert look(mine, name="ex-b").waiting == (0,)
 
 
 def test_an_executor_leaves_a_job_to_others_longer_after_each_failure() -> None:
     """A broken node has free slots again at once."""
     tried = (Tried(1, "ex-a", "x"), Tried(2, "ex-b", "x"), Tried(3, "ex-a", "x"))
-    for former, left in ((tried[:1], d.LEFT_TO_OTHERS), (tried, 2 * d.LEFT_TO_OTHERS)):
+    for former, left in ((tried[:1], job_claims.LEFT_TO_OTHERS), (tried, 2 * job_claims.LEFT_TO_OTHERS)):
         mine = {0: Claim("ex-a", "", len(former), len(former), rfc3339(NOW), "x", tried=former)}
         assert look(mine, patience=1.0).next_due == NOW + left
         assert look(mine, patience=1.0, unchanged_for={0: left - 1}).next_due == NOW + 1
         assert look(mine, patience=1.0, unchanged_for={0: left}).waiting == (0,)
-        assert look(mine, patience=1.0, executor="ex-b").waiting == (0,)
-        assert look(mine, patience=1.0, others=False).waiting == (0,)
-    assert d.LEFT_TO_OTHERS < 120.0, "others may not come"
+        assert look(mine, patience=1.0, name="ex-b").waiting == (0,)
+        assert look(mine, patience=1.0, others=()).waiting == (0,)
+    assert job_claims.LEFT_TO_OTHERS < 120.0, "others may not come"
 
 
 def test_a_clock_that_is_ahead_delays_a_job_at_most_by_the_patience() -> None:
@@ -369,12 +373,12 @@ def test_rendezvous_moves_little_when_one_leaves() -> None:
 
 @given(st.integers(0, 3_000), executors)
 def test_shares_of_a_fresh_plan_are_disjoint_equal_and_complete(count: int, names: list[str]) -> None:
-    dealt = [d.shares(count, name, [other for other in names if other != name], "op") for name in names]
+    dealt = [shares(count, name, [other for other in names if other != name], "op") for name in names]
     assert all(sorted(ordered) == list(range(count)) for ordered, _ in dealt)
     assert sorted(p for ordered, mine in dealt for p in ordered[:mine]) == list(range(count))
     sizes = [mine for _, mine in dealt]
-    assert max(sizes) - min(sizes) <= d.LONGEST_RUN
-    even = [d.shares(count, name, [other for other in names if other != name], "op", [7] * count) for name in names]
+    assert max(sizes) - min(sizes) <= work_shares.LONGEST_RUN
+    even = [shares(count, name, [other for other in names if other != name], "op", [7] * count) for name in names]
     assert even == dealt, "what all cost the same changes nothing"
 
 
@@ -383,20 +387,20 @@ def test_shares_by_cost_are_disjoint_complete_and_differ_by_no_more_than_one_run
     costs: list[int], names: list[str]
 ) -> None:
     count = len(costs)
-    dealt = [d.shares(count, name, [other for other in names if other != name], "op", costs) for name in names]
+    dealt = [shares(count, name, [other for other in names if other != name], "op", costs) for name in names]
     assert all(sorted(ordered) == list(range(count)) for ordered, _ in dealt)
     assert sorted(p for ordered, mine in dealt for p in ordered[:mine]) == list(range(count))
     weights = [sum(costs[p] for p in ordered[:mine]) for ordered, mine in dealt]
-    length = max(1, min(d.LONGEST_RUN, count // (8 * len(names))))
+    length = max(1, min(work_shares.LONGEST_RUN, count // (8 * len(names))))
     heaviest = max((sum(costs[n : n + length]) for n in range(0, count, length)), default=0)
     assert max(weights) - min(weights) <= heaviest
 
 
 def test_the_most_expensive_partitions_come_first() -> None:
-    costs = [d.cost({"bytes": 1_000, "files": [["a", 1_000, 0]]})] * 2_000 + [d.cost({"bytes": 4 * 1024**3})]
-    (first, mine), (second, others) = (d.shares(len(costs), name, [other], "op", costs) for name, other in ("ab", "ba"))
+    costs = [cost({"bytes": 1_000, "files": [["a", 1_000, 0]]})] * 2_000 + [cost({"bytes": 4 * 1024**3})]
+    (first, mine), (second, others) = (shares(len(costs), name, [other], "op", costs) for name, other in ("ab", "ba"))
     owner = first if 2_000 in first[:mine] else second
-    assert owner.index(2_000) < d.LONGEST_RUN
+    assert owner.index(2_000) < work_shares.LONGEST_RUN
     assert sorted(first[:mine] + second[:others]) == list(range(2_001))
     assert 200 < min(mine, others) < max(mine, others) < 1_800, "tiny files cost what opening them costs"
 
@@ -406,14 +410,14 @@ def test_the_most_expensive_partitions_come_first() -> None:
     [
         ((), 2, 0),
         ((1, 2, 3), 1, 3),
-        ((d.BATCH_BYTES_PER_SLOT + 1, 1), 1, 1),
-        ((d.BATCH_BYTES_PER_SLOT, 1), 1, 1),
-        ((d.BATCH_BYTES_PER_SLOT, 1), 2, 2),
-        ((1, d.BATCH_BYTES_PER_SLOT, 1), 1, 1),
+        ((work_shares.BATCH_BYTES_PER_SLOT + 1, 1), 1, 1),
+        ((work_shares.BATCH_BYTES_PER_SLOT, 1), 1, 1),
+        ((work_shares.BATCH_BYTES_PER_SLOT, 1), 2, 2),
+        ((1, work_shares.BATCH_BYTES_PER_SLOT, 1), 1, 1),
     ],
 )
 def test_a_batch_is_cut_by_bytes_and_slots_and_never_empty(sizes: tuple[int, ...], slots: int, fitting: int) -> None:
-    assert d.within_bytes(sizes, slots) == fitting
+    assert work_shares.within_bytes(sizes, slots) == fitting
 
 
 # ---------------------------------------------------------------------- claims
@@ -425,7 +429,7 @@ def test_claim_for() -> None:
     waiting = Seen(Claim("ex-b", "", 3, 1, "", "why"), 9)
     assert claim_for(waiting, "ex", "i", False, rules) == (Claim("ex", "i", 4, 1, error="why"), 9, False)
     held = Seen(Claim("ex-b", "b", 1, 0), 9)
-    story = (Tried(1, "ex-b", d.LOST),)
+    story = (Tried(1, "ex-b", job_claims.LOST),)
     assert claim_for(held, "ex", "i", True, rules) == (Claim("ex", "i", 2, 1, losses=1, tried=story), 9, False)
     assert claim_for(Seen(Claim("ex-b", "b", 2, 1), 9), "ex", "i", True, rules)[2]
     assert claim_for(held, "ex", "i", True, replace(rules, lost="fail"))[2]
@@ -434,9 +438,9 @@ def test_claim_for() -> None:
 
 def test_retried_and_released() -> None:
     claim = Claim("ex", "i", 2, 1, error="before")
-    broken = d.retried(claim, "ex", "now", "later")
+    broken = job_claims.retried(claim, "ex", "now", "later")
     assert broken == Claim("ex", "", 2, 2, "later", "now", tried=(Tried(2, "ex", "now"),))
-    assert d.released(claim, "ex") == Claim("ex", "", 2, 1, "", "before")
+    assert job_claims.released(claim, "ex") == Claim("ex", "", 2, 1, "", "before")
 
 
 def test_the_errors_of_a_job_are_bounded_in_count_and_bytes() -> None:
@@ -459,18 +463,18 @@ def test_the_errors_of_a_job_are_bounded_in_count_and_bytes() -> None:
 def test_suspects_run_alone(failures: int, losses: int, lost: bool, alone: bool) -> None:
     """With three attempts: once the next loss would be one too many, and only after a loss."""
     claim = Claim("ex", "", 3, failures, losses=losses)
-    assert d.suspect(claim, lost, Rules(retry=Retry(attempts=3))) is alone
-    assert not d.suspect(claim, lost, Rules(can_fail=False))
-    assert not d.suspect(claim, True, Rules(lost="fail"))
+    assert job_claims.suspect(claim, lost, Rules(retry=Retry(attempts=3))) is alone
+    assert not job_claims.suspect(claim, lost, Rules(can_fail=False))
+    assert not job_claims.suspect(claim, True, Rules(lost="fail"))
 
 
 def test_candidates_for_an_election_have_different_turns() -> None:
     nodes = ["a", "b", "c", "d"]
     for subject in ("t/noop", "u/noop", "t/validate"):
-        assert sorted(d.turn(nodes, name, subject) for name in nodes) == [0, 1, 2, 3]
-    first = {next(n for n in nodes if d.turn(nodes, n, f"t{i}/noop") == 0) for i in range(40)}
+        assert sorted(work_shares.turn(nodes, name, subject) for name in nodes) == [0, 1, 2, 3]
+    first = {next(n for n in nodes if work_shares.turn(nodes, n, f"t{i}/noop") == 0) for i in range(40)}
     assert first == set(nodes), "nobody is the first for everything"
-    assert d.turn([], "a", "t/noop") == 0
+    assert work_shares.turn([], "a", "t/noop") == 0
 
 
 def test_a_resumable_job_is_left_to_the_executor_with_its_state_for_a_moment() -> None:
@@ -482,13 +486,14 @@ def test_a_resumable_job_is_left_to_the_executor_with_its_state_for_a_moment() -
         3: Seen(Claim("away", "", 1, 0), 8),
     }
 
-    def look(executor: str, homes: list[str], since: float) -> d.Claimable:
+    def look(executor: str, homes: list[str], since: float) -> job_claims.Claimable:
         unchanged = dict.fromkeys(claims, since)
-        return d.claimable(4, set(), claims, {"live"}, executor, True, 100.0, unchanged, 60.0, homes)
+        by = job_claims.Claimant(executor, {"live"}, homes or ("another",), 60.0)
+        return claimable(4, set(), claims, by, 100.0, unchanged, resumable=bool(homes))
 
     mine = look("other", ["home"], 0.5)
-    assert (mine.lost, mine.waiting, mine.next_due) == ((), (2, 3), 100.0 + d.HEAD_START - 0.5)
-    for later in (look("other", ["home"], d.HEAD_START), look("other", [], 0.0), look("home", ["other"], 0.0)):
+    assert (mine.lost, mine.waiting, mine.next_due) == ((), (2, 3), 100.0 + job_claims.HEAD_START - 0.5)
+    for later in (look("other", ["home"], job_claims.HEAD_START), look("other", [], 0.0), look("home", ["other"], 0.0)):
         assert later.lost == (0,)
         assert 1 in later.waiting
     waits = look("other", ["home"], 0.0).next_due
@@ -498,6 +503,6 @@ def test_a_resumable_job_is_left_to_the_executor_with_its_state_for_a_moment() -
 
 def test_another_executor_becomes_quiet_for_a_suspect_within_minutes() -> None:
     """The first may never be alone, for a reason that nobody else sees; it also may have to end a long job first."""
-    assert d.quiet_in(0, 0.0) == 0.0
-    assert 60.0 < d.quiet_in(1, 0.0) < 900.0
-    assert d.quiet_in(1, 900.0) == 0.0
+    assert work_shares.quiet_in(0, 0.0) == 0.0
+    assert 60.0 < work_shares.quiet_in(1, 0.0) < 900.0
+    assert work_shares.quiet_in(1, 900.0) == 0.0

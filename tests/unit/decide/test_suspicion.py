@@ -80,4 +80,4 @@ def test_remembered_errors_are_bounded() -> None:
         mine.job_failed(ref, 0.0)
         mine.forget(ref)
     assert len(mine._failures) <= REMEMBERED
-    assert mine._of_one == mine._until == {}
+    assert mine._failures_of == mine._until == {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from distop.decide import next_steps as decide
+from distop.decide import job_claims
 from distop.decide.due_operations import ended_waiting
 from distop.protocol import operation_finish as f
 from distop.protocol import operation_transitions as t
@@ -441,7 +441,7 @@ def a_claim_revoked_from_the_living(world: World, ref: OperationRef) -> None:
     world.do(world.cancel(ref))
     claim = world.claim_of(ref, 0)
     assert claim is not None
-    world.tamper(Put(world.keys.claim(ref, 0), decide.revoked(claim).encode()))
+    world.tamper(Put(world.keys.claim(ref, 0), job_claims.revoked(claim).encode()))
 
 
 @plant(2)
@@ -449,7 +449,7 @@ def a_claim_revoked_from_the_living_behind_its_gate(world: World, ref: Operation
     world.do(world.claim(ref, "a", [0]))
     claim = world.claim_of(ref, 0)
     assert claim is not None
-    world.tamper(Put(world.keys.claim(ref, 0), decide.revoked_lost(claim, world.rules).encode()))
+    world.tamper(Put(world.keys.claim(ref, 0), job_claims.revoked_lost(claim, world.rules).encode()))
 
 
 @plant(10)

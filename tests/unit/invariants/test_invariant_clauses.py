@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tests.support.world import World
 
 
-PARTS = ("job_invariants", "cluster_invariants", "operation_invariants", "limit_invariants")
+PARTS = ("job_invariants", "cluster_invariants", "dependency_invariants", "operation_invariants", "limit_invariants")
 JUDGE = "checker"
 
 

@@ -5,6 +5,7 @@ what an earlier copy has won is known by itself.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,6 +16,9 @@ from distop.protocol.records import OperationRef
 from distop.protocol.txn import MAX_OPERATIONS, Get, TxnResult, operations
 from distop.services.open_operation import OpenOperation
 from tests.support.world import World
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 MINE = Claim("ex-a", "a", 1, 0)
 
@@ -65,13 +69,13 @@ def paused(world: World, ref: OperationRef) -> None:
     world.do(world.resume(ref))
 
 
-def taken(world: World, ref: OperationRef) -> None:
-    world.do(world.claim(ref, "b", [0]))
+def taken(world: World, ref: OperationRef, job: int = 0) -> None:
+    world.do(world.claim(ref, "b", [job]))
 
 
-def ended(world: World, ref: OperationRef) -> None:
-    world.do(world.claim(ref, "b", [0]))
-    world.do(world.report(ref, 0, JobState.SUCCESS))
+def ended(world: World, ref: OperationRef, job: int = 0) -> None:
+    taken(world, ref, job)
+    world.do(world.report(ref, job, JobState.SUCCESS))
 
 
 def cancelled(world: World, ref: OperationRef) -> None:
@@ -129,6 +133,43 @@ def test_several_jobs_of_several_operations_are_claimed_in_one_transaction() -> 
     again = g.granted_apart(world.store.apply(g.claim_apart(keys, "a", asked, MINE)), asked, MINE)
     assert [one.fences for one in again if one is not None] == [one.fences for one in granted]
     assert not check(keys, world.store.history)
+
+
+def of_several_runs() -> tuple[World, list[g.Untouched]]:
+    """An operation with three runs of neighbouring jobs to claim, and an operation with one job."""
+    world, refs = opened(1)
+    large = world.next_ref()
+    world.do(world.start(large))
+    world.do(world.plan(large, 9))
+    gate = world.store.mod(world.keys.gate(large))
+    return world, [g.Untouched(large, gate, ((0, 2), (3, 5), (6, 9))), *seen(world, refs)]
+
+
+def test_a_claim_of_each_operation_on_its_own_claims_each_job_of_each_run() -> None:
+    world, asked = of_several_runs()
+    result = world.do(g.claim_apart(world.keys, "a", asked, MINE))
+    granted = g.granted_apart(result, asked, MINE)
+    assert [one.fences if one is not None else {} for one in granted] == [
+        dict.fromkeys(one.jobs, result.revision) for one in asked
+    ]
+    assert [[world.claim_of(one.ref, p) for p in one.jobs] for one in asked] == [[MINE] * 7, [MINE]]
+    assert not check(world.keys, world.store.history)
+
+
+@pytest.mark.parametrize("job", [0, 1, 3, 4, 6, 7, 8])
+@pytest.mark.parametrize("happens", [taken, ended])
+def test_a_changed_job_in_any_run_prevents_all_claims_of_its_operation_and_no_others(
+    happens: Callable[[World, OperationRef, int], None], job: int
+) -> None:
+    world, asked = of_several_runs()
+    large, single = asked
+    happens(world, large.ref, job)
+    before = [world.claim_of(large.ref, p) for p in large.jobs]
+    granted = g.granted_apart(world.do(g.claim_apart(world.keys, "a", asked, MINE)), asked, MINE)
+    assert [one is not None for one in granted] == [False, True]
+    assert [world.claim_of(large.ref, p) for p in large.jobs] == before
+    assert world.claim_of(single.ref, 0) == MINE
+    assert not check(world.keys, world.store.history)
 
 
 @pytest.mark.parametrize("guard", [0, 1, 2])

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from distop.invariants.checker import check
 from distop.protocol import batch_claims, job_transitions, prepared_operations
 from distop.protocol import operation_finish as f
 from distop.protocol import operation_transitions as t
@@ -18,8 +19,10 @@ from distop.protocol.dependencies import Edge
 from distop.protocol.identity import Takes
 from distop.protocol.jobs import Claim, JobState
 from distop.protocol.json_codec import word
+from distop.protocol.operation_options import Options
 from distop.protocol.plan import Plan
 from distop.protocol.records import OperationRef, Phase, State
+from distop.protocol.schedule import Series
 from distop.protocol.txn import Delete, Put, Txn
 from distop.testing.model_store import ModelStore
 from tests.support.world import TABLE, TYPE, World
@@ -271,6 +274,32 @@ def test_the_guards_of_each_cleaned_operation_are_needed(told: bool) -> None:
     each_alone_refuses(world, txn, [*pending, *edges(world, ends, "next")])
 
 
+@pytest.mark.parametrize("how", [job_transitions.group, job_transitions.one_by_one], ids=["group", "one_by_one"])
+def test_each_of_several_ends_releases_its_id_unless_the_next_operation_of_the_series_holds_it(
+    how: Callable[[Sequence[job_transitions.Guarded]], Txn],
+) -> None:
+    world, refs = elected(), []
+    for id_ in "xyz":
+        refs.append(world.next_ref())
+        start = world.new_operation_with_id(id_)
+        start = replace(start, spec=replace(start.spec, series=Series(60.0).to_json()), waits=False)
+        world.do(t.starts(world.keys, world.counters(), [start]))
+        world.do(world.plan(refs[-1], 0))
+        (final,), seen = world.finals(refs[-1:]), world.counters()
+        final = replace(final, history=replace(final.history, series=str(refs[-1])))
+        world.do(f.finish(world.keys, world.election, seen.run_ops, seen.run_ops_mod, [final]))
+    following = world.next_ref()
+    world.do(world.start_of("y", waits=False))
+    ends = [
+        f.end(world.keys, ref, world.election, world.mod(ref, "state"), id_)
+        for id_, ref in zip("xyz", refs, strict=True)
+    ]
+    world.do(how([job_transitions.guarded(txn) for txn in ends]))
+    holders = [world.store.get(world.keys.unique(TABLE, TYPE, id_)) for id_ in "xyz"]
+    assert [kv.value if kv is not None else None for kv in holders] == [None, word(str(following)), None]
+    assert not check(world.keys, world.store.history)
+
+
 # -------------------------------------------------------------------------- jobs
 
 
@@ -315,6 +344,24 @@ def test_the_guard_of_each_dead_executor_in_a_takeover_is_needed() -> None:
     for holder in holders:
         world.die(holder)
     each_alone_refuses(world, taken, [Put(kv.key, kv.value) for kv in nodes])
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_the_guard_of_each_overdue_claim_is_needed(lost: bool) -> None:
+    """An extended claim counts against the limit again. ``lost``: the holder of the job to claim is dead."""
+    world, (ref,) = opened(1, 4)
+    for p in range(3):
+        world.do(world.own(ref, "w", p))
+    if lost:
+        world.do(world.claim(ref, "b", [3]))
+        world.die("b")
+    world.do(world.alter(ref, Options(max_jobs=1)))
+    gate, overdue = world.store.mod(world.keys.gate(ref)), [(p, world.fence(ref, p)) for p in range(3)]
+    claim = replace(FIRST, attempt=1 + lost, failures=int(lost), permit=0)
+    want = job_transitions.Want(3, claim, world.fence(ref, 3), permit_mod=0)
+    txn = job_transitions.claim(world.keys, ref, gate, "a", [want], ["b"] if lost else [], overdue=overdue)
+    extended = [kv for p in range(3) if (kv := world.store.get(world.keys.claim(ref, p)))]
+    each_alone_refuses(world, txn, [Put(kv.key, kv.value) for kv in extended])
 
 
 @pytest.mark.parametrize("what", ["report", "retry", "progress"])

@@ -288,7 +288,7 @@ def test_the_caller_of_a_given_up_graph_neither_holds_nor_releases_it(label: str
 
     async def work(etcd: Etcd) -> None:
         given_up_before(etcd, label)
-        with pytest.raises(OperationStartError, match="was given up"):
+        with pytest.raises(OperationStartError, match="the graph was abandoned"):
             await etcd.client.start_operations(chord([noop() for _ in range(MANY)], noop()))
         assert [one.text for one in hold_keys(etcd)] == ["nothing was seen of its caller"]
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distop.daemon.executor.claimer import Claimer
-from distop.decide import next_steps
+from distop.decide import job_claims, next_steps
 from distop.errors import InvalidArgument
 from distop.invariants.checker import check
 from distop.protocol import actor_claims, job_transitions
@@ -85,6 +85,26 @@ def test_L35_concurrent_claims_do_not_both_get_the_last_permit() -> None:
     before = world.store.listing()
     world.store.apply(other)
     assert world.store.listing() == before, "a copy that comes late is dead, though the permit is free again (T9)"
+
+
+def test_L35_a_takeover_does_not_get_a_permit_that_another_claim_took() -> None:
+    """The lost job has no permit of its own: the limit was set after its claim."""
+    world, ref = limited(0)
+    world.do(world.claim(ref, "b", [0]))
+    world.do(world.alter(ref, Options(max_jobs=1)))
+    world.die("b")
+    late, first = world.claim(ref, "a", [0]), world.claim(ref, "a", [1])
+    world.do(first)
+    before = world.store.listing()
+    world.store.apply(late)
+    assert world.store.listing() == before, "no permit is left"
+    world.do(world.report(ref, 1, JobState.SUCCESS))
+    before = world.store.listing()
+    world.store.apply(late)
+    assert world.store.listing() == before, "a copy that comes late is dead, though the permit is free again (T9)"
+    world.do(world.claim(ref, "a", [0]))
+    assert held(world, ref) == [0]
+    assert check(world.keys, world.store.history) == []
 
 
 def test_L35_a_lowered_limit_lets_running_jobs_finish_and_claims_nothing_until_there_are_fewer() -> None:
@@ -162,7 +182,7 @@ def test_L35_revoking_lost_claims_needs_no_permit() -> None:
     waiting = world.claim_of(ref, 0)
     assert waiting is not None
     assert (waiting.attempt, waiting.failures, waiting.losses, waiting.permit) == (1, 1, 1, -1)
-    assert [one.text for one in waiting.tried] == [next_steps.LOST]
+    assert [one.text for one in waiting.tried] == [job_claims.LOST]
     world.do(world.claim(ref, "a", range(5)))
     assert len(held(world, ref)) == 2
     after = world.store.listing()
@@ -194,9 +214,9 @@ def test_a_lost_job_at_the_limit_may_wait_for_its_cleanup(lost: str, attempts: i
     world.do(world.revoke_lost(ref, "a", 0))
     waiting = world.claim_of(ref, 0)
     assert waiting is not None
-    assert next_steps.only_ends(waiting, world.rules)
-    claim, mod, over = next_steps.claim_for(Seen(waiting, world.fence(ref, 0)), "ex-a", "a", False, world.rules)
-    assert (claim.attempt, over, next_steps.only_ends(claim, world.rules)) == (2, False, True)
+    assert job_claims.only_ends(waiting, world.rules)
+    claim, mod, over = job_claims.claim_for(Seen(waiting, world.fence(ref, 0)), "ex-a", "a", False, world.rules)
+    assert (claim.attempt, over, job_claims.only_ends(claim, world.rules)) == (2, False, True)
     gate = world.store.mod(world.keys.gate(ref))
     want = job_transitions.Want(0, replace(claim, permit=0), mod, world.store.mod(world.keys.permit(ref, 0)))
     world.do(job_transitions.claim(world.keys, ref, gate, "a", [want]))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distop.decide import next_steps
+from distop.decide import job_claims
 from distop.invariants.checker import check
 from distop.protocol import actor_claims, batch_claims, job_transitions, state_tables
 from distop.protocol import operation_finish as f
@@ -855,8 +855,8 @@ def test_the_largest_transactions_fit_into_the_limits_of_etcd() -> None:
         job_transitions.group(reports),
         job_transitions.one_by_one(reports),
         job_transitions.fail_lost(keys, ref, 1, "a", "b", lost),
-        job_transitions.revoke(keys, ref, election, 1, held, next_steps.revoked),
-        job_transitions.revoke_lost(keys, ref, 1, "a", held, next_steps.revoked),
+        job_transitions.revoke(keys, ref, election, 1, held, job_claims.revoked),
+        job_transitions.revoke_lost(keys, ref, 1, "a", held, job_claims.revoked),
         job_transitions.reap(keys, ref, election, 1, [(p, 7) for p in range(job_transitions.CLAIMS_PER_REAP)]),
         t.write_plan(keys, ref, election, plan, mods),
         t.write_plan(keys, ref, election, plan, mods[:100], [b"[]"] * 100),

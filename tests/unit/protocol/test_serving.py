@@ -21,7 +21,7 @@ from distop.protocol.txn import KeyValue
 from distop.settings import Settings, executor_config
 from distop.settings_file import SettingsFile
 from distop.worker.child_side.call_handlers import Call
-from distop.worker.child_side.job_context import Environment
+from distop.worker.child_side.environment import Environment
 from distop.worker.child_side.runner import Run
 
 SALES = Serves(tables=("sales.*", "hr.people"))

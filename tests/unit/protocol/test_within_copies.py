@@ -72,7 +72,7 @@ class Network:
         """What others do, or what arrives late."""
         possible = [lambda: None]
         if self._events:
-            possible += [self._flip, self.etcd.moved]
+            possible += [self._flip, self.etcd.change_counter]
         if self.late:
             possible.append(lambda: self.etcd.store.apply(self.late.pop(0)))  # type: ignore[arg-type, return-value]
         taken = self.decisions.one_of(len(possible)) if len(possible) > 1 else 0
@@ -112,15 +112,15 @@ class ReachedBy(Etcd):
 
     network: Network | None = None
 
-    async def _ask(self, what: str) -> None:
-        await super()._ask(what)
+    async def _request(self, what: str) -> None:
+        await super()._request(what)
         if self.network is not None and what == "read":
             self.network.arrive()
         elif self.network is not None and what == "transaction":
             self.fates.append(self.network.commit)
 
     async def commit(self, txn: Txn, *, deadline: float | None = None, until: Any = None) -> TxnResult:
-        await self._ask(txn.label)
+        await self._request(txn.label)
         self.committed.append(txn)
         answer: TxnResult = (self.fates.popleft() if self.fates else self.store.apply)(txn)
         return answer

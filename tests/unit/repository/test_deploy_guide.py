@@ -1,4 +1,4 @@
-"""docs/how-to/run-executors.md, read without a cluster: its commands are commands, and its manifests are complete."""
+"""docs/how-to/run-executors.md: its commands are valid, and its manifests are complete."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ def executors(manifests: dict[str, dict[str, Any]]) -> list[list[str]]:
 
 
 def settings_of(words: list[str]) -> dict[str, str]:
-    """Spark's."""
+    """The Spark settings of a command."""
     text = " ".join(words).replace("--spark-conf ", "--spark-conf=")
     return dict(re.findall(r"--spark-conf=([^ =]+)=(\S+)", text))
 
 
-def test_each_command_is_one_that_the_command_line_takes(manifests: dict[str, dict[str, Any]]) -> None:
+def test_the_command_line_accepts_each_command_of_the_guide(manifests: dict[str, dict[str, Any]]) -> None:
     found = executors(manifests)
     assert len(found) == 4
     for words in found:
@@ -68,7 +68,7 @@ def test_each_command_is_one_that_the_command_line_takes(manifests: dict[str, di
                 assert [word.removeprefix("--spark-master=") for word in masters] in ([], [made.params["spark_master"]])
 
 
-def test_what_the_stateful_set_refers_to_is_there(manifests: dict[str, dict[str, Any]]) -> None:
+def test_the_objects_that_the_stateful_set_names_exist(manifests: dict[str, dict[str, Any]]) -> None:
     service, whole = manifests["Service"], manifests["StatefulSet"]["spec"]
     pod, container = pod_of(manifests), container_of(manifests)
     labels = whole["template"]["metadata"]["labels"]
@@ -81,11 +81,11 @@ def test_what_the_stateful_set_refers_to_is_there(manifests: dict[str, dict[str,
     assert used <= {variable["name"] for variable in container["env"]}
 
 
-def test_folders_and_ports_of_the_executor_are_those_of_the_pod(manifests: dict[str, dict[str, Any]]) -> None:
+def test_folders_and_ports_of_the_executor_match_the_pod(manifests: dict[str, dict[str, Any]]) -> None:
     container = container_of(manifests)
     given = dict(word.removeprefix("--").split("=", 1) for word in container["args"] if "spark-conf" not in word)
     mounted = [mount["mountPath"] for mount in container["volumeMounts"]]
-    # The mount point itself is refused: fsGroup may write there.
+    # The executor refuses the mount point itself, because fsGroup may write there.
     assert any(given["work-dir"].startswith(f"{path}/") for path in mounted)
     assert any(given["shared-dir"].startswith(f"{path}/") for path in mounted)
     spark = settings_of(container["args"])

@@ -1,6 +1,4 @@
-"""The documents as a whole: no dead link, no unlisted page, commands that the command line takes, figures that the
-benchmarks have (scripts/check_docs.py, mkdocs.yml).
-"""
+"""The docs: links, navigation, commands and figures (scripts/check_docs.py, mkdocs.yml)."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ README = (ROOT / "README.md").read_text()
 BLOCK = re.compile(r"^ *```(\w*)(?: [^\n]*)?\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 
 
-def test_no_link_is_dead_and_no_page_is_named_that_is_not_there() -> None:
+def test_each_link_and_each_named_page_exists() -> None:
     assert check_docs.problems() == []
     assert check_docs.unknown() == []
 
@@ -38,7 +36,7 @@ def test_each_page_is_in_the_navigation_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "problem"),
     [
         ("[a](gone.md)", "3: gone.md does not exist"),
         ("two\nlines [a\nb](other.md#nowhere)", "5: other.md#nowhere names a missing heading"),
@@ -48,16 +46,16 @@ def test_each_page_is_in_the_navigation_once() -> None:
         ("```\n[a](gone.md)\n# no heading\n```", ""),
     ],
 )
-def test_a_dead_link_is_found(tmp_path: Path, text: str, said: str) -> None:
+def test_a_dead_link_is_found(tmp_path: Path, text: str, problem: str) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "README.md").write_text("# x\n")
     (tmp_path / "docs" / "other.md").write_text("# What etcd's `keys` show\n")
     page = tmp_path / "docs" / "page.md"
     page.write_text(f"# A b / c\n\n{text}\n")
-    assert check_docs.problems(tmp_path) == ([f"{page.relative_to(tmp_path)}:{said}"] if said else [])
+    assert check_docs.problems(tmp_path) == ([f"{page.relative_to(tmp_path)}:{problem}"] if problem else [])
 
 
-def test_anchors_are_those_of_github() -> None:
+def test_anchors_match_those_of_github() -> None:
     text = "# The [title](x.md)\n## Twice\n## Twice\n### `unique` and *so on*, 1. of 2\n"
     assert check_docs.anchors(text) == {"the-title", "twice", "twice-1", "unique-and-so-on-1-of-2"}
 
@@ -66,7 +64,7 @@ def test_anchors_are_those_of_github() -> None:
 
 
 def statements(block: str) -> Iterator[str]:
-    """The statements of a shell block: lines that belong together by a quote or a backslash are one."""
+    """The statements of a shell block; a quote or a backslash joins lines."""
     waiting = ""
     for line in block.splitlines():
         waiting += line.strip() if not waiting else f"\n{line}"
@@ -81,8 +79,8 @@ def statements(block: str) -> Iterator[str]:
         waiting = ""
 
 
-def shown() -> list[tuple[str, list[str]]]:
-    """Each ``distop`` command in a shell block of the documents, with its page."""
+def commands_of_docs() -> list[tuple[str, list[str]]]:
+    """Each ``distop`` command in a shell block of the docs, with its page."""
     found = []
     for page in (ROOT / "README.md", *sorted(DOCS.rglob("*.md"))):
         for language, block in BLOCK.findall(page.read_text()):
@@ -91,13 +89,13 @@ def shown() -> list[tuple[str, list[str]]]:
                     words = shlex.split(part, comments=True) if "distop" in part else []
                     while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
                         words.pop(0)
-                    if words[:1] == ["distop"] and words[1:] != ["--version"]:  # which is no command
+                    if words[:1] == ["distop"] and words[1:] != ["--version"]:  # no command
                         found.append((page.name, words[1:]))
     return found
 
 
-def test_each_command_of_the_documents_is_one_that_the_command_line_takes() -> None:
-    found = shown()
+def test_the_command_line_accepts_each_command_of_the_docs() -> None:
+    found = commands_of_docs()
     assert len(found) > 50
     for page, words in found:
         _, (name, *rest) = take_globals(words)
@@ -108,11 +106,11 @@ def test_each_command_of_the_documents_is_one_that_the_command_line_takes() -> N
                 while hasattr(command, "commands"):
                     _, command, left = command.resolve_command(context, left)
                 command.make_context(name, left, parent=context).close()
-        except Exception as error:  # whatever the parser raises, the page is told
+        except Exception as error:  # for any error, name the page
             pytest.fail(f"{page}: distop {shlex.join(words)}: {error!r}")
 
 
-def test_a_statement_ends_with_its_quote() -> None:
+def test_a_quote_and_a_backslash_continue_a_statement() -> None:
     assert list(statements("a 'b\n c' d\ne \\\n f\ng # h\n")) == ["a 'b\n c' d", "e \n f", "g # h"]
 
 
@@ -125,7 +123,7 @@ def test_the_readme_is_short() -> None:
     assert len(quickstart.splitlines()) <= 15
 
 
-def test_each_figure_of_the_readme_stands_in_the_benchmarks() -> None:
+def test_each_figure_of_the_readme_is_in_the_benchmarks() -> None:
     _, _, table = README.partition("| what | measured |\n|---|---|\n")
     figures = [line.strip("|").split("|")[1].strip() for line in table.partition("\n\n")[0].splitlines()]
     assert 0 < len(figures) <= 8
@@ -156,14 +154,14 @@ def test_the_reference_has_each_public_name_and_each_command() -> None:
     assert [name for name in below if f"\n## distop table {name}\n" not in page] == []
 
 
-def test_a_cell_of_a_table_holds_words_and_no_paragraph() -> None:
-    """Conditions stand in notes below a table. The internals, and what is made from the code, are left out."""
-    made = ("cli.md", "python-api.md", "settings.md")
-    pages = [page for page in (ROOT / "README.md", *DOCS.rglob("*.md")) if page.parent.name != "internals"]
+def test_table_cells_hold_no_paragraphs() -> None:
+    """Conditions belong in notes below the table. Generated pages are exempt."""
+    from_code = ("cli.md", "python-api.md", "settings.md")
+    pages = [*ROOT.glob("*.md"), *DOCS.rglob("*.md")]
     long = [
         f"{page.relative_to(ROOT)}: {cell.strip()[:60]}"
         for page in pages
-        if page.name not in made
+        if page.name not in from_code
         for line in page.read_text().splitlines()
         if line.startswith("|")
         for cell in re.split(r"(?<!\\)\|", line)
@@ -172,7 +170,7 @@ def test_a_cell_of_a_table_holds_words_and_no_paragraph() -> None:
     assert long == []
 
 
-def test_the_python_of_the_documents_is_python() -> None:
+def test_python_blocks_of_the_docs_compile() -> None:
     pages = (ROOT / "README.md", *(page for page in DOCS.rglob("*.md") if page.name != "python-api.md"))
     blocks = [
         (page, code) for page in pages for language, code in BLOCK.findall(page.read_text()) if language == "python"

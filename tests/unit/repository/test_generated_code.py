@@ -1,4 +1,4 @@
-"""The committed protobuf code is what proto/ generates."""
+"""The committed protobuf code matches the output of proto/."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the import contracts of pyproject.toml cannot say: an allow-list for the core, and what loading distop costs."""
+"""Import rules beyond the contracts of pyproject.toml: a pure core, and light imports."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGE = ROOT / "distop"
 
-# Modules without I/O, clock, chance or loop. `datetime` is here for its arithmetic; its clock is refused below.
+# Modules without I/O, clock, randomness or event loop. `datetime` is for arithmetic; a test forbids its clock.
 PURE = {
     "__future__", "abc", "base64", "binascii", "bisect", "collections", "contextlib", "copy", "dataclasses", "datetime",
     "difflib", "enum", "functools", "hashlib", "heapq", "hmac", "itertools", "json", "marshal", "math", "operator",
@@ -39,7 +39,7 @@ def name_of(path: Path) -> str:
 
 
 def imported(tree: ast.AST) -> Iterator[str]:
-    """Every imported module; of `from distop import core` the full name, since `distop` alone says nothing."""
+    """Every imported module, with the full name for `from distop import core`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -70,7 +70,7 @@ def test_the_core_reads_no_clock(path: Path) -> None:
     assert calls == []
 
 
-def test_one_module_knows_how_keys_are_spelled() -> None:
+def test_only_one_module_spells_key_names() -> None:
     spelled = [
         f"{name_of(path)}:{node.lineno}"
         for path in sources(PACKAGE)
@@ -117,39 +117,39 @@ def test_daemon_and_client_load_no_data_library_and_no_behavior(module: str) -> 
     ],
     ids=lambda line: line[0],
 )
-def test_a_command_line_is_read_without_pydantic(line: list[str]) -> None:
-    """typer would make a validator of it for each option, for longer than all else takes."""
+def test_a_command_line_is_parsed_without_pydantic(line: list[str]) -> None:
+    """typer would build a validator with it for each option, which takes longer than all else."""
     names = modules_after(f"from distop.cli.main import run; assert run({line}) in (2, 3)")
-    assert "distop.settings" in names  # the line was read, and its settings were
+    assert "distop.settings" in names  # the line and its settings were read
     assert "pydantic" not in names
 
 
-def test_a_daemon_loads_no_pydantic_and_no_server_of_metrics() -> None:
+def test_a_daemon_loads_no_pydantic_and_no_metrics_server() -> None:
     spared = {"jinja2", "jsonschema", "prometheus_client", "pydantic", "rich"}
     assert loaded_by("import distop.daemon.process") & spared == set()
 
 
-def test_behaviors_are_declared_without_what_reads_data() -> None:
+def test_behaviors_are_declared_without_data_libraries() -> None:
     declare = "from distop.behavior import load, registered; [load(name).declaration() for name in registered()]"
     names = modules_after(f"import distop.worker.child_side.child; {declare}")
     assert "distop_behaviors.index" in names
     assert {name.split(".")[0] for name in names} & (DATA - {"distop_behaviors"}) == set()
     assert {"asyncio", "http.client", "distop_behaviors.index.key_lookup"} & names == set()
-    # Of tables the vocabulary alone: neither what plans them nor what reads them.
+    # Of distop.tables only the vocabulary, neither planners nor readers.
     vocabulary = {"distop.tables", "distop.tables.formats", "distop.tables.reading", "distop.tables.reading.file_facts"}
     assert {name for name in names if name.startswith("distop.tables")} <= vocabulary
 
 
 @pytest.mark.parametrize("module", ["distop.client.async_client", "distop.aio", "distop.blocking"])
-def test_a_client_loads_nothing_that_runs_work(module: str) -> None:
-    """P36. That it loads none of it later either is a contract of pyproject.toml."""
+def test_a_client_loads_no_daemon_and_no_worker(module: str) -> None:
+    """P36. A contract of pyproject.toml forbids later imports, too."""
     names = modules_after(f"import {module}")
     assert f"{module}" in names
     runs = ("distop.daemon", "distop.worker")
     assert [name for name in names if name.startswith(runs)] == []
 
 
-# What has no part in a simulation: the child's side, the command line, and the server of a demo.
+# Not simulated: the child's side, the command line, and the embedded server of a demo.
 OWN_TIME = {"cli", "worker", "tables", "testing"}
 
 
@@ -158,18 +158,16 @@ OWN_TIME = {"cli", "worker", "tables", "testing"}
     [p for p in sources(PACKAGE) if p.relative_to(PACKAGE).parts[0] not in OWN_TIME and p.name != "embedded.py"],
     ids=name_of,
 )
-def test_time_and_chance_come_from_one_module(path: Path) -> None:
-    """A simulation replaces them there; what reads another clock would not be repeatable."""
+def test_time_and_random_numbers_come_from_one_module(path: Path) -> None:
+    """A simulation replaces them there, so that it is repeatable."""
     if path.name == "clock.py":
         return
     assert {"random", "secrets", "time", "uuid"} & set(imported(ast.parse(path.read_text()))) == set()
 
 
 @pytest.mark.parametrize("path", sources(PACKAGE / "cli"), ids=name_of)
-def test_the_command_line_asks_use_cases_and_not_etcd(path: Path) -> None:
-    """It hands the client of the store on. That use cases import nothing that prints is a contract of pyproject.toml,
-    and that nothing but the command line prints is a rule of the linter (T20).
-    """
+def test_the_command_line_calls_services_and_not_etcd(path: Path) -> None:
+    """A contract of pyproject.toml and the rule T20 of the linter keep services from printing."""
     asked = [
         node.lineno
         for node in ast.walk(ast.parse(path.read_text()))

@@ -1,4 +1,4 @@
-"""Every message of distop is written in one style: it may be quoted inside another one."""
+"""All error messages have one style, so that one can be quoted inside another."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ OURS = {
     if inspect.isclass(kind) and issubclass(kind, errors.DistopError) and name != "UsageError"
 }
 NAMES = ("Java ", "JAVA_HOME", "PySpark ", "Spark ", "Spark's ", "TLS ")
-"""What is written with a capital wherever it stands."""
+"""Names that always have a capital letter."""
 
 
 def texts(path: Path) -> list[tuple[int, str, str]]:
-    """The beginning and the end of each message that an exception of ours is made with; "" where it is a value."""
+    """Line, start and end of each message of a distop exception ("": a value)."""
     found = []
     for node in ast.walk(ast.parse(path.read_text())):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in OURS and node.args):

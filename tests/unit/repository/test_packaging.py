@@ -1,4 +1,4 @@
-"""What the packages are made of, as far as it can be told without building them (tests/acceptance/test_package.py)."""
+"""Contents of the packages, checked without a build (with one: tests/acceptance/test_package.py)."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ def tracked() -> list[Path]:
 
 
 def test_no_file_names_a_package_index() -> None:
-    """Whoever builds or installs chooses the index by pip's own settings."""
+    """The index is chosen by pip's own settings."""
     found = [f"{path}: {name}" for path in tracked() for name in REGISTRIES if name.encode() in path.read_bytes()]
     assert found == []
 
 
-def test_the_version_stands_in_one_place() -> None:
+def test_the_version_is_defined_in_one_place() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert "version" in project["project"]["dynamic"]
     assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "distop.__version__"}
     assert check_package.own_version() == distop.__version__
-    said = re.compile(r"^__version__\s*=", re.MULTILINE)
-    assert [p.name for p in tracked() if p.suffix == ".py" and said.search(p.read_text())] == ["__init__.py"]
+    definition = re.compile(r"^__version__\s*=", re.MULTILINE)
+    assert [p.name for p in tracked() if p.suffix == ".py" and definition.search(p.read_text())] == ["__init__.py"]
 
 
 def test_a_release_needs_its_heading_in_the_changelog(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ exit 7
 """
 
 
-def test_a_page_is_run_as_it_stands(tmp_path: Path) -> None:
+def test_a_page_is_run_and_its_output_compared(tmp_path: Path) -> None:
     env = pages.environment()
     with pytest.raises(pages.PageError, match="exit code 7"):
         pages.run_page(PAGE, tmp_path, env)
@@ -93,11 +93,11 @@ def test_a_page_is_run_as_it_stands(tmp_path: Path) -> None:
     with pytest.raises(pages.PageError, match="no section 'Third'"):
         pages.run_page(PAGE, tmp_path, env, section="Third")
     for wrong in ("four", "two\none"):
-        with pytest.raises(pages.PageError, match="is not what was printed"):
+        with pytest.raises(pages.PageError, match="was not printed"):
             pages.run_page(PAGE.replace("one\n…ee…", wrong), tmp_path, env, section="First")
 
 
 def test_a_program_without_a_title_is_run(tmp_path: Path) -> None:
-    page = '```python\nprint("told")\n```\n\n```text\ntold\n```\n\n```python\nraise SystemExit(3)\n```\n'
+    page = '```python\nprint("hello")\n```\n\n```text\nhello\n```\n\n```python\nraise SystemExit(3)\n```\n'
     with pytest.raises(pages.PageError, match="exit code 3"):
         pages.run_page(page, tmp_path, pages.environment())

@@ -1,4 +1,4 @@
-"""What was loaded is left out of the looks for garbage; what is made later is not."""
+"""Loaded objects are excluded from garbage collection; later objects are not."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(autouse=True)
-def as_before() -> Iterator[None]:
+def restored_collector() -> Iterator[None]:
     thresholds = gc.get_threshold()
     yield
     gc.unfreeze()
     gc.set_threshold(*thresholds)
 
 
-class Circle:
+class Cycle:
     def __init__(self) -> None:
         self.itself = self
 
 
 def test_frozen_objects_are_not_examined_again() -> None:
-    there = Circle()
+    there = Cycle()
     freeze_loaded()
     assert gc.get_freeze_count() > 0
     assert not any(one is there for one in gc.get_objects())
@@ -38,7 +38,7 @@ def test_frozen_objects_are_not_examined_again() -> None:
 
 
 def test_garbage_is_collected_before_objects_are_frozen() -> None:
-    gone = weakref.ref(Circle())
+    gone = weakref.ref(Cycle())
     freeze_loaded()
     assert gone() is None
 
@@ -46,8 +46,8 @@ def test_garbage_is_collected_before_objects_are_frozen() -> None:
 def test_no_collection_during_the_start_of_a_process() -> None:
     tune_for_start()
     before = [generation["collections"] for generation in gc.get_stats()]
-    loaded = [Circle() for _ in range(20 * YOUNG // 10)]
-    gone = weakref.ref(Circle())
+    loaded = [Cycle() for _ in range(20 * YOUNG // 10)]
+    gone = weakref.ref(Cycle())
     freeze_loaded(collect=False)
     assert [generation["collections"] for generation in gc.get_stats()] == before
     assert gc.get_freeze_count() > len(loaded)
@@ -57,7 +57,7 @@ def test_no_collection_during_the_start_of_a_process() -> None:
 
 def test_later_garbage_is_collected() -> None:
     freeze_loaded()
-    gone = weakref.ref(Circle())
+    gone = weakref.ref(Cycle())
     gc.collect()
     assert gone() is None
 
@@ -65,13 +65,13 @@ def test_later_garbage_is_collected() -> None:
 def test_freeze_loaded_can_be_called_again() -> None:
     freeze_loaded()
     before = gc.get_freeze_count()
-    later = [Circle() for _ in range(100)]
+    later = [Cycle() for _ in range(100)]
     freeze_loaded()
     assert gc.get_freeze_count() >= before + len(later)
 
 
 def test_another_programs_collector_is_not_changed() -> None:
-    """Such as one in which an author tests a behavior."""
+    """Such as a program in which an author tests a behavior."""
     shown = "print(gc.get_freeze_count(), gc.get_threshold())"
     programs = (
         f"import gc; {shown}",

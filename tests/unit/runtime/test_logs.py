@@ -1,4 +1,4 @@
-"""Logs: a record is one line of text or one JSON document, and says what it is about."""
+"""Log records: one line of text or one JSON document each, with context fields."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WHERE = {"operation": "t/noop/1", "partition": 7, "attempt": 2, "executor": "ann
 
 
 def formatted(style: str, message: str, *, level: str = "info", error: Exception | None = None, **fields: Any) -> str:
-    """A warning as ``configure`` has it written."""
+    """A warning in the format that ``configure`` sets."""
     before = logging.getLogger("distop").handlers[:], logging.getLogger().handlers[:]
     try:
         logs.configure(level, style)
@@ -35,21 +35,21 @@ def formatted(style: str, message: str, *, level: str = "info", error: Exception
     return sink.format(record)
 
 
-def test_a_line_of_text() -> None:
-    time, level, rest = formatted("text", "the job  broke", **WHERE).split(maxsplit=2)
+def test_a_text_record_has_time_level_message_and_fields() -> None:
+    time, level, rest = formatted("text", "the job  failed", **WHERE).split(maxsplit=2)
     assert time.endswith("Z")
     assert from_rfc3339(time) > 0
     assert level == "WARNING"
-    assert rest == "the job  broke  [operation=t/noop/1 partition=7 attempt=2 executor=ann incarnation=0123]"
+    assert rest == "the job  failed  [operation=t/noop/1 partition=7 attempt=2 executor=ann incarnation=0123]"
 
 
-def test_a_line_of_json() -> None:
-    line = json.loads(formatted("json", "the job broke", **WHERE))
+def test_a_json_record_has_its_fields_as_members() -> None:
+    line = json.loads(formatted("json", "the job failed", **WHERE))
     assert from_rfc3339(line.pop("time")) > 0
-    assert line == {"level": "warning", "logger": "distop.executor", "message": "the job broke", **WHERE}
+    assert line == {"level": "warning", "logger": "distop.executor", "message": "the job failed", **WHERE}
 
 
-def test_what_is_not_known_is_left_out() -> None:
+def test_empty_and_unknown_fields_are_omitted() -> None:
     known = {"operation": "t/noop/1", "partition": 0, "attempt": None, "colour": "blue"}
     assert formatted("text", "x", **known).endswith("x  [operation=t/noop/1 partition=0]")
     assert json.loads(formatted("json", "x", **known)).keys() == {
@@ -80,51 +80,51 @@ def test_a_message_of_several_lines_is_whole_in_one_line_of_json() -> None:
 
 
 @pytest.mark.parametrize("message", ["", "\n", " "])
-def test_nothing_to_say_is_a_line_too(message: str) -> None:
+def test_an_empty_message_is_one_line(message: str) -> None:
     assert len(formatted("text", message).splitlines()) == 1
     assert json.loads(formatted("json", message))["message"] == message
 
 
-def test_an_error_is_a_sentence_for_people() -> None:
-    line = formatted("text", "it broke", error=OSError("no space\nat all\nleft"), operation="t/noop/1")
-    assert line.endswith("it broke (OSError: no space … left)  [operation=t/noop/1]")
+def test_an_error_in_a_text_record_is_one_sentence() -> None:
+    line = formatted("text", "it failed", error=OSError("no space\nat all\nleft"), operation="t/noop/1")
+    assert line.endswith("it failed (OSError: no space … left)  [operation=t/noop/1]")
     assert "Traceback" not in line
 
 
-def test_a_traceback_is_for_debugging() -> None:
-    first, second, *rest = formatted("text", "it broke", level="debug", error=KeyError("a")).splitlines()
-    assert first.endswith(" it broke")
+def test_a_text_record_has_the_traceback_at_level_debug() -> None:
+    first, second, *rest = formatted("text", "it failed", level="debug", error=KeyError("a")).splitlines()
+    assert first.endswith(" it failed")
     assert second == "  Traceback (most recent call last):"
     assert rest[-1] == "  KeyError: 'a'"
 
 
 @pytest.mark.parametrize("level", ["info", "debug"])
-def test_hole_9_no_text_makes_a_second_record_or_reaches_the_terminal(level: str) -> None:
+def test_hole_9_no_text_forges_a_record_or_controls_the_terminal(level: str) -> None:
     forged = "x\n2026-01-01T00:00:00.000Z ERROR   forged\r\x1b[2J\x9b2J\u202e"
-    told = formatted(
+    text = formatted(
         "text", f"a {forged}", level=level, error=OSError(forged), operation=f"t/{forged}", executor=forged
     )
-    first, *rest = told.split("\n")
+    first, *rest = text.split("\n")
     assert all(line.startswith("  ") for line in rest)
-    assert not any(character in told for character in "\r\x1b\x9b\u202e")
+    assert not any(character in text for character in "\r\x1b\x9b\u202e")
     if level == "info":
         assert rest == []
     assert r"operation=t/x\n2026" in first
 
 
-def test_a_traceback_is_a_field_for_programs() -> None:
-    line = formatted("json", "it broke", error=KeyError("a"))
+def test_a_json_record_has_the_traceback_as_a_field() -> None:
+    line = formatted("json", "it failed", error=KeyError("a"))
     assert len(line.splitlines()) == 1
     assert json.loads(line)["exception"].startswith("Traceback (most recent call last):\n")
 
 
-def test_json_is_json_whatever_the_encoding_of_stderr() -> None:
+def test_a_json_record_is_ascii() -> None:
     line = formatted("json", "no file \udcff in 表", partition={1})
     assert line.isascii()
     assert json.loads(line)["message"] == "no file \udcff in 表"
 
 
-def test_fields_of_a_logger_and_of_a_call(caplog: pytest.LogCaptureFixture) -> None:
+def test_fields_of_a_logger_and_of_a_call_are_combined(caplog: pytest.LogCaptureFixture) -> None:
     log = logs.get("somewhere", executor="ann").bind(incarnation="0123")
     with caplog.at_level("INFO", "somewhere"):
         log.info("x", extra={"operation": "t/noop/1"})
@@ -134,7 +134,7 @@ def test_fields_of_a_logger_and_of_a_call(caplog: pytest.LogCaptureFixture) -> N
     assert second == {"executor": "ann", "incarnation": "0123"}
 
 
-STRANGERS = """
+LIBRARIES = """
 import asyncio, logging, warnings
 from distop.runtime import logs
 async def fail():
@@ -142,7 +142,7 @@ async def fail():
 async def main():
     task = asyncio.ensure_future(fail())
     await asyncio.wait([task])
-    del task  # nobody has asked for what it raised
+    del task  # its exception was not retrieved
 logs.configure("warning", "text")
 logs.configure("info", STYLE)
 asyncio.run(main())
@@ -153,16 +153,16 @@ logs.get().debug("unheard")
 """
 
 
-def said(style: str) -> list[str]:
-    """What a process writes in which libraries have something to say, too."""
-    program = f"STYLE = {style!r}\n{STRANGERS}"
+def log_of(style: str) -> list[str]:
+    """The log of a process in which libraries log, too."""
+    program = f"STYLE = {style!r}\n{LIBRARIES}"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == ""
     return done.stderr.splitlines()
 
 
-def test_what_libraries_say_is_json_too() -> None:
-    lines = [json.loads(line) for line in said("json")]
+def test_records_of_libraries_are_json_too() -> None:
+    lines = [json.loads(line) for line in log_of("json")]
     assert [(line["logger"], line["level"]) for line in lines] == [
         ("asyncio", "error"),
         ("py.warnings", "warning"),
@@ -171,27 +171,27 @@ def test_what_libraries_say_is_json_too() -> None:
     assert "OSError: no such host" in lines[0]["exception"]
 
 
-def test_what_libraries_say_is_one_line_each_for_people() -> None:
-    failed, old, ready = said("text")
+def test_records_of_libraries_are_one_line_of_text_each() -> None:
+    failed, old, ready = log_of("text")
     assert "Task exception was never retrieved" in failed
     assert failed.endswith("(OSError: no such host)")
     assert "this is old" in old
     assert ready.endswith("INFO    ready")
 
 
-def test_what_grpc_says_of_other_loops_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_harmless_errors_of_grpc_in_closed_loops_are_not_logged(capsys: pytest.CaptureFixture[str]) -> None:
     own, others = logging.getLogger("distop"), logging.getLogger()
     before = own.handlers[:], own.level, own.propagate, others.handlers[:]
     try:
         logs.configure("info", "text")
-        told, closed = logging.getLogger("asyncio").error, RuntimeError("Event loop is closed")
-        told("Exception in callback PollerCompletionQueue._handle_events()", exc_info=BlockingIOError(11, "again"))
-        told("Exception in callback PollerCompletionQueue._handle_events()", exc_info=closed)
+        error, closed = logging.getLogger("asyncio").error, RuntimeError("Event loop is closed")
+        error("Exception in callback PollerCompletionQueue._handle_events()", exc_info=BlockingIOError(11, "again"))
+        error("Exception in callback PollerCompletionQueue._handle_events()", exc_info=closed)
         assert capsys.readouterr().err == ""
-        told("Exception in callback PollerCompletionQueue._handle_events()", exc_info=OSError("something else"))
-        told("Exception in callback PollerCompletionQueue._handle_events()", exc_info=RuntimeError("something else"))
-        told("Exception in callback work()", exc_info=BlockingIOError(11, "again"))
-        told("Exception in callback work()", exc_info=closed)
+        error("Exception in callback PollerCompletionQueue._handle_events()", exc_info=OSError("something else"))
+        error("Exception in callback PollerCompletionQueue._handle_events()", exc_info=RuntimeError("something else"))
+        error("Exception in callback work()", exc_info=BlockingIOError(11, "again"))
+        error("Exception in callback work()", exc_info=closed)
         assert len(capsys.readouterr().err.splitlines()) == 4
     finally:
         own.handlers[:], own.level, own.propagate, others.handlers[:] = before

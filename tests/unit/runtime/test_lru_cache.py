@@ -1,4 +1,4 @@
-"""What is made once for several batches and operations."""
+"""The LRU cache of values that batches and operations share."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def test_the_least_recently_used_value_is_evicted() -> None:
 
     for name in ("a", "b", "a", "c", "a", "c"):
         ask(name)
-    assert made == ["a", "b", "c"], "None is a value as well"
+    assert made == ["a", "b", "c"], "None is a value, too"
     ask("b")
-    assert made == ["a", "b", "c", "b"], "c came after b, and a was asked for since"
+    assert made == ["a", "b", "c", "b"], "b was evicted for c: a was used after b"
     ask("d", keep=False)
     ask("d", keep=False)
     ask("c")
-    assert made == ["a", "b", "c", "b", "d", "d"], "what is not to be kept pushes nothing out"
+    assert made == ["a", "b", "c", "b", "d", "d"], "a value that is not kept evicts nothing"
 
 
 def test_a_failed_computation_is_not_cached() -> None:
@@ -49,8 +49,8 @@ def test_a_failed_computation_is_not_cached() -> None:
     assert kept.get(("a",), lambda: 1.0) == 1.0
 
 
-def test_batches_ask_at_once() -> None:
-    """Making a value pushes others out, also the one that another thread is about to take."""
+def test_threads_can_get_values_at_the_same_time() -> None:
+    """A new value evicts others, even one that another thread is about to read."""
     kept: LruCache[int] = LruCache(1)
 
     def ask(number: int) -> bool:
@@ -75,7 +75,7 @@ def in_thread(call: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
     return thread, found
 
 
-def ended(thread: threading.Thread) -> None:
+def joined(thread: threading.Thread) -> None:
     thread.join(LIMIT)
     assert not thread.is_alive()
 
@@ -95,10 +95,10 @@ def test_one_thread_computes_a_value_that_several_request() -> None:
     assert begun.wait(LIMIT)
     second, two = in_thread(lambda: kept.get_once(("a",), make, waiting.set))
     assert waiting.wait(LIMIT)
-    assert kept.get_once(("b",), lambda: "y", lambda: None) == "y", "another one is made meanwhile"
+    assert kept.get_once(("b",), lambda: "y", lambda: None) == "y", "other values are computed meanwhile"
     go_on.set()
-    ended(first)
-    ended(second)
+    joined(first)
+    joined(second)
     assert (one, two, made) == (["x"], ["x"], ["x"])
 
 
@@ -116,16 +116,16 @@ def test_after_a_failed_computation_the_next_thread_computes() -> None:
     second, two = in_thread(lambda: kept.get_once(("a",), lambda: "x", waiting.set))
     assert waiting.wait(LIMIT)
     go_on.set()
-    ended(first)
-    ended(second)
+    joined(first)
+    joined(second)
     assert isinstance(one[0], OSError)
     assert two == ["x"]
 
 
-def test_hole_9_a_table_s_manifests_hold_up_no_other_table_and_who_waits_for_them_hears_a_cancel(
+def test_hole_9_reading_manifests_delays_no_other_table_and_waiting_can_be_cancelled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One lock was held while manifests were read, for hours; who waited for it was killed with all other jobs."""
+    """One lock was held for hours while manifests were read; jobs that waited for it could only be killed."""
     sources = []
     for name in ("mine", "other"):
         table = Folder(tmp_path / name).new(SCHEMA)
@@ -151,12 +151,12 @@ def test_hole_9_a_table_s_manifests_hold_up_no_other_table_and_who_waits_for_the
     try:
         second, two = in_thread(lambda: manifest_facts.snapshot_of(other, frozenset()))
         third, three = in_thread(lambda: manifest_facts.snapshot_of(mine, frozenset(), cancelled))
-        ended(second)
-        ended(third)
+        joined(second)
+        joined(third)
         assert waiting.is_set()
         assert len(two[0].files) == 1
         assert isinstance(three[0], JobCancelled)
     finally:
         go_on.set()
-    ended(first)
+    joined(first)
     assert len(one[0].files) == 1

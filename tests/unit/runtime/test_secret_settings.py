@@ -1,4 +1,4 @@
-"""Which settings are secret, and that texts do not hold their values."""
+"""Which settings are secret, and how their values are redacted in texts."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from distop.worker.child_side.outbox import Outbox
 from distop.worker.child_side.spark_session import settings
 from distop.worker.daemon_side.child_logs import TAIL, tail
 from distop_behaviors.validate import spark_errors
-from distop_behaviors.validate.partition_checks import Tally
-from tests.support.running import Child
+from distop_behaviors.validate.partition_state import Tally
+from tests.support.running import Child, NoArg
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -99,17 +99,17 @@ LONG = "AKwasp+hornet/bee.0123456789-in-a-bonnet"
         ("PYICEBERG_CATALOG__X__HEADER__X_ICEBERG_ACCESS_DELEGATION", False),
     ],
 )
-def test_secret_is_what_is_called_so(name: str, secret: bool) -> None:
+def test_a_setting_is_secret_by_its_name(name: str, secret: bool) -> None:
     assert secret_settings.is_secret(name) is secret
 
 
-def test_a_pattern_of_sparks_widens_ours_and_never_narrows_it() -> None:
+def test_the_pattern_of_spark_only_adds_secret_names() -> None:
     assert secret_settings.is_secret("spark.my.pin", "pin$")
     assert secret_settings.is_secret("spark.my.password", "pin$")
     assert not secret_settings.is_secret("spark.my.pin", "(?<broken")
 
 
-def test_the_documents_show_the_pattern_in_one_place() -> None:
+def test_only_the_security_page_shows_the_pattern() -> None:
     security, contract = ((ROOT / "docs" / name).read_text() for name in ("security.md", "contract.md"))
     shown = [
         block for block in re.findall(r"^```text\n(.*?)^```", security, re.MULTILINE | re.DOTALL) if "(?i)" in block
@@ -118,7 +118,7 @@ def test_the_documents_show_the_pattern_in_one_place() -> None:
     assert "(?i)" not in contract
 
 
-def test_texts_lose_secret_values_and_no_others() -> None:
+def test_only_secret_values_are_redacted() -> None:
     secret_settings.hide_settings(
         {
             "spark.a.password": "wasp",
@@ -134,7 +134,7 @@ def test_texts_lose_secret_values_and_no_others() -> None:
     assert secret_settings.redact(text) == f"{hidden}, {hidden}, true, x, 4g-of-it, {hidden}"
 
 
-def test_neither_the_daemons_log_nor_the_end_of_a_childs_holds_them(
+def test_the_log_of_the_daemon_and_the_log_tail_of_a_child_are_redacted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     logger = logging.getLogger("distop")
@@ -157,12 +157,12 @@ def test_neither_the_daemons_log_nor_the_end_of_a_childs_holds_them(
     assert tail(tmp_path / "log") == f"ERROR: no {secret_settings.REPLACEMENT}"
 
 
-def test_the_file_for_spark_is_ours_alone_and_new(tmp_path: Path) -> None:
+def test_the_properties_file_for_spark_is_new_and_private(tmp_path: Path) -> None:
     path = tmp_path / spark_settings.FILE
     elsewhere = tmp_path / "elsewhere"
     path.symlink_to(elsewhere)
     assert spark_settings.write(tmp_path, {"spark.a": "1"}) == path
-    assert not elsewhere.exists(), "what was there is removed, not followed"
+    assert not elsewhere.exists(), "an existing link is removed, not followed"
     assert stat.S_IMODE(path.lstat().st_mode) == 0o600
     assert path.read_text() == "spark.a=1\n"
     spark_settings.remove(tmp_path)
@@ -170,8 +170,8 @@ def test_the_file_for_spark_is_ours_alone_and_new(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_java_reads_what_was_written(tmp_path: Path) -> None:
-    """Against an own reader of java.util.Properties' rules, which Spark's start applies (test_secrets.py)."""
+def test_the_properties_file_follows_the_rules_of_java(tmp_path: Path) -> None:
+    """Checked with a reader of our own for the format of java.util.Properties, which Spark reads."""
     settings = {
         "spark.a": "plain",
         "spark.b c:d=e#f!": " leading and trailing ",
@@ -216,7 +216,7 @@ def read_property(line: str) -> tuple[str, str]:
         (("etcd-1:2379",), {"username": None, "password": None}, False),
     ],
 )
-async def test_hole_9_a_password_that_crosses_a_network_without_tls_is_warned_of_once(
+async def test_hole_9_a_password_sent_over_a_network_without_tls_is_warned_of_once(
     endpoints: tuple[str, ...], options: dict[str, None], warned: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = EtcdConfig(endpoints, **{"username": "me", "password": "wasp", **options})  # type: ignore[arg-type]
@@ -225,20 +225,20 @@ async def test_hole_9_a_password_that_crosses_a_network_without_tls_is_warned_of
         opened = transport.Transport(config)
         opened.open()
         await opened.close()
-    said = [record for record in caplog.records if record.levelname == "WARNING"]
-    assert [record.getMessage() for record in said] == ([plaintext_password_warning(config)] if warned else [])
+    warnings = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert [record.getMessage() for record in warnings] == ([plaintext_password_warning(config)] if warned else [])
     assert bool(plaintext_password_warning(config)) is warned
     assert "wasp" not in plaintext_password_warning(config)
 
 
-def test_programs_started_here_get_no_credentials() -> None:
+def test_started_programs_get_no_credentials() -> None:
     own = {"PATH": "/bin", "DISTOP_PASSWORD": "a", "DISTOP_SPARK_CONF": "b", "PYICEBERG_CATALOG__X__TOKEN": "c"}
     assert secret_settings.environment(own) == {"PATH": "/bin"}
     assert secret_settings.of_catalogs(own) == {"PYICEBERG_CATALOG__X__TOKEN": "c"}
 
 
-def test_hole_9_the_executor_of_dev_imports_nothing_of_the_current_folder(tmp_path: Path) -> None:
-    """The program by which ``distop dev`` becomes an executor began with ``import ctypes``."""
+def test_hole_9_the_executor_of_dev_imports_nothing_from_the_current_folder(tmp_path: Path) -> None:
+    """The program with which ``distop dev`` starts its executor began with ``import ctypes``."""
     from distop.cli import dev
 
     (tmp_path / "ctypes.py").write_text("open('imported', 'w')\n")
@@ -249,7 +249,7 @@ def test_hole_9_the_executor_of_dev_imports_nothing_of_the_current_folder(tmp_pa
     assert not (tmp_path / "imported").exists()
 
 
-def test_what_a_child_tells_people_holds_no_secret_and_data_passes_as_it_is() -> None:
+def test_messages_of_a_child_are_redacted_and_its_results_are_unchanged() -> None:
     secret_settings.hide(["wasp-in-a-jar"])
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -269,7 +269,9 @@ def test_what_a_child_tells_people_holds_no_secret_and_data_passes_as_it_is() ->
     assert ended["jobs"][0][:4] == [0, "error", {"at": "wasp-in-a-jar"}, gone]
 
 
-def test_spark_is_started_with_a_file_and_without_credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_spark_is_started_with_a_properties_file_and_without_credentials(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     gateway = pytest.importorskip("pyspark.java_gateway")
     started: list[tuple[list[str], dict[str, str]]] = []
 
@@ -289,23 +291,23 @@ def test_spark_is_started_with_a_file_and_without_credentials(monkeypatch: pytes
     assert started[1:] == [(["spark-submit"], {"DISTOP_SPARK_CONF": "b"})], "only while the session is started"
 
 
-def test_a_pattern_of_the_user_is_added_to_sparks_own(tmp_path: Path) -> None:
+def test_the_pattern_of_the_user_is_added_to_ours(tmp_path: Path) -> None:
     user = {secret_settings.PATTERN_SETTING: "pin$"}
     found = settings("local[2]", "ann", tmp_path, 10.0, user)[secret_settings.PATTERN_SETTING]
     assert found == f"{secret_settings.PATTERN}|(?:pin$)"
 
 
 def quoting(offset: int, length: int = 20_000) -> str:
-    """A text that holds the secret at all places, from ``offset`` on: wherever it is cut, the cut is in a secret."""
+    """A text that repeats the secret from ``offset`` on, so that every cut falls into a secret."""
     return " " * offset + "x" + f"{LONG} " * (length // len(LONG))
 
 
 def parts_in(text: str) -> set[str]:
-    """The parts of the secret, of six characters, that stand in a text."""
+    """The parts of the secret, of six characters each, that a text contains."""
     return {part for n in range(len(LONG) - 5) if (part := LONG[n : n + 6]) in text}
 
 
-class Fussy(BaseModel):
+class Rejecting(BaseModel):
     text: str
 
     @field_validator("text")
@@ -318,9 +320,9 @@ class Quoting(Behavior):
     """Quotes the secret in a status, and in an error of a job and of completion."""
 
     type_name = "quoting"
-    Arg = type("NoArg", (BaseModel,), {})
-    Result = Fussy
-    Report = Fussy
+    Arg = NoArg
+    Result = Rejecting
+    Report = Rejecting
 
     def __init__(self, text: str, error: type[Exception] | None) -> None:
         self.text = text
@@ -346,7 +348,7 @@ class Quoting(Behavior):
 def test_hole_6_no_part_of_a_secret_remains_where_the_child_cuts_a_text(
     tmp_path: Path, error: type[Exception] | None, offset: int
 ) -> None:
-    """Texts were cut before they were redacted: of a secret across the cut all but its last character remained."""
+    """Texts were cut before redaction, so most of a secret across the cut remained."""
     secret_settings.hide([LONG])
     child = Child(Quoting(quoting(offset), error), tmp_path)
     texts = [child.ends("a")["a"].error, str(child.complete())]
@@ -359,7 +361,7 @@ def test_hole_6_no_part_of_a_secret_remains_where_the_child_cuts_a_text(
 
 
 @pytest.mark.parametrize("offset", range(0, 40, 3))
-def test_hole_6_no_part_of_a_secret_remains_of_an_error_of_spark(offset: int) -> None:
+def test_hole_6_no_part_of_a_secret_remains_in_an_error_of_spark(offset: int) -> None:
     secret_settings.hide([LONG])
     text = quoting(offset)
     quoted = [
@@ -369,8 +371,8 @@ def test_hole_6_no_part_of_a_secret_remains_of_an_error_of_spark(offset: int) ->
     ]
     tally = Tally()
     tally.fail(text)
-    for told in (*quoted, str(tally.error)):
-        assert not parts_in(told), told
+    for shown in (*quoted, str(tally.error)):
+        assert not parts_in(shown), shown
 
 
 @pytest.mark.parametrize("offset", [0, 9, 18, 27, 36])
@@ -386,7 +388,7 @@ def test_hole_6_no_part_of_a_secret_remains_in_a_node_record_and_in_an_error_of_
 
 
 @pytest.mark.parametrize("offset", [0, 9, 18, 27, 36])
-def test_hole_6_no_part_of_a_secret_remains_where_a_line_is_cut_or_a_log_is_read_from_its_middle(
+def test_hole_6_no_part_of_a_secret_remains_in_cut_lines_or_the_tail_of_a_log(
     offset: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     secret_settings.hide([LONG])
@@ -403,7 +405,7 @@ def test_hole_6_no_part_of_a_secret_remains_where_a_line_is_cut_or_a_log_is_read
     assert not parts_in(tail(tmp_path / "log"))
 
 
-def test_the_last_lines_of_a_program_that_has_ended_are_waited_for(
+def test_wait_for_output_waits_for_the_last_lines_of_a_program(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     secret_settings.hide([LONG])
@@ -414,13 +416,15 @@ def test_the_last_lines_of_a_program_that_has_ended_are_waited_for(
     redacted_output.copy_output(os.fdopen(read, "rb"))
     os.write(written, f"it ends with {LONG}".encode())
     redacted_output.wait_for_output(0.1)
-    assert capfd.readouterr().err == "", "it goes on"
+    assert capfd.readouterr().err == "", "the program has not ended"
     os.close(written)
     redacted_output.wait_for_output(10)
     assert capfd.readouterr().err == f"jvm| it ends with {secret_settings.REPLACEMENT}"
 
 
-def test_hole_9_the_jvm_forges_no_line_of_a_child_and_no_terminal_obeys_it(capfd: pytest.CaptureFixture[str]) -> None:
+def test_hole_9_output_of_the_jvm_forges_no_log_line_and_controls_no_terminal(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     printed = b"WARN no file a\x1b[31m\xff\n2026-11-27 01:00:00,000 INFO all is well\n\tat a.B.c(D.java:1)\r\n"
     redacted_output._copy(io.BytesIO(printed))
     assert capfd.readouterr().err == (
@@ -429,7 +433,7 @@ def test_hole_9_the_jvm_forges_no_line_of_a_child_and_no_terminal_obeys_it(capfd
     )
 
 
-def test_hole_6_the_child_cuts_texts_by_the_function_that_redacts_them() -> None:
+def test_hole_6_the_child_shortens_texts_only_with_the_function_that_redacts_them() -> None:
     folders = (ROOT / "distop" / "worker", ROOT / "behaviors")
     paths = [path for folder in folders for path in folder.rglob("*.py")]
     assert len(paths) > 50
@@ -438,7 +442,7 @@ def test_hole_6_the_child_cuts_texts_by_the_function_that_redacts_them() -> None
         of_codec = {
             alias.name for node in imports if node.module == "distop.protocol.json_codec" for alias in node.names
         }
-        assert "shorten" not in of_codec, f"{path}: use private.shortened"
+        assert "shorten" not in of_codec, f"{path}: use secret_settings.shortened"
 
 
 SECRET_VARIABLES = {
@@ -477,7 +481,7 @@ OTHER_VARIABLES = {
 
 
 def test_hole_6_values_of_variables_with_secret_names_are_hidden_and_paths_are_not() -> None:
-    """Only the variables of catalogs were."""
+    """Only variables of catalogs were hidden."""
     secret_settings.hide_variables({**SECRET_VARIABLES, **OTHER_VARIABLES}, "PIN$")
     secrets = [value.replace("http://me:", "").replace("@proxy:8080", "") for value in SECRET_VARIABLES.values()]
     assert secret_settings.redact(" ".join(secrets)) == " ".join([secret_settings.REPLACEMENT] * len(secrets))
@@ -507,8 +511,8 @@ PARTS = {
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_hole_6_a_secret_part_of_a_value_is_hidden_where_it_stands_alone(name: str) -> None:
-    """Only whole values were hidden: a server that is asked with a part of it quotes that part."""
+def test_hole_6_a_secret_part_of_a_value_is_hidden_on_its_own(name: str) -> None:
+    """Only whole values were hidden, but errors of servers quote parts of them."""
     whole, part = PARTS[name]
     secret_settings.hide_variables({name: whole})
     assert secret_settings.redact(f"it is [{part}]") == f"it is [{secret_settings.REPLACEMENT}]"
@@ -523,7 +527,7 @@ def lower_quote(text: str) -> str:
 
 
 @pytest.mark.parametrize("spelling", [quote, partial(quote, safe=""), quote_plus, lower_quote])
-def test_hole_6_secrets_are_hidden_as_urls_and_forms_spell_them(spelling: Callable[[str], str]) -> None:
+def test_hole_6_secrets_are_hidden_in_their_url_encoded_forms(spelling: Callable[[str], str]) -> None:
     secret_settings.hide(["wasp/in a+jar=="])
     assert secret_settings.redact(f"?a={spelling('wasp/in a+jar==')}&b=c") == f"?a={secret_settings.REPLACEMENT}&b=c"
 

@@ -1,4 +1,4 @@
-"""Calls with a time limit: results, errors, and that no thread or process is left."""
+"""Calls with a time limit: results, errors, and no remaining thread or process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LOCATIONS = {"s3": "s3://bucket/table", "gs": "gs://anonymous@bucket/table"}
 
 
 class SilentServer:
-    """``connected`` is set once somebody has connected. Use it with ``with``."""
+    """Accepts connections and never answers; the first one sets ``connected``."""
 
     def __init__(self) -> None:
         self._socket = socket.create_server(("127.0.0.1", 0))
@@ -41,7 +41,7 @@ class SilentServer:
         return f"127.0.0.1:{self._socket.getsockname()[1]}"
 
     def serve(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Let pyarrow find it as S3 and as Google's store: in :data:`LOCATIONS`."""
+        """Make this server the object store of all :data:`LOCATIONS` for pyarrow."""
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{self.address}")
         monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
         monkeypatch.setenv("CLOUD_STORAGE_EMULATOR_ENDPOINT", f"http://{self.address}")
@@ -66,11 +66,11 @@ class SilentServer:
 
 async def until(reached: Callable[[], bool]) -> None:
     async with asyncio.timeout(60):
-        while not reached():  # noqa: ASYNC110  # nothing tells of a process that ends
+        while not reached():  # noqa: ASYNC110  # there is no event for the end of a process
             await asyncio.sleep(0.01)
 
 
-def test_a_call_in_a_thread_returns_and_raises_what_it_does() -> None:
+def test_a_call_in_a_thread_returns_its_result_and_raises_its_error() -> None:
     def wrong() -> None:
         raise NotFound("there is none")
 
@@ -88,7 +88,7 @@ def test_a_call_in_a_thread_is_abandoned_at_its_limit() -> None:
     forever.set()
 
 
-def test_a_call_in_a_process_returns_and_raises_what_it_does() -> None:
+def test_a_call_in_a_process_returns_its_result_and_raises_its_error() -> None:
     assert asyncio.run(time_limit.in_process("os.path:basename", "/a/b")) == "b"
     record = TableRecord("t", "parquet", "/no/such/folder").to_json()
     with pytest.raises(InvalidArgument, match="'/no/such/folder' does not exist"):
@@ -103,7 +103,7 @@ def test_a_process_without_an_answer_is_reported_with_its_last_output() -> None:
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
-def test_a_process_is_killed_at_its_limit_and_with_its_caller(cancelled: bool) -> None:
+def test_a_process_is_killed_at_its_limit_and_when_its_caller_is_cancelled(cancelled: bool) -> None:
     async def main() -> None:
         before = set(children(os.getpid()))
         task = asyncio.create_task(time_limit.in_process("time:sleep", 1_000, 60 if cancelled else 1))
@@ -130,13 +130,13 @@ def test_a_location_that_never_answers_is_refused_after_the_limit(
             asyncio.run(check_within_limit(record))
 
 
-def test_L13_a_job_does_not_wait_for_ever_for_a_location_that_shows_nothing(
+def test_L13_a_job_does_not_wait_forever_for_a_location_that_does_not_respond(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """As a folder of a file server that is away: a look at it returns when the server does."""
+    """Such as a folder on a file server that is down: reading it blocks until the server is back."""
     away = threading.Event()
     monkeypatch.setattr(Location, "check", lambda _: away.wait(60))
-    monkeypatch.setattr(tables, "LONGEST_LOOK", 0.05)
+    monkeypatch.setattr(tables, "LOCATION_TIMEOUT", 0.05)
     try:
         with pytest.raises(TableUnavailable, match=f"{tmp_path}.* did not answer within 0.05 s"):
             tables.check_reachable(TableRecord("t", "parquet", str(tmp_path)))
@@ -153,17 +153,17 @@ def test_ctrl_c_ends_the_registration_of_a_table_that_never_answers(monkeypatch:
         try:
             assert server.connected.wait(60)
             process.send_signal(signal.SIGINT)
-            _, told = process.communicate(timeout=60)  # by itself it would take a quarter of an hour
+            _, stderr = process.communicate(timeout=60)  # without the signal it would take 15 minutes
         finally:
             process.kill()
-    assert (process.returncode, told) == (130, "interrupted\n")
+    assert (process.returncode, stderr) == (130, "interrupted\n")
 
 
 INVALID: dict[str, str] = {
     "s3://": "names no bucket",
     "gs://": "names no bucket",
-    "file://": "is no path on this machine",
-    "file://other/folder": "is no path on this machine",
+    "file://": "is not a path on this machine",
+    "file://other/folder": "is not a path on this machine",
     "s3://bucket?endpoint_override=%zz": "has parameters, which could choose an endpoint",
     "nothing://known": "has the scheme 'nothing', which is not known",
     "a\0b": "must be a path or a URL",

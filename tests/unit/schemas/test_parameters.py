@@ -1,4 +1,4 @@
-"""What the argument of a type consists of, read off its JSON Schema."""
+"""Parameters of an operation type, read from the JSON Schema of its argument."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from distop_behaviors.validate.validate_argument import Argument
 
 
 class Inner(BaseModel):
-    """One of several."""
+    """A nested model."""
 
     n: int = 1
 
@@ -47,7 +47,7 @@ def test_C33_name_type_nullable_and_default_of_each_parameter() -> None:
     assert (found["nested"].type, found["nested"].description) == ("object", "Lists")
 
 
-def test_C33_of_the_types_that_come_with_distop() -> None:
+def test_C33_parameters_of_the_types_that_come_with_distop() -> None:
     assert [(p.name, p.type, p.nullable, p.default) for p in parameters(NoopArg.model_json_schema())] == [
         ("jobs", "integer", False, 1),
         ("sleep", "number", False, 0),
@@ -58,7 +58,7 @@ def test_C33_of_the_types_that_come_with_distop() -> None:
     assert not checks.nullable
 
 
-def test_schemas_of_any_form_give_something_or_nothing() -> None:
+def test_schemas_of_any_form_are_read_without_an_error() -> None:
     assert parameters({}) == ()
     assert parameters({"type": "array"}) == ()
     assert parameters({"$ref": "#/$defs/Gone"}) == ()

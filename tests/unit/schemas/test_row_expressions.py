@@ -1,4 +1,4 @@
-"""What is refused of a submitted expression before anything is written: by its words, without Spark's parser."""
+"""Refusal of submitted expressions by their words, without Spark's parser."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_usual_constraint_is_accepted_at_submission(text: str) -> None:
         "ſum(a) > 1",
     ],
 )
-def test_a_function_that_is_not_listed_is_refused_at_submission(text: str) -> None:
+def test_an_expression_that_is_not_allowed_is_refused_at_submission(text: str) -> None:
     for arg in ({"checks": [{"check": text}]}, {"checks": [{"not_null": "a"}], "where": text}):
         with pytest.raises(InvalidArgument) as caught:
             submitted(**arg)
@@ -98,7 +98,7 @@ def test_a_function_that_is_not_listed_is_refused_at_submission(text: str) -> No
 
 @pytest.mark.parametrize("text", ['"COL" IS NOT NULL', 'length("COL") > 3', '"A" IN (\'x\') AND NOT ("B" IS NULL)'])
 def test_an_expression_with_texts_instead_of_columns_is_refused(text: str) -> None:
-    """The names of columns are so written in most databases. In Spark the check was valid, whatever the rows were."""
+    """Most databases quote columns so. In Spark they are texts, so the check held for any rows."""
     reason = "names no column, and '\"(COL|A)\"' is a text: write names of columns in back quotes"
     for arg in ({"checks": [{"check": text}]}, {"checks": [{"not_null": "a"}], "where": text}):
         with pytest.raises(InvalidArgument, match=reason):
@@ -125,11 +125,11 @@ def test_an_expression_with_texts_and_columns_is_accepted(text: str) -> None:
         ),
     ],
 )
-def test_a_refusal_says_what_to_use_instead(text: str, reason: str) -> None:
+def test_a_refusal_names_the_reason_and_an_alternative(text: str, reason: str) -> None:
     assert refusal(text, ROW_FUNCTIONS) == reason
 
 
-def test_the_sentence_names_the_place_the_function_and_the_list() -> None:
+def test_the_error_names_the_place_the_function_and_the_list() -> None:
     with pytest.raises(InvalidArgument) as caught:
         submitted(checks=[{"not_null": "a"}, {"check": "lenght(a) > 0"}])
     assert str(caught.value) == (
@@ -154,7 +154,7 @@ def test_the_sentence_names_the_place_the_function_and_the_list() -> None:
         "a = $$uuid()$$",
     ],
 )
-def test_the_executor_decides_what_needs_a_parser(text: str) -> None:
+def test_expressions_that_need_a_parser_are_left_to_the_executor(text: str) -> None:
     submitted(checks=[{"check": text}])
 
 
@@ -174,9 +174,9 @@ PARSES = {
     *("expr", "selectExpr", "sql", "parseExpression", "parsePlan", "parseQuery", "call_function", "call_udf"),
     *(f"create{how}{what}TempView" for how in ("", "OrReplace") for what in ("", "Global")),
 }
-"""Names of what has Spark parse a text as an expression or a statement."""
+"""Functions with which Spark parses a text as an expression or a statement."""
 PARSING = {
-    "behaviors/reading/spark_expressions.py": "the one place in which a submitted text is parsed",
+    "behaviors/reading/spark_expressions.py": "the only module that parses submitted texts",
     "behaviors/validate/violation_columns.py": "a bound from a file's statistics, which is a number",
     "behaviors/validate/key_queries.py": "aggregates of distop's own",
     "behaviors/index/key_lookup.py": "types and quoted names of columns",
@@ -186,7 +186,7 @@ PARSING = {
 
 def parses(tree: ast.Module) -> list[int]:
     """The lines that may have Spark parse a text. Conditions that are constants are distop's own."""
-    # ``org.apache.spark.sql.X`` is a name of Java's.
+    # ``org.apache.spark.sql.X`` is the name of a Java class.
     packages = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     called = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr in PARSES]
     texts = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and may_take_a_text(node)]
@@ -194,8 +194,8 @@ def parses(tree: ast.Module) -> list[int]:
 
 
 def may_take_a_text(call: ast.Call) -> bool:
-    """A call of ``where`` or ``filter`` with something else than a constant or what another call makes (a column), of
-    ``agg`` with names, and a filter of pyiceberg's.
+    """Whether it is ``where`` or ``filter`` with neither a constant nor a column, ``agg`` with names, or a filter of
+    pyiceberg's.
     """
     if any(given.arg == "row_filter" for given in call.keywords):
         return True
@@ -223,22 +223,22 @@ def is_column(condition: ast.expr) -> bool:
         *("frame.groupBy().agg({x: y})", "frame.createOrReplaceTempView(x)", "table.scan(row_filter=x)"),
     ],
 )
-def test_which_lines_have_spark_parse_a_text(line: str) -> None:
+def test_lines_in_which_spark_may_parse_a_text_are_found(line: str) -> None:
     assert parses(ast.parse(line))
 
 
 @pytest.mark.parametrize(
     "line", ["frame.where('a > 1')", "frame.where(unpushed(x))", "frame.where(parsed(s, t).column)", "f.agg(F.max(x))"]
 )
-def test_which_lines_parse_no_submitted_text(line: str) -> None:
+def test_lines_that_parse_no_submitted_text_are_not_found(line: str) -> None:
     assert not parses(ast.parse(line))
 
 
-def test_hole_1_a_submitted_text_is_parsed_in_one_place() -> None:
-    """So the expressions of a further behavior are held to the same list."""
+def test_hole_1_a_submitted_text_is_parsed_in_one_module() -> None:
+    """So the list of functions also applies to new behaviors."""
     found = {name: parses(tree) for name, tree in sources()}
     assert {name: lines for name, lines in found.items() if lines and name not in PARSING} == {}
-    assert [name for name in PARSING if not found[name]] == [], "exceptions that nobody needs any more"
+    assert [name for name in PARSING if not found[name]] == [], "exceptions that are not needed any more"
 
 
 @pytest.mark.timeout(30)
@@ -263,6 +263,6 @@ def test_hole_1_a_submitted_text_is_parsed_in_one_place() -> None:
     ],
     ids=lambda text: text[:6] if isinstance(text, str) else None,
 )
-def test_hole_7_an_expression_is_judged_in_linear_time(text: str) -> None:
-    """By a coordinator, too, whose event loop stood still for minutes."""
+def test_hole_7_an_expression_is_checked_in_linear_time(text: str) -> None:
+    """A coordinator checks it, too, and its event loop was blocked for minutes."""
     refusal(text, ["abs"])

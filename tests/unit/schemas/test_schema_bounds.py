@@ -16,7 +16,7 @@ from distop.protocol.json_codec import dumps
 from distop.schemas.argument_schema import check_argument
 from distop.schemas.parameters import parameters
 from distop.schemas.schema_bounds import DIALECT, MAX_BYTES, MAX_DEPTH
-from distop.services.claims.types_without_code import declaration
+from distop.services.claims.types_without_code import TypeOptions
 
 NESTED: dict[str, Any] = {}
 for _ in range(MAX_DEPTH):
@@ -27,7 +27,7 @@ WRONG = [
     ({"$ref": "file:///etc/passwd"}, "leads out of the schema"),
     ({"properties": {"a": {"$ref": "other.json#/x"}}}, "leads out of the schema"),
     ({"properties": {"a": {"$dynamicRef": "http://127.0.0.1:9/#x"}}}, "leads out of the schema"),
-    # A reference makes a schema of what stands as a value.
+    # A reference makes a schema of a plain value.
     ({"$ref": "#/default", "default": {"$ref": "http://127.0.0.1:9/"}}, "leads out of the schema"),
     ({"properties": {"a": {"$schema": "http://json-schema.org/draft-07/schema#"}}}, "is not https://json-schema.org"),
     ({"$schema": "http://json-schema.org/draft-07/schema#"}, "is not https://json-schema.org"),
@@ -45,7 +45,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("schema", "why"), WRONG, ids=[why + str(n) for n, (_, why) in enumerate(WRONG)])
-def test_hole_7_what_a_schema_may_not_hold_is_refused_when_the_type_is_declared(schema: Any, why: str) -> None:
+def test_hole_7_an_unsafe_schema_is_refused_when_the_type_is_declared(schema: Any, why: str) -> None:
     with pytest.raises(InvalidArgument, match=why):
         declared(schema)
     with pytest.raises(InvalidArgument, match=why):
@@ -53,14 +53,14 @@ def test_hole_7_what_a_schema_may_not_hold_is_refused_when_the_type_is_declared(
 
 
 @pytest.mark.parametrize(("schema", "why"), WRONG, ids=[why + str(n) for n, (_, why) in enumerate(WRONG)])
-def test_hole_7_a_published_schema_is_judged_again_at_submission(schema: Any, why: str) -> None:
-    """Whoever writes to etcd needs no register_type."""
+def test_hole_7_a_published_schema_is_checked_again_at_submission(schema: Any, why: str) -> None:
+    """A user with write access to etcd can publish it without register_type."""
     with pytest.raises(UnreadableRecord, match=f"the published schema of greedy cannot be used: .*{why}"):
         check_argument("greedy", schema, dumps({"a": "b"}))
 
 
 def declared(arg: Any, result: Any = None) -> Declaration:
-    return declaration("greedy", arg, result, None, "many", (), True, None, "retry", "fail_fast", "")
+    return TypeOptions(result_schema=result).declaration("greedy", arg)
 
 
 def test_hole_7_a_behavior_is_not_published_with_a_pattern_that_may_take_exponential_time() -> None:
@@ -118,7 +118,7 @@ def test_hole_7_patterns_take_linear_time(schema: Any) -> None:
 
 
 def chained(levels: int) -> Any:
-    """Each refers to the next one twice."""
+    """A schema in which each level refers to the next one twice."""
     steps = {f"s{n}": {"allOf": [{"$ref": f"#/$defs/s{n + 1}"}] * 2} for n in range(levels)}
     return {"$ref": "#/$defs/s0", "$defs": {**steps, f"s{levels}": {"type": "object"}}}
 
@@ -126,26 +126,26 @@ def chained(levels: int) -> Any:
 @pytest.mark.parametrize(
     "schema", [chained(60), {"$ref": "#"}, {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}]
 )
-def test_hole_7_references_that_multiply_are_given_up(schema: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    few = 1_000  # as many as there may be take ten seconds
+def test_hole_7_references_that_multiply_are_refused(schema: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = 1_000  # the real limit takes ten seconds
     monkeypatch.setattr("distop.schemas.argument_schema.MAX_STEPS", few)
     with pytest.raises(InvalidArgument, match="takes too long to check"):
         check_argument("greedy", schema, dumps({}), steps=few)
 
 
-def test_a_reference_to_nothing_is_told() -> None:
+def test_a_reference_to_a_missing_definition_is_reported() -> None:
     with pytest.raises(UnreadableRecord, match="has a reference to a missing definition"):
         check_argument("greedy", {"$ref": "#/$defs/a"}, dumps({}))
 
 
-def test_no_format_is_checked() -> None:
+def test_formats_are_not_checked() -> None:
     schema = {"properties": {"a": {"format": "regex"}, "b": {"format": "date"}}}
     check_argument("greedy", schema, dumps({"a": "(", "b": "never"}))
     declared({"properties": {"a": {"format": "regex", "pattern": "^a"}}})
 
 
 @pytest.mark.timeout(20)
-def test_items_that_are_to_differ_are_compared_in_linear_time() -> None:
+def test_unique_items_are_checked_in_linear_time() -> None:
     schema = {"type": "array", "uniqueItems": True}
     items: list[Any] = [[n, str(n)] if n % 2 else {"n": n} for n in range(20_000)]
     check_argument("t", schema, dumps([*items, 1, True]))
@@ -162,12 +162,12 @@ def test_properties_may_have_the_names_of_keywords() -> None:
         check_argument("t", schema, dumps({"other": "x"}))
 
 
-def test_a_pattern_meets_a_lone_surrogate() -> None:
+def test_a_pattern_may_meet_a_lone_surrogate() -> None:
     check_argument("t", {"properties": {"a": {"pattern": "^a"}}}, rb'{"a": "a\ud800"}')
 
 
 @pytest.mark.timeout(20)
-def test_hole_7_parameters_of_a_hostile_schema_are_told_in_bounded_time() -> None:
+def test_hole_7_parameters_of_a_hostile_schema_are_read_in_bounded_time() -> None:
     both = {f"s{n}": {"type": "string", "anyOf": [{"$ref": f"#/$defs/s{n + 1}"}] * 2} for n in range(60)}
     schema = {"properties": {"a": {"$ref": "#/$defs/s0"}}, "$defs": {**both, "s60": {"type": "string", "enum": []}}}
     assert [one.name for one in parameters(schema)] == ["a"]
@@ -180,7 +180,7 @@ def test_hole_7_parameters_of_a_hostile_schema_are_told_in_bounded_time() -> Non
         assert parameters(wrong) == ()
 
 
-def test_hole_7_errors_of_alternatives_within_alternatives_keep_no_unbounded_memory() -> None:
+def test_hole_7_errors_of_nested_alternatives_take_bounded_memory() -> None:
     depth, names = 14, [f"a{n}" for n in range(15)]
     defs: dict[str, Any] = {
         name: {"anyOf": [{"$ref": f"#/$defs/{names[n + 1]}"}] * 2} for n, name in enumerate(names[:depth])

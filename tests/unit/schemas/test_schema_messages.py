@@ -1,4 +1,4 @@
-"""What is said of an argument that does not fit its behavior's schema."""
+"""Errors of an argument that does not match the schema of its behavior."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class NotNull(Strict):
 
 
 class Choice(Strict):
-    """One of two, perhaps with a name; another comes later."""
+    """One of two fields, with an optional name; a third field is not available yet."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -81,7 +81,7 @@ SCHEMA = Arg.model_json_schema()
         ([], "[] is not of type object"),
     ],
 )
-def test_the_place_and_what_is_wrong_there(arg: Any, words: str) -> None:
+def test_the_error_names_the_place_and_the_problem(arg: Any, words: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         check_argument("sample", SCHEMA, dumps(arg))
     text = str(caught.value)
@@ -102,14 +102,14 @@ def test_the_place_and_what_is_wrong_there(arg: Any, words: str) -> None:
         ({"right": "wrong"}, 'at choice.right: "wrong" is not a word with r'),
     ],
 )
-def test_what_is_wrong_with_a_choice(choice: Any, words: str) -> None:
+def test_the_error_of_a_choice_names_its_fields(choice: Any, words: str) -> None:
     schema = {"type": "object", "properties": {"choice": {"$ref": "#/$defs/Choice"}}, "$defs": SCHEMA["$defs"]}
     with pytest.raises(InvalidArgument) as caught:
         check_argument("sample", schema, dumps({"choice": choice}))
     assert words in str(caught.value)
 
 
-def test_what_fits_is_given_back() -> None:
+def test_a_valid_argument_is_returned() -> None:
     arg = {"checks": [{"not_null": "a"}, {"range": {"column": "b", "low": "2013-01-01"}}]}
     assert check_argument("sample", SCHEMA, dumps(arg)) == arg
     nullable = {"checks": [{"range": {"column": "b", "low": None}}], "choice": None}
@@ -117,7 +117,7 @@ def test_what_fits_is_given_back() -> None:
     assert check_argument("sample", {}, b"5") == 5
 
 
-def test_arguments_as_json() -> None:
+def test_arguments_are_encoded_as_json() -> None:
     assert encode_argument(None) == b"{}"
     assert encode_argument(Arg(checks=[NotNull(not_null="ü")])) == '{"checks":[{"not_null":"ü"}]}'.encode()
     for wrong in ({1, 2}, {"a": float("nan")}, {"a": float("inf")}):
@@ -128,7 +128,7 @@ def test_arguments_as_json() -> None:
     encode_argument({"NaN": "Infinity"})
 
 
-def test_no_two_of_an_array_have_the_same_name() -> None:
+def test_two_items_with_the_same_name_are_refused() -> None:
     schema = {"properties": {"parts": {"type": "array", UNIQUE_BY: "name"}}}
     for parts in (
         [],
@@ -161,7 +161,7 @@ def test_no_two_of_an_array_have_the_same_name() -> None:
         ([2, 1], ""),
     ],
 )
-def test_of_two_fields_the_first_is_not_the_greater(between: Any, words: str) -> None:
+def test_ordered_fields_in_the_wrong_order_are_refused(between: Any, words: str) -> None:
     schema = {"properties": {"between": {ORDERED: ["low", "high"]}}}
     if not words:
         check_argument("t", schema, dumps({"between": between}))

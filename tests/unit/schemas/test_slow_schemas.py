@@ -1,4 +1,4 @@
-"""A schema and an argument that take long to compare do not hold up the event loop."""
+"""Schemas and arguments that are slow to check do not block the event loop."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LARGE = {"properties": {f"p{n}": {"type": "string", "pattern": f"^a{n}$"} for n 
 
 
 def threads_of(monkeypatch: pytest.MonkeyPatch, of_schema: dict[str, Any], arg: Any) -> list[bool]:
-    """For each comparison whether it ran on the loop's thread."""
+    """For each check, whether it ran on the thread of the event loop."""
     seen: list[bool] = []
     check, main = argument_schema.check_argument, threading.current_thread()
 
@@ -38,12 +38,12 @@ def threads_of(monkeypatch: pytest.MonkeyPatch, of_schema: dict[str, Any], arg: 
     return seen
 
 
-def test_a_costly_comparison_leaves_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_check_runs_off_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     assert threads_of(monkeypatch, ITEMS, {"a": [1] * 20}) == [True]
     assert threads_of(monkeypatch, ITEMS, {"a": [1] * 20_000})[-2:] == [True, False]
 
 
-def test_a_comparison_of_the_most_steps_is_refused_off_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_with_too_many_steps_is_refused_off_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(argument_schema, "MAX_STEPS", 20_000)
     with pytest.raises(InvalidArgument, match="takes too long to check"):
         threads_of(monkeypatch, BOMB, {})

@@ -1,4 +1,4 @@
-"""``scripts/bench operations`` compares with Celery and Redis, if they are installed."""
+"""The comparison of ``scripts/bench operations`` with Celery, and the message without it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def installed(monkeypatch: pytest.MonkeyPatch, *there: str) -> None:
     monkeypatch.setattr(celerytasks.shutil, "which", lambda name: name if name in there else None)
 
 
-def test_missing_packages_are_reported_and_the_comparison_is_left_out(
+def test_missing_programs_are_reported_and_the_result_is_unchanged(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     installed(monkeypatch, "celery")
@@ -22,7 +22,7 @@ def test_missing_packages_are_reported_and_the_comparison_is_left_out(
     assert "because these are not installed: redis, redis-server" in capfd.readouterr().err
 
 
-def test_celery_is_measured_if_all_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_celery_is_measured_if_all_programs_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     installed(monkeypatch, "celery", "redis", "redis-server")
     monkeypatch.setattr(celerytasks, "rate", lambda tasks, clients, processes: tasks / clients / processes)
     result = Result("operations", {})

@@ -1,4 +1,4 @@
-"""What the scripts say on a machine that lacks something: one sentence with how to get it, and nothing is made."""
+"""The bootstrap of scripts: a missing program is one sentence with the remedy, and no file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOCK = ("requirements/build.txt", "requirements/run.txt", "requirements/dev.txt"
 FILES = ("scripts/_bootstrap", "pyproject.toml", "setup.py", *LOCK)
 TOOLS = ("bash", "cat", "chmod", "cksum", "dirname", "flock", "head", "mkdir", "sed", "tr")
 
-# What a virtual environment's own interpreter is in these tests: one that runs, and whose pip does as it is told.
+# The interpreter of virtual environments in these tests: it runs, and its pip fails on request.
 PYTHON = """\
 #!/bin/sh
 case "$*" in
@@ -29,7 +29,7 @@ esac
 
 
 class Clone:
-    """A clone with the script alone, on a machine with a few programs, of which Python and Java are not real."""
+    """A clone with only the script, on a machine with a few programs; Python and Java are fakes."""
 
     def __init__(self, folder: Path) -> None:
         self.bin = folder / "bin"
@@ -60,7 +60,7 @@ class Clone:
         pip: str = "none of these",
         archive: int = 0,
     ) -> None:
-        """``pip``: what is told to the calls of pip that fail."""
+        """``pip``: a word in the calls of pip that fail."""
         pip = pip.replace(" ", "\\ ")
         self.program(name, PYTHON.format(old=int(old), without_venv=int(without_venv), pip=pip, archive=archive))
 
@@ -68,7 +68,7 @@ class Clone:
         self.program("java", f"#!/bin/sh\necho 'openjdk version \"{version}\" 2024-01-16' >&2\n")
 
     def made(self) -> set[str]:
-        """What is there now besides the script and what it reads."""
+        """The files besides the script and the files that it reads."""
         return {str(path.relative_to(self.folder)) for path in self.folder.rglob("*") if path.is_file()} - set(FILES)
 
     def run(self, **env: str) -> subprocess.CompletedProcess[str]:
@@ -77,7 +77,7 @@ class Clone:
         return subprocess.run(words, cwd=self.folder, env=settings, capture_output=True, text=True, timeout=60)
 
     def refusal(self, **env: str) -> str:
-        """The one sentence with which it ends, before anything was made."""
+        """The sentence of a refusal, before any file was written."""
         ran = self.run(**env)
         assert (ran.returncode, ran.stdout) == (1, ""), ran
         assert ran.stderr.count("\n") == 1, ran.stderr
@@ -92,7 +92,7 @@ def clone(tmp_path: Path) -> Clone:
     return Clone(tmp_path)
 
 
-def test_an_environment_of_another_place_is_not_made_anew(clone: Clone, tmp_path: Path) -> None:
+def test_a_link_to_an_environment_of_another_place_is_refused(clone: Clone, tmp_path: Path) -> None:
     others = tmp_path / "another clone" / ".venv"
     others.mkdir(parents=True)
     (others / "kept").touch()
@@ -102,7 +102,7 @@ def test_an_environment_of_another_place_is_not_made_anew(clone: Clone, tmp_path
     assert [file.name for file in others.iterdir()] == ["kept"]
 
 
-def test_without_its_archive_spark_starts_more_slowly_and_all_else_goes_on(clone: Clone) -> None:
+def test_a_failed_archive_for_spark_is_reported_and_the_bootstrap_continues(clone: Clone) -> None:
     clone.python(archive=1)
     ran = clone.run(SPARK_SUBMIT_OPTS="-Dmine=1")
     assert ran.returncode == 0, ran
@@ -113,26 +113,26 @@ NEEDS_JAVA = "Java 17 or newer is needed by Spark and "
 GET_JAVA = "(Debian, Ubuntu: apt-get install openjdk-17-jre-headless) or set JAVA_HOME."
 
 
-def test_java_is_missing(clone: Clone) -> None:
+def test_missing_java_is_reported(clone: Clone) -> None:
     (clone.bin / "java").unlink()
     assert clone.refusal() == f"{NEEDS_JAVA}'java' does not run: install it {GET_JAVA}"
 
 
-def test_java_home_is_wrong(clone: Clone) -> None:
-    """The one on PATH is not taken instead: Spark would not take it either."""
+def test_an_invalid_java_home_is_reported(clone: Clone) -> None:
+    """Java on PATH is not used instead: Spark would not use it either."""
     assert clone.refusal(JAVA_HOME="/nonexistent") == (
         f"{NEEDS_JAVA}'/nonexistent/bin/java' does not run: install it {GET_JAVA}"
     )
 
 
 @pytest.mark.parametrize(("version", "major"), [("1.8.0_392", "8"), ("11.0.21", "11"), ("16-ea", "16")])
-def test_java_is_too_old(clone: Clone, version: str, major: str) -> None:
+def test_a_java_that_is_too_old_is_reported(clone: Clone, version: str, major: str) -> None:
     clone.java(version)
     assert clone.refusal() == f"{NEEDS_JAVA}'java' is version {major}: install a newer one {GET_JAVA}"
 
 
 @pytest.mark.parametrize("version", ["17", "17.0.2", "21-ea", "25.0.1"])
-def test_java_is_new_enough(clone: Clone, version: str) -> None:
+def test_a_java_that_is_new_enough_is_accepted(clone: Clone, version: str) -> None:
     clone.java(version)
     assert clone.run().returncode == 0
 
@@ -141,29 +141,29 @@ NEEDS_PYTHON = "Python 3.11 or newer is needed and not on PATH"
 GET_PYTHON = ": install it (Debian, Ubuntu: apt-get install python3 python3-venv) or set PYTHON to it."
 
 
-def test_python_is_too_old(clone: Clone) -> None:
+def test_a_python_that_is_too_old_is_reported(clone: Clone) -> None:
     clone.python(old=True)
     assert clone.refusal() == NEEDS_PYTHON + GET_PYTHON
 
 
-def test_python_is_missing(clone: Clone) -> None:
+def test_missing_python_is_reported(clone: Clone) -> None:
     (clone.bin / "python3").unlink()
     assert clone.refusal() == NEEDS_PYTHON + GET_PYTHON
 
 
-def test_the_python_that_was_asked_for_is_too_old(clone: Clone) -> None:
-    """No other one is taken in its place."""
+def test_a_requested_python_that_is_too_old_is_reported(clone: Clone) -> None:
+    """No other Python is used instead."""
     clone.python("python3.9", old=True)
     assert clone.refusal(PYTHON="python3.9") == f"{NEEDS_PYTHON} (PYTHON=python3.9 is not one){GET_PYTHON}"
 
 
-def test_a_newer_python_beside_an_old_one_is_taken(clone: Clone) -> None:
+def test_a_newer_python_beside_an_old_one_is_used(clone: Clone) -> None:
     clone.python(old=True)
     clone.python("python3.12")
     assert clone.run().returncode == 0
 
 
-def test_python_cannot_make_environments(clone: Clone) -> None:
+def test_a_python_without_venv_is_reported(clone: Clone) -> None:
     clone.python(without_venv=True)
     assert clone.refusal() == (
         f"{clone.bin / 'python3'} cannot create virtual environments: install its venv package "
@@ -171,14 +171,14 @@ def test_python_cannot_make_environments(clone: Clone) -> None:
     )
 
 
-def test_another_system(clone: Clone) -> None:
+def test_another_operating_system_is_refused(clone: Clone) -> None:
     clone.program("uname", "#!/bin/sh\necho Darwin\n")
     assert "run on Linux only" in clone.refusal()
 
 
 @pytest.mark.parametrize("packages", ["build.txt", "run.txt", "dev.txt", "--editable"])
-def test_an_installation_that_fails_is_not_taken_for_done(clone: Clone, packages: str) -> None:
-    """Of each step of it."""
+def test_a_failed_installation_is_reported_and_repeated(clone: Clone, packages: str) -> None:
+    """For each step of the installation."""
     clone.python(pip=packages)
     ran = clone.run()
     assert (ran.returncode, ran.stdout) == (1, "")
@@ -190,18 +190,18 @@ def test_an_installation_that_fails_is_not_taken_for_done(clone: Clone, packages
     assert clone.run().returncode == 0
 
 
-def test_all_is_there_and_the_second_run_installs_nothing(clone: Clone) -> None:
+def test_the_second_run_installs_nothing(clone: Clone) -> None:
     for _ in range(2):
         ran = clone.run()
         assert (ran.returncode, ran.stdout) == (0, f"ready, by {clone.folder / '.venv/bin'}{os.pathsep}{clone.bin}\n")
         assert len(clone.pip_calls.read_text().splitlines()) == 4
     clone.python(without_venv=True)
     (clone.folder / "requirements" / "dev.txt").write_text("other packages\n")
-    assert clone.run().returncode == 0, "an environment that is there needs no other"
+    assert clone.run().returncode == 0, "an existing environment is used"
     assert len(clone.pip_calls.read_text().splitlines()) == 8
 
 
-def test_packages_are_installed_with_hashes_alone_and_built_with_what_is_locked(clone: Clone) -> None:
+def test_packages_are_installed_with_hashes_and_built_with_locked_packages(clone: Clone) -> None:
     """An editable installation has no hash: it is of the clone itself, and fetches nothing."""
     assert clone.run().returncode == 0
     calls = clone.pip_calls.read_text().splitlines()
@@ -211,9 +211,9 @@ def test_packages_are_installed_with_hashes_alone_and_built_with_what_is_locked(
     assert [call.split("requirements/")[1].split(".txt")[0] for call in calls[:3]] == ["build", "run", "dev"]
 
 
-def test_what_an_image_installs_is_held_to_its_hashes() -> None:
+def test_packages_of_the_image_are_installed_with_hashes() -> None:
     text = (ROOT / "docker" / "Dockerfile").read_text()
     installs = [line for line in text.replace("\\\n", " ").split("&&") if "pip install" in line]
-    # The last one installs this repository's own files, without what they depend on.
+    # The last one installs this repository's own files, without dependencies.
     assert ["--require-hashes" in line for line in installs] == [True, True, False]
     assert "--no-deps" in installs[-1]

@@ -29,7 +29,7 @@ cp bin/server bin/etcdctl
 
 
 class Machine:
-    """A machine with a cache of its own and, perhaps, a Go."""
+    """A machine with its own cache and, maybe, a Go."""
 
     def __init__(self, folder: Path) -> None:
         self.bin = folder / "bin"
@@ -42,9 +42,9 @@ class Machine:
         self.environment = {"PATH": str(self.bin), "XDG_CACHE_HOME": str(folder / "cache")}
 
     def go(self, *, version: str = "$version", then: str = "") -> None:
-        """Install a Go. ``version``: what the built program prints.
+        """Install a Go. ``version``: the version that the built program prints.
 
-        ``then``: what happens half-way.
+        ``then``: commands that run half-way.
         """
         program = self.bin / "go"
         program.write_text(GO.format(calls=self.calls, version=version, then=then))
@@ -61,13 +61,13 @@ class Machine:
         )
 
     def run(self, *words: str, **environment: str) -> tuple[int, str, str]:
-        """The exit code, and what it printed on its two outputs."""
+        """The exit code, stdout and stderr."""
         process = self.start(*words, **environment)
         out, err = process.communicate(timeout=60)
         return process.returncode, out, err
 
     def built(self) -> list[str]:
-        """What is in the cache, locks apart."""
+        """The entries of the cache, without locks."""
         there = self.cache.iterdir() if self.cache.is_dir() else ()
         return sorted(path.name for path in there if not path.name.endswith(".lock"))
 
@@ -90,7 +90,7 @@ def test_a_server_is_built_once_and_then_found(machine: Machine) -> None:
     assert len(machine.calls.read_text().splitlines()) == 1
 
 
-def test_two_runs_at_once_build_it_once(machine: Machine) -> None:
+def test_concurrent_runs_build_a_server_once(machine: Machine) -> None:
     machine.go()
     runs = [machine.start("3.6.16") for _ in range(4)]
     ends = [run.communicate(timeout=60) for run in runs]
@@ -99,8 +99,8 @@ def test_two_runs_at_once_build_it_once(machine: Machine) -> None:
     assert machine.built() == [machine.folder("3.6.16")]
 
 
-def test_a_build_that_was_cut_short_is_never_used(machine: Machine) -> None:
-    """It leaves a folder that is not taken for a server; the next build removes it."""
+def test_an_interrupted_build_is_never_used(machine: Machine) -> None:
+    """It leaves a folder that does not count as a server; the next build removes it."""
     machine.go(then="kill -9 $PPID; sleep 0.1; exit 1")
     assert machine.run("3.6.16")[0] == -9
     assert machine.built() != []
@@ -110,7 +110,7 @@ def test_a_build_that_was_cut_short_is_never_used(machine: Machine) -> None:
     assert machine.built() == [machine.folder("3.6.16")]
 
 
-def test_a_build_that_fails_leaves_nothing_and_gives_the_reason(machine: Machine) -> None:
+def test_a_failed_build_leaves_no_files_and_reports_the_reason(machine: Machine) -> None:
     machine.go(then="echo 'go: downloading x' >&2; echo 'go: no network' >&2; exit 1")
     code, out, err = machine.run("3.6.16")
     assert (code, out) == (1, "")
@@ -129,7 +129,7 @@ def test_a_build_of_another_version_is_refused(machine: Machine) -> None:
 WITHOUT_GO = "Go is not on PATH, and etcd 3.6.16 has to be built with it: install Go 1.26 or newer.\n"
 
 
-def test_without_go_the_tests_use_the_packaged_server_and_say_so(machine: Machine) -> None:
+def test_without_go_the_tests_use_the_packaged_server_and_report_it(machine: Machine) -> None:
     code, out, err = machine.run("--for-tests", "tests/integration")
     assert (code, out, err) == (0, "", f"distop: using etcd 3.5.1 in place of 3.6.16: {WITHOUT_GO}")
 
@@ -146,7 +146,7 @@ def test_with_go_the_check_builds_nothing(machine: Machine) -> None:
     assert machine.built() == []
 
 
-def test_another_server_that_was_asked_for_is_not_replaced(machine: Machine) -> None:
+def test_a_requested_server_is_not_replaced_by_another(machine: Machine) -> None:
     code, _, err = machine.run("--for-tests", "tests/faults", DISTOP_TEST_ETCD="3.6.1")
     assert code == 1
     assert err == (
@@ -154,7 +154,7 @@ def test_another_server_that_was_asked_for_is_not_replaced(machine: Machine) -> 
     )
 
 
-def test_a_server_by_its_path(machine: Machine, tmp_path: Path) -> None:
+def test_a_server_can_be_given_by_its_path(machine: Machine, tmp_path: Path) -> None:
     program = tmp_path / "mine" / "etcd"
     program.parent.mkdir()
     program.touch()
@@ -183,3 +183,9 @@ def test_a_run_needs_only_its_servers(
     assert etcd_servers.wanted(arguments) == wanted
     monkeypatch.setenv(etcd_servers.VARIABLE, "3.7.3")
     assert etcd_servers.wanted(arguments) == (("3.7.3",) if wanted else ())
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/how-to/run-executors.md"])
+def test_users_read_which_servers_are_tested(page: str) -> None:
+    text = (ROOT / page).read_text()
+    assert [version for version in etcd_servers.MATRIX if version not in text] == []

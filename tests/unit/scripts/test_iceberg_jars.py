@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from distop.tables.iceberg.iceberg_rows import VERSION
+from distop.tables.iceberg.iceberg_jar import VERSION
 from scripts import iceberg_jars
 from tests.support.lake import ARTIFACT
 

@@ -1,4 +1,4 @@
-"""The lock of Python packages has a hash for every file, no index, and fits pyproject.toml."""
+"""The lock of Python packages has a hash for every file, no index, and matches pyproject.toml."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def copied(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_lock_fits() -> None:
+def test_the_lock_matches_pyproject() -> None:
     assert problems() == []
 
 
@@ -40,7 +40,7 @@ def test_a_line_without_version_and_hash_is_refused(copied: Path, line: str) -> 
     assert sentence.startswith("requirements/dev.txt: not a pinned version with SHA-256 hashes: ")
 
 
-def test_what_does_not_fit_pyproject_is_reported(copied: Path) -> None:
+def test_differences_from_pyproject_are_reported(copied: Path) -> None:
     project = copied / "pyproject.toml"
     project.write_text(project.read_text().replace('"rich>=13.7"', '"rich>=1000", "left-pad>=1"'))
     with (copied / "requirements" / "dev.txt").open("a") as file:
@@ -51,7 +51,7 @@ def test_what_does_not_fit_pyproject_is_reported(copied: Path) -> None:
     assert "unneeded is locked, but no package needs it" in found
 
 
-def test_what_runs_needs_nothing_of_development(copied: Path) -> None:
+def test_a_runtime_package_in_the_development_lock_is_reported(copied: Path) -> None:
     run, dev = (copied / "requirements" / f"{name}.txt" for name in ("run", "dev"))
     [rich] = [entry for entry in entries(run.read_text()) if entry.name == "rich"]
     run.write_text(run.read_text().replace(rich.text, ""))

@@ -1,4 +1,4 @@
-"""Generated mutants of transactions and sources change exactly what they name."""
+"""Generated mutants of transactions and sources change exactly the place that they name."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_each_guard_and_each_write_of_a_transaction_has_a_mutant() -> None:
     }
 
 
-def test_a_mutant_leaves_out_what_it_names_and_nothing_else() -> None:
+def test_a_mutant_omits_only_the_compare_or_write_that_it_names() -> None:
     first, second = (Txn((absent(key), value_is("x", b"1")), (Put(key, b""),)) for key in ("a", "b"))
     txn = Txn((unchanged("x", 3),), (first, second), (), "both")
     guard = without(txn, Mutant("both > each", GUARD, "a caller's key is absent"))
@@ -103,7 +103,7 @@ def test_a_mutant_leaves_out_what_it_names_and_nothing_else() -> None:
     assert without(txn, Mutant("another", GUARD, "a caller's key is unchanged")) == txn
 
 
-def test_the_first_or_the_last_of_several_compares_or_writes_is_left_out() -> None:
+def test_the_first_or_the_last_of_several_compares_or_writes_is_omitted() -> None:
     a, b, c = compares = (absent("a"), absent("b"), absent("c"))
     one, two, three = (Put(key, b"") for key in "abc")
     txn = Txn((*compares, value_is("x", b"1")), (one, two, three, Delete("x")), (), "some")
@@ -123,10 +123,10 @@ def test_the_first_or_the_last_of_several_compares_or_writes_is_left_out() -> No
     assert [op for op in without(txn, Mutant("some", FIRST, puts)).success if isinstance(op, Put)] == [two, three]
     assert [op for op in without(txn, Mutant("some", LAST, puts)).success if isinstance(op, Put)] == [one, two]
     single = Mutant("some", GUARD_FIRST, "a caller's key has this value")
-    assert without(txn, single) == txn, "that it is needed, the mutant without all of them shows"
+    assert without(txn, single) == txn, "the mutant without all of them covers this"
 
 
-def test_the_first_or_the_last_compare_is_decisive_where_it_alone_fails() -> None:
+def test_the_first_or_the_last_compare_is_decisive_if_it_alone_fails() -> None:
     txn = Txn((*map(absent, "abc"), value_is("x", b"1")), (Delete("a"), Delete("b")), (), "some")
     absences, value = "a caller's key is absent", "a caller's key has this value"
 
@@ -147,7 +147,7 @@ def test_the_first_or_the_last_compare_is_decisive_where_it_alone_fails() -> Non
     assert deletions == {WRITE, LAST}, "the first key is absent: its deletion does nothing"
 
 
-def test_a_guard_is_decisive_where_it_alone_refuses() -> None:
+def test_a_guard_is_decisive_if_it_alone_refuses() -> None:
     keys = World().keys
     txn = job_transitions.group(
         [job_transitions.report(keys, REF, 0, 5, JobState.SUCCESS, outcome(0, Claim("e", "a", 1, 0)))]
@@ -171,7 +171,7 @@ def test_a_guard_is_decisive_where_it_alone_refuses() -> None:
     assert kept == ["pending", "next range"]
 
 
-def test_a_deletion_is_decisive_where_something_is_deleted() -> None:
+def test_a_deletion_is_decisive_if_something_is_deleted() -> None:
     store = ModelStore()
     store.apply(Txn((), (Put("a", b""), Put("d", b""))))
     found = [
@@ -181,7 +181,7 @@ def test_a_deletion_is_decisive_where_something_is_deleted() -> None:
     assert found == [{WRITE}, set(), {WRITE}, set()]
 
 
-def test_nested_transactions_count_where_they_are_reached() -> None:
+def test_nested_transactions_count_if_they_are_reached() -> None:
     world = World()
     forget = f.forget(world.keys, [(REF, 4, "")], Watermark(0, 5))
     assert Mutant("forget > each", GUARD, "history is unchanged") in set(decisive(forget, lambda compare: False))
@@ -202,8 +202,8 @@ def test_every_source_mutant_changes_one_live_function() -> None:
         "distop.daemon.upkeep.history_pruning: now LOOK_EVERY",
         "distop.daemon.upkeep.abandoned_holds.HoldKeeper.look: age age > GRAPH_LIMIT",
         "distop.daemon.incarnation.Incarnation._poll: step await self._release_unknown_claims()",
-        "distop.daemon.coordinator.finish_batches.Finishes._commit: slice waiting[count:]",
-        "distop.daemon.coordinator.finish_batches.Finishes._commit: slice-first waiting[count:]",
+        "distop.daemon.coordinator.finish_batches.Finishes._commit: slice group[count:]",
+        "distop.daemon.coordinator.finish_batches.Finishes._commit: slice-first group[count:]",
         "distop.store.session.Session.start: task loop.create_task(self._guard(), name='distop-session-guard')",
         "distop.daemon.coordinator.label_routing.Placing._look_soon: "
         "task asyncio.get_running_loop().call_later(pause, self._look)",
@@ -214,7 +214,7 @@ def test_times_polls_slices_and_tasks_of_the_source_have_mutants(mutant: str) ->
 
 
 def test_a_schedule_is_observed_and_a_mutant_breaches_it() -> None:
-    """In processes of their own: this one's code stays as it is."""
+    """In separate processes, so that the code of this one stays unchanged."""
 
     def do(work: str, steps: Steps) -> Any:
         steps.begin(work)
@@ -258,7 +258,7 @@ def test_one_survivor_without_a_reason_is_reported_however_many_are_killed() -> 
     assert share == pytest.approx(0.995)
 
 
-def test_a_reason_for_a_guard_is_one_for_the_first_and_the_last_of_it() -> None:
+def test_a_reason_for_a_guard_covers_the_first_and_the_last_of_it() -> None:
     rows = {"end: guard state is unchanged", "end: write delete unique", "end: last put a"}
     survivors = [Verdict(f"end: {mode} state is unchanged") for mode in ("guard-first", "guard-last")]
     survivors += [Verdict(f"end: {mode} delete unique") for mode in ("first", "last")]
@@ -296,8 +296,8 @@ def test_times_that_share_an_assignment_and_limits_have_mutants() -> None:
     assert not {name for name in listed if "distop.protocol.json_codec" in name}, "its numbers are the bounds of text"
 
 
-def test_a_changed_limit_is_the_default_of_all_that_leave_it_out() -> None:
-    """In a process of its own: this one's limits stay as they are."""
+def test_a_changed_limit_is_the_default_wherever_it_is_not_given() -> None:
+    """In a separate process, so that the limits of this one stay unchanged."""
 
     def do(work: str, steps: Steps) -> Any:
         steps.begin(work)
@@ -336,7 +336,7 @@ def test_tests_that_import_the_module_of_a_mutant_come_first() -> None:
     assert found.places(mutant, "unit") == [own, quick]
 
 
-def test_a_catalogue_survives_the_cache() -> None:
+def test_a_catalogue_is_restored_from_the_cache() -> None:
     mutant, other = Mutant("claim", GUARD, "node exists"), Mutant("end", WRITE, "delete pending")
     found = Catalogue(mutants={mutant, other}, simulated={other}, schedules=5)
     found.decisive[mutant] += [(Place("tests/unit/test_x.py::test_slow", 0, 9.0), 1), (Place("", 4, 0.5), 2)]

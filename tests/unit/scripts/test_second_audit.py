@@ -1,4 +1,4 @@
-"""The second auditor: a documented life passes, and each rule is broken once."""
+"""The second auditor: a valid history passes, and for each rule a history breaks it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from auditing.content import Finding
 from auditing.history import HistoryLost, Revision, WatchEnded, revisions, watch_command
 from auditing.records import OperationName, operation_key, operation_name
 
-from distop.decide import next_steps
+from distop.decide import job_claims
 from distop.protocol.behavior_declaration import Rules
 from distop.protocol.jobs import Claim, Tried
 
 RULES = (cluster_rules, coordinator_rules, job_rules, operation_rules, waiting_rules)
 
 Life = list[dict[str, Any]]
-"""What each revision writes: key → value (None: deleted); what is no text is written as JSON."""
+"""The writes of each revision: key → value (None: deleted). Values that are no texts become JSON."""
 
 ROOT, JOB = "distOp.t.noop.1", "distOp.t.noop.1.000000"
 CLAIM, GATE, PENDING = "distOpClaim.t.noop.1.000000", "distOpOpen.t.noop.1", "distOpPending.t.noop.1"
@@ -129,7 +129,7 @@ def again() -> dict[str, Any]:
 
 
 def twin(state: str, pending: str, instance: int = 2) -> dict[str, Any]:
-    """The start of another operation of the same id, which does not look whether anybody has it."""
+    """The start of another operation with the same id, without a check whether it is taken."""
     root = f"distOp.t.noop.{instance}"
     return {
         NEXT: instance + 1,
@@ -195,7 +195,7 @@ Break = Callable[[Life], None]
 
 
 def at(moment: int) -> Callable[[dict[str, Any]], Break]:
-    """A change of one revision: what else it writes, or (Ellipsis) no longer writes."""
+    """A change of one revision: further writes, or (Ellipsis) omitted ones."""
 
     def written(changes: dict[str, Any]) -> Break:
         def apply(told: Life) -> None:
@@ -362,7 +362,7 @@ BROKEN: list[tuple[str, str, Break]] = [
 
 
 @pytest.mark.parametrize(("rule", "text", "broken"), BROKEN, ids=[f"{rule}-{text}" for rule, text, _ in BROKEN])
-def test_each_rule_is_broken_once(rule: str, text: str, broken: Break) -> None:
+def test_a_history_that_breaks_a_rule_is_a_violation(rule: str, text: str, broken: Break) -> None:
     told = life()
     broken(told)
     found = audited(told).violations
@@ -383,8 +383,8 @@ def test_every_rule_is_broken_by_some_history() -> None:
     assert named == {rule for rule, _, _ in BROKEN} - {"readable records"}
 
 
-def test_every_finding_is_told_of_some_history(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each place in the rules where one is made: a history has it alone with its rule and text."""
+def test_every_finding_is_made_by_some_history(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For each place in the rules that makes a finding, a history has only that one of its rule and text."""
     made: dict[tuple[str, str], set[tuple[str, int]]] = {}
 
     def finding(rule: str, subject: str, text: str) -> Finding:
@@ -418,17 +418,17 @@ def test_every_finding_is_told_of_some_history(monkeypatch: pytest.MonkeyPatch) 
     assert sorted(places - told) == []
 
 
-@pytest.mark.parametrize("tried", [(), (Tried(1, "ex-b", next_steps.LOST),)])
-def test_a_claim_that_another_revokes_is_told_from_one_that_its_holder_gives_up(tried: tuple[Tried, ...]) -> None:
-    """As distop writes them: in a cancel nothing but the words of the last error tells of it."""
+@pytest.mark.parametrize("tried", [(), (Tried(1, "ex-b", job_claims.LOST),)])
+def test_a_claim_revoked_by_another_is_distinguished_from_one_given_up_by_its_holder(tried: tuple[Tried, ...]) -> None:
+    """With the records of distop: in a cancel only the text of the last error shows it."""
     claim = Claim("ex-a", "a", 2, len(tried), losses=len(tried), tried=tried)
-    by_others = next_steps.revoked(claim), next_steps.revoked_lost(claim, Rules())
-    by_holder = next_steps.retried(claim, "ex-a", "broke", ""), next_steps.released(claim, "ex-a", "no room")
+    by_others = job_claims.revoked(claim), job_claims.revoked_lost(claim, Rules())
+    by_holder = job_claims.retried(claim, "ex-a", "broke", ""), job_claims.released(claim, "ex-a", "no room")
     for waiting, revoked in [(one, True) for one in by_others] + [(one, False) for one in by_holder]:
         assert job_rules._revoked(json.loads(claim.encode()), json.loads(waiting.encode())) is revoked
 
 
-def test_a_history_record_is_kept_for_its_hour() -> None:
+def test_a_history_record_is_kept_for_an_hour() -> None:
     now = iter([0.0, 3599.0])
     told = [*life(), *over("7")]
     early = audited(told, lambda: next(now))
@@ -442,7 +442,7 @@ def over(upto: str) -> Life:
     return [{WATERMARK: upto, YOUNG: ""}, {YOUNG: None}, {HISTORY: None}]
 
 
-def test_a_watermark_shows_without_a_clock_when_a_record_is_an_hour_old() -> None:
+def test_without_a_clock_a_watermark_shows_that_a_record_is_an_hour_old() -> None:
     """The record is of revision 7; the watermark is written at revision 9."""
     assert audited([*life(), *over("7")]).violations == []
     assert audited([*life(), *over("8")]).violations == []
@@ -479,7 +479,7 @@ def test_a_series_may_end(series: Change, changed: Change) -> None:
 
 
 @pytest.mark.parametrize("series", [{"left": 1}, {"on": "success"}, {"until": "2026-01-01T00:01:00Z"}])
-def test_a_series_that_goes_on_has_a_next_operation(series: Change) -> None:
+def test_a_series_that_continues_has_a_next_operation(series: Change) -> None:
     told = life()
     recurring(told)
     told.pop(CLEAN)
@@ -535,7 +535,7 @@ def printed(*events: tuple[int, str, str | None]) -> str:
     return json.dumps({"Header": {"revision": 9}, "Events": listed})
 
 
-def test_revisions_are_read_whole_and_in_order() -> None:
+def test_revisions_are_read_completely_and_in_order() -> None:
     lines = [printed((2, "a", "1"), (2, "b", "2"), (3, "a", None)), printed(), printed((5, "b", ""))]
     assert list(revisions(lines)) == [
         Revision(2, {"a": "1", "b": "2"}), Revision(3, {"a": None}), Revision(5, {"b": ""})
@@ -551,7 +551,7 @@ def test_a_history_with_a_gap_is_rejected() -> None:
         list(revisions([json.dumps({"Canceled": True, "CancelReason": "no leader"})]))
 
 
-def test_the_watch_goes_on_at_the_revision_after_the_last() -> None:
+def test_the_watch_starts_at_the_given_revision() -> None:
     assert watch_command("etcdctl", ["--endpoints", "e:1"], "prod", 12) == [
         "etcdctl", "--endpoints", "e:1", "watch", "--rev=12", "--prefix", "--write-out=json", "prod/distOp"
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a soak does by its seed, and what it takes for clean."""
+"""The soak test: actions drawn from a seed, and the checks of its results."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def report(**verdicts: tuple[str, int]) -> dict[str, object]:
     return {"checks": [{"name": n, "verdict": verdict, "violations": v} for n, (verdict, v) in found.items()]}
 
 
-def test_what_validate_says_is_judged() -> None:
+def test_reports_of_validate_are_judged() -> None:
     assert tables.misjudged(report()) == []
     assert tables.misjudged(None) == []
     assert tables.misjudged(report(**{"no sevens": ("violated", 5)})) == [], "of some partitions"
@@ -71,7 +71,7 @@ def test_what_validate_says_is_judged() -> None:
 # ------------------------------------------------------------------------ plan
 
 
-def test_the_plan_depends_on_the_seed_alone() -> None:
+def test_the_plan_depends_only_on_the_seed() -> None:
     planned = plan(3, 600, KINDS, {"c"})
     assert planned == plan(3, 600, KINDS, {"c"})
     assert planned != plan(4, 600, KINDS, {"c"})
@@ -82,7 +82,7 @@ def test_the_plan_depends_on_the_seed_alone() -> None:
     assert planned[5].chance().random() != planned[6].chance().random()
 
 
-def test_each_kind_comes_as_often_and_what_cannot_be_gentle_comes_early() -> None:
+def test_each_kind_of_fault_is_equally_frequent_and_rough_ones_come_early() -> None:
     planned = plan(3, 600, KINDS, {"c"})
     rough = [fault.kind for fault in planned if not fault.gentle]
     for start in range(0, len(rough) - len(KINDS), len(KINDS)):
@@ -93,7 +93,7 @@ def test_each_kind_comes_as_often_and_what_cannot_be_gentle_comes_early() -> Non
 
 
 @pytest.mark.parametrize("lane", KINDS_OF)
-def test_each_operation_depends_on_the_seed_and_its_number_alone(lane: str, tmp_path: Path) -> None:
+def test_each_operation_depends_only_on_the_seed_and_its_number(lane: str, tmp_path: Path) -> None:
     def drawn(seed: int) -> list[tuple[object, ...]]:
         submissions = [draw(seed, lane, number, tmp_path) for number in range(40)]
         return [
@@ -109,8 +109,8 @@ def test_each_operation_depends_on_the_seed_and_its_number_alone(lane: str, tmp_
     assert actions == {"cancel", "pause", "pause now", "resume"}
 
 
-def test_operations_leave_something_fail_fast_run_alone_and_are_followed(tmp_path: Path) -> None:
-    """What the soak is to show of cleanup, checkpoints, failure policies, objects and what follows is drawn at all."""
+def test_operations_for_each_feature_are_drawn(tmp_path: Path) -> None:
+    """The features: cleanup, checkpoints, failure policies, objects and follow-ups."""
     drawn = [draw(3, lane, number, tmp_path) for lane in ("plain", "lone") for number in range(200)]
     for kind in ("step", "step fails", "step breaks", "lone", "lone fails", "error"):
         assert {submission.policy for submission in drawn if submission.kind == kind} == {"fail_fast", "collect_all"}, (
@@ -121,7 +121,7 @@ def test_operations_leave_something_fail_fast_run_alone_and_are_followed(tmp_pat
 
 
 @pytest.mark.parametrize("lane", workflows.KINDS)
-def test_each_workflow_depends_on_the_seed_and_its_number_alone(lane: str, tmp_path: Path) -> None:
+def test_each_workflow_depends_only_on_the_seed_and_its_number(lane: str, tmp_path: Path) -> None:
     def drawn(seed: int) -> list[workflows.Workflow]:
         return [workflows.draw(seed, lane, number, tmp_path) for number in range(40)]
 
@@ -134,10 +134,8 @@ def test_each_workflow_depends_on_the_seed_and_its_number_alone(lane: str, tmp_p
             json.dumps(part.arg)
 
 
-def test_workflows_meet_what_they_are_for(tmp_path: Path) -> None:
-    """Several failures of one table at once, each policy in a race, limits that are removed and set again, compares
-    that change, and series of each end are drawn.
-    """
+def test_workflows_for_each_feature_are_drawn(tmp_path: Path) -> None:
+    """The features: several failures at once, all policies, changed limits and compares, and series of each end."""
 
     def drawn(lane: str) -> list[workflows.Workflow]:
         return [workflows.draw(3, lane, number, tmp_path) for number in range(100)]
@@ -164,7 +162,7 @@ def test_workflows_meet_what_they_are_for(tmp_path: Path) -> None:
 
 
 class Ran:
-    """A workflow of a kind, whose operations all succeeded, and what its clients were told."""
+    """A workflow of a kind with its operations, and the answers to its clients."""
 
     def __init__(self, lane: str, kind: str) -> None:
         draws = (workflows.draw(3, lane, number, Path("/nowhere")) for number in range(200))
@@ -178,7 +176,7 @@ class Ran:
         self.returned: list[Returned] = []
 
     def op(self, request: str, state: str = "success", **cancel: str) -> str:
-        """An operation that was started by a request and ended so; its client was told both."""
+        """Add an operation that a request started, with its end; its client knows both."""
         ref = OperationRef("t", "noop", "", len(self.specs) + 1)
         self.specs[ref] = {"request_id": request}
         self.args[ref] = {"files": ["file-0"]}
@@ -188,7 +186,7 @@ class Ran:
         return str(ref)
 
     def graph(self, last: str = "success", **cancel: str) -> str:
-        """One copy of it, whose parts end as they should; but the last one ends so."""
+        """Add one copy of the graph: its parts end as they should, the last one in this state."""
         *parts, _ = self.workflow.parts
         states = list[str]()
         for n, part in enumerate(parts):
@@ -203,7 +201,7 @@ class Ran:
         return workflow_checks.check([self.answers], history, self.returned)
 
 
-def test_a_request_starts_one_operation_which_its_client_is_told() -> None:
+def test_a_request_starts_one_operation_and_its_client_knows_it() -> None:
     ran = Ran("limit", "limited")
     ref = ran.op("r")
     assert ran.problems() == []
@@ -225,7 +223,7 @@ def test_a_request_starts_one_operation_which_its_client_is_told() -> None:
 
 
 @pytest.mark.parametrize("kind", workflows.KINDS["graph"])
-def test_what_waits_for_a_failure_is_aborted_and_nothing_else_is(kind: str) -> None:
+def test_only_operations_that_wait_for_a_failure_are_aborted(kind: str) -> None:
     aborts = kind not in ("chord", "chain", "after", "after end")
     ran = Ran("graph", kind)
     ran.graph("cancelled", reason="aborted")
@@ -235,7 +233,7 @@ def test_what_waits_for_a_failure_is_aborted_and_nothing_else_is(kind: str) -> N
     assert len(ran.problems()) == aborts
 
 
-def test_who_takes_the_place_of_another_one_was_told_to() -> None:
+def test_an_operation_replaces_another_only_by_its_policy() -> None:
     for kind, files, wrong in (("replace", [], 0), ("combine", ["file-0", "file-1"], 0), ("combine", [], 1)):
         ran = Ran("id", kind)
         by = OperationRef("t", "noop", "", 2)
@@ -262,7 +260,7 @@ def test_who_takes_the_place_of_another_one_was_told_to() -> None:
         ("fails", [False, False], False, ("failure", 1), 0),
     ],
 )
-def test_one_branch_of_a_transaction_is_applied_once_and_told(
+def test_one_branch_of_a_transaction_is_applied_once_and_reported_to_its_client(
     kind: str, told: list[bool], started: bool, written: tuple[str, int] | None, wrong: int
 ) -> None:
     ran = Ran("transaction", kind)
@@ -274,7 +272,7 @@ def test_one_branch_of_a_transaction_is_applied_once_and_told(
     assert len(ran.problems()) == wrong
 
 
-def test_a_series_goes_on_as_often_as_it_should() -> None:
+def test_a_series_has_the_expected_number_of_operations() -> None:
     for kind, states, wrong in (
         ("series", ["success"] * 3, 0),
         ("series", ["success"] * 2, 1),
@@ -291,7 +289,7 @@ def test_a_series_goes_on_as_often_as_it_should() -> None:
         assert len(ran.problems()) == wrong, (kind, states)
 
 
-def test_what_the_actor_is_told_of_a_job_is_what_its_outcome_says() -> None:
+def test_the_answer_to_an_actor_matches_the_outcome_of_the_job() -> None:
     ran = Ran("limit", "by hand")
     ref = OperationRef.parse(ran.op("r"))
     for by, void, wrong in (("a", False, 0), ("b", False, 1), ("a", True, 1), ("b", True, 0)):
@@ -324,7 +322,7 @@ class Job:
         return operation_checks.compare(REF, self.submission, {"state": state}, outcomes, [REF] * followers)
 
 
-def test_what_was_written_in_segments_is_compared(tmp_path: Path) -> None:
+def test_rows_written_in_segments_are_compared(tmp_path: Path) -> None:
     job = Job(tmp_path)
     assert job.problems() == []
     (problem,) = job.problems(copies=2)
@@ -338,7 +336,7 @@ def test_what_was_written_in_segments_is_compared(tmp_path: Path) -> None:
         assert job.problems() != [], rows
 
 
-def test_what_follows_a_success_follows_it_once(tmp_path: Path) -> None:
+def test_a_success_is_followed_by_one_operation(tmp_path: Path) -> None:
     job = Job(tmp_path)
     for followers, state in ((0, "success"), (2, "success"), (2, "failed")):
         (problem,) = job.problems(followers, state)
@@ -346,7 +344,7 @@ def test_what_follows_a_success_follows_it_once(tmp_path: Path) -> None:
     assert job.problems(0, "failed") == []
 
 
-def test_a_checkpoint_that_was_saved_is_gone_on_from(tmp_path: Path) -> None:
+def test_an_attempt_must_resume_from_a_saved_checkpoint(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.jsonl")
     for attempt, what in ((1, "from 0"), (1, "saved 1"), (1, "saved 2"), (2, "from 2"), (2, "saved 3")):
         note(str(journal.path), 0, attempt, what)
@@ -356,8 +354,8 @@ def test_a_checkpoint_that_was_saved_is_gone_on_from(tmp_path: Path) -> None:
     assert journal.lost_checkpoints() == ["partition 0: 3 started from 2, but 3 rows were saved"]
 
 
-def test_what_a_later_attempt_saved_is_no_checkpoint_of_an_earlier_one(tmp_path: Path) -> None:
-    """One whose machine stood still notes how it began when others have gone on from what it left."""
+def test_a_checkpoint_of_a_later_attempt_does_not_count_for_an_earlier_one(tmp_path: Path) -> None:
+    """An attempt on a suspended machine notes its begin after others have resumed from its checkpoint."""
     journal = Journal(tmp_path / "journal.jsonl")
     for attempt, what in ((1, "from 0"), (1, "saved 1"), (3, "from 1"), (3, "saved 2"), (2, "from 1"), (1, "saved 1")):
         note(str(journal.path), 0, attempt, what)
@@ -366,7 +364,7 @@ def test_what_a_later_attempt_saved_is_no_checkpoint_of_an_earlier_one(tmp_path:
     assert journal.lost_checkpoints() == ["partition 0: 2 started from 0, but 1 rows were saved"]
 
 
-# ----------------------------------------------- machines that stood still
+# ----------------------------------------------- suspended machines
 
 SINCE, WOKE = 100.0, 110.0
 HELD = {(0, 1): "bob", (0, 2): "cyd"}
@@ -391,7 +389,7 @@ def stood(executor: str = "bob", since: float = SINCE, woke: float = WOKE) -> Su
         pytest.param(WOKE + 0.5, 107.0, Suspensions(), 1, id="nothing stood still"),
     ],
 )
-def test_an_attempt_writes_on_in_the_moment_after_its_machine_woke_up_alone(
+def test_an_overtaken_attempt_may_write_only_in_the_moment_after_its_machine_woke_up(
     tmp_path: Path, late: float, began: float, suspensions: Suspensions, wrong: int
 ) -> None:
     job = Job(tmp_path)
@@ -406,11 +404,11 @@ def test_an_attempt_writes_on_in_the_moment_after_its_machine_woke_up_alone(
         return operation_checks.compare(REF, job.submission, {"state": "success"}, outcomes, [REF], allowed=allowed)
 
     assert len(problems(HELD)) == wrong
-    assert len(problems({(0, 2): "cyd"})) == 1, "who held it is not known"
+    assert len(problems({(0, 2): "cyd"})) == 1, "its holder is unknown"
     assert len(job.problems()) == 1
 
 
-def test_who_held_a_job_is_read_from_the_history() -> None:
+def test_the_holders_of_a_job_are_read_from_the_history() -> None:
     reader = Follower.__new__(Follower)
     reader.held = defaultdict(dict)
     claims = Claim("bob", "i1", 1, 0), Claim("bob", "", 1, 1, retry_at=rfc3339(5.0)), Claim("cyd", "i2", 2, 1)
@@ -420,7 +418,7 @@ def test_who_held_a_job_is_read_from_the_history() -> None:
     assert reader.held == {REF: {(3, 1): "bob", (3, 2): "cyd"}}
 
 
-def test_what_was_left_in_the_moment_after_a_machine_woke_up_is_allowed(tmp_path: Path) -> None:
+def test_files_left_in_the_moment_after_a_machine_woke_up_are_allowed(tmp_path: Path) -> None:
     job = Job(tmp_path)
     left = Path(job.submission.arg["held"]) / "p=3"
     left.touch()
@@ -435,7 +433,7 @@ def test_what_was_left_in_the_moment_after_a_machine_woke_up_is_allowed(tmp_path
 
 
 class Machine:
-    """A daemon's machine that does not exist."""
+    """A fake machine of a daemon."""
 
     def __init__(self, name: str, told: list[str]) -> None:
         self.name = name
@@ -454,7 +452,7 @@ class Machine:
 
 
 class Machines:
-    """Four of them, and what strikes them."""
+    """Four fake machines, and the faults that hit them."""
 
     def __init__(self) -> None:
         self.answers: list[str] = []
@@ -469,7 +467,7 @@ class Machines:
 
 
 class Members:
-    """Three of etcd, of which one ended by itself and said this; each can be started again."""
+    """Three members of etcd; one ended by itself with this log. Each can be restarted."""
 
     def __init__(self, folder: Path, version: str, said: str) -> None:
         self.answers: list[str] = []
@@ -495,11 +493,11 @@ PANIC = '{"level":"panic","msg":"unexpected error during txn","error":"context c
 
 
 @pytest.mark.parametrize(("version", "how"), [("3.5.1", "1 replaced"), ("3.5.4", "started again")])
-def test_a_member_that_ended_by_a_known_defect_is_brought_back(tmp_path: Path, version: str, how: str) -> None:
+def test_a_member_that_ended_by_a_known_defect_is_restarted_or_replaced(tmp_path: Path, version: str, how: str) -> None:
     members = Members(tmp_path, version, PANIC)
     members.faults.step()
     members.faults.step()
-    assert members.faults.ended == 1, "it is on its way already"
+    assert members.faults.ended == 1, "its repair has begun already"
     assert members.repairs.heal() == []
     assert members.answers[-1] == how
     members.repairs._busy.clear()
@@ -508,21 +506,21 @@ def test_a_member_that_ended_by_a_known_defect_is_brought_back(tmp_path: Path, v
 
 
 @pytest.mark.parametrize(("version", "said"), [("3.5.5", PANIC), ("3.5.1", "out of memory")])
-def test_a_member_that_ended_otherwise_is_a_problem(tmp_path: Path, version: str, said: str) -> None:
+def test_a_member_that_ended_for_another_reason_is_a_problem(tmp_path: Path, version: str, said: str) -> None:
     members = Members(tmp_path, version, said)
     members.faults.step()
     (problem,) = members.faults.problems
     assert problem == f"member 1 of etcd crashed: {said}"
 
 
-def test_a_member_that_a_fault_has_stopped_is_left_to_it(tmp_path: Path) -> None:
+def test_a_member_that_a_fault_has_stopped_is_left_to_that_fault(tmp_path: Path) -> None:
     members = Members(tmp_path, "3.5.1", PANIC)
     members.repairs.later(60, lambda: None, "etcd")
     members.faults.step()
     assert members.faults.ended == 0
 
 
-def test_which_machine_is_suspended_depends_on_the_seed_alone() -> None:
+def test_the_choice_of_the_suspended_machine_depends_only_on_the_seed() -> None:
     drawn = [Machines().suspend(seed) for seed in range(60)]
     assert drawn == [Machines().suspend(seed) for seed in range(60)]
     assert {str(told).split()[0] for told in drawn} == set(NAMES)
@@ -532,7 +530,7 @@ def test_which_machine_is_suspended_depends_on_the_seed_alone() -> None:
     assert gently == set(NAMES) - {STEADY, SPARK}
 
 
-def test_a_machine_is_suspended_once_at_a_time_and_goes_on_in_the_end() -> None:
+def test_a_machine_is_suspended_once_at_a_time_and_wakes_up_in_the_end() -> None:
     machines = Machines()
     struck = [told.split()[0] for seed in range(60) if (told := machines.suspend(seed))]
     assert sorted(struck) == sorted(NAMES)
@@ -542,9 +540,10 @@ def test_a_machine_is_suspended_once_at_a_time_and_goes_on_in_the_end() -> None:
     for name in NAMES:
         (stood,) = [one for one in machines.suspensions._all if one.executor == name]
         assert stood.since <= stood.woke <= boottime()
-        assert [line for line in machines.answers if line.startswith(name)] == [f"{name} stands still", f"{name} goes on"]
+        answers = [line for line in machines.answers if line.startswith(name)]
+        assert answers == [f"{name} stands still", f"{name} goes on"]
     machines.repairs._busy.clear()
-    assert [machines.suspend(seed) for seed in range(20)] == [None] * 20, "what it overtook may not be dead yet"
+    assert [machines.suspend(seed) for seed in range(20)] == [None] * 20, "overtaken attempts may not have ended yet"
 
 
 @pytest.mark.parametrize(
@@ -555,7 +554,9 @@ def test_a_machine_is_suspended_once_at_a_time_and_goes_on_in_the_end() -> None:
         ("ValueError: too bad", 1),
     ],
 )
-def test_what_has_no_reason_to_fail_fails_by_what_befell_it_alone(tmp_path: Path, text: str, wrong: int) -> None:
+def test_operations_without_a_planned_failure_fail_only_by_injected_faults(
+    tmp_path: Path, text: str, wrong: int
+) -> None:
     job = Job(tmp_path)
     job.outcome["errors"] = [{"attempt": 1, "executor": "ann", "text": text}]
     assert len(job.problems()) == wrong, "an attempt"
@@ -569,7 +570,7 @@ def test_what_has_no_reason_to_fail_fails_by_what_befell_it_alone(tmp_path: Path
 
 
 class Tripped:
-    """An operation whose planning or completion raises, and what etcd was told of the attempts at it."""
+    """An operation whose planning or completion raises, and its attempts as recorded in etcd."""
 
     def __init__(self, kind: str) -> None:
         draws = (draw(3, "plain", number, Path("/nowhere")) for number in range(100))
@@ -577,7 +578,7 @@ class Tripped:
         self.counted: list[Counted] = []
 
     def fail(self, stage: str, *seconds: float, error: str = NO_PLAN, last: bool = False) -> Tripped:
-        """So many attempts, each to be followed by another one then."""
+        """Add failed attempts; each number is the time of the next attempt."""
         for number, due in enumerate(seconds, 1):
             over = last and number == len(seconds)
             self.counted.append(Counted(stage, number, f"{stage} failed: {error}", "" if over else rfc3339(due)))
@@ -593,7 +594,7 @@ class Tripped:
         return operation_checks.compare(REF, self.submission, record, found, (), self.counted)
 
 
-def test_what_fails_everywhere_fails_as_often_as_it_may() -> None:
+def test_an_operation_that_fails_on_every_node_uses_all_its_attempts() -> None:
     planning = Tripped("plan fails").fail("planning", 100.0, 101.0, 103.0)
     assert planning.problems("failed", "planning failed: no listing today") == []
     assert planning.problems("cancelled") == []
@@ -606,7 +607,7 @@ def test_what_fails_everywhere_fails_as_often_as_it_may() -> None:
 
 
 @pytest.mark.parametrize("kind", ["plan fails", "plan elsewhere"])
-def test_what_fails_too_early_by_itself_or_for_no_reason_is_a_problem(kind: str) -> None:
+def test_a_failure_that_is_too_early_or_without_a_reason_is_a_problem(kind: str) -> None:
     early = Tripped(kind).fail("planning", 100.0, 101.0)
     (problem,) = early.problems("failed", "planning failed: no listing today")
     assert "after 2 failed attempts" in problem
@@ -626,7 +627,7 @@ def test_attempts_are_counted_one_by_one_and_wait_for_each_other() -> None:
     assert "attempt 2 at planning did not wait" in problem
 
 
-def test_what_another_node_did_is_told_from_what_one_node_did_at_last() -> None:
+def test_a_success_on_another_node_counts_as_recovery() -> None:
     for kind, stage, error in (
         ("plan elsewhere", "planning", NO_PLAN),
         ("complete elsewhere", "completion", NO_REPORT),
@@ -646,7 +647,7 @@ def test_failed_attempts_are_read_from_the_history() -> None:
 
     reader = Follower.__new__(Follower)
     reader.counted = defaultdict(list)
-    reader._note(put("planning", Attempts(2, "planning failed: it broke", rfc3339(5.0)).encode()))
+    reader._note(put("planning", Attempts(2, "planning failed: it failed", rfc3339(5.0)).encode()))
     reader._note(put("decision", Decision(State.SUCCESS, 1, 1, 0).encode()))
     reader._note(put("decision", Decision(State.SUCCESS, 1, 1, 0, attempts=1, error="no").encode()))
     planning, completion = reader.counted[OperationRef("t", "tripping", "", 1)]
@@ -654,18 +655,18 @@ def test_failed_attempts_are_read_from_the_history() -> None:
     assert (completion.stage, completion.attempts, completion.error) == ("completion", 1, "no")
 
 
-def test_what_cleanup_left_behind_is_a_problem_unless_a_log_tells_it(tmp_path: Path) -> None:
+def test_files_left_by_a_cleanup_are_a_problem_unless_a_log_reports_the_failure(tmp_path: Path) -> None:
     job, log = Job(tmp_path), tmp_path / "ann.log"
     log.write_text("the cleanup of 2 jobs of t/stepwriting/12 failed: the worker is being stopped\n")
     assert operation_checks.uncleaned(REF, job.submission, [log]) == ([], False)
     (Path(job.submission.arg["held"]) / "p=3").touch()
     (problem,), logged = operation_checks.uncleaned(REF, job.submission, [log])
     assert ("its cleanup left p=3" in problem, logged) == (True, False), "the log is of another operation"
-    log.write_text("WARNING cleanup of lost jobs failed: it broke  [operation=t/stepwriting/1]\n")
+    log.write_text("WARNING cleanup of lost jobs failed: it failed  [operation=t/stepwriting/1]\n")
     assert operation_checks.uncleaned(REF, job.submission, [log]) == ([], True)
 
 
-def test_what_is_left_in_a_work_directory_is_told(tmp_path: Path) -> None:
+def test_files_left_in_a_work_directory_are_reported(tmp_path: Path) -> None:
     assert leftovers(tmp_path) == []
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "abc-1.json").touch()
@@ -689,7 +690,7 @@ def test_a_write_that_etcd_rejects_as_invalid_is_a_problem(tmp_path: Path) -> No
 
 
 def life(per_minute: float, *, noise: float = 0.5, step: float = 0.0, minutes: float = MINUTES) -> memory.Life:
-    """A process that loads for half a minute, then grows so fast; ``step``: once, by so much, near the end."""
+    """A process that loads for half a minute, then grows by ``per_minute``; by ``step`` once, near the end."""
     chance = random.Random(7)
     points = []
     for n in range(int(minutes * 30)):
@@ -704,7 +705,7 @@ def judged(points: memory.Life, limit: float | None = None, warm: float = memory
 
 
 @pytest.mark.parametrize("points", [life(0.0), life(0.0, noise=3.0), life(0.0, step=3.0), life(-1.0), life(0.3)])
-def test_memory_that_is_flat(points: memory.Life) -> None:
+def test_flat_memory_is_no_problem(points: memory.Life) -> None:
     assert judged(points).problem == ""
     assert judged(points).text.endswith("flat")
 
@@ -719,8 +720,8 @@ def test_a_short_life_is_not_judged() -> None:
     assert "too short to be judged" in judged(life(5.0, minutes=4)).text
 
 
-def test_what_the_allocator_takes_at_once_is_no_growth() -> None:
-    """Of a life of six minutes or so: the same slope over a longer one is a problem."""
+def test_initial_allocations_do_not_count_as_growth() -> None:
+    """In a life of about six minutes; the same slope over a longer life is a problem."""
     short = judged(life(0.9, minutes=6))
     assert short.problem == ""
     assert not short.certain
@@ -728,13 +729,13 @@ def test_what_the_allocator_takes_at_once_is_no_growth() -> None:
     assert judged(life(0.9, minutes=10)).problem
 
 
-def test_while_the_caches_of_a_daemon_fill_its_growth_tells_nothing() -> None:
+def test_growth_while_the_caches_of_a_daemon_fill_is_not_judged() -> None:
     filling = [(seconds, min(size, 75.0)) for seconds, size in life(1.0, minutes=30)]
-    assert judged(filling[:450]).problem, "of another process it would"
+    assert judged(filling[:450]).problem, "in another process it is a problem"
     short = judged(filling[:480], warm=memory.CACHES)
     assert (short.problem, short.certain) == ("", False)
     assert judged(filling, warm=memory.CACHES).text.endswith("flat")
-    assert judged(life(1.0, minutes=30), warm=memory.CACHES).problem, "what keeps growing is found"
+    assert judged(life(1.0, minutes=30), warm=memory.CACHES).problem, "lasting growth is found"
 
 
 def test_a_long_soak_has_to_judge_a_daemon() -> None:
@@ -742,7 +743,7 @@ def test_a_long_soak_has_to_judge_a_daemon() -> None:
         return replace(judged(life(0.0, minutes=minutes)), role=role)
 
     assert memory.unjudged([of("daemon", 20), of("child", 4)], 1800) == []
-    assert memory.unjudged([of("daemon", 4)], 300) == [], "nor does a short one"
+    assert memory.unjudged([of("daemon", 4)], 300) == [], "a short soak need not"
     for found in ([], [of("daemon", 4)], [of("child", 20)]):
         assert memory.unjudged(found, 1500) == ["no daemon lived long enough for its memory to be judged"]
 
@@ -759,7 +760,7 @@ def change(revision: int) -> Change:
     return Change(KeyValue("distOpTable.t", b"{}", revision, revision, 1), deleted=False)
 
 
-def test_an_audit_that_saw_everything() -> None:
+def test_an_audit_that_saw_all_revisions_has_no_problem() -> None:
     audit = Audit(Keys())
     audit.take(CaughtUp(1))
     audit.take(Revision(7, (change(7),)))
@@ -777,7 +778,7 @@ def test_an_audit_that_stood_still_lost_history_or_ended_is_a_problem() -> None:
     ]
 
 
-def test_a_violation_is_the_problem() -> None:
+def test_a_violation_is_the_reported_problem() -> None:
     audit = Audit(Keys())
     key = "distOp.t.noop.1.state"
     audit.take(Revision(7, (Change(KeyValue(key, b"nonsense", 7, 7, 1), deleted=False),)))

@@ -1,4 +1,4 @@
-"""A Spark standalone cluster ends only what is its own, whatever its folder says."""
+"""A Spark standalone cluster ends only its own processes, whatever its folder names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WAIT = (sys.executable, "-S", "-c", "import sys; print('up', flush=True); sys.st
 
 
 def started(env: dict[str, str]) -> subprocess.Popen[bytes]:
-    """A process in a session of its own, once it runs."""
+    """Start a process in its own session, and wait until it runs."""
     process = subprocess.Popen(
         WAIT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **env}, start_new_session=True
     )
@@ -25,7 +25,7 @@ def started(env: dict[str, str]) -> subprocess.Popen[bytes]:
     return process
 
 
-def test_what_a_folder_names_is_ended_only_where_it_is_its_own(tmp_path: Path) -> None:
+def test_only_processes_of_the_cluster_are_ended(tmp_path: Path) -> None:
     cluster = Standalone(tmp_path)
     assert (cluster.parts(), cluster.url, cluster.down()) == ([], "", 0)
     record = {"url": "spark://127.0.0.1:1", "size": asdict(Size(workers=1))}
@@ -48,8 +48,8 @@ def test_what_a_folder_names_is_ended_only_where_it_is_its_own(tmp_path: Path) -
             foreign.kill()
 
 
-def test_a_process_is_its_own_in_the_middle_of_an_exec(tmp_path: Path) -> None:
-    """/proc shows no environment then: the process counted as ended, and a cluster that came up as broken."""
+def test_a_process_of_the_cluster_is_recognized_during_an_exec(tmp_path: Path) -> None:
+    """/proc shows no environment then: the process counted as ended, and a cluster that came up as failed."""
     script, done = tmp_path / "execs", tmp_path / "done"
     script.write_text(f'#!/bin/sh\n[ "$1" -gt 0 ] && exec "$0" $(($1 - 1))\n: > "{done}"\nread -r line\n')
     script.chmod(0o755)
@@ -66,14 +66,16 @@ def test_a_process_is_its_own_in_the_middle_of_an_exec(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "message"),
     [
         (("status",), 1, "no cluster was started: run scripts/cluster up"),
         (("down",), 0, "no process was running"),
         (("up", "--workers", "0"), 2, "at least one worker with at least one core is needed"),
     ],
 )
-def test_the_command_says_what_it_found(tmp_path: Path, words: tuple[str, ...], code: int, said: str) -> None:
+def test_the_command_reports_the_state_of_the_cluster(
+    tmp_path: Path, words: tuple[str, ...], code: int, message: str
+) -> None:
     script = Path(__file__).parents[3] / "scripts" / "cluster.py"
     ran = subprocess.run(
         [sys.executable, str(script), "--folder", str(tmp_path / "none"), *words],
@@ -83,5 +85,5 @@ def test_the_command_says_what_it_found(tmp_path: Path, words: tuple[str, ...], 
         timeout=60,
     )
     assert (ran.returncode, ran.stdout) == (code, "")
-    assert said in ran.stderr
+    assert message in ran.stderr
     assert not (tmp_path / "none").exists()

@@ -156,6 +156,25 @@ def test_an_operation_with_an_unreadable_claim_is_skipped_and_listed_again_later
     run(work)
 
 
+def test_open_operations_are_listed_again_at_most_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be thousands of them."""
+    listings = list[float]()
+
+    class CountedFeed(SilentFeed):
+        def _list(self) -> None:
+            listings.append(asyncio.get_running_loop().time())
+            super()._list()
+
+    monkeypatch.setattr(claim_candidates, "Feed", CountedFeed)
+
+    async def work(play: Play) -> None:
+        await play.actor().own()
+        await asyncio.sleep(SOON)
+        assert 1 < len(listings) <= 1 + SOON / 10.0
+
+    run(work)
+
+
 async def nothing_for_a_while(actor: Actor) -> None:
     for _ in range(A_WHILE):
         assert await actor.own() == []

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from distop.client.async_worker import Bucket
 from distop.clock import source
-from distop.decide import next_steps
+from distop.decide import job_claims, next_steps
 from distop.decide.executor import Fate, judge
+from distop.decide.job_claims import Claimant
 from distop.decide.operation_view import OperationView, SeenClaim
 from distop.errors import InvalidArgument, InvalidToken
 from distop.protocol import actor_claims, job_transitions
@@ -26,8 +27,8 @@ from distop.protocol.records import OperationRef, Spec, State
 from distop.protocol.revisioned import Seen
 from distop.protocol.txn import GetResult, KeyValue, TxnResult
 from distop.services.claims import owned_jobs as m
-from distop.services.claims import types_without_code
 from distop.services.claims.claim_candidates import takings
+from distop.services.claims.types_without_code import TypeOptions
 from distop.services.open_operation import OpenOperation
 
 REF = OperationRef("t", "copy", "", 7)
@@ -59,7 +60,7 @@ def test_the_records_of_an_actor_survive_encoding() -> None:
 
 
 def test_only_a_declaration_without_code_has_that_field() -> None:
-    plain = types_without_code.declaration("copy", None, None, None, "many", (), True, None, "retry", "fail_fast", "")
+    plain = TypeOptions().declaration("copy")
     assert Declaration.decode(plain.encode()) == plain
     assert (plain.code, plain.completes, plain.rules().code) == (False, False, False)
     assert Rules.from_json(plain.rules().to_json()) == plain.rules()
@@ -69,21 +70,21 @@ def test_only_a_declaration_without_code_has_that_field() -> None:
 @pytest.mark.parametrize(("duration", "margin"), [(0.1, 0.5), (5.0, 0.5), (10.0, 1.0), (60.0, 5.0), (3600.0, 5.0)])
 def test_a_claim_is_left_alone_for_its_duration_and_a_margin(duration: float, margin: float) -> None:
     claim = replace(CLAIM, duration=duration)
-    assert next_steps.abandoned_in(claim, 0.0) == pytest.approx(duration + margin)
-    assert next_steps.abandoned_in(claim, duration + margin) <= 1e-9
+    assert job_claims.abandoned_in(claim, 0.0) == pytest.approx(duration + margin)
+    assert job_claims.abandoned_in(claim, duration + margin) <= 1e-9
 
 
 def test_claims_of_actors_are_claimable_after_staying_unchanged_long_enough() -> None:
     claims = {0: Seen(CLAIM, 5), 1: Seen(replace(CLAIM, duration=2.0), 6)}
-    found = next_steps.claimable(3, (), claims, {"a"}, "e", False, 100.0, {0: 4.0, 1: 4.0}, 60.0)
+    found = job_claims.claimable(3, (), claims, Claimant("e", {"a"}, (), 60.0), 100.0, {0: 4.0, 1: 4.0})
     assert (found.free, found.waiting, found.lost) == ((2,), (), (1,))
     assert found.next_due == pytest.approx(107.0)
-    claim, mod, over = next_steps.claim_for(claims[1], "e", "a", True, Rules(retry=Retry(attempts=3)))
+    claim, mod, over = job_claims.claim_for(claims[1], "e", "a", True, Rules(retry=Retry(attempts=3)))
     assert (claim.attempt, claim.failures, claim.losses, mod, over) == (2, 1, 0, 6, False)
     assert (claim.actor, claim.grant, claim.duration) == ("", "", 0.0)
-    assert claim.tried[-1].text == next_steps.EXPIRED
-    assert not next_steps.suspect(claims[1].value, True, Rules(retry=Retry(attempts=2))), "it killed no executor"
-    assert next_steps.claim_for(claims[1], "e", "a", True, Rules(retry=Retry(attempts=1)))[2]
+    assert claim.tried[-1].text == job_claims.EXPIRED
+    assert not job_claims.suspect(claims[1].value, True, Rules(retry=Retry(attempts=2))), "it killed no executor"
+    assert job_claims.claim_for(claims[1], "e", "a", True, Rules(retry=Retry(attempts=1)))[2]
 
 
 def test_what_is_given_a_limit_while_others_are_looked_at_is_left_to_executors() -> None:
@@ -121,24 +122,24 @@ def test_an_actor_takes_no_job_that_was_claimed_to_be_ended_and_was_released() -
     op = OpenOperation(ref, 5, spec, {}, Plan(1, "", "", 1), chunked([PartitionPlan(0, "0")]), [0])
     op.reopened(7, Gate(1))
     lost = Claim("w", "", 1, 0, actor="w", duration=1.0)
-    claim, _, over = next_steps.claim_for(Seen(lost, 6), "e", "inc", True, spec.rules)
+    claim, _, over = job_claims.claim_for(Seen(lost, 6), "e", "inc", True, spec.rules)
     assert over
-    assert next_steps.only_ends(claim, spec.rules)
-    op.again = {0: (Seen(next_steps.released(claim, "e"), 8), False)}
+    assert job_claims.only_ends(claim, spec.rules)
+    op.again = {0: (Seen(job_claims.released(claim, "e"), 8), False)}
     assert takings(op, "v", 1, 9.0, lambda claim, p: True) == []
-    again, _, over = next_steps.claim_for(op.again[0][0], "f", "inc2", False, spec.rules)
+    again, _, over = job_claims.claim_for(op.again[0][0], "f", "inc2", False, spec.rules)
     assert not over
-    assert next_steps.only_ends(again, spec.rules)
+    assert job_claims.only_ends(again, spec.rules)
 
 
 def test_a_lost_claim_that_only_ends_a_job_is_not_an_attempt() -> None:
     rules = Rules(retry=Retry(attempts=2), lost="fail")
-    lost, _, over = next_steps.claim_for(Seen(Claim("e", "gone", 1, 0), 6), "f", "inc", True, rules)
+    lost, _, over = job_claims.claim_for(Seen(Claim("e", "gone", 1, 0), 6), "f", "inc", True, rules)
     assert over
-    again, _, over = next_steps.claim_for(Seen(lost, 7), "g", "inc2", True, rules)
+    again, _, over = job_claims.claim_for(Seen(lost, 7), "g", "inc2", True, rules)
     assert over
     assert (again.attempt, again.failures, again.tried) == (3, 2, lost.tried)
-    assert not next_steps.suspect(next_steps.released(lost, "f"), False, rules), (
+    assert not job_claims.suspect(job_claims.released(lost, "f"), False, rules), (
         "it need not run alone: it does not run"
     )
 
@@ -146,7 +147,7 @@ def test_a_lost_claim_that_only_ends_a_job_is_not_an_attempt() -> None:
 def test_as_many_claims_as_are_revoked_at_once_fit_into_a_request() -> None:
     story = tuple(Tried(n, "e" * 255, "\u20ac" * 500) for n in range(5))
     long = Claim("e" * 255, "gone", 9, 9, error="\u20ac" * 4_000, tried=story)
-    assert job_transitions.CLAIMS_PER_REAP * len(next_steps.revoked(long).encode()) < 200_000
+    assert job_transitions.CLAIMS_PER_REAP * len(job_claims.revoked(long).encode()) < 200_000
 
 
 @pytest.mark.parametrize(
@@ -163,8 +164,8 @@ def test_as_many_claims_as_are_revoked_at_once_fit_into_a_request() -> None:
 def test_a_lost_job_ends_under_a_claim_where_there_is_something_to_clean_up(rules: Rules, ends: bool) -> None:
     actor, executor = Claim("w", "", 1, 0, actor="w", duration=1.0), Claim("e", "gone", 1, 0)
     for lost in (actor, executor):
-        claim, _, _ = next_steps.claim_for(Seen(lost, 6), "f", "inc", True, rules)
-        assert next_steps.only_ends(claim, rules) == ends
+        claim, _, _ = job_claims.claim_for(Seen(lost, 6), "f", "inc", True, rules)
+        assert job_claims.only_ends(claim, rules) == ends
 
 
 def test_a_view_knows_since_when_it_sees_the_claim_of_an_actor() -> None:
@@ -190,7 +191,7 @@ def answer(*found: bytes | None) -> TxnResult:
 def test_a_refused_return_has_its_cause() -> None:
     other = replace(CLAIM, grant="f" * 16, executor="v", actor="v")
     outcome = Outcome("p", "w", "", 1, "", "", grant=CLAIM.grant)
-    waiting = next_steps.released(CLAIM, "w")
+    waiting = job_claims.released(CLAIM, "w")
 
     def told(wanted: JobState | Claim, *found: bytes | None) -> actor_claims.Refused:
         return actor_claims.refused_return(TOKEN, answer(*found), wanted)

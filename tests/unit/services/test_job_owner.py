@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from distop.errors import InvalidToken, OutcomeUnknown
+from distop.errors import InvalidToken, MalformedRequest, OutcomeUnknown
 from distop.invariants.checker import check
 from distop.protocol.actor_claims import Token
 from distop.protocol.jobs import Claim, JobState
-from distop.protocol.txn import Txn
+from distop.protocol.txn import Put, Txn, operations
 from distop.services.claims import owned_jobs as m
 from distop.services.claims.job_owner import Owner
 from tests.support.modelclient import ModelClient
+from tests.support.virtualtime import in_virtual_time
 from tests.support.world import World
 
 if TYPE_CHECKING:
@@ -201,3 +202,64 @@ def test_a_return_gives_up_on_a_job_that_is_always_extended() -> None:
     play.client.fates.extend([fate] * 10)
     with pytest.raises(OutcomeUnknown, match="another process keeps extending its claim"):
         play.run(play.owner.give(str(play.token), m.Complete()))
+
+
+class SmallEtcd(ModelClient):
+    """An etcd that accepts few operations in a transaction, and none that writes a key in ``rejected``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rejected: set[str] = set()
+
+    async def commit(self, txn: Txn, **named: Any) -> TxnResult:
+        nested = [op for op in txn.success if isinstance(op, Txn)]
+        claimed = {put.key for one in nested for put in one.success if isinstance(put, Put)}
+        if operations(txn) > 24 or claimed & self.rejected:
+            raise MalformedRequest("etcdserver: too many operations in txn request")
+        return await super().commit(txn, **named)
+
+
+class SmallPlay:
+    """An operation of 60 jobs, which ``w`` claims through an etcd that accepts few operations in a transaction."""
+
+    def __init__(self) -> None:
+        self.client = SmallEtcd()
+        self.world = World(store=self.client.store)
+        self.world.join("a")
+        self.ref = self.world.next_ref()
+        self.world.do(self.world.start(self.ref))
+        self.world.do(self.world.elect("a"))
+        self.world.do(self.world.plan(self.ref, 60))
+        self.owner = Owner(self.client, self.world.keys)  # type: ignore[arg-type]
+
+
+def test_claims_that_etcd_rejects_together_are_sent_in_smaller_groups() -> None:
+    play = SmallPlay()
+
+    async def work() -> None:
+        owned = await play.owner.own("w", {"noop": None}, 60, 30.0, None)
+        assert sorted(job.ordinal for job in owned) == list(range(60))
+        assert await play.owner.extend([job.token for job in owned], 60.0) == [True] * 60
+        await play.owner.close()
+
+    in_virtual_time(work)
+
+
+def test_a_claim_that_etcd_rejects_alone_is_raised_and_blocks_no_other() -> None:
+    play = SmallPlay()
+    play.client.rejected = {play.world.keys.claim(play.ref, 7)}
+
+    async def work() -> None:
+        owned = await play.owner.own("w", {"noop": None}, 60, 30.0, None)
+        assert sorted(job.ordinal for job in owned) == [n for n in range(60) if n != 7]
+        await asyncio.sleep(1.0)  # until the operation is listed again
+        with pytest.raises(MalformedRequest):
+            await play.owner.own("w", {"noop": None}, 60, 30.0, None)
+        play.client.rejected = {play.world.keys.claim(play.ref, 9)}
+        with pytest.raises(MalformedRequest):
+            await play.owner.extend([job.token for job in owned], 60.0)
+        claims = {job.ordinal: play.world.claim_of(play.ref, job.ordinal) for job in owned}
+        assert {n for n, claim in claims.items() if claim is not None and claim.duration == 60.0} == claims.keys() - {9}
+        await play.owner.close()
+
+    in_virtual_time(work)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -28,12 +28,14 @@ from distop.protocol.keys import Keys
 from distop.protocol.records import CLUSTER_TABLE, OperationRef, Spec, TableRecord
 from distop.protocol.txn import Put, Txn, TxnResult
 from distop.services.submission import insertion
+from distop.services.submission.idempotency import BeingInserted
 from distop.services.submission.start_batches import Starts
 from distop.services.submission.start_options import StartOptions
 from distop.services.submission.start_request import Request, request
 from distop.services.submission.submit import cut_off, submit
 from tests.support.modelclient import ModelClient
 
+T = TypeVar("T")
 TABLE = "t"
 KEYS = Keys()
 SCHEMA = {"type": "object", "properties": {"column": {"type": "string"}, "n": {"type": "integer"}}}
@@ -53,6 +55,13 @@ class Etcd(ModelClient):
 
     async def start(self, n: int = 0, request_id: str | None = None, type_name: str = "noop", **arg: Any) -> str:
         return str((await self.starts.start(wanted(n, request_id, type_name, **arg))).ref)
+
+    async def behind(self, *calls: Coroutine[Any, Any, T]) -> list[asyncio.Task[T]]:
+        """The first call, once its start is under way, and the others, which wait behind it."""
+        before = len(self.requests)
+        first = asyncio.ensure_future(calls[0])
+        await self.until(lambda: len(self.requests) > before)
+        return [first, *map(asyncio.ensure_future, calls[1:])]
 
     def args(self) -> dict[str, Any]:
         """The argument of each operation."""
@@ -79,7 +88,7 @@ def run(work: Callable[[Etcd], Awaitable[Any]]) -> Any:
         etcd = Etcd()
         answer = await work(etcd)
         await asyncio.sleep(0)  # those who were just answered might have started others
-        assert etcd.starts._lines == {}
+        assert etcd.starts._queues == {}
         assert etcd.breaches() == []
         return answer
 
@@ -90,30 +99,23 @@ def ref(number: int, type_name: str = "noop") -> str:
     return f"{TABLE}/{type_name}/{number}"
 
 
-def test_a_start_alone_is_a_read_and_a_transaction_and_no_task() -> None:
+def test_a_start_alone_is_a_read_and_a_transaction_and_leaves_no_task() -> None:
     async def alone(etcd: Etcd) -> None:
         before = asyncio.all_tasks()
-        seen: list[int] = []
-
-        def look(txn: Txn) -> TxnResult:
-            seen.append(len(asyncio.all_tasks() - before))
-            return etcd.store.apply(txn)
-
-        etcd.fates.append(look)
         assert await etcd.start() == ref(1)
         assert etcd.requests == ["read", "start"]
-        assert seen == [0]
+        await asyncio.sleep(0)
         assert asyncio.all_tasks() == before
 
     run(alone)
 
 
-def test_a_hundred_at_once_are_three_transactions_after_one_read() -> None:
+def test_a_hundred_at_once_are_two_transactions_after_one_read() -> None:
     async def hundred(etcd: Etcd) -> None:
         started = await asyncio.gather(*(etcd.start(n) for n in range(100)))
         assert started == [ref(n) for n in range(1, 101)], "in the order of the calls"
-        assert etcd.numbered() == [1, 64, 35]
-        assert etcd.requests == ["read", "start", "start", "start"], "each tells the next one what it needs to know"
+        assert etcd.numbered() == [64, 36]
+        assert etcd.requests == ["read", "start", "start"], "the first tells the next one what it needs to know"
         assert etcd.args() == {name: n for n, name in enumerate(started)}
 
     run(hundred)
@@ -146,9 +148,7 @@ def test_other_types_and_tables_do_not_wait() -> None:
             return etcd.store.apply(txn)
 
         etcd.fates.append(hold)
-        slow = asyncio.ensure_future(etcd.start())
-        behind = asyncio.ensure_future(etcd.start())
-        await asyncio.sleep(0)
+        slow, behind = await etcd.behind(etcd.start(), etcd.start())
         assert await etcd.start(type_name="other") == ref(1, "other")
         assert not slow.done()
         assert not behind.done()
@@ -191,7 +191,7 @@ def test_a_request_id_twice_in_a_group_is_one_operation() -> None:
             etcd.start(0), etcd.start(1, "x"), etcd.start(2), etcd.start(1, "x"), etcd.start(3, "y")
         )
         assert started == [ref(1), ref(2), ref(3), ref(2), ref(4)]
-        assert etcd.numbered() == [1, 3]
+        assert etcd.numbered() == [4]
         answers = await asyncio.gather(
             etcd.start(0), etcd.start(4, "z"), etcd.start(5, "z"), etcd.start(1, "x"), return_exceptions=True
         )
@@ -238,7 +238,7 @@ def test_starts_that_bring_their_plan_go_together() -> None:
         calls = [etcd.starts.start(wanted(n, table=CLUSTER_TABLE)) for n in range(30)]
         started = [one.ref for one in await asyncio.gather(*calls)]
         assert started == [OperationRef(CLUSTER_TABLE, "noop", "", n) for n in range(1, 31)]
-        assert etcd.numbered() == [1, 29], "six keys of each, in parcels"
+        assert etcd.numbered() == [30], "six keys of each, in parcels"
 
     run(planned)
 
@@ -246,7 +246,7 @@ def test_starts_that_bring_their_plan_go_together() -> None:
 def test_large_arguments_fill_a_transaction_sooner() -> None:
     async def large(etcd: Etcd) -> None:
         await asyncio.gather(*(etcd.start(n, column="x" * 300_000) for n in range(6)))
-        assert etcd.numbered() == [1, 3, 2]
+        assert etcd.numbered() == [3, 3]
 
     run(large)
 
@@ -278,7 +278,7 @@ def test_a_table_that_is_registered_anew_meanwhile_is_read_again_by_those_in_lin
             return etcd.store.apply(txn)
 
         etcd.fates += [etcd.store.apply, beside]
-        await asyncio.gather(*(etcd.start(n) for n in range(3)))
+        await asyncio.gather(*await etcd.behind(*(etcd.start(n) for n in range(3))))
         assert etcd.requests == ["read", "start", "start", "read", "start"]
         specs = [kv for kv in etcd.store.range("distOp.", "distOp/") if kv.key.endswith(".spec")]
         tables = {str(KEYS.parse(kv.key).ref): Spec.decode(kv.value).table for kv in specs}
@@ -307,7 +307,7 @@ def test_what_was_made_of_a_request_is_not_made_again_for_another_try(monkeypatc
             return etcd.store.apply(txn)
 
         etcd.fates += [etcd.store.apply, beside, beside]
-        await asyncio.gather(*(etcd.start(n) for n in range(4)))
+        await asyncio.gather(*await etcd.behind(*(etcd.start(n) for n in range(4))))
         assert etcd.requests.count("start") == 4
         assert sorted(made) == sorted(etcd.request_ids())
         assert etcd.args() == {ref(n + 1): n for n in range(4)}
@@ -326,7 +326,7 @@ def test_a_type_that_is_published_anew_meanwhile_judges_the_arguments_that_wait_
             return etcd.store.apply(txn)
 
         etcd.fates += [etcd.store.apply, beside]
-        answers = await asyncio.gather(*(etcd.start(n) for n in range(4)), return_exceptions=True)
+        answers = await asyncio.gather(*await etcd.behind(*(etcd.start(n) for n in range(4))), return_exceptions=True)
         assert answers[:2] == [ref(1), ref(2)]
         assert [type(answer) for answer in answers[2:]] == [InvalidArgument, InvalidArgument]
 
@@ -342,7 +342,7 @@ def test_those_in_line_are_told_that_the_table_was_removed_meanwhile() -> None:
             return etcd.store.apply(txn)
 
         etcd.fates += [etcd.store.apply, beside]
-        answers = await asyncio.gather(*(etcd.start(n) for n in range(3)), return_exceptions=True)
+        answers = await asyncio.gather(*await etcd.behind(*(etcd.start(n) for n in range(3))), return_exceptions=True)
         assert answers[0] == ref(1)
         assert [type(answer) for answer in answers[1:]] == [NotFound, NotFound]
 
@@ -351,7 +351,7 @@ def test_those_in_line_are_told_that_the_table_was_removed_meanwhile() -> None:
 
 def test_who_is_cancelled_while_it_waits_is_not_started() -> None:
     async def cancelled(etcd: Etcd) -> None:
-        calls = [asyncio.ensure_future(etcd.start(n)) for n in range(6)]
+        calls = await etcd.behind(*(etcd.start(n) for n in range(6)))
         await asyncio.sleep(0)
         for n in (2, 4):
             calls[n].cancel()
@@ -366,12 +366,43 @@ def test_who_is_cancelled_while_the_group_reads_is_not_started(monkeypatch: pyte
     monkeypatch.setattr("distop.services.submission.submit.HEARD_FOR", 0.0)  # each try reads for itself
 
     async def cancelled(etcd: Etcd) -> None:
-        calls = [asyncio.ensure_future(etcd.start(n)) for n in range(4)]
+        calls = await etcd.behind(*(etcd.start(n) for n in range(4)))
         await etcd.until(lambda: etcd.requests == ["read", "start", "read"])
         calls[2].cancel()
         answers = await asyncio.gather(*calls, return_exceptions=True)
         assert [answers[n] for n in (0, 1, 3)] == [ref(1), ref(2), ref(3)]
+        assert isinstance(answers[2], asyncio.CancelledError)
+        assert cut_off(answers[2]) is None
         assert sorted(etcd.args().values()) == [0, 1, 3]
+
+    run(cancelled)
+
+
+def test_who_is_cancelled_between_two_attempts_is_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    paused = asyncio.Event()
+
+    def pause(lost: int, took: float) -> float:
+        paused.set()
+        return 0.01
+
+    monkeypatch.setattr("distop.services.submission.start_batches.pause", pause)
+
+    async def cancelled(etcd: Etcd) -> None:
+        other = Starts(etcd, KEYS)  # type: ignore[arg-type]
+
+        async def beaten(txn: Txn) -> TxnResult:
+            await other.start(wanted(9))
+            return etcd.store.apply(txn)
+
+        etcd.fates.append(beaten)
+        calls = [asyncio.ensure_future(etcd.start(n)) for n in range(2)]
+        await paused.wait()
+        calls[0].cancel()
+        with pytest.raises(asyncio.CancelledError) as cancelled:
+            await calls[0]
+        assert cut_off(cancelled.value) is None
+        assert await calls[1] == ref(2)
+        assert sorted(etcd.args().values()) == [1, 9]
 
     run(cancelled)
 
@@ -385,7 +416,7 @@ def test_who_is_cancelled_once_it_is_sent_leaves_the_others_unaffected() -> None
             return etcd.store.apply(txn)
 
         etcd.fates += [etcd.store.apply, hold]
-        calls = [asyncio.ensure_future(etcd.start(n)) for n in range(4)]
+        calls = await etcd.behind(*(etcd.start(n) for n in range(4)))
         await etcd.until(lambda: len(etcd.committed) == 2)
         calls[2].cancel()
         held.set()
@@ -410,8 +441,7 @@ def test_a_time_limit_around_a_start_that_is_under_way_is_one(first: bool) -> No
             return etcd.store.apply(txn)
 
         etcd.fates += [hold] if first else [etcd.store.apply, hold]
-        before = [] if first else [asyncio.ensure_future(etcd.start(0))]
-        await asyncio.sleep(0)
+        before = [] if first else await etcd.behind(etcd.start(0))
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01):
                 await etcd.start(1)
@@ -424,7 +454,7 @@ def test_a_time_limit_around_a_start_that_is_under_way_is_one(first: bool) -> No
 def test_the_first_one_cancelled_does_not_hold_up_those_behind_it() -> None:
     async def cancelled(etcd: Etcd) -> None:
         etcd.fates.append(lambda _: asyncio.Event().wait())
-        calls = [asyncio.ensure_future(etcd.start(n)) for n in range(3)]
+        calls = await etcd.behind(*(etcd.start(n) for n in range(3)))
         await etcd.until(lambda: bool(etcd.committed))
         calls[0].cancel()
         answers = await asyncio.gather(*calls, return_exceptions=True)
@@ -440,7 +470,7 @@ def test_an_unknown_outcome_names_each_ones_request() -> None:
             raise OutcomeUnknown("etcd said nothing")
 
         etcd.fates += [etcd.store.apply, silent]
-        calls = [asyncio.ensure_future(etcd.start(n, f"r{n}")) for n in range(3)]
+        calls = await etcd.behind(*(etcd.start(n, f"r{n}") for n in range(3)))
         await etcd.until(lambda: len(etcd.committed) == 2)
         late = asyncio.ensure_future(etcd.start(3))
         answers = await asyncio.gather(*calls, return_exceptions=True)
@@ -467,7 +497,8 @@ def test_a_group_whose_first_copy_is_applied_later_is_found_by_its_ids() -> None
             return replace(etcd.store.apply(txn), repeated=True)
 
         etcd.fates += [again, again]
-        assert await asyncio.gather(*(etcd.start(n) for n in range(4))) == [ref(n) for n in range(1, 5)]
+        calls = await etcd.behind(*(etcd.start(n) for n in range(4)))
+        assert await asyncio.gather(*calls) == [ref(n) for n in range(1, 5)]
         assert etcd.numbered() == [1, 3]
 
     run(twice)
@@ -484,7 +515,7 @@ def test_a_group_whose_first_copy_lost_is_dead() -> None:
             return etcd.store.apply(txn)
 
         etcd.fates += [etcd.store.apply, beaten]
-        started = await asyncio.gather(*(etcd.start(n) for n in range(3)))
+        started = await asyncio.gather(*await etcd.behind(*(etcd.start(n) for n in range(3))))
         assert sorted(started) == [ref(1), ref(3), ref(4)]
         assert etcd.numbered() == [1, 1, 2]
         for txn in etcd.committed:
@@ -506,7 +537,8 @@ def test_of_a_group_that_was_refused_each_is_looked_for_by_itself() -> None:
             return etcd.store.apply(txn)
 
         etcd.fates += [etcd.store.apply, late]
-        assert await asyncio.gather(etcd.start(0), etcd.start(1, "x"), etcd.start(2)) == [ref(1), ref(2), ref(3)]
+        calls = await etcd.behind(etcd.start(0), etcd.start(1, "x"), etcd.start(2))
+        assert await asyncio.gather(*calls) == [ref(1), ref(2), ref(3)]
         assert etcd.args() == {ref(1): 0, ref(2): 1, ref(3): 2}
 
     run(one_of_them)
@@ -581,7 +613,7 @@ def test_what_etcd_refuses_together_is_tried_apart() -> None:
             raise EtcdRejected("too many operations in txn request", code="INVALID_ARGUMENT")
 
         etcd.fates += [etcd.store.apply, too_many]
-        started = await asyncio.gather(*(etcd.start(n) for n in range(4)))
+        started = await asyncio.gather(*await etcd.behind(*(etcd.start(n) for n in range(4))))
         assert sorted(started) == [ref(n) for n in range(1, 5)]
         assert set(etcd.numbered()) == {1}
 
@@ -594,7 +626,7 @@ def test_an_outage_of_etcd_dissolves_the_queue() -> None:
             raise EtcdUnavailable("etcd did not accept the start in time")
 
         etcd.fates.append(down)
-        answers = await asyncio.gather(*(etcd.start(n) for n in range(3)), return_exceptions=True)
+        answers = await asyncio.gather(*await etcd.behind(*(etcd.start(n) for n in range(3))), return_exceptions=True)
         assert type(answers[0]) is EtcdUnavailable
         assert sorted(answers[1:]) == [ref(1), ref(2)]
         assert etcd.numbered() == [1, 1]
@@ -623,7 +655,7 @@ def test_the_end_of_the_loop_leaves_nothing_behind(recwarn: pytest.WarningsRecor
     async def closed() -> list[asyncio.Task[str]]:
         etcd = Etcd()
         etcd.fates += [etcd.store.apply, lambda _: asyncio.Event().wait()]
-        calls = [asyncio.ensure_future(etcd.start(n)) for n in range(4)]
+        calls = await etcd.behind(*(etcd.start(n) for n in range(4)))
         await etcd.until(lambda: len(etcd.committed) == 2)
         return calls
 
@@ -632,6 +664,30 @@ def test_the_end_of_the_loop_leaves_nothing_behind(recwarn: pytest.WarningsRecor
     assert all(call.cancelled() for call in calls[1:])
     gc.collect()
     assert [str(one.message) for one in recwarn] == []
+
+
+def test_a_closed_connection_cancels_the_starts_of_its_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def being_inserted(*_: Any) -> list[Any]:
+        return [BeingInserted(OperationRef(TABLE, "noop", "", 9), "graph")]
+
+    async def closed(etcd: Etcd) -> None:
+        def close(txn: Txn) -> TxnResult:
+            raise asyncio.CancelledError
+
+        etcd.fates.append(close)
+        one, two, behind = await etcd.behind(etcd.start(0), etcd.start(1), etcd.start(2))
+        with pytest.raises(asyncio.CancelledError) as cancelled:
+            await one
+        assert cut_off(cancelled.value) is not None
+        assert await asyncio.gather(two, behind) == [ref(1), ref(2)]
+        etcd.fates.append(close)
+        with monkeypatch.context() as patched:
+            patched.setattr(insertion, "find_earlier", being_inserted)
+            calls = etcd.start(3), etcd.start(4, "own")
+            answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(one) for one in answers] == [asyncio.CancelledError] * 2, "also one that was not sent"
+
+    run(closed)
 
 
 def test_a_start_beside_the_line_is_one_like_any_other() -> None:

@@ -1,4 +1,4 @@
-"""Files that metadata or links name: only those that may belong to the table are opened."""
+"""Files named by metadata or links: only those that may belong to the table are opened."""
 
 from __future__ import annotations
 
@@ -25,14 +25,18 @@ from distop.storage import confinement
 from distop.storage.files import local_path
 from distop.storage.location import Location
 from distop.tables import check_table, plan_table
-from distop.tables.iceberg import iceberg_format as iceberg
-from distop.tables.iceberg import iceberg_rows as reading
-from distop.tables.iceberg import manifest_facts
-from distop.tables.iceberg import metadata_file as metadata_files
+from distop.tables.iceberg import (
+    iceberg_rows,
+    manifest_facts,
+    metadata_file,
+    snapshot_checks,
+    snapshot_files,
+    snapshot_plan,
+)
 from distop.tables.iceberg.iceberg_changes import new_files
-from distop.tables.iceberg.iceberg_format import check_files, metadata_file
-from distop.tables.iceberg.iceberg_rows import uri
-from distop.tables.iceberg.metadata_file import read_file
+from distop.tables.iceberg.java_tables import uri
+from distop.tables.iceberg.metadata_file import current_metadata_file, read_file, read_metadata
+from distop.tables.iceberg.snapshot_checks import check_files, check_loaded
 from distop.worker.child_side.shared_files import with_files
 from distop_behaviors.apply.hadoop_commit import HadoopTarget
 from tests.support.lake import Folder
@@ -46,15 +50,15 @@ CONTENT = {"data": DataFileContent.DATA, "deletes": DataFileContent.POSITION_DEL
 
 
 @pytest.fixture(autouse=True)
-def whole() -> Iterator[None]:
-    """Each test begins, and ends, as an executor that serves all tables."""
+def unconfined() -> Iterator[None]:
+    """Each test starts and ends as an executor that serves all tables."""
     confinement.confine(False)
     yield
     confinement.confine(False)
 
 
 class DeleteManifest(written.ManifestWriterV2):
-    """The writer of a manifest of delete files, which pyiceberg has not."""
+    """The writer of a manifest of delete files, which pyiceberg does not have."""
 
     def content(self) -> ManifestContent:
         return ManifestContent.DELETES
@@ -97,17 +101,17 @@ def with_entry(folder: Path, file: DataFile, writing: type[written.ManifestWrite
     with written.write_manifest_list(2, out, snapshot.snapshot_id, None, 1, "null") as of:
         of.add_manifests([*listed, writer.to_manifest_file()])
     os.replace(snapshot.manifest_list + ".new", snapshot.manifest_list)  # noqa: PTH105
-    return metadata_file(Location.of(str(folder)))
+    return current_metadata_file(Location.of(str(folder)))
 
 
 def forget() -> None:
-    """What was read by another executor."""
-    for kept in (iceberg._plans, iceberg._checked, manifest_facts._snapshots):
+    """Empty the caches, as in another executor."""
+    for kept in (snapshot_plan._plans, snapshot_checks._checked, manifest_facts._snapshots):
         kept._values.clear()
 
 
-def asked(folder: Path, source: str) -> list[Any]:
-    """Whoever reads the manifests, or has Spark read them."""
+def readings(folder: Path, source: str) -> list[Any]:
+    """All functions that read the manifests, or let Spark read them."""
     return [
         lambda: plan_table(TableRecord("t", "iceberg", str(folder))),
         lambda: manifest_facts.snapshot_of(source, frozenset()),
@@ -119,30 +123,30 @@ def asked(folder: Path, source: str) -> list[Any]:
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9/latest", "s3a://bucket:80/x", "http:/127.0.0.1/x"])
 def test_a_manifest_cannot_choose_a_host(tmp_path: Path, content: str, url: str) -> None:
     source = forged(tmp_path / "t", url, content)
-    for ask in asked(tmp_path / "t", source):
+    for ask in readings(tmp_path / "t", source):
         with pytest.raises(InvalidArgument, match="the path of a file"):
             ask()
 
 
-def test_a_delete_file_lies_in_the_folder_of_its_table(tmp_path: Path) -> None:
+def test_a_delete_file_outside_of_its_table_is_refused(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("PAR1")
     source = forged(tmp_path / "t", str(tmp_path / "secret"), "deletes")
-    for ask in asked(tmp_path / "t", source):
+    for ask in readings(tmp_path / "t", source):
         with pytest.raises(InvalidArgument, match=r"the file '.*/secret' lies outside of its table '.*/t'"):
             ask()
 
 
-def test_a_delete_file_is_no_link_out_of_its_table_and_no_pipe(tmp_path: Path) -> None:
+def test_a_delete_file_that_is_a_link_out_of_its_table_or_a_pipe_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "t" / "data" / "deletes.parquet"
     source = forged(tmp_path / "t", f"file://{path}", "deletes")
     (tmp_path / "secret").write_text("PAR1")
     path.symlink_to(tmp_path / "secret")
-    for ask in asked(tmp_path / "t", source):
+    for ask in readings(tmp_path / "t", source):
         with pytest.raises(InvalidArgument, match="lies outside of its table"):
             ask()
     path.unlink()
     os.mkfifo(path)
-    for ask in asked(tmp_path / "t", source):
+    for ask in readings(tmp_path / "t", source):
         with pytest.raises(InvalidArgument, match=r"deletes.parquet is not a regular file: it is a pipe"):
             ask()
 
@@ -151,29 +155,29 @@ def test_spark_is_not_asked_for_a_table_that_names_another_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = forged(tmp_path / "t", "http://127.0.0.1:9/latest", "deletes")
-    monkeypatch.setattr(reading, "check_installed", lambda jvm: None)
+    monkeypatch.setattr(iceberg_rows, "check_installed", lambda jvm: None)
     with pytest.raises(InvalidArgument, match="has the scheme 'http'"):
-        reading._load(SimpleNamespace(_jvm=None), source, lineage=False)  # type: ignore[arg-type]
+        iceberg_rows._load(SimpleNamespace(_jvm=None), source, lineage=False)  # type: ignore[arg-type]
 
 
-def test_metadata_tell_of_a_delete_file_that_is_their_own(tmp_path: Path) -> None:
+def test_a_delete_file_in_the_folder_of_its_table_is_accepted(tmp_path: Path) -> None:
     source = forged(tmp_path / "t", str(tmp_path / "t" / "data" / "deletes.parquet"), "deletes")
-    for ask in asked(tmp_path / "t", source):
+    for ask in readings(tmp_path / "t", source):
         ask()
 
 
-def test_a_copy_of_metadata_elsewhere_is_of_the_same_table(tmp_path: Path) -> None:
+def test_a_registered_copy_of_metadata_belongs_to_the_same_table(tmp_path: Path) -> None:
     source = forged(tmp_path / "t", str(tmp_path / "t" / "data" / "deletes.parquet"), "deletes")
     copy = tmp_path / "stage" / "view.metadata.json"
     copy.parent.mkdir()
     copy.write_bytes(Path(source).read_bytes())
     with pytest.raises(InvalidArgument, match="lies outside of its table"):
         check_files(read_file(str(copy)))
-    confinement.copied(source, str(copy))
+    confinement.note_copy(source, str(copy))
     check_files(read_file(str(copy)))
 
 
-def test_a_link_in_a_parquet_table_leads_nowhere_else(tmp_path: Path) -> None:
+def test_a_link_out_of_a_parquet_table_is_refused(tmp_path: Path) -> None:
     table, other = tmp_path / "t" / "p=1", tmp_path / "other"
     for folder in (table, other):
         folder.mkdir(parents=True)
@@ -205,24 +209,26 @@ def test_a_link_within_a_table_or_to_a_listed_folder_is_followed(
         assert [Path(f[0]).name for f in planned.partitions[0].files] == ["a.parquet", "b.parquet", "c.parquet"]
 
 
-def test_an_executor_of_some_tables_reads_no_file_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_executor_of_some_tables_reads_no_file_outside_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "other").mkdir()
     other = tmp_path / "other" / "pay.parquet"
     pq.write_table(ROWS, other)
     source = forged(tmp_path / "t", str(other))
-    for ask in asked(tmp_path / "t", source):
+    for ask in readings(tmp_path / "t", source):
         ask()  # add_files names files elsewhere
     forget()
     confinement.confine(True)
-    for ask in asked(tmp_path / "t", source):
+    for ask in readings(tmp_path / "t", source):
         with pytest.raises(InvalidArgument, match=r"pay.parquet' lies outside of its table '.*/t': move it there"):
             ask()
     monkeypatch.setenv(confinement.LOCATIONS, str(other.parent))
-    for ask in asked(tmp_path / "t", source):
+    for ask in readings(tmp_path / "t", source):
         ask()
 
 
-def test_a_folder_that_is_known_vouches_for_its_files_alone() -> None:
+def test_a_checked_folder_does_not_make_other_urls_valid() -> None:
     files = confinement.TableFiles("s3://bucket/t")
     files.check(("s3://bucket", "s3://bucket/t/a", "s3://bucket/t/b"))
     for path in ("s3://bucket:80", "s3://bucket/t/c?endpoint_override=x", "s3://bucket/t/c#x", "http://a/t"):
@@ -255,8 +261,8 @@ def test_a_planned_file_that_became_a_link_is_not_read(tmp_path: Path) -> None:
             with_files(partition, None, "t/noop/1", of)
 
 
-def test_a_forged_plan_names_no_file_outside_of_its_table(tmp_path: Path) -> None:
-    """Also in an executor that serves all tables: the plan of Parquet files was made of what lies below the folder."""
+def test_a_forged_plan_with_a_file_outside_of_its_table_is_refused(tmp_path: Path) -> None:
+    """Even if the executor serves all tables: a plan of Parquet files has only files below the folder."""
     t, other = str(tmp_path / "t"), str(tmp_path / "other")
     parquet, iceberg = TableRecord("t", "parquet", t), TableRecord("t", "iceberg", t)
     remote = TableRecord("t", "parquet", "s3://bucket/t")
@@ -290,13 +296,13 @@ def _pinned(record: TableRecord, partition: PartitionPlan) -> Pinned:
 
 
 @pytest.mark.parametrize("kind", ["iceberg", "parquet"])
-def test_the_files_of_a_plan_are_those_of_its_table_however_that_is_named(tmp_path: Path, kind: str) -> None:
+def test_the_files_of_a_plan_belong_to_its_table_for_each_spelling_of_the_location(tmp_path: Path, kind: str) -> None:
     folder, link = tmp_path / "a b", tmp_path / "link"
     Folder(folder).new(SCHEMA).append(ROWS)
     link.symlink_to(folder)
     for location in (str(folder), f"{folder}/", str(link), f"file://{tmp_path}/a%20b"):
         if kind == "iceberg" and "%" in location:
-            continue  # pyiceberg takes no such path
+            continue  # pyiceberg does not accept such a path
         where = location if kind == "iceberg" else f"{location.rstrip('/')}/data"
         record = TableRecord("t", kind, where)
         (planned,) = plan_table(record).partitions
@@ -310,7 +316,7 @@ ODDER = ("file://host{t}/a", "file:a", "data/a", "{t}/%2e%2e/a", "{t}/x%2F..%2Fa
 
 @pytest.mark.parametrize("path", ODD + ODDER)
 def test_hole_2_a_path_that_two_readers_read_differently_is_refused(tmp_path: Path, path: str) -> None:
-    """Python follows links first, Hadoop takes ``..`` out of the text; with and without ``tables``."""
+    """Python follows links first; Hadoop removes ``..`` from the text first."""
     t = tmp_path / "t"
     (t / "deep" / "er").mkdir(parents=True)
     (t / "data").mkdir()
@@ -325,15 +331,15 @@ def test_hole_2_a_path_that_two_readers_read_differently_is_refused(tmp_path: Pa
 
 
 @pytest.mark.parametrize("content", CONTENT)
-def test_hole_2_no_manifest_names_a_file_by_two_dots(tmp_path: Path, content: str) -> None:
+def test_hole_2_a_path_with_two_dots_in_a_manifest_is_refused(tmp_path: Path, content: str) -> None:
     source = forged(tmp_path / "t", f"{tmp_path}/t/data/../data/a.parquet", content)
-    for ask in asked(tmp_path / "t", source):
+    for ask in readings(tmp_path / "t", source):
         with pytest.raises(InvalidArgument, match="path of a file"):
             ask()
 
 
 @pytest.mark.parametrize("what", ["metadata-log", "statistics", "partition-statistics", "snapshots"])
-def test_hole_2_metadata_name_no_file_by_two_dots(tmp_path: Path, what: str) -> None:
+def test_hole_2_a_path_with_two_dots_in_metadata_is_refused(tmp_path: Path, what: str) -> None:
     source = forged(tmp_path / "t", f"{tmp_path}/t/data/a.parquet")
     data = json.loads(Path(source).read_text())
     odd = f"{tmp_path}/t/../x"
@@ -346,13 +352,13 @@ def test_hole_2_metadata_name_no_file_by_two_dots(tmp_path: Path, what: str) -> 
     }
     data[what] = [*data.get(what, ()), more[what]]
     Path(source).write_text(json.dumps(data))
-    for ask in asked(tmp_path / "t", source):
+    for ask in readings(tmp_path / "t", source):
         with pytest.raises(InvalidArgument, match="path of a file"):
             ask()
 
 
-def test_hole_2_a_scheme_stands_at_the_beginning(tmp_path: Path) -> None:
-    """What has ``://`` further on is a local path, which Hadoop takes for one, too."""
+def test_hole_2_a_scheme_counts_only_at_the_beginning(tmp_path: Path) -> None:
+    """A path with ``://`` further on is local, for Hadoop too."""
     (tmp_path / "secret").write_text("PAR1")
     (tmp_path / "t" / "data" / "x:").mkdir(parents=True)
     files = confinement.TableFiles(str(tmp_path / "t"))
@@ -377,8 +383,8 @@ def test_hole_2_metadata_of_another_table_are_not_read_through_a_link(tmp_path: 
         (own / Path(source).name).symlink_to(source)
     ours = f"{own}/{Path(source).name}"
     with pytest.raises(InvalidArgument, match="symbolic link"):
-        metadata_file(Location.of(str(tmp_path / "t")))
-    for ask in asked(tmp_path / "t", ours):
+        current_metadata_file(Location.of(str(tmp_path / "t")))
+    for ask in readings(tmp_path / "t", ours):
         with pytest.raises(InvalidArgument, match="symbolic link"):
             ask()
 
@@ -396,13 +402,13 @@ def test_hole_2_nothing_is_committed_through_a_link(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("changed", ["list", "manifest"])
-def test_hole_2_manifests_that_were_exchanged_are_checked_again(tmp_path: Path, changed: str) -> None:
-    """The metadata file stays as it is: what it names was taken for checked."""
+def test_hole_2_replaced_manifests_are_checked_again(tmp_path: Path, changed: str) -> None:
+    """The metadata file is unchanged, so the files that it names counted as checked."""
     fine = forged(tmp_path / "t", f"{tmp_path}/t/data/a.parquet", "deletes")
     check_files(read_file(fine))
     planned = plan_table(TableRecord("t", "iceberg", str(tmp_path / "t")))
     evil = forged(tmp_path / "u", "http://127.0.0.1:9/latest", "deletes")
-    lists = [iceberg.read_metadata(source)[0].current_snapshot().manifest_list for source in (fine, evil)]
+    lists = [read_metadata(source)[0].current_snapshot().manifest_list for source in (fine, evil)]
     if changed == "list":
         os.replace(lists[1], lists[0])  # noqa: PTH105
     else:
@@ -415,7 +421,7 @@ def test_hole_2_manifests_that_were_exchanged_are_checked_again(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("by", ["planning", "a check", "statistics"])
-def test_hole_2_metadata_that_are_exchanged_while_they_are_read_lead_java_to_no_host(
+def test_hole_2_metadata_replaced_during_the_read_lead_java_to_no_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
     source = forged(tmp_path / "t", f"{tmp_path}/t/data/a.parquet")
@@ -424,14 +430,14 @@ def test_hole_2_metadata_that_are_exchanged_while_they_are_read_lead_java_to_no_
     host = "hdfs://evil.example:8020/x"
     evil = tmp_path / "evil"
     evil.write_text(json.dumps(data | {"snapshots": [snapshot | {"manifest-list": host}]}))
-    manifests_of = iceberg.manifests_of
+    manifests_of = snapshot_files.manifests_of
 
     def exchanged(*given: Any) -> Any:
         if evil.exists():
             evil.rename(source)
         return manifests_of(*given)
 
-    for module in (iceberg, manifest_facts):
+    for module in (snapshot_files, manifest_facts):
         monkeypatch.setattr(module, "manifests_of", exchanged)
     if by == "planning":
         plan_table(TableRecord("t", "iceberg", str(tmp_path / "t")))
@@ -441,14 +447,14 @@ def test_hole_2_metadata_that_are_exchanged_while_they_are_read_lead_java_to_no_
         manifest_facts.snapshot_of(source, frozenset())
     assert not evil.exists()
     with pytest.raises(InvalidArgument, match="names the host"):
-        iceberg.check_loaded(read_file(source), str(snapshot["snapshot-id"]), host)
+        check_loaded(read_file(source), str(snapshot["snapshot-id"]), host)
 
 
-def test_hole_2_metadata_that_are_written_over_on_an_object_store_are_checked_again(
+def test_hole_2_metadata_overwritten_on_an_object_store_are_checked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing but the name tells a file there from the one that was checked."""
-    for module in (iceberg, metadata_files, manifest_facts):
+    """Only the name identifies a file there."""
+    for module in (snapshot_files, snapshot_checks, metadata_file, manifest_facts):
         monkeypatch.setattr(module, "identity", lambda location: (location,))
     source = forged(tmp_path / "t", f"{tmp_path}/t/data/a.parquet")
     plan_table(TableRecord("t", "iceberg", str(tmp_path / "t")))
@@ -462,41 +468,41 @@ def test_hole_2_metadata_that_are_written_over_on_an_object_store_are_checked_ag
 
 def test_hole_2_spark_reads_the_snapshot_that_was_checked(tmp_path: Path) -> None:
     source = forged(tmp_path / "t", f"{tmp_path}/t/data/a.parquet")
-    snapshot = iceberg.read_metadata(source)[0].current_snapshot()
+    snapshot = read_metadata(source)[0].current_snapshot()
     place, file = snapshot.manifest_list.removeprefix("file://"), read_file(source)
-    iceberg.check_loaded(file, str(snapshot.snapshot_id), f"file:{place}")
+    check_loaded(file, str(snapshot.snapshot_id), f"file:{place}")
     for id_, listed in ((str(snapshot.snapshot_id), f"{place}2"), ("7", place)):
         with pytest.raises(InvalidArgument, match="Java and Python read the "):
-            iceberg.check_loaded(file, id_, listed)
+            check_loaded(file, id_, listed)
     Path(place).write_bytes(Path(place).read_bytes() + b"\0")
     with pytest.raises(TableUnavailable, match="cannot (be )?read"):
-        iceberg.check_loaded(file, str(snapshot.snapshot_id), place)
+        check_loaded(file, str(snapshot.snapshot_id), place)
 
 
-def test_hole_2_a_former_snapshot_names_no_manifests_of_another_table(tmp_path: Path) -> None:
+def test_hole_2_a_former_snapshot_with_manifests_of_another_table_is_refused(tmp_path: Path) -> None:
     source, other = (forged(tmp_path / name, f"{tmp_path}/{name}/data/a.parquet") for name in ("t", "other"))
-    listed = iceberg.read_metadata(other)[0].current_snapshot().manifest_list
+    listed = read_metadata(other)[0].current_snapshot().manifest_list
     data = json.loads(Path(source).read_text())
     data["snapshots"].append({**data["snapshots"][0], "snapshot-id": 7, "manifest-list": listed})
     Path(source).write_text(json.dumps(data))
     confinement.confine(True)
-    metadata, io = iceberg.read_metadata(source)
+    metadata, io = read_metadata(source)
     with pytest.raises(InvalidArgument, match="lies outside of its table"):
         new_files(metadata, io, "7")
 
 
-def test_hole_5_a_metadata_file_is_the_one_that_iceberg_loads(tmp_path: Path) -> None:
-    """With a ``#`` in its path, Spark loaded another file than was checked, and manifests of any host."""
+def test_hole_5_a_metadata_path_that_iceberg_reads_differently_is_refused(tmp_path: Path) -> None:
+    """With a ``#`` in its path, Spark loaded a file that was not checked, and manifests of any host."""
     fine = forged(tmp_path / "t", f"{tmp_path}/t/data/a.parquet")
     odd = f"{fine}#all_data_files"
     Path(odd.removeprefix("file://")).write_bytes(Path(fine.removeprefix("file://")).read_bytes())
-    for ask in (lambda odd: check_files(read_file(odd)), iceberg.read_metadata, uri):
+    for ask in (lambda odd: check_files(read_file(odd)), read_metadata, uri):
         with pytest.raises(InvalidArgument, match="has a '#', which Iceberg reads as another path"):
             ask(odd)
     assert uri(fine)
 
 
-def test_hole_9_each_path_of_a_folder_has_a_bound() -> None:
+def test_hole_9_the_length_of_each_path_is_bounded() -> None:
     files = confinement.TableFiles("s3://b/t")
     files.check(["s3://b/t/data/a.parquet"])
     with pytest.raises(InvalidArgument, match="has over 4096 characters"):

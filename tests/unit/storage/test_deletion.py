@@ -1,4 +1,4 @@
-"""What is removed below tables, shared directories, stages and indexes: through one function, and nothing else."""
+"""Removal of files below tables, shared directories, stages and indexes, by one function only."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ from distop.storage.places import (
     stage_of,
 )
 from distop.worker.child_side import shared_files
-from distop_behaviors.index.index_folder import Folder, Generation
-from distop_behaviors.validate import certification
+from distop_behaviors.index.generation import Generation
+from distop_behaviors.index.index_folder import Folder
+from distop_behaviors.validate import file_lists
 from tests.support.context import FakeContext
 from tests.support.slow_cases import mostly_slow
 from tests.support.source_trees import sources
@@ -50,7 +51,7 @@ REMOVES = {
     *("deleteIfExists", "deleteQuietly", "forceDelete", "deleteRecursively", "deleteOnExit", "expire_snapshots"),
     *("overwrite", "O_TRUNC", "rm"),
 }
-"""Names of what removes files, or takes away their content or their name, in Python, pyarrow, pyiceberg and Java."""
+"""Functions of Python, pyarrow, pyiceberg and Java that remove, rename or empty files."""
 ALSO_OF_VALUES = {"remove", "move", "replace"}
 """Methods of lists, sets, texts and times have these names, too."""
 
@@ -69,7 +70,7 @@ ALLOWED = {
 
 
 def removals(tree: ast.Module) -> Iterator[int]:
-    """The lines that name something that removes files: a method of a value is no such thing."""
+    """The lines that name a function that removes files; methods of values do not count."""
     of_values = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call) and not _of_a_path(node)}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
@@ -98,7 +99,7 @@ def _is_sql(node: ast.AST) -> bool:
 
 
 def _opens_to_write(call: ast.AST) -> bool:
-    """``open(path, "w")``, ``path.open("wb")``: what was in the file is gone."""
+    """``open(path, "w")``, ``path.open("wb")``: the former content is lost."""
     if not isinstance(call, ast.Call):
         return False
     name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
@@ -142,15 +143,15 @@ def _of_a_path(call: ast.Call) -> bool:
         *((line, False) for line in ("from dataclasses import replace", "x = 'replace'")),
     ],
 )
-def test_which_lines_remove_something(line: str, removes: bool) -> None:
+def test_lines_that_remove_files_are_found(line: str, removes: bool) -> None:
     assert bool(list(removals(ast.parse(line)))) is removes
 
 
-def test_nothing_is_removed_but_through_the_one_function() -> None:
+def test_files_are_removed_by_one_function_only() -> None:
     found = {name: list(removals(tree)) for name, tree in sources()}
-    assert len(found) > 300, "all modules are looked at"
+    assert len(found) > 300, "all modules are checked"
     assert {name: lines for name, lines in found.items() if lines and name not in ALLOWED} == {}
-    assert [name for name in ALLOWED if not found[name]] == [], "exceptions that nobody needs any more"
+    assert [name for name in ALLOWED if not found[name]] == [], "exceptions that are not needed any more"
 
 
 @pytest.mark.parametrize("path", ["", "/", "/etc", "..", ".", "a/..", "a/../../b", "./a", "a//b", "a/", "a\0b"])
@@ -168,12 +169,12 @@ def test_a_path_that_does_not_lead_downwards_is_refused(path: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("anchor", ["", "/", "//", "file:///", "file:/", "/tmp/.."])
-def test_the_root_is_no_place(anchor: str) -> None:
+def test_the_root_is_refused_as_a_place(anchor: str) -> None:
     with pytest.raises(UnsafePath, match="never the root"):
         delete(Place(anchor), "distop-no-such-folder")
 
 
-def test_a_refusal_is_one_sentence_about_an_argument() -> None:
+def test_an_unsafe_path_is_an_invalid_argument() -> None:
     assert issubclass(UnsafePath, InvalidArgument)
     assert UnsafePath.exit_code == 2
 
@@ -194,7 +195,7 @@ def test_a_link_is_removed_and_its_target_stays(tmp_path: Path) -> None:
     assert (tmp_path / "target" / "inner").is_dir()
 
 
-def test_a_folder_that_is_not_empty_stays_if_that_is_asked_for(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_empty_stays_with_only_empty(tmp_path: Path) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True)
     place = Place(str(tmp_path))
     assert not delete(place, "a", only_empty=True)
@@ -231,7 +232,7 @@ def test_only_a_regular_file_is_read_back(tmp_path: Path) -> None:
 
 
 def _linked(tmp_path: Path, name: str) -> tuple[Place, Path]:
-    """A shared directory in which a writer of the table has put a link for a folder; what the link leads to."""
+    """A shared directory in which a link replaces a folder, and the target of the link."""
     place, outside = Place(str(tmp_path / "t"), "_distop/c0ffee"), tmp_path / "outside"
     (Path(place.location) / name).parent.mkdir(parents=True)
     outside.mkdir()
@@ -247,7 +248,7 @@ def _spill(place: Place) -> None:
 def _keep(place: Place) -> None:
     ctx = FakeContext(Path(place.anchor))
     ctx.shared, ctx.shared_dir = place, place.location
-    certification.write_file_list("files-1", lambda: [("/t/a", 1, 1)], ctx)
+    file_lists.write_file_list("files-1", lambda: [("/t/a", 1, 1)], ctx)
 
 
 def _result(place: Place) -> None:
@@ -281,7 +282,7 @@ def test_no_index_is_published_through_a_link(name: str, tmp_path: Path) -> None
     assert list(outside.iterdir()) == []
 
 
-def test_a_file_is_written_whole_and_a_link_of_its_name_is_replaced(tmp_path: Path) -> None:
+def test_a_write_replaces_a_link_with_the_name_of_the_file(tmp_path: Path) -> None:
     place, outside = Place(str(tmp_path / "new"), "a"), tmp_path / "outside"
     outside.write_text("of somebody else")
     deletion.write(place, "b/c", b"one")
@@ -289,7 +290,7 @@ def test_a_file_is_written_whole_and_a_link_of_its_name_is_replaced(tmp_path: Pa
     (tmp_path / "new/a/b/c").symlink_to(outside)
     deletion.write(place, "b/c", b"two")
     assert (outside.read_text(), (tmp_path / "new/a/b/c").read_bytes()) == ("of somebody else", b"two")
-    assert [path.name for path in (tmp_path / "new/a/b").iterdir()] == ["c"], "nothing is left of the write"
+    assert [path.name for path in (tmp_path / "new/a/b").iterdir()] == ["c"], "no temporary file is left"
     with pytest.raises(UnsafePath):
         deletion.write(place, "../c", b"")
     (tmp_path / "new/a/d").write_text("a file")
@@ -298,7 +299,7 @@ def test_a_file_is_written_whole_and_a_link_of_its_name_is_replaced(tmp_path: Pa
 
 
 def test_a_path_cannot_be_redirected_between_check_and_use(tmp_path: Path) -> None:
-    """A folder on the way is replaced by a link to what is not ours, and back, as fast as that can be done."""
+    """A folder on the path is swapped with a link to a foreign folder as fast as possible."""
     outside = tmp_path / "outside" / "q"
     outside.mkdir(parents=True)
     (outside / "kept").touch()
@@ -357,7 +358,7 @@ NAMES = [
 
 
 def snapshot(root: Path, but: Path) -> dict[str, Any]:
-    """Everything below a folder, without what lies below another one: bytes, folders, and where links lead."""
+    """Everything below a folder, except below ``but``: bytes, folders, and targets of links."""
     found: dict[str, Any] = {}
     for path in root.iterdir() if root != but else ():
         if path.is_symlink():
@@ -388,7 +389,7 @@ def grow(rng: random.Random, folder: Path, root: Path, depth: int) -> None:
 
 @pytest.mark.parametrize("block", mostly_slow(range(8), 2))
 def test_a_byte_outside_the_place_never_changes(block: int, tmp_path: Path) -> None:
-    """Layouts with nested tables, names that begin alike, odd encodings, and links at each level of the way."""
+    """Layouts with nested tables, names with a common prefix, odd encodings, and links at each level."""
     for seed in range(block * 50, block * 50 + 50):
         rng = random.Random(seed)
         root = tmp_path / str(seed)
@@ -466,7 +467,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Bucket:
     return Bucket(monkeypatch)
 
 
-def test_a_prefix_is_no_folder(bucket: Bucket) -> None:
+def test_a_common_prefix_is_not_a_folder(bucket: Bucket) -> None:
     bucket.put("b/a/b/1", "b/a/b/c/2", "b/a/bc/3", "b/a/b.4")
     place = Place("s3://b", "a")
     assert not delete(place, "bcd")
@@ -479,7 +480,7 @@ def test_a_prefix_is_no_folder(bucket: Bucket) -> None:
 
 
 @pytest.mark.parametrize("anchor", ["s3://", "s3:///", "s3:////"])
-def test_a_store_without_a_bucket_is_no_place(anchor: str, bucket: Bucket) -> None:
+def test_a_store_without_a_bucket_is_refused_as_a_place(anchor: str, bucket: Bucket) -> None:
     bucket.put("b/1")
     with pytest.raises(UnsafePath, match="names no bucket"):
         delete(Place(anchor), "b")
@@ -487,7 +488,7 @@ def test_a_store_without_a_bucket_is_no_place(anchor: str, bucket: Bucket) -> No
 
 
 @pytest.mark.parametrize("anchor", ["s3://b/../c", "s3://b//c", "s3://b/./c"])
-def test_an_odd_url_is_no_place(anchor: str, bucket: Bucket) -> None:
+def test_an_ambiguous_url_is_refused_as_a_place(anchor: str, bucket: Bucket) -> None:
     with pytest.raises(UnsafePath):
         delete(Place(anchor), "x")
 
@@ -511,7 +512,7 @@ def test_an_object_outside_the_place_never_changes(seed: int, bucket: Bucket) ->
             delete(place, name)
         except (UnsafePath, OSError):
             continue
-    assert bucket.files() == before, "what was there below the place is gone, and nothing else"
+    assert bucket.files() == before, "only objects below the place are removed"
 
 
 # ---------------------------------------------------------------------- places
@@ -524,7 +525,7 @@ def test_a_space_is_a_folder_of_the_shared_directory() -> None:
     assert shared_of("", "abc", TableRecord("t", "spark", "db.t")) is None
 
 
-def test_hole_9_two_namespaces_in_one_folder_sweep_nothing_of_each_other(tmp_path: Path) -> None:
+def test_hole_9_two_namespaces_in_one_folder_do_not_sweep_files_of_each_other(tmp_path: Path) -> None:
     table = TableRecord("t", "parquet", str(tmp_path))
     places = [shared_of("", space, table) for space in ("a", "b", "c")]
     for n in range(1, 4):
@@ -551,7 +552,7 @@ def test_hole_9_two_namespaces_in_one_folder_sweep_nothing_of_each_other(tmp_pat
     assert [snapshot(Path(p.location), tmp_path / "none") for p in (two, three) if p is not None] == before
 
 
-def test_a_plan_names_no_list_of_files_of_another_operation(tmp_path: Path) -> None:
+def test_a_plan_that_names_a_file_list_of_another_operation_is_refused(tmp_path: Path) -> None:
     from distop.protocol.plan import PartitionPlan
 
     place = Place(str(tmp_path))

@@ -1,4 +1,4 @@
-"""Pipes, devices and links where files of a table should be: nobody waits for them, and none is read."""
+"""Pipes, devices and links in place of files of a table are refused without waiting."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from distop.storage.files import read
 from distop.storage.location import Location
 from distop.tables import check_table, plan_table
 from distop.tables.iceberg import manifest_facts
-from distop.tables.iceberg.iceberg_format import metadata_file
+from distop.tables.iceberg.metadata_file import current_metadata_file
 from distop.tables.parquet import page_headers
 from distop.tables.reading import parquet_footers, parquet_tail
 from distop.tables.reading.file_facts import Unreadable
@@ -55,12 +55,12 @@ def refused(folder: Path, match: str) -> None:
 
 
 @IRREGULAR
-def test_a_version_hint_that_is_no_regular_file_is_refused(folder: Path, irregular: Any) -> None:
+def test_a_version_hint_that_is_not_a_regular_file_is_refused(folder: Path, irregular: Any) -> None:
     irregular(folder / "metadata" / "version-hint.text")
     refused(folder, "version-hint.text is (not a regular file|a symbolic link, which is not followed)")
 
 
-def test_a_version_hint_cannot_show_another_file(folder: Path, tmp_path: Path) -> None:
+def test_the_error_of_a_version_hint_does_not_show_its_content(folder: Path, tmp_path: Path) -> None:
     hint = folder / "metadata" / "version-hint.text"
     hint.write_text("8675309")
     with pytest.raises(InvalidArgument, match="it has no file for the version in version-hint.text") as error:
@@ -72,8 +72,8 @@ def test_a_version_hint_cannot_show_another_file(folder: Path, tmp_path: Path) -
 
 
 @IRREGULAR
-def test_metadata_that_are_no_regular_file_are_refused(folder: Path, irregular: Any) -> None:
-    source = metadata_file(Location.of(str(folder)))
+def test_metadata_that_are_not_a_regular_file_are_refused(folder: Path, irregular: Any) -> None:
+    source = current_metadata_file(Location.of(str(folder)))
     irregular(Path(source))
     refused(folder, "v2.metadata.json.* is (not a regular file: it is a pipe|a symbolic link)")
     with pytest.raises((Unreadable, InvalidArgument), match="is (not a regular file|a symbolic link)"):
@@ -81,7 +81,7 @@ def test_metadata_that_are_no_regular_file_are_refused(folder: Path, irregular: 
 
 
 @IRREGULAR
-def test_a_manifest_that_is_no_regular_file_is_refused(folder: Path, irregular: Any) -> None:
+def test_a_manifest_that_is_not_a_regular_file_is_refused(folder: Path, irregular: Any) -> None:
     for path in (folder / "metadata").glob("*.avro"):
         irregular(path)
     with pytest.raises(Exception, match="is not a regular file|lies outside of its table"):
@@ -89,7 +89,7 @@ def test_a_manifest_that_is_no_regular_file_is_refused(folder: Path, irregular: 
 
 
 @IRREGULAR
-def test_a_data_file_of_a_snapshot_that_is_no_regular_file_is_refused(folder: Path, irregular: Any) -> None:
+def test_a_data_file_of_a_snapshot_that_is_not_a_regular_file_is_refused(folder: Path, irregular: Any) -> None:
     planned = plan_table(TableRecord("t", "iceberg", str(folder)))
     snapshot = manifest_facts.snapshot_of(planned.partitions[0].source, frozenset())
     irregular(Path(planned.partitions[0].files[0][0].removeprefix("file://")))
@@ -117,11 +117,13 @@ def test_nothing_is_read_of_an_irregular_file(tmp_path: Path, irregular: Any) ->
         with pytest.raises(OSError, match="is not a regular file"):
             ask(str(path))
     with pytest.raises(Unreadable, match="is not a regular file"):
-        parquet_footers.unchanged(str(path), 0, path.stat().st_mtime_ns)
+        parquet_footers.check_unchanged(str(path), 0, path.stat().st_mtime_ns)
 
 
-def test_what_is_mounted_on_demand_is_mounted_to_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With ``O_PATH`` alone Linux opens the empty folder on which it would be mounted."""
+def test_a_folder_that_is_mounted_on_demand_is_mounted_by_a_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With ``O_PATH`` alone Linux opens the empty mount point."""
     for name in ("mounted", "empty"):
         (tmp_path / name).mkdir()
     pq.write_table(ROWS, tmp_path / "mounted" / "a.parquet")

@@ -1,4 +1,4 @@
-"""Results in files: which file is read follows from the operation, the partition and the attempt, not from a record."""
+"""Results in files: operation, partition and attempt determine the file, not a record."""
 
 from __future__ import annotations
 
@@ -39,36 +39,34 @@ def read(result: Any, shared: Path, fence: Any = 7, incarnation: str = "inc") ->
 
 
 def test_a_result_is_read_from_the_file_of_its_attempt(tmp_path: Path) -> None:
-    told = written(tmp_path)
-    assert told[result_files.POINTER].keys() == {"bytes", "sha256"}
-    assert read(told, tmp_path) == {"text": "x"}
+    pointer = written(tmp_path)
+    assert pointer[result_files.POINTER].keys() == {"bytes", "sha256"}
+    assert read(pointer, tmp_path) == {"text": "x"}
     assert path(tmp_path) == tmp_path / "results/t/large/1/000000-7-inc.json"
     assert read({"text": "small"}, tmp_path) == {"text": "small"}
     with pytest.raises(NotFound, match="cannot be read here"):
-        read(told, tmp_path, incarnation="another")
+        read(pointer, tmp_path, incarnation="another")
     with pytest.raises(NotFound, match="DISTOP_SHARED_DIR"):
-        result_files.resolve(told, None, ATTEMPT)
+        result_files.resolve(pointer, None, ATTEMPT)
 
 
 @pytest.mark.timeout(10)
-@pytest.mark.parametrize("told_path", ["/dev/zero", "/etc/hostname", "http://127.0.0.1:9/", "s3://b/k?endpoint_override=x"])
-def test_hole_9_the_path_in_a_record_is_not_read(tmp_path: Path, told_path: str) -> None:
-    told = {result_files.POINTER: {"path": told_path, "bytes": 10, "sha256": "0" * 64}}
+@pytest.mark.parametrize("named", ["/dev/zero", "/etc/hostname", "http://127.0.0.1:9/", "s3://b/k?endpoint_override=x"])
+def test_hole_9_the_path_in_a_record_is_not_read(tmp_path: Path, named: str) -> None:
+    pointer = {result_files.POINTER: {"path": named, "bytes": 10, "sha256": "0" * 64}}
     with pytest.raises(NotFound):
-        read(told, tmp_path)
+        read(pointer, tmp_path)
 
 
-@pytest.mark.parametrize(
-    "field", [{"bytes": -1}, {"bytes": True}, {"bytes": 1 << 40}, {"sha256": None}]
-)
-def test_hole_9_what_a_record_says_of_the_file_is_checked(tmp_path: Path, field: dict[str, Any]) -> None:
-    told = written(tmp_path)[result_files.POINTER]
+@pytest.mark.parametrize("field", [{"bytes": -1}, {"bytes": True}, {"bytes": 1 << 40}, {"sha256": None}])
+def test_hole_9_the_size_and_checksum_in_a_record_are_checked(tmp_path: Path, field: dict[str, Any]) -> None:
+    pointer = written(tmp_path)[result_files.POINTER]
     with pytest.raises(UnreadableRecord, match="has an invalid"):
-        read({result_files.POINTER: {**told, **field}}, tmp_path)
+        read({result_files.POINTER: {**pointer, **field}}, tmp_path)
 
 
 @pytest.mark.parametrize("fence", ["../../x", True, 0, None, -1])
-def test_hole_9_a_fence_that_is_none_leads_to_no_file(tmp_path: Path, fence: Any) -> None:
+def test_hole_9_an_invalid_fence_leads_to_no_file(tmp_path: Path, fence: Any) -> None:
     with pytest.raises(UnreadableRecord, match="has an invalid"):
         read(written(tmp_path), tmp_path, fence)
 
@@ -80,27 +78,27 @@ def test_hole_9_a_job_that_an_actor_returned_has_no_file(tmp_path: Path) -> None
 
 @pytest.mark.timeout(10)
 def test_hole_9_only_a_regular_file_is_read_and_no_link_is_followed(tmp_path: Path) -> None:
-    told = written(tmp_path)
+    pointer = written(tmp_path)
     file = path(tmp_path)
     file.unlink()
     file.symlink_to("/dev/zero")
     with pytest.raises(NotFound, match="cannot be read here"):
-        read(told, tmp_path)
+        read(pointer, tmp_path)
     file.unlink()
     os.mkfifo(file)
     with pytest.raises(NotFound, match="not a regular file"):
-        read(told, tmp_path)
+        read(pointer, tmp_path)
     file.unlink()
     elsewhere = tmp_path / "elsewhere"
     file.parent.rename(elsewhere)
     (elsewhere / file.name).write_bytes(DATA)
     file.parent.symlink_to(elsewhere)
     with pytest.raises(NotFound, match="cannot be read here"):
-        read(told, tmp_path)
+        read(pointer, tmp_path)
 
 
 def test_hole_9_no_more_than_the_recorded_bytes_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = written(tmp_path)
+    pointer = written(tmp_path)
     asked: list[int] = []
     real = result_files.read_regular
 
@@ -111,7 +109,7 @@ def test_hole_9_no_more_than_the_recorded_bytes_are_read(tmp_path: Path, monkeyp
     monkeypatch.setattr(result_files, "read_regular", reading)
     path(tmp_path).write_bytes(DATA * 1000)
     with pytest.raises(UnreadableRecord, match="size or checksum has changed"):
-        read(told, tmp_path)
+        read(pointer, tmp_path)
     assert asked == [len(DATA)]
     monkeypatch.setattr(result_files, "MAX_BYTES", 5)
     with pytest.raises(ValueError, match="at most 5 are allowed"):
@@ -129,8 +127,8 @@ def test_hole_9_an_actor_cannot_return_a_result_that_names_a_file(outcome: Any) 
     assert checked(outcome({"a": 1})).result == {"a": 1}  # type: ignore[union-attr]
 
 
-async def test_results_are_looked_for_by_the_registered_record_alone() -> None:
-    """Not by the copy in the spec, which a submitter can write: it would choose a bucket, or a folder, for a reader."""
+async def test_results_are_found_by_the_registered_record_only() -> None:
+    """A submitter can write the copy in the spec, which could choose any bucket or folder."""
     keys, ref = Keys(), OperationRef("t", "large", "", 1)
     forged = Spec("r", "", "", Rules(), table=TableRecord("t", "parquet", "s3://elsewhere/t"))
     there = {keys.of(ref, "spec"): forged.encode(), keys.table("t"): TableRecord("t", "parquet", "/data/t").encode()}

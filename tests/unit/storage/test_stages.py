@@ -1,4 +1,4 @@
-"""The stage of an attempt is made by that attempt, in folders that nobody else may change."""
+"""The stage of an attempt is created by that attempt, in folders that no other user may change."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from distop.storage.deletion import Place
 from distop.storage.places import Attempt, shared_of, stage_of
 from distop.tables import reader_of
 from distop.testing import MemoryProgress
-from distop.worker.child_side.job_context import ChildContext
+from distop.worker.child_side.job_context import ChildContext, JobScope
 from distop_behaviors.apply import file_rewrite
-from distop_behaviors.apply.file_rewrite import Stage
+from distop_behaviors.apply.staged_files import Stage
 from distop_behaviors.index.index_argument import BuildArgument
 from distop_behaviors.index.segments import Job
 
@@ -33,7 +33,7 @@ def context(table: Path, shared: str = "", again: bool = False, number: int = 1)
     env: Any = SimpleNamespace(shared_dir=shared, space="c0ffee", log=logging.getLogger("tests.stages"))
     record = TableRecord("t", "parquet", str(table), {})
     plan = PartitionPlan(0, "p")
-    made = ChildContext(env, OP, record, number=number, partition=plan, fence=7, incarnation="inc")
+    made = ChildContext(env, JobScope(OP, record, run=number, partition=plan, fence=7, incarnation="inc"))
     made.again = again
     return made
 
@@ -45,7 +45,7 @@ def table(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_stage_is_made_once_and_for_its_attempt_alone(table: Path) -> None:
+def test_a_stage_is_created_once_and_private(table: Path) -> None:
     ctx = context(table)
     stage = Path(ctx.stage)
     assert (stage.stat().st_mode & 0o777, stage.parent.stat().st_mode & 0o022) == (0o700, 0)
@@ -55,7 +55,7 @@ def test_a_stage_is_made_once_and_for_its_attempt_alone(table: Path) -> None:
 
 
 @pytest.mark.parametrize("plant", ["folder", "file", "link"])
-def test_hole_3_a_stage_that_is_there_before_its_attempt_fails_it(table: Path, plant: str) -> None:
+def test_hole_3_a_stage_that_exists_before_its_attempt_is_an_error(table: Path, plant: str) -> None:
     ctx = context(table)
     planted = Path(ctx.stage_place.location)
     planted.parent.mkdir(parents=True)
@@ -70,7 +70,7 @@ def test_hole_3_a_stage_that_is_there_before_its_attempt_fails_it(table: Path, p
             _ = ctx.stage
 
 
-def test_hole_3_a_prefix_of_an_object_store_is_empty_before_its_attempt(
+def test_hole_3_a_prefix_with_objects_before_its_attempt_is_an_error(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
@@ -87,7 +87,7 @@ def test_hole_3_a_prefix_of_an_object_store_is_empty_before_its_attempt(
 
 @pytest.mark.parametrize(("again", "number"), [(True, 1), (False, 0)])
 def test_a_stage_is_found_again_by_its_attempt_and_its_cleanup(table: Path, again: bool, number: int) -> None:
-    """In another process: the child was replaced, or it is another node that cleans up."""
+    """In another process, after the child was replaced, or on another node that cleans up."""
     stage = Path(context(table).stage)
     (stage / "rows").touch()
     assert context(table, again=again, number=number).stage == str(stage)
@@ -109,7 +109,7 @@ def test_hole_3_no_stage_where_another_user_owns_a_folder(table: Path, where: st
 def test_hole_3_no_stage_where_others_may_write(table: Path, where: str, mode: int) -> None:
     (table / where).mkdir(parents=True, exist_ok=True)
     (table / where).chmod(mode)
-    if mode == 0o1777 and not where:  # what is in it belongs to who made it
+    if mode == 0o1777 and not where:  # its entries belong to their creators
         assert Path(context(table).stage).is_dir()
         return
     with pytest.raises(UnsafePath, match=f"{table / where}, which is writable .*--shared-dir"):
@@ -126,7 +126,7 @@ def test_hole_3_no_stage_where_others_may_replace_the_uppermost_folder(table: Pa
     assert Path(context(table, shared=str(above / shared) if shared else "").stage).is_dir()
 
 
-def test_hole_3_a_shared_directory_is_the_executors_own(table: Path, tmp_path: Path) -> None:
+def test_hole_3_a_shared_directory_that_others_may_write_is_refused(table: Path, tmp_path: Path) -> None:
     table.chmod(0o777)
     shared = tmp_path / "shared"
     assert context(table, shared=str(shared)).stage.startswith(f"{shared}/")
@@ -135,7 +135,7 @@ def test_hole_3_a_shared_directory_is_the_executors_own(table: Path, tmp_path: P
         _ = context(table, shared=str(shared)).stage
 
 
-def test_hole_3_folders_are_made_for_their_owner_to_write_whatever_the_umask(table: Path) -> None:
+def test_hole_3_folders_are_writable_by_their_owner_only_for_any_umask(table: Path) -> None:
     former = os.umask(0)
     try:
         ctx = context(table)
@@ -149,7 +149,7 @@ def test_hole_3_folders_are_made_for_their_owner_to_write_whatever_the_umask(tab
 
 
 @pytest.mark.parametrize("plant", ["a file", "a link"])
-def test_hole_3_a_new_file_replaces_and_follows_nothing(tmp_path: Path, plant: str) -> None:
+def test_hole_3_a_new_file_replaces_no_file_and_follows_no_link(tmp_path: Path, plant: str) -> None:
     victim, planted = tmp_path / "victim", tmp_path / "new"
     victim.write_text("precious")
     if plant == "a file":
@@ -181,10 +181,10 @@ def test_hole_3_a_link_in_a_stage_is_not_written_through(tmp_path: Path, name: s
 
 
 @pytest.mark.parametrize("where", ["data", "place"])
-def test_hole_3_narrowing_writes_into_no_folder_that_it_has_not_made(
+def test_hole_3_narrowing_writes_into_no_folder_that_it_has_not_created(
     tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Iceberg would go on from the metadata that lies there."""
+    """Iceberg would continue from metadata that it finds there."""
     from distop_behaviors.apply import rewrite_publication
 
     table = tmp_path / "t"
@@ -198,7 +198,7 @@ def test_hole_3_narrowing_writes_into_no_folder_that_it_has_not_made(
     planted.mkdir(parents=True)
     raw = {"format-version": 2, "current-schema-id": 0, "schemas": [{"schema-id": 0, "fields": []}]}
     monkeypatch.setattr(file_rewrite, "session_of", lambda _: SimpleNamespace(_jvm=None))
-    monkeypatch.setattr(file_rewrite.iceberg_rows, "check_installed", lambda _: None)
+    monkeypatch.setattr(file_rewrite.iceberg_jar, "check_installed", lambda _: None)
     monkeypatch.setattr(file_rewrite, "raw_metadata", lambda *_: raw)
     monkeypatch.setattr(file_rewrite, "new_schema", lambda *_: {})
     monkeypatch.setattr(file_rewrite, "staging_metadata", lambda *_: {})

@@ -1,4 +1,4 @@
-"""URLs in data, which name a bucket and a path, and never a host, an identity or a role."""
+"""URLs in data may name a bucket and a path, but no host, identity or role."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from distop.storage.storage_urls import HOSTS, check_paths, check_place, holds_s
 from distop.tables import check_reachable, check_table, plan_table
 from distop.tables.iceberg.avro import ManifestIO
 from distop.tables.iceberg.bounded_io import BoundedIO
-from distop.tables.iceberg.iceberg_format import read_metadata
+from distop.tables.iceberg.metadata_file import read_metadata
 from distop.tables.reading.file_facts import ddl
 from distop.worker.child_side.shared_files import with_files
 from tests.support.refusing_store import RefusingStore
@@ -87,14 +87,14 @@ def test_a_path_that_hadoop_reads_as_a_url_is_refused(path: str) -> None:
 
 
 @pytest.mark.parametrize("before", [" ", "\t", "\n"])
-def test_hole_2_a_path_with_a_space_before_it_is_not_opened(before: str, tmp_path: Path) -> None:
-    """It was no local path, and so another user's link was followed."""
+def test_hole_2_a_path_with_leading_white_space_is_not_opened(before: str, tmp_path: Path) -> None:
+    """It did not count as a local path, so another user's link was followed."""
     (tmp_path / "v1.metadata.json").write_text("{}")
-    with pytest.raises(InvalidArgument, match="its readers differ on it"):
+    with pytest.raises(InvalidArgument, match="its readers may resolve it differently"):
         BoundedIO().new_input(f"{before}file://{tmp_path}/v1.metadata.json")
 
 
-def test_a_url_without_a_path_vouches_for_no_other_url() -> None:
+def test_a_valid_url_without_a_path_does_not_make_other_urls_valid() -> None:
     with pytest.raises(InvalidArgument, match="has the scheme 'http'"):
         check_paths(("abfs://a@b.dfs.core.windows.net", "http://127.0.0.1:9"))
     with pytest.raises(InvalidArgument, match="has the scheme 'http'"):
@@ -124,7 +124,7 @@ def test_a_place_that_names_no_host_is_allowed(place: str) -> None:
         check_paths((place,))
 
 
-def test_hosts_are_listed_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hosts_are_allowed_by_an_environment_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     places = ("hdfs://nn:8020/t", "abfss://c@account.dfs.core.usgovcloudapi.net/t")
     for place in places:
         with pytest.raises(InvalidArgument, match="DISTOP_STORAGE_HOSTS"):
@@ -150,12 +150,12 @@ def test_the_endpoint_of_a_store_comes_from_the_environment(monkeypatch: pytest.
 
 @pytest.mark.parametrize("kind", ["int) , (SELECT 1", "int`", "int /* */", "", "decimal(1,2),x int"])
 def test_a_type_in_a_plan_cannot_be_sql(kind: Any) -> None:
-    with pytest.raises(ValueError, match="is no type of Spark"):
+    with pytest.raises(ValueError, match="is not a Spark type"):
         ddl(("struct", (("a", ("array", kind)),)))
     assert ddl(("map", "string", "decimal(38, 3)")) == "map<string,decimal(38, 3)>"
 
 
-def test_hole_9_no_path_costs_an_executor_its_time() -> None:
+def test_hole_9_long_paths_are_checked_in_linear_time() -> None:
     """A search that took quadratic time held all threads of a child for hours."""
     for path in ("s3://b/x?" + "pass" * 1_000_000, "s3://b/x#" + "key;" * 1_000_000, "/" + "x" * 5_000):
         assert not holds_secret(path)
@@ -177,5 +177,5 @@ def test_hole_9_no_path_costs_an_executor_its_time() -> None:
         ("passport", False),
     ],
 )
-def test_a_secret_is_told_by_the_name_of_its_parameter(parameters: str, found: bool) -> None:
+def test_a_secret_is_recognized_by_the_name_of_its_parameter(parameters: str, found: bool) -> None:
     assert holds_secret(f"s3://bucket/x?{parameters}") == found

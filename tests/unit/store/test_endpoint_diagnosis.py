@@ -1,4 +1,4 @@
-"""Why endpoints cannot be used: found out of all at once, and no longer than the time for connecting lasts."""
+"""Diagnosis of unusable endpoints: concurrent, and within the connect time-out."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from distop.store.endpoint_diagnosis import Diagnosis
 
 
 async def test_endpoints_are_diagnosed_concurrently() -> None:
-    """Each server keeps its visitor until all three have one: visited one after the other, they would never be met."""
+    """Each server holds its client until all three have one, so one after the other would never end."""
     present: set[int] = set()
     met = asyncio.Event()
 
     async def serve(number: int, stack: AsyncExitStack) -> Endpoint:
         async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            if await reader.read(1):  # it speaks: this is no look whether anything listens
+            if await reader.read(1):  # data came, so this is no mere check for an open port
                 present.add(number)
                 if len(present) == 3:
                     met.set()
@@ -39,7 +39,7 @@ async def test_endpoints_are_diagnosed_concurrently() -> None:
         everybody = asyncio.ensure_future(met.wait())
         endpoints = [await serve(number, stack) for number in range(3)]
         diagnosis = Diagnosis(endpoints, False, 60.0)
-        assert diagnosis.start_if_due(60.0) == 58.0, "not yet: the caller is to ask again"
+        assert diagnosis.start_if_due(60.0) == 58.0, "not due yet: the caller asks again after this time"
         assert diagnosis.start_if_due(1.5) == 1.5
         assert await diagnosis.results() == ["", "", ""]
         everybody.cancel()
@@ -86,7 +86,7 @@ main()
 
 
 def test_a_silent_dns_server_does_not_delay_the_exit() -> None:
-    """There is none to be had in a test: the one function that asks it is replaced by one that never answers."""
+    """The only function that asks it is replaced by one that never returns."""
     words = [sys.executable, "-c", SILENT, "ls", "--etcd", "nohost.invalid:2379", "--connect-timeout", "0.5"]
     ran = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     assert (ran.returncode, ran.stdout) == (3, "")

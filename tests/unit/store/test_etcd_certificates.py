@@ -1,4 +1,4 @@
-"""Certificates that cannot be used are told by name, before etcd is asked."""
+"""Errors of unusable certificates name the file, before etcd is asked."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def config(**files: str) -> EtcdConfig:
     return EtcdConfig(("https://127.0.0.1:1",), **files)  # type: ignore[arg-type]
 
 
-def test_files_that_fit(made: Certificates) -> None:
+def test_matching_certificate_files_are_read(made: Certificates) -> None:
     found = certificates.read(config(ca_cert=made.ca, cert=made.client_cert, key=made.client_key))
     assert found.ca == Path(made.ca).read_bytes()
     assert found.key == Path(made.client_key).read_bytes()
@@ -60,7 +60,7 @@ def test_a_file_without_a_certificate_is_rejected(made: Certificates, name: str)
         certificates.read(config(ca_cert=made.ca, cert=path, key=made.client_key))
 
 
-def test_a_key_that_does_not_fit(made: Certificates) -> None:
+def test_a_key_that_does_not_match_its_certificate_is_rejected(made: Certificates) -> None:
     with pytest.raises(InvalidArgument, match=r"server-key\.pem does not match the certificate in .*client\.pem"):
         certificates.read(config(cert=made.client_cert, key=made.server_key))
     for name in ("garbage.pem", "locked.pem", "distop-test-ca.pem"):
@@ -71,7 +71,7 @@ def test_a_key_that_does_not_fit(made: Certificates) -> None:
 def test_an_invalid_certificate_file_is_a_usage_error(
     made: Certificates, distop_command: Callable[..., Ran], tmp_path: Path
 ) -> None:
-    """No etcd is there; it is not asked."""
+    """There is no etcd, and it is not asked."""
     for argv in (("ls",), ("executor", "--work-dir", str(tmp_path)), ("doctor",)):
         for path in ("/no/such.pem", beside(made, "garbage.pem")):
             ran = distop_command(*argv, "--etcd", "https://127.0.0.1:1", "--cacert", path)

@@ -1,4 +1,4 @@
-"""Endpoints and credentials: what is taken, and the sentence for what is not."""
+"""Endpoints and credentials: parsing, and the errors of invalid ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from distop.store.connection_settings import Endpoint, EtcdConfig, parse_endpoin
         (" [::1]:2379 ", Endpoint("[::1]", 2379)),
     ],
 )
-def test_endpoints(text: str, endpoint: Endpoint) -> None:
+def test_an_endpoint_is_parsed(text: str, endpoint: Endpoint) -> None:
     assert parse_endpoint(text) == endpoint
 
 
@@ -27,7 +27,7 @@ def test_an_invalid_endpoint_is_rejected(text: str) -> None:
         parse_endpoint(text)
 
 
-def test_comma_lists() -> None:
+def test_endpoints_may_be_separated_by_commas() -> None:
     assert EtcdConfig(("a:1, b:2", "c:3,")).endpoints == ("a:1", "b:2", "c:3")
 
 
@@ -44,10 +44,10 @@ def test_comma_lists() -> None:
         {"connect_timeout": 0.0},
     ],
 )
-def test_what_does_not_fit_together(fields: dict[str, object]) -> None:
+def test_an_invalid_combination_of_settings_is_rejected(fields: dict[str, object]) -> None:
     with pytest.raises(InvalidArgument) as caught:
         EtcdConfig(**fields)  # type: ignore[arg-type]
-    assert not str(caught.value).endswith("."), "it may stand within another sentence"
+    assert not str(caught.value).endswith("."), "it may be quoted in another sentence"
 
 
 def test_the_password_is_not_shown() -> None:

@@ -1,4 +1,4 @@
-"""What etcd's errors mean for the request (docs/internals/etcd-rules.md, "Error classes")."""
+"""Classes of etcd's errors (docs/internals/etcd-rules.md, "What an error says about a write")."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from distop.store.grpc_failures import Failure, Fate, classify, rejection
         ("PERMISSION_DENIED", "etcdserver: permission denied", Fate.FINAL),
     ],
 )
-def test_fates(code: str, detail: str, fate: Fate) -> None:
+def test_an_error_of_etcd_has_one_fate(code: str, detail: str, fate: Fate) -> None:
     assert classify(code, detail).fate is fate
 
 
@@ -46,7 +46,7 @@ def test_fates(code: str, detail: str, fate: Fate) -> None:
         ("INVALID_ARGUMENT", "etcdserver: duplicate key given in txn request", MalformedRequest),
     ],
 )
-def test_rejections_keep_etcds_words(code: str, detail: str, kind: type[EtcdRejected]) -> None:
+def test_rejections_keep_the_message_of_etcd(code: str, detail: str, kind: type[EtcdRejected]) -> None:
     error = rejection(Failure(Fate.FINAL, code, detail))
     assert type(error) is kind
     assert error.detail == detail
@@ -54,12 +54,12 @@ def test_rejections_keep_etcds_words(code: str, detail: str, kind: type[EtcdReje
 
 
 def test_a_server_other_than_etcd_is_reported() -> None:
-    """A proxy, or another service, at an endpoint that was mistyped."""
+    """A proxy or another service at a mistyped endpoint."""
     detail = "Received http2 header with status: 404"
     assert "is not etcd (Received" in str(rejection(Failure(Fate.FINAL, "UNIMPLEMENTED", detail), "the first read"))
 
 
-def test_a_denied_permission_says_who_needs_what() -> None:
+def test_a_denied_permission_names_the_user_and_the_keys() -> None:
     denied = Failure(Fate.FINAL, "PERMISSION_DENIED", "etcdserver: permission denied")
     error = rejection(denied, "the read", user="worker", keys="prod/distOp")
     assert type(error) is PermissionDenied

@@ -1,4 +1,4 @@
-"""Group commit: what comes while a commit is under way goes together in the next one."""
+"""Group commit: items added during a commit go together into the next one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.virtualtime import in_virtual_time
 
 
 class Three:
-    """At most three numbers."""
+    """A group of at most three numbers."""
 
     def __init__(self) -> None:
         self.items: list[int] = []
@@ -27,8 +27,8 @@ class Three:
         return len(self.items) == 3
 
 
-class Line:
-    """Each commit takes a second, or what ``takes`` says, and leaves what ``again`` names."""
+class Recorder:
+    """Records the commits; each takes a second, or ``takes``, and leaves the items of ``again``."""
 
     def __init__(self, **options: Any) -> None:
         self.sent: list[tuple[float, list[int]]] = []
@@ -42,7 +42,7 @@ class Line:
         self.sent.append((loop.time(), items))
         await asyncio.sleep(self.takes(items))
         if 0 in items:
-            raise OSError("the connection broke")
+            raise OSError("the connection failed")
         again = [one for one in items if one in self.again]
         self.again.difference_update(again)
         return again
@@ -52,114 +52,136 @@ class Line:
         return [items for _, items in self.sent]
 
 
-def run(work: Callable[[Line], Any], **options: Any) -> None:
+def run(work: Callable[[Recorder], Any], **options: Any) -> None:
     async def main() -> None:
-        line = Line(**options)
-        await work(line)
-        await line.commits.drained()
-        assert not line.commits.busy
+        recorder = Recorder(**options)
+        await work(recorder)
+        await recorder.commits.drained()
+        assert not recorder.commits.busy
 
     in_virtual_time(main)
 
 
-def test_what_is_queued_in_one_turn_of_the_loop_goes_together_and_the_rest_behind_it() -> None:
-    async def work(line: Line) -> None:
-        line.commits.add([1])
-        line.commits.add([2])
+def test_items_added_at_the_same_time_go_together_and_later_ones_go_next() -> None:
+    async def work(recorder: Recorder) -> None:
+        recorder.commits.add([1])
+        recorder.commits.add([2])
         await asyncio.sleep(0.1)
-        line.commits.add([3])
-        line.commits.add([4])
-        await line.commits.drained()
-        assert line.groups == [[1, 2], [3, 4]]
+        recorder.commits.add([3])
+        recorder.commits.add([4])
+        await recorder.commits.drained()
+        assert recorder.groups == [[1, 2], [3, 4]]
 
     run(work)
 
 
-def test_a_full_group_goes_beside_the_one_under_way_and_part_of_one_waits() -> None:
-    async def work(line: Line) -> None:
-        line.commits.add(range(1, 12))
+def test_full_groups_are_sent_concurrently_and_a_partial_one_waits() -> None:
+    async def work(recorder: Recorder) -> None:
+        recorder.commits.add(range(1, 12))
         await asyncio.sleep(0.1)
-        assert line.groups == [[1, 2, 3], [4, 5, 6]], "no more than two at once"
-        await line.commits.drained()
-        assert line.groups == [[1, 2, 3], [4, 5, 6], [7, 8, 9], [10, 11]]
+        assert recorder.groups == [[1, 2, 3], [4, 5, 6]], "at most two at once"
+        await recorder.commits.drained()
+        assert recorder.groups == [[1, 2, 3], [4, 5, 6], [7, 8, 9], [10, 11]]
 
     run(work, most=2)
 
 
-def test_what_is_to_be_sent_again_comes_first() -> None:
-    async def work(line: Line) -> None:
-        line.again = {2, 3}
-        line.commits.add([1, 2, 3])
+def test_items_to_send_again_come_first() -> None:
+    async def work(recorder: Recorder) -> None:
+        recorder.again = {2, 3}
+        recorder.commits.add([1, 2, 3])
         await asyncio.sleep(0.5)
-        line.commits.add([4, 5])
-        await line.commits.drained()
-        assert line.groups == [[1, 2, 3], [2, 3, 4], [5]]
+        recorder.commits.add([4, 5])
+        await recorder.commits.drained()
+        assert recorder.groups == [[1, 2, 3], [2, 3, 4], [5]]
 
     run(work)
 
 
-def test_part_of_a_group_rests_behind_another_until_it_is_full() -> None:
-    async def work(line: Line) -> None:
-        line.commits.add([1])
+def test_a_partial_group_rests_after_a_commit_until_it_is_full() -> None:
+    async def work(recorder: Recorder) -> None:
+        recorder.commits.add([1])
         await asyncio.sleep(0.5)
-        line.commits.add([2])
+        recorder.commits.add([2])
         await asyncio.sleep(1.5)
-        assert line.groups == [[1]], "it rests"
-        line.commits.add([3, 4])
-        await line.commits.drained()
-        assert line.groups == [[1], [2, 3, 4]]
-        times = [round(at - line.sent[0][0], 3) for at, _ in line.sent]
+        assert recorder.groups == [[1]], "it rests"
+        recorder.commits.add([3, 4])
+        await recorder.commits.drained()
+        assert recorder.groups == [[1], [2, 3, 4]]
+        times = [round(at - recorder.sent[0][0], 3) for at, _ in recorder.sent]
         assert times == [0.0, 2.0], "it is full"
 
     run(work, rest=lambda: 5.0)
 
 
-def test_one_that_finds_none_under_way_waits_for_nothing() -> None:
-    async def work(line: Line) -> None:
-        line.commits.add([1])
+def test_an_item_added_while_idle_is_sent_at_once() -> None:
+    async def work(recorder: Recorder) -> None:
+        recorder.commits.add([1])
         await asyncio.sleep(20.0)
         began = asyncio.get_running_loop().time()
-        line.commits.add([2])
-        await line.commits.drained()
-        assert line.sent[1][0] == began
+        recorder.commits.add([2])
+        await recorder.commits.drained()
+        assert recorder.sent[1][0] == began
 
     run(work, rest=lambda: 5.0)
 
 
-def test_an_error_is_told_and_the_others_go_on() -> None:
-    async def work(line: Line) -> None:
-        line.commits.add([0])
+def test_an_error_is_reported_and_later_items_are_sent() -> None:
+    async def work(recorder: Recorder) -> None:
+        recorder.commits.add([0])
         await asyncio.sleep(0.5)
-        line.commits.add([1])
-        await line.commits.drained()
-        assert line.groups == [[0], [1]]
-        assert [type(error) for error in line.errors] == [OSError]
+        recorder.commits.add([1])
+        await recorder.commits.drained()
+        assert recorder.groups == [[0], [1]]
+        assert [type(error) for error in recorder.errors] == [OSError]
 
     run(work)
 
 
-def test_what_nobody_waits_for_is_given_up_and_the_others_go_on() -> None:
-    async def work(line: Line) -> None:
-        line.takes = lambda items: 1e6 if 1 in items else 1.0
-        line.commits.add([1])
+def test_a_commit_whose_items_are_all_abandoned_is_cancelled_and_later_items_are_sent() -> None:
+    gone: set[int] = set()
+
+    async def work(recorder: Recorder) -> None:
+        recorder.takes = lambda items: 1e6 if 1 in items else 1.0
+        recorder.commits.add([1, 2])
         await asyncio.sleep(0.5)
-        line.commits.add([2])
-        line.commits.interrupt()
-        await line.commits.drained()
-        assert line.groups == [[1], [2]]
-        assert line.errors == []
-
-    run(work)
-
-
-def test_nothing_is_sent_once_it_is_closed() -> None:
-    async def work(line: Line) -> None:
-        line.commits.add([1])
+        recorder.commits.add([3, 4])
+        gone.update([2, 3])
+        recorder.commits.interrupt()
         await asyncio.sleep(0.5)
-        line.commits.add([2])
-        line.commits.close()
-        line.commits.add([3])
-        await line.commits.drained()
-        assert line.groups == [[1]]
+        assert recorder.groups == [[1, 2]], "somebody waits for one of them"
+        gone.add(1)
+        recorder.commits.interrupt()
+        await recorder.commits.drained()
+        assert recorder.groups == [[1, 2], [4]]
+        assert recorder.errors == []
+
+    run(work, abandoned=gone.__contains__)
+
+
+def test_a_group_that_is_abandoned_before_it_is_sent_is_left_out() -> None:
+    gone: set[int] = set()
+
+    async def work(recorder: Recorder) -> None:
+        recorder.commits.add([1])
+        await asyncio.sleep(0.5)
+        recorder.commits.add([2])
+        await asyncio.sleep(5.0)
+        gone.add(2)
+        await recorder.commits.drained()
+        assert recorder.groups == [[1]]
+
+    run(work, rest=lambda: 10.0, abandoned=gone.__contains__)
+
+
+def test_nothing_is_sent_after_close() -> None:
+    async def work(recorder: Recorder) -> None:
+        recorder.commits.add([1])
+        await asyncio.sleep(0.5)
+        recorder.commits.add([2])
+        recorder.commits.close()
+        recorder.commits.add([3])
+        await recorder.commits.drained()
+        assert recorder.groups == [[1]]
 
     run(work)

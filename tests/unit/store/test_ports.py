@@ -1,4 +1,4 @@
-"""Ports that are ours while no server listens on them."""
+"""Reserved ports: free, and given to no other process."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def ours() -> Iterator[list[int]]:
-    reserved = ports.reserve(20)
-    yield reserved
-    ports.release(reserved)
+def reserved() -> Iterator[list[int]]:
+    found = ports.reserve(20)
+    yield found
+    ports.release(found)
 
 
-def test_reserved_ports_are_free_and_below_the_ephemeral_range(ours: list[int]) -> None:
+def test_reserved_ports_are_free_and_below_the_ephemeral_range(reserved: list[int]) -> None:
     lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    assert len(set(ours)) == 20
-    for port in ours:
+    assert len(set(reserved)) == 20
+    for port in reserved:
         assert 1024 < port < lowest
         with socket.socket() as server:
             server.bind(("127.0.0.1", port))
             server.listen()
 
 
-def test_a_reserved_port_is_not_given_to_another_process(ours: list[int]) -> None:
-    """Also where it asks for just that one."""
+def test_a_reserved_port_is_not_given_to_another_process(reserved: list[int]) -> None:
+    """Even if it asks for exactly that one."""
     ask = f"""
 from distop.store import ports
-ports.secrets.randbits = lambda bits: {ours[0]} - ports._FIRST
+ports.secrets.randbits = lambda bits: {reserved[0]} - ports._FIRST
 print(ports.reserve(1)[0])
 """
 
     def another() -> int:
         return int(subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True).stdout)
 
-    assert another() != ours[0]
-    ports.release(ours[:1])
-    assert another() == ours[0]
+    assert another() != reserved[0]
+    ports.release(reserved[:1])
+    assert another() == reserved[0]
 
 
 def test_the_system_chooses_a_port_if_none_is_below_the_ephemeral_range(

@@ -1,4 +1,4 @@
-"""A request that is cut off when the session ends: what is known of it then, and whose cancellation it is."""
+"""Requests cut off by the end of a session: their outcome, and cancellation of the caller."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.virtualtime import in_virtual_time
 
 
 class Silent:
-    """A transport whose requests are answered when ``answer`` is."""
+    """A transport that answers requests with ``answer`` once it is set."""
 
     def __init__(self) -> None:
         self.answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -60,12 +60,12 @@ def test_a_write_that_is_cut_off_has_an_unknown_outcome() -> None:
         with pytest.raises(OutcomeUnknown):
             await task
         assert attempts.unknown
-        assert silent.left == 1, "the request is not waited for any more"
+        assert silent.left == 1, "nothing waits for the request any more"
 
     run(cut_off)
 
 
-def test_an_answer_before_the_end_is_an_answer() -> None:
+def test_an_answer_before_the_end_is_returned() -> None:
     async def answered(silent: Silent, until: asyncio.Future[None]) -> None:
         task, attempts = await sending(silent, until)
         silent.answer.set_result("done")
@@ -73,12 +73,12 @@ def test_an_answer_before_the_end_is_an_answer() -> None:
         until.set_result(None)
         await asyncio.sleep(0)
         assert not attempts.unknown
-        assert not task.cancelling(), "what ends later does not touch who has the answer"
+        assert not task.cancelling(), "a later end does not affect an answered caller"
 
     run(answered)
 
 
-def test_an_end_that_comes_with_the_answer_cancels_nothing_that_the_caller_does_next() -> None:
+def test_an_end_together_with_the_answer_does_not_cancel_the_caller() -> None:
     async def together(silent: Silent, until: asyncio.Future[None]) -> None:
         attempts = Attempts("write", until=until)
 
@@ -99,8 +99,8 @@ def test_an_end_that_comes_with_the_answer_cancels_nothing_that_the_caller_does_
     run(together)
 
 
-def test_a_connection_that_is_closed_leaves_an_unknown_outcome() -> None:
-    """gRPC then cancels the call, and nobody the caller."""
+def test_a_closed_connection_leaves_an_unknown_outcome() -> None:
+    """gRPC then cancels the call; nobody cancels the caller."""
 
     async def closed(silent: Silent, until: asyncio.Future[None]) -> None:
         task, attempts = await sending(silent, until)
@@ -113,7 +113,7 @@ def test_a_connection_that_is_closed_leaves_an_unknown_outcome() -> None:
 
 
 @pytest.mark.parametrize("ends", [False, True])
-def test_a_caller_that_is_cancelled_is_cancelled_whatever_ends_with_it(ends: bool) -> None:
+def test_a_cancelled_caller_is_cancelled_even_if_the_session_ends(ends: bool) -> None:
     async def cancelled(silent: Silent, until: asyncio.Future[None]) -> None:
         task, _ = await sending(silent, until)
         task.cancel()
@@ -127,7 +127,7 @@ def test_a_caller_that_is_cancelled_is_cancelled_whatever_ends_with_it(ends: boo
     run(cancelled)
 
 
-def test_what_a_cancelled_caller_still_writes_is_cut_off_as_any_other() -> None:
+def test_a_write_of_a_cancelled_caller_is_cut_off_as_any_other() -> None:
     async def last_word(silent: Silent, until: asyncio.Future[None]) -> None:
         async def caller() -> str:
             try:
@@ -136,7 +136,7 @@ def test_what_a_cancelled_caller_still_writes_is_cut_off_as_any_other() -> None:
                 attempts = Attempts("write", until=until)
                 with pytest.raises(OutcomeUnknown):
                     await Repeater(silent, EtcdConfig()).send(wire.TXN, rpc.TxnRequest(), attempts)  # type: ignore[arg-type]
-                return "it was told"
+                return "outcome unknown"
             raise AssertionError("unreachable")
 
         task = asyncio.ensure_future(caller())
@@ -144,12 +144,12 @@ def test_what_a_cancelled_caller_still_writes_is_cut_off_as_any_other() -> None:
         task.cancel()
         await silent.asked.wait()
         until.set_result(None)
-        assert await task == "it was told"
+        assert await task == "outcome unknown"
 
     run(last_word)
 
 
-def test_pauses_between_repetitions_grow_from_a_moment_to_a_second() -> None:
+def test_pauses_between_attempts_grow_to_a_second() -> None:
     attempts = Attempts("write")
     pauses = [attempts.next_pause() or 0.0 for _ in range(20)]
     assert 0.0 < pauses[0] <= 0.05
@@ -157,7 +157,7 @@ def test_pauses_between_repetitions_grow_from_a_moment_to_a_second() -> None:
 
 
 def test_a_request_that_stays_unanswered_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """A short trouble is not logged, nor is each retry."""
+    """Neither a short failure nor each retry is logged."""
 
     class Away:
         address = "here:1"

@@ -1,4 +1,4 @@
-"""The clock of a server that answers like etcd's HTTP side, or does not."""
+"""Comparison of clocks by the date in an HTTP answer of etcd."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ ANSWER = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nDate: {}\r\nConte
 
 
 async def served(answer: str | None, ask: Callable[[str], Awaitable[float]]) -> float:
-    """What ``ask`` is told by a server that answers every request so, with the present time for {NOW}; None: it never
-    does.
-    """
+    """The result of ``ask`` with a server that gives this answer ({NOW}: the current time; None: no answer)."""
     over = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -48,11 +46,11 @@ async def compared(address: str, limit: float = 20.0) -> float:
 async def test_a_wrong_clock_is_detected_in_both_directions(off: float) -> None:
     there = time.time() - off
     seen = await served(ANSWER.format(formatdate(there, usegmt=True)), compared)
-    # A date is cut to its second, and the time passes.
+    # The date has whole seconds, and time passes.
     assert off - 1 <= seen <= time.time() - (there - 1)
 
 
-async def test_clocks_that_agree_to_the_second_are_no_difference() -> None:
+async def test_clocks_that_agree_to_the_second_are_equal() -> None:
     assert await served(ANSWER.format("{NOW}"), compared) == 0.0
 
 
@@ -67,17 +65,17 @@ async def test_clocks_that_agree_to_the_second_are_no_difference() -> None:
         "",
     ],
 )
-async def test_an_answer_without_a_date_gives_no_clock(answer: str) -> None:
+async def test_an_answer_without_a_valid_date_is_rejected(answer: str) -> None:
     with pytest.raises(ClockUnreadable):
         await served(answer, compared)
 
 
-async def test_the_client_switches_from_a_silent_server() -> None:
+async def test_a_silent_server_is_abandoned_at_the_time_limit() -> None:
     with pytest.raises(ClockUnreadable):
         await served(None, lambda address: compared(address, 0.05))
 
 
-async def test_a_closed_port_gives_no_clock() -> None:
+async def test_the_error_of_a_closed_port_names_it() -> None:
     async with await asyncio.start_server(lambda *_: None, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
     with pytest.raises(ClockUnreadable, match=f"127.0.0.1:{port}"):

@@ -1,4 +1,4 @@
-"""How long a connection to etcd may be dead before the client notices, and what becomes of one that is replaced."""
+"""Detection of dead connections to etcd, and the end of replaced ones."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ PERMITTED = 5_000
 """Milliseconds between two pings of a client that etcd permits by default (R4)."""
 
 
-def test_a_dead_connection_is_noticed_within_a_session_of_the_default_length() -> None:
-    """Time is left to connect again and to extend the session; and etcd permits the pings."""
+def test_a_dead_connection_is_detected_within_a_session_of_the_default_length() -> None:
+    """Time remains to reconnect and to extend the session, and etcd permits the pings."""
     options = dict(channel_options())
     every, answered = int(options["grpc.keepalive_time_ms"]), int(options["grpc.keepalive_timeout_ms"])
     assert every > PERMITTED
@@ -33,10 +33,10 @@ def test_a_dead_connection_is_noticed_within_a_session_of_the_default_length() -
     assert every + answered <= session * 1000 - 1_000
 
 
-async def test_a_connection_whose_certificates_were_replaced_is_closed_and_not_cut(
+async def test_a_connection_with_replaced_certificates_is_closed_after_its_requests(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Requests on it come to their ends; left open, each renewal of the certificates would keep one."""
+    """Its requests may end. If it stayed open, each renewal of certificates would leak one."""
     closed: list[tuple[int, float]] = []
 
     class Broken:

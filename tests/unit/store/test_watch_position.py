@@ -1,4 +1,4 @@
-"""Where a watch stands after each response (W2–W9)."""
+"""The position of a watch after each response (W2–W9)."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def change(revision: int, key: str = "k") -> Event:
     return Event(KeyValue(key, b"", revision))
 
 
-def test_resumes_after_the_last_event_not_after_the_header() -> None:  # W2
+def test_a_watch_resumes_after_the_last_event_not_after_the_header() -> None:  # W2
     position = WatchPosition(10)
     assert position.feed(Response(500, (change(11), change(12)))) == Batch(12, (change(11), change(12)))
     assert position.next_revision == 13
 
 
-def test_progress_moves_the_position() -> None:  # W3
+def test_a_progress_response_moves_the_position() -> None:  # W3
     position = WatchPosition(10)
     assert position.feed(Response(20)) == Batch(20, ())
     assert position.next_revision == 21
@@ -32,7 +32,7 @@ def test_progress_moves_the_position() -> None:  # W3
     assert position.next_revision == 21
 
 
-def test_created_does_not_move_the_position() -> None:  # W3
+def test_a_created_response_does_not_move_the_position() -> None:  # W3
     position = WatchPosition(10)
     assert position.feed(Response(20, created=True)) is None
     assert position.next_revision == 11
@@ -46,7 +46,7 @@ def test_fragments_are_applied_together() -> None:  # W5
     assert batch == Batch(11, (change(11, "a"), change(11, "b")))
 
 
-def test_a_new_stream_voids_fragments() -> None:  # W5
+def test_a_new_stream_discards_fragments() -> None:  # W5
     position = WatchPosition(10)
     position.feed(Response(11, (change(11, "a"),), fragment=True))
     position.opened()
@@ -61,7 +61,7 @@ def test_old_events_are_dropped() -> None:  # W9
     assert position.feed(Response(11, (change(10), change(11)))) == Batch(11, (change(11),))
 
 
-def test_compaction_asks_for_a_listing() -> None:  # W6
+def test_a_compaction_requires_a_listing() -> None:  # W6
     position = WatchPosition(10)
     assert isinstance(position.feed(Response(50, cancelled=True, compact_revision=40)), Relist)
     assert position.next_revision == 11
@@ -86,7 +86,7 @@ def histories(draw: st.DrawFn) -> list[list[Event]]:
 
 
 def served(draw: st.DrawFn, history: list[list[Event]], start: int) -> Iterator[Response]:
-    """What a server may send to a watch from ``start``: resent events, headers ahead, fragments, progress."""
+    """Responses that a server may send to a watch from ``start``: resent events, headers ahead, fragments, progress."""
     now = len(history)
     yield Response(now, created=True)
     at = max(start - draw(st.integers(0, 3)), 1)
@@ -108,7 +108,7 @@ def served(draw: st.DrawFn, history: list[list[Event]], start: int) -> Iterator[
 
 
 @given(histories(), st.data())
-def test_every_revision_is_applied_once_and_whole(history: list[list[Event]], data: st.DataObject) -> None:
+def test_every_revision_is_applied_once_and_completely(history: list[list[Event]], data: st.DataObject) -> None:
     position = WatchPosition(0)
     applied: list[Event] = []
     for broken in (True, True, True, False):

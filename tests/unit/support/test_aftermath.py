@@ -1,4 +1,4 @@
-"""What is looked at after each test of faults: a break of an invariant, and data that is not whole, are seen there."""
+"""The checks after each fault test find broken invariants and incomplete data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from distop.protocol.revisioned import Change
 from distop.protocol.txn import KeyValue
 from distop.store.history import CaughtUp, HistoryStart, Revision
-from tests.faults.aftermath import misfits, problems
+from tests.faults.data_checks import data_problems, find_problems
 from tests.support.writing import digest, note
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ ROOT = "distOp.t.writing.1"
 RECORD = "distOpHistory.t.writing.1"
 
 
-class Told:
-    """The history of an operation with two jobs, whose output is on the disk."""
+class RecordedOperation:
+    """The history of an operation with two jobs, and the files that they wrote."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -48,66 +48,66 @@ class Told:
         self.steps.append(Revision(number, (Change(kv, deleted=False),)))
 
     def end(self, *partitions: int, state: str = "success") -> list[str]:
-        """These jobs report, the operation ends, and all is looked at."""
+        """Write outcomes of these jobs and the end of the operation; return the problems found."""
         for partition in partitions:
             self.write(f"{ROOT}.{partition:06d}.outcome", self.outcome(partition))
         self.write(RECORD, {"state": state})
-        return misfits(self.steps)
+        return data_problems(self.steps)
 
 
 @pytest.fixture
-def told(tmp_path: Path) -> Told:
-    return Told(tmp_path)
+def recorded(tmp_path: Path) -> RecordedOperation:
+    return RecordedOperation(tmp_path)
 
 
-def test_whole_data_is_no_problem(told: Told) -> None:
-    assert told.end(0, 1) == []
+def test_complete_data_has_no_problems(recorded: RecordedOperation) -> None:
+    assert recorded.end(0, 1) == []
 
 
-def test_a_failed_operation_needs_an_outcome_or_an_error_of_each_job(told: Told) -> None:
-    told.write(f"{ROOT}.000001.outcome", {"name": "p=1", "incarnation": "abc", "error": "it broke"})
-    assert told.end(0, state="failed") == []
-    told.write(f"{ROOT}.000002.outcome", {"name": "p=2", "incarnation": "abc"})
-    (problem,) = misfits(told.steps)
+def test_each_outcome_needs_a_result_or_an_error(recorded: RecordedOperation) -> None:
+    recorded.write(f"{ROOT}.000001.outcome", {"name": "p=1", "incarnation": "abc", "error": "it broke"})
+    assert recorded.end(0, state="failed") == []
+    recorded.write(f"{ROOT}.000002.outcome", {"name": "p=2", "incarnation": "abc"})
+    (problem,) = data_problems(recorded.steps)
     assert "job 2 has neither a result nor an error" in problem
 
 
-def test_an_outcome_that_is_missing_or_written_twice_is_seen(told: Told) -> None:
-    (missing,) = told.end(0)
+def test_missing_and_duplicated_outcomes_are_found(recorded: RecordedOperation) -> None:
+    (missing,) = recorded.end(0)
     assert missing == "t/writing/1: it succeeded with 1 outcomes of 2"
-    doubled, _ = told.end(0)
+    doubled, _ = recorded.end(0)
     assert doubled == "t/writing/1: job 0 has 2 outcomes"
 
 
-def test_a_file_that_is_not_what_was_named_is_seen(told: Told) -> None:
-    assert told.end(0, 1) == []
-    told.file(1).write_text("p=1 0\np=1 1\n")
-    (short,) = misfits(told.steps)
+def test_an_incomplete_or_missing_file_is_found(recorded: RecordedOperation) -> None:
+    assert recorded.end(0, 1) == []
+    recorded.file(1).write_text("p=1 0\np=1 1\n")
+    (short,) = data_problems(recorded.steps)
     assert short.endswith("has 2 rows of 3")
-    told.file(1).unlink()
-    assert misfits(told.steps) != []
+    recorded.file(1).unlink()
+    assert data_problems(recorded.steps) != []
 
 
-def test_two_attempts_that_wrote_at_once_are_seen(told: Told) -> None:
+def test_overlapping_writes_of_two_attempts_are_found(recorded: RecordedOperation) -> None:
     for attempt in (1, 2, 1):
-        note(str(told.journal), 0, attempt, "row")
-    (problem,) = told.end(0, 1)
+        note(str(recorded.journal), 0, attempt, "row")
+    (problem,) = recorded.end(0, 1)
     assert "partition 0: 1 wrote until" in problem
-    assert misfits(told.steps, overlaps=True) == []
+    assert data_problems(recorded.steps, overlaps=True) == []
 
 
-def test_what_was_written_before_history_begins_counts(told: Told) -> None:
-    """After a compaction: what was still there, and how often it had been written."""
-    arg = KeyValue(f"{ROOT}.arg", json.dumps(told.arg).encode(), 1, 1, 1)
+def test_writes_before_the_start_of_the_history_count(recorded: RecordedOperation) -> None:
+    """After a compaction the history starts with the existing keys and their versions."""
+    arg = KeyValue(f"{ROOT}.arg", json.dumps(recorded.arg).encode(), 1, 1, 1)
     first, second = (
-        KeyValue(f"{ROOT}.00000{n}.outcome", json.dumps(told.outcome(n)).encode(), 1, 2, 1 + n) for n in range(2)
+        KeyValue(f"{ROOT}.00000{n}.outcome", json.dumps(recorded.outcome(n)).encode(), 1, 2, 1 + n) for n in range(2)
     )
-    told.steps[:] = [HistoryStart(5, 1, (arg, first, second))]
-    assert told.end() == ["t/writing/1: job 1 has 2 outcomes"]
+    recorded.steps[:] = [HistoryStart(5, 1, (arg, first, second))]
+    assert recorded.end() == ["t/writing/1: job 1 has 2 outcomes"]
 
 
-def test_a_broken_invariant_is_told_with_its_story(told: Told) -> None:
+def test_a_broken_invariant_is_reported_with_its_key(recorded: RecordedOperation) -> None:
     key = f"{ROOT}.state"
-    told.steps.append(Revision(2, (Change(KeyValue(key, b"nonsense", 2, 2, 1), deleted=False),)))
-    told.steps.append(CaughtUp(2))
-    assert any(key in problem for problem in problems(told.steps))
+    recorded.steps.append(Revision(2, (Change(KeyValue(key, b"nonsense", 2, 2, 1), deleted=False),)))
+    recorded.steps.append(CaughtUp(2))
+    assert any(key in problem for problem in find_problems(recorded.steps))

@@ -1,22 +1,22 @@
-"""How a whole run is divided among processes."""
+"""The distribution of a test run among processes."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from tests.distributing import APART, LONGEST, SHARING, TURNS, has_turn, rank, turned, unit_of
+from tests.distributing import APART, LONGEST, SHARING, TURNS, has_turn, own_share_first, rank, unit_of
 
 ROOT = Path(__file__).parents[3]
 
 
-def test_what_takes_long_is_there_and_begins_first() -> None:
+def test_the_listed_slow_tests_exist_and_start_first() -> None:
     assert [name for name in LONGEST if name not in SHARING.values() and not (ROOT / name).exists()] == []
     crash_points = "tests/simulation/test_crash_points.py::test_b"
     nodes = ["tests/unit/test_a.py::test_a", crash_points, "tests/acceptance/test_c.py::test_c"]
     assert sorted(nodes, key=rank) == nodes[::-1]
 
 
-def test_acceptance_tests_share_few_processes_but_for_those_whose_executors_have_a_spark() -> None:
+def test_acceptance_tests_share_few_processes_except_those_with_their_own_spark() -> None:
     files = [f"tests/acceptance/{path.name}" for path in (ROOT / "tests/acceptance").glob("test_*.py")]
     assert {unit_of(f"{file}::test[a::b]") for file in files} == {*SHARING.values(), *APART}
     assert unit_of("tests/acceptance/test_apply_catalogs.py::test_x") == "tests/acceptance: apply"
@@ -24,16 +24,16 @@ def test_acceptance_tests_share_few_processes_but_for_those_whose_executors_have
     assert unit_of("tests/unit/test_x.py::test_y") == "tests/unit/test_x.py"
 
 
-def test_each_process_collects_a_share_of_its_own_first_and_then_all_others() -> None:
+def test_each_process_collects_its_own_share_first() -> None:
     found = list(range(20))
-    orders = [turned(found, number, 6) for number in range(6)]
+    orders = [own_share_first(found, number, 6) for number in range(6)]
     assert all(sorted(order) == found for order in orders)
     assert {one for order in orders for one in order[: len(found) // 6 + 1]} == set(found)
-    assert turned([0], 5, 6) == [0]
-    assert turned([], 5, 6) == []
+    assert own_share_first([0], 5, 6) == [0]
+    assert own_share_first([], 5, 6) == []
 
 
-def test_each_rotating_test_has_one_turn_and_each_turn_has_some() -> None:
+def test_each_rotating_test_has_one_turn_and_no_turn_is_empty() -> None:
     nodes = [f"tests/faults/test_x.py::test_y[{n}]" for n in range(30)]
     turns = [[node for node in nodes if has_turn(node, turn)] for turn in range(7, 7 + TURNS)]
     assert sorted(node for some in turns for node in some) == sorted(nodes)

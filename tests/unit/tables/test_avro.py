@@ -1,4 +1,4 @@
-"""Damaged manifests of Iceberg tables, of which pyiceberg's reader may never end."""
+"""Damaged manifests of Iceberg tables, with which pyiceberg's reader may never end."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MARK = bytes(range(16))
 
 
 def number(value: int) -> bytes:
-    """As Avro writes one."""
+    """A number in the encoding of Avro."""
     left = (value << 1) ^ (value >> 63)
     found = b""
     while left > 0x7F:
@@ -60,9 +60,10 @@ def table_of(tmp_path: Path) -> tuple[Any, Path]:
     return table, tmp_path / "t" / "metadata" / path.rsplit("/", 1)[1]
 
 
-def leading_back(whole: Path, table: Any) -> bytes:
-    """A list of manifests whose summaries of partitions have one more field, a text that is to be skipped: by a length
-    that is negative, so that whoever skips it comes to the summaries again.
+def looping(whole: Path, table: Any) -> bytes:
+    """A list of manifests whose summaries of partitions have one more field, a text of negative length.
+
+    A reader that skips the text returns to the summaries.
     """
     with AvroFile[Any](table.io.new_input(str(whole))) as reader:
         schema = json.loads(reader.header.meta["avro.schema"])
@@ -78,7 +79,7 @@ def leading_back(whole: Path, table: Any) -> bytes:
     return file_of((1, record), schema=json.dumps(schema))
 
 
-def test_what_is_whole_passes(tmp_path: Path) -> None:
+def test_valid_files_pass(tmp_path: Path) -> None:
     table, path = table_of(tmp_path)
     check(path.read_bytes(), "x")
     for manifest in table.metadata.current_snapshot().manifests(table.io):
@@ -105,49 +106,49 @@ def test_what_is_whole_passes(tmp_path: Path) -> None:
         file_of() + number(1) + text(b"\2") + MARK[::-1],
     ],
 )
-def test_what_is_not_whole_is_named(wrong: bytes) -> None:
+def test_the_error_names_the_damaged_file(wrong: bytes) -> None:
     with pytest.raises(Damaged, match=r"^the file /a/b\.avro is damaged: "):
         check(wrong, "/a/b.avro")
 
 
-def test_a_header_in_blocks_with_sizes_is_one() -> None:
+def test_a_header_in_blocks_with_sizes_is_valid() -> None:
     entry = text(b"avro.schema") + text(b'"long"')
     check(b"Obj\x01" + number(-1) + number(len(entry)) + entry + number(0) + MARK, "x")
 
 
-def test_a_list_of_manifests_that_leads_back_is_told_of(tmp_path: Path) -> None:
+def test_a_looping_list_of_manifests_is_reported(tmp_path: Path) -> None:
     table, path = table_of(tmp_path)
-    path.write_bytes(leading_back(path, table))
+    path.write_bytes(looping(path, table))
     check(path.read_bytes(), "x")
-    told = rf"the file \S*{re.escape(path.name)} is damaged: one of its entries does not end within its block"
+    told = rf"the file \S*{re.escape(path.name)} is damaged: an entry does not end in its block"
     with pytest.raises(TableUnavailable, match=rf"cannot read the snapshot .*: {told}"):
         plan_table(TableRecord("t", "iceberg", str(tmp_path / "t")))
     with pytest.raises(Unreadable, match=rf"the metadata of .* cannot be read: {told}"):
         snapshot_of(table.metadata_location, frozenset())
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # one that met a finalizer
-def test_a_list_of_manifests_whose_reader_does_not_end_is_told_of(
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an exception raised in a finalizer
+def test_a_list_of_manifests_whose_reader_does_not_end_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No file is known that has it go on for ever: so it does for any."""
+    """No file is known with which it does not end, so the test makes it loop for any."""
 
     def never_ends(records: Any) -> Any:
         while True:
             pass
 
-    monkeypatch.setattr(avro, "STALLED", 0.2)
+    monkeypatch.setattr(avro, "STALL_TIMEOUT", 0.2)
     monkeypatch.setattr(avro_records._Records, "__next__", never_ends)
     table, path = table_of(tmp_path)
-    told = rf"the file \S*{re.escape(path.name)} is damaged: its reader did not get on within 0\.2 s"
+    told = rf"the file \S*{re.escape(path.name)} is damaged: its reader made no progress within 0\.2 s"
     with pytest.raises(TableUnavailable, match=rf"cannot read the snapshot .*: {told}"):
         plan_table(TableRecord("t", "iceberg", str(tmp_path / "t")))
     with pytest.raises(Unreadable, match=rf"the metadata of .* cannot be read: {told}"):
         snapshot_of(table.metadata_location, frozenset())
 
 
-class _Deaf:
-    """Loses what is raised while it goes, as any finalizer does."""
+class _SlowFinalizer:
+    """Loses an exception that is raised in it, as any finalizer does."""
 
     def __del__(self) -> None:
         until = time.monotonic() + 0.3
@@ -156,17 +157,17 @@ class _Deaf:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_reader_is_stopped_though_a_finalizer_has_lost_the_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(avro, "STALLED", 0.05)
+def test_a_reader_is_stopped_even_if_a_finalizer_lost_the_first_exception(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(avro, "STALL_TIMEOUT", 0.05)
     with pytest.raises(Damaged), ManifestIO(None).watched():
-        _Deaf()
+        _SlowFinalizer()
         while True:
             pass
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_what_comes_after_a_reader_that_was_given_up_meets_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(avro, "STALLED", 0.05)
+def test_code_after_an_abandoned_reader_gets_no_exception(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(avro, "STALL_TIMEOUT", 0.05)
     manifests = ManifestIO(None)
     for _ in range(3):
         with pytest.raises(Damaged), manifests.watched():
@@ -177,7 +178,7 @@ def test_what_comes_after_a_reader_that_was_given_up_meets_nothing_of_it(monkeyp
 
 def test_a_reader_that_ends_while_it_is_stopped_gets_no_later_exception(monkeypatch: pytest.MonkeyPatch) -> None:
     """The watch once survived the block, and then stopped the thread's next work."""
-    monkeypatch.setattr(avro, "STALLED", 0.0004)
+    monkeypatch.setattr(avro, "STALL_TIMEOUT", 0.0004)
     before = set(threading.enumerate())
     for _ in range(1_000):
         with suppress(Damaged), ManifestIO(None).watched():
@@ -196,10 +197,10 @@ def coded(codec: str, block: bytes, records: int = 1) -> bytes:
 
 
 def packed(codec: str, size: int) -> bytes:
-    """So many zeros."""
+    """This many zeros, compressed."""
     if codec == "zstandard":
         return zstandard.ZstdCompressor().compress(bytes(size))
-    if codec == "snappy":  # its length stands before it
+    if codec == "snappy":  # its length comes first
         return bytes([size & 0x7F | 0x80, size >> 7 & 0x7F | 0x80, size >> 14 & 0x7F]) + b"\0\0\0\0"
     if codec == "bzip2":
         return bz2.compress(bytes(size // 2)) + bz2.compress(bytes(size - size // 2))
@@ -207,16 +208,16 @@ def packed(codec: str, size: int) -> bytes:
 
 
 @pytest.mark.parametrize("codec", ["null", "deflate", "snappy", "zstandard", "bzip2"])
-def test_hole_3_what_a_manifest_is_decompressed_to_is_bounded(monkeypatch: pytest.MonkeyPatch, codec: str) -> None:
+def test_hole_3_the_decompressed_size_of_a_manifest_is_bounded(monkeypatch: pytest.MonkeyPatch, codec: str) -> None:
     monkeypatch.setattr(avro, "METADATA_BYTES", 100_000)
     monkeypatch.setattr(avro, "RECORDS", 10)
     check(coded(codec, packed(codec, 100_000)), "x")
-    with pytest.raises(InvalidArgument, match=r"the file /a/b.avro has more than 100000 bytes, decompressed"):
+    with pytest.raises(InvalidArgument, match=r"the file /a/b.avro has more than 100000 decompressed bytes"):
         check(coded(codec, packed(codec, 100_001)), "/a/b.avro")
     half = number(1) + text(packed(codec, 60_000)) + MARK
     with pytest.raises(InvalidArgument, match=r"decompressed"):
         check(coded(codec, packed(codec, 60_000)) + half, "/a/b.avro")
-    with pytest.raises(InvalidArgument, match=r"or more than 10 records"):
+    with pytest.raises(InvalidArgument, match=r"bytes or 10 records"):
         check(coded(codec, packed(codec, 60_000), records=11), "/a/b.avro")
 
 

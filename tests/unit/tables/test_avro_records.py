@@ -1,4 +1,4 @@
-"""Manifests whose records say more than they hold, which pyiceberg's decoder believes."""
+"""Manifests whose records claim more than they hold, which pyiceberg's decoder trusts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from distop.tables import plan_table
 from distop.tables.iceberg import avro, avro_records, iceberg_changes, manifest_facts
 from distop.tables.iceberg.avro import Damaged
 from distop.tables.iceberg.avro_records import RecordFile
-from distop.tables.iceberg.iceberg_format import read_metadata
+from distop.tables.iceberg.metadata_file import read_metadata
 from distop.tables.reading.file_facts import Unreadable
 from tests.support.lake import Folder
 from tests.unit.tables.test_avro import MARK, file_of, number, text
@@ -55,7 +55,7 @@ class Bytes:
 
 
 def records(*blocks: tuple[int, bytes]) -> list[tuple[int, int]]:
-    """Of each record its number, and the length of its list."""
+    """The number of each record, and the length of its list."""
     given: Any = Bytes(file_of(*blocks, schema=json.dumps(LISTS)))
     with RecordFile[Any](given) as found:
         return [(record[0], len(record[1])) for record in found]
@@ -81,7 +81,7 @@ def manifest_of(table: Any) -> Path:
 
 
 def encoded(schema: Any, value: Any, instead: dict[str, bytes]) -> bytes:
-    """A value by its Avro schema; of fields of these names ``instead``."""
+    """A value encoded by its Avro schema; ``instead`` has raw bytes for fields of these names."""
     if isinstance(schema, list):
         return number(0) if value is None else number(1) + encoded(schema[1], value, instead)
     kind = schema["type"] if isinstance(schema, dict) else schema
@@ -99,8 +99,9 @@ def encoded(schema: Any, value: Any, instead: dict[str, bytes]) -> bytes:
 
 
 def with_field(table: Any, name: str, content: bytes, entries: int = 1, before: int = 0) -> Path:
-    """Exchange the manifest of a table for one whose entries have this content, raw, in one field. ``before``: entries
-    that stand before them in the same block, without it.
+    """Replace the manifest of a table by one whose entries have this raw content in one field.
+
+    ``before``: number of entries without it before them in the same block.
     """
     path = manifest_of(table)
     with AvroFile[Any](table.io.new_input(str(path))) as reader:
@@ -143,7 +144,7 @@ def readings(table: Any) -> list[Callable[[], Any]]:
 
 
 @pytest.mark.parametrize("size", [1, 64, 1_000, 5_000])
-def test_records_are_read_whatever_their_number_and_size(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+def test_records_of_any_number_and_size_are_read(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     monkeypatch.setattr(avro_records, "RECORD_BYTES", 5_020)
     given = [record(n, *(m % 200 for m in range(n * 7 % size))) for n in range(300)]
     expected = [(n, n * 7 % size) for n in range(300)]
@@ -151,8 +152,8 @@ def test_records_are_read_whatever_their_number_and_size(monkeypatch: pytest.Mon
     assert records(*((1, one) for one in given)) == expected
 
 
-def test_hole_9_a_list_is_no_longer_than_what_is_there() -> None:
-    """The decoder filled it from the memory behind the manifest, until the process crashed."""
+def test_hole_9_a_list_longer_than_its_data_is_damaged() -> None:
+    """The decoder read on in the memory behind the manifest, until the process crashed."""
     for count in (3, 100, 1 << 27, 1 << 62, -1, -(1 << 27)):
         for end in (b"", b"\xff" * 2, number(1 << 60)):
             with pytest.raises(Damaged, match=r"/a/b.avro is damaged"):
@@ -171,7 +172,7 @@ EMPTY = {"type": "record", "name": "e", "fields": []}
 @pytest.mark.parametrize(
     "items", ["null", EMPTY, {"type": "record", "name": "f", "fields": [{**LISTS["fields"][0], "type": "null"}]}]
 )  # type: ignore[index,dict-item]
-def test_hole_9_a_list_of_what_takes_no_bytes_is_not_read(items: Any) -> None:
+def test_hole_9_a_list_of_items_without_bytes_is_not_read(items: Any) -> None:
     """It filled the memory, whatever the size of the manifest."""
     schema = {
         **LISTS,
@@ -179,7 +180,7 @@ def test_hole_9_a_list_of_what_takes_no_bytes_is_not_read(items: Any) -> None:
     }
     given: Any = Bytes(file_of((1, number(1 << 40) + number(0)), schema=json.dumps(schema)))
     with (
-        pytest.raises(Damaged, match=r"/a/b.avro is damaged: it has a list of what takes no bytes"),
+        pytest.raises(Damaged, match=r"/a/b.avro is damaged: it has a list of values without bytes"),
         RecordFile[Any](given),
     ):
         pass
@@ -196,15 +197,15 @@ except Exception as error:
 """
 
 
-def test_hole_9_a_manifest_that_names_a_long_list_crashes_no_process(tmp_path: Path) -> None:
+def test_hole_9_a_manifest_that_claims_a_long_list_crashes_no_process(tmp_path: Path) -> None:
     table = table_of(tmp_path)
     with_field(table, "split_offsets", number(100_000_000) + number(7))
     ran = subprocess.run([sys.executable, "-c", CRASH, str(tmp_path)], capture_output=True, timeout=100, check=False)
     assert (ran.returncode, ran.stdout.decode().strip()) == (0, TableUnavailable.__name__)
 
 
-def test_hole_9_a_bound_of_a_manifest_shows_no_memory(tmp_path: Path) -> None:
-    """What the decoder found behind the manifest became the bound of a column."""
+def test_hole_9_a_bound_of_a_manifest_exposes_no_memory(tmp_path: Path) -> None:
+    """Memory behind the manifest became the bound of a column."""
     table = table_of(tmp_path)
     with_field(table, "lower_bounds", number(1) + number(1) + number(1 << 20) + b"abc")
     for read in readings(table):
@@ -220,7 +221,7 @@ def test_hole_9_an_entry_of_a_manifest_is_bounded(tmp_path: Path, before: int) -
     path = with_field(table, "split_offsets", number(most) + number(7) * most + number(0), before=before)
     assert path.stat().st_size < 200_000
     for read in readings(table):
-        with pytest.raises(InvalidArgument, match=rf"{path.name} has an entry of more than {most} bytes"):
+        with pytest.raises(InvalidArgument, match=rf"{path.name} has an entry of more than {most} decompressed bytes"):
             read()
 
 

@@ -1,4 +1,4 @@
-"""Files in the folder of a table, or that its catalog names: no more is read than such a file may have."""
+"""Files in the folder of a table, or named by its catalog, are read up to a limit only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from distop.storage import files
 from distop.storage.files import TooLarge, read, read_whole
 from distop.storage.location import Location
 from distop.tables import check_table, plan_table
-from distop.tables.iceberg import bounded_io, guarded_catalogs, iceberg_catalogs, iceberg_format, manifest_facts
+from distop.tables.iceberg import bounded_io, guarded_catalogs, iceberg_catalogs, manifest_facts, metadata_file
 from distop.tables.reading import parquet_tail
 from distop.tables.reading.file_facts import Unreadable
 from distop_behaviors.index.index_folder import Folder as IndexFolder
@@ -33,13 +33,13 @@ ROWS = pa.table({"id": [1, 2, 3]})
 
 
 class Endless(io.RawIOBase):
-    """A file without an end, as a link to /dev/zero is."""
+    """A file without an end, such as a link to /dev/zero."""
 
     def __init__(self) -> None:
         self.given = 0
 
     def read(self, size: int = -1) -> bytes:
-        assert size >= 0, "all of it was wanted"
+        assert size >= 0, "a read without a limit"
         self.given += size
         return bytes(size)
 
@@ -56,7 +56,7 @@ def record(tmp_path: Path) -> TableRecord:
 
 
 def current(tmp_path: Path) -> str:
-    return iceberg_format.metadata_file(Location.of(str(tmp_path / "t")))
+    return metadata_file.current_metadata_file(Location.of(str(tmp_path / "t")))
 
 
 def lower(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
@@ -105,7 +105,7 @@ def test_metadata_of_iceberg_is_bounded(
         manifest_facts.snapshot_of(current(tmp_path), frozenset())
 
 
-def test_hole_9_metadata_that_are_parsed_have_a_bound_of_their_own(
+def test_hole_9_parsed_metadata_have_a_separate_limit(
     tmp_path: Path, table: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bounded_io, "PARSED_BYTES", 100)
@@ -114,7 +114,7 @@ def test_hole_9_metadata_that_are_parsed_have_a_bound_of_their_own(
 
 
 def test_manifests_of_iceberg_are_bounded(tmp_path: Path, table: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    iceberg_format.read_metadata(current(tmp_path))  # it is larger than its manifests, and kept
+    metadata_file.read_metadata(current(tmp_path))  # larger than its manifests, and cached now
     lower(monkeypatch, 100)
     with pytest.raises(TableUnavailable, match=r"cannot read the .*: the file .*\.avro has more than 100 bytes"):
         plan_table(record(tmp_path))
@@ -133,7 +133,7 @@ def test_metadata_that_a_catalog_names_is_bounded(tmp_path: Path, monkeypatch: p
             pass
 
 
-def test_a_file_io_of_a_catalog_writes_as_before_and_deletes_nothing(tmp_path: Path) -> None:
+def test_a_file_io_of_a_catalog_can_write_but_not_delete(tmp_path: Path) -> None:
     made = guarded_catalogs.made("x", {"type": "sql", "uri": f"sqlite:///{tmp_path}/c.db"})
     try:
         opened = made._load_file_io({}, str(tmp_path))
@@ -154,7 +154,7 @@ def test_a_file_io_of_a_catalog_writes_as_before_and_deletes_nothing(tmp_path: P
 def test_a_footer_is_bounded(tmp_path: Path) -> None:
     path = tmp_path / "f.parquet"
     with path.open("wb") as file:
-        file.truncate(files.METADATA_BYTES + 100)  # a hole: it takes no room on the disk
+        file.truncate(files.METADATA_BYTES + 100)  # sparse: takes no space on the disk
         file.seek(0, 2)
         file.write(files.METADATA_BYTES.to_bytes(4, "little") + b"PAR1")
     with pytest.raises(Unreadable, match="its footer has 268435456 bytes, and at most 268435448 are read"):

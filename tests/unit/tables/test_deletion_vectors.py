@@ -1,4 +1,4 @@
-"""Deletion vectors that manifests name: what is none is not given to Spark, and not quoted."""
+"""Deletion vectors that manifests name: invalid ones are neither given to Spark nor quoted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pyiceberg.typedef import Record
 
 from distop.errors import InvalidArgument
 from distop.tables.iceberg.row_deletes import VECTOR_BYTES, check_vector
-from tests.unit.storage.test_confinement import DeleteManifest, asked, with_entry
+from tests.unit.storage.test_confinement import DeleteManifest, readings, with_entry
 
 
 def vector(bitmaps: bytes) -> bytes:
@@ -22,12 +22,12 @@ def vector(bitmaps: bytes) -> bytes:
     return len(body).to_bytes(4, "big") + body + zlib.crc32(body).to_bytes(4, "big")
 
 
-NONE = vector(bytes(8))
+EMPTY = vector(bytes(8))
 FAR = vector((1).to_bytes(8, "little") + b"\xff\xff\xff\x7f" + bytes(8))
 
 
 class VectorManifest(DeleteManifest):
-    """With the columns of the format's third version."""
+    """With the columns of version 3 of the format."""
 
     def new_writer(self) -> Any:
         schema = self._with_partition(3)
@@ -62,33 +62,33 @@ def with_vector(folder: Path, offset: int | None, size: int | None) -> str:
         (b"root:x:0:0:secret", 4, 4, "bytes"),
         (b"root:x:0:0:secret" * 9, 4, 24, "not a Puffin file"),
         (b"PFA1root:x:0:0:secret" * 9, 4, 24, "magic number"),
-        (b"PFA1" + NONE, 4, 2_147_483_000, "bytes"),
-        (b"PFA1" + NONE, 4, VECTOR_BYTES, "exceeds the end"),
-        (b"PFA1" + NONE, 1 << 62, len(NONE), "exceeds the end"),
-        (b"PFA1" + NONE, -1, len(NONE), "place"),
-        (b"PFA1" + NONE, None, None, "place"),
+        (b"PFA1" + EMPTY, 4, 2_147_483_000, "bytes"),
+        (b"PFA1" + EMPTY, 4, VECTOR_BYTES, "exceeds the end"),
+        (b"PFA1" + EMPTY, 1 << 62, len(EMPTY), "exceeds the end"),
+        (b"PFA1" + EMPTY, -1, len(EMPTY), "offset is missing"),
+        (b"PFA1" + EMPTY, None, None, "offset is missing"),
         (b"PFA1" + FAR, 4, len(FAR), "four billion"),
     ],
 )
-def test_hole_3_what_is_no_deletion_vector_is_neither_read_by_spark_nor_quoted(
+def test_hole_3_an_invalid_deletion_vector_is_neither_read_by_spark_nor_quoted(
     tmp_path: Path, content: bytes, offset: int | None, size: int | None, words: str
 ) -> None:
     source = with_vector(tmp_path / "t", offset, size)
     (tmp_path / "t" / "data" / "dv.puffin").write_bytes(content)
-    for ask in asked(tmp_path / "t", source):
+    for ask in readings(tmp_path / "t", source):
         with pytest.raises(InvalidArgument, match=words) as refused:
             ask()
         assert "secret" not in str(refused.value)
 
 
-def test_a_deletion_vector_is_whole(tmp_path: Path) -> None:
-    source = with_vector(tmp_path / "t", 4, len(NONE))
-    (tmp_path / "t" / "data" / "dv.puffin").write_bytes(b"PFA1" + NONE + b"PFA1")
-    for ask in asked(tmp_path / "t", source):
+def test_a_valid_deletion_vector_is_accepted(tmp_path: Path) -> None:
+    source = with_vector(tmp_path / "t", 4, len(EMPTY))
+    (tmp_path / "t" / "data" / "dv.puffin").write_bytes(b"PFA1" + EMPTY + b"PFA1")
+    for ask in readings(tmp_path / "t", source):
         ask()
 
 
-def test_a_deletion_vector_is_in_no_pipe(tmp_path: Path) -> None:
+def test_a_deletion_vector_in_a_pipe_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "p")
     with pytest.raises(InvalidArgument, match="pipe"):
         check_vector(str(tmp_path / "p"), 4, 20)

@@ -1,4 +1,4 @@
-"""Formats are found by what is installed, and no behavior asks which one it has: all it knows of one is its reader."""
+"""Formats are found by entry points, and behaviors know readers but no formats."""
 
 from __future__ import annotations
 
@@ -30,18 +30,20 @@ SEAM = {
     *(f"distop.tables.reading.{name}" for name in ("file_facts", "row_counts", "spark_paths", "store_errors")),
     *(f"distop.tables.reading.{name}" for name in ("arrow_rows", "arrow_types")),
 }
-"""What behaviors may know of tables: what every format has, and what Spark and Arrow say of any of them."""
+"""Modules of distop.tables that behaviors may import: those that apply to all formats."""
 CHANGES = {
     *("distop.tables.table_options", "distop.tables.spark.spark_catalog"),
     *(
         f"distop.tables.iceberg.iceberg_{name}"
-        for name in ("format", "version", "changes", "catalogs", "fields", "rows")
+        for name in ("format", "version", "changes", "catalogs", "fields", "rows", "jar")
     ),
     *(f"distop.tables.iceberg.{name}" for name in ("metadata_file", "staged_metadata", "written_folders")),
-    *(f"distop.tables.iceberg.{name}" for name in ("manifest_facts", "table_properties")),
+    *(f"distop.tables.iceberg.{name}" for name in ("manifest_facts", "table_properties", "java_tables")),
+    *(f"distop.tables.iceberg.{name}" for name in ("snapshot_plan", "snapshot_checks")),
 }
-"""What ``apply`` knows besides, which changes tables of the one format that can be changed: this is all of it. Whether
-a table can be changed it asks the format (``changes_of``).
+"""Further modules that ``apply`` imports: it changes tables of the only format that can be changed.
+
+Whether a table can be changed, the format decides (``changes_of``).
 """
 
 
@@ -56,7 +58,7 @@ def name_of(path: Path) -> str:
 
 
 def of_tables(tree: ast.AST) -> Iterator[str]:
-    """The modules of distop.tables that are imported, also for types alone."""
+    """The imported modules of distop.tables, including those imported for types only."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("distop.tables"):
             package = ROOT / str(node.module).replace(".", "/")
@@ -69,7 +71,7 @@ def of_tables(tree: ast.AST) -> Iterator[str]:
 
 
 def is_option(node: ast.AST) -> bool:
-    """Whether something is looked up among the options of a table."""
+    """Whether a node looks up an option of a table."""
     found: Any = node.value if isinstance(node, ast.Subscript) else None
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get":
         found = node.func.value
@@ -90,23 +92,23 @@ def test_a_behavior_knows_readers_and_no_format(path: Path) -> None:
         or (isinstance(node, ast.Constant) and node.value in OWN)
         or is_option(node)
     ]
-    assert asked == [], "what a plan's files are read through, and how, is for their reader to know"
+    assert asked == [], "only a reader knows how the files of a plan are read"
 
 
 @pytest.mark.parametrize("path", sources("validate", "index"), ids=name_of)
-def test_no_word_tells_of_a_format(path: Path) -> None:
-    """An index is made of Parquet files of its own."""
+def test_the_source_of_a_behavior_names_no_format(path: Path) -> None:
+    """An index may name Parquet, because it consists of Parquet files."""
     words = "iceberg|parquet|footer|manifest" if path.parent.name == "validate" else "iceberg|manifest"
     assert re.findall(rf"(?i).*(?:{words}).*", path.read_text()) == []
 
 
-def test_what_apply_knows_of_the_format_that_it_changes_is_listed_here() -> None:
+def test_the_modules_that_apply_imports_are_listed() -> None:
     found = {name for path in sources("apply") for name in of_tables(ast.parse(path.read_text()))}
     assert found - SEAM - CHANGES == set()
-    assert CHANGES - found == set(), "it knows this no more"
+    assert CHANGES - found == set(), "apply does not import these any more"
 
 
-def test_a_reader_belongs_to_the_format(tmp_path: Path) -> None:
+def test_each_format_has_its_reader(tmp_path: Path) -> None:
     source = f"{tmp_path}/metadata/v1.metadata.json"
     file = (f"{tmp_path}/k=1/a.parquet", 1, 1)
     plain, through = PartitionPlan(0, "k=1", files=(file,)), PartitionPlan(0, "k=1", files=(file,), source=source)
@@ -126,7 +128,7 @@ def test_a_reader_belongs_to_the_format(tmp_path: Path) -> None:
             reader_of(record, [plain])
 
 
-def test_plans_of_several_states_of_a_table_have_readers_of_their_own(tmp_path: Path) -> None:
+def test_plans_of_different_states_of_a_table_have_separate_readers(tmp_path: Path) -> None:
     record = TableRecord("t", "iceberg", str(tmp_path))
     plans = [PartitionPlan(n, str(n), source=f"{tmp_path}/metadata/v{n % 2}.metadata.json") for n in range(3)]
     assert [[plan.name for plan in mine] for _, mine in readers_of(record, plans)] == [["0", "2"], ["1"]]
@@ -134,7 +136,7 @@ def test_plans_of_several_states_of_a_table_have_readers_of_their_own(tmp_path: 
         reader_of(record, plans)
 
 
-def test_a_folder_shows_its_format(tmp_path: Path) -> None:
+def test_the_format_of_a_folder_is_detected(tmp_path: Path) -> None:
     (tmp_path / "p").mkdir()
     (tmp_path / "i" / "metadata").mkdir(parents=True)
     (tmp_path / "i" / "metadata" / "v1.metadata.json").touch()
@@ -159,7 +161,7 @@ def installed(folder: Path, monkeypatch: pytest.MonkeyPatch, **entries: str) -> 
     monkeypatch.setattr(formats, "_installed", type(formats._installed)(16))
 
 
-def test_a_format_is_what_is_installed_under_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_format_is_found_by_the_name_of_its_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installed(tmp_path, monkeypatch, csv="tests.acceptance.csv_format:FORMAT", odd="tests.acceptance.csv_format:TYPES")
     assert names() == ("parquet", "iceberg", "spark", "csv", "odd")
     assert isinstance(format_of(TableRecord("t", "csv", "/t")), Format)
@@ -170,14 +172,16 @@ def test_a_format_is_what_is_installed_under_its_name(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_a_format_of_distop_s_own_is_not_replaced(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_entry_point_does_not_replace_a_built_in_format(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     own = format_of(TableRecord("t", name, "/t"))
     installed(tmp_path, monkeypatch, **{name: "tests.acceptance.csv_format:FORMAT"})
     assert format_of(TableRecord("t", name, "/t")) is own
     assert names() == tuple(OWN)
 
 
-def test_each_of_distop_s_formats_is_one(tmp_path: Path) -> None:
+def test_each_built_in_format_is_a_format(tmp_path: Path) -> None:
     found: list[Any] = [format_of(TableRecord("t", name, "/t")) for name in OWN]
     assert all(isinstance(one, Format) for one in found)
     assert [one.has_source(TableRecord("t", name, "/t")) for one, name in zip(found, OWN, strict=True)] == [

@@ -1,4 +1,4 @@
-"""A hostile REST catalog, and hostile table properties: what they may not choose."""
+"""A hostile REST catalog and hostile table properties choose no code, host or identity."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ PROPERTIES: dict[str, Any] = {
     "scope": "everything",
     "warehouse": "s3://theirs/w",
 }
-"""What would choose code, a host, an identity or a secret. ``OTHER``: the address of another server."""
+"""Properties that would choose code, a host, an identity or a secret. ``OTHER``: the address of another server."""
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def hostile(name: str, other: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("place", ["defaults", "overrides", "config"])
-def test_hole_2_what_a_server_sends_chooses_neither_code_nor_a_host(
+def test_hole_2_properties_from_a_server_choose_neither_code_nor_a_host(
     servers: tuple[RestCatalogServer, RestCatalogServer], trap: Path, place: str
 ) -> None:
     ours, theirs = servers
@@ -133,7 +133,7 @@ def test_the_hostile_properties_work_without_the_guard(
 
 @pytest.mark.parametrize("name", ["py-io-impl", "write.py-location-provider.impl", "s3.endpoint", "uri"])
 @pytest.mark.parametrize("kind", ["rest", "sql", "folder"])
-def test_hole_2_what_a_table_s_properties_say_chooses_neither_code_nor_a_host(
+def test_hole_2_properties_of_a_table_choose_neither_code_nor_a_host(
     servers: tuple[RestCatalogServer, RestCatalogServer],
     trap: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -160,7 +160,7 @@ def test_hole_2_what_a_table_s_properties_say_chooses_neither_code_nor_a_host(
     assert len(plan_table(record).partitions) == 1
     if kind != "folder":
         with iceberg_catalogs.opened(record) as found:
-            assert found.metadata.properties[name] == value  # the guard is no change of the table
+            assert found.metadata.properties[name] == value  # the guard does not change the table
             assert name not in found.loaded.io.properties or found.loaded.io.properties[name] != value
             if (kind, name) == ("sql", "write.py-location-provider.impl"):
                 with pytest.raises(InvalidArgument, match="by which pyiceberg would run code for this change"):
@@ -178,7 +178,7 @@ def test_hole_2_a_redirect_takes_no_token_to_another_host(
     ours, theirs = servers
     configure(monkeypatch, **{"header.X-Key": "sesame-header"})
     if method == "credential":
-        # A client secret stands in the body, which is sent again after a redirect by 307.
+        # A client secret is in the body, which is sent again after a redirect by 307.
         configure(monkeypatch, credential="client:sesame-secret")
     if method == "commit":
         with iceberg_catalogs.opened(TABLE) as found:
@@ -195,7 +195,7 @@ def test_hole_2_a_redirect_takes_no_token_to_another_host(
 
 @pytest.mark.parametrize("name", ["s3.access-key-id", "gcs.oauth2.token", "adls.sas-token"])
 @pytest.mark.parametrize("kind", ["rest", "sql"])
-def test_hole_2_a_table_s_properties_choose_no_identity(
+def test_hole_2_properties_of_a_table_choose_no_identity(
     servers: tuple[RestCatalogServer, RestCatalogServer], monkeypatch: pytest.MonkeyPatch, kind: str, name: str
 ) -> None:
     ours, _ = servers
@@ -208,7 +208,7 @@ def test_hole_2_a_table_s_properties_choose_no_identity(
         plan_table(TABLE)
 
 
-def test_storage_credentials_pass_and_a_region_is_no_host() -> None:
+def test_storage_credentials_pass_and_a_region_that_names_a_host_does_not() -> None:
     vended = dict.fromkeys(STORAGE_PROPERTIES, "eu-west-1")
     assert storage_properties(vended) == vended
     assert storage_properties({"client.region": "x.example.com/", "s3.region": "a@b"}) == {}
@@ -276,7 +276,7 @@ FOUND = {f"{module}:{name}": uses for module in MODULES for name, uses in method
 THEIRS = {name.rpartition(".")[2] for name in FOUND}
 
 
-def test_what_the_guard_overrides_is_there_in_pyiceberg() -> None:
+def test_the_methods_that_the_guard_overrides_exist_in_pyiceberg() -> None:
     folder = Path(guarded_catalogs.__file__).parent
     used = {name for path in sorted(folder.glob("*.py")) for name in private_uses(path)}
     assert used == PRIVATE.keys(), "each private method of pyiceberg that is overridden or called is named here"

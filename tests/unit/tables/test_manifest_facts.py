@@ -61,7 +61,7 @@ def record(path: Path) -> TableRecord:
 
 
 def alone(path: Path, *checks: dict[str, Any], partitions: Any = None) -> Ran:
-    """What statistics alone say: a context without Spark."""
+    """Validate by statistics alone, in a context without Spark."""
     argument = {"checks": list(checks), "statistics": "only"}
     return run_operation(
         Validate(), record(path), argument, lambda table: FakeContext(path, table), partitions=partitions
@@ -79,7 +79,7 @@ def facts(table: Table, *columns: str) -> list[FileFacts]:
 
 
 @pytest.mark.parametrize("seed", mostly_slow(range(30), 10))
-def test_statistics_alone_never_say_more_than_is_so(seed: int, tmp_path: Path) -> None:
+def test_statistics_alone_give_no_wrong_verdict(seed: int, tmp_path: Path) -> None:
     made = evolve(seed, tmp_path, version=1 if seed % 5 == 0 else 2)
     ran = alone(tmp_path, *({**case.check, "name": f"c{n}"} for n, case in enumerate(made.cases)))
     assert ran.report["rows"] == len(made.rows)
@@ -91,7 +91,7 @@ def test_statistics_alone_never_say_more_than_is_so(seed: int, tmp_path: Path) -
         elif entry["verdict"] == "violated":
             assert 0 < count <= actual, (seed, case.check)
             assert count == actual or not entry["exact"], (seed, case.check)
-        # Whatever the manifests leave out, the footers have the null counts of.
+        # The footers have the null counts that manifests omit.
         assert entry["verdict"] != "unknown" or case.check.get("not_null", "s.").startswith("s."), (seed, case.check)
 
 
@@ -110,12 +110,12 @@ def test_columns_are_found_by_their_ids(tmp_path: Path) -> None:
         ("valid", 0, True),
     ]
     old, _ = sorted(facts(table, "c", "d"), key=lambda f: -f.rows)
-    # Nothing is said of a column that the file has not: its footer tells that it is not there.
+    # There are no facts of a column that the file does not have; its footer shows that.
     assert ("c",) not in old.chunks
     assert old.chunks["d",] == (Chunk(2, 1, b"a", b"a", tight=False),)
 
 
-def test_what_a_metrics_mode_leaves_out_is_found_in_footers(tmp_path: Path) -> None:
+def test_statistics_that_a_metrics_mode_omits_are_read_from_footers(tmp_path: Path) -> None:
     modes = {"id": "none", "c": "counts", "x": "none"}
     table = Folder(tmp_path).new(SCHEMA, **{f"write.metadata.metrics.column.{c}": mode for c, mode in modes.items()})
     table.append(pa.table({"id": [1, 2, None], "c": ["a", "b", "c"], "x": [1.0, 2.0, 3.0]}))
@@ -125,8 +125,8 @@ def test_what_a_metrics_mode_leaves_out_is_found_in_footers(tmp_path: Path) -> N
     assert verdicts(alone(tmp_path, *checks)) == [("violated", 1, True), ("valid", 0, True)]
 
 
-def test_bounds_of_texts_are_believed_of_one_row_group_alone(tmp_path: Path) -> None:
-    # Parquet has no bounds of texts over 4 KiB, and pyiceberg takes those of the other row groups for the file's.
+def test_bounds_of_texts_are_trusted_for_a_single_row_group_only(tmp_path: Path) -> None:
+    # Parquet has no bounds of texts over 4 KiB, and pyiceberg uses those of the other row groups for the file.
     table = Folder(tmp_path).new(SCHEMA, **{"write.parquet.row-group-limit": "1"})
     table.append(pa.table({"id": [1, 2], "c": ["a", "z" * 5_000], "x": [1.0, 2.0]}))
     (known,) = facts(table, "c", "id")
@@ -136,7 +136,7 @@ def test_bounds_of_texts_are_believed_of_one_row_group_alone(tmp_path: Path) -> 
     assert verdicts(ran) == [("unknown", 0, False), ("violated", 1, True)]
 
 
-def test_a_bound_that_was_cut_off_proves_no_violation(tmp_path: Path) -> None:
+def test_a_truncated_bound_proves_no_violation(tmp_path: Path) -> None:
     table = Folder(tmp_path).new(SCHEMA, **{"write.metadata.metrics.column.c": "truncate(2)"})
     table.append(pa.table({"id": [1], "c": ["abc"], "x": [1.0]}))
     (known,) = facts(table, "c")
@@ -168,23 +168,23 @@ def chunk(**of: Any) -> FileFacts:
         ({"min": 3, "max": 9}, {"nulls": 1, "low": 1.0, "high": 2.0, "nans": 2}, Decision("violated", 4)),
         ({"min": 3}, {"nulls": 1, "low": 1.0, "high": 2.0}, UNKNOWN),
         ({"max": 0}, {"nulls": 1, "low": 1.0, "high": 2.0}, Decision("violated", 4)),
-        # Writers may widen bounds: that one lies outside says nothing of a row.
+        # Writers may widen bounds, so a bound outside of the range proves nothing about a row.
         ({"max": 1.5}, {"nulls": 0, "low": 1.0, "high": 2.0, "nans": 0}, UNKNOWN),
         ({"max": 9}, {"nulls": 0, "low": math.nan, "high": math.nan, "nans": 0}, UNKNOWN),
         ({"max": 9}, {"nulls": 5}, PASS),
     ],
 )
-def test_the_lattice_on_bounds_of_manifests(bounds: Any, known: Any, expected: Decision) -> None:
+def test_ranges_are_decided_by_bounds_of_manifests(bounds: Any, known: Any, expected: Decision) -> None:
     assert decide(Check.model_validate({"range": {"column": "x", **bounds}}), chunk(**known)) == expected
 
 
-def test_sets_are_judged_by_loose_bounds_only_where_all_rows_are_alike() -> None:
+def test_sets_are_decided_by_loose_bounds_only_if_these_are_equal_or_exclude_all_values() -> None:
     check = Check.model_validate({"in_set": {"column": "x", "values": [3]}})
     for low, high, expected in ((3, 3, PASS), (4, 9, Decision("violated", 5)), (3, 9, UNKNOWN)):
         assert decide(check, chunk(type=IntegerType(), nulls=0, low=low, high=high)) == expected
 
 
-def test_of_rows_that_may_be_deleted_only_a_pass_is_believed() -> None:
+def test_rows_that_may_be_deleted_prove_only_a_pass() -> None:
     leaves, columns = chunk(nulls=0).leaves, {"x": "double"}
     for nulls, deleted, expected in (
         (0, None, PASS),
@@ -195,7 +195,7 @@ def test_of_rows_that_may_be_deleted_only_a_pass_is_believed() -> None:
     ):
         file = FileFacts("f", 5, columns, leaves, {("x",): (Chunk(5, nulls, tight=False),)}, deleted)
         assert decide(Check(not_null="x"), file) == expected
-        assert file.left == (None if deleted is None else 5 - deleted)
+        assert file.live_rows == (None if deleted is None else 5 - deleted)
 
 
 def delete(content: int, partition: Any = (0, ()), sequence: int | None = 5, **of: Any) -> Deletes:
@@ -204,11 +204,11 @@ def delete(content: int, partition: Any = (0, ()), sequence: int | None = 5, **o
     return found
 
 
-def test_which_files_deletes_may_apply_to() -> None:
+def test_deletes_apply_to_files_by_sequence_number_partition_and_path() -> None:
     here, there = partition_of(0, ["a", math.nan]), partition_of(0, ["b", math.nan])
     again = partition_of(0, ["a", math.nan])
     assert Deletes().of("f", here, 1) == 0
-    # Beside, after, and (of equality deletes) not beside.
+    # By sequence number: equality deletes do not apply to files of the same one.
     assert [delete(POSITIONS, here).of("f", again, n) for n in (4, 5, 6, None)] == [None, None, 0, None]
     assert [delete(EQUALITY, here).of("f", again, n) for n in (4, 5, 6, None)] == [None, 0, 0, None]
     assert delete(EQUALITY, here, None).of("f", here, 9) is None
@@ -223,7 +223,7 @@ def test_which_files_deletes_may_apply_to() -> None:
     assert [delete(POSITIONS, here, low=b"f", high=b"h").of(f, here, 1) for f in "efhi"] == [0, None, None, 0]
 
 
-def test_a_deletion_vector_tells_how_many_rows_are_left_unless_more_is_deleted() -> None:
+def test_a_deletion_vector_gives_the_number_of_deleted_rows_unless_other_deletes_apply() -> None:
     found = delete(POSITIONS, vector=True, target="f", rows=3)
     assert (found.of("f", (0, ()), 1), found.of("g", (0, ()), 1)) == (3, 0)
     found.add(Delete(EQUALITY, (0, ()), 4))
@@ -244,7 +244,7 @@ def test_values_of_a_partition_are_those_of_its_rows(tmp_path: Path) -> None:
     ]
 
 
-def test_bounds_that_were_written_before_a_column_was_widened_are_understood() -> None:
+def test_bounds_that_were_written_before_a_column_was_widened_are_decoded() -> None:
     schema = Schema(
         NestedField(1, "n", LongType(), required=False),
         NestedField(2, "d", DoubleType(), required=False),
@@ -257,7 +257,7 @@ def test_bounds_that_were_written_before_a_column_was_widened_are_understood() -
     assert physical(of["n"], (-7).to_bytes(4, "little", signed=True)) == -7
     assert physical(of["d"], b"\0\0\xc0\x3f") == 1.5
     assert physical(of["m"], (-250).to_bytes(2, "big", signed=True)) == -250
-    # Days of a column that became a time, and what has no order here.
+    # Days of a column that became a timestamp, and types without an order here.
     assert physical(of["at"], b"\1\0\0\0") is None
     assert physical(of["u"], bytes(16)) is None
     assert physical(of["t"], bytes(8)) is None
@@ -269,7 +269,7 @@ IDS = b"PARQUET:field_id"
 
 
 def written(path: Path, ids: dict[str, int], **columns: Any) -> FileFacts:
-    """A file, and what a manifest without metrics says of it."""
+    """Write a file; return the facts of a manifest without metrics."""
     arrays = {name: pa.array(values) for name, values in columns.items()}
     metadata = {name: {IDS: str(ids[name])} if name in ids else None for name in arrays}
     schema = pa.schema([pa.field(n, a.type, metadata=metadata[n]) for n, a in arrays.items()])
@@ -277,7 +277,7 @@ def written(path: Path, ids: dict[str, int], **columns: Any) -> FileFacts:
     return FileFacts(f"file://{path}", len(next(iter(columns.values()))))
 
 
-def test_what_a_footer_has_under_no_id_of_the_table_is_null_unless_it_has_a_default(tmp_path: Path) -> None:
+def test_a_column_whose_id_a_footer_does_not_have_is_null_unless_it_has_a_default(tmp_path: Path) -> None:
     schema = Schema(
         NestedField(1, "a", LongType(), required=False),
         NestedField(2, "b", LongType(), required=False),
@@ -292,23 +292,23 @@ def test_what_a_footer_has_under_no_id_of_the_table_is_null_unless_it_has_a_defa
     other = written(tmp_path / "2.parquet", {}, a=[1, 2], b=[3, 4])
     gone = FileFacts(str(tmp_path / "3.parquet"), 2)
     more = FileFacts(one.path, 3)
-    found = footer_fallback.look([imported], wanted)[one.path].closer
+    found = footer_fallback.with_footers([imported], wanted)[one.path].closer
     assert found is not None
     assert found.chunks["a",] == (Chunk(2, 1, 1, 1),)
     assert found.chunks["b",] == (Chunk(2, 2),)
     assert found.chunks["k",] == (Chunk(2, 0, b"v", b"v"),)
     assert ("given",) not in found.chunks
     assert ("s", "leaf") not in found.chunks
-    # Columns without ids, a file that is not there, and one that is not what the manifest has.
-    assert footer_fallback.look([other, gone, more], wanted) == {}
+    # Columns without ids, a missing file, and a file with another number of rows.
+    assert footer_fallback.with_footers([other, gone, more], wanted) == {}
 
 
-def test_a_footer_of_another_type_is_not_believed_about_values(tmp_path: Path) -> None:
+def test_values_in_a_footer_of_another_type_are_not_trusted(tmp_path: Path) -> None:
     schema = Schema(NestedField(1, "a", LongType(), required=False), NestedField(2, "t", TimestampType()))
     wanted = fields_of(schema, frozenset({"a", "t"}))
     at = pa.array([0, 1], pa.timestamp("us", "UTC"))
     file = written(tmp_path / "1.parquet", {"a": 1, "t": 2}, a=["x", "y"], t=at)
-    found = footer_fallback.look([file], wanted)[file.path].closer
+    found = footer_fallback.with_footers([file], wanted)[file.path].closer
     assert found is not None
     assert [found.leaves[path].kind for path in (("a",), ("t",))] == ["other", "other"]
     assert found.chunks["a",][0].nulls == 0
@@ -330,8 +330,8 @@ def test_a_snapshot_is_read_once_for_all_partitions(tmp_path: Path, monkeypatch:
     assert read == [table.metadata_location]
 
 
-def test_a_table_that_was_made_anew_is_not_taken_for_the_former(tmp_path: Path) -> None:
-    """Its metadata have the same names again."""
+def test_a_table_that_was_created_again_is_not_confused_with_the_former(tmp_path: Path) -> None:
+    """Its metadata files have the same names again."""
     for value, found in ((None, ("violated", 1, True)), ("x", ("valid", 0, True))):
         shutil.rmtree(tmp_path / "t", ignore_errors=True)
         Folder(tmp_path / "t").new(SCHEMA).append(
@@ -340,7 +340,7 @@ def test_a_table_that_was_made_anew_is_not_taken_for_the_former(tmp_path: Path) 
         assert verdicts(alone(tmp_path / "t", {"not_null": "c"})) == [found]
 
 
-def test_what_is_gone_or_broken_says_so(tmp_path: Path) -> None:
+def test_missing_and_damaged_manifests_are_reported(tmp_path: Path) -> None:
     table = Folder(tmp_path).new(SCHEMA)
     table.append(pa.table({"id": [1], "c": ["a"], "x": [1.0]}))
     source, snapshot = table.metadata_location, table.current_snapshot()
@@ -360,7 +360,7 @@ def test_what_is_gone_or_broken_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["cut", "emptied", "written over"])
-def test_a_data_file_that_is_not_as_long_as_its_manifest_says_is_not_judged_by_that(tmp_path: Path, how: str) -> None:
+def test_a_data_file_of_another_size_than_in_its_manifest_is_an_error(tmp_path: Path, how: str) -> None:
     table = Folder(tmp_path).new(SCHEMA, BY_C)
     table.append(pa.table({"id": [1, 2], "c": ["a", "b"], "x": [1.0, 2.0]}))
     planned = plan_table(record(tmp_path)).partitions
@@ -374,7 +374,7 @@ def test_a_data_file_that_is_not_as_long_as_its_manifest_says_is_not_judged_by_t
         plans = Validate().jobs({"checks": checks}, planned, None, FakeContext(tmp_path, record(tmp_path)))
         ran = alone(tmp_path, *checks, partitions=plans)
         assert ran.report["verdict"] == "error"
-        error = f"the file {path} does not have the {size} bytes that its manifest says: it was cut off"
+        error = f"the file {path} does not have the {size} bytes that its manifest says: it was truncated"
         assert error in ran.report["checks"][0]["error"]
     assert [o.result["verdict"] for o in alone(tmp_path, {"not_null": "id"}, partitions=planned).outcomes] == [
         "error",
@@ -382,7 +382,7 @@ def test_a_data_file_that_is_not_as_long_as_its_manifest_says_is_not_judged_by_t
     ]
 
 
-def test_a_scan_is_split_for_all_cores_and_not_more_than_it_is_worth() -> None:
+def test_a_scan_is_split_for_all_cores_within_size_limits() -> None:
     mb = 1 << 20
     assert split_size([2 * mb] * 84, 2) == 42 * mb
     assert split_size([500 * mb] * 84, 2) == 128 * mb
@@ -391,7 +391,7 @@ def test_a_scan_is_split_for_all_cores_and_not_more_than_it_is_worth() -> None:
 
 
 @pytest.mark.parametrize(("precision", "scale"), [(38, 999_999_999), (9, 10)])
-def test_hole_9_a_decimal_that_spark_has_not_is_unreadable(precision: int, scale: int) -> None:
+def test_hole_9_a_decimal_type_that_spark_does_not_have_is_unreadable(precision: int, scale: int) -> None:
     """A bound of such a column was computed with a power of ten of that scale."""
     schema = Schema(NestedField(1, "d", DecimalType(precision, scale)), NestedField(2, "e", DecimalType(38, 38)))
     found = {field.name: spark_type(field.field_type) for field in schema.fields}

@@ -1,4 +1,4 @@
-"""Lists of manifests that name more, or something else, than a table's writer would write."""
+"""Forged lists of manifests: manifests of other tables, duplicates, and too many entries."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from distop.protocol.records import TableRecord
 from distop.tables import plan_table
 from distop.tables.iceberg import avro, manifest_facts, manifest_list
 from distop.tables.iceberg.iceberg_changes import equality_ids, new_files
-from distop.tables.iceberg.iceberg_format import read_metadata
+from distop.tables.iceberg.metadata_file import read_metadata
 from tests.support.lake import Folder
 from tests.unit.tables.test_avro import file_of
 from tests.unit.tables.test_avro_records import encoded, on_disk
@@ -41,7 +41,7 @@ def planned(root: Path) -> list[str]:
 
 
 def rewrite(table: Any, *entries: dict[str, Any]) -> None:
-    """Exchange the list of manifests of a table: these fields over those of what it named first, for each."""
+    """Replace the list of manifests of a table: copies of its first entry with these fields."""
     path = on_disk(table.metadata.current_snapshot().manifest_list)
     with AvroFile[Any](table.io.new_input(str(path))) as reader:
         schema = json.loads(reader.header.meta["avro.schema"])
@@ -52,7 +52,7 @@ def rewrite(table: Any, *entries: dict[str, Any]) -> None:
 
 
 def manifest_of(table: Any) -> str:
-    """The path, of which nothing is kept by this look."""
+    """The path of the first manifest, read without filling a cache."""
     path = on_disk(table.metadata.current_snapshot().manifest_list)
     with AvroFile[Any](table.io.new_input(str(path))) as reader:
         return str(next(iter(reader))[0])
@@ -73,8 +73,8 @@ def readings(table: Any) -> list[Callable[[], Any]]:
     ]
 
 
-def test_hole_9_what_a_list_says_of_another_table_s_manifest_is_not_believed_there(tmp_path: Path) -> None:
-    """pyiceberg keeps it by the manifest's path, for all tables of a process: the other table had no files."""
+def test_hole_9_a_list_that_names_a_manifest_of_another_table_does_not_affect_that_table(tmp_path: Path) -> None:
+    """pyiceberg caches it by the manifest's path for all tables: the other table had no files."""
     mine, victim = table_of(tmp_path / "mine"), table_of(tmp_path / "victim")
     rewrite(mine, {"manifest_path": manifest_of(victim), "content": 1})
     with pytest.raises(InvalidArgument, match="outside"):
@@ -84,14 +84,14 @@ def test_hole_9_what_a_list_says_of_another_table_s_manifest_is_not_believed_the
     assert len(found.files) == 1
 
 
-def test_hole_9_a_list_names_a_manifest_once(tmp_path: Path) -> None:
-    """One manifest of 240 kB that it named a thousand times was read for hours."""
+def test_hole_9_a_list_that_names_a_manifest_twice_is_refused(tmp_path: Path) -> None:
+    """A list that named one manifest of 240 kB a thousand times was read for hours."""
     table = table_of(tmp_path, commits=2)
     path = str(on_disk(manifest_of(table)))
     for again in (path, f"file://{path}", f"file:{path}"):
         rewrite(table, {"manifest_path": path}, {"manifest_path": again})
         for read in readings(table):
-            with pytest.raises(InvalidArgument, match=f"names the manifest {re.escape(again)} twice"):
+            with pytest.raises(InvalidArgument, match=f"has the manifest {re.escape(again)} twice"):
                 read()
 
 
@@ -110,7 +110,7 @@ def test_hole_9_manifests_of_a_snapshot_are_bounded(tmp_path: Path, monkeypatch:
     monkeypatch.undo()
     monkeypatch.setattr(avro, "TOTAL_BYTES", 1_000)
     for read in readings(table)[:2]:
-        with pytest.raises(InvalidArgument, match="more than 1000 bytes"):
+        with pytest.raises(InvalidArgument, match="or 1000 decompressed bytes"):
             read()
     monkeypatch.undo()
     for read in readings(table):

@@ -39,7 +39,7 @@ print(found if isinstance(found, Unreadable) else "read")
 """
 
 
-def of(path: Path) -> Any:
+def facts_of(path: Path) -> Any:
     status = path.stat()
     (found,) = read.read_all([(str(path), status.st_size, status.st_mtime_ns)], frozenset({"id", "name"}))
     return found
@@ -73,7 +73,7 @@ def test_a_footer_beyond_the_first_read_is_read(path: Path) -> None:
     names = [f"a column with a name that is not short {n}" for n in range(2_000)]
     pq.write_table(pa.table({"id": [1, 2, 3]} | {name: [1, 2, 3] for name in names}), path)
     assert pq.read_metadata(path).serialized_size > parquet_tail.FIRST_READ
-    found = of(path)
+    found = facts_of(path)
     assert (found.rows, len(found.columns), found.contradiction) == (3, 2_001, "")
 
 
@@ -81,7 +81,7 @@ def test_a_footer_longer_than_its_file_is_reported(path: Path) -> None:
     sound(path)
     data = path.read_bytes()
     path.write_bytes(data[:-8] + (1 << 30).to_bytes(4, "little") + b"PAR1")
-    found = of(path)
+    found = facts_of(path)
     assert isinstance(found, Unreadable)
     assert str(found) == (
         f"the file {path} is not a readable Parquet file: its last bytes give a footer length of "
@@ -92,9 +92,9 @@ def test_a_footer_longer_than_its_file_is_reported(path: Path) -> None:
 @pytest.mark.parametrize(("kind", "missing"), [("no", 0), ("too-many", 2 * ROWS)])
 def test_rows_are_summed_over_row_groups(kind: str, missing: int, path: Path) -> None:
     KINDS[f"counts-{kind}-rows"](path)
-    found = of(path)
-    assert (found.rows, found.left, found.missing) == (ROWS, None, missing)
-    assert "its row groups hold 2000" in found.contradiction
+    found = facts_of(path)
+    assert (found.rows, found.live_rows, found.missing) == (ROWS, None, missing)
+    assert "its row groups have 2000" in found.contradiction
 
 
 @pytest.mark.parametrize("mode", ["only", "auto", "never"])
@@ -102,7 +102,7 @@ def test_rows_are_summed_over_row_groups(kind: str, missing: int, path: Path) ->
 def test_row_groups_that_contradict_themselves_are_an_error_of_each_check(
     kind: str, mode: str, path: Path, tmp_path: Path
 ) -> None:
-    """No mode reads a row of such a file, so that none starts Spark."""
+    """No mode reads rows of such a file or starts Spark."""
     CONTRADICTIONS[kind](path)
     column = "tags" if "lists" in kind else "name"
     report = only(path, tmp_path, {"not_null": "id"}, {"not_null": column}, mode=mode)
@@ -133,14 +133,14 @@ def test_row_groups_that_contradict_themselves_are_an_error_of_keys(mode: str, p
         ("shared-pages", "two column chunks share pages"),
     ],
 )
-def test_a_contradiction_is_one_sentence(kind: str, why: str, path: Path) -> None:
+def test_the_error_of_a_contradiction_is_one_sentence(kind: str, why: str, path: Path) -> None:
     CONTRADICTIONS[kind](path)
-    assert str(of(path)).endswith(f": {why}")
+    assert str(facts_of(path)).endswith(f": {why}")
 
 
 @pytest.mark.parametrize("kind", ["more-rows-than-lists", "pages-behind-the-end", "fewer-rows-than-values"])
-def test_a_contradiction_of_a_column_that_no_check_names_is_one(kind: str, path: Path, tmp_path: Path) -> None:
-    """A reader finds a row group by the places of all its columns, whichever it is asked for."""
+def test_a_contradiction_in_an_unchecked_column_is_an_error(kind: str, path: Path, tmp_path: Path) -> None:
+    """A reader finds a row group by the places of all its columns."""
     CONTRADICTIONS[kind](path)
     column = "tags" if "lists" in kind else "id"
     report = only(path, tmp_path, {"not_null": column})
@@ -159,14 +159,14 @@ def test_a_total_that_differs_from_the_row_groups_decides_nothing(path: Path, tm
 
 
 def test_bounds_of_nulls_alone_decide_nothing_of_their_column(path: Path, tmp_path: Path) -> None:
-    """Either the number of NULLs is wrong or the bounds are. Some writers give columns without a value a zero."""
+    """Either the number of NULLs or the bounds are wrong. Some writers use zero for columns without values."""
     sound(path)
     footers.with_nulls(path, ROWS // 2)
     report = only(path, tmp_path, {"not_null": "id"}, {"range": {"column": "id", "min": ROWS}}, {"not_null": "name"})
     assert [(c["verdict"], c["violations"]) for c in report["checks"]] == [("unknown", 0)] * 3
 
 
-def test_sound_files_of_each_form_do_not_contradict_themselves(path: Path) -> None:
+def test_valid_files_of_each_form_have_no_contradiction(path: Path) -> None:
     """Pages of both versions, with and without dictionaries; lists, maps and structs; no row group, and empty ones."""
     nested = pa.struct([("a", pa.int64()), ("b", pa.list_(pa.map_(pa.string(), pa.int64())))])
     schema = pa.schema(
@@ -190,12 +190,12 @@ def test_sound_files_of_each_form_do_not_contradict_themselves(path: Path) -> No
                 with pq.ParquetWriter(path, schema, **options) as writer:
                     writer.write_table(some, row_group_size=40)
                     writer.write_table(table.slice(0, 0))
-                found = of(path)
+                found = facts_of(path)
                 assert (found.rows, found.contradiction) == (some.num_rows, "")
 
 
-def test_columns_whose_paths_are_spelled_alike_are_not_decided_by_statistics(path: Path, tmp_path: Path) -> None:
-    """pyarrow tells the path of a column chunk with dots, so that ``a.b`` may be either."""
+def test_columns_with_the_same_dotted_path_are_not_decided_by_statistics(path: Path, tmp_path: Path) -> None:
+    """pyarrow joins the path of a column chunk with dots, so that ``a.b`` may be either."""
     pq.write_table(pa.table({"a.b": [1, 2], "a": [{"b": None}, {"b": 3}], "c": [1, 2]}), path)
     report = only(path, tmp_path, {"not_null": "`a.b`"}, {"not_null": "c"})
     assert [check["verdict"] for check in report["checks"]] == ["unknown", "valid"]
@@ -206,7 +206,7 @@ def test_columns_whose_paths_are_spelled_alike_are_not_decided_by_statistics(pat
 
 @pytest.mark.parametrize(("kind", "value"), [("INT_8", 200), ("INT_16", 40_000), ("UINT_8", 300), ("UINT_8", -1)])
 def test_bounds_beyond_a_type_decide_nothing(kind: str, value: int, path: Path, tmp_path: Path) -> None:
-    """A reader makes other numbers of such values, each its own."""
+    """Readers convert such values to different numbers."""
     pq.write_table(pa.table({"v": pa.array([value] * 9, pa.int32())}), path, store_schema=False)
     footers.with_converted_type(path, "v", getattr(footers, kind))
     bounds = [{"range": {"column": "v", "min": 0}}, {"range": {"column": "v", "max": 0}}]
@@ -226,7 +226,7 @@ def test_a_declared_precision_proves_nothing_of_decimals_with_more_digits(path: 
             assert only(path, tmp_path, check)["checks"][0]["verdict"] == "unknown", kind
 
 
-def test_one_contradiction_keeps_its_files_from_being_decided_together(path: Path, tmp_path: Path) -> None:
+def test_files_with_a_contradiction_among_them_are_not_decided_together(path: Path, tmp_path: Path) -> None:
     """Files of one schema that all pass are otherwise decided at once."""
     sound(path)
     sound(path.with_name("b.parquet"))
@@ -238,7 +238,7 @@ def test_one_contradiction_keeps_its_files_from_being_decided_together(path: Pat
 
 @pytest.fixture
 def hanging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PlannedFile]:
-    """A file that does not answer, as one on a lost network file system."""
+    """A file that does not answer, such as one on a lost network file system."""
     path, over = tmp_path / "hanging.parquet", threading.Event()
     path.touch()
 
@@ -249,19 +249,21 @@ def hanging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Planned
     monkeypatch.setattr(parquet_tail, "open_regular", open_regular)
     status = path.stat()
     yield str(path), status.st_size, status.st_mtime_ns
-    over.set()  # for who still waits
+    over.set()  # releases waiting threads
 
 
 @pytest.mark.timeout(30)
-def test_a_file_that_never_answers_is_no_verdict(hanging: PlannedFile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_never_answers_raises_table_unavailable(
+    hanging: PlannedFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(read, "CHECKED_AFTER", 0.05)
-    monkeypatch.setattr(read, "LONGEST_READ", 0.2)
+    monkeypatch.setattr(read, "READ_TIMEOUT", 0.2)
     with pytest.raises(TableUnavailable, match=r"hanging\.parquet did not answer within 0\.2 s: check"):
         read.read_all([hanging], frozenset({"id"}))
 
 
 @pytest.mark.timeout(30)
-def test_who_waits_for_a_file_can_be_stopped(hanging: PlannedFile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_a_file_can_be_cancelled(hanging: PlannedFile, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read, "CHECKED_AFTER", 0.05)
     looks: list[None] = []
 
@@ -276,7 +278,7 @@ def test_who_waits_for_a_file_can_be_stopped(hanging: PlannedFile, monkeypatch: 
 
 @pytest.fixture
 def stalled(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PlannedFile]:
-    """A file whose footer is remembered, and that no longer answers, as one on a lost network file system."""
+    """A file whose footer is cached, and that does not answer any more."""
     sound(path)
     status, over = path.stat(), threading.Event()
     file = (str(path), status.st_size, status.st_mtime_ns)
@@ -285,22 +287,22 @@ def stalled(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PlannedFile
     def unchanged(*_: Any) -> None:
         over.wait()
 
-    monkeypatch.setattr(read, "unchanged", unchanged)
+    monkeypatch.setattr(read, "check_unchanged", unchanged)
     monkeypatch.setattr(read, "CHECKED_AFTER", 0.05)
-    monkeypatch.setattr(read, "LONGEST_READ", 0.2)
+    monkeypatch.setattr(read, "READ_TIMEOUT", 0.2)
     yield file
     over.set()
 
 
 @pytest.mark.timeout(30)
-def test_a_remembered_file_that_no_longer_answers_is_no_verdict(stalled: PlannedFile) -> None:
+def test_a_cached_file_that_does_not_answer_any_more_raises_table_unavailable(stalled: PlannedFile) -> None:
     with pytest.raises(TableUnavailable, match=r"a\.parquet did not answer within 0\.2 s: check"):
         read.read_all([stalled], frozenset({"id"}))
 
 
 @pytest.mark.timeout(30)
-def test_who_waits_for_a_remembered_file_can_be_stopped(stalled: PlannedFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read, "LONGEST_READ", 300.0)
+def test_waiting_for_a_cached_file_can_be_cancelled(stalled: PlannedFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read, "READ_TIMEOUT", 300.0)
     looks: list[None] = []
 
     def check() -> None:
@@ -313,10 +315,10 @@ def test_who_waits_for_a_remembered_file_can_be_stopped(stalled: PlannedFile, mo
 
 
 @pytest.mark.timeout(30)
-def test_a_long_reading_that_goes_on_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the headers of all pages, each read counts by itself."""
+def test_a_long_read_that_makes_progress_does_not_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While headers of all pages are read, each read counts on its own."""
     monkeypatch.setattr(read, "CHECKED_AFTER", 0.05)
-    monkeypatch.setattr(read, "LONGEST_READ", 1.0)
+    monkeypatch.setattr(read, "READ_TIMEOUT", 1.0)
     step = threading.Event()
 
     def parts(progress: Callable[[], None]) -> str:
@@ -325,11 +327,11 @@ def test_a_long_reading_that_goes_on_is_waited_for(monkeypatch: pytest.MonkeyPat
             progress()
         return "read"
 
-    assert read.answered("a.parquet", parts, lambda: None) == "read"
+    assert read.read_with_timeout("a.parquet", parts, lambda: None) == "read"
 
 
-def test_a_column_that_spark_does_not_read_keeps_what_statistics_prove(path: Path, tmp_path: Path) -> None:
-    """One file has NULLs by its statistics, and the other has none, so that it would have to be read."""
+def test_a_column_that_spark_cannot_read_keeps_the_verdict_of_statistics(path: Path, tmp_path: Path) -> None:
+    """One file has NULLs by its statistics; the other has no statistics, so it would have to be read."""
     data = pa.table({"at": pa.array([1, None], pa.time64("us"))})
     pq.write_table(data, path)
     pq.write_table(data, path.with_name("b.parquet"), write_statistics=False)

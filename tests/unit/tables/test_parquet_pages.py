@@ -1,4 +1,4 @@
-"""Pages whose headers do not fit the footer, and footers that crash their reader."""
+"""Pages whose headers do not match the footer, and footers that crash their reader."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_damaged_page_is_named(kind: str, tmp_path: Path) -> None:
         pytest.param(b"\x19" * 2_000, id="lists within lists"),
     ],
 )
-def test_a_header_that_leads_a_reader_astray_is_damaged(header: bytes, tmp_path: Path) -> None:
+def test_a_malformed_header_is_reported_as_damaged(header: bytes, tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"name": ["long " * n for n in range(500)]}), path, use_dictionary=False)
     with path.open("r+b") as file:
@@ -50,14 +50,14 @@ def test_a_header_that_leads_a_reader_astray_is_damaged(header: bytes, tmp_path:
         page_headers.check(str(path), {"name"})
 
 
-def test_a_column_is_looked_at_whatever_its_case(tmp_path: Path) -> None:
+def test_columns_are_checked_regardless_of_case(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     KINDS["corrupt-pages"](path)
     with pytest.raises(Unreadable, match="is damaged"):
         page_headers.check(str(path), {"NAME"})
 
 
-def test_pages_of_other_columns_are_left_alone(tmp_path: Path) -> None:
+def test_pages_of_other_columns_are_not_checked(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     KINDS["corrupt-pages"](path)
     page_headers.check(str(path), {"id"})
@@ -65,7 +65,7 @@ def test_pages_of_other_columns_are_left_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("codec", ["none", "snappy", "gzip", "zstd", "lz4", "brotli"])
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
-def test_sound_pages_pass_whatever_they_hold(codec: str, version: str, tmp_path: Path) -> None:
+def test_valid_pages_of_all_kinds_pass(codec: str, version: str, tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     table = pa.table(
         {
@@ -81,7 +81,7 @@ def test_sound_pages_pass_whatever_they_hold(codec: str, version: str, tmp_path:
 
 
 def test_a_footer_that_crashes_its_reader_is_named(tmp_path: Path) -> None:
-    """pyarrow calls std::terminate over a type that is none. The other files are read."""
+    """pyarrow calls std::terminate for an unknown type. The other files are read."""
     files = []
     for name in ("a", "b", "c", "d"):
         path = tmp_path / f"{name}.parquet"
@@ -95,7 +95,7 @@ def test_a_footer_that_crashes_its_reader_is_named(tmp_path: Path) -> None:
         assert str(why).startswith(f"the file {path} is not a readable Parquet file: its footer is damaged")
 
 
-def test_a_probe_stops_where_it_is_told_to(tmp_path: Path) -> None:
+def test_a_probe_can_be_stopped(tmp_path: Path) -> None:
     sound(tmp_path / "a.parquet")
 
     class Stopped(Exception):

@@ -1,4 +1,4 @@
-"""What came to an Iceberg table since one of its snapshots, of tables that are written without a JVM."""
+"""New and replaced files of an Iceberg table since a snapshot, on tables written without a JVM."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from distop.errors import JobCancelled, TableUnavailable
 from distop.tables import plan_table
 from distop.tables.iceberg.avro import ManifestIO
 from distop.tables.iceberg.iceberg_changes import equality_ids, new_files, replaced_files
-from distop.tables.iceberg.iceberg_format import read_metadata
+from distop.tables.iceberg.metadata_file import read_metadata
 from tests.support.lake import Folder
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ SCHEMA = Schema(NestedField(1, "id", LongType(), required=False))
 
 
 def grown(path: Path, version: str = "2") -> Any:
-    """A table to which three files were appended, each by a commit of its own."""
+    """A table with three files, each appended by its own commit."""
     table = Folder(path).new(SCHEMA, **{"format-version": version})
     for n in range(3):
         table.append(pa.table({"id": [n]}))
@@ -44,7 +44,7 @@ def files(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("version", ["1", "2"])
-def test_files_of_later_commits_are_new_and_no_others(tmp_path: Path, version: str) -> None:
+def test_only_files_of_later_commits_are_new(tmp_path: Path, version: str) -> None:
     table = grown(tmp_path, version)
     snapshots = [s.snapshot_id for s in table.metadata.snapshots]
     counts = [len(since(tmp_path, snapshot) or ()) for snapshot in snapshots]
@@ -52,7 +52,7 @@ def test_files_of_later_commits_are_new_and_no_others(tmp_path: Path, version: s
     assert set(since(tmp_path, snapshots[0]) or ()) < files(tmp_path)
 
 
-def test_files_that_were_removed_are_of_no_concern_and_what_replaced_them_is_new(tmp_path: Path) -> None:
+def test_removed_files_are_ignored_and_their_replacements_are_new(tmp_path: Path) -> None:
     table = grown(tmp_path)
     before, former = files(tmp_path), table.metadata.current_snapshot_id
     table.overwrite(pa.table({"id": [7]}))
@@ -62,7 +62,7 @@ def test_files_that_were_removed_are_of_no_concern_and_what_replaced_them_is_new
     assert not now & before
 
 
-def test_where_the_former_snapshot_is_not_there_any_file_may_be_new(tmp_path: Path) -> None:
+def test_any_file_may_be_new_if_the_former_snapshot_is_missing(tmp_path: Path) -> None:
     table = grown(tmp_path)
     assert since(tmp_path, 12345) is None
     empty = Folder(tmp_path / "empty").new(SCHEMA)
@@ -75,10 +75,10 @@ def test_where_the_former_snapshot_is_not_there_any_file_may_be_new(tmp_path: Pa
 
 
 @pytest.mark.parametrize("gone", ["snap-*", "*-m0"])
-def test_where_the_former_snapshot_was_expired_since_the_metadata_were_read_any_file_may_be_new(
+def test_any_file_may_be_new_if_the_former_snapshot_expired_after_the_metadata_were_read(
     gone: str, tmp_path: Path
 ) -> None:
-    """Its files are gone: the list of its manifests, or a manifest that the current one does not share."""
+    """Its list of manifests is gone, or a manifest that the current snapshot does not share."""
     table = grown(tmp_path)
     table.overwrite(pa.table({"id": [7]}))
     former, current = table.metadata.snapshots[2], table.metadata.current_snapshot()
@@ -90,7 +90,7 @@ def test_where_the_former_snapshot_was_expired_since_the_metadata_were_read_any_
     assert new_files(table.metadata, ManifestIO(table.io), str(former.snapshot_id)) is None
 
 
-def test_files_that_are_gone_are_replaced_and_those_that_stay_are_not(tmp_path: Path) -> None:
+def test_files_that_are_gone_count_as_replaced_and_others_do_not(tmp_path: Path) -> None:
     table = grown(tmp_path)
     before, former = files(tmp_path), str(table.metadata.current_snapshot_id)
     assert replaced_files(table.metadata, ManifestIO(table.io), former) == frozenset()
@@ -103,7 +103,7 @@ def test_files_that_are_gone_are_replaced_and_those_that_stay_are_not(tmp_path: 
     assert equality_ids(table.metadata, ManifestIO(table.io)) == []
 
 
-def test_what_cannot_be_read_of_former_files_is_told_of(tmp_path: Path) -> None:
+def test_unreadable_manifests_of_former_files_are_reported(tmp_path: Path) -> None:
     table = grown(tmp_path)
     former = str(table.metadata.snapshots[0].snapshot_id)
     for manifest in (tmp_path / "metadata").glob("*-m*.avro"):
@@ -112,7 +112,7 @@ def test_what_cannot_be_read_of_former_files_is_told_of(tmp_path: Path) -> None:
         replaced_files(table.metadata, ManifestIO(table.io), former)
 
 
-def test_it_can_be_cancelled(tmp_path: Path) -> None:
+def test_the_search_for_new_files_can_be_cancelled(tmp_path: Path) -> None:
     table = grown(tmp_path)
 
     def stop() -> None:

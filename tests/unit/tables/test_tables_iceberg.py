@@ -1,4 +1,4 @@
-"""The planner for Iceberg tables: what it freezes, how partitions are called, and what it refuses."""
+"""The planner for Iceberg tables: pinned files, names of partitions, and refusals."""
 
 from __future__ import annotations
 
@@ -23,8 +23,11 @@ from distop.protocol.plan import PartitionPlan
 from distop.protocol.records import TableRecord
 from distop.storage.location import Location
 from distop.tables import check_reachable, check_table, plan_table
-from distop.tables.iceberg import iceberg_format
-from distop.tables.iceberg.iceberg_format import EMPTY, NO_SNAPSHOT, _Naming, metadata_file
+from distop.tables.iceberg import snapshot_plan
+from distop.tables.iceberg.metadata_file import current_metadata_file
+from distop.tables.iceberg.snapshot_files import PartitionNames
+from distop.tables.iceberg.snapshot_plan import NO_SNAPSHOT
+from distop.tables.parquet.parquet_format import EMPTY
 from tests.support.lake import Folder
 
 if TYPE_CHECKING:
@@ -66,7 +69,7 @@ def test_an_unpartitioned_table_is_planned_in_groups(tmp_path: Path) -> None:
     assert PartitionPlan.from_json(json.loads(json.dumps(first.to_json()))) == first
 
 
-def test_each_partition_value_is_a_partition_and_null_is_none_of_them(tmp_path: Path) -> None:
+def test_each_partition_value_is_a_partition_and_null_is_a_separate_one(tmp_path: Path) -> None:
     table = Folder(tmp_path).new(SCHEMA, BY_K)
     table.append(rows("b", "a/b", None, "null", "10", "9", "__HIVE_DEFAULT_PARTITION__", "ü é"))
     table.append(rows("b"))
@@ -84,19 +87,19 @@ def test_each_partition_value_is_a_partition_and_null_is_none_of_them(tmp_path: 
     assert files["k=b"] == 2
 
 
-def test_a_hundred_thousand_partitions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The manifests themselves are wrapped: to write so many entries takes longer than to plan them."""
+def test_a_hundred_thousand_partitions_are_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The entries are generated: writing manifests of so many takes longer than planning them."""
     table = Folder(tmp_path).new(SCHEMA, BY_K)
     table.append(rows("a"))
     entries = [("", f"k={n % 100_000}", (f"/data/{n}", 1, 0)) for n in range(200_000)]
-    monkeypatch.setattr(iceberg_format, "_data_files", lambda *_: iter(entries))
+    monkeypatch.setattr(snapshot_plan, "data_files", lambda *_: iter(entries))
     planned = plan_table(record(tmp_path)).partitions
     assert [p.name for p in planned[9:12]] == ["k=9", "k=10", "k=11"]
     assert planned[99_999].files == (("/data/99999", 1, 0), ("/data/199999", 1, 0))
     assert len(planned) == 100_000
 
 
-def test_what_a_later_spec_wrote_has_names_of_its_own(tmp_path: Path) -> None:
+def test_partitions_of_a_later_spec_have_separate_names(tmp_path: Path) -> None:
     table = Folder(tmp_path).new(SCHEMA, BY_K)
     table.append(rows("a"))
     with table.update_spec() as update:
@@ -120,7 +123,7 @@ def test_a_partition_of_a_column_that_was_dropped_keeps_its_name(tmp_path: Path)
     assert names(tmp_path) == ["k=a"]
 
 
-def test_partitions_by_transforms_are_called_as_people_read_them() -> None:
+def test_partitions_by_transforms_have_readable_names() -> None:
     schema = Schema(
         NestedField(1, "at", TimestampType(), required=False),
         NestedField(2, "id", LongType(), required=False),
@@ -135,7 +138,7 @@ def test_partitions_by_transforms_are_called_as_people_read_them() -> None:
     )
 
     metadata = new_table_metadata(schema, spec, UNSORTED_SORT_ORDER, "/nowhere")
-    naming = _Naming(spec, metadata)
+    naming = PartitionNames(spec, metadata)
     assert naming.prefix == "spec-3/"
     assert naming.name(Record(15706, 3, None, 0)) == "at_day=2013-01-01/id bucket=3/day=1970-01-01"
 
@@ -157,16 +160,16 @@ def test_a_repeated_plan_of_the_same_metadata_reads_no_manifest(
     table = Folder(tmp_path).new(SCHEMA, BY_K)
     table.append(rows("a", "b"))
     read: list[str] = []
-    files = iceberg_format._data_files
+    files = snapshot_plan.data_files
 
     def counted(*given: Any) -> Any:
         read.append("manifests")
         return files(*given)
 
-    monkeypatch.setattr(iceberg_format, "_data_files", counted)
+    monkeypatch.setattr(snapshot_plan, "data_files", counted)
     first, again = plan_table(record(tmp_path)), plan_table(record(tmp_path))
     assert (len(read), again) == (1, first)
-    assert again.partitions is not first.partitions, "whoever changes the list changes nobody else's"
+    assert again.partitions is not first.partitions, "a change of one list does not affect the other"
     plan_table(record(tmp_path, group_files=2))
     assert len(read) == 2, "other options, another plan"
     table.append(rows("c"))
@@ -174,7 +177,7 @@ def test_a_repeated_plan_of_the_same_metadata_reads_no_manifest(
     assert len(read) == 3
     shutil.rmtree(tmp_path / "metadata")
     Folder(tmp_path).new(SCHEMA, BY_K).append(rows("z"))
-    assert names(tmp_path) == ["k=z"], "another table, whose metadata have the names of the former one's"
+    assert names(tmp_path) == ["k=z"], "another table with the same names of metadata files"
     assert len(read) == 4
     (manifest,) = (tmp_path / "metadata").glob("*-m0.avro")
     manifest.unlink()
@@ -201,7 +204,7 @@ def test_a_table_without_rows_is_one_partition_without_files(tmp_path: Path) -> 
     assert [(p.name, p.files) for p in planned.partitions] == [(EMPTY, ())]
 
 
-def test_the_newest_metadata_counts_where_the_hint_is_behind_or_missing(tmp_path: Path) -> None:
+def test_the_newest_metadata_is_used_if_the_hint_is_outdated_or_missing(tmp_path: Path) -> None:
     table = Folder(tmp_path).new(SCHEMA)
     table.append(rows("a"))
     hint = tmp_path / "metadata" / "version-hint.text"
@@ -213,8 +216,8 @@ def test_the_newest_metadata_counts_where_the_hint_is_behind_or_missing(tmp_path
 
 
 @pytest.mark.parametrize("hint", ["7\nx", "7 ", " 7", "x", "-1", "٧"])
-def test_hole_2_a_hint_that_spark_reads_otherwise_is_refused(tmp_path: Path, hint: str) -> None:
-    """Iceberg takes the first line: Spark read a file that nobody had checked, and quoted it in an error."""
+def test_hole_2_a_hint_that_spark_reads_differently_is_refused(tmp_path: Path, hint: str) -> None:
+    """Iceberg reads the first line: Spark read a file that was not checked, and quoted it in an error."""
     table = Folder(tmp_path).new(SCHEMA)
     table.append(rows("a"))
     (tmp_path / "metadata" / "version-hint.text").write_text(hint)
@@ -223,18 +226,18 @@ def test_hole_2_a_hint_that_spark_reads_otherwise_is_refused(tmp_path: Path, hin
 
 
 @pytest.mark.parametrize("name", ["v02.metadata.json", "v2.gz.metadata.json", "v3.metadata.json.gz"])
-def test_hole_2_metadata_have_the_names_that_spark_looks_for(tmp_path: Path, name: str) -> None:
+def test_hole_2_only_metadata_files_with_names_that_spark_uses_are_read(tmp_path: Path, name: str) -> None:
     table = Folder(tmp_path).new(SCHEMA)
     table.append(rows("a"))
     (tmp_path / "metadata" / name).write_text("not read")
     if name.endswith(".json.gz"):
         with pytest.raises(InvalidArgument, match="named by an early Iceberg release"):
-            metadata_file(Location.of(str(tmp_path)))
+            current_metadata_file(Location.of(str(tmp_path)))
     else:
-        assert metadata_file(Location.of(str(tmp_path))).endswith("/v2.metadata.json")
+        assert current_metadata_file(Location.of(str(tmp_path))).endswith("/v2.metadata.json")
 
 
-def test_planning_asks_whether_to_go_on(tmp_path: Path) -> None:
+def test_planning_can_be_stopped(tmp_path: Path) -> None:
     table = Folder(tmp_path).new(SCHEMA)
     table.append(rows("a"))
 
@@ -245,7 +248,9 @@ def test_planning_asks_whether_to_go_on(tmp_path: Path) -> None:
         plan_table(record(tmp_path), stop)
 
 
-def test_options_and_a_relative_location(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_are_checked_and_a_relative_location_becomes_absolute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Folder(tmp_path / "t").new(SCHEMA)
     monkeypatch.chdir(tmp_path)
     assert check_table(TableRecord("t", "iceberg", "t", {"group_files": 3})).location == str(tmp_path / "t")
@@ -264,17 +269,17 @@ def test_a_location_without_a_table_is_rejected(tmp_path: Path) -> None:
     Folder(tmp_path / "t").new(SCHEMA)
     metadata = tmp_path / "t" / "metadata"
     (metadata / "v1.metadata.json").write_text('{"format-version": 2}')
-    with pytest.raises(InvalidArgument, match=r"v1\.metadata\.json is no Iceberg metadata"):
+    with pytest.raises(InvalidArgument, match=r"v1\.metadata\.json is not valid Iceberg metadata"):
         check_table(record(tmp_path / "t"))
     (metadata / "v1.metadata.json").write_text("{")
-    with pytest.raises(InvalidArgument, match=r"v1\.metadata\.json is no Iceberg metadata"):
+    with pytest.raises(InvalidArgument, match=r"v1\.metadata\.json is not valid Iceberg metadata"):
         check_table(record(tmp_path / "t"))
     (metadata / "version-hint.text").write_text("7")
     with pytest.raises(InvalidArgument, match="it has no file for the version in version-hint.text"):
         check_table(record(tmp_path / "t"))
 
 
-def test_a_table_whose_catalog_knows_its_metadata_is_refused(tmp_path: Path) -> None:
+def test_a_folder_of_a_table_that_belongs_to_a_catalog_is_refused(tmp_path: Path) -> None:
     Folder(tmp_path).new(SCHEMA)
     metadata = tmp_path / "metadata"
     (metadata / "version-hint.text").unlink()

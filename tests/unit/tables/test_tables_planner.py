@@ -1,4 +1,4 @@
-"""The planner for Parquet folders: partitions, groups, identity, order, and what it refuses."""
+"""The planner for Parquet folders: partitions, groups, versions, order, and refusals."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_hundred_thousand_partitions_are_in_order_and_typed() -> None:
     assert planned[99_999].files == (("/t/k=99999/f.parquet", 1, 99_999),)
 
 
-def test_partitions_at_any_depth_in_natural_order(tmp_path: Path) -> None:
+def test_partitions_at_any_depth_are_in_natural_order(tmp_path: Path) -> None:
     put(tmp_path, *(f"month={m}/day={d}/a.parquet" for m in (10, 2, 1) for d in (11, 2)))
     planned = plan_table(record(tmp_path))
     assert [p.name for p in planned.partitions] == [f"month={m}/day={d}" for m in (1, 2, 10) for d in (2, 11)]
@@ -52,7 +52,7 @@ def test_partitions_at_any_depth_in_natural_order(tmp_path: Path) -> None:
     assert (first.bytes, first.values) == (12, {"month": "1", "day": "2"})
 
 
-def test_values_are_unescaped_text() -> None:
+def test_partition_values_are_unescaped_texts() -> None:
     assert partition_values("d=01/t=a%3Ab") == {"d": "01", "t": "a:b"}
     assert partition_values("t=__HIVE_DEFAULT_PARTITION__") == {"t": None}
     assert partition_values("a=x=y") == {"a": "x=y"}
@@ -60,16 +60,16 @@ def test_values_are_unescaped_text() -> None:
     assert partition_values("a=1/a=2") is None
 
 
-def test_the_name_is_the_folder_as_written(tmp_path: Path) -> None:
+def test_the_name_of_a_partition_is_the_name_of_its_folder(tmp_path: Path) -> None:
     put(tmp_path, "t=a%3Ab/x.parquet", "t=ü 😀/x.parquet")
     assert {p.name for p in plan_table(record(tmp_path)).partitions} == {"t=a%3Ab", "t=ü 😀"}
 
 
-def test_natural_order_tells_01_from_1() -> None:
+def test_natural_order_distinguishes_01_from_1() -> None:
     assert sorted(["d=10", "d=2", "d=01", "d=1"], key=lambda n: (natural(n), n)) == ["d=01", "d=1", "d=2", "d=10"]
 
 
-def test_hidden_files_and_folders_are_no_data(tmp_path: Path) -> None:
+def test_hidden_files_and_folders_are_ignored(tmp_path: Path) -> None:
     put(
         tmp_path,
         "p=1/a.parquet",
@@ -84,7 +84,7 @@ def test_hidden_files_and_folders_are_no_data(tmp_path: Path) -> None:
     assert [(p.name, len(p.files)) for p in planned.partitions] == [("p=1", 1)]
 
 
-def test_a_folder_without_partitions_becomes_groups(tmp_path: Path) -> None:
+def test_the_files_of_a_folder_without_partitions_are_grouped(tmp_path: Path) -> None:
     put(tmp_path, *(f"part-{n}.parquet" for n in range(11)))
     planned = plan_table(record(tmp_path, group_bytes=30))
     assert [p.name for p in planned.partitions] == [f"files-{n:06}" for n in range(6)]
@@ -99,7 +99,7 @@ def test_one_file_is_a_table_too(tmp_path: Path) -> None:
     assert check_table(record(tmp_path / "x.parquet")).location == str(tmp_path / "x.parquet")
 
 
-def test_the_version_follows_the_files(tmp_path: Path) -> None:
+def test_the_version_changes_with_the_files(tmp_path: Path) -> None:
     put(tmp_path, "p=1/a.parquet", "p=2/a.parquet")
     before = plan_table(record(tmp_path)).version
     assert plan_table(record(tmp_path)).version == before
@@ -151,16 +151,14 @@ def test_a_file_of_another_format_is_rejected_by_name(tmp_path: Path) -> None:
     check_table(record(tmp_path))
 
 
-def test_later_files_of_another_format_are_skipped_and_logged(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_later_files_of_another_format_are_skipped_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     put(tmp_path, "p=1/a.parquet", "p=2/a.PARQ", "p=2/000000_0")
     put(tmp_path, "README.txt", "p=2/a.parquet.bak", data=b"read me")
     planned = plan_table(record(tmp_path))
     assert [[f[0].rpartition("/")[2] for f in p.files] for p in planned.partitions] == [
         ["a.parquet"],
         ["000000_0", "a.PARQ"],
-    ], "data without a suffix is data"
+    ], "a file without a suffix counts as data"
     assert "2 files of" in caplog.text
     assert "README.txt" in caplog.text
 
@@ -171,7 +169,7 @@ def test_without_parquet_names_all_files_are_data(tmp_path: Path) -> None:
     assert sum(len(p.files) for p in plan_table(record(tmp_path)).partitions) == 2
 
 
-def test_files_are_known_by_their_first_bytes_too(tmp_path: Path) -> None:
+def test_files_are_recognized_by_their_first_bytes_too(tmp_path: Path) -> None:
     put(tmp_path, "000000_0")
     assert check_table(record(tmp_path)).location == str(tmp_path)
 
@@ -197,7 +195,7 @@ def test_an_unknown_format_or_option_is_named(tmp_path: Path) -> None:
         with pytest.raises(InvalidArgument) as caught:
             check_table(record(tmp_path, **options))
         assert words in str(caught.value)
-    with pytest.raises(InvalidArgument, match="no partition column"):
+    with pytest.raises(InvalidArgument, match="is not a partition column"):
         plan_table(record(tmp_path, partition_types={"q": "int"}))
 
 
@@ -205,10 +203,8 @@ def test_an_unknown_format_or_option_is_named(tmp_path: Path) -> None:
     "left", [(), ("_SUCCESS", ".keep", "_distop/t/plan.json", ".p=1/a.parquet"), ("p=1/_SUCCESS",)]
 )
 @pytest.mark.parametrize("options", [{}, {"partition_types": {"p": "int"}}])
-def test_a_location_without_data_is_no_table_of_no_partitions(
-    tmp_path: Path, left: tuple[str, ...], options: dict[str, Any]
-) -> None:
-    """All that is promised of nothing holds; and what is not mounted here may be mounted on another node."""
+def test_a_location_without_data_is_unavailable(tmp_path: Path, left: tuple[str, ...], options: dict[str, Any]) -> None:
+    """Each check would hold for no rows, and the disk may be mounted on another node."""
     put(tmp_path, *left)
     (tmp_path / "p=2").mkdir()
     with pytest.raises(TableUnavailable) as caught:
@@ -218,14 +214,14 @@ def test_a_location_without_data_is_no_table_of_no_partitions(
     )
 
 
-def test_folders_without_files_beside_others_are_no_partitions(tmp_path: Path) -> None:
+def test_empty_folders_beside_others_are_not_partitions(tmp_path: Path) -> None:
     put(tmp_path, "p=1/a.parquet", "p=2/_SUCCESS")
     (tmp_path / "p=3").mkdir()
     assert [p.name for p in plan_table(record(tmp_path)).partitions] == ["p=1"]
 
 
 def test_a_location_that_is_gone_is_named_when_planned(tmp_path: Path) -> None:
-    """Another node may see it: it is no wrong argument, which would end the operation."""
+    """Another node may see it, so it is no invalid argument, which would end the operation."""
     with pytest.raises(TableUnavailable, match="does not exist"):
         plan_table(record(tmp_path / "gone"))
     with pytest.raises(InvalidArgument, match="does not exist"):
@@ -254,14 +250,14 @@ def test_a_file_removed_during_the_listing_is_skipped(tmp_path: Path, monkeypatc
     ]
 
 
-def test_a_link_to_what_is_not_there_is_not_left_out(tmp_path: Path) -> None:
+def test_a_dangling_link_is_an_error(tmp_path: Path) -> None:
     put(tmp_path, "p=1/a.parquet")
     (tmp_path / "p=1" / "b.parquet").symlink_to(tmp_path / "not mounted" / "b.parquet")
     with pytest.raises(TableUnavailable, match="not mounted|b.parquet"):
         plan_table(record(tmp_path))
 
 
-def test_a_listing_that_is_told_to_stop_stops(tmp_path: Path) -> None:
+def test_a_listing_can_be_stopped(tmp_path: Path) -> None:
     put(tmp_path, "p=1/a.parquet")
 
     def stop() -> None:
@@ -271,7 +267,7 @@ def test_a_listing_that_is_told_to_stop_stops(tmp_path: Path) -> None:
         plan_table(record(tmp_path), stop)
 
 
-def test_other_file_systems_by_their_address(tmp_path: Path) -> None:
+def test_other_file_systems_are_listed_by_url(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     from distop.storage.location import Location
 
@@ -281,7 +277,7 @@ def test_other_file_systems_by_their_address(tmp_path: Path) -> None:
     remote = Location("mem://bucket/t", str(tmp_path), fs.LocalFileSystem(), "mem://")
     entries = list(remote.walk())
     assert [(e.folder, e.path, e.size) for e in entries] == [("p=1", "mem://bucket/t/p=1/a.parquet", 12)]
-    assert remote.begins_as_parquet(entries[0])
+    assert remote.has_parquet_magic(entries[0])
     assert str(remote.nothing_there()) == "the location 'mem://bucket/t' is empty"
 
 
@@ -297,11 +293,11 @@ def test_local_tables_are_planned_without_pyarrow(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_types_of_columns_that_are_not_there_are_refused_when_the_table_is_added(tmp_path: Path) -> None:
+def test_types_of_missing_partition_columns_are_refused_when_the_table_is_added(tmp_path: Path) -> None:
     put(tmp_path / "parts", "day=1/a.parquet", "day=2/a.parquet")
     put(tmp_path / "flat", "a.parquet")
     assert check_table(record(tmp_path / "parts", partition_types={"day": "int"}))
-    with pytest.raises(InvalidArgument, match="names 'dax', which is no partition column of .* \\(it has: day\\)"):
+    with pytest.raises(InvalidArgument, match="has 'dax', which is not a partition column of .* \\(it has: day\\)"):
         check_table(record(tmp_path / "parts", partition_types={"dax": "int"}))
-    with pytest.raises(InvalidArgument, match="names 'day', .* \\(it has: none\\)"):
+    with pytest.raises(InvalidArgument, match="has 'day', which is not a partition column of .* \\(it has: none\\)"):
         check_table(record(tmp_path / "flat", partition_types={"day": "int"}))

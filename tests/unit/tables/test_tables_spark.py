@@ -1,6 +1,4 @@
-"""The planner for tables of Spark's catalog: what it makes of what the catalog says. Spark itself is in the acceptance
-tests.
-"""
+"""The planner for tables of Spark's catalog, with descriptions of the catalog (acceptance tests have Spark)."""
 
 from __future__ import annotations
 
@@ -19,7 +17,8 @@ from distop.tables.reading.file_facts import Chunk, FileFacts, Leaf, holds, of_j
 from distop.tables.spark.spark_catalog import CatalogPartition, Described, path_of
 from distop.tables.spark.spark_format import plan
 from distop.tables.table_options import Options
-from distop_behaviors.validate.partition_checks import Names, Preparation
+from distop_behaviors.validate.partition_checks import Preparation
+from distop_behaviors.validate.partition_state import Names
 from distop_behaviors.validate.validate_argument import Argument
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ def test_a_hundred_thousand_partitions_keep_one_schema() -> None:
     assert decode_chunk(chunked(found.partitions[:1])[0])[0] == found.partitions[0]
 
 
-def test_types_are_spark_s_in_json() -> None:
+def test_types_are_read_from_spark_s_json() -> None:
     nested = {
         "type": "struct",
         "fields": [field("a", {"type": "array", "elementType": "byte"}), field("b", "decimal(3,1)")],
@@ -72,7 +71,7 @@ def test_types_are_spark_s_in_json() -> None:
     assert [p.name for p in found.partitions] == ["files-000000"]
 
 
-def test_a_column_with_a_default_is_not_taken_for_null_where_a_file_does_not_have_it() -> None:
+def test_a_column_with_a_default_does_not_count_as_null_in_files_without_it() -> None:
     default = {"CURRENT_DEFAULT": "5", "EXISTS_DEFAULT": "5"}
     columns = [field("id", "long"), field("c", "integer", **default), field("k", "integer", **default)]
     found = planned(Described("parquet", "/t", columns, ("k",), [CatalogPartition({"k": "1"}, "/t/k=1")]))
@@ -82,17 +81,17 @@ def test_a_column_with_a_default_is_not_taken_for_null_where_a_file_does_not_hav
     leaf = Leaf(("id",), "int", "bigint", 64)
     old = FileFacts("old", 3, {"id": "bigint"}, {("id",): leaf}, {("id",): (Chunk(3, 0),)})
     checks = [{"not_null": "c"}, {"range": {"column": "c", "max": 4}}, {"not_null": "c.inner"}, {"not_null": "id"}]
-    said: dict[str, list[str | None]] = {}
+    verdicts: dict[str, list[str | None]] = {}
     for mode in ("auto", "never", "only"):
         argument = Argument.model_validate({"checks": checks, "statistics": mode})
         names = Names(tuple((check.column,) for check in argument.checks))
         part = Preparation(argument, names, {"k": "int"}, declared).prepare(found.partitions[0], [old])
-        said[mode] = [result.verdict for result in (tally.result() for tally in part.tallies)]
+        verdicts[mode] = [result.verdict for result in (tally.result() for tally in part.tallies)]
         assert all("has a DEFAULT" in str(t.error) for t in part.tallies[:3] if t.error is not None)
         assert (part.tallies[3].error, part.tallies[3].violations) == (None, 0)
-    assert said["auto"] == ["error", "error", "error", "valid"]
-    assert said["never"][:3] == ["error", "error", "error"]
-    assert said["only"] == ["unknown", "error", "error", "valid"]
+    assert verdicts["auto"] == ["error", "error", "error", "valid"]
+    assert verdicts["never"][:3] == ["error", "error", "error"]
+    assert verdicts["only"] == ["unknown", "error", "error", "valid"]
 
 
 def test_a_declared_type_holds_what_spark_widens_to_it() -> None:
@@ -106,7 +105,7 @@ def test_a_declared_type_holds_what_spark_widens_to_it() -> None:
     assert not holds(("unreadable", "x"), ("unreadable", "x"))
 
 
-def test_partitions_that_cannot_be_told_apart_are_refused() -> None:
+def test_ambiguous_partitions_are_refused() -> None:
     with pytest.raises(InvalidArgument, match="the partitions k=1 and k=01 of 'db.t' have the same folder: /p/1"):
         planned(partitioned(({"k": "1"}, "/p/1"), ({"k": "01"}, "/p/1/")))
     with pytest.raises(InvalidArgument, match="has the partition k=1 of 'db.t' twice"):
@@ -118,7 +117,7 @@ def test_partitions_that_cannot_be_told_apart_are_refused() -> None:
         planned(partitioned(({"k": "1"}, "/p/1"), kind="binary"))
 
 
-def test_an_empty_folder_counts_beside_others_and_a_missing_one_never() -> None:
+def test_an_empty_folder_beside_others_is_a_partition_and_a_missing_one_an_error() -> None:
     both = partitioned(({"k": "1"}, "/p/1"), ({"k": "2"}, "/p/2"))
 
     def some(folder: str, deep: bool = False) -> list[Any]:
@@ -145,7 +144,7 @@ def test_locations_of_the_catalog_are_unescaped_once() -> None:
 
 
 class Thrown:
-    """Stands for an exception of the JVM, of which a second one would be needed, with what Derby really says."""
+    """Replaces an exception of the JVM, with a real message of Derby."""
 
     def __init__(self, text: str, cause: Thrown | None = None, name: str = "java.sql.SQLException") -> None:
         self._text = text
@@ -178,7 +177,7 @@ class Thrown:
         ),
     ],
 )
-def test_a_metastore_that_cannot_be_asked_leaves_the_table_to_another_node(text: str, sentence: str) -> None:
+def test_a_table_of_an_unreachable_metastore_is_left_to_another_node(text: str, sentence: str) -> None:
     with pytest.raises(TableUnavailable, match=sentence):
         plan_table(TableRecord("t", "spark", "shop.t"), spark=lambda: throwing(Thrown(text)))
 
@@ -192,17 +191,17 @@ def test_a_metastore_that_cannot_be_asked_leaves_the_table_to_another_node(text:
         ("java.lang.IllegalArgumentException", "Cannot parse to an integer value: format-version: a-secret"),
     ],
 )
-def test_hole_1_what_java_quotes_of_a_file_is_not_told(name: str, text: str) -> None:
-    """The owner of a table's folder can have the name of its metadata file lead to any file of the executor's user."""
+def test_hole_1_text_of_a_file_that_java_quotes_is_omitted(name: str, text: str) -> None:
+    """The owner of a table's folder can link its metadata file to any file of the executor's user."""
     thrown = Thrown(text, name=name)
-    said = rf"Spark's catalog: {name.rpartition('.')[2]} \(its message is omitted"
-    with pytest.raises(TableUnavailable, match=said) as refused:
+    message = rf"Spark's catalog: {name.rpartition('.')[2]} \(its message is omitted"
+    with pytest.raises(TableUnavailable, match=message) as refused:
         plan_table(TableRecord("t", "spark", "shop.t"), spark=lambda: throwing(thrown))
     assert "a-secret" not in "".join(traceback.format_exception(refused.value))
 
 
 def throwing(cause: Thrown) -> Any:
-    """A session whose catalog fails for this cause."""
+    """A session whose catalog fails with this cause."""
     kind = type("AnalysisException", (Exception,), {"__module__": "pyspark.errors.exceptions.captured"})
 
     class Session:
@@ -215,7 +214,7 @@ def throwing(cause: Thrown) -> Any:
     return Session()
 
 
-def test_registering_judges_the_record_alone_and_needs_no_spark() -> None:
+def test_registering_checks_only_the_record_and_needs_no_spark() -> None:
     code = (
         "import sys\n"
         "from distop.protocol.records import TableRecord\n"
@@ -257,8 +256,8 @@ def test_registering_judges_the_record_alone_and_needs_no_spark() -> None:
         "shop.orders; DROP TABLE x",
     ],
 )
-def test_a_name_that_is_a_path_or_another_setting_is_refused_also_where_it_is_read_from_etcd(location: str) -> None:
+def test_a_name_that_is_a_path_or_another_setting_is_refused_even_if_read_from_etcd(location: str) -> None:
     table = TableRecord.decode(TableRecord("t", "spark", location).encode())
-    for ask in (check_table, lambda table: plan_table(table, spark=object)):  # asked for nothing
+    for ask in (check_table, lambda table: plan_table(table, spark=object)):  # a session that is not used
         with pytest.raises(InvalidArgument, match="is not the name of a table in Spark|has the scheme"):
             ask(table)

@@ -1,4 +1,4 @@
-"""Which catalogs of Spark an executor asks, and the setting ``trusted-spark-catalogs``."""
+"""The catalogs of Spark that an executor uses, and the setting ``trusted-spark-catalogs``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from distop.settings import Settings, executor_config
 from distop.settings_file import SettingsFile
 from distop.tables import check_reachable, folders_of, place_of, plan_table
 from distop.tables.spark.spark_catalog import check_catalog
-from distop.worker.child_side.job_context import Environment
+from distop.worker.child_side.environment import Environment
 from distop_behaviors.apply import file_rewrite
 
 ICEBERG = "org.apache.iceberg.spark.SparkCatalog"
@@ -23,7 +23,7 @@ REST = "org.apache.iceberg.rest.RESTCatalog"
 
 
 class Asked(Exception):
-    """Spark creates a catalog: a REST catalog asks its server then."""
+    """Spark would create a catalog here, and a REST catalog would ask its server."""
 
 
 class Session:
@@ -62,9 +62,9 @@ class Session:
         raise Asked(name)
 
 
-def options(name: str, made_by: str, **told: str) -> dict[str, str]:
+def options(name: str, made_by: str, **fields: str) -> dict[str, str]:
     prefix = f"spark.sql.catalog.{name}"
-    return {prefix: made_by, **{f"{prefix}.{key.replace('_', '-')}": value for key, value in told.items()}}
+    return {prefix: made_by, **{f"{prefix}.{key.replace('_', '-')}": value for key, value in fields.items()}}
 
 
 REFUSED = [
@@ -116,30 +116,30 @@ def test_hole_2_a_catalog_of_spark_whose_server_chooses_code_and_hosts_is_not_as
         table = TableRecord("t", "spark", location)
         with pytest.raises(InvalidArgument) as refused:
             WAYS[way](table, Session(settings, trusted="Lake,other"))
-        said = str(refused.value)
-        assert f"Spark's catalog '{catalog}' is refused: " in said
-        assert why in said
-        assert "may choose classes, hosts and where credentials are sent" in said
-        assert "--format iceberg --option catalog=" in said
-        assert f"list {catalog} in the executors' setting trusted-spark-catalogs" in said
-        assert "\n" not in said
+        message = str(refused.value)
+        assert f"Spark's catalog '{catalog}' is refused: " in message
+        assert why in message
+        assert "may choose classes, hosts and where credentials are sent" in message
+        assert "--format iceberg --option catalog=" in message
+        assert f"list {catalog} in the executors' setting trusted-spark-catalogs" in message
+        assert "\n" not in message
         with pytest.raises(Asked):
             WAYS[way](table, Session(settings, trusted=f"other,{catalog}"))
 
 
-def test_hole_2_a_look_for_a_table_s_files_asks_no_refused_catalog() -> None:
+def test_hole_2_the_check_that_a_table_is_reachable_asks_no_refused_catalog() -> None:
     catalog, settings, _ = REFUSED[0]
     check_reachable(TableRecord("t", "spark", f"{catalog}.db.t"), lambda: Session(settings))
 
 
 @pytest.mark.parametrize(("catalog", "settings"), ASKED)
-def test_a_catalog_of_spark_that_can_give_no_settings_is_asked(catalog: str, settings: dict[str, str]) -> None:
+def test_a_catalog_of_spark_that_cannot_give_settings_is_asked(catalog: str, settings: dict[str, str]) -> None:
     for location in (f"{catalog}.db.t", *(["db.t", "Spark_Catalog.db.t"] if catalog == "spark_catalog" else [])):
         with pytest.raises(Asked):
             plan_table(TableRecord("t", "spark", location), spark=lambda: Session(settings))
 
 
-def test_hole_2_the_catalog_that_data_files_are_written_through_is_judged_too() -> None:
+def test_hole_2_the_catalog_that_data_files_are_written_through_is_checked_too() -> None:
     """``apply`` sets the type; other options come from the executor's settings."""
     settings = options("default_iceberg", "x.Y", type="rest", uri="https://x", catalog_impl=REST)
     session = Session(settings)
@@ -166,14 +166,14 @@ def test_the_list_comes_from_a_flag_a_variable_or_the_file() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "a,,b", "a.b", "*", "lake.*", "a b", "ä"])
-def test_what_is_no_name_of_a_catalog_is_refused_in_one_sentence(text: str) -> None:
+def test_an_invalid_name_of_a_catalog_is_refused_in_one_sentence(text: str) -> None:
     with pytest.raises(InvalidArgument, match=r"^--trusted-spark-catalogs") as refused:
         trusted(trusted_spark_catalogs=text)
     assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("listed", [[], ["lake", "Spark_Catalog"]])
-def test_the_list_reaches_the_child_s_session_and_no_setting_of_spark_makes_one(
+def test_the_list_reaches_the_child_s_session_and_no_setting_of_spark_replaces_it(
     listed: list[str], tmp_path: Path
 ) -> None:
     config = {

@@ -1,4 +1,4 @@
-"""Where the libraries of an Iceberg table write by paths, nobody else may change what is on the way."""
+"""Folders to which Iceberg libraries write by path: no other user may change them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to ano
 
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
-    """A table in a folder with others."""
+    """A table in a folder of tables."""
     folder = tmp_path / "tables" / "t"
     for part in (tmp_path / "tables", folder, folder / "metadata", folder / "data"):
         part.mkdir(mode=0o755)
@@ -42,7 +42,7 @@ def test_hole_3_nothing_is_written_by_paths_where_others_may_write(table: Path, 
     check(table)
     folder = (table / where).resolve()
     folder.chmod(mode)
-    # What is in a sticky folder belongs to who made it; above the table a group of this user alone may write.
+    # Entries of a sticky folder belong to their creators; above the table a private group may write.
     if where == ".." and not changeable(folder.stat(), sticky=True, private_group=True):
         return
     if mode == 0o1777 and not where:
@@ -62,7 +62,7 @@ def test_hole_3_nothing_is_written_by_paths_where_another_user_owns_a_folder(tab
 
 
 @needs_root
-def test_hole_3_nothing_is_written_behind_a_link_that_another_user_may_turn(table: Path, tmp_path: Path) -> None:
+def test_hole_3_nothing_is_written_behind_a_link_that_another_user_may_redirect(table: Path, tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(table)
     check(link)
@@ -73,10 +73,10 @@ def test_hole_3_nothing_is_written_behind_a_link_that_another_user_may_turn(tabl
 
 @pytest.mark.parametrize("name", [".v2.metadata.json.crc", "version-hint.text", "v2.metadata.json", "a-m0.avro"])
 @pytest.mark.parametrize("plant", ["a folder", "a link", "a pipe"])
-def test_hole_3_no_commit_where_something_else_than_files_has_the_names_of_files(
+def test_hole_3_no_commit_if_a_file_name_is_taken_by_something_else_than_a_file(
     table: Path, plant: str, name: str
 ) -> None:
-    """Hadoop removes what is in such a folder, and writes through such a link."""
+    """Hadoop empties such a folder, and writes through such a link."""
     planted = table / "metadata" / name
     if plant == "a folder":
         planted.mkdir()
@@ -88,7 +88,7 @@ def test_hole_3_no_commit_where_something_else_than_files_has_the_names_of_files
         check_metadata_folder(str(table))
 
 
-def test_what_is_missing_is_told_by_others_where_nothing_is_written_yet(table: Path) -> None:
+def test_a_missing_data_folder_is_accepted_and_a_missing_metadata_folder_only_on_request(table: Path) -> None:
     (table / "data").rmdir()
     check_data_folder(str(table))
     gone = table / "gone"
@@ -102,7 +102,7 @@ def test_an_object_store_has_no_links() -> None:
     check_data_folder("s3://bucket/t")
 
 
-def test_hole_3_a_link_on_the_way_is_not_followed(table: Path, tmp_path: Path) -> None:
+def test_hole_3_a_link_on_the_path_is_not_followed(table: Path, tmp_path: Path) -> None:
     from distop.storage.deletion import Place
 
     (table / "data" / "distop-staged").symlink_to(tmp_path)

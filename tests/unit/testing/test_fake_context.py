@@ -1,4 +1,4 @@
-"""``distop.testing.FakeContext``: what a behavior's methods are given in a unit test."""
+"""``distop.testing.FakeContext``: the context of a behavior's methods in a unit test."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from distop.testing import FakeContext
 PARTITION = PartitionPlan(3, "p=3")
 
 
-def test_a_fake_context_has_everything_of_a_context(tmp_path: Path) -> None:
-    """Each member that the author's page names is there: a behavior meets no AttributeError that an executor hides."""
+def test_a_fake_context_has_each_member_of_a_context(tmp_path: Path) -> None:
+    """No behavior raises an AttributeError in a unit test alone."""
     ctx = FakeContext(tmp_path, partition=PARTITION)
     declared = {name for one in JobContext.__mro__ for name in vars(one) if not name.startswith("_")}
     declared |= set(JobContext.__annotations__)
@@ -29,7 +29,7 @@ def test_a_fake_context_records_statuses_checkpoints_and_follow_ups(tmp_path: Pa
     ctx = FakeContext(tmp_path, partition=PARTITION, attempt=2, checkpoint={"done": 1})
     assert ctx.progress.load() == {"done": 1}
     for done in (2, 3):
-        assert ctx.progress.save({"done": done}), "however soon it comes"
+        assert ctx.progress.save({"done": done}), "a save soon after another is not skipped"
         ctx.status(f"done {done}")
     ctx.start_operation("validate", "sales", {"checks": []})
     assert ctx.progress.load() == {"done": 3}
@@ -46,7 +46,7 @@ def test_a_checkpoint_is_bounded_as_in_an_executor(tmp_path: Path) -> None:
         ctx.progress.save("x" * MAX_BYTES)
 
 
-def test_it_can_be_cancelled(tmp_path: Path) -> None:
+def test_a_fake_context_can_be_cancelled(tmp_path: Path) -> None:
     ctx = FakeContext(tmp_path, partition=PARTITION)
     ctx.check_cancelled()
     ctx.cancel()

@@ -38,7 +38,7 @@ PLAN = [PartitionPlan(n, name) for n, name in enumerate("abcd")]
 
 class Arg(BaseModel):
     does: dict[str, str] = {}
-    """What becomes of a partition, by its name."""
+    """The action of each job, by the name of its partition."""
     completes: str = ""
 
 
@@ -47,7 +47,7 @@ class Result(BaseModel):
 
 
 class Scripted(Behavior):
-    """Does what its argument says."""
+    """Its jobs act as its argument specifies."""
 
     type_name = "scripted"
     Arg = Arg
@@ -222,7 +222,7 @@ def test_the_completion_can_fail_the_operation(log: list[str]) -> None:
 
 
 @pytest.mark.parametrize("reports_only", [False, True])
-def test_a_report_is_made_before_or_after_the_decision(log: list[str], reports_only: bool) -> None:
+def test_a_failing_completion_is_tried_three_times(log: list[str], reports_only: bool) -> None:
     class Reports(Scripted):
         pass
 
@@ -258,8 +258,8 @@ def test_cleanup_is_called_when_an_executor_calls_it(log: list[str]) -> None:
             log.append(f"clean {partition.name}{ctx.attempt}")
 
     run_operation(Cleans, {"does": {"a": "once", "b": "verdict", "c": "fatal"}}, partitions=PLAN[:3])
-    told = ["a1", "b1", "clean b1", "c1", "clean c1", "clean a2", "a2", "complete failed"]
-    assert log == told
+    expected = ["a1", "b1", "clean b1", "c1", "clean c1", "clean a2", "a2", "complete failed"]
+    assert log == expected
 
 
 def test_a_resumable_job_continues_from_its_checkpoint(log: list[str]) -> None:
@@ -283,12 +283,12 @@ def test_a_resumable_job_continues_from_its_checkpoint(log: list[str]) -> None:
 
 
 class Batches(Scripted):
-    """In batches."""
+    """The same in batches."""
 
     def run_batch(self, arg: Arg, partitions: Any, ctx: JobContext) -> Any:  # type: ignore[override]
         self.log.append("".join(p.name for p in partitions))
         for partition in partitions:
-            if arg.does.get(partition.name) == "breaks":
+            if arg.does.get(partition.name) == "batch error":
                 raise ValueError("broken")
             try:
                 yield partition, self.act(arg.does.get(partition.name, ""), partition, ctx)
@@ -297,7 +297,7 @@ class Batches(Scripted):
 
 
 def test_a_failing_batch_is_split(log: list[str]) -> None:
-    run = run_operation(Batches, {"does": {"b": "breaks", "d": "verdict"}}, partitions=PLAN, retry_attempts=1)
+    run = run_operation(Batches, {"does": {"b": "batch error", "d": "verdict"}}, partitions=PLAN, retry_attempts=1)
     assert log == ["abcd", "b", "cd", "complete failed"]
     assert [(job.success, job.error.partition("\n")[0]) for job in run.jobs] == [
         (True, ""),
@@ -319,7 +319,7 @@ def test_a_batch_stops_after_too_many_failures(log: list[str]) -> None:
     assert log[:4] == ["abcd", "clean b", "clean c", "clean d"]
 
 
-def test_jobs_find_other_tables_and_earlier_operations(tmp_path: Path) -> None:
+def test_jobs_can_read_other_tables_and_earlier_operations(tmp_path: Path) -> None:
     class Asks(Scripted):
         Result = None
 
@@ -350,7 +350,7 @@ def test_jobs_find_other_tables_and_earlier_operations(tmp_path: Path) -> None:
     assert run.store is store
 
 
-def test_run_operation_raises_what_a_start_refuses(tmp_path: Path) -> None:
+def test_run_operation_raises_the_error_of_a_refused_start(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="does"):
         run_operation(Scripted, {"does": 1})
     with pytest.raises(InvalidArgument, match="partition names need a table"):
@@ -387,23 +387,23 @@ def test_temporary_files_are_removed_with_the_result_and_a_given_folder_stays(tm
 
 
 def test_an_interrupt_does_not_fail_the_job() -> None:
-    told = threading.Event()
+    stopped = threading.Event()
 
     class Slow(Scripted):
         def act(self, what: str, partition: PartitionPlan, ctx: JobContext) -> Any:
             os.kill(os.getpid(), signal.SIGINT)
             while not ctx.cancelled:
                 threading.Event().wait(0.01)
-            told.set()
+            stopped.set()
             ctx.check_cancelled()
 
     with pytest.raises(KeyboardInterrupt):
         run_operation(Slow, partitions=PLAN[:1])
-    assert told.wait(10)
+    assert stopped.wait(10)
 
 
 def test_the_audit_finds_nothing_in_the_operations_keys() -> None:
-    """What is written is what a cluster writes: the invariants hold for each revision."""
+    """The invariants hold for each revision, as in a cluster."""
     store = ModelStore()
     for behavior in (Scripted, Batches):
         for arg in ({}, {"does": {"a": "once", "b": "verdict", "c": "error"}}, {"completes": "error"}):

@@ -1,4 +1,4 @@
-"""Places that tables share."""
+"""The fair semaphore: places that tables share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Holders:
     def __init__(self, places: int, per_key: int) -> None:
         self.semaphore = FairSemaphore(places, per_key)
         self.order: list[str] = []
-        """Who got a place, in order."""
+        """Names that got a place, in order."""
         self.held: Counter[str] = Counter()
         self._go: dict[str, asyncio.Event] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -37,7 +37,7 @@ class Holders:
                 self.held[key] -= 1
 
     def ask(self, *names: str) -> None:
-        """The key is the name's first letter."""
+        """Each name asks for a place; its first letter is the key."""
         for name in names:
             self._go[name] = asyncio.Event()
             self._tasks[name] = asyncio.create_task(self._hold(name[0], name))

@@ -1,4 +1,4 @@
-"""What the kernel's counters say of processes that it killed for lack of memory."""
+"""The kernel's counters of processes killed for lack of memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LAYOUTS = {
 
 
 class Machine:
-    """The files of a machine."""
+    """The files of a machine that have the counters."""
 
     def __init__(self, folder: Path, group: str) -> None:
         self.proc, self.cgroups = folder / "proc", folder / "cgroup"
@@ -46,23 +46,25 @@ def test_the_counter_of_the_control_group_is_read(tmp_path: Path, layout: str) -
     machine.write(machine.cgroups / name, text.format(3))
     before = machine.kills()
     assert before == OomKills(machine.cgroups / name, 3)
-    assert oom_kills.describe(before, machine.kills()) == "", "it did not move"
+    assert oom_kills.describe(before, machine.kills()) == "", "unchanged"
     machine.write(machine.cgroups / name, text.format(4))
-    said = oom_kills.describe(before, machine.kills())
-    assert said.startswith("the kernel killed 1 process of this executor's control group for lack of memory"), said
+    message = oom_kills.describe(before, machine.kills())
+    assert message.startswith("the kernel killed 1 process of this executor's control group for lack of memory"), (
+        message
+    )
 
 
-def test_without_a_group_of_its_own_the_machine_is_looked_at(tmp_path: Path) -> None:
+def test_without_its_own_control_group_the_counter_of_the_machine_is_read(tmp_path: Path) -> None:
     machine = Machine(tmp_path, "0::/\n")
     assert machine.kills() is None
     machine.write(machine.proc / "vmstat", "nr_free_pages 7\noom_kill 1\n")
     before = machine.kills()
     machine.write(machine.proc / "vmstat", "nr_free_pages 7\noom_kill 3\n")
-    said = oom_kills.describe(before, machine.kills())
-    assert said.startswith("the kernel killed 2 processes on this machine for lack of memory"), said
+    message = oom_kills.describe(before, machine.kills())
+    assert message.startswith("the kernel killed 2 processes on this machine for lack of memory"), message
 
 
-def test_two_counters_are_not_compared_and_a_smaller_one_says_nothing(tmp_path: Path) -> None:
+def test_different_counters_and_smaller_counts_are_not_compared(tmp_path: Path) -> None:
     one, other = OomKills(tmp_path / "memory.events", 1), OomKills(tmp_path / "vmstat", 5)
     assert oom_kills.describe(one, other) == oom_kills.describe(other, OomKills(other.where, 2)) == ""
     assert oom_kills.describe(None, other) == oom_kills.describe(one, None) == ""

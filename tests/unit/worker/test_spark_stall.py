@@ -1,4 +1,4 @@
-"""When a Spark session that has jobs counts as stalled."""
+"""Stalled Spark sessions: detection, and the cause."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WAITING = Activity(jobs=1, stages={7: 3})
 
 
 def stalled(*seen: Activity) -> float:
-    """Seconds of stall after these looks, five seconds apart."""
+    """Seconds of stall after these observations, five seconds apart."""
     stall = Stall()
     for one in seen:
         stall.add(one, 5.0)
@@ -30,11 +30,11 @@ def stalled(*seen: Activity) -> float:
 
 def test_a_session_whose_tasks_neither_run_nor_end_is_stalled() -> None:
     assert stalled(Activity(jobs=1, stages={7: 0}), Activity(jobs=1, stages={7: 0})) == 10
-    assert stalled(WAITING) == 0, "tasks of it have ended, perhaps just now"
+    assert stalled(WAITING) == 0, "its tasks may have ended just now"
     assert stalled(WAITING, WAITING, WAITING) == 10
 
 
-def test_work_of_others_that_comes_meanwhile_is_no_progress() -> None:
+def test_new_jobs_of_others_do_not_count_as_progress() -> None:
     assert stalled(*(Activity(jobs=n, stages=dict.fromkeys(range(n), 0)) for n in range(1, 6))) == 25
 
 
@@ -100,7 +100,7 @@ class StuckSpark:
 
 
 class Anything:
-    """Whatever is asked of it: a part of the JVM that these tests need nothing of."""
+    """A part of the JVM that these tests do not use: each attribute and call gives it again."""
 
     def __getattr__(self, _: str) -> Anything:
         return self
@@ -110,7 +110,7 @@ class Anything:
 
 
 class Awaited:
-    """Spark's ``RpcTimeout``: what is awaited is there."""
+    """Spark's ``RpcTimeout``: each result is there at once."""
 
     def __getattr__(self, _: str) -> Callable[..., Awaited]:
         return lambda *_: self
@@ -124,7 +124,7 @@ class Jvm(Anything):
 
 
 class Master:
-    """What a standalone master answers; None: nothing."""
+    """A standalone master with these answers; status None: it does not answer."""
 
     def __init__(self, status: str | None, *applications: str) -> None:
         self._status, self._applications = status, applications
@@ -142,15 +142,15 @@ class Master:
 
 
 class Standalone(StuckSpark):
-    """A session of the application ``mine`` on these masters, whose tasks run or do not."""
+    """A session of the application ``mine`` on these masters; tasks run if it is ``healthy``."""
 
     _jvm = Jvm()
 
-    def __init__(self, *masters: Master, well: bool = False) -> None:
+    def __init__(self, *masters: Master, healthy: bool = False) -> None:
         super().__init__()
         self.master = "spark://" + ",".join(f"h{n}:7077" for n in range(len(masters)))
         self._masters = {f"spark://Master@h{n}:7077": one for n, one in enumerate(masters)}
-        self._well, self._jsc = well, self
+        self._healthy, self._jsc = healthy, self
 
     def sc(self) -> Standalone:
         return self
@@ -164,7 +164,7 @@ class Standalone(StuckSpark):
         return self._masters[uri]
 
     def count(self) -> None:
-        if not self._well:
+        if not self._healthy:
             super().count()
 
 
@@ -185,7 +185,9 @@ STANDBY = Master("STANDBY")
         ([STANDBY, SILENT], None),
     ],
 )
-def test_an_active_master_tells_whether_it_knows_the_application(masters: list[Master], expected: bool | None) -> None:
+def test_an_active_master_is_asked_whether_it_knows_the_application(
+    masters: list[Master], expected: bool | None
+) -> None:
     spark = Standalone(*masters)
     addresses = spark.master.removeprefix("spark://").split(",")
     assert known_to_master(cast(Any, spark), addresses, 1.0) is expected
@@ -202,7 +204,7 @@ def test_an_active_master_tells_whether_it_knows_the_application(masters: list[M
         (KNOWN, 2, "Spark completes no tasks: a test job did not end within 0.2 s", True),
     ],
 )
-def test_the_stall_cause_says_whether_a_new_session_helps(
+def test_the_stall_cause_includes_whether_to_replace_the_session(
     master: Master, executors: int, text: str, replace_session: bool
 ) -> None:
     seen = Activity(jobs=1, executors=executors)
@@ -210,8 +212,10 @@ def test_the_stall_cause_says_whether_a_new_session_helps(
     assert cause is not None
     assert cause.text.startswith(text)
     assert cause.replace_session is replace_session
-    well = stall_cause(cast(Any, Standalone(master, well=True)), seen, 0.2)
-    assert (well is None) is text.startswith("Spark completes no tasks"), "a tiny job tells, where the master does not"
+    healthy = stall_cause(cast(Any, Standalone(master, healthy=True)), seen, 0.2)
+    assert (healthy is None) is text.startswith("Spark completes no tasks"), (
+        "a test job decides unless the master gives a cause"
+    )
 
 
 @pytest.mark.parametrize("executors", [0, 2])
@@ -229,14 +233,14 @@ def test_the_examination_waits_longer_than_its_probe(tmp_path: Path) -> None:
     class Slow(StuckSpark):
         @property
         def master(self) -> str:  # type: ignore[override]
-            threading.Event().wait(0.3)  # the JVM takes a while for each answer
+            threading.Event().wait(0.3)  # each answer of the JVM takes this long
             return "yarn"
 
     holder = SparkHolder("yarn", "ex", tmp_path, 10.0, {ANSWER_SETTING: "0.5"})
     cause = holder._stall_cause(cast(Any, Slow()), Activity(jobs=1, executors=1))
     assert cause is not None
-    said = "Spark completes no tasks: a test job did not end within 0.5 s"
-    assert (cause.text, cause.replace_session) == (said, True)
+    message = "Spark completes no tasks: a test job did not end within 0.5 s"
+    assert (cause.text, cause.replace_session) == (message, True)
 
 
 def test_an_unanswered_probe_cancels_its_job() -> None:
@@ -252,11 +256,11 @@ def test_the_end_of_one_probe_does_not_end_another() -> None:
         thread.start()
     for thread in probes:
         thread.join()
-    assert found == ["a test job did not end within 1 s"] * 2, "the second was told that its job was cancelled"
+    assert found == ["a test job did not end within 1 s"] * 2, "neither reports a cancelled job"
 
 
 def test_an_undetermined_cause_is_reported(tmp_path: Path) -> None:
-    """It once counted as nothing being wrong."""
+    """It once counted as no problem."""
 
     class Lost(StuckSpark):
         @property
@@ -270,7 +274,7 @@ def test_an_undetermined_cause_is_reported(tmp_path: Path) -> None:
 
 
 def test_a_process_whose_session_did_not_start_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A JVM that is killed while it starts leaves half a SparkContext: a second try would fail for ever."""
+    """A JVM killed at its start leaves half a SparkContext: a second try would always fail."""
     holder, tries = SparkHolder("local[1]", "ex", tmp_path, 10.0, {}), []
 
     def killed() -> Any:
@@ -282,12 +286,12 @@ def test_a_process_whose_session_did_not_start_is_replaced(tmp_path: Path, monke
     for _ in range(2):
         with pytest.raises(SparkNotStarted, match="the JVM is gone"):
             holder._start()
-    assert tries == [""], "there is one try"
+    assert tries == [""], "only one try"
     assert not holder.alive()
     assert "the JVM is gone" in holder.lost(RuntimeError("a job's own"), expected=False)
 
 
-def test_an_answer_comes_within_its_time_or_not_at_all() -> None:
+def test_answer_within_ends_at_its_time_limit() -> None:
     assert answer_within(60.0, lambda: None) is None
     never = threading.Event()
     with pytest.raises(TimeoutError, match=r"no answer within 0\.01 s"):

@@ -1,4 +1,4 @@
-"""A job that starts the Spark session reports that, and reports its own status again once the session is there."""
+"""The status of a job while it starts the Spark session, and after that."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from distop.behavior import PartitionPlan
-from distop.worker.child_side.job_context import STARTING_SPARK, ChildContext
+from distop.worker.child_side.job_context import ChildContext, JobScope
+from distop.worker.child_side.job_status import STARTING_SPARK
 
 
 class Session:
-    """Stands for ``SparkHolder``: a session that starts once a test lets it."""
+    """Replaces ``SparkHolder``: the session starts once ``may_start`` is set."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.started = False
@@ -29,11 +30,11 @@ class Session:
         return "the session"
 
 
-def job(spark: Session) -> tuple[ChildContext, list[str]]:
+def job(spark: Session, run: int = 1) -> tuple[ChildContext, list[str]]:
     sent: list[str] = []
     outbox = SimpleNamespace(send=lambda message: sent.append(message["text"]))
     env: Any = SimpleNamespace(spark=spark, outbox=outbox)
-    return ChildContext(env, "t/validate/1", None, number=1, partition=PartitionPlan(0, "p")), sent
+    return ChildContext(env, JobScope("t/validate/1", None, run=run, partition=PartitionPlan(0, "p"))), sent
 
 
 def test_the_start_of_spark_is_reported_while_it_lasts() -> None:
@@ -71,9 +72,8 @@ def test_the_status_before_the_start_is_reported_again_after_it(error: Exception
         assert sent[-2:] == [STARTING_SPARK, before], "an empty status removes the last one"
 
 
-def test_planning_has_no_status_to_report_a_start_by() -> None:
+def test_planning_does_not_report_the_start_of_spark() -> None:
     spark = Session()
     spark.may_start.set()
-    ctx, sent = job(spark)
-    ctx._number = 0
+    ctx, sent = job(spark, run=0)
     assert (ctx.spark, sent) == ("the session", [])

@@ -1,4 +1,4 @@
-"""The files of a plan belong to the table, of a table of a catalog by what the catalog says."""
+"""The files of a plan must lie in the folders that the catalog gives for the table."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from pydantic import BaseModel
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 
@@ -18,10 +17,10 @@ from distop.tables import plan_table
 from distop.tables.spark import spark_catalog
 from distop.tables.spark.spark_catalog import CatalogPartition, Described
 from distop.worker.child_side.call_handlers import Call
-from distop.worker.child_side.job_context import ChildContext
+from distop.worker.child_side.job_context import ChildContext, JobScope
 from distop.worker.child_side.table_folders import TableFolders
 from tests.support.icebergrest import configure, sql_catalog
-from tests.support.running import Child
+from tests.support.running import Child, NoArg
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,7 +32,7 @@ ROWS = pa.table({"id": [1, 2, 3]})
 
 
 class _Child:
-    """What :class:`ChildContext` takes of its child here."""
+    """The attributes of a child that :class:`ChildContext` uses here."""
 
     executor, shared_dir, space, started = "e", "", "", True
     outbox: Any = None
@@ -47,16 +46,16 @@ class _Child:
 
 
 def opened(partition: PartitionPlan, table: TableRecord, child: Any = None) -> PartitionPlan:
-    """As a job opens it: in a plan of the table, and beside the plan of another one."""
+    """Open the partition as a job does: of its own table, and beside that of another table."""
     child = child or _Child()
-    found = ChildContext(child, "t/noop/1", table, partition=partition).with_files(partition)
+    found = ChildContext(child, JobScope("t/noop/1", table, partition=partition)).with_files(partition)
     beside = Pinned(table, "v", partition.files, source=partition.source)
     other = PartitionPlan(0, "p", beside=(beside,))
-    ChildContext(child, "u/noop/1", None, partition=other).with_files(other)
+    ChildContext(child, JobScope("u/noop/1", None, partition=other)).with_files(other)
     return found
 
 
-def test_hole_2_a_forged_plan_names_no_metadata_of_another_table_of_a_catalog(
+def test_hole_2_a_forged_plan_with_metadata_of_another_table_of_a_catalog_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with sql_catalog(tmp_path / "lake") as catalog:
@@ -68,12 +67,12 @@ def test_hole_2_a_forged_plan_names_no_metadata_of_another_table_of_a_catalog(
         (mine,), (theirs,) = plan_table(orders).partitions, plan_table(people).partitions
         assert opened(mine, orders) is mine
         catalog.load_table("sales.orders").append(ROWS)
-        assert opened(mine, orders) is mine, "of an older snapshot"
+        assert opened(mine, orders) is mine, "a plan of an older snapshot"
         with pytest.raises(InvalidArgument, match=r"people/metadata/.*' lies outside of its table '.*/orders'"):
             opened(theirs, orders)
 
 
-def test_hole_2_a_forged_plan_names_no_file_of_another_table_of_spark_s_catalog(
+def test_hole_2_a_forged_plan_with_files_of_another_table_of_spark_s_catalog_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[bool] = []
@@ -106,7 +105,7 @@ def test_hole_2_a_forged_plan_names_no_file_of_another_table_of_spark_s_catalog(
             opened(of(path), table, child)
 
 
-def test_hole_2_a_folder_that_becomes_a_link_between_two_jobs_is_looked_at_again(
+def test_hole_2_a_folder_that_becomes_a_link_between_two_jobs_is_checked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place, elsewhere, other = (tmp_path / name for name in ("t", "elsewhere", "other"))
@@ -123,7 +122,7 @@ def test_hole_2_a_folder_that_becomes_a_link_between_two_jobs_is_looked_at_again
     plan = PartitionPlan(0, "p", files=((str(elsewhere / "d" / "a.parquet"), 1, 1),))
 
     def job(number: int) -> None:
-        made = ChildContext(child, "t/noop/1", table, partition=plan, opened=7, number=number)  # type: ignore[arg-type]
+        made = ChildContext(child, JobScope("t/noop/1", table, partition=plan, opened=7, run=number))  # type: ignore[arg-type]
         made.with_files(plan)
 
     job(1)
@@ -133,46 +132,42 @@ def test_hole_2_a_folder_that_becomes_a_link_between_two_jobs_is_looked_at_again
         job(2)
 
 
-def test_hole_2_the_folder_of_a_table_is_asked_for_again_under_a_number_that_is_used_again(
+def test_hole_2_the_folder_of_a_table_is_read_again_for_a_reused_operation_number(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The catalog has the table elsewhere by now; what another operation of this name was told counts no more."""
+    """The table has moved in the catalog since the earlier operation with this number."""
     places = ["/w/former"]
     monkeypatch.setattr(spark_catalog, "describe", lambda *_, **__: Described("parquet", places[0]))
     table, child = TableRecord("t", "spark", "db.t"), _Child()
     plan = PartitionPlan(0, "p", files=(("/w/former/a.parquet", 1, 1),))
 
-    def context(**told: Any) -> ChildContext:
-        call = told.pop("call", "")
-        made = ChildContext(child, "t/noop/1", table, partition=plan, **told)  # type: ignore[arg-type]
+    def context(**fields: Any) -> ChildContext:
+        call = fields.pop("call", "")
+        made = ChildContext(child, JobScope("t/noop/1", table, partition=plan, **fields))  # type: ignore[arg-type]
         made.call = call
         return made
 
-    context(opened=7, number=1).with_files(plan)
+    context(opened=7, run=1).with_files(plan)
     context(call="complete2").with_files(plan)
     places[0] = "/w/t"
-    context(opened=7, number=3).with_files(plan)  # a later job of the same operation
-    for other in (context(opened=9, number=4), context(call="complete5"), context(number=6)):
+    context(opened=7, run=3).with_files(plan)  # a later job of the same operation
+    for other in (context(opened=9, run=4), context(call="complete5"), context(run=6)):
         with pytest.raises(InvalidArgument, match="lies outside of its table '/w/t'"):
             other.with_files(plan)
 
 
-class _Nothing(BaseModel):
-    """Nothing to say."""
-
-
 class _Leaving(Behavior):
-    """Has nothing to clean up."""
+    """Has no cleanup."""
 
     type_name = "leaving"
-    Arg = _Nothing
+    Arg = NoArg
 
     def start_or_resume_job(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> Any:
         raise NotImplementedError
 
 
 class _Cleaning(_Leaving):
-    """Remembers the partitions that it cleans up after."""
+    """Records the partitions that it cleans up."""
 
     type_name = "cleaning"
 
@@ -183,7 +178,7 @@ class _Cleaning(_Leaving):
         self.cleaned.append(partition.name)
 
 
-def test_hole_2_the_cleanup_of_a_job_asks_the_catalog_as_the_job_does(
+def test_hole_2_the_cleanup_of_a_job_checks_its_files_as_the_job_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[bool] = []

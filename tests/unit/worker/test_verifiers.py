@@ -1,6 +1,4 @@
-"""Asking whether a sender's transaction was completed: whatever a verifier does, there is an answer in bounded time and
-memory.
-"""
+"""Verifiers of a sender's transaction: each call ends in bounded time and memory."""
 
 from __future__ import annotations
 
@@ -75,7 +73,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("answer", "why"), WRONG, ids=[repr(answer[:40]) for answer, _ in WRONG])
-def test_C14_nonsense_is_no_answer(answer: bytes, why: str) -> None:
+def test_C14_an_invalid_answer_is_rejected(answer: bytes, why: str) -> None:
     with answering(answer) as server:
         assert ask(server.url) == {"completed": None, "why": why}
 
@@ -104,7 +102,7 @@ def test_C14_an_answer_of_10_GB_is_not_read(answer: Any) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with answering(answer) as server:
         assert ask(server.url)["why"] == "not an answer"
-    assert server.sent < 64 * 1024 * 1024, "what fits the buffers of the sockets"
+    assert server.sent < 64 * 1024 * 1024, "at most the buffers of the sockets"
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024
 
 
@@ -114,7 +112,7 @@ def silent(server: Server) -> Iterator[bytes]:
 
 
 def trickling(server: Server, first: bytes = b"HTTP/1.1 200 OK\r\n") -> Iterator[bytes]:
-    """Each read gets something in time, and there is no end."""
+    """Each read gets data in time, but the answer never ends."""
     yield first
     while not server.closed.wait(0.05):
         yield b"A"
@@ -133,26 +131,26 @@ def continuing(server: Server) -> Iterator[bytes]:
 def test_C14_a_url_that_hangs_or_trickles_is_cut_at_its_deadline(answer: Any) -> None:
     with answering(answer) as server:
         assert ask(server.url, limit=0.5) == {"completed": None, "why": "timeout"}
-        gone_by = time.monotonic() + 30
+        deadline = time.monotonic() + 30
         while any(thread.name == "verify" for thread in threading.enumerate()):
-            assert time.monotonic() < gone_by, "its thread has ended, too"
+            assert time.monotonic() < deadline, "its thread has not ended"
             threading.Event().wait(0.01)
 
 
-def test_C14_a_socket_that_gives_up_before_the_deadline_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_C14_a_time_out_of_the_socket_before_the_deadline_is_a_timeout_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sender_verification._ConnectionDeadline, "_shut_down", lambda self: None)
     with answering(silent) as server, pytest.raises(sender_verification.NoAnswer, match=r"^timeout"):
         sender_verification.ask_url(server.url, "id", "t/noop/1", 0.2, (server.url,))
 
 
-def test_C14_a_server_that_speaks_no_tls_and_one_that_nobody_listens_at() -> None:
+def test_C14_a_server_without_tls_and_a_closed_port_are_reported() -> None:
     with answering(ok(YES)) as server:
         assert ask(server.url.replace("http:", "https:"))["why"] == "no TLS"
     assert ask(server.url)["why"] == "refused"
     assert ask("http://nowhere.invalid/")["why"] == "refused"
 
 
-def test_C14_tls_that_trickles_is_cut_as_well() -> None:
+def test_C14_a_silent_tls_server_is_cut_at_the_deadline() -> None:
     with answering(silent) as server:
         assert ask(server.url.replace("http:", "https:"), limit=0.5)["why"] == "timeout"
 
@@ -163,7 +161,7 @@ def test_C14_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyP
         assert ask(server.url)["completed"] is True
 
 
-def test_C14_an_honest_server_of_the_standard_library() -> None:
+def test_C14_a_server_of_the_standard_library_can_be_asked() -> None:
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             done = parse_qs(urlsplit(self.path).query)["external_id"] == ["tx-17"]
@@ -187,7 +185,7 @@ def test_C14_an_honest_server_of_the_standard_library() -> None:
 # ---------------------------------------------------------------- allowed URLs
 
 
-def test_hole_5_no_url_is_asked_that_the_executor_does_not_list() -> None:
+def test_hole_5_a_url_that_the_executor_does_not_list_is_not_asked() -> None:
     with answering(ok(YES)) as server:
         assert ask(server.url, allowed=()) == {"completed": None, "why": "not allowed"}
         assert server.requests == []
@@ -240,8 +238,8 @@ def test_hole_5_a_prefix_is_compared_part_by_part(url: str, prefix: str, within:
         "https://or_ders\u2025/",
     ],
 )
-def test_hole_5_a_url_that_servers_may_read_otherwise_is_refused(url: str) -> None:
-    """At prepare, as a prefix, and where somebody wrote it to etcd."""
+def test_hole_5_an_ambiguous_url_is_refused(url: str) -> None:
+    """At prepare, as a prefix of the list, and in a forged record."""
     with pytest.raises(InvalidArgument):
         verifier_urls.parse(url)
     with pytest.raises(InvalidArgument):
@@ -249,7 +247,7 @@ def test_hole_5_a_url_that_servers_may_read_otherwise_is_refused(url: str) -> No
     assert ask(url, allowed=("https://orders/check",))["why"] == "not allowed"
 
 
-OWN = [
+NODE_ADDRESSES = [
     *("127.0.0.1", "127.8.0.1", "0.0.0.0", "169.254.169.254", "224.0.0.1", "100.100.100.200", "255.255.255.255"),
     *("::1", "::", "fe80::1", "fe80::1%eth0", "ff02::1", "::ffff:127.0.0.1", "::ffff:169.254.169.254", "2002:7f00:1::"),
     *("64:ff9b::7f00:1", "64:ff9b::a9fe:a9fe", "64:ff9b:1::7f00:1", "64:ff9b:1:7f00:0:100::", "::ffff:0:7f00:1"),
@@ -258,8 +256,8 @@ OWN = [
 ]
 
 
-@pytest.mark.parametrize("address", OWN)
-def test_hole_5_a_name_that_leads_to_the_node_itself_is_not_asked(
+@pytest.mark.parametrize("address", NODE_ADDRESSES)
+def test_hole_5_a_name_that_resolves_to_the_node_itself_is_not_asked(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = (socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 80))
@@ -269,7 +267,7 @@ def test_hole_5_a_name_that_leads_to_the_node_itself_is_not_asked(
 
 
 def own_addresses() -> list[str]:
-    """From which the machine would send to documentation's networks, if it can."""
+    """The machine's addresses on its default routes, if there are any."""
     found = []
     for family, other in ((socket.AF_INET, "203.0.113.1"), (socket.AF_INET6, "2001:db8::1")):
         with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as sock:
@@ -289,7 +287,7 @@ def test_hole_5_an_address_of_the_machines_interfaces_is_not_asked() -> None:
             assert not may_reach("orders", f"64:ff9b::{address}")
 
 
-def test_hole_5_an_address_that_cannot_be_judged_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hole_5_an_address_that_cannot_be_checked_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """With ip_nonlocal_bind, and where sockets are forbidden, every address may be the machine's own."""
 
     class Binds(socket.socket):
@@ -308,7 +306,7 @@ def test_hole_5_an_address_that_cannot_be_judged_is_not_asked(monkeypatch: pytes
     assert not may_reach("orders", "10.1.2.3")
 
 
-def test_hole_5_an_address_that_the_list_names_itself_is_asked() -> None:
+def test_hole_5_an_address_that_the_list_names_is_asked() -> None:
     assert may_reach("127.0.0.1", "127.0.0.1")
     assert may_reach("localhost", "127.0.0.1")
     assert not may_reach("localhost", "169.254.169.254")
@@ -317,7 +315,7 @@ def test_hole_5_an_address_that_the_list_names_itself_is_asked() -> None:
         assert may_reach("orders", ordinary)
 
 
-def test_hole_5_the_checked_address_is_the_one_that_is_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hole_5_the_checked_address_is_the_one_connected(monkeypatch: pytest.MonkeyPatch) -> None:
     """A name that is resolved twice could have another address the second time (DNS rebinding)."""
     with answering(ok(YES)) as server:
         port = int(server.url.split(":")[2].split("/")[0])
@@ -335,7 +333,7 @@ def test_hole_5_the_checked_address_is_the_one_that_is_connected(monkeypatch: py
     assert server.requests == []
 
 
-def test_hole_5_nothing_that_a_server_says_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_hole_5_text_from_a_server_is_neither_reported_nor_logged(caplog: pytest.LogCaptureFixture) -> None:
     for answer in (b"HTTP/1.1 500 TOP-SECRET\r\n\r\n", b"TOP-SECRET\r\n\r\n", ok(b'{"TOP-SECRET": 1}')):
         with answering(answer) as server:
             assert "TOP-SECRET" not in str(ask(server.url))
@@ -362,39 +360,39 @@ def test_C14_a_registered_function_is_asked(answer: bool, monkeypatch: pytest.Mo
     assert asked == [("tx-17", "t/noop/1")]
 
 
-def breaks(*_: str) -> bool:
+def raises_an_error(*_: str) -> bool:
     raise RuntimeError("the\ndata base is down " + "x" * 10_000)
 
 
-def leaves(*_: str) -> bool:
+def exits(*_: str) -> bool:
     raise SystemExit(3)
 
 
 @pytest.mark.parametrize(
     ("function", "why"),
     [
-        (breaks, "failed"),
-        (leaves, "failed"),
+        (raises_an_error, "failed"),
+        (exits, "failed"),
         (lambda *_: None, "not an answer"),
         (lambda *_: 1, "not an answer"),
     ],
 )
-def test_C14_a_function_that_breaks_is_no_answer(function: Any, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_C14_a_failing_function_gives_no_answer(function: Any, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, function)
     assert ask("orders") == {"completed": None, "why": why}
 
 
-def test_C14_one_that_is_not_installed_is_no_answer() -> None:
+def test_C14_a_function_that_is_not_installed_gives_no_answer() -> None:
     assert ask("orders")["why"] == "not installed"
 
 
-def test_C14_functions_that_hang_are_given_up_and_their_number_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_C14_hanging_functions_are_abandoned_and_their_number_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     over = threading.Event()
     install(monkeypatch, lambda *_: over.wait(60))
     for _ in range(sender_verification.MAX_HANGING):
         assert ask("orders", limit=0.01)["why"] == "timeout"
     assert ask("orders", limit=0.01)["why"] == "busy"
     over.set()
-    gone_by = time.monotonic() + 30
+    deadline = time.monotonic() + 30
     while ask("orders")["completed"] is not True:
-        assert time.monotonic() < gone_by
+        assert time.monotonic() < deadline

@@ -1,4 +1,4 @@
-"""What jobs and completion give is held against the models that their behavior declares."""
+"""Results and reports are validated against the models that the behavior declares."""
 
 from __future__ import annotations
 
@@ -11,16 +11,12 @@ from pydantic import BaseModel, Field, RootModel, field_validator
 
 from distop.behavior import Behavior, JobContext, JobFailed, OperationFailed, PartitionPlan, Summary, TableRecord
 from distop.worker.child_side.answer_checks import dump, validate_result
-from distop_behaviors.validate.validate_report import Answer, CheckResult, Result, Sample
-from tests.support.running import Child, kinds
+from distop_behaviors.validate.partition_result import Answer, CheckResult, Result, Sample
+from tests.support.running import Child, NoArg, kinds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
-
-
-class NoArg(BaseModel):
-    """Nothing to say."""
 
 
 class Count(BaseModel):
@@ -33,7 +29,7 @@ class Other(BaseModel):
 
 
 class Counting(Behavior):
-    """Gives what it is told to, one by one or in a batch."""
+    """Jobs, batches and the completion give ``gives``."""
 
     type_name = "counting"
     Arg = NoArg
@@ -61,7 +57,7 @@ class Counting(Behavior):
 
 
 class Undeclared(Counting):
-    """Says nothing of what it gives."""
+    """Declares no models."""
 
     type_name = "undeclared"
     Result = None
@@ -108,8 +104,8 @@ def test_a_result_that_its_model_rejects_fails_only_its_job(
 
 def test_the_result_of_a_verdict_is_validated(tmp_path: Path) -> None:
     assert kinds(Child(Counting(JobFailed("no")), tmp_path).ends("a")) == "a:verdict"
-    told = Child(Counting(JobFailed("no", {"rows": 3})), tmp_path).ends("a")["a"]
-    assert (told.kind, told.result, told.error) == ("verdict", {"rows": 3, "day": None}, "no")
+    verdict = Child(Counting(JobFailed("no", {"rows": 3})), tmp_path).ends("a")["a"]
+    assert (verdict.kind, verdict.result, verdict.error) == ("verdict", {"rows": 3, "day": None}, "no")
     wrong = Child(Counting(JobFailed("no", {"why": "told to"})), tmp_path).ends("a")["a"]
     assert (wrong.kind, wrong.result) == ("fatal", None)
     assert wrong.error == "the result of partition a does not fit Count: rows: Field required"
@@ -159,7 +155,7 @@ def test_a_report_is_stored_as_its_model(tmp_path: Path, gives: Any) -> None:
 
 
 def test_a_missing_report_is_not_validated(tmp_path: Path) -> None:
-    """A completion may have nothing to say, as of an operation that was cancelled."""
+    """A completion may have no report, such as that of a cancelled operation."""
     assert Child(Counting(None), tmp_path).complete("cancelled")["value"]["report"] is None
     failed = Child(Counting(OperationFailed("no")), tmp_path).complete()
     assert failed["value"] == {"report": None, "follow_ups": [], "failure": "no"}
@@ -172,7 +168,7 @@ def test_a_report_that_its_model_rejects_is_a_fatal_error(tmp_path: Path, gives:
     assert done["message"] == "the report does not fit Count: rows: Field required"
 
 
-def test_an_instance_is_not_validated_anew() -> None:
+def test_an_instance_is_not_validated_again() -> None:
     looks: list[int] = []
 
     class Careful(RootModel[int]):

@@ -1,4 +1,4 @@
-"""Batches in the child: which partition is to blame when one breaks, and in which context each is cleaned up."""
+"""Batches in the child: splitting of failed ones, and the cleanup of each job."""
 
 from __future__ import annotations
 
@@ -6,25 +6,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pydantic import BaseModel
 
 from distop.behavior import Behavior, JobContext, JobFailed, PartitionPlan
 from distop.errors import FatalError, InvalidArgument, TableUnavailable
 from distop.worker.child_side.spark_session import SparkUnavailable
-from tests.support.running import Child, kinds
+from tests.support.running import Child, NoArg, kinds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 
-class NoArg(BaseModel):
-    """Nothing to say."""
+class Failing(Behavior):
+    """Calls ``first`` for all partitions of a batch before any job, ``then`` before each job."""
 
-
-class Breaking(Behavior):
-    """``first`` looks at the partitions of a batch before any is done, ``then`` at each in its turn: both may raise."""
-
-    type_name = "breaking"
+    type_name = "failing"
     Arg = NoArg
 
     def __init__(
@@ -49,7 +44,7 @@ class Breaking(Behavior):
             yield partition, partition.name
 
 
-def strange(error: Exception) -> Callable[[str], None]:
+def raises_for_f(error: Exception) -> Callable[[str], None]:
     """Raises for the partition ``f``."""
 
     def look(name: str) -> None:
@@ -65,40 +60,40 @@ ONE_OF_EIGHT = "a:success b:success c:success d:success e:success f:fatal g:succ
 @pytest.mark.parametrize("error", [InvalidArgument("f is strange"), FatalError("f is strange")])
 @pytest.mark.parametrize("when", ["first", "then"])
 def test_a_partition_with_a_fatal_error_fails_alone(tmp_path: Path, when: str, error: Exception) -> None:
-    behavior = Breaking(**{when: strange(error)})
+    behavior = Failing(**{when: raises_for_f(error)})
     ends = Child(behavior, tmp_path).ends("abcdefgh")
     assert kinds(ends) == ONE_OF_EIGHT
     assert ends["f"].error == "f is strange"
-    assert "f" in behavior.batches, "it was judged alone"
+    assert "f" in behavior.batches, "it ran alone"
 
 
 def test_is_fatal_decides_on_the_error_of_a_batch(tmp_path: Path) -> None:
-    class Judging(Breaking):
+    class Judging(Failing):
         def is_fatal(self, error: BaseException) -> bool:
             return isinstance(error, KeyError)
 
-    ends = Child(Judging(then=strange(KeyError("f"))), tmp_path).ends("abcdefgh")
+    ends = Child(Judging(then=raises_for_f(KeyError("f"))), tmp_path).ends("abcdefgh")
     assert kinds(ends) == ONE_OF_EIGHT
 
 
-def test_a_batch_without_spark_says_so_of_all_at_once(tmp_path: Path) -> None:
+def test_a_batch_without_spark_fails_without_being_split(tmp_path: Path) -> None:
     def no_java(_: str) -> None:
         raise SparkUnavailable("Java is missing")
 
-    behavior = Breaking(first=no_java)
+    behavior = Failing(first=no_java)
     ends = Child(behavior, tmp_path).ends("abcdefgh")
     assert {(end.kind, end.error) for end in ends.values()} == {("unable", "Java is missing")}
-    assert behavior.batches == ["abcdefgh"], "no half of it could do better"
+    assert behavior.batches == ["abcdefgh"], "halves would fail, too"
 
 
 def test_a_table_that_cannot_be_reached_ends_its_batch_at_once(tmp_path: Path) -> None:
-    """Each half would ask the store anew, for minutes, to hear the same of each file."""
+    """Each half would retry for minutes and get the same error for each file."""
 
     def refused(name: str) -> None:
         if name == "c":
             raise TableUnavailable("the store refuses all files: access is denied")
 
-    behavior = Breaking(then=refused)
+    behavior = Failing(then=refused)
     ends = Child(behavior, tmp_path).ends("abcdefgh")
     assert kinds(ends) == "a:success b:success c:error d:error e:error f:error g:error h:error"
     assert {end.error for end in ends.values()} == {"", "the store refuses all files: access is denied"}
@@ -106,7 +101,7 @@ def test_a_table_that_cannot_be_reached_ends_its_batch_at_once(tmp_path: Path) -
 
 
 class Staging(Behavior):
-    """Writes into the stage of each partition, and removes in a cleanup what is in the stage that it is given."""
+    """Writes a file into the stage of each partition, and removes it in the cleanup."""
 
     type_name = "staging"
     Arg = NoArg
@@ -114,9 +109,9 @@ class Staging(Behavior):
     def __init__(self) -> None:
         self.does: dict[str, Callable[[], None]] = {}
         self.cleaned: list[tuple[str, int, str, Any]] = []
-        """Partition, attempt, what was in its stage, checkpoint."""
+        """Partition, attempt, text of the file in its stage, checkpoint."""
         self.tags: list[str] = []
-        """Under which the batch and the cleanups run on Spark."""
+        """The Spark job tags of the batch and the cleanups."""
 
     def start_or_resume_job(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> Any:
         raise NotImplementedError
@@ -146,11 +141,11 @@ def fail() -> None:
     raise JobFailed("the answer is no", {"why": "told to"})
 
 
-def breaks() -> None:
-    raise RuntimeError("it breaks the batch")
+def fail_batch() -> None:
+    raise RuntimeError("the batch fails")
 
 
-def test_the_cleanup_after_a_verdict_in_a_batch_is_of_that_job(tmp_path: Path) -> None:
+def test_a_verdict_in_a_batch_cleans_up_its_own_job(tmp_path: Path) -> None:
     behavior = Staging()
     behavior.does["c"] = fail
     ends = Child(behavior, tmp_path).ends("abcd")
@@ -159,22 +154,22 @@ def test_the_cleanup_after_a_verdict_in_a_batch_is_of_that_job(tmp_path: Path) -
     assert behavior.cleaned == [("c", 3, "c", None)]
 
 
-def test_before_a_batch_is_tried_again_each_is_cleaned_up_as_its_own_job(tmp_path: Path) -> None:
+def test_each_job_is_cleaned_up_on_its_own_before_a_batch_is_retried(tmp_path: Path) -> None:
     behavior = Staging()
     ends = Child(behavior, tmp_path).ends("ab", cleanup=True, progress={"b": {"at": 7}})
     assert kinds(ends) == "a:success b:success"
     assert behavior.cleaned == [("a", 1, "", None), ("b", 2, "", {"at": 7})]
 
 
-def test_the_halves_of_a_batch_are_cleaned_up_as_their_own_jobs(tmp_path: Path) -> None:
+def test_each_job_is_cleaned_up_on_its_own_before_a_batch_is_split(tmp_path: Path) -> None:
     behavior = Staging()
-    behavior.does["c"] = breaks
+    behavior.does["c"] = fail_batch
     ends = Child(behavior, tmp_path).ends("abcd")
     assert kinds(ends) == "a:success b:success c:error d:success"
     assert behavior.cleaned == [("c", 3, "c", None), ("d", 4, "", None)]
 
 
-def test_what_is_cancelled_in_a_batch_is_cleaned_up_as_its_own_job(tmp_path: Path) -> None:
+def test_cancelled_jobs_of_a_batch_are_cleaned_up_on_their_own(tmp_path: Path) -> None:
     behavior = Staging()
     child = Child(behavior, tmp_path)
     run = child.run("abcd")
@@ -194,9 +189,9 @@ def test_a_cleanup_in_a_batch_leaves_the_thread_bound_to_the_batch(tmp_path: Pat
     assert len(set(behavior.tags)) == 1
 
 
-def test_the_cleanup_of_a_job_that_runs_nowhere_is_the_same(tmp_path: Path) -> None:
+def test_the_cleanup_of_a_job_outside_a_run_is_the_same(tmp_path: Path) -> None:
     behavior = Staging()
-    behavior.does["b"] = breaks
+    behavior.does["b"] = fail_batch
     child = Child(behavior, tmp_path)
     assert kinds(child.ends("b")) == "b:error"
     child.clean("b")
@@ -206,8 +201,8 @@ def test_the_cleanup_of_a_job_that_runs_nowhere_is_the_same(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("row", [{"files": "abc"}, {"files": [[]]}, {"beside": [{"files": 5}]}])
 def test_an_invalid_handwritten_plan_fails_only_its_own_jobs(row: dict[str, Any], tmp_path: Path) -> None:
-    """The thread that reads for the jobs of all tables ended with it, and so did the child."""
-    behavior = Breaking()
+    """It once ended the thread that reads for the jobs of all tables, and so the child."""
+    behavior = Failing()
     child = Child(behavior, tmp_path)
     run = child.run("a")
     run.add({"items": [({"partition": 1, "name": "b", **row}, 2, 101, None)], "cancelled": []})

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class AnalysisException(Exception):
-    """Looks like Spark's."""
+    """Has the name of Spark's."""
 
     __module__ = "pyspark.errors"
 
@@ -62,14 +62,14 @@ def test_explain_has_location_and_cause_and_a_bounded_length() -> None:
     assert len(text) <= MAX_ERROR_TEXT
 
 
-def test_a_table_that_cannot_be_reached_is_told_in_a_sentence() -> None:
+def test_the_error_of_an_unreachable_table_is_one_sentence() -> None:
     try:
         raise TableUnavailable("the location '/mnt/t' is empty") from OSError("a reason")
     except TableUnavailable as error:
         assert explain(error) == "the location '/mnt/t' is empty"
 
 
-def test_errors_of_the_worker_are_told_like_all_of_distops() -> None:
+def test_errors_of_the_worker_are_described_as_all_errors_of_distop() -> None:
     error = WorkerError("transient", "the worker is being stopped")
     assert isinstance(error, DistopError)
     assert describe(error) == "the worker is being stopped"
@@ -77,14 +77,14 @@ def test_errors_of_the_worker_are_told_like_all_of_distops() -> None:
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20))
-def test_folders_are_safe_and_differ(name: str) -> None:
+def test_folder_names_are_safe_and_unique(name: str) -> None:
     found = folder(name)
     assert "/" not in found
     assert not found.startswith(".")
     assert (found == folder("a.b")) == (name == "a.b")
 
 
-def test_operations_have_paths_of_their_own() -> None:
+def test_each_operation_has_its_own_path() -> None:
     assert operation_path("sales.orders/validate/7") == "sales.orders/validate/7"
     assert operation_path("t/index/by.day/7") == "t/index/by.day/7"
     assert operation_path("%2E%2E/validate/7") == "%2E./validate/7"
@@ -108,14 +108,14 @@ def test_long_file_lists_are_spilled_and_read_back(tmp_path: Path) -> None:
         shared_files.remove_plans(place, "t/sample/1")
         with pytest.raises(FileNotFoundError):
             shared_files.with_files(spilled[1], place, "t/sample/1")
-    assert shared_files.with_files(other[1], place, "t/sample/11").files == files, "of another operation"
+    assert shared_files.with_files(other[1], place, "t/sample/11").files == files, "plans of other operations stay"
 
 
 def plan(*names: str) -> list[PartitionPlan]:
     return [PartitionPlan(9, name) for name in names]
 
 
-def test_selected_partitions_are_numbered_anew() -> None:
+def test_selected_partitions_are_renumbered() -> None:
     chosen = select(plan("a", "b", "c"), ["c", "a"])
     assert [(p.partition, p.name) for p in chosen] == [(0, "a"), (1, "c")]
     assert [p.partition for p in select(plan("a", "b"), None)] == [0, 1]
@@ -131,7 +131,7 @@ def test_selected_partitions_are_numbered_anew() -> None:
         (plan("a"), [str(i) for i in range(9)], "and 4 more"),
     ],
 )
-def test_wrong_plans_are_refused(partitions: list[PartitionPlan], names: Sequence[str] | None, sentence: str) -> None:
+def test_invalid_plans_are_refused(partitions: list[PartitionPlan], names: Sequence[str] | None, sentence: str) -> None:
     with pytest.raises(InvalidArgument, match=sentence):
         select(partitions, names)
 
@@ -200,7 +200,7 @@ def test_an_old_java_is_refused_in_one_sentence(tmp_path: Path) -> None:
         check_java({"JAVA_HOME": str(tmp_path / "none")})
 
 
-def test_the_users_settings_win(tmp_path: Path) -> None:
+def test_settings_of_the_user_override_ours(tmp_path: Path) -> None:
     conf = settings("local[3]", "ex", tmp_path, 10.0, {"spark.ui.enabled": "true", "spark.x": "y"})
     assert conf["spark.ui.enabled"] == "true"
     assert conf["spark.x"] == "y"
@@ -211,14 +211,16 @@ def test_the_users_settings_win(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("master", ["local", "local[*]", "local[2,3]"])
-def test_hole_6_other_users_of_the_machine_have_no_secret_of_a_local_spark(tmp_path: Path, master: str) -> None:
+def test_hole_6_a_local_spark_always_requires_authentication(tmp_path: Path, master: str) -> None:
     conf = settings(master, "ex", tmp_path, 10.0, {"spark.authenticate": "false"})
     assert conf["spark.authenticate"] == "true"
-    assert "spark.authenticate" not in settings("spark://h:7077", "ex", tmp_path, 10.0, {}), "needs a secret of yours"
+    assert "spark.authenticate" not in settings("spark://h:7077", "ex", tmp_path, 10.0, {}), (
+        "a cluster needs a secret from the operator"
+    )
 
 
 def test_hole_6_the_error_of_a_job_that_killed_its_child_quotes_no_log() -> None:
-    """A child has jobs of all tables; the names of another one's files stood in the history of the job's table."""
+    """A child runs jobs of all tables; file names of one table got into the history of another."""
     death = Death("exited", "exit code 3", "ERROR the file s3://other/customers.csv cannot be read")
     assert "exit code 3" in str(death)
     assert "customers" not in str(death)
@@ -232,17 +234,17 @@ def test_spark_executors_elsewhere_stop_before_their_jobs_are_taken_over(tmp_pat
     conf = settings("spark://h:7077", "ex", tmp_path, ttl, {})
     interval = int(conf["spark.executor.heartbeatInterval"].removesuffix("ms")) / 1000
     failures = int(conf["spark.executor.heartbeat.maxFailures"])
-    # Up to one interval until the first that fails; the lease was renewed a third of its time ago at most.
+    # The first failure comes within one interval; the lease was renewed within a third of the ttl.
     assert interval * (failures + 1) <= ttl * 2 / 3
     assert 1.0 <= interval <= 10.0
 
 
-def test_a_local_spark_has_no_heartbeats_of_ours(tmp_path: Path) -> None:
+def test_a_local_spark_gets_no_heartbeat_settings(tmp_path: Path) -> None:
     assert not [name for name in settings("local[2]", "ex", tmp_path, 2.0, {}) if "heartbeat" in name]
 
 
-def test_what_is_spilled_keeps_the_partitions_of_odd_folders(tmp_path: Path) -> None:
-    """Of the table, and of one beside it."""
+def test_spilled_plans_keep_the_partitions_of_irregular_folders(tmp_path: Path) -> None:
+    """Those of the table itself and of a second table."""
     partitions = [
         PartitionPlan(n, f"k={n}", files=((f"/{'k=' if n % 2 else 'odd'}{n}/f", 1, 2),), values={"k": str(n)})
         for n in range(20_000)
@@ -260,8 +262,8 @@ def test_what_is_spilled_keeps_the_partitions_of_odd_folders(tmp_path: Path) -> 
     assert PartitionPlan.from_json(json.loads(json.dumps(small.to_json()))) == small
 
 
-def test_hole_2_spark_opens_no_address_that_any_host_may_be_named_for(tmp_path: Path) -> None:
-    """Unless the operator says so: a path that is exchanged after it was checked would choose whom the JVM calls."""
+def test_hole_2_spark_opens_no_url_that_can_name_any_host(tmp_path: Path) -> None:
+    """Unless the operator allows it. A path replaced after its check could choose a host."""
     own = settings("local", "e", tmp_path, 20.0, {"spark.hadoop.fs.webhdfs.impl": "org.example.Own"})
     refused = {name for name, value in own.items() if value == "distop.RefusedFileSystem"}
     schemes = ("http", "https", "ftp", "sftp", "swebhdfs", "har")

@@ -1,4 +1,4 @@
-"""Names of Spark's pools: one for each operation at work, and no more than that."""
+"""Names of Spark's scheduler pools: one for each running operation, and reused."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import threading
 from distop.worker.child_side.spark_jobs import PoolNames
 
 
-def lent_elsewhere(pools: PoolNames, operation: str) -> str:
-    """What a thread that works for the operation, and ends without a word, was lent."""
+def name_in_another_thread(pools: PoolNames, operation: str) -> str:
+    """The pool name of a thread that works for the operation and ends without a release."""
     got: list[str] = []
     thread = threading.Thread(target=lambda: got.append(pools.acquire(operation)))
     thread.start()
@@ -56,4 +56,4 @@ def test_a_thread_that_changes_its_operation_releases_the_first_pool_name() -> N
 
 def test_a_thread_that_has_ended_holds_no_pool_name() -> None:
     pools = PoolNames()
-    assert {lent_elsewhere(pools, f"t/sample/{n}") for n in range(100)} == {pools.acquire("a")}
+    assert {name_in_another_thread(pools, f"t/sample/{n}") for n in range(100)} == {pools.acquire("a")}

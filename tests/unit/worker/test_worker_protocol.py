@@ -1,4 +1,4 @@
-"""Frames: whatever way bytes are cut, the same messages come out; nonsense is refused."""
+"""Frames of the worker protocol: decoding of any chunks, and rejection of invalid frames."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MESSAGES = st.lists(
 
 
 @given(MESSAGES, st.lists(st.integers(1, 50)))
-def test_messages_survive_any_cut(messages: list[Any], cuts: list[int]) -> None:
+def test_messages_are_decoded_from_any_chunks(messages: list[Any], cuts: list[int]) -> None:
     data = b"".join(encode(message) for message in messages)
     decoder, got = Decoder(), []
     for cut in [*cuts, len(data)]:
@@ -27,19 +27,19 @@ def test_messages_survive_any_cut(messages: list[Any], cuts: list[int]) -> None:
     assert got == messages
 
 
-def test_byte_by_byte() -> None:
+def test_messages_are_decoded_byte_by_byte() -> None:
     decoder = Decoder()
     data = encode(child_messages.StopMessage(t="stop")) + encode(child_messages.DoneMessage(t="done", run=3))
     got = [message for i in range(len(data)) for message in decoder.feed(data[i : i + 1])]
     assert got == [{"t": "stop"}, {"t": "done", "run": 3}]
 
 
-def test_too_large_to_send() -> None:
+def test_a_frame_that_is_too_large_is_not_sent() -> None:
     with pytest.raises(ProtocolError, match="a frame has"):
         frame(b"x" * (child_messages.MAX_FRAME + 1))
 
 
-def test_too_large_is_refused_before_it_arrives() -> None:
+def test_a_frame_that_is_too_large_is_rejected_before_it_arrives() -> None:
     with pytest.raises(ProtocolError, match="a frame has"):
         list(Decoder().feed(struct.pack(">I", child_messages.MAX_FRAME + 1)))
 
@@ -73,8 +73,8 @@ def test_pages_of_items_are_decoded_as_messages(rows: list[str], limit: int) -> 
     assert all(m == rest for m in got)
 
 
-def test_a_lone_surrogate_comes_back_as_it_was() -> None:
-    # A file's name that is no UTF-8 reads so, and records of earlier releases may hold others.
+def test_a_lone_surrogate_is_decoded_unchanged() -> None:
+    # File names that are not UTF-8 contain them, and so may records of earlier releases.
     message = {"t": "status", "run": 1, "partition": 0, "text": "a\udcffb"}
     assert list(Decoder().feed(encode(message))) == [message]  # type: ignore[arg-type]
     (paged,) = child_messages.encode_paged(message, [child_messages.row("\udcff")])  # type: ignore[arg-type]

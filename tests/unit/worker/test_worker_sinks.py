@@ -1,4 +1,4 @@
-"""What the daemon keeps of a run while the child has it."""
+"""Runs in the daemon while a checkpoint is being saved."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Child:
-    """Gets replies."""
+    """Records replies."""
 
     def __init__(self) -> None:
         self.replies: list[Any] = []
@@ -54,10 +54,10 @@ async def test_a_job_is_not_run_again_before_its_checkpoints_are_saved() -> None
     assert run.item(0).progress == 3
 
 
-async def test_a_job_that_stops_to_go_on_is_not_cleaned_up_after_while_its_checkpoint_is_saved(
+async def test_a_job_that_stops_to_resume_is_not_cleaned_up_while_its_checkpoint_is_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its child died in a drain, say: the next attempt goes on from that checkpoint."""
+    """If its child died in a drain, the next attempt resumes from that checkpoint."""
     asked, answer = asyncio.Event(), asyncio.Event()
     run = saving(answer, asked)
     run.keep = True

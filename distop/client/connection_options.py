@@ -1,0 +1,91 @@
+"""ConnectionOptions: the one list of the options of a connection, and the client settings that follow from them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+
+from distop.errors import InvalidArgument
+from distop.protocol.texts import shown
+from distop.runtime.keyword_signatures import takes_fields_of
+from distop.settings import ClientConfig, Settings, client_config
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionOptions:
+    """How to connect to etcd; what is left out comes from ``DISTOP_<NAME>``.
+
+    ``client``: an ``etcd3.Etcd3Client`` of the caller's, whose address is taken. It keeps neither the password nor the
+    certificate files that it was made with, so those are given here as well.
+    """
+
+    client: Any = None
+    namespace: str | None = None
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    ca_cert: str | None = None
+    cert: str | None = None
+    key: str | None = None
+    connect_timeout: float | None = None
+    shared_dir: str | None = None
+
+
+class ConnectionKeywords(TypedDict, total=False):
+    """What ``connect`` takes, for the type checker."""
+
+    client: Any
+    namespace: str | None
+    username: str | None
+    password: str | None
+    ca_cert: str | None
+    cert: str | None
+    key: str | None
+    connect_timeout: float | None
+    shared_dir: str | None
+
+
+_SETTING_NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        **{name: name for name in ("namespace", "password", "cert", "key", "connect_timeout", "shared_dir")},
+        "username": "user",
+        "ca_cert": "cacert",
+    }
+)
+"""Option → its setting."""
+
+
+@takes_fields_of(ConnectionOptions)
+def configure(endpoints: str | Iterable[str] | None = None, **options: Unpack[ConnectionKeywords]) -> ClientConfig:
+    """The settings of a client. Raises InvalidArgument."""
+    given = ConnectionOptions(**options)
+    if given.client is not None:
+        if endpoints is not None:
+            raise InvalidArgument("give either the endpoints or an etcd3 client, not both")
+        endpoints = _address_of(given)
+    if endpoints is not None and not isinstance(endpoints, str):
+        try:
+            endpoints = list(endpoints)
+        except TypeError:
+            raise InvalidArgument(f"the endpoints must be a text or a list of texts, not {shown(endpoints)}") from None
+    flags = {setting: getattr(given, name) for name, setting in _SETTING_NAMES.items()}
+    names = {setting: name for name, setting in _SETTING_NAMES.items()}
+    return client_config(Settings({"etcd": endpoints, **flags}, names={"etcd": "endpoints", **names}))
+
+
+def _address_of(given: ConnectionOptions) -> str:
+    client = given.client
+    address = getattr(client, "_url", None)
+    if not isinstance(address, str) or not address:
+        raise InvalidArgument(f"{type(client).__name__} is not an etcd3.Etcd3Client: pass one, or the endpoints")
+    if getattr(client, "call_credentials", None) is not None and not (given.username or os.environ.get("DISTOP_USER")):
+        raise InvalidArgument("the etcd3 client has a user, but keeps no password: pass username and password as well")
+    if getattr(client, "uses_secure_channel", False):
+        if not (given.ca_cert or given.cert or os.environ.get("DISTOP_CACERT")):
+            raise InvalidArgument("the etcd3 client speaks TLS, but keeps no certificate: pass ca_cert as well")
+        return f"https://{address}"
+    return address
