@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.simulator import Scenario, draw_scenario
-from tests.simulator.scenes import simplified
+from tests.simulator.scenes import in_scene
 
 Patch = pytest.MonkeyPatch
 Shape = Callable[[Scenario], Scenario]
@@ -30,11 +30,12 @@ class Mistake(Exception):
 class Planted:
     """A bug: ``plant`` plants it, and a breach of a kind in ``expected`` is its effect.
 
-    ``focus``: the kinds of faults that it needs, if free draws would find it late. ``shape``: changes the scenarios of
-    the search. ``first``: the first seed of the search, if seed 1 and its neighbours do not show the bug or take long.
-    It only saves time: the search continues through all other seeds. A change of the draw or of the timing can outdate
-    it; the test then fails and prints the seed to record. ``slow``: its effect shows so late that CI does not search
-    for it. ``plain``: the shape starts from a simplified scenario, as scenes do.
+    ``focus``: the kinds of faults that it needs, if free draws would find it late. ``shape``: the scene of the search.
+    ``first``: the first seed of the search, if seed 1 and its neighbours do not show the bug or take long. It only
+    saves time: the search continues through all other seeds. ``drawn``: the seed of a schedule that finds the bug as
+    drawn, for a bug with a focus or a shape; other bugs are only searched for in drawn schedules. A change of the draw
+    or of the timing can outdate both seeds; the test then fails and says how to find the seed to record. ``slow``: its
+    effect shows so late that CI does not search for it.
     """
 
     name: str
@@ -43,20 +44,22 @@ class Planted:
     focus: tuple[str, ...] = ()
     shape: Shape | None = None
     first: int = 1
+    drawn: int = 0
     slow: bool = False
-    plain: bool = True
 
     @property
     def chosen(self) -> bool:
         """Whether the search uses scenarios that were made for it."""
         return bool(self.focus) or self.shape is not None
 
+    @property
+    def drawn_seed(self) -> int:
+        """The seed of a drawn schedule that finds it; 0: none is known."""
+        return self.drawn if self.chosen else self.first
+
     def scenario(self, seed: int) -> Scenario:
         """The scenario of a seed in which the search looks for the bug."""
-        drawn = draw_scenario(seed, focus=self.focus, scenes=self.shape is None)
-        if self.shape is None:
-            return drawn
-        return self.shape(simplified(drawn) if self.plain else drawn)
+        return in_scene(seed, self.shape, self.focus) if self.chosen else draw_scenario(seed)
 
 
 BUGS: list[Planted] = []
@@ -67,13 +70,13 @@ def bug(
     focus: tuple[str, ...] = (),
     shape: Shape | None = None,
     first: int = 1,
+    drawn: int = 0,
     slow: bool = False,
-    plain: bool = True,
 ) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
     """Add a bug to ``BUGS``, with the kinds of breaches that prove it."""
 
     def add(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
-        BUGS.append(Planted(plant.__name__, plant, expected, focus, shape, first, slow, plain))
+        BUGS.append(Planted(plant.__name__, plant, expected, focus, shape, first, drawn, slow))
         return plant
 
     return add

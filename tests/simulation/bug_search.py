@@ -10,7 +10,10 @@ import pytest
 from tests.simulation.planted_history import BUGS, Planted
 from tests.simulator import Breach, Scenario, Simulation, draw_scenario
 from tests.simulator.run import without_logs
+from tests.simulator.scenes import drawn_scene
 
+NOT_DRAWN: dict[str, str] = {}
+"""Bugs that no drawn schedule is known to find, with the reason."""
 SEEDS = 2_000
 """Maximum schedules of a search."""
 FEW = 20
@@ -68,9 +71,20 @@ def require_recorded(name: str, seed: int, looked: int, where: str) -> None:
     )
 
 
-def search_freely(name: str, first: int, count: int) -> tuple[Planted, Find | None]:
-    """Search for a bug in freely drawn schedules."""
+def search_freely(name: str, first: int, count: int, own_scene: bool = False) -> tuple[Planted, Find | None]:
+    """Search for a bug in freely drawn schedules. ``own_scene``: only in those that draw its scene."""
     (planted,) = (one for one in BUGS if one.name == name)
+    drawn: Iterable[int] = range(first, first + count)
+    if own_scene:
+        drawn = (seed for seed in drawn if draws_its_scene(planted, seed))
     with without_logs(), pytest.MonkeyPatch.context() as patch:
         planted.plant(patch)
-        return planted, look_for(planted, map(draw_scenario, range(first, first + count)))
+        return planted, look_for(planted, map(draw_scenario, drawn))
+
+
+def draws_its_scene(planted: Planted, seed: int) -> bool:
+    """Whether a seed draws the scene that is chosen for a bug, with its kinds of faults or with any."""
+    if not planted.chosen:
+        return True
+    scenes = [(planted.shape, planted.focus), *([(planted.shape, ())] if planted.shape else [])]
+    return drawn_scene(seed) in scenes

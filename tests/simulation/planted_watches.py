@@ -10,16 +10,7 @@ from distop.store import watch
 from distop.store.cluster_identity import Identity
 from distop.store.watch_position import Reopen, WatchPosition
 from tests.simulation.bug_planting import BUGS, Patch, bug, substitute, wrap
-from tests.simulator import Scenario, scenes
-
-# --------------------------------------------------------------------- shapes
-
-
-def three_members(scenario: Scenario) -> Scenario:
-    return replace(scenario, members=3)
-
-
-# ----------------------------------------------------------------------- bugs
+from tests.simulator import scenes
 
 
 # Rare: a watch has to break before an event whose revision the last header already exceeded.
@@ -53,7 +44,7 @@ def ignore_compaction(patch: Patch) -> None:
 
 
 # Rare: a watch has to move to a lagging member at the right moment.
-@bug("invariant 5", focus=("lag", "cut"), shape=three_members, first=34)
+@bug("invariant 5", focus=("lag", "cut"), shape=scenes.three_members, first=34)
 def apply_old_events_again(patch: Patch) -> None:
     """A lagging member sends old events again (etcd#20221), and they are applied."""
     former = WatchPosition.feed
@@ -66,7 +57,7 @@ def apply_old_events_again(patch: Patch) -> None:
     substitute(patch, WatchPosition, "feed", feed)
 
 
-@bug("liveness", focus=("slow-watches",), shape=scenes.old_server_with_watches_behind, first=74, plain=False)
+@bug("liveness", focus=("slow-watches",), shape=scenes.old_server_with_watches_behind, first=74)
 def ask_an_old_server_for_its_progress(patch: Patch) -> None:
     """It answers ahead of pending events (W3), which are then dropped as old."""
     substitute(patch, watch, "orders_requested_progress", lambda version: True)

@@ -12,7 +12,7 @@ from distop.protocol.size_limits import DEFAULT, Limits
 from tests.simulator import Simulation, draw_scenario
 from tests.simulator.run import Report, without_logs
 from tests.simulator.scenario import CROWD, FORMS, Fault, Scenario, Submission, expected, plain
-from tests.simulator.scenes import SCENES, Scene, simplified
+from tests.simulator.scenes import FOCUSED, SCENES, Focus, Scene, drawn_scene, in_scene, simplified, three_members
 from tests.simulator.slow_graphs import MINUTE
 
 SEEDS = range(1, 2001)
@@ -160,7 +160,7 @@ def test_a_start_with_its_plan() -> None:
 
 
 def test_a_seventh_of_the_seeds_are_scenes_and_each_scene_is_drawn(drawn: list[Scenario]) -> None:
-    changed = [one for one in drawn if draw_scenario(one.seed) != one]
+    changed = [one for one in drawn if draw_scenario(one.seed) != one and not focused(one.seed)]
     assert 0.13 * len(drawn) < len(changed) < 0.17 * len(drawn)
     missing = [
         scene.__name__
@@ -168,6 +168,21 @@ def test_a_seventh_of_the_seeds_are_scenes_and_each_scene_is_drawn(drawn: list[S
         if not any(draw_scenario(one.seed) == scene(simplified(one)) for one in changed)
     ]
     assert missing == []
+
+
+def focused(seed: int) -> bool:
+    scene = drawn_scene(seed)
+    return scene is not None and bool(scene[1])
+
+
+def test_one_in_forty_seeds_is_a_focused_scene_and_each_is_drawn() -> None:
+    found = [seed for seed in range(1, 10_001) if focused(seed)]
+    assert 0.02 * 10_000 < len(found) < 0.03 * 10_000
+    assert {drawn_scene(seed) for seed in found} == set(FOCUSED)
+    seed = next(seed for seed in SEEDS if drawn_scene(seed) == (three_members, ("lag", "cut")))
+    scenario = draw_scenario(seed)
+    assert scenario.members == 3
+    assert {fault.kind for fault in scenario.faults} == {"lag", "cut"}
 
 
 def test_scenes_are_drawn_only_with_unrestricted_faults() -> None:
@@ -178,4 +193,9 @@ def test_scenes_are_drawn_only_with_unrestricted_faults() -> None:
 
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
 def test_a_scene_without_a_planted_bug_breaches_nothing(scene: Scene) -> None:
-    run(scene(simplified(draw_scenario(3, scenes=False))))
+    run(in_scene(3, scene, ()))
+
+
+@pytest.mark.parametrize(("scene", "focus"), FOCUSED)
+def test_a_focused_scene_without_a_planted_bug_breaches_nothing(scene: Scene | None, focus: Focus) -> None:
+    run(in_scene(3, scene, focus))

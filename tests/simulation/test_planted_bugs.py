@@ -14,10 +14,11 @@ from distop.decide import job_claims
 from distop.protocol import operation_transitions as t
 from tests.conftest import FIGURES
 from tests.simulation.bug_planting import give, substitute, wrap
-from tests.simulation.bug_search import FEW, SEEDS, look_for, require_recorded, seeds
+from tests.simulation.bug_search import FEW, NOT_DRAWN, SEEDS, look_for, require_recorded, seeds
 from tests.simulation.planted_history import BUGS, Planted
 from tests.simulator import Simulation, draw_scenario
 from tests.simulator.run import without_logs
+from tests.simulator.scenes import FOCUSED, SCENES
 
 pytestmark = pytest.mark.rotating
 
@@ -43,6 +44,43 @@ def test_a_planted_bug_is_found(
         without = Simulation(planted.scenario(found.seed)).run().breaches
         assert list(map(str, without)) == [], "breaches without the bug"
     require_recorded(planted.name, found.seed, found.looked, f"@bug(..., first={found.seed})")
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.malformed
+@pytest.mark.parametrize(
+    "planted",
+    [
+        pytest.param(planted, id=planted.name, marks=[pytest.mark.slow] * planted.slow)
+        for planted in BUGS
+        if planted.chosen and planted.drawn
+    ],
+)
+def test_a_drawn_schedule_finds_a_bug_that_has_a_scene_or_a_focus(
+    planted: Planted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is chosen for it. All other bugs are only searched for in drawn schedules."""
+    scenario = draw_scenario(planted.drawn)
+    with without_logs():
+        with monkeypatch.context() as patch:
+            planted.plant(patch)
+            found = look_for(planted, [scenario])
+        assert found is not None, (
+            f"{planted.name} is not found by seed {planted.drawn}. Record the seed that"
+            f" scripts/simulate --planted {planted.name} --own-scene --schedules 100000 prints: @bug(..., drawn=SEED)"
+        )
+        assert list(map(str, Simulation(scenario).run().breaches)) == [], "breaches without the bug"
+
+
+def test_each_planted_bug_has_a_drawn_schedule() -> None:
+    assert {planted.name for planted in BUGS if not planted.drawn_seed} == NOT_DRAWN.keys()
+    assert [planted.name for planted in BUGS if planted.drawn and not planted.chosen] == [], "first= is enough"
+
+
+def test_each_chosen_scenario_is_drawn() -> None:
+    """Each scene and each choice of faults of the search is drawn by some seeds."""
+    chosen = {(planted.shape, planted.focus) for planted in BUGS if planted.chosen}
+    assert chosen <= {*((scene, ()) for scene in SCENES), *FOCUSED}
 
 
 def test_an_error_in_planted_code_is_no_find(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,6 +59,7 @@ FOUND = {
     717_183: "a job at its attempt limit was reported without a cleanup while its executor's role was revoked",
     6_050: "a hold that changed twice in one batch of a watch ended an executor's session",
     985_743: "(in the simulator) a sender returned after the deletion of its receipt, which was reported as a breach",
+    13_925: "an executor started jobs under claims that it was giving back",
     63: "a claim that a coordinator was about to revoke had disappeared from its view",
 }
 """Seeds of schedules that once showed a bug, with the bug."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import simulate
 
-from tests.simulation.planted import BUGS
+from tests.simulation.bug_search import BUGS, draws_its_scene
 from tests.simulator import draw_scenario
 from tests.simulator.breach_timeline import replay
 from tests.simulator.shrinking import smallest
@@ -59,11 +59,31 @@ def test_the_timeline_of_another_scenario_has_no_replay_command(monkeypatch: pyt
 
 
 def test_planted_bugs_are_searched_in_freely_drawn_schedules(capsys: Printed) -> None:
-    names = [EARLY.name, "drop_the_election_compare"]
-    assert simulate.main(["--schedules", "1", "--jobs", "1", "--planted", *names]) == 0
-    assert sorted(capsys.readouterr().out.splitlines()) == [
-        "drop_the_election_compare: needs chosen faults or scenarios",
-        "found 1 of 2 bugs in schedules 1 to 1",
-        f"{EARLY.name}: completion before decision, seed 1",
-    ]
-    assert simulate.main(["--schedules", "1", "--jobs", "1", "--planted", "report_without_its_fence"]) == 1
+    search = ["--schedules", "1", "--jobs", "1", "--planted", EARLY.name]
+    assert simulate.main(search) == 0
+    found = f"{EARLY.name}: completion before decision, seed 1"
+    assert capsys.readouterr().out.splitlines() == [found, "found 1 of 1 bugs in schedules 1 to 1"]
+
+
+@pytest.mark.parametrize("name", ["report_without_its_fence", "drop_the_election_compare"])
+def test_a_planted_bug_that_is_not_found_fails_the_search(capsys: Printed, name: str) -> None:
+    """The second one is usually searched for with faults that are chosen for it."""
+    (planted,) = (one for one in BUGS if one.name == name)
+    assert simulate.main(["--schedules", "1", "--jobs", "1", "--planted", EARLY.name, name]) == 1
+    assert sorted(capsys.readouterr().out.splitlines()) == sorted(
+        (
+            f"{EARLY.name}: completion before decision, seed 1",
+            f"{name}: not found (recorded seed: {planted.drawn_seed})",
+            "found 1 of 2 bugs in schedules 1 to 1",
+        )
+    )
+
+
+def test_a_search_in_the_scene_of_a_planted_bug_runs_only_its_schedules(capsys: Printed) -> None:
+    (planted,) = (one for one in BUGS if one.name == "a_second_pause_that_loses_progress")
+    seed = planted.drawn_seed
+    search = ["--jobs", "1", "--own-scene", "--planted", planted.name, "--seed"]
+    assert simulate.main([*search, str(seed), "--schedules", "1"]) == 0
+    assert f"{planted.name}: checkpoint lost, seed {seed}\n" in capsys.readouterr().out
+    others = next(n for n in range(1, 99) if not any(draws_its_scene(planted, n + more) for more in range(9)))
+    assert simulate.main([*search, str(others), "--schedules", "9"]) == 1

@@ -1,8 +1,9 @@
 """Scenes: situations that rarely result from independent draws, built as a whole in some scenarios.
 
 A scene replaces the operations of a drawn scenario, and often its executors. It keeps the drawn faults, unless it needs
-its own. The search for planted bugs uses the same scenes, so drawn schedules can find each kind of planted bug
-(``scripts/simulate --planted``).
+its own; a focused scene has many faults of few kinds instead. The search for planted bugs chooses no other scenarios,
+so a drawn schedule can find each of these bugs. ``tests/simulation/test_planted_bugs.py`` runs one such schedule for
+each bug.
 """
 
 from __future__ import annotations
@@ -15,13 +16,27 @@ from typing import Any
 from distop.protocol.records import CLUSTER_TABLE
 from distop.protocol.size_limits import DEFAULT
 from tests.simulator.departures import with_departure
-from tests.simulator.scenario import CROWD, LARGE_GRAPH, Action, DrainAction, Fault, Host, Scenario, Submission
+from tests.simulator.scenario import (
+    CROWD,
+    LARGE_GRAPH,
+    Action,
+    DrainAction,
+    Fault,
+    Host,
+    Scenario,
+    Submission,
+    draw_scenario,
+)
 from tests.simulator.simulated_behaviors import DRAWN, RARE
 
 Scene = Callable[[Scenario], Scenario]
+Focus = tuple[str, ...]
+"""Kinds of faults; (): faults are drawn without restriction."""
 
 SHARE = 0.15
-"""Share of the seeds whose scenario is a scene."""
+"""Share of the seeds whose scenario is a scene without a focus."""
+FOCUSED_SHARE = 0.03
+"""Share of the other seeds whose scenario is a focused scene."""
 
 
 def minutes_long(scenario: Scenario, *actions: Action) -> Scenario:
@@ -101,7 +116,7 @@ def many_steps(scenario: Scenario) -> Scenario:
 
 
 def planned_in_chunks(scenario: Scenario) -> Scenario:
-    """A plan of many chunks is written while requests are late. It is interrupted and restarted in one election."""
+    """A plan of many chunks is written during the first fault, interrupted, and restarted in one election."""
     actions = tuple(Action(0.1, what) for _ in range(3) for what in ("pause", "resume"))
     arg = {**scenario.submissions[0].arg, "partitions": 60, "chunk": 60, "calls": 0.05, "pace": 0.02, "trouble": 0.0}
     submission = replace(
@@ -442,6 +457,11 @@ def old_server_with_watches_behind(scenario: Scenario) -> Scenario:
     return replace(scenario, version="3.4.23", batch=1, submissions=submissions, hosts=hosts, drains=())
 
 
+def three_members(scenario: Scenario) -> Scenario:
+    """Three members of etcd, so that a watch can move to another one."""
+    return replace(scenario, members=3)
+
+
 SCENES: tuple[Scene, ...] = (
     long_jobs,
     many_steps,
@@ -475,11 +495,45 @@ SCENES: tuple[Scene, ...] = (
 )
 """The drawn scenes, all with the same probability. Their order is part of the draw."""
 
+FOCUSED: tuple[tuple[Scene | None, Focus], ...] = (
+    (None, ("requests-late", "freeze", "crash", "late-renewal")),
+    (None, ("slow-watches",)),
+    (None, ("compaction", "refuse", "member-killed")),
+    (None, ("events-lost", "crash")),
+    (None, ("stale-reads", "crash")),
+    (three_members, ("lag", "cut")),
+    (planned_in_chunks, ("requests-late",)),
+    (many_steps, ("requests-late",)),
+    (long_jobs, ("late-renewal",)),
+    (toggled_job_limits_with_actors, ("crash",)),
+    (lost_jobs_fail, ("crash",)),
+    (losses_beyond_compares, ("crash",)),
+    (series_of_operations, ("crash",)),
+    (with_both_branches, ("answers-lost", "requests-late")),
+    (old_server_with_watches_behind, ("slow-watches",)),
+)
+"""The focused scenes: all faults are of these kinds. None: operations and executors are drawn as without a scene."""
+
+
+def drawn_scene(seed: int) -> tuple[Scene | None, Focus] | None:
+    """The scene of a seed, with its kinds of faults; None: the seed has no scene."""
+    chance = random.Random(f"scenes/{seed}")
+    if chance.random() < SHARE:
+        return chance.choice(SCENES), ()
+    focused = random.Random(f"focused scenes/{seed}")
+    return focused.choice(FOCUSED) if focused.random() < FOCUSED_SHARE else None
+
 
 def with_scene(drawn: Scenario) -> Scenario:
     """The scene that the seed of a scenario draws, or the scenario itself."""
-    chance = random.Random(f"scenes/{drawn.seed}")
-    return chance.choice(SCENES)(simplified(drawn)) if chance.random() < SHARE else drawn
+    found = drawn_scene(drawn.seed)
+    return drawn if found is None else in_scene(drawn.seed, *found)
+
+
+def in_scene(seed: int, scene: Scene | None, focus: Focus) -> Scenario:
+    """The scenario of a seed in this scene, whatever scene the seed draws."""
+    drawn = draw_scenario(seed, focus=focus, scenes=False)
+    return drawn if scene is None else scene(simplified(drawn))
 
 
 def simplified(drawn: Scenario) -> Scenario:

@@ -64,7 +64,8 @@ def _nothing_left(op: OperationView) -> bool:
 class Ending:
     """Completes, finishes and cleans up operations under one election.
 
-    Each step gets the operation as it was decided for, which does not change during the step: the guards enforce it.
+    Each step gets the view of the operation from which it was decided. It does not change during the step; the guards
+    refuse a step whose view is stale.
     """
 
     def __init__(self, election: Election, actions: ActionLog) -> None:
@@ -82,7 +83,7 @@ class Ending:
         """Group commit of the deletions of their keys."""
 
     def close(self) -> None:
-        """Stop at once: the election or the session is over."""
+        """Stop at once: the election or the session has ended."""
         self._ends.close()
 
     # --------------------------------------------------------------- complete
@@ -160,7 +161,7 @@ class Ending:
             if name == "state":
                 states[partition] = kv.value == JobState.SUCCESS.encode()
             elif name == "outcome":
-                read(Outcome.decode, kv)  # raises for what is none: the child is given nothing that it cannot read
+                read(Outcome.decode, kv)  # raises for an unreadable outcome, so the child gets readable ones only
                 outcomes[partition] = kv.value.decode()
         rows = [_row(p, success, outcomes.get(p, "null")) for p, success in sorted(states.items())]
         return rows, after if after < total else None
@@ -189,7 +190,7 @@ class Ending:
             for kv in op.outcomes.values():
                 read(Outcome.decode, kv)
         except UnreadableRecord:
-            return None  # it is read anew, and told by whoever reads it
+            return None  # the page is read from etcd, which reports the unreadable record
         return [_row(p, p not in op.failed, kv.value.decode()) for p, kv in sorted(op.outcomes.items())], None
 
     # ----------------------------------------------------------------- finish

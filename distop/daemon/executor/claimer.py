@@ -21,7 +21,7 @@ from distop.services.open_operation import Held, OpenOperation
 from distop.store.group_commit import by_halves
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from distop.daemon.incarnation_context import Context
     from distop.errors import MalformedRequest
@@ -67,10 +67,20 @@ class Chosen:
 
 
 class Claimer:
-    """Claims jobs for one incarnation."""
+    """Claims jobs for one incarnation. ``returned``: called when etcd has answered that a claim is given back."""
 
-    def __init__(self, ctx: Context) -> None:
+    def __init__(self, ctx: Context, returned: Callable[[], None]) -> None:
         self._ctx = ctx
+        self._returned = returned
+        self._returning: set[tuple[OperationRef, int]] = set()
+        """Jobs whose claims are being given back. Like held jobs they are not claimable: a claim of one would find the
+        claim that is given back, and take it for its own earlier copy.
+        """
+
+    @property
+    def busy(self) -> bool:
+        """Whether claims are being given back."""
+        return bool(self._returning)
 
     async def claim(self, op: OpenOperation, slots: int, *, alone: bool = False) -> Won:
         """Claim a block of an operation for this many free slots, or (``alone``) one of its suspects."""
@@ -111,6 +121,7 @@ class Claimer:
         mine = op.mine + len(op.again) if op.mine else 0
         size = min(work_shares.block_size(op.open_jobs, mine, executors, rules.batch, slots, BLOCK_LIMIT), op.room)
         free, again = ([], op.take_suspect()) if alone else op.take(size)
+        free = self._claimable(op.ref, free)
         first, _, _ = job_claims.claim_for(None, ctx.executor_id, ctx.incarnation, False, rules)
         # Neighbours beside each other again, whatever order they were taken in: they are claimed as runs.
         chosen = Chosen([job_transitions.Want(p, first) for p in sorted(self._one_batch(op, free))])
@@ -193,7 +204,7 @@ class Claimer:
         first = Claim(ctx.executor_id, ctx.incarnation, 1, 0)
         asked = []
         for ref, gate in gates.items():
-            runs = job_transitions.runs([job_transitions.Want(p, first) for p in jobs[ref]])
+            runs = job_transitions.runs([job_transitions.Want(p, first) for p in self._claimable(ref, jobs[ref])])
             if runs is not None:
                 asked.append(batch_claims.Untouched(ref, gate.mod, tuple(runs), OpenOperation.records(ctx.keys, ref)))
         won: list[OpenOperation] = []
@@ -234,9 +245,20 @@ class Claimer:
 
     def give_back(self, ref: OperationRef, partition: int, claim: Claim, mod: int) -> None:
         """Set a claim of this executor to waiting; no job runs under it."""
+        job = ref, partition
+
+        def answered(_: int) -> None:
+            self._returning.discard(job)
+            self._returned()
+
+        self._returning.add(job)
         waiting = job_claims.released(claim, self._ctx.executor_id)
         write = job_transitions.wait_again(self._ctx.keys, ref, partition, mod, waiting, claim)
-        self._ctx.reporter.submit([(write, lambda applied: None)])
+        self._ctx.reporter.submit([(write, answered)])
+
+    def _claimable(self, ref: OperationRef, jobs: Iterable[int]) -> list[int]:
+        """The jobs whose claims are not being given back. The next listing finds the others again."""
+        return [p for p in jobs if (ref, p) not in self._returning]
 
     def _one_batch(self, op: OpenOperation, free: list[int]) -> list[int]:
         """The free jobs to claim together: a batch is limited by its bytes.

@@ -49,7 +49,7 @@ class Executor:
         self._backlog = Backlog(ctx, ctx.config.slots, ctx.config.poll)
         self._operations: dict[OperationRef, OpenOperation] = {}
         """The operations that were read."""
-        self._claimer = Claimer(ctx)
+        self._claimer = Claimer(ctx, self._claims_returned)
         self._jobs = Jobs(ctx, self)
         self._rounds: set[asyncio.Task[None]] = set()
         self._runs: set[asyncio.Task[None]] = set()
@@ -85,7 +85,7 @@ class Executor:
     @property
     def busy(self) -> bool:
         """Whether it holds a claim, or may be about to."""
-        return bool(self._rounds or self._runs) or self._backlog.busy
+        return bool(self._rounds or self._runs) or self._backlog.busy or self._claimer.busy
 
     @property
     def slots_busy(self) -> int:
@@ -412,6 +412,11 @@ class Executor:
         if (op is not None and partition in op.held) or self._backlog.claiming(ref):
             return
         self._claimer.give_back(ref, partition, claim, mod)
+
+    def _claims_returned(self) -> None:
+        """Jobs that this executor gave back may be claimed, here and by others."""
+        self._backlog.hint()
+        self._wake.set()
         self.hint_released()
 
     async def stop(self, grace: float) -> None:

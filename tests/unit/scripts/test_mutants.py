@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mutate import half, judged, kind
+from mutate import decisive_nowhere, half, judged, kind
 from mutating import child_processes, source_mutants
 from mutating.catalogue import Catalogue, Place, imports
 from mutating.child_processes import Steps, in_children
@@ -265,6 +265,18 @@ def test_a_reason_for_a_guard_covers_the_first_and_the_last_of_it() -> None:
     assert judged(survivors, rows) == (1.0, [])
     others = ["end: first put a", "end: first state is unchanged", "join: guard-first state is unchanged"]
     assert judged([Verdict(one) for one in others], rows) == (0.0, others)
+
+
+def test_a_sample_reports_mutants_of_its_labels_that_are_decisive_nowhere() -> None:
+    """No sample contains such a mutant, so its survival would show only before a release."""
+    needed, backed, listed = (Mutant("end", GUARD, f"{key} is unchanged") for key in ("state", "hold", "open"))
+    nested, other = Mutant("end > each", WRITE, "delete unique"), Mutant("claim", GUARD, "open is unchanged")
+    source = Mutant("end", source_mutants.NOW, "pause")
+    place = [(Place("tests/unit/test_x.py::test_a"), 1)]
+    found = Catalogue({needed: place, Mutant("end", GUARD, "hold is unchanged + next is absent"): place})
+    mutants = [needed, backed, listed, nested, other, source]
+    assert decisive_nowhere(found, mutants, {"end"}, {str(listed)}) == [str(nested)]
+    assert decisive_nowhere(found, mutants, {"end", "claim"}, ()) == sorted(map(str, (listed, nested, other)))
 
 
 def test_a_mutant_whose_source_has_a_colon_is_counted_with_its_kind() -> None:
