@@ -31,7 +31,7 @@ from soaking.workflows import BY_HAND, LIMITED
 from tests.support.behaviors import install, python_path
 from tests.support.contract import etcdctl
 from tests.support.daemons import Daemon, eventually
-from tests.support.etcd import EtcdCluster
+from tests.support.etcd import CHEAP_PASSWORDS, EtcdCluster
 from tests.support.proxy import ThreadedProxy
 from tests.support.users import ROOT, WORKER, enable_users, grant
 
@@ -94,8 +94,7 @@ class SoakCluster:
         self.folder = folder
         self.ttl = ttl
         self.spark = spark
-        tokens = ["--auth-token-ttl", str(TOKENS), "--bcrypt-cost", "4"]
-        self.etcd = EtcdCluster(arguments=tokens)
+        self.etcd = EtcdCluster(arguments=["--auth-token-ttl", str(TOKENS), *CHEAP_PASSWORDS])
         self.version = ""
         self.proxies: list[ThreadedProxy] = []
         self.daemons: dict[str, Daemon] = {}

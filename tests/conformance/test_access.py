@@ -23,7 +23,7 @@ from distop.store.session import Session
 from distop.store.watch import Feed
 from tests.conformance.mirror import Mirror
 from tests.support.certificates import Certificates, make_certificates
-from tests.support.etcd import connected, until
+from tests.support.etcd import CHEAP_PASSWORDS, connected, until
 from tests.support.proxy import TcpProxy
 from tests.support.users import ROOT, WORKER, admin, enable_users
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.etcd
 
 
 async def test_a_user_without_password_or_permission_is_denied() -> None:
-    async with EmbeddedEtcd(compaction=None) as server:
+    async with EmbeddedEtcd(compaction=None, arguments=CHEAP_PASSWORDS) as server:
         # The client gives a user name while etcd has no users yet; they are enabled while it is connected.
         async with connected(server.endpoint, **WORKER) as early, connected(server.endpoint) as nobody:
             await early.commit(Txn((), (Put("ours.a", b"1"),)))
@@ -64,7 +64,7 @@ async def test_a_user_without_password_or_permission_is_denied() -> None:
 
 async def test_sessions_and_watches_survive_expired_and_forgotten_tokens() -> None:
     """The server's token TTL is one second, and a restart of the server drops its simple tokens."""
-    async with EmbeddedEtcd(compaction=None, arguments=["--auth-token-ttl", "1"]) as server:
+    async with EmbeddedEtcd(compaction=None, arguments=["--auth-token-ttl", "1", *CHEAP_PASSWORDS]) as server:
         await enable_users(server.endpoint)
         async with TcpProxy(server.port) as proxy, connected(proxy.endpoint, **WORKER) as client:
             mirror = Mirror()
@@ -106,7 +106,7 @@ async def test_a_watch_resumes_when_its_permission_is_restored() -> None:
     """F11: an open watch continues without the role. A new watch is cancelled at once and retried until the role
     returns.
     """
-    async with EmbeddedEtcd(compaction=None) as server:
+    async with EmbeddedEtcd(compaction=None, arguments=CHEAP_PASSWORDS) as server:
         await enable_users(server.endpoint)
         async with (
             TcpProxy(server.port) as proxy,
@@ -203,7 +203,7 @@ def test_the_command_line_reports_a_tls_mismatch_in_one_line(
 
 
 async def test_a_denied_command_names_the_permission_that_the_role_needs() -> None:
-    async with EmbeddedEtcd(compaction=None) as server:
+    async with EmbeddedEtcd(compaction=None, arguments=CHEAP_PASSWORDS) as server:
         await enable_users(server.endpoint)
         options = ["--etcd", server.endpoint, "--namespace", "prod", "--user", WORKER["username"]]
         env = {name: value for name, value in os.environ.items() if not name.startswith(("DISTOP_", "GRPC_"))}

@@ -22,7 +22,7 @@ from tests.integration.test_daemons import holders
 from tests.support.command import distop_command
 from tests.support.contract import dump, etcdctl, revision_and_keys
 from tests.support.daemons import Daemons, daemons, eventually
-from tests.support.etcd import EtcdCluster, compacted, connected
+from tests.support.etcd import CHEAP_PASSWORDS, EtcdCluster, compacted, connected
 from tests.support.proxy import Mode, ThreadedProxy
 from tests.support.replay import Written, audited
 from tests.support.users import admin
@@ -218,7 +218,7 @@ def etcd_with_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     """An etcd with users and a token TTL of one second, and daemons that log in as one of its users."""
     monkeypatch.setenv("DISTOP_USER", "worker")
     monkeypatch.setenv("DISTOP_PASSWORD", "secret")
-    with EmbeddedEtcd(compaction=None, arguments=["--auth-token-ttl", "1"]) as server:
+    with EmbeddedEtcd(compaction=None, arguments=["--auth-token-ttl", "1", *CHEAP_PASSWORDS]) as server:
         enable_users(server.endpoint, (b"distOp", b"distOq"))
         with daemons(server.endpoint, tmp_path) as group:
             group.client.add_table(TableRecord(TABLE, "parquet", str(tmp_path)), check=False)

@@ -9,7 +9,7 @@ import pytest
 from distop.protocol.records import TableRecord
 from distop.store.embedded import EmbeddedEtcd
 from tests.support.daemons import Daemons, daemons
-from tests.support.etcd import shared_etcd  # noqa: F401
+from tests.support.etcd import CHEAP_PASSWORDS, shared_etcd  # noqa: F401
 from tests.support.replay import violations
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ TABLE = "t"
 @pytest.fixture
 def etcd() -> Iterator[EmbeddedEtcd]:
     """An etcd for one test, which keeps its whole history."""
-    with EmbeddedEtcd(compaction=None) as server:
+    with EmbeddedEtcd(compaction=None, arguments=CHEAP_PASSWORDS) as server:
         yield server
 
 

@@ -19,7 +19,7 @@ from tests.support.certificates import make_certificates
 from tests.support.command import distop_command
 from tests.support.contract import etcdctl
 from tests.support.daemons import eventually
-from tests.support.etcd import compacted, connected, own_etcd, shared_etcd
+from tests.support.etcd import CHEAP_PASSWORDS, compacted, connected, own_etcd, shared_etcd
 from tests.support.users import admin
 from tests.support.world import World
 from tests.unit.invariants.plants import opened
@@ -133,7 +133,8 @@ def test_the_audit_works_over_tls_with_read_permission_only(tmp_path: Path, dist
     from distop.store.embedded import EmbeddedEtcd
 
     certificates = make_certificates(tmp_path)
-    with EmbeddedEtcd(compaction=None, scheme="https", arguments=certificates.server_arguments) as server:
+    arguments = [*certificates.server_arguments, *CHEAP_PASSWORDS]
+    with EmbeddedEtcd(compaction=None, scheme="https", arguments=arguments) as server:
         world = World(keys=Keys("prod"))
         world.run_operation(3)
         copy_history(server.endpoint, world, ca_cert=certificates.ca)

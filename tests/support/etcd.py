@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 _DEFRAGMENT = wire.Method.of("Maintenance/Defragment", rpc.DefragmentRequest, rpc.DefragmentResponse, leader=False)
 
 
+CHEAP_PASSWORDS = ("--bcrypt-cost", "4")
+"""Arguments of an etcd with users. By default it computes for 50 ms at each password that it stores or checks."""
+
+
 @pytest.fixture(scope="session")
 def shared_etcd() -> Iterator[EmbeddedEtcd]:
     """One etcd for all tests that neither stop nor compact it and write only their own keys."""
@@ -36,8 +40,8 @@ def shared_etcd() -> Iterator[EmbeddedEtcd]:
 
 @pytest.fixture
 def own_etcd() -> Iterator[EmbeddedEtcd]:
-    """An etcd for one test, which may stop, compact and fill it."""
-    with EmbeddedEtcd(compaction=None) as server:
+    """An etcd for one test, which may stop, compact and fill it, and enable users."""
+    with EmbeddedEtcd(compaction=None, arguments=CHEAP_PASSWORDS) as server:
         yield server
 
 
