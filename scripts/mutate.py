@@ -341,8 +341,8 @@ def main(args: Sequence[str] | None = None) -> int:
         type=int,
         default=0,
         metavar="N",
-        help="run N of the mutants that change a result (default: all); fail if others with the same labels are not, and"
-        " docs/internals/mutants.md does not explain them",
+        help="run N of the mutants that change a result (default: all); fail if others with the same labels change"
+        " none, and docs/internals/mutants.md does not explain them",
     )
     parser.add_argument("--seed", type=int, default=1, metavar="S", help="the seed of the sample (default 1)")
     parser.add_argument(
