@@ -701,15 +701,8 @@ def _insistent(chance: random.Random, submission: Submission) -> Submission:
 
 
 def _removals(chance: random.Random, submissions: Sequence[Submission]) -> tuple[Removal, ...]:
-    """Remove only tables on which no operation starts without a client's retries (follow-ups, series, reruns).
-
-    Such a start would correctly be refused for good.
-    """
-    later = {
-        submission.table
-        for submission in submissions
-        if submission.rerun or submission.every or "follows" in submission.arg
-    }
+    """Remove only tables on which no follow-up or rerun starts: it would correctly be refused for good."""
+    later = {submission.table for submission in submissions if submission.rerun or "follows" in submission.arg}
     tables = sorted({submission.table for submission in submissions} - {CLUSTER_TABLE} - later)
     if not tables or chance.random() >= 0.2:
         return ()
