@@ -1,7 +1,7 @@
 """The etcd3 package, made to work with the protobuf that is installed.
 
-etcd3 0.12.0 carries generated code that protobuf 4 and newer refuse to load. :func:`etcd3` imports it over messages of
-our own making, which live in a descriptor pool of their own and so disturb nothing that the caller imports.
+etcd3 0.12.0 carries generated code that protobuf 4 and newer refuse to load. :func:`etcd3` imports it over distop's own
+messages. These have a descriptor pool of their own, so they cannot conflict with the caller's imports.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def etcd3() -> ModuleType:
 
 
 def _messages() -> dict[str, ModuleType]:
-    """What stands for ``etcd3.etcdrpc`` and its modules: messages, enums and stubs under etcd's own names."""
-    from distop.store._etcd3pb import auth_pb2, kv_pb2, rpc_pb2
+    """The modules that replace ``etcd3.etcdrpc`` and its parts: messages, enums and stubs."""
+    from distop.store._proto import auth_pb2, kv_pb2, rpc_pb2
 
     package = ModuleType("etcd3.etcdrpc", "etcd's messages and stubs, provided by distop.compat.")
     package.__path__ = []
@@ -76,17 +76,18 @@ def _messages() -> dict[str, ModuleType]:
 
 
 def _stub(service: Any, messages: ModuleType) -> type:
-    """A stub class as grpcio-tools would generate it: one callable per method of the service."""
+    """A stub class as grpcio-tools would generate it: one callable per method of the service, at etcd's own path."""
+    path = service.full_name.removeprefix("distop.etcd.v3.")
 
     def __init__(self: Any, channel: Any) -> None:
         for method in service.methods:
             kinds = ("unary", "stream")
             kind = f"{kinds[method.client_streaming]}_{kinds[method.server_streaming]}"
             call = getattr(channel, kind)(
-                f"/{service.full_name}/{method.name}",
+                f"/{path}/{method.name}",
                 request_serializer=getattr(messages, method.input_type.name).SerializeToString,
                 response_deserializer=getattr(messages, method.output_type.name).FromString,
             )
             setattr(self, method.name, call)
 
-    return type(f"{service.name}Stub", (), {"__init__": __init__, "__doc__": f"Client of {service.full_name}."})
+    return type(f"{service.name}Stub", (), {"__init__": __init__, "__doc__": f"Client of {path}."})

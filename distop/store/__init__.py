@@ -3,7 +3,7 @@
 ``connection_settings`` endpoints and credentials · ``client`` transactions, reads, leases · ``watch`` list + watch ·
 ``session`` the lease with its self-fencing deadline · ``group_commit`` several writers in one transaction ·
 ``embedded`` a private server. Pure parts: ``etcd_messages``, ``grpc_failures``, ``watch_position``. Generated:
-``_proto`` for this package, ``_etcd3pb`` for :mod:`distop.compat` (the same messages under etcd's own names).
+``_proto``, etcd's messages.
 """
 
 import os

@@ -37,7 +37,7 @@ SOURCES = [
     path
     for folder in ("distop", "behaviors")
     for path in sorted((ROOT / folder).rglob("*.py"))
-    if not {"_proto", "_etcd3pb"} & set(path.parts)
+    if "_proto" not in path.parts
 ]
 
 
