@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.behavior import Behavior, JobFailed, OperationFailed, PartitionPlan, Planned, TableUnavailable
 from distop.errors import InvalidArgument
-from distop_behaviors.apply.apply_report import Argument, Outcome, Report, report_of, request_of
+from distop_behaviors.apply.apply_report import ApplyArgument, ApplyOutcome, ApplyReport, report_of, request_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,9 +27,9 @@ class Apply(Behavior):
     """Adds certified checks to the schema of a table, after validating newer files."""
 
     type_name = "apply"
-    Arg = Argument
-    Result = Outcome
-    Report = Report
+    Arg = ApplyArgument
+    Result = ApplyOutcome
+    ApplyReport = ApplyReport
     instances = "one"
     needs_table = True
     resumable = True
@@ -105,7 +105,7 @@ class Apply(Behavior):
         for row in summary.outcomes():
             report = None
             if isinstance(row.result, dict):
-                report = report_of(request_of(arg, ctx).certificate, Outcome.model_validate(row.result), TABLE)
+                report = report_of(request_of(arg, ctx).certificate, ApplyOutcome.model_validate(row.result), TABLE)
             if row.success and not narrowed:
                 return report
             if not row.success:

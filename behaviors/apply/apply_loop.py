@@ -23,10 +23,10 @@ from distop.tables.iceberg.snapshot_checks import check_opened
 from distop.tables.iceberg.snapshot_plan import NO_SNAPSHOT, plan_metadata
 from distop.tables.iceberg.table_properties import NAME_MAPPING
 from distop.tables.table_options import check_options
-from distop_behaviors.apply.apply_report import Made, Outcome, checks_of
+from distop_behaviors.apply.apply_report import ApplyOutcome, Made, checks_of
 from distop_behaviors.apply.constraints import PREFIX, column_of, schema_changes
-from distop_behaviors.apply.schema_target import Change, CommitUnknown, Conflict
-from distop_behaviors.validate.batch import Batch
+from distop_behaviors.apply.schema_target import CommitUnknown, Conflict, SchemaChange
+from distop_behaviors.validate.batch import PartitionBatch
 from distop_behaviors.validate.certification import check_columns, check_table
 from distop_behaviors.validate.validate_report import sentence
 
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
     from distop.behavior import JobContext, TableRecord
     from distop.tables.reading.file_facts import PlannedFile
-    from distop_behaviors.apply.apply_report import Request
-    from distop_behaviors.apply.schema_target import Head, Target
+    from distop_behaviors.apply.apply_report import CertifiedArgument
+    from distop_behaviors.apply.schema_target import Head, SwapTarget
     from distop_behaviors.validate.partition_result import Result
 
 MARK = "distop.applied"
@@ -58,7 +58,7 @@ _CHECK_EVERY, _SLICE = 1.0, 0.2
 class Applying:
     """One attempt to apply a certificate. :meth:`run` calls the other public methods."""
 
-    def __init__(self, request: Request, table: TableRecord, target: Target, ctx: JobContext) -> None:
+    def __init__(self, request: CertifiedArgument, table: TableRecord, target: SwapTarget, ctx: JobContext) -> None:
         self._certificate = request.certificate
         self._settle_seconds = request.settle_seconds
         self._checks = checks_of(request.certificate)
@@ -68,9 +68,9 @@ class Applying:
         self._ctx = ctx
         self._covered = request.certificate.version
         """The last snapshot whose rows are all validated."""
-        self.outcome = Outcome()
+        self.outcome = ApplyOutcome()
 
-    def run(self) -> Outcome:
+    def run(self) -> ApplyOutcome:
         """Apply the certificate and return the outcome.
 
         Raises JobFailed, with an outcome, if a row violates a check or if other writers always committed first;
@@ -190,7 +190,7 @@ class Applying:
             mark = self._mark(head)
             if mark is None:
                 return
-            change = Change(
+            change = SchemaChange(
                 optional=tuple(self._still_required(head, mark)),
                 properties={**self._old_properties(mark), MARK: None},
             )
@@ -206,7 +206,7 @@ class Applying:
     # ------------------------------------------------------------------- parts
 
     def _run_checks(self, plan: PartitionPlan) -> Result:
-        for _, result in Batch(self._checks, self._ctx).run([plan]):
+        for _, result in PartitionBatch(self._checks, self._ctx).run([plan]):
             if isinstance(result, Exception):
                 raise result
             return result
@@ -227,7 +227,7 @@ class Applying:
         marks = checkpoint.get("marks") if isinstance(checkpoint, dict) else None
         return [mark for mark in marks if isinstance(mark, str)] if isinstance(marks, list) else []
 
-    def _change(self, head: Head) -> tuple[Change, str]:
+    def _change(self, head: Head) -> tuple[SchemaChange, str]:
         """The change, and the mark in it."""
         schema = read_metadata(head.source)[0].schema()
         required = [i for i in self._required().values() if not schema.find_field(i).required]
@@ -243,7 +243,7 @@ class Applying:
             },
         }
         text = json.dumps(mark, ensure_ascii=False, sort_keys=True)
-        return Change(required=tuple(required), properties={**self._wanted.properties, MARK: text}), text
+        return SchemaChange(required=tuple(required), properties={**self._wanted.properties, MARK: text}), text
 
     def _required(self) -> dict[str, int]:
         """The field ids of the columns that become required, by the names of their checks."""

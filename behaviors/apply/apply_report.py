@@ -21,7 +21,7 @@ SAMPLE = 10
 """Maximum number of violating rows in the report of a check."""
 
 
-class Argument(BaseModel):
+class ApplyArgument(BaseModel):
     """The validation with the certificate, and how long late commits are validated."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -33,18 +33,18 @@ class Argument(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class CertifiedArgument:
     """An argument with the certificate, which the executor has read from history."""
 
     certificate: Certificate
     settle_seconds: float
 
 
-def request_of(argument: Argument, ctx: JobContext) -> Request:
+def request_of(argument: ApplyArgument, ctx: JobContext) -> CertifiedArgument:
     """The request of an argument. Raises InvalidArgument if the operation has no accepted certificate."""
     if ctx.table is None:
         raise InvalidArgument("apply needs a table: start it on the table that was validated")
-    return Request(certificate_of(argument.certificate, ctx.table.name, ctx), argument.settle_seconds)
+    return CertifiedArgument(certificate_of(argument.certificate, ctx.table.name, ctx), argument.settle_seconds)
 
 
 class Made(BaseModel):
@@ -83,7 +83,7 @@ class Rewritten(BaseModel):
     late: int = 0
 
 
-class Outcome(BaseModel):
+class ApplyOutcome(BaseModel):
     """The outcome of a job or completion of ``apply``.
 
     ``snapshot``: the last validated snapshot. ``rounds``: the number of attempts to change the schema. ``files`` and
@@ -104,8 +104,8 @@ class Outcome(BaseModel):
     rewritten: Rewritten | None = None
 
 
-class Report(BaseModel):
-    """The report: the fields of :class:`Outcome`, the certified operation, and the checks of the new files."""
+class ApplyReport(BaseModel):
+    """The report: the fields of :class:`ApplyOutcome`, the certified operation, and the checks of the new files."""
 
     verdict: Literal["applied", "staged", "violated", "unknown", "error"]
     certificate: str
@@ -127,7 +127,7 @@ def checks_of(certificate: Certificate) -> Checks:
     )
 
 
-def report_of(certificate: Certificate, outcome: Outcome, partition: str) -> Report:
+def report_of(certificate: Certificate, outcome: ApplyOutcome, partition: str) -> ApplyReport:
     """The report of an outcome."""
     checks: list[CheckReport] = []
     if outcome.answer is not None:
@@ -135,4 +135,4 @@ def report_of(certificate: Certificate, outcome: Outcome, partition: str) -> Rep
         # All new files may lack columns that existed when the certificate was issued.
         checks = combine(checks_of(certificate), [(partition, result)], complete=True).checks
     fields = outcome.model_dump(exclude={"answer", "staged"})
-    return Report(certificate=certificate.operation, checks=checks, **fields)
+    return ApplyReport(certificate=certificate.operation, checks=checks, **fields)

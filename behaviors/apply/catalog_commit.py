@@ -19,7 +19,7 @@ from distop.tables.iceberg.iceberg_fields import local_path
 from distop.tables.iceberg.iceberg_jar import check_installed
 from distop.tables.iceberg.written_folders import check_data_folder, check_metadata_folder
 from distop_behaviors.apply.new_metadata import Production, without_catalog
-from distop_behaviors.apply.schema_target import Change, CommitUnknown, Conflict, Head
+from distop_behaviors.apply.schema_target import CommitUnknown, Conflict, Head, SchemaChange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -58,7 +58,7 @@ class CatalogTarget:
         with iceberg_catalogs.opened(self._table, self._check) as found:
             return Head(local_path(found.source) or found.source, dict(found.metadata.properties), found.source)
 
-    def swap(self, head: Head, change: Change) -> None:
+    def swap(self, head: Head, change: SchemaChange) -> None:
         """See Target."""
         with self._same(head) as found:
             self._commit(found, list(table_updates(found.metadata, change)))
@@ -128,7 +128,7 @@ def parse_update(step: str) -> Any:
     return TypeAdapter(TableUpdate).validate_json(str(step))
 
 
-def table_updates(metadata: Any, change: Change) -> Iterator[Any]:
+def table_updates(metadata: Any, change: SchemaChange) -> Iterator[Any]:
     """The table updates of the catalog protocol that make a change of this metadata."""
     from pyiceberg.table import update
 
@@ -146,7 +146,7 @@ def table_updates(metadata: Any, change: Change) -> Iterator[Any]:
         yield update.RemovePropertiesUpdate(removals=removals)
 
 
-def changed_schema(metadata: Any, change: Change) -> Any:
+def changed_schema(metadata: Any, change: SchemaChange) -> Any:
     """The current schema with the change, under the next schema id."""
     from pyiceberg.schema import Schema
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from distop.storage.deletion import Place
     from distop.tables.reading.file_facts import PlannedFile
     from distop_behaviors.apply.constraints import Narrowed
-    from distop_behaviors.apply.staged_files import Stage
+    from distop_behaviors.apply.staged_files import StageFolders
 
 _NAMED = 10
 """Maximum number of further files in an error."""
@@ -69,7 +69,7 @@ def stage(
     files: Sequence[PlannedFile],
     narrowed: Sequence[Narrowed],
     ids: Mapping[int, int],
-    into: Stage,
+    into: StageFolders,
     certificate: str,
 ) -> Staged:
     """Rewrite the rows of these files that are not deleted. If it fails, it removes everything it has written.
@@ -110,7 +110,7 @@ def stage(
     return staged
 
 
-def _write_metadata(into: Stage, raw: Mapping[str, Any], schema: Mapping[str, Any]) -> None:
+def _write_metadata(into: StageFolders, raw: Mapping[str, Any], schema: Mapping[str, Any]) -> None:
     """Write the staging table's metadata, before its first data file, so that a cleanup finds the data files."""
     for place in (into.place, into.data):
         deletion.check_unlinked(place)

@@ -20,7 +20,7 @@ from distop.tables.iceberg.java_tables import uri
 from distop.tables.iceberg.metadata_file import current_metadata_file, read_metadata
 from distop.tables.iceberg.written_folders import check_data_folder, check_metadata_folder
 from distop_behaviors.apply.new_metadata import Production, properties, with_full_log
-from distop_behaviors.apply.schema_target import Change, CommitUnknown, Conflict, Head
+from distop_behaviors.apply.schema_target import CommitUnknown, Conflict, Head, SchemaChange
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -82,7 +82,7 @@ class HadoopTarget:
         check_metadata(_source(base))
         return Head(_source(base), dict(base.properties()), (table, base, jvm))
 
-    def swap(self, head: Head, change: Change) -> None:
+    def swap(self, head: Head, change: SchemaChange) -> None:
         """See Target."""
         table, base, jvm = head.base
         operations = table.operations()

@@ -29,9 +29,9 @@ from distop.tables.iceberg.table_properties import NAME_MAPPING
 from distop.tables.table_options import check_options
 from distop_behaviors.apply import file_rewrite, staged_files, type_narrowing
 from distop_behaviors.apply.apply_loop import MARK, ROUNDS, TOO_MANY_WRITERS, Applying, digest_of_mark
-from distop_behaviors.apply.apply_report import Outcome, Rewritten, Staged
+from distop_behaviors.apply.apply_report import ApplyOutcome, Rewritten, Staged
 from distop_behaviors.apply.schema_target import CommitUnknown, Conflict, Rewrite
-from distop_behaviors.apply.staged_files import Stage
+from distop_behaviors.apply.staged_files import StageFolders
 from distop_behaviors.validate.certification import check_columns, check_table
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from distop.behavior import JobContext, PartitionPlan, Summary, TableRecord
     from distop.storage.deletion import Place
     from distop.tables.reading.file_facts import PlannedFile
-    from distop_behaviors.apply.apply_report import Request
-    from distop_behaviors.apply.schema_target import Head, Target
+    from distop_behaviors.apply.apply_report import CertifiedArgument
+    from distop_behaviors.apply.schema_target import Head, SwapTarget
 
 _CHECK_EVERY = 1.0
 _NOTHING = ""
@@ -53,7 +53,7 @@ class _Unit:
     """Staged files, with their source files and the snapshot these were read from."""
 
     staged: Staged
-    stage: Stage
+    stage: StageFolders
     files: frozenset[str]
     snapshot: str
 
@@ -61,7 +61,7 @@ class _Unit:
 class Narrowing(Applying):
     """One job, or the completion, of an ``apply`` that rewrites its table."""
 
-    def __init__(self, request: Request, table: TableRecord, target: Target, ctx: JobContext) -> None:
+    def __init__(self, request: CertifiedArgument, table: TableRecord, target: SwapTarget, ctx: JobContext) -> None:
         super().__init__(request, table, target, ctx)
         self._narrowed = type_narrowing.columns_to_narrow(self._wanted.narrowed, self._certificate)
         self._folder: str | None = None
@@ -77,7 +77,7 @@ class Narrowing(Applying):
 
     # --------------------------------------------------------------------- job
 
-    def stage(self, plan: PartitionPlan) -> Outcome:
+    def stage(self, plan: PartitionPlan) -> ApplyOutcome:
         """Rewrite the files of a partition, after validating those that the certificate does not cover.
 
         Raises JobFailed, with an outcome, if a row violates a check.
@@ -100,7 +100,7 @@ class Narrowing(Applying):
 
     # -------------------------------------------------------------- completion
 
-    def publish(self, summary: Summary) -> Outcome:
+    def publish(self, summary: Summary) -> ApplyOutcome:
         """Commit the files that the jobs have staged, and return the outcome.
 
         Raises the errors of :meth:`Applying.run`. If it fails after the change, the outcome has the change.
@@ -167,14 +167,14 @@ class Narrowing(Applying):
             )
         return shared
 
-    def _stage_at(self, place: Place) -> Stage:
+    def _stage_at(self, place: Place) -> StageFolders:
         if self._folder is None:
             location = iceberg_format.FORMAT.place_of(self._table, self._ctx.check_cancelled, lambda: self._ctx.spark)
             folder = local_path(location)
             if folder is None:
                 raise InvalidArgument(f"only a table on a local path can be rewritten, but this one is at {location}")
             self._folder = str(folder)
-        return Stage.of(place, self._shared(), self._ctx.space, self._folder)
+        return StageFolders.of(place, self._shared(), self._ctx.space, self._folder)
 
     def _units(self, summary: Summary, metadata: Any) -> list[_Unit]:
         """The staged files of the jobs, according to their stages.
@@ -221,7 +221,9 @@ class Narrowing(Applying):
         paths = None if new is None else {path for path, _, _ in new}
         self.judge_files(source, [f for f in files if paths is None or f[0] in paths], _snapshot(metadata))
 
-    def _rewrite_files(self, source: str, files: Sequence[PlannedFile], ids: Mapping[int, int], stage: Stage) -> Staged:
+    def _rewrite_files(
+        self, source: str, files: Sequence[PlannedFile], ids: Mapping[int, int], stage: StageFolders
+    ) -> Staged:
         """Rewrite files by :func:`file_rewrite.stage`. Raises JobFailed, with an outcome, if rows are missing."""
         try:
             return file_rewrite.stage(self._ctx, source, files, self._narrowed, ids, stage, self._certificate.digest)
@@ -229,7 +231,7 @@ class Narrowing(Applying):
             self.outcome.verdict = "error"
             raise JobFailed(str(error), self.outcome) from error
 
-    def _new_stage(self) -> Stage:
+    def _new_stage(self) -> StageFolders:
         operation = f"{places.STAGE}/{places.operation_path(self._ctx.operation)}"
         stage = self._stage_at(places.staging(self._shared()).below(f"{operation}/completion/{uuid.uuid4().hex}"))
         deletion.make_new(stage.place)

@@ -2,7 +2,7 @@
 
 The table's format says whether its schema can be changed, and how (:mod:`distop.tables.formats`). Tables by path use
 :mod:`distop_behaviors.apply.hadoop_commit`, tables of a catalog :mod:`distop_behaviors.apply.catalog_commit`. To add
-another kind, implement :class:`Target` in a module and add it to :func:`target_of`. ``swap`` must compare the whole
+another kind, implement :class:`SwapTarget` in a module and add it to :func:`target_of`. ``swap`` must compare the whole
 loaded metadata, by its file or by snapshot *and* schema. Comparing the schema alone, as Iceberg's ``UpdateSchema`` does
 with a REST catalog, would accept commits that were not validated.
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from distop.behavior import JobContext, TableRecord
-    from distop_behaviors.apply.staged_files import Stage
+    from distop_behaviors.apply.staged_files import StageFolders
 
 
 class Conflict(Exception):
@@ -42,7 +42,7 @@ class Head:
 
 
 @frozen
-class Change:
+class SchemaChange:
     """A change of a schema.
 
     ``required`` and ``optional``: field ids of columns that become so. ``properties``: table properties to set, or
@@ -64,12 +64,12 @@ class Rewrite:
     """
 
     schema: Mapping[str, Any] | None
-    staged: Sequence[Stage]
+    staged: Sequence[StageFolders]
     replaced: frozenset[str] | None
     properties: Callable[[str], Mapping[str, str | None]]
 
 
-class Target(Protocol):
+class SwapTarget(Protocol):
     """A table whose metadata can be swapped."""
 
     def check_folders(self, *, rewritten: bool) -> None:
@@ -81,7 +81,7 @@ class Target(Protocol):
     def load(self) -> Head:
         """The current metadata, not cached. Raises TableUnavailable if there is no table."""
 
-    def swap(self, head: Head, change: Change) -> None:
+    def swap(self, head: Head, change: SchemaChange) -> None:
         """Make the change if the metadata is still ``head``. Raises Conflict, CommitUnknown, and unexpected errors."""
 
     def rewrite(self, head: Head, rewrite: Rewrite) -> None:
@@ -99,7 +99,7 @@ class Target(Protocol):
         """
 
 
-def target_of(table: TableRecord, ctx: JobContext, *, stoppable: bool = True) -> Target:
+def target_of(table: TableRecord, ctx: JobContext, *, stoppable: bool = True) -> SwapTarget:
     """The target for changing this table's schema.
 
     ``stoppable``: waiting for a catalog ends if the job must stop. Raises InvalidArgument if the table's schema cannot

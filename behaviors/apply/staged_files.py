@@ -42,7 +42,7 @@ _CONTENTS_BYTES = 1 << 20
 
 
 @frozen
-class Stage:
+class StageFolders:
     """The two folders of an attempt or a completion.
 
     ``place``: with the staging table's metadata, in the shared directory. ``data``: with the data files, below the real
@@ -53,7 +53,7 @@ class Stage:
     data: Place
 
     @classmethod
-    def of(cls, place: Place, shared: Place, space: str, table: str) -> Stage:
+    def of(cls, place: Place, shared: Place, space: str, table: str) -> StageFolders:
         """The stage at a place in the shared directory. ``table``: the table's folder.
 
         Raises UnsafePath if the place is not below the folder of stages.
@@ -114,7 +114,7 @@ def purpose_of(certificate: str, narrowed: Iterable[Narrowed]) -> dict[str, Any]
 
 
 def staged_data(
-    stage: Stage, files: Iterable[str], schema: int, last_column: int, ids: Mapping[int, int], wanted_for: Any
+    stage: StageFolders, files: Iterable[str], schema: int, last_column: int, ids: Mapping[int, int], wanted_for: Any
 ) -> tuple[Staged, str] | None:
     """The staged data of a stage with these source files, and the snapshot they were read from.
 
@@ -137,7 +137,7 @@ def staged_data(
     )
 
 
-def discard(stage: Stage, live: frozenset[str], log: Log) -> None:
+def discard(stage: StageFolders, live: frozenset[str], log: Log) -> None:
     """Remove a stage and its data files. If data cannot be removed, logs it, and the stage stays for a retry.
 
     ``live``: folders with files of the table (:func:`live_folders`). A data folder with one of them stays. Data without

@@ -68,7 +68,7 @@ class BuildIndex(Behavior):
 
         Raises OSError if the stage cannot be written, TableUnavailable if this node cannot reach the table.
         """
-        from distop_behaviors.index.segments import Job
+        from distop_behaviors.index.segments import SegmentWriter
         from distop_behaviors.index.table_files import identities
 
         if ctx.table is None:
@@ -76,7 +76,7 @@ class BuildIndex(Behavior):
         argument = _argument(arg, ctx)
         ctx.status(f"indexing {partition.name}")
         reader = ctx.reader(partition)
-        job = Job(
+        job = SegmentWriter(
             argument,
             partition.files,
             stage_place(ctx),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import pyarrow as pa
 
-    from distop_behaviors.index.key_columns import Piece, Source
+    from distop_behaviors.index.key_columns import Piece, SourceFile
     from distop_behaviors.index.key_values import Numbers
     from distop_behaviors.index.lookup_keys import Key
 
@@ -32,7 +32,7 @@ _DISTINCT_BYTES = 1 << 16
 """Maximum bytes of the stored values of a column in a file. With more, no values are stored."""
 
 
-class Column:
+class ColumnSummarizer:
     """Collects the summary of one column of one file."""
 
     def __init__(self, family: str | None, distinct: int, filtered: bool) -> None:
@@ -130,9 +130,9 @@ class Summaries:
         """The number of collected files that :meth:`table` has not returned yet."""
         return len(self._found)
 
-    def add(self, number: int, source: Source, pieces: Iterable[Piece]) -> None:
+    def add(self, number: int, source: SourceFile, pieces: Iterable[Piece]) -> None:
         """Add the summary of a file. Adds nothing if a piece cannot be read."""
-        parts = [Column(family, self._distinct, self._filtered) for family in source.families]
+        parts = [ColumnSummarizer(family, self._distinct, self._filtered) for family in source.families]
         for piece in pieces:
             for part, array in zip(parts, piece.arrays, strict=True):
                 part.add(piece.rows, array)

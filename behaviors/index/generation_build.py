@@ -26,7 +26,7 @@ from distop_behaviors.index.covered_files import covered_files, file_list, list_
 from distop_behaviors.index.generation import Generation, Named
 from distop_behaviors.index.index_argument import SHOWN, BuildReport, BuildResult, NotIndexed
 from distop_behaviors.index.index_folder import Folder, Superseded, digest_of, write_parquet
-from distop_behaviors.index.segments import Job, compatible, journal_of, line_groups, merge_families
+from distop_behaviors.index.segments import SegmentWriter, compatible, journal_of, line_groups, merge_families
 from distop_behaviors.index.table_files import current_table, escaped, ids_now, name_of
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ class Completion:
         # The files may be of a cached plan whose files were not checked.
         reader.check_allowed(new)
         check, reachable = self._ctx.check_cancelled, self._ctx.check_reachable
-        job = Job(self._argument, new, scratch, reader, ids=self._ids, check=check, reachable=reachable)
+        job = SegmentWriter(self._argument, new, scratch, reader, ids=self._ids, check=check, reachable=reachable)
         self._collect([(scratch, job.run(_Nothing()))])
 
     def _publish(self) -> BuildReport:

@@ -20,7 +20,7 @@ _BATCH = 1 << 20
 
 
 @frozen
-class Source:
+class SourceFile:
     """A data file with its key columns.
 
     ``names`` and ``families``: of the key columns in this file; None for a missing column, which is NULL. ``columns``:
@@ -48,7 +48,9 @@ class Piece:
     arrays: tuple[Any, ...]
 
 
-def open_file(file: PlannedFile, columns: Sequence[str], ids: Mapping[str, int | str] | None, reader: Reader) -> Source:
+def open_file(
+    file: PlannedFile, columns: Sequence[str], ids: Mapping[str, int | str] | None, reader: Reader
+) -> SourceFile:
     """Open a file and find its key columns.
 
     ``ids``: the identities of the columns (``table_files.identities``). If they are types, a file with another family
@@ -68,10 +70,10 @@ def open_file(file: PlannedFile, columns: Sequence[str], ids: Mapping[str, int |
                 raise Unindexable(f"it is {ddl(found.columns[name])} in the file, but {id_} in the catalog")
         except Unindexable as e:
             raise Unindexable(f"the column {column!r}: {e}") from None
-    return Source(file[0], found.rows, found.names, tuple(families), found.columns, reader)
+    return SourceFile(file[0], found.rows, found.names, tuple(families), found.columns, reader)
 
 
-def pieces(source: Source) -> Iterator[Piece]:
+def pieces(source: SourceFile) -> Iterator[Piece]:
     """All rows of the file in pieces.
 
     Raises Unreadable if the data cannot be read or its row count is wrong, Unindexable for values that an index cannot
@@ -83,7 +85,7 @@ def pieces(source: Source) -> Iterator[Piece]:
         yield Piece(first, rows, arrays)
 
 
-def _arrays(batch: Any, source: Source) -> Iterator[Any]:
+def _arrays(batch: Any, source: SourceFile) -> Iterator[Any]:
     for name, family in zip(source.names, source.families, strict=True):
         if name is None or family is None:
             yield None

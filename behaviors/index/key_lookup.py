@@ -17,7 +17,7 @@ from distop_behaviors.index.covered_files import file_list
 from distop_behaviors.index.index_folder import Folder
 from distop_behaviors.index.key_values import Unindexable, arrow_type, canonical, key_numbers, numbers
 from distop_behaviors.index.table_files import current_table, ids_now, record_of
-from distop_behaviors.validate.scan import Group, relation
+from distop_behaviors.validate.scan import FileGroup, relation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -38,7 +38,7 @@ log = logging.getLogger("distop.index")
 
 
 @frozen
-class Found:
+class CandidateFiles:
     """The files that a lookup must read.
 
     ``named``: files that may have a key, according to the index. ``uncovered``: files that the index does not cover.
@@ -92,7 +92,7 @@ def lookup(
     else:
         return _frame_of(spark, found, here) if here.num_rows else _no_rows(spark, found)
     now = found.table
-    group = Group(tuple(found.files), found.schema, now.reader, (), now.paths)
+    group = FileGroup(tuple(found.files), found.schema, now.reader, (), now.paths)
     try:
         rows = relation(spark, group, keep=False)
     except Unreadable as e:
@@ -100,13 +100,13 @@ def lookup(
     return keys_of.matching(rows, spark, found.keys, found.columns)
 
 
-def _no_rows(spark: SparkSession, found: Found) -> DataFrame:
+def _no_rows(spark: SparkSession, found: CandidateFiles) -> DataFrame:
     schema = {**found.schema, **found.table.paths}
     # Not a frame of an empty list, for which Spark would run a job with tasks.
     return spark.sql(f"SELECT {', '.join(f'CAST(NULL AS {ddl(t)}) AS {quote(n)}' for n, t in schema.items())} LIMIT 0")
 
 
-def _read_here(found: Found, most: int) -> pa.Table:
+def _read_here(found: CandidateFiles, most: int) -> pa.Table:
     """The rows, read without Spark. Raises SparkOnly if Spark must read them."""
     if most <= 0 or found.uncovered or found.places is None:
         raise SparkOnly("the index does not have the positions of all rows")
@@ -114,7 +114,7 @@ def _read_here(found: Found, most: int) -> pa.Table:
     return row_lookup.rows_with_keys(found.table.reader.rows_at(blocks, found.schema, most), found.keys, found.columns)
 
 
-def _frame_of(spark: SparkSession, found: Found, rows: pa.Table) -> DataFrame:
+def _frame_of(spark: SparkSession, found: CandidateFiles, rows: pa.Table) -> DataFrame:
     """A frame of these rows, with the same types as a scan."""
     from pyspark.sql import functions as F
     from pyspark.sql.types import StructField, StructType
@@ -126,7 +126,7 @@ def _frame_of(spark: SparkSession, found: Found, rows: pa.Table) -> DataFrame:
     return frame.withColumns(typed) if typed else frame
 
 
-def find(table: TableRecord | str, index: str, keys: Iterable[Any], spark: Spark | None = None) -> Found:
+def find(table: TableRecord | str, index: str, keys: Iterable[Any], spark: Spark | None = None) -> CandidateFiles:
     """The files that :func:`lookup` must read. Raises its errors. Needs Spark only for a table of Spark's catalog."""
     now = current_table(record_of(table), spark=spark)
     folder = Folder(now.root, index)
@@ -168,7 +168,7 @@ class _Lookup:
                 if file is not None and (file[1], file[2]) == (size, time_ns):
                     self._live[number] = file
 
-    def ask(self, given: Sequence[Any]) -> Found:
+    def ask(self, given: Sequence[Any]) -> CandidateFiles:
         """The files to read. Raises OSError and Arrow's errors if a file of the index is missing or damaged."""
         known = {file[0] for file in self._live.values()}
         uncovered = [file for file in self._table.files.values() if file[0] not in known]
@@ -185,7 +185,7 @@ class _Lookup:
             else:
                 chosen = _by_summaries(self._generation, self._files, keys, list(columns))
             named = [number for number in self._live if chosen is None or number in chosen]
-        return Found(
+        return CandidateFiles(
             self._table,
             [self._live[number] for number in named],
             uncovered,

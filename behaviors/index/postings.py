@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from distop_behaviors.index.index_folder import Folder
-    from distop_behaviors.index.key_columns import Piece, Source
+    from distop_behaviors.index.key_columns import Piece, SourceFile
     from distop_behaviors.index.key_values import Numbers, Whole
 
     Part = tuple[Numbers, Whole, Whole]
@@ -51,7 +51,7 @@ class Postings:
         self._parts: list[tuple[Numbers, int, Whole]] = []
         self.rows = 0
 
-    def add(self, number: int, source: Source, pieces: Iterable[Piece], flush: Callable[[], None]) -> int:
+    def add(self, number: int, source: SourceFile, pieces: Iterable[Piece], flush: Callable[[], None]) -> int:
         """Add the postings of a file; returns the number of rows with a NULL in their key.
 
         ``flush`` is called when many postings are collected. If a piece cannot be read, the postings of the file that
@@ -148,7 +148,7 @@ class Input:
 
 
 @frozen
-class Run:
+class PostingsRun:
     """A data file of merged postings."""
 
     name: str
@@ -180,7 +180,7 @@ def levels_of(inputs: Sequence[Input]) -> Iterator[list[Input]]:
         yield level
 
 
-def merge(inputs: Sequence[Input], folder: Folder, name: str, check: Callable[[], None]) -> list[Run]:
+def merge(inputs: Sequence[Input], folder: Folder, name: str, check: Callable[[], None]) -> list[PostingsRun]:
     """Merge inputs into runs that do not overlap, in the order of their keys, named ``name`` with a number.
 
     An existing run is not written again: the same inputs give the same run. Raises OSError and the errors of ``check``.
@@ -188,7 +188,7 @@ def merge(inputs: Sequence[Input], folder: Folder, name: str, check: Callable[[]
     cuts = _cuts(inputs)
     bounds: list[tuple[int | None, int | None]] = list(zip([None, *cuts], [*cuts, None], strict=True))
 
-    def make(n: int) -> list[Run]:
+    def make(n: int) -> list[PostingsRun]:
         check()
         return _runs(inputs, *bounds[n], folder, f"{name}-{n:04}")
 
@@ -202,9 +202,9 @@ def _cuts(inputs: Sequence[Input]) -> list[int]:
     return sorted({sample[n * len(sample) // runs] for n in range(1, runs)} - {sample[0]}) if sample else []
 
 
-def _runs(inputs: Sequence[Input], low: int | None, high: int | None, folder: Folder, name: str) -> list[Run]:
+def _runs(inputs: Sequence[Input], low: int | None, high: int | None, folder: Folder, name: str) -> list[PostingsRun]:
     """The postings in ``[low, high)`` as one run, or several if a key has very many postings."""
-    runs: list[Run] = []
+    runs: list[PostingsRun] = []
     parts: list[Part] = []
     held = 0
     for one in inputs:
@@ -219,13 +219,13 @@ def _runs(inputs: Sequence[Input], low: int | None, high: int | None, folder: Fo
     return runs
 
 
-def _run(parts: Sequence[Part], folder: Folder, name: str) -> Run:
+def _run(parts: Sequence[Part], folder: Folder, name: str) -> PostingsRun:
     import numpy as np
 
     table = _sorted(*(np.concatenate([part[n] for part in parts]) for n in range(3)))
     size, digest = folder.add(name, lambda file: write(table, file, 3))
     keys: Any = table.column("key").to_numpy()
-    return Run(name, size, digest, len(keys), int(keys[0]), int(keys[-1]))
+    return PostingsRun(name, size, digest, len(keys), int(keys[0]), int(keys[-1]))
 
 
 def _slices(one: Input, low: int | None, high: int | None) -> Iterator[Part]:

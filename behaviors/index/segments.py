@@ -121,7 +121,7 @@ class Line:
         return cls([FileEntry(number, tuple(file), *other) for number, file, *other in files], schemas, *rest)
 
 
-class Job:
+class SegmentWriter:
     """Writes the segments of some files.
 
     ``check`` is called between files, and raises if the job must stop. ``reachable`` raises if this node sees nothing

@@ -67,7 +67,7 @@ tables have such a column, and a column that no file has is NULL here.
 """
 
 
-class Refused(Exception):
+class ExpressionNotAllowed(Exception):
     """The expression is not allowed; the text has the reason."""
 
 
@@ -83,39 +83,39 @@ class RowExpression:
 def parse_expression(session: SparkSession, text: str) -> RowExpression:
     """The expression of a submitted text.
 
-    Raises Refused, Spark's ParseException, and Py4JJavaError if the parser itself fails on the text, such as on a
-    number of over 38 digits.
+    Raises ExpressionNotAllowed, Spark's ParseException, and Py4JJavaError if the parser itself fails on the text, such
+    as on a number of over 38 digits.
     """
     why = refusal(text, ROW_FUNCTIONS)
     if why is not None:
-        raise Refused(why)
+        raise ExpressionNotAllowed(why)
     tree = _tree(session, text)
     nodes = _nodes(session._jvm)
     for name in str(tree.map(nodes.classes).distinct().mkString("\n")).replace("class ", "").split("\n"):
         if name not in _NODES:
-            raise Refused(_named(name.rpartition(".")[2]))
+            raise ExpressionNotAllowed(_named(name.rpartition(".")[2]))
     for function in _parts(tree.map(nodes.functions).distinct()):
         name = ".".join(function)
         # A function of another schema or catalog is user code.
         if len(function) > 1 or not name.isascii() or name.lower() not in ROW_FUNCTIONS:
-            raise Refused(unlisted(name, ROW_FUNCTIONS))
+            raise ExpressionNotAllowed(unlisted(name, ROW_FUNCTIONS))
         if name.lower() in BOUNDED:
             _check_bounded(tree.map(nodes.calls).distinct())
     between = str(uuid4())
     for literal in str(tree.map(nodes.literals).distinct().mkString(between)).split(between):
         if why := clock_text(literal):
-            raise Refused(why)
+            raise ExpressionNotAllowed(why)
     columns = list(_parts(tree.map(nodes.columns).distinct()))
     if not columns and (why := text_alone(text)):
-        raise Refused(why)
+        raise ExpressionNotAllowed(why)
     # In the body of a lambda, Spark resolves a name that is not an argument only later: to a column or such a function.
     variables = list(_parts(tree.map(nodes.variables).distinct()))
     for column in variables:
         if folded(column[0]) == "user":
-            raise Refused(unlisted(column[0], ROW_FUNCTIONS))
+            raise ExpressionNotAllowed(unlisted(column[0], ROW_FUNCTIONS))
     for column in columns + variables:
         if len(column) == 1 and folded(column[0]) in _OF_SESSION:
-            raise Refused(unlisted(column[0], ROW_FUNCTIONS))
+            raise ExpressionNotAllowed(unlisted(column[0], ROW_FUNCTIONS))
     return RowExpression(_column(session, tree), tuple(dict.fromkeys(column[0] for column in columns)))
 
 
@@ -149,14 +149,14 @@ def java_class(jvm: Any, name: str) -> Any:
 
 
 def _check_bounded(calls: Any) -> None:
-    """Raises Refused if a call of a function in :data:`BOUNDED` may create too large a value."""
+    """Raises ExpressionNotAllowed if a call of a function in :data:`BOUNDED` may create too large a value."""
     for i in range(calls.size()):
         call = calls.apply(i)
         name = str(call.nameParts().head()).lower() if call is not None else ""
         if name not in BOUNDED or call.arguments().size() < 2:
             continue
         if not re.fullmatch(f"-?[0-9]{{1,{BOUNDED[name]}}}", str(call.arguments().apply(1).toString())):
-            raise Refused(
+            raise ExpressionNotAllowed(
                 f"the expression uses {name!r}, whose second argument must be a number with at most "
                 f"{BOUNDED[name]} digits"
             )

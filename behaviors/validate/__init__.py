@@ -12,7 +12,7 @@ from distop.errors import InvalidArgument
 from distop_behaviors.validate import table_checks
 from distop_behaviors.validate.partition_result import Answer
 from distop_behaviors.validate.validate_argument import Argument
-from distop_behaviors.validate.validate_report import Report, combine, sentence
+from distop_behaviors.validate.validate_report import ValidateReport, combine, sentence
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -30,7 +30,7 @@ class Validate(Behavior):
     type_name = "validate"
     Arg = Argument
     Result = Answer
-    Report = Report
+    ValidateReport = ValidateReport
     failure_policy = "collect_all"
     needs_table = True
     reports_only = True
@@ -112,13 +112,13 @@ class Validate(Behavior):
 def _results(
     argument: Argument, partitions: Sequence[PartitionPlan], ctx: JobContext
 ) -> Iterator[tuple[PartitionPlan, Result | Exception]]:
-    from distop_behaviors.validate.batch import Batch
+    from distop_behaviors.validate.batch import PartitionBatch
     from distop_behaviors.validate.key_job import KeyChecks
 
     narrow = [plan for plan in partitions if not is_wide(plan.name)]
     rows = table_checks.row_checks_only(argument)
     if rows is not None and narrow:
-        for plan, result in Batch(rows, ctx).run(narrow):
+        for plan, result in PartitionBatch(rows, ctx).run(narrow):
             yield (
                 plan,
                 result

@@ -15,7 +15,7 @@ from distop_behaviors.validate.partition_checks import Preparation
 from distop_behaviors.validate.partition_result import Sample
 from distop_behaviors.validate.partition_state import WHERE, Names, Part, Tally, needs_closer_facts, row_count
 from distop_behaviors.validate.row_samples import SampleRequest, fetch
-from distop_behaviors.validate.scan import Group
+from distop_behaviors.validate.scan import FileGroup
 from distop_behaviors.validate.typed_bounds import Unfit
 from distop_behaviors.validate.violation_columns import column_references, pattern_error, violation_at, where_condition
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from distop_behaviors.validate.validate_argument import Argument
 
 
-class Batch:
+class PartitionBatch:
     """The checks of one argument on some partitions of a table. Spark starts only if it is needed."""
 
     def __init__(self, argument: Argument, ctx: JobContext) -> None:
@@ -196,12 +196,14 @@ class _Planned:
         named = {*names.where, *(n for check in names.checks for n in check)}
         return part.path_columns if any(may_match(n, part.path_columns) for n in named) else {}
 
-    def _group(self, part: Part, names: Names, files: Sequence[PlannedFile], uncounted: Collection[str] = ()) -> Group:
+    def _group(
+        self, part: Part, names: Names, files: Sequence[PlannedFile], uncounted: Collection[str] = ()
+    ) -> FileGroup:
         of_path = self._path_columns(part, names)
         columns = {n: t for n, t in sorted(part.columns.items()) if not may_match(n, of_path)}
         absent = tuple(n for n in part.absent if not may_match(n, of_path))
         all_rows = any(f[0] in uncounted for f in files)
-        return Group(tuple(files), columns, self._reader, absent, of_path, all_rows)
+        return FileGroup(tuple(files), columns, self._reader, absent, of_path, all_rows)
 
     def _column(self, n: int, part: Part) -> Column:
         check, target = self._argument.checks[n], part.tallies[n].target

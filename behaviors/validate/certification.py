@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from distop.tables.reader import Reader
     from distop.tables.table_version import TableVersion
     from distop_behaviors.validate.validate_argument import Argument, Check
-    from distop_behaviors.validate.validate_report import Report
+    from distop_behaviors.validate.validate_report import ValidateReport
 
     File = tuple[str, int, int]
 
@@ -54,7 +54,7 @@ class Uncertified(Exception):
 
 def certify(
     argument: Argument,
-    report: Report,
+    report: ValidateReport,
     table: TableRecord,
     summary: Summary,
     ctx: JobContext,
@@ -75,7 +75,7 @@ def certify(
 
 
 def _certificate(
-    argument: Argument, report: Report, table: TableRecord, summary: Summary, ctx: JobContext
+    argument: Argument, report: ValidateReport, table: TableRecord, summary: Summary, ctx: JobContext
 ) -> Certificate:
     if not summary.whole or len(report.checks) != len(argument.checks):
         raise Uncertified("only some of the table's partitions were validated")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from distop.tables.reading.file_facts import PlannedFile
     from distop_behaviors.validate.partition_state import Part
-    from distop_behaviors.validate.scan import Counts, Group, Scanned
+    from distop_behaviors.validate.scan import Counts, FileGroup, Scanned
 
 
 class IsolatedScan:
@@ -37,7 +37,7 @@ class IsolatedScan:
     def __init__(
         self,
         session: SparkSession,
-        group_of: Callable[[Sequence[PlannedFile]], Group],
+        group_of: Callable[[Sequence[PlannedFile]], FileGroup],
         checks: Mapping[int, Column],
         where: Column | None,
         expressions: Mapping[int, str],
@@ -102,7 +102,7 @@ class IsolatedScan:
         self,
         parts: Sequence[Part],
         files: Mapping[int, Sequence[PlannedFile]],
-        group: Group,
+        group: FileGroup,
         checks: Mapping[int, Column],
         *,
         attempts: bool,
@@ -123,7 +123,7 @@ class IsolatedScan:
         error: Exception,
         parts: Sequence[Part],
         files: Mapping[int, Sequence[PlannedFile]],
-        group: Group,
+        group: FileGroup,
         checks: Mapping[int, Column],
     ) -> bool:
         """Mark the cause if the error, the files or Spark's analyser show it; returns whether it was found."""
@@ -150,7 +150,7 @@ class IsolatedScan:
             return False  # no condition is the cause: the files cannot be read together
         return self._mark_refused_conditions(parts, group, checks)
 
-    def _mark_refused_conditions(self, parts: Sequence[Part], group: Group, checks: Mapping[int, Column]) -> bool:
+    def _mark_refused_conditions(self, parts: Sequence[Part], group: FileGroup, checks: Mapping[int, Column]) -> bool:
         found = False
         for n, column in checks.items():
             why = scan.condition_error(self._session, group, column)
@@ -160,7 +160,7 @@ class IsolatedScan:
                     part.tallies[n].fail(why)
         return found
 
-    def _mark_refused_expressions(self, parts: Sequence[Part], group: Group) -> bool:
+    def _mark_refused_expressions(self, parts: Sequence[Part], group: FileGroup) -> bool:
         """Mark the expressions of the argument that Spark does not accept."""
         found = False
         for n, text in self._expressions.items():
@@ -176,7 +176,7 @@ class IsolatedScan:
         return found
 
     def _mark_unread(
-        self, parts: Sequence[Part], files: Mapping[int, Sequence[PlannedFile]], group: Group, scanned: Scanned
+        self, parts: Sequence[Part], files: Mapping[int, Sequence[PlannedFile]], group: FileGroup, scanned: Scanned
     ) -> None:
         """Mark files of which Spark did not read all rows.
 
@@ -292,7 +292,7 @@ class IsolatedScan:
         return {}
 
 
-def check_store(session: SparkSession, group: scan.Group, error: Exception, stop: Callable[[], None]) -> bool:
+def check_store(session: SparkSession, group: scan.FileGroup, error: Exception, stop: Callable[[], None]) -> bool:
     """Probe a few files of a group after an error that the store may have caused.
 
     Returns True if one of them can be read, and False if the store is not the cause. Raises TableUnavailable if the

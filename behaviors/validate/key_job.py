@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from distop.behavior import JobContext, PartitionPlan, Pinned
     from distop.tables.reading.file_facts import FileFacts
-    from distop_behaviors.validate.partition_state import Target
+    from distop_behaviors.validate.partition_state import CheckColumn
     from distop_behaviors.validate.validate_argument import Argument, Check
 
 
@@ -139,7 +139,7 @@ class KeyChecks:
             result.verdict = "violated"
         return result
 
-    def _targets(self, side: Side, names: Sequence[str], whose: str = "the table's files") -> list[Target]:
+    def _targets(self, side: Side, names: Sequence[str], whose: str = "the table's files") -> list[CheckColumn]:
         """The columns' paths and types. Raises _CheckError if no file has a column, Unfit, and Ambiguous."""
         targets = []
         for name in names:
@@ -150,7 +150,7 @@ class KeyChecks:
         return targets
 
     def _files_to_read(
-        self, side: Side, targets: Sequence[Target], result: CheckResult, *, fewest: int
+        self, side: Side, targets: Sequence[CheckColumn], result: CheckResult, *, fewest: int
     ) -> list[FileFacts]:
         """The files that must be read; none if statistics decide the check.
 
@@ -244,7 +244,7 @@ class KeyChecks:
             raise _CheckError(f"the table {other.table.name!r}: {e}") from e
 
     def _parts(
-        self, session: SparkSession, side: Side, files: Sequence[FileFacts], targets: Sequence[Target]
+        self, session: SparkSession, side: Side, files: Sequence[FileFacts], targets: Sequence[CheckColumn]
     ) -> list[DataFrame]:
         """The rows of these files: several frames if statistics prove that these have no common key, else one."""
         parts: list[list[FileFacts]] = []
@@ -255,7 +255,7 @@ class KeyChecks:
             parts = side.parts(files, targets, wanted) if cores <= MOST_PARTS else []
         return [self._selected_rows(session, side, part) for part in parts or [list(files)]]
 
-    def _check_read(self, found: key_queries.Found, *read: tuple[Side, Sequence[FileFacts]]) -> None:
+    def _check_read(self, found: key_queries.KeyViolations, *read: tuple[Side, Sequence[FileFacts]]) -> None:
         """Raises Unreadable if Spark did not read all rows of these files.
 
         A condition that skips rows and a join with an empty table also read fewer rows. So if the total does not match,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from distop.tables.reader import Reader
     from distop.tables.reading.file_facts import SparkType
-    from distop_behaviors.validate.partition_state import Target
+    from distop_behaviors.validate.partition_state import CheckColumn
 
 PART_BYTES = 64 * 1024 * 1024
 """Bytes of files per shuffle partition. For a large table, the few partitions of the session would be too large."""
@@ -37,7 +37,7 @@ _DIGITS = {8: 3, 16: 5, 32: 10, 64: 19}
 
 
 @frozen
-class Found:
+class KeyViolations:
     """Rows that violate a key check, and how to find some of them.
 
     ``violations``: number of rows. ``examples``: hashes of some duplicate keys, for :func:`sample_duplicates`.
@@ -94,7 +94,7 @@ def _as_decimal(kind: str) -> str | None:
     return kind if kind.startswith("decimal") else None
 
 
-def key_columns(targets: Sequence[Target], kinds: Sequence[SparkType] | None = None) -> list[Column]:
+def key_columns(targets: Sequence[CheckColumn], kinds: Sequence[SparkType] | None = None) -> list[Column]:
     """The columns of the key, cast to ``kinds`` if given."""
     columns = [column_at(target.path) for target in targets]
     if kinds is None:
@@ -132,7 +132,7 @@ def _spread(rows: DataFrame, names: Sequence[str], size: int) -> DataFrame:
     return rows.repartition(parts, *names) if parts > int(SETTINGS["spark.sql.shuffle.partitions"]) else rows
 
 
-def count_duplicates(rows: Sequence[DataFrame], key: Sequence[Column], size: int) -> Found:
+def count_duplicates(rows: Sequence[DataFrame], key: Sequence[Column], size: int) -> KeyViolations:
     """The rows beyond the first one of each key, in files of ``size`` bytes. Raises Spark's errors.
 
     ``rows``: one frame with all rows; or several frames without a common key, each of which one Spark task groups.
@@ -157,7 +157,9 @@ def count_duplicates(rows: Sequence[DataFrame], key: Sequence[Column], size: int
     number = key_hash([F.col(name) for name in names]).alias("h")
     frame = found.select("n", number).selectExpr("sum(n - 1)", *some)
     ((violations, *found_numbers),) = frame.collect()
-    return Found(violations or 0, frame, tuple(sorted(number for number in found_numbers if number is not None)))
+    return KeyViolations(
+        violations or 0, frame, tuple(sorted(number for number in found_numbers if number is not None))
+    )
 
 
 def _place(rows: DataFrame, reader: Reader) -> tuple[Column, Column]:
@@ -171,7 +173,7 @@ def sample_duplicates(
     reader: Reader,
     examples: Sequence[int],
     limit: int,
-    targets: Sequence[Target],
+    targets: Sequence[CheckColumn],
 ) -> list[SampleRow]:
     """Rows with duplicate keys: for some keys the first and the last row. Raises what Spark raises."""
     from pyspark.sql import functions as F
@@ -216,11 +218,11 @@ def _without_partner(
     return mine.join(theirs, pairs, "left_anti")
 
 
-def count_orphans(rows: DataFrame, key: Sequence[Column], partners: ReferencedRows, size: int) -> Found:
+def count_orphans(rows: DataFrame, key: Sequence[Column], partners: ReferencedRows, size: int) -> KeyViolations:
     """The rows whose key is missing in the other table, in files of ``size`` bytes. Raises what Spark raises."""
     frame = _without_partner(rows, key, partners, size).selectExpr("count(1)")
     ((violations,),) = frame.collect()
-    return Found(violations, frame)
+    return KeyViolations(violations, frame)
 
 
 def sample_orphans(
@@ -230,7 +232,7 @@ def sample_orphans(
     size: int,
     reader: Reader,
     limit: int,
-    targets: Sequence[Target],
+    targets: Sequence[CheckColumn],
 ) -> list[SampleRow]:
     """The first rows whose key is missing in the other table. Raises what Spark raises."""
     place = _place(rows, reader)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from distop.protocol.frozen import frozen
 from distop.tables.reading.file_facts import Ambiguous, folded, follow, match, problem, resolve, split_path, type_at
 from distop_behaviors.validate import statistics
-from distop_behaviors.validate.partition_columns import Columns
-from distop_behaviors.validate.partition_state import WHERE, Part, Tally, Target, row_count
+from distop_behaviors.validate.partition_columns import PartitionColumns
+from distop_behaviors.validate.partition_state import WHERE, CheckColumn, Part, Tally, row_count
 from distop_behaviors.validate.typed_bounds import Unfit
 from distop_behaviors.validate.violation_columns import check_applicable
 
@@ -27,7 +27,7 @@ class _Resolved:
 
     schema: Mapping[str, SparkType]
     columns: Mapping[str, SparkType]
-    targets: Sequence[Target]
+    targets: Sequence[CheckColumn]
     missing: Sequence[Sequence[str]]
     where_missing: Sequence[str]
     absent: tuple[str, ...]
@@ -77,7 +77,7 @@ class Preparation:
         """Resolve the columns of a partition, and decide its checks by statistics, as far as possible."""
         argument = self._argument
         part = Part(plan, facts, [Tally() for _ in argument.checks])
-        columns = Columns(facts, plan.values, self._types, self._declared)
+        columns = PartitionColumns(facts, plan.values, self._types, self._declared)
         part.path_columns = columns.of_path
         schema = self._schema(plan, facts)
         known = self._resolved
@@ -121,7 +121,7 @@ class Preparation:
             return None
         return None if any(folded(name) in self._named for name in plan.values) else facts[0].columns
 
-    def _resolve(self, part: Part, columns: Columns) -> None:
+    def _resolve(self, part: Part, columns: PartitionColumns) -> None:
         names = self._names
         part.missing = _resolve_where(part, columns, names)
         absent: dict[str, None] = dict.fromkeys(part.missing)
@@ -135,7 +135,7 @@ class Preparation:
         part.absent = tuple(absent)
 
 
-def _resolve_where(part: Part, columns: Columns, names: Names) -> list[str]:
+def _resolve_where(part: Part, columns: PartitionColumns, names: Names) -> list[str]:
     """The columns in ``where`` that this partition does not have."""
     if WHERE in names.failed:
         part.fail(f"where: {names.failed[WHERE]}")
@@ -150,7 +150,7 @@ def _resolve_where(part: Part, columns: Columns, names: Names) -> list[str]:
     return missing
 
 
-def _need(part: Part, columns: Columns, name: str) -> bool:
+def _need(part: Part, columns: PartitionColumns, name: str) -> bool:
     """Add a top-level column to the needed ones; False if no file has it. Raises Unfit if it cannot be read."""
     if columns.in_path(name) is not None:
         return True
@@ -163,7 +163,9 @@ def _need(part: Part, columns: Columns, name: str) -> bool:
     return True
 
 
-def _resolve_check(part: Part, tally: Tally, check: Check, columns: Columns, names: Sequence[str], mode: str) -> None:
+def _resolve_check(
+    part: Part, tally: Tally, check: Check, columns: PartitionColumns, names: Sequence[str], mode: str
+) -> None:
     try:
         if check.kind == "check":
             tally.missing.extend(n for n in names if not _need(part, columns, n))
@@ -171,7 +173,7 @@ def _resolve_check(part: Part, tally: Tally, check: Check, columns: Columns, nam
         text = check.column
         own = columns.in_path(text)
         if own is not None:
-            tally.target = Target((own,), columns.of_path[own])
+            tally.target = CheckColumn((own,), columns.of_path[own])
             check_applicable(check, tally.target.kind)
             return
         found = columns.find(text) or columns.find(split_path(text)[0])
@@ -185,14 +187,16 @@ def _resolve_check(part: Part, tally: Tally, check: Check, columns: Columns, nam
         if found[2] is not None and (check.kind != "not_null" or mode == "never"):
             raise Unfit(found[2])
         check_applicable(check, kind)
-        tally.target = Target(path, kind)
+        tally.target = CheckColumn(path, kind)
         if found[2] is None:
             part.columns[found[0]] = found[1]
     except (Unfit, Ambiguous) as e:
         tally.fail(str(e) if "file" in str(e) else f"{e} (partition {part.plan.name})")
 
 
-def _decide(part: Part, tally: Tally, check: Check, argument: Argument, columns: Columns, *, shared: bool) -> None:
+def _decide(
+    part: Part, tally: Tally, check: Check, argument: Argument, columns: PartitionColumns, *, shared: bool
+) -> None:
     """Decide a check by statistics for each file of a partition.
 
     ``shared``: the files share a schema and the check names no partition column, so its path is the same in each file.
@@ -225,13 +229,13 @@ def _decide(part: Part, tally: Tally, check: Check, argument: Argument, columns:
         tally.mark_unreadable(found[2] or "" if found else "")
 
 
-def _readable(part: Part, tally: Tally, check: Check, columns: Columns) -> bool:
+def _readable(part: Part, tally: Tally, check: Check, columns: PartitionColumns) -> bool:
     if check.kind == "check" or not tally.target.path or match(tally.target.path[0], columns.of_path) is not None:
         return True
     return tally.target.path[0] in part.columns
 
 
-def _count(tally: Tally, path: str, decision: statistics.Decision, argument: Argument) -> None:
+def _count(tally: Tally, path: str, decision: statistics.StatisticsDecision, argument: Argument) -> None:
     if statistics.is_final(decision):
         tally.by_statistics += 1
         if decision.violations:
@@ -248,7 +252,7 @@ def _count(tally: Tally, path: str, decision: statistics.Decision, argument: Arg
         tally.exact = False
 
 
-def _by_declared(check: Check, facts: FileFacts, target: Target) -> statistics.Decision:
+def _by_declared(check: Check, facts: FileFacts, target: CheckColumn) -> statistics.StatisticsDecision:
     """Decide by the column that the catalog declares, even if a file has others with this name.
 
     A readable column that a file lacks is NULL in its rows. A column that cannot be read may have a default.
@@ -264,12 +268,12 @@ def _by_declared(check: Check, facts: FileFacts, target: Target) -> statistics.D
     return statistics.missing(check, facts) if problem(target.kind) is None else statistics.UNKNOWN
 
 
-def _by_path(check: Check, value: str | None, facts: FileFacts) -> statistics.Decision:
+def _by_path(check: Check, value: str | None, facts: FileFacts) -> statistics.StatisticsDecision:
     """Decide by the value of a partition column, without reading data."""
     if check.kind == "not_null":
         if value is not None:
             return statistics.PASS
         if facts.contradiction or facts.rows is None:
             return statistics.UNKNOWN
-        return statistics.Decision("violated", facts.rows)
+        return statistics.StatisticsDecision("violated", facts.rows)
     return statistics.PASS if value is None else statistics.UNKNOWN

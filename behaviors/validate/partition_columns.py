@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from distop.tables.reading.file_facts import FileFacts, SparkType
 
 
-class Columns:
+class PartitionColumns:
     """The columns of a partition: of its files, merged, and of its path.
 
     ``values``: of the partition columns, as texts; ``types``: of these columns. ``declared``: the columns of the

@@ -40,7 +40,7 @@ class Names:
 
 
 @dataclass(slots=True)
-class Target:
+class CheckColumn:
     """The path and type of a check's column in this partition; empty for a ``check`` expression."""
 
     path: tuple[str, ...] = ()
@@ -65,7 +65,7 @@ class Tally:
     error: str | None = None
     unknown: bool = False
     missing: list[str] = field(default_factory=list)
-    target: Target = field(default_factory=Target)
+    target: CheckColumn = field(default_factory=CheckColumn)
     files: dict[str, int] = field(default_factory=dict)
     """Violations by file, for samples."""
     samples: list[Sample] = field(default_factory=list)

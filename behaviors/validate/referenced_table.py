@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from distop.tables import check_reachable, reader_of
 from distop.tables.reading.file_facts import Unreadable, folded, match, resolve, split_path, type_at
 from distop_behaviors.validate import disjoint_files, scan
-from distop_behaviors.validate.partition_columns import Columns
-from distop_behaviors.validate.partition_state import Target
+from distop_behaviors.validate.partition_columns import PartitionColumns
+from distop_behaviors.validate.partition_state import CheckColumn
 from distop_behaviors.validate.typed_bounds import Unfit, check_path_value, family
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Side:
         # A table without files still has columns: the reader gives facts that belong to no file.
         self.facts = [one for one in facts if one.path in self._files]
         of_path = self.reader.partition_columns()
-        self._columns = Columns(facts, dict.fromkeys(of_path), of_path, self.reader.declared)
+        self._columns = PartitionColumns(facts, dict.fromkeys(of_path), of_path, self.reader.declared)
         self._wrong: dict[str, Unfit | None] = {}
         self._needed: dict[str, SparkType] = {}
         self._of_path = False
@@ -68,7 +68,7 @@ class Side:
     def _check_reachable(self) -> None:
         check_reachable(self._table, self._spark)
 
-    def find(self, text: str) -> Target | None:
+    def find(self, text: str) -> CheckColumn | None:
         """The path and type of a column, which is then read with the rows; None if no file has it.
 
         Raises Ambiguous, and Unfit if it cannot be read.
@@ -78,7 +78,7 @@ class Side:
             kind = self._columns.of_path[own]
             self._check_values(own, kind)
             self._of_path = True
-            return Target((own,), kind)
+            return CheckColumn((own,), kind)
         found = self._columns.find(text) or self._columns.find(split_path(text)[0])
         path = resolve(text, {found[0]: found[1]}) if found is not None else None
         if found is None or path is None:
@@ -86,7 +86,7 @@ class Side:
         if found[2] is not None:
             raise Unfit(found[2])
         self._needed[found[0]] = found[1]
-        return Target(path, type_at(path, {found[0]: found[1]}))
+        return CheckColumn(path, type_at(path, {found[0]: found[1]}))
 
     def _check_values(self, column: str, kind: str) -> None:
         """Raises Unfit if a partition value is not of the declared type."""
@@ -103,11 +103,11 @@ class Side:
         if wrong is not None:
             raise wrong
 
-    def with_keys(self, targets: Sequence[Target]) -> list[FileFacts]:
+    def with_keys(self, targets: Sequence[CheckColumn]) -> list[FileFacts]:
         """The files in which a row may have a value in all of these columns, by their statistics."""
         return [facts for facts in self.facts if all(self._may_hold(facts, target) for target in targets)]
 
-    def _may_hold(self, facts: FileFacts, target: Target) -> bool:
+    def _may_hold(self, facts: FileFacts, target: CheckColumn) -> bool:
         if match(target.path[0], self._columns.of_path) is not None:
             return self.reader.values(facts.path)[target.path[0]] is not None
         mine = match(target.path[0], facts.columns)
@@ -117,7 +117,7 @@ class Side:
         chunks = facts.chunks.get((mine,)) if len(target.path) == 1 else None
         return not chunks or any(chunk.nulls != chunk.rows for chunk in chunks)
 
-    def parts(self, files: Sequence[FileFacts], targets: Sequence[Target], bins: int) -> list[list[FileFacts]]:
+    def parts(self, files: Sequence[FileFacts], targets: Sequence[CheckColumn], bins: int) -> list[list[FileFacts]]:
         """The files in ``bins`` even groups without a common key.
 
         Empty if the ranges of the files do not prove that, or if a group would be too large for one Spark task.
@@ -127,7 +127,7 @@ class Side:
         columns = [self._ranges(files, target) for target in targets]
         return disjoint_files.disjoint_bins(files, columns, lambda facts: self._files[facts.path][1], bins, MOST_BYTES)
 
-    def _ranges(self, files: Sequence[FileFacts], target: Target) -> list[disjoint_files.Range | None]:
+    def _ranges(self, files: Sequence[FileFacts], target: CheckColumn) -> list[disjoint_files.Range | None]:
         own = match(target.path[0], self._columns.of_path)
         if own is None:
             return disjoint_files.value_ranges(files, target.path)
@@ -145,12 +145,12 @@ class Side:
         """The rows of these files with the found columns. Raises Gone, Unreadable, and Spark's errors."""
         return scan.relation(session, self.group(files, absent))
 
-    def group(self, files: Sequence[FileFacts], absent: Sequence[str] = ()) -> scan.Group:
+    def group(self, files: Sequence[FileFacts], absent: Sequence[str] = ()) -> scan.FileGroup:
         """These files as one relation, in which ``absent`` columns are NULL."""
         of_path: Mapping[str, Any] = self._columns.of_path if self._of_path else {}
         columns = {n: t for n, t in sorted(self._needed.items()) if match(n, of_path) is None}
         planned = tuple(self._planned(files))
-        return scan.Group(planned, columns, self.reader, tuple(absent), of_path)
+        return scan.FileGroup(planned, columns, self.reader, tuple(absent), of_path)
 
     def check_unchanged(self, files: Sequence[FileFacts]) -> None:
         """Raises Unreadable if a file differs from the plan, TableUnavailable if the table cannot be reached."""

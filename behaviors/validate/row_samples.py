@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
 
     from distop.tables.reading.file_facts import PlannedFile
-    from distop_behaviors.validate.scan import Group
+    from distop_behaviors.validate.scan import FileGroup
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class SampleRequest:
 
 
 @frozen
-class Row:
+class ViolatingRow:
     """One violating row of a check."""
 
     check: int
@@ -54,11 +54,13 @@ class Row:
     values: dict[str, Any]
 
 
-def fetch(session: SparkSession, group: Group, requests: Sequence[SampleRequest], where: Column | None) -> list[Row]:
+def fetch(
+    session: SparkSession, group: FileGroup, requests: Sequence[SampleRequest], where: Column | None
+) -> list[ViolatingRow]:
     """The requested rows; a check whose query fails has no samples. Raises unexpected errors."""
     few = [w for w in requests if w.known <= FEW]
     many = [w for w in requests if w.known > FEW]
-    rows: list[Row] = []
+    rows: list[ViolatingRow] = []
     if few:
         try:
             rows = _query(session, group, few, where, None)
@@ -86,8 +88,8 @@ def fetch(session: SparkSession, group: Group, requests: Sequence[SampleRequest]
 
 
 def _query(
-    session: SparkSession, group: Group, requests: Sequence[SampleRequest], where: Column | None, limit: int | None
-) -> list[Row]:
+    session: SparkSession, group: FileGroup, requests: Sequence[SampleRequest], where: Column | None, limit: int | None
+) -> list[ViolatingRow]:
     from pyspark.sql import functions as F
 
     files = tuple(dict.fromkeys(f for w in requests for f in w.files))
@@ -112,7 +114,7 @@ def _query(
         hits = [(file, row) for file, row in found if row[f"c{request.check}"] and file in mine]
         for file, row in hits[: request.limit]:
             values = {name: json_value(row[f"v{position[path]}"]) if path else None for name, path, _ in request.shown}
-            out.append(Row(request.check, file, row["row"], values))
+            out.append(ViolatingRow(request.check, file, row["row"], values))
     return out
 
 

@@ -43,7 +43,7 @@ _expression_errors: LruCache[str | None] = LruCache(256)
 
 
 @frozen
-class Group:
+class FileGroup:
     """Files that ``reader`` reads with one schema.
 
     ``columns``: the needed columns with their types. ``missing``: needed columns that no file has.
@@ -109,16 +109,16 @@ def reading_session(spark: SparkSession, statistics: str, files: Iterable[FileFa
     return session_of(spark, pushdown=statistics != "never" and not any(facts.contradiction for facts in files))
 
 
-def restricted_to(group: Group, files: Sequence[PlannedFile]) -> Group:
+def restricted_to(group: FileGroup, files: Sequence[PlannedFile]) -> FileGroup:
     """The group restricted to these files."""
     return replace(group, files=tuple(files))
 
 
-def _schema(group: Group) -> str:
+def _schema(group: FileGroup) -> str:
     return ", ".join(f"{quote(n)} {ddl(t)}" for n, t in {**group.columns, **group.partition_columns}.items())
 
 
-def relation(session: SparkSession, group: Group, *, keep: bool = True) -> DataFrame:
+def relation(session: SparkSession, group: FileGroup, *, keep: bool = True) -> DataFrame:
     """The rows of the group, cached with Spark's file listing, by each file's path, size and time."""
     from pyspark.sql import functions as F
 
@@ -138,7 +138,7 @@ def distinct(names: Sequence[str]) -> list[str]:
     return found
 
 
-def _values(group: Group) -> tuple[tuple[str | None, ...], ...]:
+def _values(group: FileGroup) -> tuple[tuple[str | None, ...], ...]:
     """The values of the partition columns by file, if a file may move to another partition (for the cache key)."""
     if not group.partition_columns or not group.reader.moves:
         return ()
@@ -147,12 +147,17 @@ def _values(group: Group) -> tuple[tuple[str | None, ...], ...]:
     return tuple(tuple(values[name] for name in names) for values in found)
 
 
-def _read(session: SparkSession, group: Group, staged: str) -> DataFrame:
+def _read(session: SparkSession, group: FileGroup, staged: str) -> DataFrame:
     return group.reader.rows(session, group.files, group.columns, group.partition_columns, staged=staged)
 
 
 def count(
-    session: SparkSession, group: Group, checks: Mapping[int, Column], where: Column | None, *, lasting: bool = False
+    session: SparkSession,
+    group: FileGroup,
+    checks: Mapping[int, Column],
+    where: Column | None,
+    *,
+    lasting: bool = False,
 ) -> Scanned:
     """Count the violations by file and check. Raises Spark's errors.
 
@@ -199,14 +204,14 @@ def _run(counting: _Counting) -> tuple[Sequence[Any], int | None]:
         return counting.query.collect(), counting.rows.total() - before
 
 
-def rows_by_file(session: SparkSession, group: Group) -> dict[str, int]:
+def rows_by_file(session: SparkSession, group: FileGroup) -> dict[str, int]:
     """The number of rows that Spark finds in each file of a group, without reading a column. Raises Spark's errors."""
     counts = count(session, replace(group, all_rows=True), {}, None, lasting=True).counts
     return {path: found.rows or 0 for path, found in counts.items()}
 
 
 def misread_files(
-    session: SparkSession, group: Group, files: Sequence[FileFacts], found: Mapping[str, int] | None = None
+    session: SparkSession, group: FileGroup, files: Sequence[FileFacts], found: Mapping[str, int] | None = None
 ) -> dict[str, str]:
     """The files of a group in which Spark does not find all rows, each with an error message.
 
@@ -232,7 +237,7 @@ def _planned(session: SparkSession, query: DataFrame) -> tuple[DataFrame, Any] |
         return None
 
 
-def _counting_query(frame: DataFrame, group: Group, checks: Sequence[Column], where: Column | None) -> DataFrame:
+def _counting_query(frame: DataFrame, group: FileGroup, checks: Sequence[Column], where: Column | None) -> DataFrame:
     from pyspark.sql import functions as F
 
     totals = [F.count_if(column) for column in checks]
@@ -247,7 +252,9 @@ def _counting_query(frame: DataFrame, group: Group, checks: Sequence[Column], wh
     return frame.groupBy(group.reader.counting_column(frame)).agg(*totals)
 
 
-def count_attempts(session: SparkSession, group: Group, checks: Mapping[int, Column], where: Column | None) -> Scanned:
+def count_attempts(
+    session: SparkSession, group: FileGroup, checks: Mapping[int, Column], where: Column | None
+) -> Scanned:
     """Like :func:`count`, but a row on which a check throws is counted and does not fail the query."""
     from pyspark.sql import functions as F
 
@@ -271,7 +278,7 @@ def count_attempts(session: SparkSession, group: Group, checks: Mapping[int, Col
     return Scanned(out, row_counts.of_frame(query))
 
 
-def expression_error(session: SparkSession, group: Group, text: str) -> str | None:
+def expression_error(session: SparkSession, group: FileGroup, text: str) -> str | None:
     """The error of an expression as a condition on this group's columns; None if it is valid.
 
     The result depends only on the columns' names and types, so it is cached for later batches.
@@ -299,7 +306,7 @@ def _refusal(session: SparkSession, frame: DataFrame, text: str) -> str | None:
     return None
 
 
-def condition_error(session: SparkSession, group: Group, column: Column) -> str | None:
+def condition_error(session: SparkSession, group: FileGroup, column: Column) -> str | None:
     """Spark's error for this condition on this group's columns; None if it accepts the condition."""
     from pyspark.errors import AnalysisException
 

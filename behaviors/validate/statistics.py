@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @frozen
-class Decision:
+class StatisticsDecision:
     """A decision by statistics.
 
     ``verdict``: pass, violated or unknown. ``violations``: the number, or a lower bound if not ``exact``.
@@ -33,8 +33,8 @@ class Decision:
     exact: bool = True
 
 
-PASS = Decision("pass")
-UNKNOWN = Decision("unknown")
+PASS = StatisticsDecision("pass")
+UNKNOWN = StatisticsDecision("unknown")
 
 _CALENDAR_CHANGED = -141_427
 """1582-10-15 in days. Old releases of Spark wrote earlier dates in the Julian calendar; they read as other days."""
@@ -45,7 +45,7 @@ _DOUBLE_WHOLE = {"float": 1 << 24, "double": 1 << 53}
 """Up to this limit, the type holds every whole number exactly."""
 
 
-def decide(check: Check, facts: FileFacts, path: tuple[str, ...] | None = ()) -> Decision:
+def decide(check: Check, facts: FileFacts, path: tuple[str, ...] | None = ()) -> StatisticsDecision:
     """Decide a check of one column, without ``where``, by the statistics of one file.
 
     ``path``: the path of the column in the file, if known.
@@ -96,7 +96,7 @@ def _sum(numbers: Iterable[int | None]) -> int | None:
     return total
 
 
-def is_final(decision: Decision) -> bool:
+def is_final(decision: StatisticsDecision) -> bool:
     """Whether the decision is final: the file needs no scan."""
     return decision.verdict == "pass" or (decision.verdict == "violated" and decision.exact)
 
@@ -108,7 +108,7 @@ def closer_facts_may_decide(check: Check, facts: FileFacts, path: tuple[str, ...
     return check.kind not in ("length", "matches") or path not in facts.chunks
 
 
-def _decide(check: Check, facts: FileFacts, path: tuple[str, ...] | None) -> Decision:
+def _decide(check: Check, facts: FileFacts, path: tuple[str, ...] | None) -> StatisticsDecision:
     if facts.rows == 0:
         return PASS
     if check.kind == "check":
@@ -137,32 +137,32 @@ def _decide(check: Check, facts: FileFacts, path: tuple[str, ...] | None) -> Dec
     return UNKNOWN if interval is None else combined([_within(c, leaf, *interval) for c in chunks])
 
 
-def missing(check: Check, facts: FileFacts) -> Decision:
+def missing(check: Check, facts: FileFacts) -> StatisticsDecision:
     """The decision for a column that the file does not have: it is NULL in all rows."""
-    return Decision("violated", facts.rows) if check.kind == "not_null" and facts.rows else PASS
+    return StatisticsDecision("violated", facts.rows) if check.kind == "not_null" and facts.rows else PASS
 
 
-def for_some_rows(decision: Decision) -> Decision:
+def for_some_rows(decision: StatisticsDecision) -> StatisticsDecision:
     """The decision for some of the rows (``where``, deletes). Only a pass for all rows remains proved."""
     return decision if decision.verdict == "pass" else UNKNOWN
 
 
-def combined(decisions: Sequence[Decision]) -> Decision:
+def combined(decisions: Sequence[StatisticsDecision]) -> StatisticsDecision:
     """The decision for several row groups together. An unknown one makes the sum a lower bound."""
     if all(d is PASS for d in decisions):
         return PASS
     violations = sum(d.violations for d in decisions)
     exact = all(d.exact and d.verdict != "unknown" for d in decisions)
     if violations:
-        return Decision("violated", violations, exact)
+        return StatisticsDecision("violated", violations, exact)
     return PASS if exact else UNKNOWN
 
 
-def _not_null(chunk: Chunk, leaf: Leaf) -> Decision:
+def _not_null(chunk: Chunk, leaf: Leaf) -> StatisticsDecision:
     nulls = _nulls(chunk, leaf)
     if nulls is None:
         return UNKNOWN
-    return Decision("violated", nulls) if nulls else PASS
+    return StatisticsDecision("violated", nulls) if nulls else PASS
 
 
 def _nulls(chunk: Chunk, leaf: Leaf) -> int | None:
@@ -210,7 +210,7 @@ class _Soft(int):
     """A bound within which every value passes, and beyond which nothing is known."""
 
 
-def _within(chunk: Chunk, leaf: Leaf, low: Any, high: Any) -> Decision:
+def _within(chunk: Chunk, leaf: Leaf, low: Any, high: Any) -> StatisticsDecision:
     if chunk.nulls == chunk.rows:
         return PASS
     if low is None and high is None:
@@ -224,7 +224,7 @@ def _within(chunk: Chunk, leaf: Leaf, low: Any, high: Any) -> Decision:
     if above_low and below_high:
         if high is None or nans == 0:
             return PASS
-        return UNKNOWN if nans is None else Decision("violated", nans)
+        return UNKNOWN if nans is None else StatisticsDecision("violated", nans)
     if isinstance(low, _Soft) or isinstance(high, _Soft):
         return UNKNOWN
     all_below = low is not None and chunk.high < low
@@ -232,13 +232,13 @@ def _within(chunk: Chunk, leaf: Leaf, low: Any, high: Any) -> Decision:
     nulls = _nulls(chunk, leaf)
     passing = nans if high is None else 0
     if (all_below or all_above) and nulls is not None and passing is not None:
-        return Decision("violated", chunk.rows - nulls - passing)
+        return StatisticsDecision("violated", chunk.rows - nulls - passing)
     if leaf.kind in ("string", "binary") or not chunk.tight:
         return UNKNOWN
-    return Decision("violated", 1, exact=False)
+    return StatisticsDecision("violated", 1, exact=False)
 
 
-def _in_set(values: Sequence[Any], leaf: Leaf, chunk: Chunk) -> Decision:
+def _in_set(values: Sequence[Any], leaf: Leaf, chunk: Chunk) -> StatisticsDecision:
     if chunk.nulls == chunk.rows:
         return PASS
     if leaf.kind not in ("int", "uint", "bool", "decimal", "date") or not has_bounds(chunk, leaf):
@@ -249,9 +249,9 @@ def _in_set(values: Sequence[Any], leaf: Leaf, chunk: Chunk) -> Decision:
     disjoint = not any(chunk.low <= m <= chunk.high for m in members)
     nulls = _nulls(chunk, leaf)
     if disjoint and nulls is not None:
-        return Decision("violated", chunk.rows - nulls)
+        return StatisticsDecision("violated", chunk.rows - nulls)
     if chunk.tight and (chunk.low not in members or chunk.high not in members):
-        return Decision("violated", 1, exact=False)
+        return StatisticsDecision("violated", 1, exact=False)
     return UNKNOWN
 
 

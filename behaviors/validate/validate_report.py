@@ -56,7 +56,7 @@ class CheckReport(BaseModel):
         return {k: v for k, v in dump(self).items() if v is not None or k not in ("scope", "against")}
 
 
-class Report(BaseModel):
+class ValidateReport(BaseModel):
     """The report of a validation.
 
     ``rows``: the number of checked rows: with ``where`` the rows it selects, with ``since`` the new rows; null if they
@@ -72,7 +72,7 @@ class Report(BaseModel):
     uncertified: str | None = None
 
 
-def combine(argument: Argument, results: Iterable[tuple[str, Result | str]], *, complete: bool) -> Report:
+def combine(argument: Argument, results: Iterable[tuple[str, Result | str]], *, complete: bool) -> ValidateReport:
     """The report of all partitions, from their names and results, or the error of a job without a result.
 
     ``complete``: whether all jobs have an outcome; otherwise a check that is valid so far becomes unknown. If there is
@@ -126,7 +126,7 @@ class _Totals:
             kept, self._budget = within([s.model_dump(mode="json") for s in part.samples[:room]], self._budget)
             total.samples.extend(part.samples[: len(kept)])
 
-    def report(self, *, complete: bool) -> Report:
+    def report(self, *, complete: bool) -> ValidateReport:
         """The report of all partitions."""
         argument = self._argument
         # The certificate of ``since`` proves that the columns exist; the new files need not have them.
@@ -148,7 +148,7 @@ class _Totals:
             rows = None if rows is None else self._rows_of_wide[0]
         if complete and must_exist and self._where_missing.columns:
             rows = None
-        return Report(verdict=worst(c.verdict for c in checks), rows=rows, checks=checks, since=argument.since)
+        return ValidateReport(verdict=worst(c.verdict for c in checks), rows=rows, checks=checks, since=argument.since)
 
 
 @dataclass(slots=True)

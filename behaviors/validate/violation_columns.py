@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.runtime.lru_cache import LruCache
 from distop.tables.reading.file_facts import ddl, decimal_of, quote
-from distop_behaviors.reading.spark_expressions import Refused, java_class, parse_expression
+from distop_behaviors.reading.spark_expressions import ExpressionNotAllowed, java_class, parse_expression
 from distop_behaviors.validate.spark_errors import is_unexpected, message_of
 from distop_behaviors.validate.typed_bounds import Bound, Unfit, bound_for, canonical, family, limits, set_member
 
@@ -233,7 +233,7 @@ def column_references(session: SparkSession, text: str) -> tuple[str, ...]:
 
     try:
         return parse_expression(session, text).names
-    except Refused as e:
+    except ExpressionNotAllowed as e:
         raise Unfit(str(e)) from e
     except (PySparkException, Py4JJavaError) as e:
         if is_unexpected(e):

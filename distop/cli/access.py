@@ -12,7 +12,7 @@ from distop.cli.command_context import current
 if TYPE_CHECKING:
     from distop.client.async_client import Client
     from distop.protocol.etcd_roles import Role
-    from distop.store.role_grants import Change
+    from distop.store.role_grants import RoleChange
 
 
 def access(
@@ -30,7 +30,7 @@ def access(
         _show(found)
         return
 
-    async def work(client: Client) -> tuple[list[Change], bool]:
+    async def work(client: Client) -> tuple[list[RoleChange], bool]:
         from distop.services.roles import apply_roles
 
         return await apply_roles(client.etcd, found)
@@ -46,7 +46,7 @@ def _show(found: tuple[Role, ...]) -> None:
     output.table(("role", "access", "key", "range end"), rows, "")
 
 
-def _changed(found: tuple[Role, ...], changes: list[Change], enabled: bool) -> None:
+def _changed(found: tuple[Role, ...], changes: list[RoleChange], enabled: bool) -> None:
     if current.json:
         document: dict[str, Any] = {"roles": [role.to_json() for role in found]}
         document |= {"changes": [change.to_json() for change in changes], "enabled": enabled}

@@ -9,7 +9,7 @@ import typer
 from distop.cli import access, audit, daemons, doctor, history, operations, prepare, registry, start
 from distop.cli.command_context import SETTINGS_OF_ALL
 from distop.cli.command_options import NOTHING, Given, setting_options
-from distop.cli.option_parsing import Command, Group
+from distop.cli.option_parsing import Command, CommandGroup
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,7 +60,7 @@ def commands(wanted: str = "") -> typer.Typer:
     """
     app = typer.Typer(
         name="distop",
-        cls=Group,
+        cls=CommandGroup,
         no_args_is_help=False,
         add_completion=False,
         rich_markup_mode=None,
@@ -79,7 +79,7 @@ def commands(wanted: str = "") -> typer.Typer:
         table = typer.Typer(help="Register tables.", rich_markup_mode=None, no_args_is_help=False)
         for command in OF_TABLES:
             table.command(cls=Command, epilog=MORE)(command)
-        app.add_typer(table, name=TABLE, cls=Group)
+        app.add_typer(table, name=TABLE, cls=CommandGroup)
     for command in OTHERS:
         if command.__name__ in chosen:
             app.command(cls=Command, epilog=MORE)(command)

@@ -27,7 +27,7 @@ class Command(TyperCommand):
                     formatter.write_dl(rows)
 
 
-class Group(TyperGroup):
+class CommandGroup(TyperGroup):
     """A group of commands."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -112,7 +112,7 @@ def apply(
     _start(work, wait, timeout, applies=str(ref))
 
 
-class _Start:
+class _StartResult:
     """The known state of a start. ``further``: additional fields of its JSON output."""
 
     def __init__(self, further: Mapping[str, str]) -> None:
@@ -173,7 +173,7 @@ class _Start:
 
 def _start(begin: Callable[[Client], Awaitable[Operation]], wait: bool, timeout: float | None, **further: str) -> None:
     """Start an operation, and with ``wait`` see it to its end. ``further``: more fields of the JSON."""
-    started = _Start(further)
+    started = _StartResult(further)
 
     async def work(client: Client) -> OperationResult | None:
         op = await started.begin(begin(client))

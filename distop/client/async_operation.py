@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, Unpack
 
-from distop.client.done_callbacks import Callbacks
+from distop.client.done_callbacks import DoneCallbacks
 from distop.errors import (
     ClusterChanged,
     EtcdUnavailable,
@@ -79,7 +79,7 @@ class Operation:
         self._shared_dir = shared_dir
         self._jobs = JobStates()
         self._waiting_for_etcd = False
-        self._callbacks = Callbacks(str(ref), self.wait)
+        self._callbacks = DoneCallbacks(str(ref), self.wait)
         self._commands = OperationCommands(etcd, keys, ref)
 
     @property

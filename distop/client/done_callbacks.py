@@ -27,7 +27,7 @@ def check_callback(function: Any) -> None:
         raise InvalidArgument(f"a callback must be a function of the operation's result, not {shown(function)}")
 
 
-class Callbacks:
+class DoneCallbacks:
     """The callbacks of one operation in one event loop. ``wait`` waits for its end, once for all callbacks."""
 
     def __init__(self, op: str, wait: Callable[[], Awaitable[OperationResult]]) -> None:

@@ -45,7 +45,7 @@ from distop.protocol.user_actions import NO_ACTIONS, entries
 from distop.setting_values import ALL_TYPES
 from distop.store.session import Session
 from distop.store.watch import Feed
-from distop.worker.daemon_side.host import Worker
+from distop.worker.daemon_side.host import WorkerHost
 from distop.worker.daemon_side.requests import WorkerConfig
 from distop.worker.guardian import boottime
 
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from distop.store.client import EtcdClient
     from distop.store.watch import Batch
 
-    MakeWorker = Callable[..., Worker]
+    MakeWorker = Callable[..., WorkerHost]
     MakeFiles = Callable[[Path], RunFiles]
 
 STOP_GRACE = 15.0
@@ -108,7 +108,7 @@ class DaemonSetup:
     config: ExecutorConfig
     executor_id: str
     log: ContextLogger
-    make_worker: MakeWorker = Worker
+    make_worker: MakeWorker = WorkerHost
     make_files: MakeFiles = RunFiles
     meter: Meter = NO_METER
 

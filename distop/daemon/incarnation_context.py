@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from distop.settings import ExecutorConfig
     from distop.store.client import EtcdClient
     from distop.store.session import Session
-    from distop.worker.daemon_side.host import Worker
+    from distop.worker.daemon_side.host import WorkerHost
 
 
 ARGUMENTS_KEPT = 32
@@ -51,7 +51,7 @@ class Context:
     executor_id: str
     cluster: ClusterView
     session: Session
-    worker: Worker
+    worker: WorkerHost
     reporter: Reporter
     rejected_writes: RejectedWrites
     """Writes that etcd rejects as invalid."""

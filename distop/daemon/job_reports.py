@@ -38,7 +38,7 @@ Answer: TypeAlias = "Callable[[int], None]"
 Write: TypeAlias = "tuple[Guarded, Answer]"
 
 
-class _Group:
+class _ReportGroup:
     """Writes that share a transaction, unless they conflict."""
 
     def __init__(self, most: int) -> None:
@@ -128,8 +128,8 @@ class Reporter:
             self._log.info(came_late, applied.count(0), len(writes), self._what)
         return applied
 
-    def _new_group(self) -> _Group:
-        return _Group(self._limits.reports)
+    def _new_group(self) -> _ReportGroup:
+        return _ReportGroup(self._limits.reports)
 
     def _failed(self, error: BaseException) -> None:
         if not self._lost.done():

@@ -18,6 +18,7 @@ from distop.decide.backlog_entries import (
     FIRST_PAUSE,
     LONGEST_PAUSES,
     Accepted,
+    BackOffReason,
     Entry,
     EntryEvent,
     EntryState,
@@ -26,10 +27,9 @@ from distop.decide.backlog_entries import (
     Grant,
     Instruction,
     Look,
-    Reason,
-    Release,
+    ReleaseJobs,
     Round,
-    Run,
+    RunJobs,
     Stop,
     Trouble,
     Wait,
@@ -306,7 +306,7 @@ class Backlog:
             out.append(self._begin([entry.ref], 0 if known else 1, first, until))
 
     def _rank(self, entry: Entry, now: float) -> int:
-        missing = entry.trouble is not None and entry.trouble.reason is Reason.MISSING
+        missing = entry.trouble is not None and entry.trouble.reason is BackOffReason.MISSING
         return rank(0 if missing else entry.gate.options.priority, 0.0 if entry.held else now - entry.since)
 
     def _begin(self, refs: Sequence[OperationRef], slots: int, rank: int, until: float) -> Round:
@@ -409,7 +409,7 @@ class Backlog:
             self._hold(entry, one.won)
             if one.refused:
                 # The event of the change may have arrived already, so check again.
-                self._back_off(entry, Reason.CHANGED, now, jitter)
+                self._back_off(entry, BackOffReason.CHANGED, now, jitter)
             if one.refused or one.failed:
                 continue
             out += self._served(entry)
@@ -431,13 +431,13 @@ class Backlog:
         started: list[tuple[OperationRef, tuple[int, ...]]] = []
         for ref, one in got.items():
             if one.won and self.stopping(ref):
-                out.append(Release(ref, one.won))
+                out.append(ReleaseJobs(ref, one.won))
             elif one.won:
                 started.append((ref, one.won))
         if len(under.refs) == 1 and not self.entries[under.refs[0]].batch:
-            runs = [Run(((ref, (p,)),)) for ref, won in started for p in won]
+            runs = [RunJobs(((ref, (p,)),)) for ref, won in started for p in won]
         else:
-            runs = [Run(tuple(started))] if started else []
+            runs = [RunJobs(tuple(started))] if started else []
         under.slots -= len(runs)
         self._runs += len(runs)
         return [*out, *runs]
@@ -518,7 +518,7 @@ class Backlog:
     def failed(
         self,
         ref: OperationRef,
-        reason: Reason,
+        reason: BackOffReason,
         now: float,
         jitter: float,
         *,
@@ -534,14 +534,16 @@ class Backlog:
             return 0.0
         trouble = self._back_off(entry, reason, now, jitter, pause)
         trouble.run = run
-        if reason is Reason.MISSING:
+        if reason is BackOffReason.MISSING:
             entry.since = now  # its waiting time starts again, so others have their turn
         return trouble.until - now
 
-    def _back_off(self, entry: Entry, reason: Reason, now: float, jitter: float, pause: float | None = None) -> Trouble:
+    def _back_off(
+        self, entry: Entry, reason: BackOffReason, now: float, jitter: float, pause: float | None = None
+    ) -> Trouble:
         trouble = entry.trouble = entry.trouble or Trouble(reason)
         trouble.reason = reason
-        trouble.rejected = trouble.rejected or reason is Reason.REJECTED
+        trouble.rejected = trouble.rejected or reason is BackOffReason.REJECTED
         if pause is None:
             trouble.pause = min(max(FIRST_PAUSE, trouble.pause * 2), LONGEST_PAUSES[reason])
             trouble.until = now + trouble.pause * jitter

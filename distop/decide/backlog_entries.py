@@ -92,7 +92,7 @@ BACKLOG_TABLE: Mapping[EntryState, Mapping[EntryEvent, EntryState]] = {
 """The state to which each event leads. The backlog raises InvalidEvent for all others."""
 
 
-class Reason(StrEnum):
+class BackOffReason(StrEnum):
     """Why an executor does not serve an operation until some time."""
 
     CHANGED = "changed"
@@ -106,11 +106,11 @@ class Reason(StrEnum):
 
 
 FIRST_PAUSE = 0.5
-LONGEST_PAUSES: Mapping[Reason, float] = {
-    Reason.CHANGED: 30.0,
-    Reason.ERROR: 30.0,
-    Reason.MISSING: 600.0,
-    Reason.UNREADABLE: 120.0,
+LONGEST_PAUSES: Mapping[BackOffReason, float] = {
+    BackOffReason.CHANGED: 30.0,
+    BackOffReason.ERROR: 30.0,
+    BackOffReason.MISSING: 600.0,
+    BackOffReason.UNREADABLE: 120.0,
 }
 """Maximum seconds of back-off; the first one is FIRST_PAUSE.
 
@@ -123,7 +123,7 @@ moments, when a watch catches up, or never.
 class Trouble:
     """Back-off after an operation could not be served here, until it is served again or closed."""
 
-    reason: Reason
+    reason: BackOffReason
     pause: float = 0.0
     until: float = 0.0
     rejected: bool = False
@@ -215,14 +215,14 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunJobs:
     """Run these held jobs in one slot: those of an operation together, several operations in sequence."""
 
     jobs: tuple[tuple[OperationRef, tuple[int, ...]], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class ReleaseJobs:
     """Give these held jobs back: they must not start any more."""
 
     ref: OperationRef
@@ -258,7 +258,7 @@ class Wait:
     seconds: float | None
 
 
-Instruction: TypeAlias = Round | Run | Release | Stop | Forget | Accepted | Wait
+Instruction: TypeAlias = Round | RunJobs | ReleaseJobs | Stop | Forget | Accepted | Wait
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from distop.decide.next_steps import newer
 from distop.protocol.dependencies import GRAPH, HoldState
 from distop.protocol.frozen import frozen
 from distop.protocol.json_codec import parse_time, shorten
-from distop.protocol.prepared_operations import Terms
+from distop.protocol.prepared_operations import PreparedTerms
 from distop.protocol.records import Cancel, History, State
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Begin:
 
 
 @frozen
-class Join:
+class EndJoin:
     """Its last predecessor has ended, and it has no jobs: it ends."""
 
 
@@ -66,10 +66,10 @@ class Blocked:
     hold: str = ""
 
 
-Fate: TypeAlias = Begin | Join | EndWaiting | At | Blocked | None
+StartDecision: TypeAlias = Begin | EndJoin | EndWaiting | At | Blocked | None
 
 
-def fate(op: OperationView, holds: Mapping[str, Seen[Hold]], now: float) -> Fate:
+def start_decision(op: OperationView, holds: Mapping[str, Seen[Hold]], now: float) -> StartDecision:
     """What happens to a pending operation; None: this release cannot decide it.
 
     Wall clocks only decide whether a time has come (P2, P19).
@@ -79,7 +79,7 @@ def fate(op: OperationView, holds: Mapping[str, Seen[Hold]], now: float) -> Fate
         return None
     hold = holds.get(spec.hold) if spec.hold else None
     if hold is not None and hold.value.state is HoldState.DENIED:
-        terms, text = Terms.of(hold.value), hold.value.text
+        terms, text = PreparedTerms.of(hold.value), hold.value.text
         alarm = text if terms is not None and terms.alarm else ""
         return EndWaiting(Cancel("aborted", text), alarm, void=hold.value.kind == GRAPH)
     if hold is not None:
@@ -91,7 +91,7 @@ def fate(op: OperationView, holds: Mapping[str, Seen[Hold]], now: float) -> Fate
     due = parse_time(spec.not_before)
     if due > now:
         return At(due)
-    return Join() if spec.rules.joins else Begin()
+    return EndJoin() if spec.rules.joins else Begin()
 
 
 def ended_waiting(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from distop.protocol.jobs import Claim, Outcome
 
 
-class Fate(Enum):
+class Disposition(Enum):
     """What happens to the data of an earlier attempt on this node."""
 
     STAYS = "stays"
@@ -35,7 +35,7 @@ def judge(
     live: Collection[str],
     executor: str,
     incarnation: str,
-) -> Fate:
+) -> Disposition:
     """What happens to the data of ``attempt``, (incarnation, attempt).
 
     ``operation``: its state, None if it is gone. ``claim`` and ``outcome``: the job's current ones. ``live``:
@@ -44,12 +44,12 @@ def judge(
     """
     if outcome is not None:
         # An attempt cleans up before it reports an end without a result.
-        return Fate.SETTLED if (outcome.incarnation, outcome.attempt) == attempt else Fate.CLEANED
+        return Disposition.SETTLED if (outcome.incarnation, outcome.attempt) == attempt else Disposition.CLEANED
     if operation is None or operation.terminal or operation is State.CANCELLING:
-        return Fate.CLEANED
+        return Disposition.CLEANED
     if claim is not None and claim.incarnation == incarnation:
-        return Fate.SETTLED
+        return Disposition.SETTLED
     if claim is not None and claim.actor:
-        return Fate.CLEANED  # an actor holds the job, or held it last
+        return Disposition.CLEANED  # an actor holds the job, or held it last
     gone = claim is None or claim.waiting or claim.incarnation not in live or claim.executor == executor
-    return Fate.STAYS if gone else Fate.CLEANED
+    return Disposition.STAYS if gone else Disposition.CLEANED

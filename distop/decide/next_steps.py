@@ -39,7 +39,7 @@ class MakePlan:
 
 
 @frozen
-class Complete:
+class RunCompletion:
     """Run the behavior's ``complete_operation`` in the child with this decision, then finish."""
 
     decision: Decision
@@ -102,7 +102,7 @@ _NOBODY: Mapping[int, float] = MappingProxyType({})
 SOONEST = 0.01
 """Minimum seconds until the next check: wall clocks are not more precise."""
 
-Step: TypeAlias = MakePlan | Complete | CompleteFirst | Finish | Reap | Commit | Clean | WakeAt | None
+Step: TypeAlias = MakePlan | RunCompletion | CompleteFirst | Finish | Reap | Commit | Clean | WakeAt | None
 
 
 def next_step(
@@ -139,7 +139,7 @@ def next_step(
                 return Finish(decision, op.decision.mod)
             if (due := _due(decision.retry_at, now, longest)) > now:
                 return WakeAt(due)
-            return Complete(decision)
+            return RunCompletion(decision)
         case Stage.CLEANING:
             return _after_end(keys, op, election)
     return None

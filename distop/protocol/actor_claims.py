@@ -188,7 +188,7 @@ def _job_reads(keys: Keys, token: Token) -> tuple[Get, ...]:
 
 
 @frozen
-class Refused:
+class RefusedReturn:
     """What a refused return found.
 
     ``held``: the claim is still the token's, with another fence. ``returned``: the job already has the intended end
@@ -201,7 +201,7 @@ class Refused:
     text: str
 
 
-def refused_return(token: Token, answer: TxnResult, wanted: JobState | Claim) -> Refused:
+def refused_return(token: Token, answer: TxnResult, wanted: JobState | Claim) -> RefusedReturn:
     """Why a return was refused. ``wanted``: the state, or the waiting claim, that it would have written."""
     claim_kv, state_kv, outcome_kv = (_read(answer, n) for n in range(3))
     held, outcome = held_by(token, claim_kv), Outcome.decode(outcome_kv.value) if outcome_kv is not None else None
@@ -221,7 +221,7 @@ def refused_return(token: Token, answer: TxnResult, wanted: JobState | Claim) ->
         text = f"the job was granted to {claim.executor}"
     else:
         text = "nobody holds the job: its operation has ended, was cancelled or does not exist"
-    return Refused(held, returned, outcome is None and claim is None, text)
+    return RefusedReturn(held, returned, outcome is None and claim is None, text)
 
 
 def _follows(claim: Claim, wanted: Claim) -> bool:

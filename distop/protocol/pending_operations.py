@@ -73,7 +73,7 @@ def link(keys: Keys, before: OperationRef, after: OperationRef, on: str) -> tupl
 
 
 @frozen
-class Seen:
+class SeenState:
     """An operation's state as read, with its mod revision."""
 
     ref: OperationRef
@@ -81,7 +81,7 @@ class Seen:
     mod: int
 
 
-def add_dependencies(keys: Keys, links: Sequence[tuple[Seen, Seen, str]], above: Sequence[Seen]) -> Txn:
+def add_dependencies(keys: Keys, links: Sequence[tuple[SeenState, SeenState, str]], above: Sequence[SeenState]) -> Txn:
     """Let pending operations wait for more predecessors (L26), all or none.
 
     ``links``: (predecessor, successor, ``on``). ``above``: all direct and indirect predecessors of the new

@@ -85,7 +85,7 @@ class Unanswered(StrEnum):
 
 
 @frozen
-class Terms:
+class PreparedTerms:
     """What the hold of a prepared operation contains.
 
     ``verify``: the name of a verifier, or a URL; "": nobody is asked, and an unconfirmed operation ends.
@@ -113,7 +113,7 @@ class Terms:
         return Hold(KIND, state, text, {name: getattr(self, name) for name in _FIELDS})
 
     @classmethod
-    def of(cls, record: Hold) -> Terms | None:
+    def of(cls, record: Hold) -> PreparedTerms | None:
         """The terms in a hold; None if it is of another kind or has no valid terms."""
         told = record.options or {}
         if record.kind != KIND or not isinstance(told.get("op"), str) or not isinstance(told.get("external_id"), str):
@@ -169,7 +169,7 @@ def digest(*parts: Any) -> str:
 # ------------------------------------------------------------------- transactions
 
 
-def under_hold(keys: Keys, starts: Txn, terms: Terms) -> Txn:
+def under_hold(keys: Keys, starts: Txn, terms: PreparedTerms) -> Txn:
     """The transaction ``starts``, together with the hold.
 
     The operation's spec names the hold. Guards, besides those of ``starts``: hold and receipt are absent, so each
@@ -185,7 +185,12 @@ def under_hold(keys: Keys, starts: Txn, terms: Terms) -> Txn:
 
 
 def confirm(
-    keys: Keys, ref: OperationRef, terms: Terms, seen_mod: int, actions: Actions = NO_ACTIONS, state_mod: int = 0
+    keys: Keys,
+    ref: OperationRef,
+    terms: PreparedTerms,
+    seen_mod: int,
+    actions: Actions = NO_ACTIONS,
+    state_mod: int = 0,
 ) -> Txn:
     """Confirm a prepared operation: delete its hold and write the receipt.
 
@@ -207,7 +212,7 @@ def confirm(
     )
 
 
-def write(keys: Keys, terms: Terms, seen_mod: int, state: HoldState = HoldState.HELD, text: str = "") -> Txn:
+def write(keys: Keys, terms: PreparedTerms, seen_mod: int, state: HoldState = HoldState.HELD, text: str = "") -> Txn:
     """Write the hold again: count an attempt, or (DENIED) give up.
 
     Guard: the hold is unchanged.
@@ -216,7 +221,7 @@ def write(keys: Keys, terms: Terms, seen_mod: int, state: HoldState = HoldState.
     return Txn((unchanged(key, seen_mod),), (Put(key, terms.hold(state, text).encode()),), (Get(key),), "hold")
 
 
-def denied_with(keys: Keys, end: Txn, terms: Terms, seen_mod: int, text: str) -> Txn:
+def denied_with(keys: Keys, end: Txn, terms: PreparedTerms, seen_mod: int, text: str) -> Txn:
     """The transaction ``end``, together with the denial of the hold.
 
     ``end`` cancels the operation. Guard, besides those of ``end``: the hold is unchanged. So no later confirmation is
@@ -231,7 +236,7 @@ def denied_with(keys: Keys, end: Txn, terms: Terms, seen_mod: int, text: str) ->
 # --------------------------------------------------------------------- decisions
 
 
-def due_after(terms: Terms, rank: int, *, asking: bool) -> float:
+def due_after(terms: PreparedTerms, rank: int, *, asking: bool) -> float:
     """Seconds since the last write of the hold until an executor is due.
 
     It is then to ask the verifier, or to give up. By the observer's own clock. ``rank``: the executor's place in the
@@ -246,7 +251,7 @@ def due_after(terms: Terms, rank: int, *, asking: bool) -> float:
     return pause + rank * TURN
 
 
-def rank(terms: Terms, mine: str, others: Iterable[str]) -> int:
+def rank(terms: PreparedTerms, mine: str, others: Iterable[str]) -> int:
     """The place of this incarnation in the order in which executors ask.
 
     The order differs for each attempt: a verifier may be missing, or its host unreachable, on one node only.
@@ -259,24 +264,24 @@ def rank(terms: Terms, mine: str, others: Iterable[str]) -> int:
     return sum(place(other) < own for other in others if other != mine)
 
 
-def begun(terms: Terms, asker: str) -> Terms | None:
+def begun(terms: PreparedTerms, asker: str) -> PreparedTerms | None:
     """The terms with one more attempt, by this incarnation; None if no more attempts are allowed."""
     if not terms.verify or terms.failed >= terms.attempts or terms.asked >= LOST_ASKERS * terms.attempts:
         return None
     return replace(terms, asked=terms.asked + 1, asker=asker)
 
 
-def without_answer(terms: Terms, why: Unanswered) -> Terms:
+def without_answer(terms: PreparedTerms, why: Unanswered) -> PreparedTerms:
     """The terms after an attempt that ended without an answer."""
     return replace(terms, asker="", failed=terms.failed + 1, error=str(why))
 
 
-def alarm(terms: Terms) -> Terms:
+def alarm(terms: PreparedTerms) -> PreparedTerms:
     """The terms of an operation that is given up."""
     return replace(terms, asker="", alarm=True)
 
 
-def sentence(terms: Terms, completed: bool | None) -> str:
+def sentence(terms: PreparedTerms, completed: bool | None) -> str:
     """Why the operation never runs. ``completed``: the verifier's answer; None: nobody could answer."""
     what = f"{terms.external_id!r} was not confirmed"
     if completed is False:

@@ -15,7 +15,7 @@ from distop.protocol.dependencies import GRAPH, Hold, HoldState
 from distop.protocol.json_codec import rfc3339, shorten
 from distop.protocol.operation_options import DEFAULT, Options, Terms
 from distop.protocol.plan import Gate, Plan
-from distop.protocol.prepared_operations import Terms as Prepared
+from distop.protocol.prepared_operations import PreparedTerms as Prepared
 from distop.protocol.prepared_operations import denied_with
 from distop.protocol.record_reading import read
 from distop.protocol.record_reading import word as word_of

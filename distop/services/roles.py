@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
     from distop.protocol.etcd_roles import Role
     from distop.store.client import EtcdClient
-    from distop.store.role_grants import Change
+    from distop.store.role_grants import RoleChange
 
 
-async def apply_roles(etcd: EtcdClient, roles: Sequence[Role]) -> tuple[list[Change], bool]:
+async def apply_roles(etcd: EtcdClient, roles: Sequence[Role]) -> tuple[list[RoleChange], bool]:
     """Apply the roles; returns the changes, and whether etcd checks users.
 
     Raises PermissionDenied unless the client's user is root.

@@ -23,7 +23,7 @@ _MAGIC = b"PAR1"
 _SUFFIXES = (".parquet", ".parq", ".pq")
 
 
-class Entry(NamedTuple):
+class ListedFile(NamedTuple):
     """A file: its folder relative to the location ("" at the root), its path, size in bytes and mtime in ns."""
 
     folder: str
@@ -61,7 +61,7 @@ def root_of(text: str) -> str:
     return os.path.abspath(_path_of(text) if _URI.match(text) else os.path.expanduser(text))
 
 
-def named_parquet(entry: Entry) -> bool:
+def named_parquet(entry: ListedFile) -> bool:
     """Whether a file's name ends in .parquet, .parq or .pq."""
     return entry.path.lower().endswith(_SUFFIXES)
 
@@ -120,7 +120,7 @@ class Location:
             raise TableUnavailable(f"the location {text!r} does not exist")
         return cls(text.rstrip("/"), root.rstrip("/"), filesystem, text[: text.index("://") + 3])
 
-    def walk(self, *, deep: bool = True) -> Iterator[Entry]:
+    def walk(self, *, deep: bool = True) -> Iterator[ListedFile]:
         """All files at the location that are not hidden, unordered. ``deep``: also those in subfolders.
 
         Files that are removed meanwhile may be missing. Raises TableUnavailable if a folder cannot be read,
@@ -133,12 +133,12 @@ class Location:
         except _ERRORS as e:
             raise TableUnavailable(f"the location {self.text!r} cannot be listed: {_line(e)}") from e
 
-    def _walk_local(self, deep: bool) -> Iterator[Entry]:
+    def _walk_local(self, deep: bool) -> Iterator[ListedFile]:
         files = TableFiles(self.root)
         info = files.resolved_stat(self.root)
         if not stat.S_ISDIR(info.st_mode):
             check_regular(self.root, info.st_mode)
-            yield Entry("", self.root, info.st_size, info.st_mtime_ns)
+            yield ListedFile("", self.root, info.st_size, info.st_mtime_ns)
             return
         folders = [(self.root, "")]
         while folders:
@@ -169,7 +169,7 @@ class Location:
                             folders.append((inner, f"{relative}/{entry.name}" if relative else entry.name))
                         continue
                     check_regular(inner, info.st_mode)
-                    yield Entry(relative, inner, info.st_size, info.st_mtime_ns)
+                    yield ListedFile(relative, inner, info.st_size, info.st_mtime_ns)
             finally:
                 os.close(opened)
 
@@ -191,12 +191,12 @@ class Location:
         why = ": its files were removed, or its disk is not mounted here" if self.filesystem is None else ""
         return TableUnavailable(f"the location {self.text!r} is empty{why}")
 
-    def _walk_remote(self, deep: bool) -> Iterator[Entry]:
+    def _walk_remote(self, deep: bool) -> Iterator[ListedFile]:
         from pyarrow import fs
 
         info = self.filesystem.get_file_info(self.root)
         if info.type == fs.FileType.File:
-            yield Entry("", self.text, info.size, info.mtime_ns or 0)
+            yield ListedFile("", self.text, info.size, info.mtime_ns or 0)
             return
         for found in self.filesystem.get_file_info(fs.FileSelector(self.root, recursive=deep)):
             if found.type != fs.FileType.File:
@@ -204,7 +204,7 @@ class Location:
             relative = found.path[len(self.root) :].lstrip("/")
             if any(hidden(part) for part in relative.split("/")):
                 continue
-            yield Entry(relative.rpartition("/")[0], f"{self.text}/{relative}", found.size, found.mtime_ns or 0)
+            yield ListedFile(relative.rpartition("/")[0], f"{self.text}/{relative}", found.size, found.mtime_ns or 0)
 
     def names_in(self, folder: str) -> frozenset[str]:
         """The names in a folder of the location; empty if there is no such folder.
@@ -246,7 +246,7 @@ class Location:
         except _ERRORS as e:
             raise TableUnavailable(f"the file {name!r} of {self.text!r} cannot be read: {_line(e)}") from e
 
-    def has_parquet_magic(self, entry: Entry) -> bool:
+    def has_parquet_magic(self, entry: ListedFile) -> bool:
         """Whether a file starts with Parquet's magic number. Raises OSError if it cannot be read."""
         if self.filesystem is None:
             with open_regular(entry.path) as f:

@@ -28,8 +28,8 @@ from distop.store import transport as wire
 from distop.store._proto import rpc_pb2 as rpc
 from distop.store.connection_settings import EtcdConfig
 from distop.store.etcd_messages import decode_range, decode_txn, encode_txn, fill_get, key_value, to_bytes
-from distop.store.grpc_failures import Failure, Fate
-from distop.store.request_retry import Attempts, Repeater
+from distop.store.grpc_failures import Failure, FailureKind
+from distop.store.request_retry import Repeater, RequestRetries
 from distop.store.transport import Method, RequestFailed, Transport
 
 if TYPE_CHECKING:
@@ -187,11 +187,11 @@ class EtcdClient:
                 return
             except RequestFailed as error:
                 last = error.failure
-                if last.fate is Fate.FINAL and last.code == "PERMISSION_DENIED":
+                if last.kind is FailureKind.FINAL and last.code == "PERMISSION_DENIED":
                     return  # the user is authenticated, but may not read this key
-                if last.fate is Fate.FINAL:
+                if last.kind is FailureKind.FINAL:
                     raise self.transport.rejection(last, "the first read") from None
-                if last.fate is Fate.TOKEN:
+                if last.kind is FailureKind.TOKEN:
                     if not config.username:
                         raise PermissionDenied(
                             "etcd requires a user name and a password: give --user and DISTOP_PASSWORD, or in Python "
@@ -238,7 +238,7 @@ class EtcdClient:
         invalid transaction.
         """
         request = encode_txn(txn)
-        attempts = Attempts(txn.label or "transaction", deadline, until=until)
+        attempts = RequestRetries(txn.label or "transaction", deadline, until=until)
         started, outcome = time.monotonic(), "error"
         try:
             response = await self._repeater.send(wire.TXN, request, attempts)
@@ -266,7 +266,7 @@ class EtcdClient:
         request = rpc.TxnRequest()
         for get in gets:
             fill_get(request.success.add().request_range, get)
-        attempts = Attempts("read", self.config.read_timeout, idempotent=True, stop_on_no_space=True)
+        attempts = RequestRetries("read", self.config.read_timeout, idempotent=True, stop_on_no_space=True)
         try:
             response = await self._repeater.send(wire.TXN, request, attempts)
         except RequestFailed:
@@ -377,7 +377,7 @@ class EtcdClient:
         lease has the id.
         """
         request = rpc.LeaseGrantRequest(TTL=ttl, ID=lease_id)
-        attempts = Attempts("grant", deadline)
+        attempts = RequestRetries("grant", deadline)
         try:
             return (await self._repeater.send(wire.GRANT, request, attempts)).TTL
         except (EtcdRejected, OutcomeUnknown) as error:
@@ -392,7 +392,9 @@ class EtcdClient:
     async def revoke(self, lease_id: int, *, deadline: float | None = 5.0) -> None:
         """Revoke a lease and delete its keys; does nothing if the lease does not exist."""
         try:
-            await self._repeater.send(wire.REVOKE, rpc.LeaseRevokeRequest(ID=lease_id), Attempts("revoke", deadline))
+            await self._repeater.send(
+                wire.REVOKE, rpc.LeaseRevokeRequest(ID=lease_id), RequestRetries("revoke", deadline)
+            )
         except LeaseNotFound:
             pass
         except OutcomeUnknown as error:
@@ -479,9 +481,11 @@ class EtcdClient:
 
     async def administer(self, method: Method[Request, Response], request: Request) -> Response:
         """Send a change of users or roles until it is answered; such a change is idempotent."""
-        attempts = Attempts("change of roles", self.config.read_timeout, idempotent=True)
+        attempts = RequestRetries("change of roles", self.config.read_timeout, idempotent=True)
         return await self._repeater.send(method, request, attempts)
 
     async def _read(self, method: Method[Request, Response], request: Request) -> Response:
         """Send a request that may be repeated without limit."""
-        return await self._repeater.send(method, request, Attempts("read", self.config.read_timeout, idempotent=True))
+        return await self._repeater.send(
+            method, request, RequestRetries("read", self.config.read_timeout, idempotent=True)
+        )

@@ -33,7 +33,7 @@ async def by_halves(group: Sequence[T], send: Callable[[Sequence[T]], Awaitable[
     return None
 
 
-class Group(Protocol[T]):
+class CommitGroup(Protocol[T]):
     """The items of the next commit."""
 
     items: list[T]
@@ -58,7 +58,7 @@ class GroupCommit(Generic[T]):
     def __init__(
         self,
         send: Callable[[list[T]], Awaitable[Sequence[T]]],
-        new_group: Callable[[], Group[T]],
+        new_group: Callable[[], CommitGroup[T]],
         failed: Callable[[BaseException], None],
         *,
         most: int = 1,

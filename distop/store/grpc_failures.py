@@ -11,7 +11,7 @@ from distop.errors import Compacted, EtcdRejected, LeaseNotFound, MalformedReque
 from distop.protocol.frozen import frozen
 
 
-class Fate(Enum):
+class FailureKind(Enum):
     """Whether a failed request may have been applied, and whether it may be repeated."""
 
     NOT_DONE = "not applied, and a repetition may succeed: back off, repeat"
@@ -27,7 +27,7 @@ class Failure:
     ``elsewhere``: another member may succeed, so the next attempt uses that one.
     """
 
-    fate: Fate
+    kind: FailureKind
     code: str
     detail: str
     elsewhere: bool = False
@@ -61,18 +61,20 @@ def classify(code: str, detail: str) -> Failure:
     """The Failure for a status code and a detail string."""
     text = detail.lower()
     if any(words in text for words in _TOKEN):
-        return Failure(Fate.TOKEN, code, detail)
+        return Failure(FailureKind.TOKEN, code, detail)
     if any(words in text for words in _NOT_DONE):
-        return Failure(Fate.NOT_DONE, code, detail, elsewhere="too many requests" not in text)
+        return Failure(FailureKind.NOT_DONE, code, detail, elsewhere="too many requests" not in text)
     if code == "UNAVAILABLE" and any(words in text for words in _NEVER_SENT):
-        return Failure(Fate.NOT_DONE, code, detail, elsewhere=True)
+        return Failure(FailureKind.NOT_DONE, code, detail, elsewhere=True)
     if code == "RESOURCE_EXHAUSTED" and "grpc: received message larger" in text:
-        return Failure(Fate.FINAL, code, detail)  # grpc-go's message: the server did not read the request
+        return Failure(FailureKind.FINAL, code, detail)  # grpc-go's message: the server did not read the request
     if code in _FINAL_CODES:
-        return Failure(Fate.FINAL, code, detail)
+        return Failure(FailureKind.FINAL, code, detail)
     # Deadline, cancelled, unavailable after sending, unknown, internal, data loss, and NOSPACE, which the applier
     # may report after it has committed (T8).
-    return Failure(Fate.UNKNOWN, code, detail, elsewhere=code in ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"))
+    return Failure(
+        FailureKind.UNKNOWN, code, detail, elsewhere=code in ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED")
+    )
 
 
 def rejection(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from distop.clock import time
 from distop.errors import EtcdRejected, EtcdUnavailable, OutcomeUnknown, PermissionDenied
 from distop.runtime.backoff import Backoff
-from distop.store.grpc_failures import Failure, Fate
+from distop.store.grpc_failures import Failure, FailureKind
 from distop.store.transport import Method, RequestFailed, Transport
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def _backoff() -> Backoff:
 
 
 @dataclass(slots=True)
-class Attempts:
+class RequestRetries:
     """The repetitions of one request.
 
     ``deadline``: total seconds, None for no limit. ``idempotent``: repetitions change nothing, so its outcome is never
@@ -89,7 +89,7 @@ class Repeater:
         self._transport = transport
         self._config = config
 
-    async def send(self, method: Method[Request, Response], request: Request, attempts: Attempts) -> Response:
+    async def send(self, method: Method[Request, Response], request: Request, attempts: RequestRetries) -> Response:
         """Send the identical request until etcd answers it.
 
         Permissions may be restored, and a permission error concerns only the copy that was rejected. So while the
@@ -105,15 +105,15 @@ class Repeater:
             except RequestFailed as error:
                 failure, token = error.failure, error.token
             except EtcdRejected as error:  # the authentication was rejected; the request itself was not sent
-                failure, token, refusal = Failure(Fate.FINAL, error.code, error.detail), None, error
+                failure, token, refusal = Failure(FailureKind.FINAL, error.code, error.detail), None, error
             attempts.last = failure
             if attempts.stop_on_no_space and NO_SPACE in failure.detail:
                 raise RequestFailed(failure)
-            if failure.fate is Fate.TOKEN:
+            if failure.kind is FailureKind.TOKEN:
                 failure, refusal = await self._with_new_token(failure, token, attempts)
-                if failure.fate is Fate.TOKEN and attempts.tokens == 1 and refusal is None:
+                if failure.kind is FailureKind.TOKEN and attempts.tokens == 1 and refusal is None:
                     continue
-            if failure.fate is Fate.FINAL and refusal is None:
+            if failure.kind is FailureKind.FINAL and refusal is None:
                 refusal = self._transport.rejection(failure, f"the {attempts.what}")
             if refusal is not None and not attempts.unknown:
                 raise refusal from None
@@ -121,7 +121,7 @@ class Repeater:
                 raise self._unknown_after_refusal(attempts, refusal) from refusal
             attempts.refused = refusal
             attempts.refusals += refusal is not None
-            if failure.fate is Fate.UNKNOWN and not attempts.idempotent:
+            if failure.kind is FailureKind.UNKNOWN and not attempts.idempotent:
                 attempts.unknown = True
             attempts.count += 1
             pause = attempts.next_pause()
@@ -134,7 +134,7 @@ class Repeater:
                 await asyncio.wait([attempts.until], timeout=pause)
 
     async def _with_new_token(
-        self, failure: Failure, token: str | None, attempts: Attempts
+        self, failure: Failure, token: str | None, attempts: RequestRetries
     ) -> tuple[Failure, EtcdRejected | None]:
         """Fetch a new token after a rejected one.
 
@@ -143,14 +143,14 @@ class Repeater:
         attempts.tokens += 1
         final = attempts.tokens > _TOKEN_TRIES and not attempts.unknown
         if final or not self._config.username:
-            return replace(failure, fate=Fate.FINAL, code="UNAUTHENTICATED"), None
+            return replace(failure, kind=FailureKind.FINAL, code="UNAUTHENTICATED"), None
         try:
             await self.fresh_token(token)
         except EtcdRejected as error:
             return failure, error
         return failure, None
 
-    def _log_failure(self, attempts: Attempts, failure: Failure) -> None:
+    def _log_failure(self, attempts: RequestRetries, failure: Failure) -> None:
         rejected = "etcd rejected the %s; retrying: %s"
         if attempts.refused is not None:  # only a person can resolve it
             visible = attempts.refusals % _LOG_EVERY == 1
@@ -169,7 +169,7 @@ class Repeater:
         )
 
     async def _until(
-        self, attempt: Coroutine[Any, Any, Response], until: asyncio.Future[Any], attempts: Attempts
+        self, attempt: Coroutine[Any, Any, Response], until: asyncio.Future[Any], attempts: RequestRetries
     ) -> Response:
         """One attempt, cancelled when ``until`` is done.
 
@@ -210,7 +210,7 @@ class Repeater:
             log.debug("Cannot fetch a new token; the next attempt retries: %s", error)
 
     @staticmethod
-    def _unknown_after_refusal(attempts: Attempts, refused: EtcdRejected) -> OutcomeUnknown:
+    def _unknown_after_refusal(attempts: RequestRetries, refused: EtcdRejected) -> OutcomeUnknown:
         """The error for a rejected repetition, whose rejection does not concern the copies before it."""
         why = refused if isinstance(refused, PermissionDenied) else refused.detail or refused
         return OutcomeUnknown(
@@ -218,7 +218,7 @@ class Repeater:
             f"rejected its repetition: {why}"
         )
 
-    def _time_up_error(self, attempts: Attempts) -> OutcomeUnknown | EtcdUnavailable:
+    def _time_up_error(self, attempts: RequestRetries) -> OutcomeUnknown | EtcdUnavailable:
         last = f" (last error: {attempts.last})" if attempts.last else ""
         if attempts.last is not None and NO_SPACE in attempts.last.detail:
             last = f"{last}; its database is full: compact and defragment it, then disarm the alarm"

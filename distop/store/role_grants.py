@@ -31,7 +31,7 @@ _TYPES = {False: auth.Permission.READ, True: auth.Permission.READWRITE}
 
 
 @frozen
-class Change:
+class RoleChange:
     """One change of a role.
 
     ``change``: ``created``, ``granted`` or ``revoked``; only the last two have a key and a range_end.
@@ -56,7 +56,7 @@ async def enabled(client: EtcdClient) -> bool:
     return bool((await _request(client, _STATUS, rpc.AuthStatusRequest())).enabled)
 
 
-async def apply(client: EtcdClient, roles: Sequence[Role]) -> list[Change]:
+async def apply(client: EtcdClient, roles: Sequence[Role]) -> list[RoleChange]:
     """Create missing roles, and make each role grant exactly its permissions.
 
     Missing permissions are granted, others are revoked. Idempotent. No user is given a role.
@@ -66,13 +66,13 @@ async def apply(client: EtcdClient, roles: Sequence[Role]) -> list[Change]:
     return [change for role in roles for change in await _apply_one(client, role)]
 
 
-async def _apply_one(client: EtcdClient, role: Role) -> list[Change]:
+async def _apply_one(client: EtcdClient, role: Role) -> list[RoleChange]:
     wanted = {(one.first.encode(), one.after.encode()): one for one in role.permissions}
-    changes: list[Change] = []
+    changes: list[RoleChange] = []
     found = await _permissions(client, role.name)
     if found is None:
         await _request(client, _ADD, rpc.AuthRoleAddRequest(name=role.name), already_done=_ROLE_EXISTS)
-        changes.append(Change(role.name, "created"))
+        changes.append(RoleChange(role.name, "created"))
         found = {}
     for where, one in wanted.items():
         if found.get(where) != _TYPES[one.write]:
@@ -87,9 +87,9 @@ async def _apply_one(client: EtcdClient, role: Role) -> list[Change]:
     return changes
 
 
-def _change(role: str, change: str, access: str, where: _Range) -> Change:
+def _change(role: str, change: str, access: str, where: _Range) -> RoleChange:
     first, after = (end.decode(errors="backslashreplace") for end in where)
-    return Change(role, change, access, first, after)
+    return RoleChange(role, change, access, first, after)
 
 
 async def _permissions(client: EtcdClient, role: str) -> dict[_Range, Any] | None:

@@ -23,7 +23,7 @@ from distop.store import tls_files
 from distop.store._proto import rpc_pb2 as rpc
 from distop.store.cluster_identity import Identity
 from distop.store.connection_settings import plaintext_password_warning
-from distop.store.grpc_failures import Failure, Fate, classify, rejection
+from distop.store.grpc_failures import Failure, FailureKind, classify, rejection
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -348,10 +348,10 @@ class Transport:
                 if "authentication is not enabled" in failure.detail:
                     self._token = ""  # authentication is disabled; it may be enabled later
                     return
-                if failure.fate in (Fate.FINAL, Fate.TOKEN):
+                if failure.kind in (FailureKind.FINAL, FailureKind.TOKEN):
                     raise self._authentication_error(failure) from None
                 # A token request changes nothing, and the request that needs it was not sent.
-                raise RequestFailed(Failure(Fate.NOT_DONE, failure.code, failure.detail)) from None
+                raise RequestFailed(Failure(FailureKind.NOT_DONE, failure.code, failure.detail)) from None
             self._token = response.token
 
     def _authentication_error(self, failure: Failure) -> Exception:

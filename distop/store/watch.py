@@ -22,7 +22,7 @@ from distop.store import transport as wire
 from distop.store._proto import kv_pb2
 from distop.store._proto import rpc_pb2 as rpc
 from distop.store.etcd_messages import key_value, to_bytes
-from distop.store.grpc_failures import Failure, Fate
+from distop.store.grpc_failures import Failure, FailureKind
 from distop.store.transport import RequestFailed, being_cancelled
 from distop.store.watch_position import Batch, Event, Relist, Reopen, Response, WatchPosition
 
@@ -103,7 +103,9 @@ class WatchStream:
         except (TimeoutError, asyncio.InvalidStateError):
             transport.use_next_member(self.address)
             self._call.cancel()
-            raise RequestFailed(Failure(Fate.NOT_DONE, "DEADLINE_EXCEEDED", "the watch could not be opened")) from None
+            raise RequestFailed(
+                Failure(FailureKind.NOT_DONE, "DEADLINE_EXCEEDED", "the watch could not be opened")
+            ) from None
         except grpc.aio.AioRpcError as error:
             raise transport.failed(error, self.address) from None
 

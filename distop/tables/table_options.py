@@ -23,7 +23,7 @@ _TYPE = re.compile(
 
 
 @frozen
-class Options:
+class TableOptions:
     """The options of a table.
 
     ``group_bytes`` and ``group_files``: limits of a group of files in a table without partitions. ``partition_types``:
@@ -47,7 +47,7 @@ def is_partition_type(text: str) -> bool:
     return _TYPE.fullmatch(text.strip()) is not None
 
 
-def check_options(options: Mapping[str, Any], format_name: str = "parquet") -> Options:
+def check_options(options: Mapping[str, Any], format_name: str = "parquet") -> TableOptions:
     """The checked options with their defaults. Formats of entry points have the options of file groups only.
 
     Raises InvalidArgument for an unknown option of the format, or an invalid value.
@@ -59,7 +59,7 @@ def check_options(options: Mapping[str, Any], format_name: str = "parquet") -> O
             raise InvalidArgument(
                 f"the table option {shown(name)} is not known{of}{did_you_mean(name, known, 'known')}"
             )
-    defaults = Options()
+    defaults = TableOptions()
     numbers = {}
     for name in _NUMBERS:
         value = options.get(name, getattr(defaults, name))
@@ -77,7 +77,7 @@ def check_options(options: Mapping[str, Any], format_name: str = "parquet") -> O
     catalog = Catalog.of(options["catalog"]) if "catalog" in options else None
     folder = _folder(options)
     types = {column: text.strip() for column, text in types.items()}
-    return Options(numbers["group_bytes"], numbers["group_files"], types, catalog, folder)
+    return TableOptions(numbers["group_bytes"], numbers["group_files"], types, catalog, folder)
 
 
 def _folder(options: Mapping[str, Any]) -> str:

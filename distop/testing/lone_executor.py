@@ -168,7 +168,7 @@ class LoneExecutor:
             self._commit(step.txn)
         elif isinstance(step, next_steps.Reap):
             self._reap(step.claims)
-        elif isinstance(step, next_steps.CompleteFirst | next_steps.Complete):
+        elif isinstance(step, next_steps.CompleteFirst | next_steps.RunCompletion):
             self._complete(step.decision)
         elif isinstance(step, next_steps.Finish):
             self._finish(step.decision)

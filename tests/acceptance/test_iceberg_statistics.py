@@ -224,7 +224,7 @@ def test_hole_1_cached_tasks_of_a_reloaded_snapshot_are_not_run(lake: Lake, tmp_
     def rows(source: str) -> int:
         """The row count from a frame and from a cached query, which must agree."""
         reader = reader_of(lake.record("reloaded"), [replace(planned, source=source)])
-        group = scan.Group(tuple(planned.files), {"id": "bigint"}, reader, all_rows=True)
+        group = scan.FileGroup(tuple(planned.files), {"id": "bigint"}, reader, all_rows=True)
         found = scan.count(session, group, {0: is_null}, None, lasting=True)
         counted = sum(file.rows or 0 for file in found.counts.values())
         assert counted == iceberg_rows.read(session, source, planned.files).count()

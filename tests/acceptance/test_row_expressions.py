@@ -12,7 +12,7 @@ from pyspark.errors import ParseException
 
 from distop_behaviors.reading.check_session import session_of
 from distop_behaviors.reading.row_functions import BOUNDED, ROW_FUNCTIONS
-from distop_behaviors.reading.spark_expressions import Refused, java_class, parse_expression
+from distop_behaviors.reading.spark_expressions import ExpressionNotAllowed, java_class, parse_expression
 from tests.support.check_constraints import CLOCK, COLUMNS, CONSTRAINTS
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def why_refused(spark: SparkSession, text: str) -> str | None:
     """The reason for which the check of the parsed tree refuses the expression; None if it is accepted."""
     try:
         parse_expression.__wrapped__(session_of(spark), text)
-    except Refused as e:
+    except ExpressionNotAllowed as e:
         return str(e)
     except ParseException:
         return "no expression"
@@ -344,7 +344,7 @@ def test_usual_constraints_are_accepted_and_deterministic(spark: SparkSession) -
     for text in CONSTRAINTS:
         try:
             accepted.append(parse_expression(session, text).column)
-        except Refused:
+        except ExpressionNotAllowed:
             refused.append(text)
     assert tuple(refused) == CLOCK
     assert len(accepted) >= 0.95 * len(CONSTRAINTS)

@@ -11,7 +11,7 @@ import pytest
 from distop.tables import plan_table, reader_of
 from distop_behaviors.reading.check_session import session_of
 from distop_behaviors.validate import scan
-from distop_behaviors.validate.scan import Group
+from distop_behaviors.validate.scan import FileGroup
 from tests.acceptance.checked import Table, between
 
 if TYPE_CHECKING:
@@ -22,11 +22,11 @@ pytestmark = pytest.mark.spark
 DEADLINE = 120.0
 
 
-def group_of(table: Table, **more: Any) -> Group:
+def group_of(table: Table, **more: Any) -> FileGroup:
     """A group with all files of a table and the column ``x``."""
     plans = plan_table(table.record).partitions
     files = tuple(file for plan in plans for file in plan.files)
-    return Group(files, {"x": "bigint"}, reader_of(table.record, plans), **more)
+    return FileGroup(files, {"x": "bigint"}, reader_of(table.record, plans), **more)
 
 
 def test_a_file_in_several_tasks_is_counted_once(spark: SparkSession, table: Table) -> None:

@@ -51,7 +51,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     plain = key_queries.count_duplicates
 
-    def repeated(rows: Sequence[Any], *more: Any) -> key_queries.Found:
+    def repeated(rows: Sequence[Any], *more: Any) -> key_queries.KeyViolations:
         found.append(len(rows))
         return plain(rows, *more)
 

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 POINTS: dict[str, tuple[Any, str]] = {
     "segment": (postings, "write"),
-    "journal": (segments.Job, "_write"),
+    "journal": (segments.SegmentWriter, "_write"),
     "checkpoint": (JobProgress, "save"),
-    "report": (segments.Job, "run"),
+    "report": (segments.SegmentWriter, "run"),
     "merge": (postings, "merge"),
     "add": (Folder, "add"),
     "publish": (Folder, "publish"),

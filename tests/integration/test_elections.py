@@ -34,7 +34,7 @@ from distop.runtime import logs
 from distop.settings import ExecutorConfig
 from distop.store.connection_settings import EtcdConfig
 from distop.store.watch import Batch, Feed
-from distop.worker.daemon_side.host import Worker
+from distop.worker.daemon_side.host import WorkerHost
 from distop.worker.daemon_side.requests import CompleteRequest, CompleteResult, WorkerConfig
 from tests.support.etcd import connected, until
 from tests.support.history_age import age_history
@@ -97,7 +97,7 @@ async def running_incarnation(endpoint: str, tmp_path: Path, **options: str) -> 
         ctx.incarnation, ctx.executor_id, ctx.types = "inc-1", "ex", frozenset({"noop"})
         ctx.cluster, ctx.rejected_writes = ClusterView(ctx.keys), RejectedWrites(ctx.log, lambda: None)
         ctx.capability = Capability(ctx.cluster, "inc-1", ctx.log, lambda: None)
-        ctx.worker = Worker(WorkerConfig(tmp_path, "ex", "inc-1"))
+        ctx.worker = WorkerHost(WorkerConfig(tmp_path, "ex", "inc-1"))
         ctx.arguments, ctx.reports_only = {}, frozenset()
         ctx.lost = asyncio.get_running_loop().create_future()
         started = Incarnation(ctx)

@@ -15,7 +15,7 @@ from distop.protocol.keys import Keys
 from distop.protocol.plan import Gate, PartitionPlan, Pinned, Plan, chunked
 from distop.protocol.records import OperationRef, Spec, TableRecord
 from distop.protocol.txn import Delete, Put, Txn
-from distop.worker.daemon_side.host import JobItem, RunRequest, Worker, WorkerConfig, WorkerError
+from distop.worker.daemon_side.host import JobItem, RunRequest, WorkerConfig, WorkerError, WorkerHost
 from distop.worker.daemon_side.requests import CompleteRequest, Listener, PlanPages
 from tests.support.behaviors import sample_env
 from tests.support.daemons import daemons
@@ -67,9 +67,9 @@ def registry() -> TableRegistry:
 
 
 @pytest.fixture
-async def worker(tmp_path: Path, sample_env: dict[str, str], registry: TableRegistry) -> AsyncIterator[Worker]:
+async def worker(tmp_path: Path, sample_env: dict[str, str], registry: TableRegistry) -> AsyncIterator[WorkerHost]:
     env = sample_env
-    started = Worker(WorkerConfig(tmp_path / "work", "ex", "inc-1", env=env, grace=0.3, find_tables=registry.find))
+    started = WorkerHost(WorkerConfig(tmp_path / "work", "ex", "inc-1", env=env, grace=0.3, find_tables=registry.find))
     try:
         await started.start()
         yield started
@@ -82,7 +82,7 @@ async def nothing(start: int) -> tuple[list[str], int | None]:
 
 
 async def run(
-    worker: Worker, table: Any, arg: dict[str, Any], row: Any = ROW, op: str = OP, opened: int = 7
+    worker: WorkerHost, table: Any, arg: dict[str, Any], row: Any = ROW, op: str = OP, opened: int = 7
 ) -> tuple[str, str]:
     ends: list[Any] = []
     request = RunRequest(op, "sample", arg, table, (JobItem(row, 1, 1),), batch=False, opened=opened)
@@ -91,7 +91,7 @@ async def run(
     return end.kind, end.error
 
 
-async def end_of_each_request(worker: Worker, table: Any, diary: Path, row: Any = ROW) -> list[tuple[str, str]]:
+async def end_of_each_request(worker: WorkerHost, table: Any, diary: Path, row: Any = ROW) -> list[tuple[str, str]]:
     """The result of each kind of request that has the table's record."""
     arg, results = {"names": ["a"], "diary": str(diary)}, [await run(worker, table, {"diary": str(diary)}, row)]
     for request in (
@@ -110,7 +110,7 @@ async def end_of_each_request(worker: Worker, table: Any, diary: Path, row: Any 
 
 @pytest.mark.parametrize("forged", FORGED)
 async def test_a_forged_table_record_is_refused_before_any_code_runs(
-    worker: Worker, tmp_path: Path, forged: str
+    worker: WorkerHost, tmp_path: Path, forged: str
 ) -> None:
     diary = tmp_path / "diary"
     for kind, text in await end_of_each_request(worker, FORGED[forged], diary):
@@ -121,13 +121,13 @@ async def test_a_forged_table_record_is_refused_before_any_code_runs(
     assert not diary.exists()
 
 
-async def test_the_registered_record_with_options_from_planning_is_accepted(worker: Worker, tmp_path: Path) -> None:
+async def test_the_registered_record_with_options_from_planning_is_accepted(worker: WorkerHost, tmp_path: Path) -> None:
     found = MINE.extended({"columns": {"a": "int"}, "partition_types": {}}).to_json()
     results = await end_of_each_request(worker, found, tmp_path / "diary")
     assert [kind for kind, _ in results] == ["success", *["done"] * 4]
 
 
-async def test_a_forged_record_of_a_second_table_is_refused(worker: Worker, tmp_path: Path) -> None:
+async def test_a_forged_record_of_a_second_table_is_refused(worker: WorkerHost, tmp_path: Path) -> None:
     diary, pay = tmp_path / "diary", replace(THEIRS, location="/data/pay")
     for other in (replace(MINE, location="/data/theirs"), pay, replace(THEIRS, name="u")):
         row = PartitionPlan(0, "a", beside=(Pinned(other),)).to_json()
@@ -152,7 +152,7 @@ async def test_a_forged_record_of_a_second_table_is_refused(worker: Worker, tmp_
     assert await run(worker, MINE.to_json(), {}, good) == ("success", "")
 
 
-async def test_jobs_of_an_operation_read_the_registry_once(worker: Worker, registry: TableRegistry) -> None:
+async def test_jobs_of_an_operation_read_the_registry_once(worker: WorkerHost, registry: TableRegistry) -> None:
     for _ in range(3):
         assert await run(worker, MINE.to_json(), {}) == ("success", "")
     assert registry.reads == 1
@@ -169,7 +169,7 @@ async def test_jobs_of_an_operation_read_the_registry_once(worker: Worker, regis
 
 
 async def test_hole_2_a_reused_operation_number_is_compared_again(
-    worker: Worker, registry: TableRegistry, tmp_path: Path
+    worker: WorkerHost, registry: TableRegistry, tmp_path: Path
 ) -> None:
     """An earlier comparison for an operation with this name is void once the table's record has changed."""
     assert await run(worker, MINE.to_json(), {}) == ("success", "")
@@ -185,7 +185,9 @@ async def test_hole_2_a_reused_operation_number_is_compared_again(
         assert registry.reads == reads + n
 
 
-async def test_only_the_forged_one_of_several_operations_is_refused(worker: Worker, registry: TableRegistry) -> None:
+async def test_only_the_forged_one_of_several_operations_is_refused(
+    worker: WorkerHost, registry: TableRegistry
+) -> None:
     ends: dict[str, list[Any]] = {"t/sample/1": [], "t/sample/2": [], "theirs/sample/1": []}
     tables = [MINE.to_json(), FORGED["location"], THEIRS.to_json()]
     requests = [

@@ -28,7 +28,7 @@ from tests.support.daemons import distop_process
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from distop.worker.daemon_side.host import Worker
+    from distop.worker.daemon_side.host import WorkerHost
     from tests.support.daemons import Daemons
 
 __all__ = ["sample_env", "worker"]
@@ -36,7 +36,7 @@ __all__ = ["sample_env", "worker"]
 SENTENCE = "the job ran longer than its time limit of 0.5 s"
 
 
-async def test_a_job_over_its_time_limit_is_stopped_with_an_error(worker: Worker, tmp_path: Path) -> None:
+async def test_a_job_over_its_time_limit_is_stopped_with_an_error(worker: WorkerHost, tmp_path: Path) -> None:
     ends = await run(worker, request({"a": "wait"}, "ab", tmp_path, time_limit=0.5))
     assert kinds(ends) == "a:error b:success"
     assert ends["a"].error == SENTENCE
@@ -44,7 +44,7 @@ async def test_a_job_over_its_time_limit_is_stopped_with_an_error(worker: Worker
 
 
 async def test_a_job_that_ignores_its_time_limit_loses_its_slot_and_others_finish(
-    worker: Worker, tmp_path: Path
+    worker: WorkerHost, tmp_path: Path
 ) -> None:
     neighbour = replace(request({"n": "hold"}, "n", tmp_path), op="t/sample/2")
     neighbour_run = asyncio.ensure_future(run(worker, neighbour))
@@ -71,7 +71,7 @@ async def test_a_job_that_ignores_its_time_limit_loses_its_slot_and_others_finis
 
 
 async def test_an_endless_neighbour_delays_the_new_child_for_a_limited_time(
-    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    worker: WorkerHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(child_launch, "REPLACED_AFTER", 1.0, raising=False)
     neighbour = replace(request({"n": "hold"}, "n", tmp_path), op="t/sample/2")
@@ -86,14 +86,14 @@ async def test_an_endless_neighbour_delays_the_new_child_for_a_limited_time(
     assert worker.deaths == 1
 
 
-async def test_only_the_stuck_job_of_a_batch_over_its_time_limit_fails(worker: Worker, tmp_path: Path) -> None:
+async def test_only_the_stuck_job_of_a_batch_over_its_time_limit_fails(worker: WorkerHost, tmp_path: Path) -> None:
     what = request({"c": "deaf"}, "abcde", tmp_path, batch=True, time_limit=0.5)
     ends = await run(worker, what)
     assert kinds(ends) == "a:success b:success c:error d:success e:success"
     assert ends["c"].error == SENTENCE
 
 
-async def test_a_batch_that_stops_in_time_is_split_in_the_same_child(worker: Worker, tmp_path: Path) -> None:
+async def test_a_batch_that_stops_in_time_is_split_in_the_same_child(worker: WorkerHost, tmp_path: Path) -> None:
     what = request({"b": "wait"}, "abcd", tmp_path, batch=True, time_limit=0.5)
     ends = await run(worker, what)
     assert kinds(ends) == "a:success b:error c:success d:success"
@@ -101,7 +101,7 @@ async def test_a_batch_that_stops_in_time_is_split_in_the_same_child(worker: Wor
     assert worker.deaths == 0
 
 
-async def test_jobs_queued_behind_a_stuck_job_are_released(worker: Worker, tmp_path: Path) -> None:
+async def test_jobs_queued_behind_a_stuck_job_are_released(worker: WorkerHost, tmp_path: Path) -> None:
     queued, ends = queued_runs(tmp_path, "deaf", "", "")
     limited = [(replace(what, time_limit=0.5), listener) for what, listener in queued]
     await asyncio.wait_for(worker.run_in_turn(limited), 60)

@@ -14,7 +14,7 @@ import pytest
 from distop.protocol.plan import decode_chunk
 from distop.worker import child_messages
 from distop.worker.daemon_side.call_channel import PLACES
-from distop.worker.daemon_side.host import JobItem, RunRequest, Worker, WorkerConfig, WorkerError
+from distop.worker.daemon_side.host import JobItem, RunRequest, WorkerConfig, WorkerError, WorkerHost
 from distop.worker.daemon_side.requests import CompleteRequest, PlanPages
 from distop.worker.guardian import boottime
 from tests.support.behaviors import sample_env
@@ -31,11 +31,11 @@ TABLE = {"name": "t", "format": "parquet", "location": "/nowhere"}
 
 
 @pytest.fixture
-async def worker(tmp_path: Path, sample_env: dict[str, str]) -> AsyncIterator[Worker]:
+async def worker(tmp_path: Path, sample_env: dict[str, str]) -> AsyncIterator[WorkerHost]:
     config = WorkerConfig(
         tmp_path / "work", "ex", "inc-1", shared_dir=str(tmp_path / "shared"), env=sample_env, grace=0.3
     )
-    started = Worker(config)
+    started = WorkerHost(config)
     try:
         await started.start()
         yield started
@@ -43,7 +43,7 @@ async def worker(tmp_path: Path, sample_env: dict[str, str]) -> AsyncIterator[Wo
         await started.stop(10)
 
 
-async def test_a_large_plan_is_split_into_chunks(worker: Worker) -> None:
+async def test_a_large_plan_is_split_into_chunks(worker: WorkerHost) -> None:
     names = [f"{'n' * 100}{i}" for i in range(20_000)]
     planned = await worker.plan(OP, "sample", {"names": names}, TABLE, None)
     assert (planned.count, planned.version) == (20_000, "v1")
@@ -54,7 +54,7 @@ async def test_a_large_plan_is_split_into_chunks(worker: Worker) -> None:
     assert max(map(len, planned.chunks)) <= 512 * 1024
 
 
-async def test_planning_reads_a_second_table_and_the_job_receives_it(worker: Worker) -> None:
+async def test_planning_reads_a_second_table_and_the_job_receives_it(worker: WorkerHost) -> None:
     async def find(name: str) -> dict[str, Any] | None:
         if name == "broken":
             raise OSError("etcd is not available")
@@ -77,7 +77,7 @@ async def test_planning_reads_a_second_table_and_the_job_receives_it(worker: Wor
         assert caught.value.kind == kind
 
 
-async def test_a_plan_of_named_partitions_has_only_these(worker: Worker) -> None:
+async def test_a_plan_of_named_partitions_has_only_these(worker: WorkerHost) -> None:
     planned = await worker.plan(OP, "sample", {"names": ["a", "b", "c"]}, TABLE, ("c", "a"))
     assert [(p.partition, p.name) for p in decode_chunk(planned.chunks[0])] == [(0, "a"), (1, "c")]
     with pytest.raises(WorkerError, match="no partition 'z'") as caught:
@@ -85,12 +85,14 @@ async def test_a_plan_of_named_partitions_has_only_these(worker: Worker) -> None
     assert caught.value.kind == "fatal"
 
 
-async def test_a_plan_may_be_empty(worker: Worker) -> None:
+async def test_a_plan_may_be_empty(worker: WorkerHost) -> None:
     planned = await worker.plan(OP, "sample", {}, TABLE, None)
     assert (planned.count, planned.chunks) == (0, [])
 
 
-async def test_a_long_file_list_reaches_the_job_through_the_shared_directory(worker: Worker, tmp_path: Path) -> None:
+async def test_a_long_file_list_reaches_the_job_through_the_shared_directory(
+    worker: WorkerHost, tmp_path: Path
+) -> None:
     planned = await worker.plan(OP, "sample", {"names": ["a"], "files": 4_000}, TABLE, None)
     (plan,) = json.loads(planned.chunks[0])
     assert plan["files_at"].startswith("plans/t/sample/1/")
@@ -105,7 +107,7 @@ async def test_a_long_file_list_reaches_the_job_through_the_shared_directory(wor
     assert not file_list.exists()
 
 
-async def test_a_failed_plan_has_its_kind_of_error_and_the_next_plan_succeeds(worker: Worker) -> None:
+async def test_a_failed_plan_has_its_kind_of_error_and_the_next_plan_succeeds(worker: WorkerHost) -> None:
     """The next plan is made by the same child or by its replacement."""
     for type_name, arg, kind, sentence in (
         ("sample", {"does": {"wrong": ""}}, "fatal", "^the location is wrong$"),
@@ -123,7 +125,7 @@ async def test_a_failed_plan_has_its_kind_of_error_and_the_next_plan_succeeds(wo
         assert (await worker.plan(OP, "sample", {"names": ["a"]}, TABLE, None)).count == 1, sentence
 
 
-async def test_a_call_is_repeated_after_another_job_killed_the_child(worker: Worker, tmp_path: Path) -> None:
+async def test_a_call_is_repeated_after_another_job_killed_the_child(worker: WorkerHost, tmp_path: Path) -> None:
     planning = asyncio.create_task(worker.plan(OP, "sample", {"names": ["a"], "does": {"once": ""}}, TABLE, None))
     limit = time.monotonic() + 30
     while not (tmp_path / "work/ops/t/sample/1/once").exists():
@@ -142,7 +144,7 @@ async def test_a_call_is_repeated_after_another_job_killed_the_child(worker: Wor
 async def test_a_call_that_hangs_fails_at_its_time_limit(tmp_path: Path, sample_env: dict[str, str], kind: str) -> None:
     """The child is replaced. A location that never answers has this effect."""
     config = WorkerConfig(tmp_path / "work", "ex", "inc-1", env=sample_env, grace=0.3, call_limit=0.5)
-    worker = Worker(config)
+    worker = WorkerHost(config)
     await worker.start()
     try:
         with pytest.raises(WorkerError, match=f"^the {kind[:4]}.* of {OP} did not end within 0.5 s$") as caught:
@@ -152,7 +154,7 @@ async def test_a_call_that_hangs_fails_at_its_time_limit(tmp_path: Path, sample_
         await worker.stop(10)
 
 
-async def test_an_abandoned_call_leaves_no_unretrieved_error(worker: Worker, tmp_path: Path) -> None:
+async def test_an_abandoned_call_leaves_no_unretrieved_error(worker: WorkerHost, tmp_path: Path) -> None:
     """A drain or the end of a daemon abandons a planning call."""
     unretrieved: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: unretrieved.append(context))
@@ -171,7 +173,7 @@ async def test_an_abandoned_call_leaves_no_unretrieved_error(worker: Worker, tmp
     assert not unretrieved
 
 
-async def test_planning_that_ignores_its_cancel_ends_with_its_child(worker: Worker, tmp_path: Path) -> None:
+async def test_planning_that_ignores_its_cancel_ends_with_its_child(worker: WorkerHost, tmp_path: Path) -> None:
     planning = asyncio.create_task(worker.plan(OP, "sample", {"does": {"once": ""}}, TABLE, None))
     limit = time.monotonic() + 30
     while not (tmp_path / "work/ops/t/sample/1/once").exists():
@@ -187,7 +189,9 @@ async def test_planning_that_ignores_its_cancel_ends_with_its_child(worker: Work
 CALLS = ("plan", "complete", "cleanup")
 
 
-def start_call(worker: Worker, kind: str, action: str, tmp_path: Path, fetch: Fetch | None = None) -> asyncio.Task[Any]:
+def start_call(
+    worker: WorkerHost, kind: str, action: str, tmp_path: Path, fetch: Fetch | None = None
+) -> asyncio.Task[Any]:
     """Start a call of this kind in which the behavior performs ``action``."""
     does = {"plan": action, "complete": action, "a": f"clean-{action}"}
     arg = {"does": does, "diary": str(tmp_path / "diary"), "names": ["a"]}
@@ -223,7 +227,7 @@ async def transient_error(call: asyncio.Task[Any]) -> str:
 
 
 @pytest.mark.parametrize("kind", CALLS)
-async def test_cancelling_runs_does_not_cancel_calls(worker: Worker, tmp_path: Path, kind: str) -> None:
+async def test_cancelling_runs_does_not_cancel_calls(worker: WorkerHost, tmp_path: Path, kind: str) -> None:
     call = start_call(worker, kind, "hold", tmp_path)
     await until(call_started(kind, tmp_path), "the call has started")
     worker.cancel(OP)
@@ -237,7 +241,7 @@ async def test_cancelling_runs_does_not_cancel_calls(worker: Worker, tmp_path: P
 
 
 @pytest.mark.parametrize("kind", CALLS)
-async def test_a_call_that_checks_for_cancels_is_cancelled(worker: Worker, tmp_path: Path, kind: str) -> None:
+async def test_a_call_that_checks_for_cancels_is_cancelled(worker: WorkerHost, tmp_path: Path, kind: str) -> None:
     call = start_call(worker, kind, "wait", tmp_path)
     await until(call_started(kind, tmp_path), "the call has started")
     worker.cancel_calls(OP)
@@ -245,7 +249,7 @@ async def test_a_call_that_checks_for_cancels_is_cancelled(worker: Worker, tmp_p
     assert worker.deaths == 0
 
 
-async def test_planning_calls_of_one_table_leave_room_for_other_tables(worker: Worker, tmp_path: Path) -> None:
+async def test_planning_calls_of_one_table_leave_room_for_other_tables(worker: WorkerHost, tmp_path: Path) -> None:
     """Planning calls take no slots, and the executor does not choose their number."""
     ops = [f"t/sample/{n}" for n in range(1, 20)]
     does = {"does": {"plan": "wait"}, "diary": str(tmp_path / "diary"), "names": ["a"]}
@@ -270,7 +274,7 @@ async def test_planning_calls_of_one_table_leave_room_for_other_tables(worker: W
 
 async def test_the_time_limit_of_a_call_starts_when_it_has_a_place(tmp_path: Path, sample_env: dict[str, str]) -> None:
     config = WorkerConfig(tmp_path / "work", "ex", "inc-1", env=sample_env, grace=0.3, call_limit=1.0)
-    worker = Worker(config)
+    worker = WorkerHost(config)
     await worker.start()
     try:
         does = {"does": {"plan": "wait"}, "diary": str(tmp_path / "diary"), "names": ["a"]}
@@ -286,7 +290,9 @@ async def test_the_time_limit_of_a_call_starts_when_it_has_a_place(tmp_path: Pat
 
 
 @pytest.mark.parametrize("kind", CALLS)
-async def test_a_call_that_ignores_its_cancel_ends_with_its_child(worker: Worker, tmp_path: Path, kind: str) -> None:
+async def test_a_call_that_ignores_its_cancel_ends_with_its_child(
+    worker: WorkerHost, tmp_path: Path, kind: str
+) -> None:
     ends: list[Any] = []
     item = JobItem({"partition": 0, "name": "x"}, 1, 1)
     neighbour = RunRequest("t/sample/2", "sample", {"does": {"x": "hold"}}, None, (item,), batch=False)
@@ -303,7 +309,7 @@ async def test_a_call_that_ignores_its_cancel_ends_with_its_child(worker: Worker
     assert [end.kind for end in ends] == ["success"]
 
 
-async def test_a_call_that_waits_for_a_child_can_be_cancelled(worker: Worker, tmp_path: Path) -> None:
+async def test_a_call_that_waits_for_a_child_can_be_cancelled(worker: WorkerHost, tmp_path: Path) -> None:
     worker.set_deadline(boottime() - 1)
     await until(lambda: not worker.running, "the child has ended at the deadline")
     calls = [start_call(worker, kind, "deaf", tmp_path) for kind in CALLS]
@@ -316,7 +322,9 @@ async def test_a_call_that_waits_for_a_child_can_be_cancelled(worker: Worker, tm
 
 
 @pytest.mark.parametrize("kind", CALLS)
-async def test_a_call_that_arrives_after_its_deadline_is_sent_again(worker: Worker, tmp_path: Path, kind: str) -> None:
+async def test_a_call_that_arrives_after_its_deadline_is_sent_again(
+    worker: WorkerHost, tmp_path: Path, kind: str
+) -> None:
     """After a freeze of the machine, the child may read a late call before its guardian kills it, and must not run it.
 
     If only the child was frozen, the session continues, and the late call does not count as a failure.
@@ -342,7 +350,7 @@ async def test_a_call_that_arrives_after_its_deadline_is_sent_again(worker: Work
     assert worker.deaths == 0
 
 
-async def test_a_completion_that_waits_for_outcomes_can_be_cancelled(worker: Worker, tmp_path: Path) -> None:
+async def test_a_completion_that_waits_for_outcomes_can_be_cancelled(worker: WorkerHost, tmp_path: Path) -> None:
     reading = asyncio.Event()
 
     async def never(start: int) -> tuple[list[dict[str, Any]], int | None]:
@@ -356,7 +364,7 @@ async def test_a_completion_that_waits_for_outcomes_can_be_cancelled(worker: Wor
     assert worker.deaths == 0
 
 
-async def test_a_call_abandoned_by_its_caller_is_stopped_in_the_child(worker: Worker, tmp_path: Path) -> None:
+async def test_a_call_abandoned_by_its_caller_is_stopped_in_the_child(worker: WorkerHost, tmp_path: Path) -> None:
     call = start_call(worker, "plan", "deaf", tmp_path)
     await until(call_started("plan", tmp_path), "the call has started")
     call.cancel()
@@ -369,7 +377,7 @@ async def test_a_call_abandoned_by_its_caller_is_stopped_in_the_child(worker: Wo
 async def test_a_cleanup_fails_at_its_time_limit(
     tmp_path: Path, sample_env: dict[str, str], action: str, deaths: int
 ) -> None:
-    worker = Worker(WorkerConfig(tmp_path / "work", "ex", "inc-1", env=sample_env, grace=0.3, cleanup_timeout=0.3))
+    worker = WorkerHost(WorkerConfig(tmp_path / "work", "ex", "inc-1", env=sample_env, grace=0.3, cleanup_timeout=0.3))
     try:
         await worker.start()
         text = await transient_error(start_call(worker, "cleanup", action, tmp_path))
@@ -389,7 +397,7 @@ async def pages(start: int) -> tuple[list[str], int | None]:
     return rows, end if end < 60 else None
 
 
-async def test_completion_reads_outcomes_in_pages(worker: Worker) -> None:
+async def test_completion_reads_outcomes_in_pages(worker: WorkerHost) -> None:
     done = await worker.complete(
         CompleteRequest(OP, "sample", {"does": {"follow": ""}}, TABLE, "failed", 60, 59, 1, pages)
     )
@@ -406,7 +414,7 @@ async def test_completion_reads_outcomes_in_pages(worker: Worker) -> None:
     )
 
 
-async def test_a_known_first_page_is_not_fetched_again(worker: Worker) -> None:
+async def test_a_known_first_page_is_not_fetched_again(worker: WorkerHost) -> None:
     fetched = []
 
     async def fetch(start: int) -> tuple[list[str], int | None]:
@@ -424,7 +432,7 @@ async def test_a_known_first_page_is_not_fetched_again(worker: Worker) -> None:
     assert len(fetched) == 5
 
 
-async def test_completion_can_read_the_plan(worker: Worker) -> None:
+async def test_completion_can_read_the_plan(worker: WorkerHost) -> None:
     arg = {"names": ["a", "b"], "files": 4_000, "does": {"plan": ""}}
     planned = await worker.plan(OP, "sample", arg, TABLE, None)
     partitions = [p for chunk in planned.chunks for p in decode_chunk(chunk)]
@@ -447,13 +455,13 @@ async def test_completion_can_read_the_plan(worker: Worker) -> None:
         await worker.complete(CompleteRequest(OP, "sample", arg, TABLE, "success", 0, 0, 0, pages, plan=plan))
 
 
-async def test_a_failure_raised_by_completion_keeps_its_report(worker: Worker) -> None:
+async def test_a_failure_raised_by_completion_keeps_its_report(worker: WorkerHost) -> None:
     done = await worker.complete(CompleteRequest(OP, "sample", {"does": {"no": ""}}, None, "success", 60, 60, 0, pages))
     assert done.failure == "the answer is no"
     assert len(done.report["rows"]) == 60
 
 
-async def test_a_completion_without_readable_outcomes_is_a_transient_error(worker: Worker) -> None:
+async def test_a_completion_without_readable_outcomes_is_a_transient_error(worker: WorkerHost) -> None:
     async def fail(start: int) -> tuple[list[str], int | None]:
         raise ConnectionError("etcd is not available")
 
@@ -462,13 +470,13 @@ async def test_a_completion_without_readable_outcomes_is_a_transient_error(worke
     assert caught.value.kind == "transient"
 
 
-async def test_a_report_that_is_too_large_is_a_fatal_error(worker: Worker) -> None:
+async def test_a_report_that_is_too_large_is_a_fatal_error(worker: WorkerHost) -> None:
     with pytest.raises(WorkerError, match="at most 524288 are allowed") as caught:
         await worker.complete(CompleteRequest(OP, "sample", {"does": {"large": ""}}, TABLE, "success", 0, 0, 0, pages))
     assert caught.value.kind == "fatal"
 
 
-async def test_follow_up_operations_on_another_table_are_refused(worker: Worker) -> None:
+async def test_follow_up_operations_on_another_table_are_refused(worker: WorkerHost) -> None:
     for op, table in (("u/sample/1", {**TABLE, "name": "u"}), ("@cluster/sample/1", None)):
         with pytest.raises(WorkerError, match="is followed by operations on its own table alone, not on 't'") as caught:
             await worker.complete(

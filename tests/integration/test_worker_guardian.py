@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from distop.worker import guardian
-from distop.worker.daemon_side.host import Worker, WorkerConfig
+from distop.worker.daemon_side.host import WorkerConfig, WorkerHost
 from distop.worker.guardian import boottime, session_members
 from tests.support.behaviors import sample_env
 from tests.support.processes import children, children_of_guardian, machine, signal_all, suspend
@@ -309,7 +309,7 @@ async def test_the_daemon_logs_processes_that_do_not_die(
     report = f'if [ "$1" = -I ]; then printf "W {os.getpid()} 999999999\\n" >&$4; fi'
     python.write_text(f'#!/bin/bash\n{report}\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
-    worker = Worker(WorkerConfig(tmp_path, "ex", "inc-1", env=sample_env, python=str(python)))
+    worker = WorkerHost(WorkerConfig(tmp_path, "ex", "inc-1", env=sample_env, python=str(python)))
     await worker.start()
     await worker.stop(10)
     names = f"{os.getpid()} ({guardian.command(os.getpid())}), 999999999 ()"

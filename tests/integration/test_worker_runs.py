@@ -19,7 +19,7 @@ import pytest
 from distop.protocol.json_codec import MAX_ERROR_TEXT
 from distop.runtime.secret_settings import CREDENTIALS
 from distop.worker import child_messages
-from distop.worker.daemon_side.host import JobEnded, JobItem, RunRequest, Worker, WorkerConfig, WorkerError
+from distop.worker.daemon_side.host import JobEnded, JobItem, RunRequest, WorkerConfig, WorkerError, WorkerHost
 from distop.worker.daemon_side.requests import Listener
 from distop.worker.daemon_side.result_handlers import RunSink
 from distop.worker.guardian import boottime, session_members
@@ -39,15 +39,15 @@ T = TypeVar("T")
 
 
 @pytest.fixture
-async def worker(tmp_path: Path, sample_env: dict[str, str]) -> AsyncIterator[Worker]:
+async def worker(tmp_path: Path, sample_env: dict[str, str]) -> AsyncIterator[WorkerHost]:
     async with running_worker(tmp_path, sample_env) as one:
         yield one
 
 
 @asynccontextmanager
-async def running_worker(tmp_path: Path, env: dict[str, str], **settings: Any) -> AsyncIterator[Worker]:
+async def running_worker(tmp_path: Path, env: dict[str, str], **settings: Any) -> AsyncIterator[WorkerHost]:
     settings = {"slots": 4, "grace": 0.3, "shared_dir": str(tmp_path / "shared")} | settings
-    worker = Worker(WorkerConfig(tmp_path / "work", "ex", "inc-1", env=env, **settings))
+    worker = WorkerHost(WorkerConfig(tmp_path / "work", "ex", "inc-1", env=env, **settings))
     try:
         await worker.start()
         yield worker
@@ -68,7 +68,7 @@ def request(does: dict[str, str], names: str, tmp_path: Path, *, batch: bool = F
     return RunRequest(OP, "batches" if batch else "sample", arg, None, items, batch, **fields)
 
 
-async def run(worker: Worker, what: RunRequest, seconds: float = 60, **callbacks: Any) -> dict[str, JobEnded]:
+async def run(worker: WorkerHost, what: RunRequest, seconds: float = 60, **callbacks: Any) -> dict[str, JobEnded]:
     """Run the request, and return the ends by partition name. Each item has exactly one end."""
     events: list[JobEnded] = []
     await asyncio.wait_for(worker.run(what, events.extend, **callbacks), seconds)
@@ -93,7 +93,7 @@ def queued_runs(tmp_path: Path, *does: str) -> tuple[list[tuple[RunRequest, List
     return queued, ends
 
 
-async def test_runs_of_several_operations_take_turns_in_one_slot(worker: Worker, tmp_path: Path) -> None:
+async def test_runs_of_several_operations_take_turns_in_one_slot(worker: WorkerHost, tmp_path: Path) -> None:
     queued, ends = queued_runs(tmp_path, "", "fail", "error", "", "large")
     await asyncio.wait_for(worker.run_in_turn(queued), 60)
     assert list(ends) == ["a", "b", "c", "d", "e"]
@@ -101,7 +101,7 @@ async def test_runs_of_several_operations_take_turns_in_one_slot(worker: Worker,
     assert diary(tmp_path)[:2] == ["start a", "start b"]
 
 
-async def test_queued_runs_are_paused_and_cancelled_at_once(worker: Worker, tmp_path: Path) -> None:
+async def test_queued_runs_are_paused_and_cancelled_at_once(worker: WorkerHost, tmp_path: Path) -> None:
     queued, ends = queued_runs(tmp_path, "wait", "", "", "")
     task = asyncio.ensure_future(worker.run_in_turn(queued))
     await until(lambda: diary(tmp_path) == ["start a"], "the first one runs")
@@ -117,7 +117,7 @@ async def test_queued_runs_are_paused_and_cancelled_at_once(worker: Worker, tmp_
     assert "start b" not in diary(tmp_path)
 
 
-async def test_only_the_queued_run_that_kills_the_child_fails(worker: Worker, tmp_path: Path) -> None:
+async def test_only_the_queued_run_that_kills_the_child_fails(worker: WorkerHost, tmp_path: Path) -> None:
     queued, ends = queued_runs(tmp_path, "", "die", "", "")
     await asyncio.wait_for(worker.run_in_turn(queued), 120)
     assert kinds(ends) == "a:success b:crash c:success d:success"
@@ -160,13 +160,13 @@ def diary(tmp_path: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-def child_pid(worker: Worker) -> int:
+def child_pid(worker: WorkerHost) -> int:
     child = worker._keeper.child
     assert child is not None
     return child._sid
 
 
-async def test_all_loadable_behaviors_are_declared(worker: Worker) -> None:
+async def test_all_loadable_behaviors_are_declared(worker: WorkerHost) -> None:
     declared = {d.type_name: d for d in worker.declarations}
     assert {"sample", "batches", "noop"} <= set(declared)
     assert "absent" not in declared
@@ -196,7 +196,7 @@ ACTIONS = dict(zip("bcdefghi", ["fail", "error", "wrong", "exit", "memory", "lar
 
 
 @pytest.mark.parametrize("batch", [False, True])
-async def test_each_kind_of_end_has_its_result_and_error(worker: Worker, tmp_path: Path, batch: bool) -> None:
+async def test_each_kind_of_end_has_its_result_and_error(worker: WorkerHost, tmp_path: Path, batch: bool) -> None:
     ends = await run(worker, request(ACTIONS, "abcdefghi", tmp_path, batch=batch))
     assert kinds(ends) == "a:success b:verdict c:error d:fatal e:error f:error g:fatal h:fatal i:fatal"
     assert ends["a"].result == {"partition": "a", "attempt": 1}
@@ -213,7 +213,7 @@ async def test_each_kind_of_end_has_its_result_and_error(worker: Worker, tmp_pat
     assert worker.deaths == 0
 
 
-async def test_an_invalid_argument_is_a_fatal_error(worker: Worker, tmp_path: Path) -> None:
+async def test_an_invalid_argument_is_a_fatal_error(worker: WorkerHost, tmp_path: Path) -> None:
     what = RunRequest(OP, "noop", {"sleep": "long", "nap": 1}, None, request({}, "ab", tmp_path).items, batch=True)
     ends = await run(worker, what)
     assert kinds(ends) == "a:fatal b:fatal"
@@ -221,19 +221,19 @@ async def test_an_invalid_argument_is_a_fatal_error(worker: Worker, tmp_path: Pa
     assert "nap" in ends["a"].error
 
 
-async def test_a_job_of_a_type_that_is_not_installed_is_refused(worker: Worker, tmp_path: Path) -> None:
+async def test_a_job_of_a_type_that_is_not_installed_is_refused(worker: WorkerHost, tmp_path: Path) -> None:
     ends = await run(worker, RunRequest(OP, "nothing", {}, None, request({}, "a", tmp_path).items, batch=False))
     assert kinds(ends) == "a:refused"
 
 
-async def test_a_run_that_arrives_after_its_deadline_is_refused(worker: Worker, tmp_path: Path) -> None:
+async def test_a_run_that_arrives_after_its_deadline_is_refused(worker: WorkerHost, tmp_path: Path) -> None:
     ends = await run(worker, request({}, "ab", tmp_path, deadline=boottime() - 1))
     assert kinds(ends) == "a:refused b:refused"
     assert diary(tmp_path) == []
 
 
 @pytest.mark.parametrize("batch", [False, True])
-async def test_a_live_run_continues_under_renewed_deadlines(worker: Worker, tmp_path: Path, batch: bool) -> None:
+async def test_a_live_run_continues_under_renewed_deadlines(worker: WorkerHost, tmp_path: Path, batch: bool) -> None:
     """Otherwise the rest of a failed batch would be refused, claimed and refused again without end."""
     what = request({"a": "hold", "b": "break"}, "abcd", tmp_path, batch=batch, deadline=boottime() + 2)
     task = asyncio.create_task(run(worker, what))
@@ -245,7 +245,7 @@ async def test_a_live_run_continues_under_renewed_deadlines(worker: Worker, tmp_
     assert kinds(await task) == f"a:success b:{'error' if batch else 'success'} c:success d:success"
 
 
-async def test_a_late_run_is_refused_despite_a_later_deadline(worker: Worker, tmp_path: Path) -> None:
+async def test_a_late_run_is_refused_despite_a_later_deadline(worker: WorkerHost, tmp_path: Path) -> None:
     worker.set_deadline(boottime() + 3600)
     child = worker._keeper.child
     assert child is not None
@@ -264,12 +264,12 @@ async def test_a_late_run_is_refused_despite_a_later_deadline(worker: Worker, tm
     assert diary(tmp_path) == []
 
 
-async def test_jobs_that_were_taken_over_are_cleaned_up_first(worker: Worker, tmp_path: Path) -> None:
+async def test_jobs_that_were_taken_over_are_cleaned_up_first(worker: WorkerHost, tmp_path: Path) -> None:
     await run(worker, request({}, "ab", tmp_path, cleanup_first=True))
     assert diary(tmp_path) == ["clean a", "start a", "clean b", "start b"]
 
 
-async def test_only_the_failing_partitions_of_a_batch_fail(worker: Worker, tmp_path: Path) -> None:
+async def test_only_the_failing_partitions_of_a_batch_fail(worker: WorkerHost, tmp_path: Path) -> None:
     ends = await run(worker, request({"c": "break", "f": "break", "g": "forget"}, "abcdefgh", tmp_path, batch=True))
     assert kinds(ends) == "a:success b:success c:error d:success e:success f:error g:error h:success"
     assert "c breaks the batch" in ends["c"].error
@@ -280,7 +280,9 @@ async def test_only_the_failing_partitions_of_a_batch_fail(worker: Worker, tmp_p
 
 @pytest.mark.parametrize("batch", [False, True])
 @pytest.mark.parametrize("death", ["die", "kill"])
-async def test_only_the_job_that_kills_the_child_fails(worker: Worker, tmp_path: Path, batch: bool, death: str) -> None:
+async def test_only_the_job_that_kills_the_child_fails(
+    worker: WorkerHost, tmp_path: Path, batch: bool, death: str
+) -> None:
     guilty, neighbours = await asyncio.gather(
         run(worker, request({"c": death}, "abcdef", tmp_path, batch=batch)),
         run(worker, request({}, "uvwxyz", tmp_path, batch=not batch)),
@@ -291,7 +293,7 @@ async def test_only_the_job_that_kills_the_child_fails(worker: Worker, tmp_path:
     assert worker.deaths >= 2
 
 
-async def test_a_single_job_that_kills_the_child_fails_at_once(worker: Worker, tmp_path: Path) -> None:
+async def test_a_single_job_that_kills_the_child_fails_at_once(worker: WorkerHost, tmp_path: Path) -> None:
     ends = await run(worker, request({"a": "die"}, "a", tmp_path))
     assert kinds(ends) == "a:crash"
     assert diary(tmp_path) == ["start a"]
@@ -300,7 +302,7 @@ async def test_a_single_job_that_kills_the_child_fails_at_once(worker: Worker, t
 
 @pytest.mark.parametrize("batch", [False, True])
 async def test_jobs_that_check_for_cancels_are_cancelled_and_cleaned_up(
-    worker: Worker, tmp_path: Path, batch: bool
+    worker: WorkerHost, tmp_path: Path, batch: bool
 ) -> None:
     task = asyncio.create_task(run(worker, request({"a": "wait"}, "ab", tmp_path, batch=batch)))
     await until(lambda: "start a" in diary(tmp_path), "the job runs")
@@ -313,7 +315,7 @@ async def test_jobs_that_check_for_cancels_are_cancelled_and_cleaned_up(
     assert worker.deaths == 0
 
 
-async def test_single_partitions_are_cancelled_and_others_continue(worker: Worker, tmp_path: Path) -> None:
+async def test_single_partitions_are_cancelled_and_others_continue(worker: WorkerHost, tmp_path: Path) -> None:
     task = asyncio.create_task(run(worker, request({"a": "wait"}, "abc", tmp_path)))
     await until(lambda: "start a" in diary(tmp_path), "the job runs")
     worker.cancel(OP, [0, 2])
@@ -322,7 +324,7 @@ async def test_single_partitions_are_cancelled_and_others_continue(worker: Worke
 
 
 @pytest.mark.parametrize("batch", [False, True])
-async def test_a_pause_refuses_jobs_that_have_not_started(worker: Worker, tmp_path: Path, batch: bool) -> None:
+async def test_a_pause_refuses_jobs_that_have_not_started(worker: WorkerHost, tmp_path: Path, batch: bool) -> None:
     """Of single jobs these are the next ones; of a batch, those left when it fails."""
     task = asyncio.create_task(run(worker, request({"a": "hold", "b": "break"}, "abcd", tmp_path, batch=batch)))
     await until(lambda: "start a" in diary(tmp_path), "the job runs")
@@ -350,7 +352,7 @@ async def test_a_pause_refuses_jobs_that_wait_for_a_slot(tmp_path: Path, sample_
         assert diary(tmp_path) == ["start a"]
 
 
-async def test_a_job_that_ignores_its_cancel_ends_with_its_child(worker: Worker, tmp_path: Path) -> None:
+async def test_a_job_that_ignores_its_cancel_ends_with_its_child(worker: WorkerHost, tmp_path: Path) -> None:
     deaf = asyncio.create_task(run(worker, request({"a": "deaf"}, "ab", tmp_path)))
     other = RunRequest("t/sample/2", "noop", {"sleep": 1.5}, None, request({}, "x", tmp_path).items, batch=False)
     neighbour = asyncio.create_task(run(worker, other))
@@ -374,8 +376,8 @@ def lingering_until(dead: Path, tmp_path: Path) -> str:
 
 @asynccontextmanager
 async def killed_child(
-    tmp_path: Path, env: dict[str, str], caplog: pytest.LogCaptureFixture, after: Callable[[Worker], Awaitable[T]]
-) -> AsyncIterator[tuple[Worker, asyncio.Task[T]]]:
+    tmp_path: Path, env: dict[str, str], caplog: pytest.LogCaptureFixture, after: Callable[[WorkerHost], Awaitable[T]]
+) -> AsyncIterator[tuple[WorkerHost, asyncio.Task[T]]]:
     """Kill a child, call ``after`` before its whole session is dead, and yield the task once it is."""
     dead = tmp_path / "dead"
     async with running_worker(tmp_path, env, python=lingering_until(dead, tmp_path)) as worker:
@@ -395,7 +397,7 @@ async def killed_child(
 async def test_a_job_sent_after_the_end_of_a_child_succeeds(
     tmp_path: Path, sample_env: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    def job(worker: Worker) -> Awaitable[dict[str, JobEnded]]:
+    def job(worker: WorkerHost) -> Awaitable[dict[str, JobEnded]]:
         return run(worker, request({}, "a", tmp_path))
 
     async with killed_child(tmp_path, sample_env, caplog, job) as (worker, ends):
@@ -407,7 +409,7 @@ async def test_a_job_sent_after_the_end_of_a_child_succeeds(
 async def test_a_call_sent_after_the_end_of_a_child_succeeds(
     tmp_path: Path, sample_env: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    def planning(worker: Worker) -> Awaitable[PlanResult]:
+    def planning(worker: WorkerHost) -> Awaitable[PlanResult]:
         return worker.plan("t/sample/1", "sample", {"names": ["a"]}, TABLE, None)
 
     async with killed_child(tmp_path, sample_env, caplog, planning) as (_, planned):
@@ -443,7 +445,7 @@ async def test_no_job_runs_while_a_killed_process_does_not_die(
         assert {"clean a", "start b"} <= set(diary(here))
 
 
-async def test_a_run_abandoned_by_its_caller_is_stopped(worker: Worker, tmp_path: Path) -> None:
+async def test_a_run_abandoned_by_its_caller_is_stopped(worker: WorkerHost, tmp_path: Path) -> None:
     task = asyncio.create_task(run(worker, request({"a": "wait"}, "a", tmp_path)))
     await until(lambda: "start a" in diary(tmp_path), "the job runs")
     task.cancel()
@@ -451,7 +453,7 @@ async def test_a_run_abandoned_by_its_caller_is_stopped(worker: Worker, tmp_path
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_an_error_in_a_cleanup_call_is_transient(worker: Worker, tmp_path: Path) -> None:
+async def test_an_error_in_a_cleanup_call_is_transient(worker: WorkerHost, tmp_path: Path) -> None:
     ends = await run(worker, request({"a": "fail-unclean"}, "a", tmp_path))
     assert kinds(ends) == "a:verdict"
     arg = {"does": {"a": "unclean"}}
@@ -460,13 +462,13 @@ async def test_an_error_in_a_cleanup_call_is_transient(worker: Worker, tmp_path:
     assert caught.value.kind == "transient"
 
 
-async def test_a_cleanup_reads_the_checkpoint_of_its_job(worker: Worker, tmp_path: Path) -> None:
+async def test_a_cleanup_reads_the_checkpoint_of_its_job(worker: WorkerHost, tmp_path: Path) -> None:
     what = request({"a": "checkpoint"}, "a", tmp_path)
     await worker.cleanup(OP, "sample", what.arg, None, [JobItem(what.items[0].partition, 2, 100, {"at": 41})])
     assert diary(tmp_path) == ["clean a", "checkpoint {'at': 41}"]
 
 
-async def test_jobs_save_checkpoints_report_status_and_have_a_stage(worker: Worker, tmp_path: Path) -> None:
+async def test_jobs_save_checkpoints_report_status_and_have_a_stage(worker: WorkerHost, tmp_path: Path) -> None:
     saved: list[tuple[int, Any]] = []
     statuses: list[tuple[int, str]] = []
 
@@ -497,7 +499,7 @@ async def test_jobs_save_checkpoints_report_status_and_have_a_stage(worker: Work
     assert not Path(ends["c"].result["work_dir"]).exists()
 
 
-async def test_all_jobs_end_at_the_deadline_and_run_again_in_a_new_session(worker: Worker, tmp_path: Path) -> None:
+async def test_all_jobs_end_at_the_deadline_and_run_again_in_a_new_session(worker: WorkerHost, tmp_path: Path) -> None:
     worker.set_deadline(boottime() + 3600)
     task = asyncio.create_task(run(worker, request({"a": "wait"}, "ab", tmp_path)))
     await until(lambda: "start a" in diary(tmp_path), "the job runs")
@@ -510,7 +512,7 @@ async def test_all_jobs_end_at_the_deadline_and_run_again_in_a_new_session(worke
     assert kinds(await run(worker, request({}, "a", tmp_path, deadline=boottime() + 3600))) == "a:success"
 
 
-async def test_abort_kills_a_job_that_ignores_its_cancel(worker: Worker, tmp_path: Path) -> None:
+async def test_abort_kills_a_job_that_ignores_its_cancel(worker: WorkerHost, tmp_path: Path) -> None:
     task = asyncio.create_task(run(worker, request({"a": "deaf"}, "a", tmp_path)))
     await until(lambda: "start a" in diary(tmp_path), "the job runs")
     await worker.abort("the session is lost")
@@ -551,7 +553,7 @@ async def test_abort_returns_after_all_processes_died_and_all_ends_were_reported
         assert kinds(await run(worker, request({}, "c", tmp_path))) == "c:refused"
 
 
-async def test_abort_ends_a_pending_stop(worker: Worker, tmp_path: Path) -> None:
+async def test_abort_ends_a_pending_stop(worker: WorkerHost, tmp_path: Path) -> None:
     os.kill(child_pid(worker), signal.SIGSTOP)
     sid = child_pid(worker)
     stopping = asyncio.create_task(worker.stop(3600))
@@ -562,7 +564,7 @@ async def test_abort_ends_a_pending_stop(worker: Worker, tmp_path: Path) -> None
 
 
 async def test_abort_and_stop_while_a_child_starts(tmp_path: Path, sample_env: dict[str, str]) -> None:
-    worker = Worker(WorkerConfig(tmp_path / "work", "ex", "inc-1", env=sample_env))
+    worker = WorkerHost(WorkerConfig(tmp_path / "work", "ex", "inc-1", env=sample_env))
     starting = asyncio.create_task(worker.start())
     waiting = asyncio.create_task(run(worker, request({}, "a", tmp_path)))
     await until(lambda: worker.running and child_pid(worker) > 0, "a child is starting")
@@ -577,7 +579,7 @@ async def test_abort_and_stop_while_a_child_starts(tmp_path: Path, sample_env: d
 
 
 async def test_stop_ends_a_child_whose_start_was_cancelled(tmp_path: Path, sample_env: dict[str, str]) -> None:
-    worker = Worker(WorkerConfig(tmp_path / "work", "ex", "inc-1", env=sample_env))
+    worker = WorkerHost(WorkerConfig(tmp_path / "work", "ex", "inc-1", env=sample_env))
     starting = asyncio.create_task(worker.start())
     await until(lambda: worker.running and child_pid(worker) > 0, "a child is starting")
     sid = child_pid(worker)
@@ -588,7 +590,7 @@ async def test_stop_ends_a_child_whose_start_was_cancelled(tmp_path: Path, sampl
     assert not worker.running
 
 
-async def test_a_killed_child_is_replaced(worker: Worker, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_killed_child_is_replaced(worker: WorkerHost, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     before = child_pid(worker)
     os.kill(before, signal.SIGKILL)
     await until(lambda: worker.deaths == 1 and worker.running, "the child is replaced")
@@ -598,7 +600,7 @@ async def test_a_killed_child_is_replaced(worker: Worker, tmp_path: Path, caplog
 
 
 @pytest.mark.parametrize("alone", [True, False])
-async def test_all_processes_die_after_a_killed_guardian(worker: Worker, tmp_path: Path, alone: bool) -> None:
+async def test_all_processes_die_after_a_killed_guardian(worker: WorkerHost, tmp_path: Path, alone: bool) -> None:
     """If its second process is killed, too, the daemon kills the session."""
     task = asyncio.create_task(run(worker, request({"a": "company"}, "a", tmp_path)))
     pid_file = tmp_path / "work/ops/t/sample/1/company"
@@ -618,7 +620,7 @@ def test_the_child_ends_when_the_event_loop_ends(tmp_path: Path, sample_env: dic
     stopped: list[bool] = []
 
     async def run_until_cancelled() -> None:
-        worker = Worker(WorkerConfig(tmp_path / "work", "ex", "inc-1", env=sample_env))
+        worker = WorkerHost(WorkerConfig(tmp_path / "work", "ex", "inc-1", env=sample_env))
         await worker.start()
         session.append(child_pid(worker))
         try:
@@ -641,7 +643,7 @@ def test_the_child_ends_when_the_event_loop_ends(tmp_path: Path, sample_env: dic
 
 
 async def test_stop_ends_a_child_that_starts(tmp_path: Path, sample_env: dict[str, str]) -> None:
-    worker = Worker(WorkerConfig(tmp_path, "ex", "inc-1", env=sample_env))
+    worker = WorkerHost(WorkerConfig(tmp_path, "ex", "inc-1", env=sample_env))
     starting = asyncio.create_task(worker.start())
     await until(lambda: worker.running, "a child is starting")
     await worker.stop(0)
@@ -660,7 +662,7 @@ async def test_stop_cancels_running_jobs(tmp_path: Path, sample_env: dict[str, s
 
 
 async def test_the_error_of_a_child_that_cannot_start_has_the_reason(tmp_path: Path) -> None:
-    worker = Worker(WorkerConfig(tmp_path, "ex", "inc-1", env={"PYTHONPATH": str(tmp_path)}))
+    worker = WorkerHost(WorkerConfig(tmp_path, "ex", "inc-1", env={"PYTHONPATH": str(tmp_path)}))
     (tmp_path / "distop").mkdir()
     (tmp_path / "distop" / "__init__.py").write_text("raise RuntimeError('a broken installation')")
     with pytest.raises(WorkerError, match="a broken installation"):
@@ -669,7 +671,7 @@ async def test_the_error_of_a_child_that_cannot_start_has_the_reason(tmp_path: P
 
 
 async def test_a_missing_python_is_reported(tmp_path: Path) -> None:
-    worker = Worker(WorkerConfig(tmp_path, "ex", "inc-1", python=str(tmp_path / "python")))
+    worker = WorkerHost(WorkerConfig(tmp_path, "ex", "inc-1", python=str(tmp_path / "python")))
     with pytest.raises(WorkerError, match="cannot start the"):
         await worker.start()
     assert not worker.running
@@ -680,7 +682,7 @@ async def test_a_child_starts_once_a_transient_error_of_the_disk_is_fixed(
     tmp_path: Path, sample_env: dict[str, str]
 ) -> None:
     (tmp_path / "logs").write_text("not a folder")
-    worker = Worker(WorkerConfig(tmp_path, "ex", "inc-1", env=sample_env))
+    worker = WorkerHost(WorkerConfig(tmp_path, "ex", "inc-1", env=sample_env))
     try:
         with pytest.raises(WorkerError, match="cannot start the guardian process: .*File exists") as caught:
             await worker.start()
@@ -693,7 +695,9 @@ async def test_a_child_starts_once_a_transient_error_of_the_disk_is_fixed(
         await worker.stop(10)
 
 
-async def test_an_argument_that_cannot_be_sent_is_an_error_of_the_job_or_call(worker: Worker, tmp_path: Path) -> None:
+async def test_an_argument_that_cannot_be_sent_is_an_error_of_the_job_or_call(
+    worker: WorkerHost, tmp_path: Path
+) -> None:
     """With another kind of exception, the daemon would retry for ever without counting failures."""
     items = tuple(JobItem({"partition": n, "name": str(n)}, 1, 1) for n in range(2))
     ends: list[JobEnded] = []
@@ -726,7 +730,7 @@ async def test_a_cancelled_start_leaves_no_unretrieved_error(tmp_path: Path, sam
     """A session may end while its child starts. asyncio would log the unretrieved error with a traceback."""
     unretrieved: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: unretrieved.append(context))
-    worker = Worker(WorkerConfig(tmp_path / "work", "ex", "inc-1", env=sample_env, slots=1))
+    worker = WorkerHost(WorkerConfig(tmp_path / "work", "ex", "inc-1", env=sample_env, slots=1))
     starting = asyncio.ensure_future(worker.start())
     await until(lambda: worker.running, "a child is starting")
     starting.cancel()

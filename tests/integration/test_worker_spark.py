@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from distop.worker.daemon_side.host import JobEnded, JobItem, RunRequest, Worker, WorkerConfig, WorkerError
+from distop.worker.daemon_side.host import JobEnded, JobItem, RunRequest, WorkerConfig, WorkerError, WorkerHost
 from tests.support.behaviors import sample_env
 from tests.support.failingjava import FailingJava
 from tests.support.localspark import FRUGAL
@@ -32,7 +32,7 @@ def request(op: str, does: dict[str, str]) -> RunRequest:
     return RunRequest(op, "sample", {"does": does}, None, items, batch=False)
 
 
-async def run(worker: Worker, what: RunRequest, **callbacks: Any) -> list[JobEnded]:
+async def run(worker: WorkerHost, what: RunRequest, **callbacks: Any) -> list[JobEnded]:
     ends: list[JobEnded] = []
     await asyncio.wait_for(worker.run(what, ends.extend, **callbacks), 250)
     return sorted(ends, key=lambda end: end.partition)
@@ -44,7 +44,7 @@ async def test_jobs_share_a_spark_session_and_are_cancelled_and_crash_independen
     need(shutil.which("java"), "Java 17 or newer: install openjdk-17-jre-headless")
     # One thread more than the waiting tasks below.
     settings: dict[str, Any] = {"spark_master": "local[5]", "spark_conf": {JAVA: FRUGAL}, "slots": 4, "grace": 30}
-    worker = Worker(WorkerConfig(tmp_path, "ex", "inc-1", env=sample_env, **settings))
+    worker = WorkerHost(WorkerConfig(tmp_path, "ex", "inc-1", env=sample_env, **settings))
     await worker.start()
     try:
         # Jobs of several operations share the session. Each operation has a pool, whose name is reused later.
@@ -147,10 +147,10 @@ async def test_only_the_job_that_made_a_jvm_fail_is_failed(
 
 
 @asynccontextmanager
-async def spark_worker(folder: Path, env: dict[str, str], conf: dict[str, str]) -> AsyncIterator[Worker]:
+async def spark_worker(folder: Path, env: dict[str, str], conf: dict[str, str]) -> AsyncIterator[WorkerHost]:
     need(shutil.which("java"), "Java 17 or newer: install openjdk-17-jre-headless")
     settings: dict[str, Any] = {"spark_master": "local[2]", "spark_conf": {JAVA: FRUGAL, **conf}, "grace": 30}
-    worker = Worker(WorkerConfig(folder, "ex", "inc-1", env=env, **settings))
+    worker = WorkerHost(WorkerConfig(folder, "ex", "inc-1", env=env, **settings))
     await worker.start()
     try:
         yield worker

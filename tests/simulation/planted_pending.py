@@ -43,20 +43,20 @@ def successors_start_after_a_failure(patch: Patch) -> None:
 def an_operation_starts_before_its_predecessors_end(patch: Patch) -> None:
     """Dependencies are neither read nor compared."""
 
-    def alone(decided: due_operations.Fate, given: Any) -> due_operations.Fate:
+    def alone(decided: due_operations.StartDecision, given: Any) -> due_operations.StartDecision:
         return due_operations.Begin() if isinstance(decided, due_operations.Blocked) and not decided.hold else decided
 
-    wrap(patch, pending_starts, "fate", alone)
+    wrap(patch, pending_starts, "start_decision", alone)
     wrap(patch, w, "begins", lambda txn, _: without(txn, _of_edges))
 
 
 @bug("invariant 15", shape=scenes.chain_of_operations)
 def a_waiting_operation_is_aborted_without_cause(patch: Patch) -> None:
-    def too_soon(decided: due_operations.Fate, given: Any) -> due_operations.Fate:
+    def too_soon(decided: due_operations.StartDecision, given: Any) -> due_operations.StartDecision:
         waits = isinstance(decided, due_operations.Blocked) and not decided.hold
         return due_operations.EndWaiting(Cancel("aborted", "it waits")) if waits else decided
 
-    wrap(patch, pending_starts, "fate", too_soon)
+    wrap(patch, pending_starts, "start_decision", too_soon)
 
 
 @bug("liveness", shape=scenes.chain_of_operations)
@@ -80,12 +80,12 @@ def groups_that_ignore_common_keys_of_their_parts(patch: Patch) -> None:
 
 @bug("liveness", shape=scenes.large_chord, first=6)
 def finishes_beyond_the_room_of_a_transaction_are_lost(patch: Patch) -> None:
-    add = finish_batches._Group.add
+    add = finish_batches._FinishGroup.add
 
     def lossy(self: Any, item: Any) -> bool:
         return add(self, item) or not (item.apart or self.full)
 
-    substitute(patch, finish_batches._Group, "add", lossy)
+    substitute(patch, finish_batches._FinishGroup, "add", lossy)
 
 
 # --------------------------------------------------------------------- series
@@ -128,10 +128,10 @@ def a_cancel_that_waits_for_its_type_for_ever(patch: Patch) -> None:
 def an_operation_of_an_unfinished_graph_is_ended_without_its_hold(patch: Patch) -> None:
     """Later operations of its graph depend on it, and are never informed."""
 
-    def at_once(decided: due_operations.Fate, given: Any) -> due_operations.Fate:
+    def at_once(decided: due_operations.StartDecision, given: Any) -> due_operations.StartDecision:
         return replace(decided, hold="") if isinstance(decided, due_operations.EndWaiting) else decided
 
-    wrap(patch, pending_starts, "fate", at_once)
+    wrap(patch, pending_starts, "start_decision", at_once)
 
 
 @bug("graph abandoned too early", shape=scenes.slow_graph_insertion, slow=True)

@@ -13,7 +13,7 @@ from distop.errors import EtcdUnavailable, NotFound
 from distop.protocol.keys import Keys
 from distop.protocol.records import History, OperationRef, State
 from distop.protocol.txn import Delete, Put, Txn
-from distop.store.grpc_failures import Failure, Fate
+from distop.store.grpc_failures import Failure, FailureKind
 from distop.store.transport import RequestFailed
 from distop.store.watch import WatchStream
 from tests.support.world import TIME
@@ -129,7 +129,7 @@ def test_a_short_outage_of_watches_delays_the_end_little_even_after_a_long_one(
 
     async def opening(self: WatchStream, limit: float) -> None:
         if out[0]:
-            raise RequestFailed(Failure(Fate.NOT_DONE, "UNAVAILABLE", "no watches for now"))
+            raise RequestFailed(Failure(FailureKind.NOT_DONE, "UNAVAILABLE", "no watches for now"))
         await former(self, limit)
 
     monkeypatch.setattr(WatchStream, "open", opening)

@@ -8,7 +8,7 @@ import pytest
 
 from distop.protocol.behavior_declaration import Rules
 from distop.protocol.keys import Keys
-from distop.protocol.prepared_operations import Terms, hold_id
+from distop.protocol.prepared_operations import PreparedTerms, hold_id
 from distop.protocol.records import History, OperationRef, Spec
 from distop.protocol.revisioned import Change
 from distop.protocol.txn import KeyValue
@@ -76,7 +76,7 @@ def test_C14_seeds_draw_prepared_operations() -> None:
 
 # ------------------------------------------------------------------ the checks
 
-TERMS = Terms("x", str(REF), "", "no")
+TERMS = PreparedTerms("x", str(REF), "", "no")
 
 
 def follow(*values: tuple[str, bytes]) -> PreparedStarts:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from distop.errors import NotAllowed, NotFound
 from distop.protocol import keys as K
 from distop.protocol.dependencies import Hold
-from distop.protocol.prepared_operations import Terms, external_id_of
+from distop.protocol.prepared_operations import PreparedTerms, external_id_of
 from distop.protocol.records import History, Spec, State
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class PreparedStarts:
         for key, change in changes:
             if change.deleted:
                 continue
-            if key.family == K.HOLD and (terms := Terms.of(Hold.decode(change.kv.value))) is not None:
+            if key.family == K.HOLD and (terms := PreparedTerms.of(Hold.decode(change.kv.value))) is not None:
                 self._verifiers[terms.op] = terms.verify
             elif key.family == K.HISTORY and not key.name and History.decode(change.kv.value).alarm:
                 self._alarms.add(str(key.ref))

@@ -1,7 +1,7 @@
 """The worker of a simulated daemon: runs scripted jobs.
 
-It has the interface of ``distop.worker.daemon_side.host.Worker``, and gives the same answers. It knows which job kills
-a child; the real worker finds out by running suspected jobs alone.
+It has the interface of ``distop.worker.daemon_side.host.WorkerHost``, and gives the same answers. It knows which job
+kills a child; the real worker finds out by running suspected jobs alone.
 """
 
 from __future__ import annotations

@@ -185,8 +185,8 @@ class World:
         spec = replace(self.spec(ref), id=id_, follows=follows)
         return t.NewOperation(ref, spec, b"{}", waits=True, after=preds, takes=takes)
 
-    def _state(self, ref: OperationRef) -> w.Seen:
-        return w.Seen(ref, self.op(ref).state or State.PENDING, self.mod(ref, "state"))
+    def _state(self, ref: OperationRef) -> w.SeenState:
+        return w.SeenState(ref, self.op(ref).state or State.PENDING, self.mod(ref, "state"))
 
     def add_dependencies(self, ref: OperationRef, *after: OperationRef) -> Txn:
         run = self._state(ref)

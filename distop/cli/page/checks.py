@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from distop.cli.operation_text import checks_of, violations_of
-from distop.cli.page.value_tree import Leaf, leaf, phrase
+from distop.cli.page.value_tree import Scalar, leaf, phrase
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,11 +22,11 @@ class Samples:
     """Violating rows: each the partition, the file, the row's index in it, and the values of ``columns``."""
 
     columns: tuple[str, ...]
-    rows: tuple[tuple[str, str, str, tuple[Leaf, ...]], ...]
+    rows: tuple[tuple[str, str, str, tuple[Scalar, ...]], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class CheckSummary:
     """One check. ``what``: its condition, in one line. ``violations``: the exact number, ``at least N``, or "-"."""
 
     name: str
@@ -47,7 +47,7 @@ class Checks:
 
     sentence: str
     rows: str
-    checks: tuple[Check, ...]
+    checks: tuple[CheckSummary, ...]
 
     @property
     def valid(self) -> bool:
@@ -101,11 +101,11 @@ def _named(some: Sequence[Mapping[str, Any]], *, counts: bool = False) -> str:
     return ", ".join(texts) + (f" and {left} more" if left > 0 else "")
 
 
-def _check(check: Mapping[str, Any], location: str) -> Check:
+def _check(check: Mapping[str, Any], location: str) -> CheckSummary:
     verdict = str(check.get("verdict"))
     asked, evidence = check.get("check"), check.get("evidence")
     files: Mapping[str, Any] = evidence if isinstance(evidence, dict) else {}
-    return Check(
+    return CheckSummary(
         str(check.get("name") or ""),
         phrase(asked) if isinstance(asked, dict) else str(asked or ""),
         verdict,
@@ -133,7 +133,7 @@ def _samples(samples: Any, location: str) -> Samples | None:
     wide = len(names) > _COLUMNS
     rows = []
     for one, row in zip(found, values, strict=True):
-        cells = (leaf(row),) if wide else tuple(leaf(row[name]) if name in row else Leaf("") for name in names)
+        cells = (leaf(row),) if wide else tuple(leaf(row[name]) if name in row else Scalar("") for name in names)
         index = one.get("row_index")
         place = str(one.get("partition") or ""), _near(str(one.get("file") or ""), location)
         rows.append((*place, "" if index is None else str(index), cells))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from distop.cli.operation_text import checks_of, labelled, state_of
 from distop.cli.output import duration
 from distop.cli.page import checks
-from distop.cli.page.job_map import ENDED, KINDS, Jobs, Kind, KindList, jobs_of, split_error
+from distop.cli.page.job_map import ENDED, KINDS, JobMap, Kind, KindList, jobs_of, split_error
 from distop.cli.page.value_tree import Node, tree
 from distop.protocol.json_codec import rfc3339
 from distop.protocol.records import CLUSTER_TABLE
@@ -68,7 +68,7 @@ class Page:
     total: int | None
     of_partitions: bool
     """Whether there is one job for each partition of a table, not one job for everything."""
-    jobs: Jobs | None
+    jobs: JobMap | None
     jobs_missing: str
     kept: tuple[KindList, ...]
     """Without ``jobs``: the names of the partitions that did not succeed, by kind, if they are kept."""
@@ -149,7 +149,7 @@ def _all(total: int) -> str:
     return "its only job is" if total == 1 else f"all {total:,} jobs are"
 
 
-def _going(status: OperationStatus, jobs: Jobs | None) -> str:
+def _going(status: OperationStatus, jobs: JobMap | None) -> str:
     total = status.jobs.get("total")
     ended = jobs.ended if jobs is not None else (status.jobs.get("success") or 0) + (status.jobs.get("failed") or 0)
     done = f"{ended:,} of {plural(total, 'job')} had ended" if total is not None else "it had no plan yet"
@@ -223,7 +223,7 @@ def _no_jobs(status: OperationStatus, account: Account) -> str:
     return f"There are more than {MOST:,} partitions: a page does not list their states."
 
 
-def _when(status: OperationStatus, result: OperationResult | None, jobs: Jobs | None) -> list[tuple[str, str]]:
+def _when(status: OperationStatus, result: OperationResult | None, jobs: JobMap | None) -> list[tuple[str, str]]:
     pairs = [("started", moment(status.started))]
     if jobs is not None and jobs.first:
         pairs.append(("first job started", moment(rfc3339(jobs.first))))
@@ -245,7 +245,7 @@ def _rest_of_report(report: Any, told: Checks | None) -> Node | None:
     return tree(report) if report is not None else None
 
 
-def _counts(status: OperationStatus, jobs: Jobs | None) -> tuple[tuple[Kind, int], ...]:
+def _counts(status: OperationStatus, jobs: JobMap | None) -> tuple[tuple[Kind, int], ...]:
     if jobs is not None:
         return jobs.counts
     counts = {name: status.jobs.get(name) or 0 for name in ("success", "failed", "running", "waiting")}
@@ -256,7 +256,7 @@ def _counts(status: OperationStatus, jobs: Jobs | None) -> tuple[tuple[Kind, int
     return tuple((kinds[name], count) for name, count in counts.items() if count)
 
 
-def _problems(status: OperationStatus, in_checks: bool, jobs: Jobs | None) -> list[Problem]:
+def _problems(status: OperationStatus, in_checks: bool, jobs: JobMap | None) -> list[Problem]:
     """The errors of the record that the page does not show elsewhere, with a check or a partition."""
     shown = {row.name for told in jobs.by_kind for row in told.rows} if jobs is not None else set()
     problems = []

@@ -66,7 +66,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class FolderRow:
     """A row of the map: the partitions in one folder, a job over several of them, or (``name`` "") all others."""
 
     name: str
@@ -74,7 +74,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PartitionRow:
     """The details of a partition. ``more``: the lines of its error after the first."""
 
     name: str
@@ -91,7 +91,7 @@ class KindList:
     """The partitions of one kind: details of the first ones, and the names of the others."""
 
     kind: Kind
-    rows: tuple[Row, ...]
+    rows: tuple[PartitionRow, ...]
     names: tuple[str, ...]
 
     @property
@@ -113,7 +113,7 @@ class ExecutorWork:
 
 
 @dataclass(frozen=True, slots=True)
-class Jobs:
+class JobMap:
     """All jobs of an operation.
 
     ``by_kind``: the jobs that did not succeed, the worst kind first, with details for up to :data:`ROWS` of them.
@@ -124,17 +124,17 @@ class Jobs:
     total: int
     ended: int
     counts: tuple[tuple[Kind, int], ...]
-    groups: tuple[Group, ...]
+    groups: tuple[FolderRow, ...]
     shared: int
     by_kind: tuple[KindList, ...]
-    slowest: tuple[Row, ...]
+    slowest: tuple[PartitionRow, ...]
     typical: str
     executors: tuple[ExecutorWork, ...]
     first: float
     last: float
 
 
-def jobs_of(partitions: Sequence[Partition], nodes: Mapping[str, Node], *, ended: bool) -> Jobs:
+def jobs_of(partitions: Sequence[Partition], nodes: Mapping[str, Node], *, ended: bool) -> JobMap:
     """The jobs of these partitions. ``nodes``: live executors by incarnation."""
     kinds = [KINDS[_kind(p, nodes, ended=ended)] for p in partitions]
     counts = Counter(kind.name for kind in kinds)
@@ -142,7 +142,7 @@ def jobs_of(partitions: Sequence[Partition], nodes: Mapping[str, Node], *, ended
     timed = [(seconds, p, kind) for p, kind in zip(partitions, kinds, strict=True) if (seconds := _seconds(p)) >= 0]
     slowest = sorted(timed, key=lambda one: (-one[0], one[1].ordinal))[:_SLOWEST]
     typical, alike = _typical([seconds for seconds, _, _ in timed])
-    return Jobs(
+    return JobMap(
         len(partitions),
         counts["success"] + counts["failed"],
         tuple((KINDS[name], counts[name]) for name in _LEGEND if counts[name]),
@@ -202,17 +202,17 @@ def split_error(text: str) -> tuple[str, str]:
     return first_line(text), text.strip().partition("\n")[2].strip("\n")
 
 
-def _row(p: Partition, kind: Kind) -> Row:
+def _row(p: Partition, kind: Kind) -> PartitionRow:
     line, rest = split_error(p.error)
     attempts = [f"attempt {one.attempt} on {one.executor}: {one.text.strip()}" for one in p.tried]
     more = "\n".join([*([rest] if rest else []), *(attempts if len(attempts) > 1 or not line else [])])
-    return Row(name_of(p), kind, str(p.attempt) if p.attempt else "", p.executor, _took(p), line, more)
+    return PartitionRow(name_of(p), kind, str(p.attempt) if p.attempt else "", p.executor, _took(p), line, more)
 
 
 # -------------------------------------------------------------------------- map
 
 
-def _map(partitions: Sequence[Partition], kinds: Sequence[Kind]) -> tuple[tuple[Group, ...], int]:
+def _map(partitions: Sequence[Partition], kinds: Sequence[Kind]) -> tuple[tuple[FolderRow, ...], int]:
     shared = max(1, -(-len(partitions) // CELLS))
     runs: list[tuple[str, int, int]] = []
     for n, p in enumerate(partitions):
@@ -224,7 +224,7 @@ def _map(partitions: Sequence[Partition], kinds: Sequence[Kind]) -> tuple[tuple[
     if not 2 <= len(runs) <= _GROUPS or len(runs) * 2 > len(partitions) or len({run[0] for run in runs}) < len(runs):
         runs = [("", 0, len(partitions))]
     return tuple(
-        Group(name, tuple(_cell(partitions[n : min(n + shared, end)], kinds[n : min(n + shared, end)])
+        FolderRow(name, tuple(_cell(partitions[n : min(n + shared, end)], kinds[n : min(n + shared, end)])
                           for n in range(first, end, shared)))
         for name, first, end in runs
     ), shared  # fmt: skip

@@ -17,7 +17,7 @@ _LONGEST = 4_000
 
 
 @dataclass(frozen=True, slots=True)
-class Leaf:
+class Scalar:
     """A text. ``kind``: ``text``, ``number`` or ``word`` (null, true, false)."""
 
     text: str
@@ -49,7 +49,7 @@ class Grid:
     left: int = 0
 
 
-Node: TypeAlias = Leaf | Items | Pairs | Grid
+Node: TypeAlias = Scalar | Items | Pairs | Grid
 
 
 def tree(value: Any, depth: int = 0) -> Node:
@@ -78,14 +78,14 @@ def _columns(rows: Sequence[Any]) -> tuple[str, ...] | None:
     return names if plain and alike and len(names) <= _COLUMNS else None
 
 
-def leaf(value: Any) -> Leaf:
+def leaf(value: Any) -> Scalar:
     """The node of a plain or empty value."""
     if isinstance(value, bool) or value is None:
-        return Leaf(json.dumps(value), "word")
+        return Scalar(json.dumps(value), "word")
     if isinstance(value, int | float):
-        return Leaf(str(value), "number")  # without separators: it may be a year, or an id
+        return Scalar(str(value), "number")  # without separators: it may be a year, or an id
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    return Leaf(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…")
+    return Scalar(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…")
 
 
 def phrase(value: Mapping[str, Any]) -> str:

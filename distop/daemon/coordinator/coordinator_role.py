@@ -435,7 +435,7 @@ class Coordinator:
                 return await self._ending.together(txn)
             case next_steps.Commit(txn):
                 return await self._commit(txn)
-            case next_steps.Complete(decision):
+            case next_steps.RunCompletion(decision):
                 return await self._ending.complete(op, decision)
             case next_steps.CompleteFirst(decision, otherwise):
                 if refused or op.ref.type not in self._ctx.reports_only:

@@ -54,7 +54,7 @@ class _Finish:
             self.applied.set_result(applied)
 
 
-class _Group:
+class _FinishGroup:
     """Finishes that share a transaction."""
 
     def __init__(self, keys: Keys, guard: Compare, limits: Limits) -> None:
@@ -93,7 +93,7 @@ class Finishes:
         """Duration of the last commit in seconds."""
         self._commits: GroupCommit[_Finish] = GroupCommit(
             self._commit,
-            lambda: _Group(self._keys, guard, ctx.limits),
+            lambda: _FinishGroup(self._keys, guard, ctx.limits),
             lambda error: None,  # each finish that waits is told
             rest=lambda: min(self._took, LONGEST_TURN),
             abandoned=lambda one: one.applied.done(),

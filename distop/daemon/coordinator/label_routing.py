@@ -65,7 +65,7 @@ class Placing:
         assert op.spec is not None
         where, ref = op.spec.where, op.ref
         tables = (ref.table, *op.terms.beside, *self._needs.get(ref, ()))
-        if not isinstance(step, next_steps.MakePlan | next_steps.Complete | next_steps.CompleteFirst):
+        if not isinstance(step, next_steps.MakePlan | next_steps.RunCompletion | next_steps.CompleteFirst):
             self._settled(ref)
             return step
         if self._only_ending or not self._ctx.fits(where) or not self._ctx.admits(ref.type, tables):

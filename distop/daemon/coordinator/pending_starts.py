@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.clock import time
 from distop.daemon.coordinator.due_times import Times
-from distop.decide.due_operations import At, Begin, Blocked, EndWaiting, Join, ended_waiting, fate
+from distop.decide.due_operations import At, Begin, Blocked, EndJoin, EndWaiting, ended_waiting, start_decision
 from distop.errors import DistopError, MalformedRequest, SessionLost, describe
 from distop.protocol import pending_operations as w
 from distop.protocol import table_registry
@@ -120,15 +120,15 @@ class Waiters:
         if (due := self._rejected.get(op.ref, 0.0)) > now:
             self._times.add(op.ref.object, op.ref.instance, due)
             return
-        match fate(op, self._ctx.cluster.holds, now):
-            case Begin() | Join() if self._only_ending:
+        match start_decision(op, self._ctx.cluster.holds, now):
+            case Begin() | EndJoin() if self._only_ending:
                 pass
             case Begin():
                 self._ready[op.ref] = since if since is not None else time.monotonic()
                 self._urgent.pop(op.ref, None)
                 if priority := op.terms.options.priority:
                     self._urgent[op.ref] = priority
-            case Join() | EndWaiting():
+            case EndJoin() | EndWaiting():
                 self._ending.setdefault(op.ref)
             case At(due):
                 self._times.add(op.ref.object, op.ref.instance, due)
@@ -236,11 +236,11 @@ class Waiters:
     def _end_of(self, ref: OperationRef) -> tuple[OperationRef, History, Txn] | None:
         """The history record and the transaction that end an operation; None if it does not end."""
         op, keys = self._view.operations.get(ref), self._ctx.keys
-        decided = fate(op, self._ctx.cluster.holds, time.time()) if op is not None else None
+        decided = start_decision(op, self._ctx.cluster.holds, time.time()) if op is not None else None
         if op is None or op.stage is not Stage.WAITING or op.spec is None:
             return None
         now, me = rfc3339(time.time()), self._ctx.executor_id
-        if isinstance(decided, Join):
+        if isinstance(decided, EndJoin):
             history = ended_waiting(ref, op.spec, State.SUCCESS, now, None, actions=op.actions, executor=me)
             return ref, history, w.joined(keys, ref, self._guard, op.state_mod, history, op.spec.hold)
         if isinstance(decided, EndWaiting):
@@ -287,7 +287,7 @@ class Waiters:
             if op is None or op.spec is None or op.stage is not Stage.WAITING:
                 del self._ready[ref]
                 continue
-            if not isinstance(fate(op, holds, now), Begin):
+            if not isinstance(start_decision(op, holds, now), Begin):
                 # Its hold came into view after itself: they are watched apart.
                 del self._ready[ref]
                 self._sort(op, now)

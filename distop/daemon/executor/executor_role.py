@@ -15,7 +15,18 @@ from distop.daemon.executor.claimer import Claimer
 from distop.daemon.executor.job_runs import Jobs
 from distop.daemon.local_jobs import WorkDirectoryUnusable
 from distop.decide.backlog import Backlog
-from distop.decide.backlog_entries import Accepted, Forget, Got, Look, Reason, Release, Round, Run, Stop, Wait
+from distop.decide.backlog_entries import (
+    Accepted,
+    BackOffReason,
+    Forget,
+    Got,
+    Look,
+    ReleaseJobs,
+    Round,
+    RunJobs,
+    Stop,
+    Wait,
+)
 from distop.decide.circuit_breaker import PAUSE, BreakerScope
 from distop.decide.job_claims import Claimant
 from distop.errors import DistopError, EtcdRejected, MalformedRequest, NotFound, SessionLost, UnreadableRecord, describe
@@ -136,20 +147,20 @@ class Executor:
         """
         where, now = {"operation": str(ref)}, time.monotonic()
         if isinstance(error, NotFound):
-            self._backlog.failed(ref, Reason.MISSING, now, _jitter(), run=run)
+            self._backlog.failed(ref, BackOffReason.MISSING, now, _jitter(), run=run)
             self._ctx.log.debug("%s", error, extra=where)
         elif isinstance(error, UnreadableRecord):
-            self._backlog.failed(ref, Reason.UNREADABLE, now, _jitter(), run=run)
+            self._backlog.failed(ref, BackOffReason.UNREADABLE, now, _jitter(), run=run)
             if self._unreadable.get(ref) != str(error):
                 self._unreadable[ref] = str(error)
                 said = "Cannot read the operation on this executor; skipping it until its records change: %s"
                 self._ctx.log.error(said, error, extra=where)
         elif isinstance(error, MalformedRequest):
             pause = self._ctx.rejected_writes.refused(str(ref), CLAIMS, error)
-            if not self._backlog.failed(ref, Reason.REJECTED, now, 1.0, pause=pause, run=run):
+            if not self._backlog.failed(ref, BackOffReason.REJECTED, now, 1.0, pause=pause, run=run):
                 self._ctx.rejected_writes.settled(str(ref), CLAIMS)
         else:
-            pause = self._backlog.failed(ref, Reason.ERROR, now, _jitter(), run=run)
+            pause = self._backlog.failed(ref, BackOffReason.ERROR, now, _jitter(), run=run)
             said = f"Cannot serve the operation; retrying in {pause:.1f} s: {describe(error)}"
             self._ctx.log.warning("%s", said, extra=where, exc_info=error)
         if isinstance(error, WorkDirectoryUnusable):
@@ -190,9 +201,9 @@ class Executor:
                     pause = seconds
                 case Round():
                     self._begin(one)
-                case Run(jobs):
+                case RunJobs(jobs):
                     self._start([(self._operations[ref], block) for ref, block in jobs])
-                case Release(ref, block):
+                case ReleaseJobs(ref, block):
                     self._jobs.release(self._operations[ref], block)
                 case Stop(ref, draining) if (op := self._operations.get(ref)) is not None:
                     if draining:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from distop.decide.earlier_runs import Fate, judge
+from distop.decide.earlier_runs import Disposition, judge
 from distop.errors import DistopError, SessionLost, describe
 from distop.protocol.jobs import Claim, Outcome
 from distop.protocol.records import State
@@ -105,21 +105,23 @@ class Reconciler:
 
     async def _settle(self, run: LocalRun) -> None:
         state, wanted = await self._state(run.op), [p for p in run.left if not self._local.running(run, p)]
-        fates: dict[Fate, list[int]] = {fate: [] for fate in Fate}
+        fates: dict[Disposition, list[int]] = {fate: [] for fate in Disposition}
         if state is None:
-            fates[Fate.CLEANED] = wanted
+            fates[Disposition.CLEANED] = wanted
         size = self._ctx.limits.settled
         for n in range(0, len(wanted) if state is not None else 0, size):
             await self._judge(run, state, wanted[n : n + size], fates)
         # Jobs that this incarnation has started since the read belong to its own run now.
-        cleaned = [p for p in fates[Fate.CLEANED] if p in run.left]
+        cleaned = [p for p in fates[Disposition.CLEANED] if p in run.left]
         if cleaned:
             await self._clean(run, cleaned)
-        self._local.settled(run, [*fates[Fate.SETTLED], *cleaned])
+        self._local.settled(run, [*fates[Disposition.SETTLED], *cleaned])
         if state is None and not any(other.op == run.op for other in self._local.former):
             await self._ctx.worker.forget(str(run.op))
 
-    async def _judge(self, run: LocalRun, state: State | None, page: list[int], fates: dict[Fate, list[int]]) -> None:
+    async def _judge(
+        self, run: LocalRun, state: State | None, page: list[int], fates: dict[Disposition, list[int]]
+    ) -> None:
         """Sort these jobs by their fates; jobs that were started here again meanwhile have none."""
         ctx = self._ctx
         found = await ctx.client.read(

@@ -68,7 +68,7 @@ class HoldKeeper:
                 self._settle(id_)
                 if (
                     hold.value.state is HoldState.HELD
-                    and (terms := prepared_operations.Terms.of(hold.value)) is not None
+                    and (terms := prepared_operations.PreparedTerms.of(hold.value)) is not None
                 ):
                     heapq.heappush(
                         self._due, (now + prepared_operations.due_after(terms, 0, asking=False), id_, hold.mod)
@@ -100,7 +100,7 @@ class HoldKeeper:
         while self._due and self._due[0][0] <= now and not full:
             due, id_, mod = heapq.heappop(self._due)
             hold, since = self._ctx.cluster.holds.get(id_), self._seen.get(id_, (0, now))[1]
-            terms = prepared_operations.Terms.of(hold.value) if hold is not None and hold.mod == mod else None
+            terms = prepared_operations.PreparedTerms.of(hold.value) if hold is not None and hold.mod == mod else None
             if terms is None:
                 continue
             left = self._verifying.due(terms, now - since)

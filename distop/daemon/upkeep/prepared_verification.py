@@ -42,7 +42,7 @@ class Verifying:
         self._rejected: dict[str, tuple[int, asyncio.Event]] = {}
         """Holds with a write that etcd rejects as invalid: its compared revision, and the event that ends its pause."""
 
-    def due(self, terms: p.Terms, age: float) -> float:
+    def due(self, terms: p.PreparedTerms, age: float) -> float:
         """Seconds until this executor's turn to verify a hold that was last written ``age`` seconds ago.
 
         Infinite if it does not serve the operation.
@@ -61,7 +61,7 @@ class Verifying:
         rank = p.rank(terms, ctx.incarnation, able) if ctx.incarnation in able else len(able)
         return p.due_after(terms, rank, asking=terms.asker in ctx.cluster.nodes) - age
 
-    def begin(self, id_: str, terms: p.Terms, mod: int) -> bool:
+    def begin(self, id_: str, terms: p.PreparedTerms, mod: int) -> bool:
         """Start a verification of the hold at this revision, unless one runs. False: too many others run."""
         if id_ in self._at_work:
             return True
@@ -82,7 +82,7 @@ class Verifying:
         for task in self._at_work.values():
             task.cancel()
 
-    async def _see_to(self, id_: str, terms: p.Terms, mod: int) -> None:
+    async def _see_to(self, id_: str, terms: p.PreparedTerms, mod: int) -> None:
         try:
             await self._attempt(id_, terms, mod)
         except SessionLost:
@@ -119,7 +119,7 @@ class Verifying:
             if self._rejected.pop(id_, None) is not None:
                 ctx.rejected_writes.settled(hold_named(id_), _WRITE)
 
-    async def _attempt(self, id_: str, terms: p.Terms, mod: int) -> None:
+    async def _attempt(self, id_: str, terms: p.PreparedTerms, mod: int) -> None:
         """Verify a prepared operation once, and write the result. Raises SessionLost."""
         ctx, ref = self._ctx, OperationRef.parse(terms.op)
         kv = await ctx.client.get(ctx.keys.of(ref, "state"))
@@ -151,7 +151,7 @@ class Verifying:
             self._log.warning(said, terms.verify, failed.error, extra=where)
             await self._write(id_, p.write(ctx.keys, failed, counted.revision), counted.revision)
 
-    async def _ask(self, terms: p.Terms) -> Verified:
+    async def _ask(self, terms: p.PreparedTerms) -> Verified:
         try:
             return await self._ctx.worker.verify(terms.op, terms.external_id, terms.verify, p.ASK_LIMIT)
         except WorkerError as error:
@@ -159,7 +159,7 @@ class Verifying:
             self._log.warning(said, terms.verify, describe(error), extra=where)
             return Verified(None, p.Unanswered.FAILED)
 
-    async def _give_up(self, id_: str, terms: p.Terms, mod: int, *, completed: bool | None) -> None:
+    async def _give_up(self, id_: str, terms: p.PreparedTerms, mod: int, *, completed: bool | None) -> None:
         text = p.sentence(terms, completed)
         denied = p.write(self._ctx.keys, p.alarm(terms), mod, HoldState.DENIED, text)
         if (await self._write(id_, denied, mod)).succeeded:

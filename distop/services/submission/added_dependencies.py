@@ -49,7 +49,7 @@ async def add_dependencies(etcd: EtcdClient, keys: Keys, wanted: Sequence[tuple[
 
 async def _try(etcd: EtcdClient, keys: Keys, wanted: Sequence[tuple[After, OperationRef]]) -> bool:
     found = await standings(etcd, keys, {ref for after, run in wanted for ref in (after.ref, run)})
-    links: list[tuple[w.Seen, w.Seen, str]] = []
+    links: list[tuple[w.SeenState, w.SeenState, str]] = []
     known = [(after, run, _known(found, run), _known(found, after.ref)) for after, run in wanted]
     for after, run, waits, pred in known:
         if waits.state is not State.PENDING:
@@ -78,8 +78,8 @@ def _known(found: Mapping[OperationRef, Standing | NotFound], ref: OperationRef)
     return one
 
 
-def _seen(one: Standing) -> w.Seen:
-    return w.Seen(one.ref, one.state, one.mod)
+def _seen(one: Standing) -> w.SeenState:
+    return w.SeenState(one.ref, one.state, one.mod)
 
 
 async def _check_holds(etcd: EtcdClient, keys: Keys, refs: Collection[OperationRef]) -> None:
@@ -94,7 +94,9 @@ async def _check_holds(etcd: EtcdClient, keys: Keys, refs: Collection[OperationR
             )
 
 
-async def _above(etcd: EtcdClient, keys: Keys, links: Sequence[tuple[w.Seen, w.Seen, str]]) -> list[w.Seen]:
+async def _above(
+    etcd: EtcdClient, keys: Keys, links: Sequence[tuple[w.SeenState, w.SeenState, str]]
+) -> list[w.SeenState]:
     """The direct and indirect dependencies of the new predecessors.
 
     Raises InvalidArgument for a cycle.

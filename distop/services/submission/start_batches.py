@@ -28,7 +28,7 @@ log = logging.getLogger("distop.client")
 
 
 @dataclass(slots=True, eq=False)
-class _Start:
+class _PendingStart:
     """A start whose caller waits for its verdict."""
 
     tried: Try
@@ -51,13 +51,13 @@ class _Start:
         return True
 
 
-class _Group:
+class _StartGroup:
     """The starts of the next transaction."""
 
     def __init__(self) -> None:
-        self.items: list[_Start] = []
+        self.items: list[_PendingStart] = []
 
-    def add(self, item: _Start) -> bool:
+    def add(self, item: _PendingStart) -> bool:
         self.items.append(item)
         return True
 
@@ -72,18 +72,18 @@ class _Queue:
     def __init__(self, etcd: EtcdClient, keys: Keys) -> None:
         self._etcd = etcd
         self._keys = keys
-        self._commits: GroupCommit[_Start] = GroupCommit(
+        self._commits: GroupCommit[_PendingStart] = GroupCommit(
             self._commit,
-            _Group,
+            _StartGroup,
             lambda error: log.error("Unexpected error; the starts of a group are cancelled", exc_info=error),
             abandoned=lambda one: one.settled.done(),
         )
         self._heard = Heard()
         self._lost = 0
         """Attempts in a row without progress."""
-        self.pending: dict[_Start, None] = {}
+        self.pending: dict[_PendingStart, None] = {}
 
-    async def wait_for(self, one: _Start) -> None:
+    async def wait_for(self, one: _PendingStart) -> None:
         """Queue a start, and wait until it has a verdict."""
         self.pending[one] = None
         self._commits.add([one])
@@ -96,7 +96,7 @@ class _Queue:
         finally:
             del self.pending[one]
 
-    async def _commit(self, group: list[_Start]) -> list[_Start]:
+    async def _commit(self, group: list[_PendingStart]) -> list[_PendingStart]:
         """Try once to start these; returns those to be tried again."""
         tries = [one.tried for one in group]
         began = time.monotonic()
@@ -146,7 +146,7 @@ class Starts:
         if queue is None:
             queue = self._queues[subject] = _Queue(self._etcd, self._keys)
         settled = asyncio.get_running_loop().create_future()
-        one = _Start(Try(wanted, settled.cancelled), settled)
+        one = _PendingStart(Try(wanted, settled.cancelled), settled)
         try:
             await queue.wait_for(one)
         finally:

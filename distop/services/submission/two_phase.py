@@ -60,7 +60,7 @@ def external(value: Any) -> str:
 
 def terms(
     wanted: Request, verify: Any, verify_after: Any, verify_attempts: Any, verify_pause: Any, external_id: str
-) -> p.Terms:
+) -> p.PreparedTerms:
     """The hold's record without the operation, which has no number yet.
 
     Raises InvalidArgument.
@@ -78,7 +78,7 @@ def terms(
         raise InvalidArgument(f"verify_attempts must be a whole number from 1 to 1000, not {shown(verify_attempts)}")
     asked = "" if verify is None else check_verifier(verify)
     digest = p.digest(wanted.type, wanted.table, request_digest(wanted.arg, wanted.partitions), asked, after)
-    return p.Terms(external_id, "", digest, asked, after, verify_attempts, between)
+    return p.PreparedTerms(external_id, "", digest, asked, after, verify_attempts, between)
 
 
 def check_verifier(verify: Any) -> str:
@@ -103,7 +103,7 @@ def request_id(external_id: str) -> str:
     return f"{PREPARED}{external_id}"
 
 
-async def prepare(etcd: EtcdClient, keys: Keys, wanted: Request, asked: p.Terms) -> Started:
+async def prepare(etcd: EtcdClient, keys: Keys, wanted: Request, asked: p.PreparedTerms) -> Started:
     """Insert the operation, held, once for each external id.
 
     Raises as ``submit.submit`` does; InvalidArgument if the external id was used for another request.
@@ -133,7 +133,7 @@ async def prepare(etcd: EtcdClient, keys: Keys, wanted: Request, asked: p.Terms)
         ) from error
 
 
-def _same(there: p.Terms, asked: p.Terms) -> Started:
+def _same(there: p.PreparedTerms, asked: p.PreparedTerms) -> Started:
     if there.digest != asked.digest:
         raise InvalidArgument(
             f"the external id {shown(asked.external_id)} has prepared {there.op} by another request: repeat that "
@@ -142,7 +142,7 @@ def _same(there: p.Terms, asked: p.Terms) -> Started:
     return Started(OperationRef.parse(there.op), earlier=True)
 
 
-async def _find(etcd: EtcdClient, keys: Keys, external_id: str) -> tuple[p.Terms, Hold, int] | None:
+async def _find(etcd: EtcdClient, keys: Keys, external_id: str) -> tuple[p.PreparedTerms, Hold, int] | None:
     """The record of the hold, or else of the receipt, and its mod revision."""
     ids = (p.hold_id(external_id), p.receipt_id(external_id))
     for answer in await etcd.read(*(Get(keys.hold(id_)) for id_ in ids)):
@@ -151,9 +151,9 @@ async def _find(etcd: EtcdClient, keys: Keys, external_id: str) -> tuple[p.Terms
     return None
 
 
-def _terms(kv: KeyValue) -> tuple[p.Terms, Hold, int]:
+def _terms(kv: KeyValue) -> tuple[p.PreparedTerms, Hold, int]:
     record = read(Hold.decode, kv)
-    found = p.Terms.of(record)
+    found = p.PreparedTerms.of(record)
     if found is None:
         raise UnreadableRecord(f"the record at {kv.key} cannot be read: it does not name the operation that it holds")
     return found, record, kv.mod_revision

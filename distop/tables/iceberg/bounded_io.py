@@ -45,7 +45,7 @@ class BoundedIO(FileIO):
     """
 
     def new_input(self, location: str) -> InputFile:
-        return _Bounded(self._of(location).new_input(location))
+        return _BoundedFile(self._of(location).new_input(location))
 
     def new_output(self, location: str) -> OutputFile:
         return self._of(location).new_output(location)
@@ -64,7 +64,7 @@ class BoundedIO(FileIO):
         return load_file_io(rest, location)
 
 
-class _Bounded(InputFile):
+class _BoundedFile(InputFile):
     def __init__(self, inner: InputFile) -> None:
         super().__init__(inner.location)
         self._inner = inner

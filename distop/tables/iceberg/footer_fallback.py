@@ -17,11 +17,11 @@ from distop.tables.reading.file_facts import Chunk, FileFacts, Unreadable
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from distop.tables.iceberg.iceberg_fields import Field, Path
+    from distop.tables.iceberg.iceberg_fields import IcebergField, Path
 
 
 def with_footers(
-    files: Sequence[FileFacts], wanted: Mapping[Path, Field], check: Callable[[], None] = lambda: None
+    files: Sequence[FileFacts], wanted: Mapping[Path, IcebergField], check: Callable[[], None] = lambda: None
 ) -> dict[str, FileFacts]:
     """The facts with those of the footers as ``closer``, by path; without files whose footers cannot be used.
 
@@ -37,7 +37,7 @@ def with_footers(
     }
 
 
-def _in_table(facts: FileFacts, footer: FileFacts, wanted: Mapping[Path, Field]) -> FileFacts:
+def _in_table(facts: FileFacts, footer: FileFacts, wanted: Mapping[Path, IcebergField]) -> FileFacts:
     """The footer's statistics with the table's names and types."""
     leaves, chunks = dict(facts.leaves), {}
     for path, field in wanted.items():

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _FIELD_ID = b"PARQUET:field_id"
 
 
-class Columns:
+class IcebergColumns:
     """The table's columns, which are found in files by their ids."""
 
     def __init__(self, source: str, schema: Mapping[str, SparkType]) -> None:
@@ -89,7 +89,7 @@ def _agree(arrow: Any, iceberg: Any) -> bool:
 
 
 def wanted(
-    source: str, blocks: Sequence[Blocks], columns: Columns, on_disk: Callable[[PlannedFile], PlannedFile]
+    source: str, blocks: Sequence[Blocks], columns: IcebergColumns, on_disk: Callable[[PlannedFile], PlannedFile]
 ) -> list[RequestedRows]:
     """The requests for these blocks of rows. Raises SparkOnly if a file may have deleted rows, or is not on a disk."""
     try:

@@ -24,7 +24,7 @@ _LOCAL = re.compile("(?:file:)?/+(?=[^/])")
 
 
 @frozen
-class Field:
+class IcebergField:
     """A column of single values outside of lists.
 
     ``type``: Iceberg's; ``defaulted``: in files without the field or its struct, it may have a default instead of NULL.
@@ -41,13 +41,13 @@ def columns_of(schema: Any) -> dict[str, SparkType]:
     return {field.name: spark_type(field.field_type) for field in schema.fields}
 
 
-def fields_of(schema: Any, wanted: frozenset[str]) -> dict[Path, Field]:
+def fields_of(schema: Any, wanted: frozenset[str]) -> dict[Path, IcebergField]:
     """The fields below the ``wanted`` top-level columns (``file_facts.folded``), by their paths."""
     chosen = [field for field in schema.fields if folded(field.name) in wanted]
     return {field.leaf.path: field for field in _walk(chosen, (), defaulted=False)}
 
 
-def _walk(fields: Any, path: Path, *, defaulted: bool) -> Iterator[Field]:
+def _walk(fields: Any, path: Path, *, defaulted: bool) -> Iterator[IcebergField]:
     from pyiceberg import types
 
     for field in fields:
@@ -56,7 +56,7 @@ def _walk(fields: Any, path: Path, *, defaulted: bool) -> Iterator[Field]:
         if isinstance(kind, types.StructType):
             yield from _walk(kind.fields, here, defaulted=given)
         elif not isinstance(kind, types.ListType | types.MapType):
-            yield Field(field.field_id, _leaf(here, kind), kind, given)
+            yield IcebergField(field.field_id, _leaf(here, kind), kind, given)
 
 
 _KINDS = {
@@ -85,7 +85,7 @@ def _leaf(path: Path, kind: Any) -> Leaf:
     return Leaf(path, found, name, bits, scale)
 
 
-def physical(field: Field, raw: bytes | None) -> Any:
+def physical(field: IcebergField, raw: bytes | None) -> Any:
     """A bound in a manifest as a comparable value; None if there is none, or it is invalid."""
     from pyiceberg.conversions import from_bytes
 
@@ -102,7 +102,7 @@ def physical(field: Field, raw: bytes | None) -> Any:
         return None
 
 
-def constant(field: Field, value: Any) -> Any:
+def constant(field: IcebergField, value: Any) -> Any:
     """A partition's value from pyiceberg as a comparable value; None if it has no order."""
     from pyiceberg.utils.decimal import decimal_to_unscaled
 
@@ -153,7 +153,7 @@ def spark_type(kind: Any) -> SparkType:
     return _PLAIN.get(text) or ("unreadable", f"Iceberg does not read the type {text} in Spark")
 
 
-def in_table(found: Leaf, field: Field) -> Leaf:
+def in_table(found: Leaf, field: IcebergField) -> Leaf:
     """The table's leaf with the physical form of a file's leaf; its kind is "other" if bounds are not comparable."""
     ours = field.leaf
     kind = found.kind if ours.kind == found.kind and _widens(found, ours) else "other"

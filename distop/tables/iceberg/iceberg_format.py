@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from distop.protocol.records import TableRecord
     from distop.tables.formats import Spark
     from distop.tables.reader import Reader
-    from distop.tables.table_options import Options
+    from distop.tables.table_options import TableOptions
 
 
 class IcebergFormat(Format):
@@ -125,7 +125,7 @@ class IcebergFormat(Format):
         return Changes(check_options(table.options, "iceberg").catalog)
 
 
-def _folder(table: TableRecord, options: Options) -> str | None:
+def _folder(table: TableRecord, options: TableOptions) -> str | None:
     """The table's folder; None if only its catalog knows it."""
     if options.catalog is None:
         return table.location
@@ -138,7 +138,7 @@ def _folder(table: TableRecord, options: Options) -> str | None:
     return folder
 
 
-def _current(table: TableRecord, options: Options, check: Callable[[], None]) -> str:
+def _current(table: TableRecord, options: TableOptions, check: Callable[[], None]) -> str:
     """The current metadata file. Raises InvalidArgument and TableUnavailable."""
     folder = _folder(table, options)
     if folder is not None:

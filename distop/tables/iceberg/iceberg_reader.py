@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from distop.protocol.plan import PartitionPlan, Pinned
     from distop.protocol.records import TableRecord
-    from distop.tables.iceberg.manifest_facts import Snapshot
+    from distop.tables.iceberg.manifest_facts import IcebergSnapshot
     from distop.tables.reading.arrow_rows import Blocks
     from distop.tables.reading.file_facts import PlannedFile, SparkType
 
@@ -43,7 +43,7 @@ class IcebergReader(Reader):
     def __init__(self, table: TableRecord, plans: Sequence[PartitionPlan | Pinned], source: str) -> None:
         super().__init__(table, plans)
         self._source = source
-        self._snapshot: Snapshot | None = None
+        self._snapshot: IcebergSnapshot | None = None
         """The snapshot that :meth:`facts` has read."""
 
     # ------------------------------------------------------------------ the table
@@ -169,12 +169,12 @@ class IcebergReader(Reader):
         return arrow_rows.batches(path, names, size)
 
     def rows_at(self, blocks: Sequence[Blocks], columns: Mapping[str, SparkType], most: int) -> pa.Table:
-        own = iceberg_columns.Columns(self._source, columns)
+        own = iceberg_columns.IcebergColumns(self._source, columns)
         wanted = iceberg_columns.wanted(self._source, blocks, own, self.on_disk)
         return arrow_rows.rows_of(wanted, columns, own.reading, most)
 
 
-def _facts(snapshot: Snapshot, file: PlannedFile) -> FileFacts | Unreadable:
+def _facts(snapshot: IcebergSnapshot, file: PlannedFile) -> FileFacts | Unreadable:
     try:
         return snapshot.of(file)
     except Unreadable as error:

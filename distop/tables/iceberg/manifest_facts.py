@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from distop.storage.confinement import TableFiles
     from distop.tables.iceberg.avro import ManifestIO
-    from distop.tables.iceberg.iceberg_fields import Field, Path
+    from distop.tables.iceberg.iceberg_fields import IcebergField, Path
     from distop.tables.reading.file_facts import PlannedFile, SparkType
 
 _DATA, _DELETES = 0, 1
@@ -41,11 +41,11 @@ _NEWEST = 3
 _CHECKED_EVERY = 1_000
 """Number of entries between two checks whether to stop."""
 
-_snapshots: LruCache[Snapshot] = LruCache(4)
+_snapshots: LruCache[IcebergSnapshot] = LruCache(4)
 
 
 @frozen
-class Snapshot:
+class IcebergSnapshot:
     """The current snapshot of a metadata file.
 
     ``id``: "" if there is no snapshot; ``columns``: the table's; ``fields``: the requested ones; ``files``: the facts
@@ -55,7 +55,7 @@ class Snapshot:
     source: str
     id: str
     columns: Mapping[str, SparkType]
-    fields: Mapping[Path, Field]
+    fields: Mapping[Path, IcebergField]
     files: Mapping[str, FileFacts]
 
     def of(self, file: PlannedFile) -> FileFacts:
@@ -86,7 +86,7 @@ class Snapshot:
         check_length(path, size, found.st_size)
 
 
-def snapshot_of(source: str, wanted: frozenset[str], check: Callable[[], None] = lambda: None) -> Snapshot:
+def snapshot_of(source: str, wanted: frozenset[str], check: Callable[[], None] = lambda: None) -> IcebergSnapshot:
     """The snapshot of the metadata file ``source``, with statistics of the ``wanted`` top-level columns.
 
     ``wanted``: as by ``file_facts.folded``. The snapshot is cached for all partitions and later operations; concurrent
@@ -96,7 +96,7 @@ def snapshot_of(source: str, wanted: frozenset[str], check: Callable[[], None] =
     return _snapshots.get_once((*identity(source), wanted), lambda: _read(source, wanted, check), check)
 
 
-def _read(source: str, wanted: frozenset[str], check: Callable[[], None]) -> Snapshot:
+def _read(source: str, wanted: frozenset[str], check: Callable[[], None]) -> IcebergSnapshot:
     try:
         file = read_anew(source)
         metadata, io = file.content, file.manifests()
@@ -125,7 +125,7 @@ def _read(source: str, wanted: frozenset[str], check: Callable[[], None]) -> Sna
         reason = str(error).strip().split("\n")[0]
         raise Unreadable(f"the metadata of {source} cannot be read: {reason}") from error
     note_checked(file, read_from)
-    return Snapshot(source, str(snapshot.snapshot_id) if snapshot is not None else "", columns, found, files)
+    return IcebergSnapshot(source, str(snapshot.snapshot_id) if snapshot is not None else "", columns, found, files)
 
 
 def _deletes(
@@ -149,7 +149,11 @@ class _Facts:
     """Creates the facts of the files in one manifest."""
 
     def __init__(
-        self, spec: Any, columns: Mapping[str, SparkType], found: Mapping[Path, Field], removed: row_deletes.Deletes
+        self,
+        spec: Any,
+        columns: Mapping[str, SparkType],
+        found: Mapping[Path, IcebergField],
+        removed: row_deletes.Deletes,
     ) -> None:
         from pyiceberg.transforms import IdentityTransform
 
@@ -162,7 +166,7 @@ class _Facts:
             part.source_id: n for n, part in enumerate(spec.fields) if isinstance(part.transform, IdentityTransform)
         }
 
-    def of(self, entry: Entry) -> FileFacts:
+    def of(self, entry: ManifestEntry) -> FileFacts:
         file = entry.file
         values = _values(file)
         chunks: dict[Path, tuple[Chunk, ...]] = {}
@@ -178,7 +182,7 @@ class _Facts:
         return FileFacts(file.file_path, file.record_count, self._columns, self._leaves, chunks, deleted)
 
 
-def _of_constant(field: Field, value: Any, rows: int) -> Chunk:
+def _of_constant(field: IcebergField, value: Any, rows: int) -> Chunk:
     if value is None:
         return Chunk(rows, rows)
     if isinstance(value, float) and math.isnan(value):
@@ -187,7 +191,7 @@ def _of_constant(field: Field, value: Any, rows: int) -> Chunk:
     return Chunk(rows, 0, found, found, nans=0)
 
 
-def _chunk(field: Field, file: File) -> Chunk | None:
+def _chunk(field: IcebergField, file: File) -> Chunk | None:
     """The statistics of a whole file; None if the manifest has none of the field, for example if the file lacks it."""
     rows = file.record_count
     nulls, nans = (_count(counts, field.id, rows) for counts in (file.null_value_counts, file.nan_value_counts))
@@ -240,14 +244,14 @@ class File:
 
 
 @frozen
-class Entry:
+class ManifestEntry:
     """A live entry of a manifest. ``sequence``: the sequence number of its data, its own or the manifest's."""
 
     sequence: int | None
     file: File
 
 
-def _entries(manifest: Any, io: ManifestIO, allowed: TableFiles, check: Callable[[], None]) -> Iterator[Entry]:
+def _entries(manifest: Any, io: ManifestIO, allowed: TableFiles, check: Callable[[], None]) -> Iterator[ManifestEntry]:
     """The live entries of a manifest, with a delete file's data file, which pyiceberg's own entries lack.
 
     Raises InvalidArgument for a file that may not belong to the table.
@@ -277,4 +281,4 @@ def _entries(manifest: Any, io: ManifestIO, allowed: TableFiles, check: Callable
             allowed.check((found.file_path,), deletes=manifest.content == _DELETES)
             if manifest.content == _DELETES and found.file_format.upper() == row_deletes.VECTORS:
                 check_vector(found.file_path, found.content_offset, found.content_size_in_bytes)
-            yield Entry(sequence, found)
+            yield ManifestEntry(sequence, found)

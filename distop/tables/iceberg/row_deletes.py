@@ -31,7 +31,7 @@ _PATH = 2147483546
 
 
 @frozen
-class Delete:
+class DeleteFile:
     """A delete file.
 
     ``target``: the only data file to which it applies, if known; ``low`` and ``high``: bounds of the data files' paths
@@ -50,15 +50,15 @@ class Delete:
     rows: int = 0
 
 
-def delete_of(entry: Any, partition: Partition, *, everywhere: bool) -> Delete:
-    """The delete file of a manifest's entry (``manifest_facts.Entry``)."""
+def delete_of(entry: Any, partition: Partition, *, everywhere: bool) -> DeleteFile:
+    """The delete file of a manifest's entry (``manifest_facts.ManifestEntry``)."""
     file = entry.file
     low, high = (file.lower_bounds or {}).get(_PATH), (file.upper_bounds or {}).get(_PATH)
     target = file.referenced_data_file
     if target is None and low is not None and low == high:
         target = bytes(low).decode("utf-8", "surrogateescape")
     vector = file.file_format.upper() == VECTORS
-    return Delete(
+    return DeleteFile(
         file.content,
         partition,
         entry.sequence,
@@ -81,12 +81,12 @@ class Deletes:
 
     def __init__(self) -> None:
         self.any = False
-        self._targets: dict[str, list[Delete]] = {}
-        self._ranges: dict[Partition, list[Delete]] = {}
+        self._targets: dict[str, list[DeleteFile]] = {}
+        self._ranges: dict[Partition, list[DeleteFile]] = {}
         self._equal: dict[Partition | None, float] = {}
         """The latest sequence number of equality deletes, by partition; None: for the whole table."""
 
-    def add(self, delete: Delete) -> None:
+    def add(self, delete: DeleteFile) -> None:
         """Add a delete file."""
         self.any = True
         if delete.content == EQUALITY:
@@ -118,7 +118,7 @@ def _or_latest(sequence: int | None) -> float:
     return math.inf if sequence is None else sequence
 
 
-def _spans(delete: Delete, path: str) -> bool:
+def _spans(delete: DeleteFile, path: str) -> bool:
     name = path.encode("utf-8", "surrogateescape")
     return (delete.low is None or delete.low <= name) and (delete.high is None or name <= delete.high)
 

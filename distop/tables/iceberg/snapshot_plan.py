@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from distop.protocol.records import TableRecord
-    from distop.tables.table_options import Options
+    from distop.tables.table_options import TableOptions
 
 NO_SNAPSHOT = "no snapshot"
 """The version of a table without any snapshot."""
@@ -30,7 +30,7 @@ _plans: LruCache[tuple[Planned, tuple[Identity, ...]]] = LruCache(4)
 """Plans, with the manifest list and the manifests that they were read from."""
 
 
-def plan_metadata(source: str, table: TableRecord, options: Options, check: Callable[[], None]) -> Planned:
+def plan_metadata(source: str, table: TableRecord, options: TableOptions, check: Callable[[], None]) -> Planned:
     """Plan the current snapshot of a metadata file. The version is the snapshot's id.
 
     There is one partition per value of each partition spec, and groups of files for a spec without partitions. A table
@@ -65,7 +65,7 @@ def _is_small(made: tuple[Planned, tuple[Identity, ...]]) -> bool:
 
 
 def _planned(
-    source: str, table: TableRecord, options: Options, check: Callable[[], None]
+    source: str, table: TableRecord, options: TableOptions, check: Callable[[], None]
 ) -> tuple[Planned, tuple[Identity, ...]]:
     """A new plan, with the manifest list and the manifests that it was read from."""
     file = read_file(source)

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
     from distop.protocol.plan import Pinned
     from distop.protocol.records import TableRecord
-    from distop.storage.location import Entry
+    from distop.storage.location import ListedFile
     from distop.tables.formats import Spark
     from distop.tables.reader import Reader
-    from distop.tables.table_options import Options
+    from distop.tables.table_options import TableOptions
 
 log = logging.getLogger("distop.tables")
 
@@ -83,7 +83,7 @@ class ParquetFormat(Format):
         no file: without partitions, every check of the table would succeed.
         """
         location = Location.of(table.location)
-        entries: list[Entry] = []
+        entries: list[ListedFile] = []
         for entry in location.walk():
             if len(entries) % _CHECKED_EVERY == 0:
                 check()
@@ -126,7 +126,7 @@ def escaped(text: str) -> str:
     return _UNNAMEABLE.sub(lambda found: f"%{ord(found[0]):02X}", text)
 
 
-def data_files(entries: Sequence[Entry], location: Location) -> list[Entry]:
+def data_files(entries: Sequence[ListedFile], location: Location) -> list[ListedFile]:
     """The table's data files.
 
     If only some files have names of Parquet files, the others are opened, and those of other formats are skipped and
@@ -144,14 +144,14 @@ def data_files(entries: Sequence[Entry], location: Location) -> list[Entry]:
     return [entry for entry in entries if entry not in others]
 
 
-def _may_be_data(entry: Entry, location: Location) -> bool:
+def _may_be_data(entry: ListedFile, location: Location) -> bool:
     try:
         return location.has_parquet_magic(entry)
     except OSError:
         return True
 
 
-def plan(entries: Iterable[Entry], location: Location, options: Options) -> Planned:
+def plan(entries: Iterable[ListedFile], location: Location, options: TableOptions) -> Planned:
     """Plan the listed files. Raises InvalidArgument for a mixed layout, or more than a million partitions."""
     folders: dict[str, list[tuple[str, int, int]]] = {}
     for entry in entries:
@@ -178,7 +178,7 @@ def plan(entries: Iterable[Entry], location: Location, options: Options) -> Plan
 
 
 def _by_folder(
-    folders: dict[str, list[tuple[str, int, int]]], location: Location, options: Options
+    folders: dict[str, list[tuple[str, int, int]]], location: Location, options: TableOptions
 ) -> Iterator[PartitionPlan]:
     columns: list[str] | None = None
     first = ""
@@ -200,13 +200,13 @@ def _by_folder(
         yield PartitionPlan(ordinal, folder, sum(f[1] for f in files), tuple(files), values=values)
 
 
-def _by_group(files: list[tuple[str, int, int]], options: Options) -> Iterator[PartitionPlan]:
+def _by_group(files: list[tuple[str, int, int]], options: TableOptions) -> Iterator[PartitionPlan]:
     for ordinal, (name, group) in enumerate(in_groups(files, options)):
         yield PartitionPlan(ordinal, name, sum(f[1] for f in group), tuple(group))
 
 
 def in_groups(
-    files: Iterable[tuple[str, int, int]], options: Options
+    files: Iterable[tuple[str, int, int]], options: TableOptions
 ) -> Iterator[tuple[str, list[tuple[str, int, int]]]]:
     """Groups the files of a table without partitions, in order; yields name and files of each group."""
     group: list[tuple[str, int, int]] = []
@@ -221,7 +221,7 @@ def in_groups(
         yield f"files-{ordinal:06}", group
 
 
-def check_types(options: Options, columns: Iterable[str], location: Location) -> None:
+def check_types(options: TableOptions, columns: Iterable[str], location: Location) -> None:
     """Raises InvalidArgument if ``partition_types`` has a column that is not a partition column."""
     known = list(columns)
     for column in options.partition_types:

@@ -139,7 +139,7 @@ class ParquetReader(Reader):
         values = None
         if of_path and self._columns is not None:
             values = {f[0]: tuple(self.values(f[0])[name] for name in of_path) for f in files}
-        return parquet_rows.read(session, parquet_rows.Request(files, own, of_path, self.table.location, values))
+        return parquet_rows.read(session, parquet_rows.RowRequest(files, own, of_path, self.table.location, values))
 
     def file_column(self, frame: DataFrame) -> Column:
         return parquet_rows.file_column(frame)

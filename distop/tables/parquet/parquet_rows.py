@@ -25,7 +25,7 @@ _NOT_ASCII = re.compile("%[89A-Fa-f][0-9A-Fa-f]")
 
 
 @frozen
-class Request:
+class RowRequest:
     """The files and columns to read.
 
     ``columns``: of the files, with types. ``partition_columns``: likewise; their values are in ``values``, by file and
@@ -39,7 +39,7 @@ class Request:
     values: Mapping[str, tuple[str | None, ...]] | None = None
 
 
-def read(session: SparkSession, wanted: Request) -> DataFrame:
+def read(session: SparkSession, wanted: RowRequest) -> DataFrame:
     """The rows. Raises Unreadable if Spark would not read each file exactly once, and Spark's errors."""
     from pyspark.sql import functions as F
     from pyspark.sql.types import StructType
@@ -71,7 +71,7 @@ def position_column(frame: DataFrame) -> Column:
 
 
 def _with_values(
-    session: SparkSession, frame: DataFrame, wanted: Request, values: Mapping[str, tuple[str | None, ...]]
+    session: SparkSession, frame: DataFrame, wanted: RowRequest, values: Mapping[str, tuple[str | None, ...]]
 ) -> DataFrame:
     """The rows with the values of their files, as texts. A row of a file without values raises an error."""
     from pyspark.sql import functions as F
@@ -94,7 +94,7 @@ def _with_values(
     return joined.withColumns(checked).drop(_FILE, _KNOWN)
 
 
-def _misread(wanted: Request) -> dict[str, dict[str, str]]:
+def _misread(wanted: RowRequest) -> dict[str, dict[str, str]]:
     """Escaped values in paths that Spark reads wrongly: by column, the correct value for each of Spark's.
 
     Spark reads each escaped byte as a character, but writers escape the bytes of UTF-8.

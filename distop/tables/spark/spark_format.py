@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from distop.tables.formats import Changes, Spark
     from distop.tables.reader import Reader
     from distop.tables.spark.spark_catalog import CatalogPartition, Described
-    from distop.tables.table_options import Options
+    from distop.tables.table_options import TableOptions
 
 COLUMNS = "columns"
 """The option with the table's columns except partition columns: name → type, as JSON of the values of
@@ -160,7 +160,7 @@ class SparkFormat(Format):
 def plan(
     described: Described,
     name: str,
-    options: Options,
+    options: TableOptions,
     files_in: Callable[..., list[File]],
     check: Callable[[], None],
 ) -> Planned:

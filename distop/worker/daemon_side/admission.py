@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Gate:
+class SharedExclusiveLock:
     """A shared/exclusive lock; waiters for exclusive entry come before new shared entries."""
 
     def __init__(self) -> None:

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 
     from distop.runtime.logs import Log
-    from distop.worker.daemon_side.admission import Gate
+    from distop.worker.daemon_side.admission import SharedExclusiveLock
     from distop.worker.daemon_side.child_keeper import ChildKeeper
-    from distop.worker.daemon_side.child_launch import Child
+    from distop.worker.daemon_side.child_launch import ChildProcess
 
     CallMessage = (
         child_messages.PlanMessage
@@ -51,7 +51,7 @@ CALL_NAMES = {
 }
 
 
-async def _send_frames(child: Child, message: CallMessage, rows: Rows | None) -> None:
+async def _send_frames(child: ChildProcess, message: CallMessage, rows: Rows | None) -> None:
     """Send a call's message, with its items in pages."""
     if rows is None or message["t"] not in ("cleanup", "complete"):
         child.send(message)
@@ -118,7 +118,7 @@ class Caller:
         rows: Rows | None = None,
         *,
         sources: Sources = NOTHING,
-        gate: Gate | None = None,
+        lock: SharedExclusiveLock | None = None,
         limit: float | None = None,
     ) -> Answer:
         """Send a call; returns its result and chunks.
@@ -127,13 +127,13 @@ class Caller:
         child may request meanwhile. Raises WorkerError; kind ``transient`` if the call was cancelled, or did not end
         within ``limit`` seconds after it got its place.
 
-        With a gate, which the caller has not entered: if the child dies while it runs other work, the call is repeated
-        alone. Without a gate, the call belongs to a run that is in the gate.
+        With a lock, which the caller has not entered: if the child dies while it runs other work, the call is repeated
+        alone. Without a lock, the call belongs to a run that is in the lock.
         """
-        pending = _PendingCall(message, of_run=gate is None)
+        pending = _PendingCall(message, of_run=lock is None)
         self._pending.add(pending)
         send = partial(self._send, pending, message, rows, sources)
-        attended = self._spawn(self._enforce_stop(pending, self._send_in_gate(pending, send, gate), limit))
+        attended = self._spawn(self._enforce_stop(pending, self._send_when_admitted(pending, send, lock), limit))
         try:
             return await asyncio.shield(attended)
         except WorkerError:
@@ -143,7 +143,7 @@ class Caller:
             self._log.exception("Unexpected error in %s", pending.what, extra={"operation": pending.op})
             raise WorkerError("transient", f"unexpected error in {pending.what}: {describe(error)}") from error
         except asyncio.CancelledError:
-            # Nobody waits for the result, but the call's thread in the child must end, and its stay in the gate.
+            # Nobody waits for the result, but the call's thread in the child must end, and its stay in the lock.
             pending.stop("its caller was cancelled")
             attended.add_done_callback(_retrieve_error)
             raise
@@ -178,18 +178,18 @@ class Caller:
             work.cancel()
             self._pending.discard(pending)
 
-    async def _send_in_gate(
-        self, pending: _PendingCall, send: Callable[[], Awaitable[Answer | Death]], gate: Gate | None
+    async def _send_when_admitted(
+        self, pending: _PendingCall, send: Callable[[], Awaitable[Answer | Death]], lock: SharedExclusiveLock | None
     ) -> Answer:
         async with self._places.place(pending.table) if pending.table is not None else nullcontext():
             pending.placed.set_result(None)
-            if gate is None:
+            if lock is None:
                 got = await send()
             else:
-                async with gate.shared():
+                async with lock.shared():
                     got = await send()
                 if isinstance(got, Death) and (got.runs or len(got.calls) > 1) and not pending.stop_reason.done():
-                    async with gate.exclusive():
+                    async with lock.exclusive():
                         got = await send()
         if isinstance(got, Death):
             raise WorkerError("crash", str(got))

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from distop.worker import child_messages
-from distop.worker.daemon_side.child_launch import Child
+from distop.worker.daemon_side.child_launch import ChildProcess
 from distop.worker.daemon_side.requests import WorkerConfig, WorkerError, no_history
 from distop.worker.daemon_side.result_handlers import wait_first
 from distop.worker.guardian import boottime
@@ -40,7 +40,7 @@ class ChildKeeper:
         self._log = log
         self._deadline = 0.0
         self._changed = asyncio.Event()
-        self._child: Child | None = None
+        self._child: ChildProcess | None = None
         self._starting = asyncio.Lock()
         self._failed_starts = 0
         self.find_history: FindHistory = no_history
@@ -54,7 +54,7 @@ class ChildKeeper:
         self._aborts = 0
 
     @property
-    def child(self) -> Child | None:
+    def child(self) -> ChildProcess | None:
         """The living child, which may still be starting; None if there is none."""
         return None if self._child is None or self._child.died.done() else self._child
 
@@ -102,7 +102,7 @@ class ChildKeeper:
             child.kill(reason)
             await asyncio.shield(child.died)
 
-    async def ready(self, *, call: bool = False) -> Child:
+    async def ready(self, *, call: bool = False) -> ChildProcess:
         """The child, started if there is none.
 
         A stuck child takes no more jobs, and takes calls only as long as it has jobs. Raises WorkerError if no child
@@ -115,7 +115,7 @@ class ChildKeeper:
                 return child
             await wait_first(child.died)
 
-    async def _alive(self, aborts: int) -> Child:
+    async def _alive(self, aborts: int) -> ChildProcess:
         async with self._starting:
             while True:
                 if self.stopping:
@@ -170,7 +170,7 @@ class ChildKeeper:
         return self.stopping or self._aborts != aborts
 
     async def _start(self) -> None:
-        child = Child(self.config, self._log)
+        child = ChildProcess(self.config, self._log)
         child.on_trouble = self.on_trouble
         child.find_history = self.find_history
         # Set before the start, so that deadlines, abort and stop reach the child.
@@ -196,7 +196,7 @@ class ChildKeeper:
         self.skipped = child.skipped
         self._watch = asyncio.ensure_future(self._watch_child(child))
 
-    async def _watch_child(self, child: Child) -> None:
+    async def _watch_child(self, child: ChildProcess) -> None:
         """Bound a child's log, log its death, and start the next child before a request needs it."""
         while not child.died.done():
             await asyncio.wait({child.died}, timeout=LOG_SECONDS)

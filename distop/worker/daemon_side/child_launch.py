@@ -44,7 +44,7 @@ class Sink(Protocol):
     def on_frame(self, message: dict[str, Any]) -> None: ...
 
 
-class Child:
+class ChildProcess:
     """A running child. ``died`` is done when all its processes are dead."""
 
     def __init__(self, config: WorkerConfig, log: Log) -> None:

@@ -12,7 +12,7 @@ from distop.worker.daemon_side.result_handlers import Sources
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from distop.worker.daemon_side.admission import Gate
+    from distop.worker.daemon_side.admission import SharedExclusiveLock
     from distop.worker.daemon_side.call_channel import Caller
     from distop.worker.daemon_side.requests import CompleteRequest, JobItem, PlanPages, WorkerConfig
     from distop.worker.daemon_side.result_handlers import FindTable, Page
@@ -28,7 +28,7 @@ class ChildCalls:
 
     config: WorkerConfig
     _caller: Caller
-    _gate: Gate
+    _admission: SharedExclusiveLock
     _registered: TableRecordCheck
 
     async def plan(
@@ -50,7 +50,7 @@ class ChildCalls:
         )
         await self._registered.check(op, table)
         sources, limit = Sources(table=find_table), self.config.call_limit
-        value, chunks = await self._caller.call(message, sources=sources, gate=self._gate, limit=limit)
+        value, chunks = await self._caller.call(message, sources=sources, lock=self._admission, limit=limit)
         beside = tuple(value.get("beside") or ())
         return PlanResult(chunks, value["count"], value["version"], value["spilled"], value["options"], beside)
 
@@ -78,7 +78,7 @@ class ChildCalls:
         rows = partial(iter, first[0]) if first is not None else None
         sources = Sources(request.fetch, partial(self._checked_page, request.op, plan) if plan is not None else None)
         limit = self.config.call_limit
-        value, _ = await self._caller.call(message, rows, sources=sources, gate=self._gate, limit=limit)
+        value, _ = await self._caller.call(message, rows, sources=sources, lock=self._admission, limit=limit)
         return CompleteResult(value["report"], value["failure"], tuple(value["follow_ups"]))
 
     async def _checked_page(self, op: str, plan: PlanPages, number: int) -> Page:
@@ -90,7 +90,7 @@ class ChildCalls:
         """Remove the file lists that planning wrote to the shared directory. Raises WorkerError."""
         await self._registered.check(op, table)
         message = child_messages.SweepMessage(t="sweep", call=0, op=op, table=table)
-        await self._caller.call(message, gate=self._gate, limit=self.config.cleanup_timeout)
+        await self._caller.call(message, lock=self._admission, limit=self.config.cleanup_timeout)
 
     async def sweep_results(self, ops: Sequence[str], table: Mapping[str, Any] | None, *, remove: bool) -> list[str]:
         """The operations with result files: ``ops`` and earlier ones of the same table, type and object.
@@ -100,7 +100,7 @@ class ChildCalls:
         message = child_messages.ResultsMessage(
             t="results", call=0, op=ops[0], table=table, ops=list(ops), remove=remove
         )
-        value, _ = await self._caller.call(message, gate=self._gate, limit=self.config.cleanup_timeout)
+        value, _ = await self._caller.call(message, lock=self._admission, limit=self.config.cleanup_timeout)
         return list(value)
 
     async def verify(self, op: str, external_id: str, verify: str, limit: float) -> Verified:
@@ -108,7 +108,7 @@ class ChildCalls:
         message = child_messages.VerifyMessage(
             t="verify", call=0, op=op, table=None, external_id=external_id, verify=verify, limit=limit
         )
-        value, _ = await self._caller.call(message, gate=self._gate, limit=max(CHILD_LIMIT, 2 * limit))
+        value, _ = await self._caller.call(message, lock=self._admission, limit=max(CHILD_LIMIT, 2 * limit))
         return Verified(value["completed"], value["why"])
 
     async def cleanup(
@@ -128,14 +128,16 @@ class ChildCalls:
         longer than the configured time. ``superseded``: see JobContext.
         """
         request = RunRequest(op, type, arg, table, tuple(items), batch=False)
-        await self._cleanup(request, items, incarnation or self.config.incarnation, self._gate, superseded=superseded)
+        await self._cleanup(
+            request, items, incarnation or self.config.incarnation, self._admission, superseded=superseded
+        )
 
     async def _cleanup(
         self,
         request: RunRequest,
         items: Sequence[JobItem],
         incarnation: str,
-        gate: Gate | None = None,
+        lock: SharedExclusiveLock | None = None,
         *,
         superseded: bool = False,
     ) -> None:
@@ -153,7 +155,7 @@ class ChildCalls:
             more=False,
         )
         rows = partial(map, _row, items)
-        await self._caller.call(message, rows, gate=gate, limit=self.config.cleanup_timeout)
+        await self._caller.call(message, rows, lock=lock, limit=self.config.cleanup_timeout)
 
 
 def _row(item: JobItem) -> str:

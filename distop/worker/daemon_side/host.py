@@ -1,4 +1,4 @@
-"""The daemon's side of the worker: :class:`Worker` keeps a child alive and sends it runs and calls.
+"""The daemon's side of the worker: :class:`WorkerHost` keeps a child alive and sends it runs and calls.
 
 Each job gets exactly one end, whatever happens to the child. No module here imports a behavior, pydantic or PySpark, so
 that the daemon stays small.
@@ -18,7 +18,7 @@ from distop.storage import deletion
 from distop.storage.deletion import Place
 from distop.storage.places import operation_path
 from distop.worker import child_messages
-from distop.worker.daemon_side.admission import Gate, halves
+from distop.worker.daemon_side.admission import SharedExclusiveLock, halves
 from distop.worker.daemon_side.call_channel import Caller
 from distop.worker.daemon_side.child_keeper import ChildKeeper
 from distop.worker.daemon_side.coordinator_calls import ChildCalls
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from distop.protocol.behavior_declaration import Declaration
     from distop.runtime.logs import Log
-    from distop.worker.daemon_side.child_launch import Child
+    from distop.worker.daemon_side.child_launch import ChildProcess
     from distop.worker.daemon_side.requests import FindHistory
 
 T = TypeVar("T")
@@ -57,9 +57,9 @@ __all__ = [
     "JobItem",
     "PlanResult",
     "RunRequest",
-    "Worker",
     "WorkerConfig",
     "WorkerError",
+    "WorkerHost",
 ]
 
 
@@ -69,7 +69,7 @@ def _remove(work_dir: Path, ops: Sequence[str]) -> None:
             deletion.delete(Place(str(work_dir), "ops"), operation_path(op))
 
 
-class Worker(ChildCalls):
+class WorkerHost(ChildCalls):
     """One child at a time, replaced when it dies. Call all methods in the event loop that started it."""
 
     def __init__(self, config: WorkerConfig, *, log: Log | None = None) -> None:
@@ -77,7 +77,7 @@ class Worker(ChildCalls):
         self._log = log or logging.getLogger("distop.worker")
         self._keeper = ChildKeeper(config, self._log)
         self._slots = asyncio.Semaphore(config.slots)
-        self._gate = Gate()
+        self._admission = SharedExclusiveLock()
         self._numbers = itertools.count(1)
         self._runs: set[RunSink] = set()
         self._background: set[asyncio.Task[Any]] = set()
@@ -251,7 +251,7 @@ class Worker(ChildCalls):
             self._runs.difference_update(runs)
 
     async def _drive_in_turn(self, runs: Sequence[RunSink]) -> None:
-        async with self._gate.shared():
+        async with self._admission.shared():
             death = await self._in_child_in_turn([run for run in runs if run.pending])
             if death is None:
                 return
@@ -261,7 +261,7 @@ class Worker(ChildCalls):
             if not run.pending:
                 continue
             if death.crashed:  # the guilty run is not known: run each one alone
-                async with self._gate.exclusive():
+                async with self._admission.exclusive():
                     await self._isolate(run, alone=False)
             else:
                 await self._drive(run, again=True)
@@ -273,7 +273,7 @@ class Worker(ChildCalls):
             group = [p for p in (groups.popleft() if groups else list(run.pending)) if p in run.pending]
             if not group:
                 continue
-            async with self._gate.shared():
+            async with self._admission.shared():
                 death = await self._in_child(run, group, cleanup=cleanup)
                 if death is None:
                     if left := [p for p in group if p in run.pending]:
@@ -290,7 +290,7 @@ class Worker(ChildCalls):
                 if alone and len(run.pending) == 1:
                     run.end_rest("crash", str(death))
                     return
-                async with self._gate.exclusive():
+                async with self._admission.exclusive():
                     await self._isolate(run, alone)
                 return
 
@@ -405,7 +405,7 @@ class Worker(ChildCalls):
         return None
 
     def _enter(
-        self, run: RunSink, child: Child, *, cleanup: bool, careful: bool = False, line: int = 0
+        self, run: RunSink, child: ChildProcess, *, cleanup: bool, careful: bool = False, line: int = 0
     ) -> child_messages.RunMessage:
         """Register a run with the child. Returns the message that starts it, without its items."""
         request, number = run.request, next(self._numbers)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
 
     from distop.runtime.logs import Log
-    from distop.worker.daemon_side.child_launch import Child
+    from distop.worker.daemon_side.child_launch import ChildProcess
     from distop.worker.daemon_side.requests import JobItem, RunRequest
 
     Page = tuple[list[str], int | None]
@@ -51,7 +51,7 @@ class RunSink:
         """Checkpoints saved since the request: a job that runs again resumes from them."""
         self.sparks_lost = 0
         """The number of its children with an unusable Spark session."""
-        self.child: Child | None = None
+        self.child: ChildProcess | None = None
         self.given_up = False
         """The child abandoned the run: its pending jobs need another child."""
         self.number = 0
@@ -124,7 +124,7 @@ class RunSink:
         while self._saving:
             await asyncio.wait(set(self._saving))
 
-    async def _save(self, child: Child, message: dict[str, Any]) -> None:
+    async def _save(self, child: ChildProcess, message: dict[str, Any]) -> None:
         saved = False
         if self._on_progress is not None and message["partition"] in self.pending:
             try:
@@ -149,7 +149,7 @@ class Sources:
 class CallSink:
     """The state of one call: its chunks, and the future of its result. ``sources``: the data it may request."""
 
-    def __init__(self, number: int, child: Child, sources: Sources) -> None:
+    def __init__(self, number: int, child: ChildProcess, sources: Sources) -> None:
         self.number = number
         self.child = child
         self.chunks: list[bytes] = []

@@ -23,10 +23,10 @@ from distop.storage.deletion import Place
 from distop.storage.places import Attempt, stage_of
 from distop.tables.iceberg.table_properties import for_reading, for_writing
 from distop_behaviors.apply import file_rewrite, staged_files, type_narrowing
-from distop_behaviors.apply.apply_report import Request, Staged
+from distop_behaviors.apply.apply_report import CertifiedArgument, Staged
 from distop_behaviors.apply.constraints import PREFIX, Narrowed, iceberg_type, schema_changes
 from distop_behaviors.apply.rewrite_publication import Narrowing
-from distop_behaviors.apply.staged_files import Stage
+from distop_behaviors.apply.staged_files import StageFolders
 from distop_behaviors.validate.certificate import Certificate, Certified, Column
 from tests.support.context import FakeContext
 from tests.support.lake import Folder as Lake
@@ -169,10 +169,12 @@ class Layout:
         self.table = home / "t"
         self.data = self.table / "data"
 
-    def stage(self, op: str = OPERATION, fence: int = 1) -> Stage:
-        return Stage.of(stage_of(self.shared, Attempt(op, 0, fence, "inc")), self.shared, "c0ffee", str(self.table))
+    def stage(self, op: str = OPERATION, fence: int = 1) -> StageFolders:
+        return StageFolders.of(
+            stage_of(self.shared, Attempt(op, 0, fence, "inc")), self.shared, "c0ffee", str(self.table)
+        )
 
-    def write(self, stage: Stage, told: str = "{}") -> Stage:
+    def write(self, stage: StageFolders, told: str = "{}") -> StageFolders:
         """Write the files of an attempt: its metadata and one data file."""
         metadata = Path(stage.table) / "metadata"
         metadata.mkdir(parents=True)
@@ -257,7 +259,7 @@ def operation(layout: Layout, op: str, monkeypatch: pytest.MonkeyPatch) -> Narro
     ctx = FakeContext(layout.table.parent, table)
     ctx.operation, ctx.shared, ctx.space = op, layout.shared, "c0ffee"
     monkeypatch.setattr(Narrowing, "_live", lambda _: frozenset())
-    request = Request(certificate({"fits": {"column": "n", "type": "int"}}), 10.0)
+    request = CertifiedArgument(certificate({"fits": {"column": "n", "type": "int"}}), 10.0)
     target: Any = None
     return Narrowing(request, table, target, ctx)
 
@@ -268,7 +270,7 @@ def test_a_sweep_removes_stages_of_this_and_earlier_operations(layout: Layout, m
     kept = [layout.write(layout.stage(op)) for op in ("t/apply/3", "u/apply/1", "t/other/1")]
     other = Place(layout.shared.anchor, "c0ffee-two")
     staged = stage_of(other, Attempt(OPERATION, 0, 1, "inc"))
-    kept.append(layout.write(Stage.of(staged, other, "c0ffee-two", str(layout.table))))
+    kept.append(layout.write(StageFolders.of(staged, other, "c0ffee-two", str(layout.table))))
     for _ in range(2):
         operation(layout, OPERATION, monkeypatch).sweep()
         assert not any(Path(place.location).exists() for stage in gone for place in (stage.place, stage.data))

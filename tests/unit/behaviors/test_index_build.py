@@ -191,7 +191,7 @@ POINTS = [
     (deletion, "_delete_local"),
     (postings, "write"),
     (file_summaries, "write"),
-    (segments.Job, "_write"),
+    (segments.SegmentWriter, "_write"),
     (index_folder, "write_parquet"),
     (generation_build, "write_parquet"),
 ]
@@ -384,7 +384,7 @@ def test_of_two_simultaneous_attempts_one_result_remains(indexes: Indexes, monke
     """A former holder continues beside the present one and ends later; the outcome decides."""
     operation = indexes.plan(columns=["k"])
     partition, *others = operation.planned.partitions
-    real, beside = segments.Job._close, []
+    real, beside = segments.SegmentWriter._close, []
 
     def close(job: Any) -> None:
         if not beside:
@@ -392,7 +392,7 @@ def test_of_two_simultaneous_attempts_one_result_remains(indexes: Indexes, monke
             operation.run(partition, operation.attempt(partition, fence=2))
         real(job)
 
-    monkeypatch.setattr(segments.Job, "_close", close)
+    monkeypatch.setattr(segments.SegmentWriter, "_close", close)
     late = operation.attempt(partition, fence=1)
     operation.behavior.start_or_resume_job(operation.arg, partition, late)
     for other in others:

@@ -28,7 +28,7 @@ from distop_behaviors.validate import statistics
 from distop_behaviors.validate.certificate import columns_in_expression
 from distop_behaviors.validate.partition_checks import Preparation
 from distop_behaviors.validate.partition_state import Names
-from distop_behaviors.validate.statistics import PASS, UNKNOWN, Decision, decide, for_some_rows, merged_facts
+from distop_behaviors.validate.statistics import PASS, UNKNOWN, StatisticsDecision, decide, for_some_rows, merged_facts
 from distop_behaviors.validate.typed_bounds import (
     Bound,
     Unfit,
@@ -51,7 +51,7 @@ TEXT = Leaf(("x",), "string", "string")
 FLOAT = Leaf(("x",), "float", "double")
 
 
-def judge(check: dict[str, Any], *chunks: Chunk, leaf: Leaf = INT) -> Decision:
+def judge(check: dict[str, Any], *chunks: Chunk, leaf: Leaf = INT) -> StatisticsDecision:
     facts = FileFacts("f", sum(c.rows for c in chunks), {"x": leaf.type}, {("x",): leaf}, {("x",): chunks})
     return decide(Check.model_validate(check), facts)
 
@@ -65,40 +65,45 @@ def between(low: Any = None, high: Any = None) -> dict[str, Any]:
     [
         ({"not_null": "x"}, [Chunk(5, 0)], INT, PASS),
         ({"not_null": "x"}, [Chunk(5, 0), Chunk(5, None)], INT, UNKNOWN),
-        ({"not_null": "x"}, [Chunk(5, 2), Chunk(5, 1)], INT, Decision("violated", 3)),
-        ({"not_null": "x"}, [Chunk(5, 2), Chunk(5, None)], INT, Decision("violated", 2, exact=False)),
+        ({"not_null": "x"}, [Chunk(5, 2), Chunk(5, 1)], INT, StatisticsDecision("violated", 3)),
+        ({"not_null": "x"}, [Chunk(5, 2), Chunk(5, None)], INT, StatisticsDecision("violated", 2, exact=False)),
         ({"not_null": "x"}, [Chunk(5, None)], Leaf(("x",), "int", "int", optional=False), PASS),
         (between(0, 9), [Chunk(5, 0, 0, 9)], INT, PASS),
         (between(0, 9), [Chunk(5, None, 0, 9)], INT, PASS),
         (between(0, 9), [Chunk(5, 0)], INT, UNKNOWN),
         (between(0, 9), [Chunk(5, 5)], INT, PASS),
-        (between(0, 9), [Chunk(5, 0, 0, 10)], INT, Decision("violated", 1, exact=False)),
-        (between(0, 9), [Chunk(5, 1, 10, 20)], INT, Decision("violated", 4)),
-        (between(0, 9), [Chunk(5, None, 10, 20)], INT, Decision("violated", 1, exact=False)),
+        (between(0, 9), [Chunk(5, 0, 0, 10)], INT, StatisticsDecision("violated", 1, exact=False)),
+        (between(0, 9), [Chunk(5, 1, 10, 20)], INT, StatisticsDecision("violated", 4)),
+        (between(0, 9), [Chunk(5, None, 10, 20)], INT, StatisticsDecision("violated", 1, exact=False)),
         (between(0.5, 9.5), [Chunk(5, 0, 1, 9)], INT, PASS),
         # Text bounds may be cut off: they prove that all pass or all fail, never that some row does.
         (between("b", "y"), [Chunk(5, 0, b"a", b"z")], TEXT, UNKNOWN),
         (between("b", "y"), [Chunk(5, 0, b"c", b"d")], TEXT, PASS),
-        (between("b", "y"), [Chunk(5, 0, b"z", b"zz")], TEXT, Decision("violated", 5)),
+        (between("b", "y"), [Chunk(5, 0, b"z", b"zz")], TEXT, StatisticsDecision("violated", 5)),
         # NaN hides above the maximum.
         (between(0.0, 9.0), [Chunk(5, 0, 1.0, 2.0)], FLOAT, UNKNOWN),
         (between(0.0), [Chunk(5, 0, 1.0, 2.0)], FLOAT, PASS),
-        (between(5.0), [Chunk(5, 0, 1.0, 2.0)], FLOAT, Decision("violated", 1, exact=False)),
-        (between(5.0, 9.0), [Chunk(5, 0, 1.0, 2.0)], FLOAT, Decision("violated", 5)),
+        (between(5.0), [Chunk(5, 0, 1.0, 2.0)], FLOAT, StatisticsDecision("violated", 1, exact=False)),
+        (between(5.0, 9.0), [Chunk(5, 0, 1.0, 2.0)], FLOAT, StatisticsDecision("violated", 5)),
         (between(0.0), [Chunk(5, 0, math.nan, math.nan)], FLOAT, UNKNOWN),
         ({"length": {"column": "x", "max": 9}}, [Chunk(5, 0, b"a", b"b")], TEXT, UNKNOWN),
         ({"length": {"column": "x", "max": 9}}, [Chunk(5, 5)], TEXT, PASS),
         ({"matches": {"column": "x", "pattern": "a"}}, [Chunk(5, 0, b"a", b"a")], TEXT, UNKNOWN),
         ({"in_set": {"column": "x", "values": [3]}}, [Chunk(5, 0, 3, 3)], INT, PASS),
         ({"in_set": {"column": "x", "values": [3, 9]}}, [Chunk(5, 0, 3, 9)], INT, UNKNOWN),
-        ({"in_set": {"column": "x", "values": [3]}}, [Chunk(5, 1, 4, 9)], INT, Decision("violated", 4)),
-        ({"in_set": {"column": "x", "values": [3, 8]}}, [Chunk(5, 0, 3, 9)], INT, Decision("violated", 1, exact=False)),
+        ({"in_set": {"column": "x", "values": [3]}}, [Chunk(5, 1, 4, 9)], INT, StatisticsDecision("violated", 4)),
+        (
+            {"in_set": {"column": "x", "values": [3, 8]}},
+            [Chunk(5, 0, 3, 9)],
+            INT,
+            StatisticsDecision("violated", 1, exact=False),
+        ),
         ({"fits": {"column": "x", "type": "smallint"}}, [Chunk(5, 0, -32768, 32767)], INT, PASS),
         (
             {"fits": {"column": "x", "type": "smallint"}},
             [Chunk(5, 0, 0, 32768)],
             INT,
-            Decision("violated", 1, exact=False),
+            StatisticsDecision("violated", 1, exact=False),
         ),
         ({"fits": {"column": "x", "type": "bigint"}}, [Chunk(5, 0)], INT, UNKNOWN),
         ({"fits": {"column": "x", "type": "int"}}, [Chunk(5, 0)], INT, PASS),
@@ -108,7 +113,9 @@ def between(low: Any = None, high: Any = None) -> dict[str, Any]:
         (between("a", "b"), [Chunk(5, 0, 1, 2)], INT, UNKNOWN),
     ],
 )
-def test_decisions_by_statistics(check: dict[str, Any], chunks: list[Chunk], leaf: Leaf, expected: Decision) -> None:
+def test_decisions_by_statistics(
+    check: dict[str, Any], chunks: list[Chunk], leaf: Leaf, expected: StatisticsDecision
+) -> None:
     assert judge(check, *chunks, leaf=leaf) == expected
 
 
@@ -130,7 +137,7 @@ def test_a_file_without_rows_passes_and_a_missing_column_is_null() -> None:
     empty = FileFacts("f", 0)
     other = FileFacts("f", 7, {"y": "int"})
     assert decide(Check(not_null="x"), empty) == PASS
-    assert decide(Check(not_null="x"), other) == Decision("violated", 7)
+    assert decide(Check(not_null="x"), other) == StatisticsDecision("violated", 7)
     assert decide(Check.model_validate(between(0, 1)), other) == PASS
 
 
@@ -140,12 +147,12 @@ def test_null_counts_in_structs_are_not_used() -> None:
     assert decide(Check(not_null="s.x"), facts) == UNKNOWN
     assert decide(Check.model_validate({"range": {"column": "s.x", "max": 5}}), facts) == PASS
     low = decide(Check.model_validate({"range": {"column": "s.x", "max": 0}}), facts)
-    assert low == Decision("violated", 1, exact=False)
+    assert low == StatisticsDecision("violated", 1, exact=False)
 
 
 def test_with_where_statistics_prove_only_a_pass() -> None:
     assert for_some_rows(PASS) == PASS
-    assert for_some_rows(Decision("violated", 5)) == UNKNOWN
+    assert for_some_rows(StatisticsDecision("violated", 5)) == UNKNOWN
 
 
 @given(st.lists(st.lists(st.none() | st.integers(-20, 20), min_size=1, max_size=6), max_size=4), st.data())

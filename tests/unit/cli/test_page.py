@@ -14,7 +14,7 @@ from distop.cli.page import page_file as rendering
 from distop.cli.page.content import page
 from distop.cli.page.job_map import CELLS, ROWS, jobs_of
 from distop.cli.page.page_file import render
-from distop.cli.page.value_tree import MOST, Grid, Items, Leaf, Pairs, tree
+from distop.cli.page.value_tree import MOST, Grid, Items, Pairs, Scalar, tree
 from distop.protocol.behavior_declaration import Declaration, Retry, Rules
 from distop.protocol.jobs import Claim, Tried
 from distop.protocol.json_codec import rfc3339
@@ -219,11 +219,11 @@ def test_jobs_that_did_not_end_are_listed_by_name() -> None:
 
 
 def test_a_report_of_any_form_is_shown_as_a_tree() -> None:
-    assert tree({}) == Leaf("{}")
-    assert tree(2013) == Leaf("2013", "number"), "a year has no separators"
-    assert tree(None) == Leaf("null", "word")
+    assert tree({}) == Scalar("{}")
+    assert tree(2013) == Scalar("2013", "number"), "a year has no separators"
+    assert tree(None) == Scalar("null", "word")
     assert tree([{"a": 1, "b": "x"}, {"a": 2}]) == Grid(
-        ("a", "b"), ((Leaf("1", "number"), Leaf("x")), (Leaf("2", "number"), Leaf("")))
+        ("a", "b"), ((Scalar("1", "number"), Scalar("x")), (Scalar("2", "number"), Scalar("")))
     )
     assert isinstance(tree([{"a": [1]}, {"a": [2]}]), Items)
     many = tree(list(range(MOST + 5)))

@@ -26,7 +26,7 @@ from distop.runtime import logs
 from distop.services.submission.graph_start import in_one
 from tests.support.model_submission import KEYS, TABLE, Etcd, noop
 
-TERMS = p.Terms("x", "t/noop/1", "", "orders", 60.0)
+TERMS = p.PreparedTerms("x", "t/noop/1", "", "orders", 60.0)
 
 
 class Daemon:
@@ -55,7 +55,7 @@ class Daemon:
         return True
 
     def sees(
-        self, mod: int, terms: p.Terms = TERMS, state: HoldState = HoldState.HELD, id_: str = "prepared:x"
+        self, mod: int, terms: p.PreparedTerms = TERMS, state: HoldState = HoldState.HELD, id_: str = "prepared:x"
     ) -> None:
         self.cluster.holds[id_] = Seen(terms.hold(state), mod)
         self.keeper.changed([id_])
@@ -110,10 +110,10 @@ def test_C14_of_many_due_holds_only_those_that_can_be_verified_now_are_checked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """All were checked each second and after each change of a hold."""
-    asked: list[p.Terms] = []
+    asked: list[p.PreparedTerms] = []
     due = Verifying.due
 
-    def counted(verifying: Verifying, terms: p.Terms, age: float) -> float:
+    def counted(verifying: Verifying, terms: p.PreparedTerms, age: float) -> float:
         asked.append(terms)
         return due(verifying, terms, age)
 

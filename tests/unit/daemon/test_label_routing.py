@@ -26,7 +26,7 @@ def completion_elsewhere() -> tuple[Any, Any]:
     """An operation whose completion code is to run on a node with a label, and that step."""
     spec, terms = SimpleNamespace(where={"zone": "a"}), SimpleNamespace(beside=())
     op = SimpleNamespace(ref=REF, spec=spec, terms=terms, decision=None, state=None, cancel=None)
-    return op, next_steps.Complete.__new__(next_steps.Complete)
+    return op, next_steps.RunCompletion.__new__(next_steps.RunCompletion)
 
 
 def test_an_operation_that_was_left_to_a_node_that_is_gone_is_checked_again(

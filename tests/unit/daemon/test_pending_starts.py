@@ -15,7 +15,7 @@ from distop.daemon.coordinator.coordinator_role import Coordinator as Role
 from distop.daemon.coordinator.election import Election
 from distop.daemon.coordinator.pending_starts import Waiters
 from distop.daemon.rejected_writes import RejectedWrites
-from distop.decide.due_operations import Blocked, EndWaiting, Join, fate
+from distop.decide.due_operations import Blocked, EndJoin, EndWaiting, start_decision
 from distop.decide.view import ClusterView, TypeView
 from distop.errors import EtcdUnavailable, MalformedRequest, PermissionDenied
 from distop.protocol import pending_operations as w
@@ -96,7 +96,7 @@ def test_an_operation_that_is_seen_before_its_hold_begins_or_ends_by_that(
         if confirmed:
             await etcd.client.confirm("tx-17")
         else:
-            terms = p.Terms.of(Hold.decode(etcd.value(HOLD) or b""))
+            terms = p.PreparedTerms.of(Hold.decode(etcd.value(HOLD) or b""))
             assert terms is not None
             etcd.put(HOLD, terms.hold(HoldState.DENIED, "no").encode())
         coordinator.sees_holds()
@@ -335,14 +335,14 @@ def test_the_edges_of_a_wide_join_are_not_scanned_for_each_event(monkeypatch: py
     view.apply([Change(kv) for kv in (*kvs, KeyValue(one.key, one.value, 1), KeyValue(two.key, two.value, 1))])
     op = view.operations[ref]
     op.after = Edges(op.after)
-    assert fate(op, {}, 0.0) == Blocked()
+    assert start_decision(op, {}, 0.0) == Blocked()
     failed = Edge(str(before[0]), "success", "failed").encode()
     view.apply([Change(KeyValue(one.key, failed, 2))])
-    assert fate(op, {}, 0.0) == EndWaiting(Cancel("aborted", f"{before[0]} ended as failed"))
+    assert start_decision(op, {}, 0.0) == EndWaiting(Cancel("aborted", f"{before[0]} ended as failed"))
     view.apply([Change(KeyValue(one.key, b"", 3), deleted=True)])
-    assert fate(op, {}, 0.0) == Blocked()
+    assert start_decision(op, {}, 0.0) == Blocked()
     view.apply([Change(KeyValue(two.key, b"", 4), deleted=True)])
-    assert fate(op, {}, 0.0) == Join()
+    assert start_decision(op, {}, 0.0) == EndJoin()
 
 
 def test_a_stopping_coordinator_waits_for_its_transactions() -> None:

@@ -17,6 +17,7 @@ from distop.decide.backlog_entries import (
     FIRST_PAUSE,
     LONGEST_PAUSES,
     Accepted,
+    BackOffReason,
     Entry,
     EntryEvent,
     EntryState,
@@ -25,10 +26,9 @@ from distop.decide.backlog_entries import (
     Grant,
     InvalidEvent,
     Look,
-    Reason,
-    Release,
+    ReleaseJobs,
     Round,
-    Run,
+    RunJobs,
     Stop,
     Wait,
 )
@@ -186,7 +186,7 @@ def test_an_operation_is_read_claimed_and_run() -> None:
     assert (under.refs, under.jobs, under.slots) == ((A,), {}, 1)
     assert one.state(A) is EntryState.CLAIMING
     assert one.looked(under, FULL_LOOK) == Grant(2)
-    assert one.end(under, one=Got((0, 1), open_jobs=38)) == [Run(((A, (0,)),)), Run(((A, (1,)),))]
+    assert one.end(under, one=Got((0, 1), open_jobs=38)) == [RunJobs(((A, (0,)),)), RunJobs(((A, (1,)),))]
     assert (one.backlog.free, one.state(A), one.next()) == (0, EntryState.READY, [])
     assert one.settle(A, 0) == []
     assert one.backlog.free == 1
@@ -199,7 +199,7 @@ def test_an_operation_runs_one_batch_at_a_time_in_one_slot() -> None:
     (under,) = one.next()
     one.backlog.read(A, 40, batch=True)
     assert one.backlog.looked(under, FULL_LOOK, 0.0, 1.0) == Grant(1)
-    assert one.end(under, one=Got((0, 1, 2), open_jobs=37)) == [Run(((A, (0, 1, 2)),))]
+    assert one.end(under, one=Got((0, 1, 2), open_jobs=37)) == [RunJobs(((A, (0, 1, 2)),))]
     assert one.next() == []
     assert one.backlog.free == 1, "for others"
 
@@ -296,7 +296,7 @@ def test_claims_of_an_operation_closed_meanwhile_are_released() -> None:
     one.looked(under, FULL_LOOK)
     assert one.close(A) == []
     assert one.state(A) is EntryState.CLOSING
-    assert one.end(under, one=Got((0, 1))) == [Release(A, (0, 1)), Stop(A)]
+    assert one.end(under, one=Got((0, 1))) == [ReleaseJobs(A, (0, 1)), Stop(A)]
     assert one.backlog.free == 2
     one.backlog.settled(A, 0, ended=False)
     assert one.backlog.settled(A, 1, ended=False) == [Forget(A)]
@@ -320,7 +320,7 @@ def test_a_stopping_executor_begins_nothing_and_releases_its_claims(how: str) ->
     under = one.next()[0]
     one.looked(under, FULL_LOOK)
     setattr(one.here if how == "draining" else one.backlog, how, True)
-    assert one.end(under, one=Got((0,), open_jobs=39)) == [Release(A, (0,))]
+    assert one.end(under, one=Got((0,), open_jobs=39)) == [ReleaseJobs(A, (0,))]
     assert (one.next(), one.pause) == ([], None)
 
 
@@ -328,7 +328,7 @@ def test_a_drain_stops_held_jobs_and_forgets_rejected_claims() -> None:
     one = Driven()
     one.open(A)
     one.serve(FULL_LOOK, 0, open_jobs=39)
-    one.backlog.failed(A, Reason.REJECTED, 0.0, 1.0, pause=9.0)
+    one.backlog.failed(A, BackOffReason.REJECTED, 0.0, 1.0, pause=9.0)
     one.here.draining = True
     assert one.changed() == [Accepted(A), Stop(A, draining=True)]
     assert one.changed() == [Stop(A, draining=True)]
@@ -337,12 +337,12 @@ def test_a_drain_stops_held_jobs_and_forgets_rejected_claims() -> None:
 # ------------------------------------------------------------------ back-off
 
 
-def pauses(one: Driven, ref: OperationRef, reason: Reason, times: int) -> list[float]:
+def pauses(one: Driven, ref: OperationRef, reason: BackOffReason, times: int) -> list[float]:
     return [one.backlog.failed(ref, reason, one.now, 1.0) for _ in range(times)]
 
 
 @pytest.mark.parametrize("reason", LONGEST_PAUSES)
-def test_operations_that_cannot_be_served_are_retried_with_back_off(reason: Reason) -> None:
+def test_operations_that_cannot_be_served_are_retried_with_back_off(reason: BackOffReason) -> None:
     one = Driven()
     one.open(A)
     found = pauses(one, A, reason, 12)
@@ -372,34 +372,34 @@ def test_failing_runs_are_retried_with_back_off() -> None:
     one = Driven()
     one.open(A)
     for wait in (0.5, 1.0, 2.0):
-        assert one.backlog.failed(A, Reason.ERROR, one.now, 1.0, run=True) == wait
+        assert one.backlog.failed(A, BackOffReason.ERROR, one.now, 1.0, run=True) == wait
         one.now += wait
         one.serve(FULL_LOOK, open_jobs=0)
         one.backlog.hint()
     one.backlog.ran(A)
-    assert pauses(one, A, Reason.ERROR, 1) == [0.5]
+    assert pauses(one, A, BackOffReason.ERROR, 1) == [0.5]
 
 
 def test_a_rejected_claim_is_forgotten_once_accepted_or_when_its_operation_ends() -> None:
     one = Driven()
     one.open(A)
-    assert one.backlog.failed(A, Reason.REJECTED, 0.0, 1.0, pause=9.0) == 9.0
+    assert one.backlog.failed(A, BackOffReason.REJECTED, 0.0, 1.0, pause=9.0) == 9.0
     one.backlog.ran(A)
     assert one.backlog.wait(A, 0.0) == 9.0, "an end of another job tells nothing of it"
     one.now = 9.0
     _, out = one.serve(FULL_LOOK, 0, open_jobs=39)
-    assert out == [Accepted(A), Run(((A, (0,)),))]
-    one.backlog.failed(A, Reason.REJECTED, 0.0, 1.0, pause=9.0)
+    assert out == [Accepted(A), RunJobs(((A, (0,)),))]
+    one.backlog.failed(A, BackOffReason.REJECTED, 0.0, 1.0, pause=9.0)
     assert one.close(A) == [Accepted(A), Stop(A)]
 
 
 def test_a_rejected_claim_beside_granted_ones_stays_rejected() -> None:
     one = Driven()
     one.open(A)
-    one.backlog.failed(A, Reason.REJECTED, 0.0, 1.0, pause=9.0)
+    one.backlog.failed(A, BackOffReason.REJECTED, 0.0, 1.0, pause=9.0)
     one.now = 9.0
     _, out = one.serve(FULL_LOOK, 0, failed=True)
-    assert out == [Run(((A, (0,)),))]
+    assert out == [RunJobs(((A, (0,)),))]
 
 
 def test_hole_9_gates_without_records_have_no_priority() -> None:
@@ -410,7 +410,7 @@ def test_hole_9_gates_without_records_have_no_priority() -> None:
     (under,) = one.next()
     assert under.refs == (A,)
     one.now = 5.0
-    one.backlog.failed(A, Reason.MISSING, one.now, 1.0)
+    one.backlog.failed(A, BackOffReason.MISSING, one.now, 1.0)
     one.checked(one.backlog.round_over(under, one.now))
     one.now = 100.0
     assert [under.refs for under in one.next()] == [(B,)]
@@ -421,9 +421,9 @@ def test_operations_that_are_gone_take_no_memory() -> None:
     for n in range(1, 51):
         ref = OperationRef("t", "a", "", n)
         one.open(ref)
-        one.backlog.failed(ref, Reason.MISSING, 0.0, 1.0)
+        one.backlog.failed(ref, BackOffReason.MISSING, 0.0, 1.0)
         assert one.close(ref) == [Forget(ref)]
-        assert one.backlog.failed(ref, Reason.MISSING, 0.0, 1.0) == 0.0
+        assert one.backlog.failed(ref, BackOffReason.MISSING, 0.0, 1.0) == 0.0
     assert one.backlog.entries == {}
 
 
@@ -517,7 +517,7 @@ def test_an_idle_executor_takes_a_suspect_at_once_and_nothing_beside_it() -> Non
     one.open(A)
     grant, out = one.serve(suspects(600.0), 3)
     assert grant == Grant(1, alone=True)
-    assert out == [Run(((A, (3,)),))]
+    assert out == [RunJobs(((A, (3,)),))]
     one.open(B)
     assert (one.next(), one.pause) == ([], None)
     one.settle(A, 3)
@@ -637,7 +637,7 @@ def test_several_new_operations_are_claimed_together_and_run_in_sequence_in_one_
     for ref in first.refs:
         one.backlog.read(ref, 1, batch=False)
     out = one.end(first, n0=Got((0,)), n2=Got((0,)))
-    assert out == [Run(((new(1), (0,)), (new(3), (0,))))]
+    assert out == [RunJobs(((new(1), (0,)), (new(3), (0,))))]
     assert [one.state(new(n)) for n in (1, 2, 3)] == [EntryState.TAKEN, EntryState.LEFT, EntryState.TAKEN]
     one.backlog.hint()
     assert [one.state(new(n)) for n in (1, 2, 3)] == [EntryState.TAKEN, EntryState.READY, EntryState.TAKEN]
@@ -810,9 +810,9 @@ class Random:
 
     def perform(self, out: list[Instruction]) -> None:
         for one in out:
-            if isinstance(one, Run):
+            if isinstance(one, RunJobs):
                 self.runs.append(one.jobs)
-            elif isinstance(one, Release):
+            elif isinstance(one, ReleaseJobs):
                 self.released += [(one.ref, p) for p in one.jobs]
             elif isinstance(one, Forget):
                 assert not any(ref == one.ref for ref, _ in self.held)

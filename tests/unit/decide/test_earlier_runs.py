@@ -13,7 +13,7 @@ import pytest
 
 from distop.daemon.executor.reconciliation import Reconciler
 from distop.daemon.local_jobs import LocalJobs, RunFiles
-from distop.decide.earlier_runs import Fate, judge
+from distop.decide.earlier_runs import Disposition, judge
 from distop.protocol.jobs import Claim, Outcome
 from distop.protocol.keys import Keys
 from distop.protocol.records import OperationRef, State
@@ -33,23 +33,23 @@ def outcome(incarnation: str, attempt: int) -> Outcome:
 @pytest.mark.parametrize(
     ("state", "claim", "told", "fate"),
     [
-        (None, None, None, Fate.CLEANED),
-        (State.SUCCESS, None, None, Fate.CLEANED),
-        (State.CANCELLING, Claim("ann", "old", 1, 0), None, Fate.CLEANED),
-        (State.RUNNING, None, outcome("old", 1), Fate.SETTLED),
-        (State.SUCCESS, None, outcome("old", 1), Fate.SETTLED),
-        (State.RUNNING, None, outcome("bob", 2), Fate.CLEANED),
-        (State.RUNNING, None, outcome("old", 2), Fate.CLEANED),
-        (State.RUNNING, Claim("bob", "bob", 2, 1), None, Fate.CLEANED),
-        (State.RUNNING, Claim("ann", "now", 2, 1), None, Fate.SETTLED),
-        (State.RUNNING, Claim("ann", "old", 1, 0), None, Fate.STAYS),
-        (State.RUNNING, Claim("eve", "dead", 2, 1), None, Fate.STAYS),
-        (State.PAUSED, Claim("bob", "", 1, 0), None, Fate.STAYS),
-        (State.RUNNING, None, None, Fate.STAYS),
+        (None, None, None, Disposition.CLEANED),
+        (State.SUCCESS, None, None, Disposition.CLEANED),
+        (State.CANCELLING, Claim("ann", "old", 1, 0), None, Disposition.CLEANED),
+        (State.RUNNING, None, outcome("old", 1), Disposition.SETTLED),
+        (State.SUCCESS, None, outcome("old", 1), Disposition.SETTLED),
+        (State.RUNNING, None, outcome("bob", 2), Disposition.CLEANED),
+        (State.RUNNING, None, outcome("old", 2), Disposition.CLEANED),
+        (State.RUNNING, Claim("bob", "bob", 2, 1), None, Disposition.CLEANED),
+        (State.RUNNING, Claim("ann", "now", 2, 1), None, Disposition.SETTLED),
+        (State.RUNNING, Claim("ann", "old", 1, 0), None, Disposition.STAYS),
+        (State.RUNNING, Claim("eve", "dead", 2, 1), None, Disposition.STAYS),
+        (State.PAUSED, Claim("bob", "", 1, 0), None, Disposition.STAYS),
+        (State.RUNNING, None, None, Disposition.STAYS),
     ],
 )
 def test_each_fate_of_a_former_attempt(
-    state: State | None, claim: Claim | None, told: Outcome | None, fate: Fate
+    state: State | None, claim: Claim | None, told: Outcome | None, fate: Disposition
 ) -> None:
     assert judge(("old", 1), state, claim, told, LIVE, "ann", "now") is fate
 

@@ -99,7 +99,7 @@ def test_all_jobs_ended() -> None:
     op = world.op(ref)
     assert op.decision is not None
     assert op.decision.value == Decision(State.SUCCESS, 2, 2, 0)
-    assert step(world, ref) == d.Complete(op.decision.value)
+    assert step(world, ref) == d.RunCompletion(op.decision.value)
 
 
 def test_a_failed_job_fails_the_operation_when_all_have_ended() -> None:
@@ -133,7 +133,7 @@ def test_a_report_is_made_before_the_decision() -> None:
     assert isinstance(todo, d.CompleteFirst)
     assert todo.decision == Decision(State.FAILED, 2, 1, 1, "0")
     world.do(todo.otherwise.txn)
-    assert step(world, ref) == d.Complete(todo.decision), "decided first, it is completed as any other"
+    assert step(world, ref) == d.RunCompletion(todo.decision), "decided first, it is completed as any other"
 
 
 def test_an_operation_may_end_soon_once_one_group_of_reports_is_left() -> None:
@@ -226,11 +226,11 @@ def test_completing() -> None:
         op.decision = Seen(decision, 77)
         return next_step(world.keys, op, {"a"}, world.election, NOW, POLL)
 
-    assert after(first) == d.Complete(first)
+    assert after(first) == d.RunCompletion(first)
     tried = replace(first, attempts=1, retry_at=rfc3339(NOW + 5))
     assert after(tried) == d.WakeAt(NOW + 5)
     late = replace(tried, retry_at=rfc3339(NOW + 3600))
-    assert after(late) == d.Complete(late)
+    assert after(late) == d.RunCompletion(late)
     spent = replace(first, attempts=3, verdict=State.FAILED)
     assert after(spent) == d.Finish(spent, 77)
     assert op.spec is not None

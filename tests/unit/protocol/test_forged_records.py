@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distop.decide import next_steps
-from distop.decide.due_operations import fate, record_of
+from distop.decide.due_operations import record_of, start_decision
 from distop.decide.view import TypeView
 from distop.errors import InvalidArgument, UnreadableRecord
 from distop.protocol.behavior_declaration import Declaration, Rules
@@ -126,7 +126,7 @@ def decided(records: dict[str, bytes]) -> None:
     if op is None:
         return
     for now in (0.0, 1.7e9):
-        fate(op, {}, now)
+        start_decision(op, {}, now)
         step = next_steps.next_step(KEYS, op, {}, guard, now, 30.0)
         if isinstance(step, next_steps.WakeAt):
             assert step.time >= 0

@@ -160,7 +160,7 @@ def test_the_guards_of_each_successor_and_predecessor_of_new_edges_are_needed() 
     first, second, *preds, above = refs
 
     def build(now: World) -> Txn:
-        seen = {ref: w.Seen(ref, State.PENDING, now.mod(ref, "state")) for ref in refs}
+        seen = {ref: w.SeenState(ref, State.PENDING, now.mod(ref, "state")) for ref in refs}
         links = [(seen[pred], seen[run], "success") for pred in preds for run in (first, second)]
         return w.add_dependencies(now.keys, links, [seen[above]])
 
@@ -179,7 +179,7 @@ def test_the_guard_of_each_predecessor_of_a_start_is_needed(how: str) -> None:
     world, preds = opened()
     txn = world.submit(world.next_ref(), *preds)
     if how == "prepare":
-        terms = prepared_operations.Terms("x", str(world.next_ref()), "")
+        terms = prepared_operations.PreparedTerms("x", str(world.next_ref()), "")
         txn = prepared_operations.under_hold(world.keys, txn, terms)
         held = (prepared_operations.hold_id("x"), prepared_operations.receipt_id("x"))
         each_alone_refuses(world, txn, [Put(world.keys.hold(name), b"{}") for name in held])

@@ -209,7 +209,7 @@ def test_confirming_an_aborted_operation_is_refused() -> None:
         op = await etcd.client.prepare_operation("noop", TABLE, {}, external_id="tx-17", after=[before])
         kv = etcd.store.get(KEYS.hold(prepared_operations.hold_id("tx-17")))
         assert kv is not None
-        terms = prepared_operations.Terms.of(Hold.decode(kv.value))
+        terms = prepared_operations.PreparedTerms.of(Hold.decode(kv.value))
         assert terms is not None
         late = prepared_operations.confirm(KEYS, op.parts, terms, kv.mod_revision)
         await end_for_good(etcd, before.parts)
@@ -245,7 +245,7 @@ def test_a_late_cancel_writes_no_hold_for_a_confirmed_operation() -> None:
     async def work(etcd: Etcd) -> None:
         op = await etcd.client.prepare_operation("noop", TABLE, {}, external_id="tx-17")
         hold = KEYS.hold(prepared_operations.hold_id("tx-17"))
-        terms = prepared_operations.Terms.of(Hold.decode(etcd.value(hold) or b""))
+        terms = prepared_operations.PreparedTerms.of(Hold.decode(etcd.value(hold) or b""))
         assert terms is not None
         history = ended_waiting(op.parts, spec_of(etcd, op.ref), State.CANCELLED, TIME, WHY)
         end = w.end_waiting(KEYS, op.parts, etcd.store.mod(KEYS.of(op.parts, "state")), history, WHY)

@@ -79,7 +79,7 @@ class Daemon:
 
     def begin(self, external_id: str = "x") -> bool:
         id_ = p.hold_id(external_id)
-        terms = p.Terms.of(self.cluster.holds[id_].value)
+        terms = p.PreparedTerms.of(self.cluster.holds[id_].value)
         assert terms is not None
         return self.keeper._verifying.begin(id_, terms, self.cluster.holds[id_].mod)
 

@@ -15,7 +15,7 @@ from distop.protocol.dependencies import HoldState
 from distop.protocol.executor_nodes import ALL, Serves, refusal
 from distop.protocol.keys import Keys
 from distop.protocol.plan import Gate, PartitionPlan, Pinned, Plan
-from distop.protocol.prepared_operations import Terms
+from distop.protocol.prepared_operations import PreparedTerms
 from distop.protocol.records import CLUSTER_TABLE, Node, TableRecord
 from distop.protocol.txn import KeyValue
 from distop.settings import Settings, executor_config
@@ -263,7 +263,7 @@ def test_a_prepared_operation_that_is_not_served_is_never_verified() -> None:
     ctx.cluster.nodes.update({"a": node("a", "sales.*")})
     ctx.config = ExecutorConfig(EtcdConfig(), Path(), serves=Serves(tables=("sales.*",)))
     due = Verifying(ctx).due
-    terms = Terms("x", "sales.orders/noop/1", "", verify="yes")
+    terms = PreparedTerms("x", "sales.orders/noop/1", "", verify="yes")
     assert terms.hold().state is HoldState.HELD
     assert due(terms, 100.0) <= 0
     assert due(replace(terms, op="hr.pay/noop/1"), 1e9) == float("inf")

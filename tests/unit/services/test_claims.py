@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from distop.client.async_worker import Bucket
 from distop.clock import source
 from distop.decide import job_claims, next_steps
-from distop.decide.earlier_runs import Fate, judge
+from distop.decide.earlier_runs import Disposition, judge
 from distop.decide.job_claims import Claimant
 from distop.decide.operation_view import OperationView, SeenClaim
 from distop.errors import InvalidArgument, InvalidToken
@@ -180,7 +180,7 @@ def test_a_view_knows_since_when_it_sees_the_claim_of_an_actor() -> None:
 
 
 def test_an_executors_leftovers_are_cleaned_up_after_an_actor_takes_the_job() -> None:
-    assert judge(("a", 1), State.RUNNING, CLAIM, None, {"a"}, "e", "b") is Fate.CLEANED
+    assert judge(("a", 1), State.RUNNING, CLAIM, None, {"a"}, "e", "b") is Disposition.CLEANED
 
 
 def answer(*found: bytes | None) -> TxnResult:
@@ -193,7 +193,7 @@ def test_a_refused_return_has_its_cause() -> None:
     outcome = Outcome("p", "w", "", 1, "", "", grant=CLAIM.grant)
     waiting = job_claims.released(CLAIM, "w")
 
-    def told(wanted: JobState | Claim, *found: bytes | None) -> actor_claims.Refused:
+    def told(wanted: JobState | Claim, *found: bytes | None) -> actor_claims.RefusedReturn:
         return actor_claims.refused_return(TOKEN, answer(*found), wanted)
 
     assert told(JobState.SUCCESS, CLAIM.encode(), None, None).held == (CLAIM, 50), "it was extended meanwhile"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distop.daemon.upkeep.prepared_verification import Verifying
-from distop.decide.due_operations import EndWaiting, ended_waiting, fate
+from distop.decide.due_operations import EndWaiting, ended_waiting, start_decision
 from distop.decide.operation_view import OperationView
 from distop.errors import Incompatible, InvalidArgument, NotAllowed, NotFound, OutcomeUnknown
 from distop.invariants.checker import check
@@ -43,11 +43,11 @@ async def prepare(etcd: Etcd, external_id: str = ID, arg: Any = None, **options:
     return await etcd.client.prepare_operation("noop", TABLE, arg or {}, external_id=external_id, **options)
 
 
-def hold(etcd: Etcd) -> tuple[p.Terms, Hold, int]:
+def hold(etcd: Etcd) -> tuple[p.PreparedTerms, Hold, int]:
     kv = etcd.store.get(HOLD)
     assert kv is not None
     record = Hold.decode(kv.value)
-    terms = p.Terms.of(record)
+    terms = p.PreparedTerms.of(record)
     assert terms is not None
     return terms, record, kv.mod_revision
 
@@ -427,12 +427,12 @@ def test_C13_an_invalid_preparation_is_refused_in_one_sentence(given: dict[str, 
 
 # ------------------------------------------------------------------ decisions
 
-TERMS = p.Terms(ID, str(REF), "", "orders", 60.0, attempts=3, pause=2.0)
+TERMS = p.PreparedTerms(ID, str(REF), "", "orders", 60.0, attempts=3, pause=2.0)
 
 
 def test_what_a_hold_says_is_read_as_it_was_written() -> None:
     terms = replace(TERMS, asked=2, asker="e1", failed=1, error="x", alarm=True)
-    assert p.Terms.of(Hold.decode(terms.hold().encode())) == terms
+    assert p.PreparedTerms.of(Hold.decode(terms.hold().encode())) == terms
 
 
 @pytest.mark.parametrize(
@@ -440,7 +440,7 @@ def test_what_a_hold_says_is_read_as_it_was_written() -> None:
                 {"op": "x", "external_id": "y", "verify_after": "nan"}, {"op": "x", "external_id": "y", "asked": []}]
 )  # fmt: skip
 def test_a_hold_with_other_content_is_ignored(options: dict[str, Any] | None) -> None:
-    assert p.Terms.of(Hold(p.KIND, options=options)) is None
+    assert p.PreparedTerms.of(Hold(p.KIND, options=options)) is None
 
 
 def test_C14_attempts_come_ever_later_and_another_one_asks_where_the_first_does_not() -> None:
@@ -481,7 +481,7 @@ def test_C14_what_was_denied_ends_with_an_alarm_and_what_was_abandoned_without()
     view.spec = Spec("a request", TIME, "tester", Rules(), hold=p.hold_id(ID))
     for terms, alarm in ((p.alarm(TERMS), "never"), (TERMS, "")):
         seen = {p.hold_id(ID): Seen(terms.hold(HoldState.DENIED, "never"), 5)}
-        decided = fate(view, seen, 0.0)
+        decided = start_decision(view, seen, 0.0)
         assert decided == EndWaiting(Cancel("aborted", "never"), alarm)
         record = ended_waiting(REF, view.spec, State.CANCELLED, "", decided.why, decided.alarm)
         assert History.decode(record.encode()).alarm == alarm

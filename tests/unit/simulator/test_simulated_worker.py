@@ -11,17 +11,17 @@ from unittest.mock import Mock
 import pytest
 
 from distop.errors import NotFound
-from distop.worker.daemon_side.host import Worker
+from distop.worker.daemon_side.host import WorkerHost
 from distop.worker.daemon_side.requests import CompleteRequest, CompleteResult, PlanPages, WorkerConfig, WorkerError
 from tests.simulator.sim_worker import SimWorker
 from tests.simulator.virtual_loop import PROCESS, Process
 
-METHODS = sorted(name for name in dir(Worker) if not name.startswith("_") and callable(getattr(Worker, name)))
+METHODS = sorted(name for name in dir(WorkerHost) if not name.startswith("_") and callable(getattr(WorkerHost, name)))
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_simulated_method_has_the_parameters_of_the_real_one(name: str) -> None:
-    real = inspect.signature(getattr(Worker, name)).parameters
+    real = inspect.signature(getattr(WorkerHost, name)).parameters
     simulated = inspect.signature(getattr(SimWorker, name)).parameters
     assert [(p.name, p.kind) for p in simulated.values()] == [(p.name, p.kind) for p in real.values()]
 

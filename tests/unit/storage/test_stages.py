@@ -21,9 +21,9 @@ from distop.tables import reader_of
 from distop.testing import MemoryProgress
 from distop.worker.child_side.job_context import ChildContext, JobScope
 from distop_behaviors.apply import file_rewrite
-from distop_behaviors.apply.staged_files import Stage
+from distop_behaviors.apply.staged_files import StageFolders
 from distop_behaviors.index.index_argument import BuildArgument
-from distop_behaviors.index.segments import Job
+from distop_behaviors.index.segments import SegmentWriter
 
 OP, STRANGER = "t/build-index/i/1", 4711
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to another user")
@@ -174,7 +174,9 @@ def test_hole_3_a_link_in_a_stage_is_not_written_through(tmp_path: Path, name: s
     (stage / name).symlink_to(victim)
     files = [(str(tmp_path / "a.parquet"), found.st_size, found.st_mtime_ns)]
     reader = reader_of(TableRecord("t", "parquet", str(tmp_path)), [PartitionPlan(0, "all", files=tuple(files))])
-    result = Job(BuildArgument(name="i", columns=["a"]), files, Place(str(stage)), reader).run(MemoryProgress())
+    result = SegmentWriter(BuildArgument(name="i", columns=["a"]), files, Place(str(stage)), reader).run(
+        MemoryProgress()
+    )
     assert (result.files, result.rows) == (1, 2)
     assert victim.read_text() == "precious"
     assert not (stage / name).is_symlink()
@@ -193,7 +195,7 @@ def test_hole_3_narrowing_writes_into_no_folder_that_it_has_not_created(
     table.mkdir()
     written: list[str] = []
     ctx: Any = context(table)
-    stage = Stage.of(stage_of(shared, Attempt(OP, 0, 7, "inc")), shared, "c0ffee", str(table))
+    stage = StageFolders.of(stage_of(shared, Attempt(OP, 0, 7, "inc")), shared, "c0ffee", str(table))
     planted = Path(stage.data.location if where == "data" else stage.place.location)
     planted.mkdir(parents=True)
     raw = {"format-version": 2, "current-schema-id": 0, "schemas": [{"schema-id": 0, "fields": []}]}

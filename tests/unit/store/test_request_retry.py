@@ -13,8 +13,8 @@ from distop.errors import OutcomeUnknown
 from distop.store import transport as wire
 from distop.store._proto import rpc_pb2 as rpc
 from distop.store.connection_settings import EtcdConfig
-from distop.store.grpc_failures import Failure, Fate
-from distop.store.request_retry import Attempts, Repeater
+from distop.store.grpc_failures import Failure, FailureKind
+from distop.store.request_retry import Repeater, RequestRetries
 from tests.support.virtualtime import in_virtual_time
 
 
@@ -37,9 +37,9 @@ class Silent:
             raise
 
 
-async def sending(silent: Silent, until: asyncio.Future[None]) -> tuple[asyncio.Task[Any], Attempts]:
+async def sending(silent: Silent, until: asyncio.Future[None]) -> tuple[asyncio.Task[Any], RequestRetries]:
     """A write that was sent, and is not answered yet."""
-    attempts = Attempts("write", until=until)
+    attempts = RequestRetries("write", until=until)
     repeater = Repeater(silent, EtcdConfig())  # type: ignore[arg-type]
     task = asyncio.ensure_future(repeater.send(wire.TXN, rpc.TxnRequest(), attempts))  # type: ignore[arg-type]
     await silent.asked.wait()
@@ -80,7 +80,7 @@ def test_an_answer_before_the_end_is_returned() -> None:
 
 def test_an_end_together_with_the_answer_does_not_cancel_the_caller() -> None:
     async def together(silent: Silent, until: asyncio.Future[None]) -> None:
-        attempts = Attempts("write", until=until)
+        attempts = RequestRetries("write", until=until)
 
         async def caller() -> str:
             answer: str = await Repeater(silent, EtcdConfig()).send(wire.TXN, rpc.TxnRequest(), attempts)  # type: ignore[arg-type]
@@ -133,7 +133,7 @@ def test_a_write_of_a_cancelled_caller_is_cut_off_as_any_other() -> None:
             try:
                 await asyncio.Event().wait()
             except asyncio.CancelledError:
-                attempts = Attempts("write", until=until)
+                attempts = RequestRetries("write", until=until)
                 with pytest.raises(OutcomeUnknown):
                     await Repeater(silent, EtcdConfig()).send(wire.TXN, rpc.TxnRequest(), attempts)  # type: ignore[arg-type]
                 return "outcome unknown"
@@ -150,7 +150,7 @@ def test_a_write_of_a_cancelled_caller_is_cut_off_as_any_other() -> None:
 
 
 def test_pauses_between_attempts_grow_to_a_second() -> None:
-    attempts = Attempts("write")
+    attempts = RequestRetries("write")
     pauses = [attempts.next_pause() or 0.0 for _ in range(20)]
     assert 0.0 < pauses[0] <= 0.05
     assert all(0.1 < pause <= 1.0 for pause in pauses[10:])
@@ -163,11 +163,11 @@ def test_a_request_that_stays_unanswered_is_logged(caplog: pytest.LogCaptureFixt
         address = "here:1"
 
         async def unary(self, method: Any, request: Any, timeout: float) -> Any:
-            raise wire.RequestFailed(Failure(Fate.NOT_DONE, "UNAVAILABLE", "connection refused"))
+            raise wire.RequestFailed(Failure(FailureKind.NOT_DONE, "UNAVAILABLE", "connection refused"))
 
     async def main() -> None:
         repeater = Repeater(Away(), EtcdConfig())  # type: ignore[arg-type]
-        sending = asyncio.ensure_future(repeater.send(wire.TXN, rpc.TxnRequest(), Attempts("write")))
+        sending = asyncio.ensure_future(repeater.send(wire.TXN, rpc.TxnRequest(), RequestRetries("write")))
         await asyncio.sleep(0.1)
         assert caplog.records == []
         await asyncio.sleep(60.0)

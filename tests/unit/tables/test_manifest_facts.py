@@ -31,10 +31,10 @@ from distop.tables import plan_table
 from distop.tables.iceberg import footer_fallback, manifest_facts
 from distop.tables.iceberg.iceberg_fields import columns_of, fields_of, physical, spark_type
 from distop.tables.iceberg.iceberg_rows import split_size
-from distop.tables.iceberg.row_deletes import EQUALITY, POSITIONS, Delete, Deletes, partition_of
+from distop.tables.iceberg.row_deletes import EQUALITY, POSITIONS, DeleteFile, Deletes, partition_of
 from distop.tables.reading.file_facts import Chunk, FileFacts, Gone, Unreadable
 from distop_behaviors.validate import Validate
-from distop_behaviors.validate.statistics import PASS, UNKNOWN, Decision, decide
+from distop_behaviors.validate.statistics import PASS, UNKNOWN, StatisticsDecision, decide
 from distop_behaviors.validate.validate_argument import Check
 from tests.support.context import FakeContext, run_operation
 from tests.support.evolving_tables import evolve
@@ -142,12 +142,12 @@ def test_a_truncated_bound_proves_no_violation(tmp_path: Path) -> None:
     (known,) = facts(table, "c")
     assert known.chunks["c",] == (Chunk(1, 0, b"ab", b"ac", tight=False),)
 
-    def say(**bounds: str) -> Decision:
+    def say(**bounds: str) -> StatisticsDecision:
         return decide(Check.model_validate({"range": {"column": "c", **bounds}}), known)
 
     assert say(min="ab", max="ac") == PASS
     assert say(min="abc") == UNKNOWN
-    assert say(max="aa") == Decision("violated", 1)
+    assert say(max="aa") == StatisticsDecision("violated", 1)
 
 
 def chunk(**of: Any) -> FileFacts:
@@ -160,27 +160,27 @@ def chunk(**of: Any) -> FileFacts:
     ("bounds", "known", "expected"),
     [
         ({"max": 9}, {"nulls": 0, "low": 1.0, "high": 2.0, "nans": 0}, PASS),
-        ({"max": 9}, {"nulls": 0, "low": 1.0, "high": 2.0, "nans": 2}, Decision("violated", 2)),
+        ({"max": 9}, {"nulls": 0, "low": 1.0, "high": 2.0, "nans": 2}, StatisticsDecision("violated", 2)),
         ({"max": 9}, {"nulls": 0, "low": 1.0, "high": 2.0}, UNKNOWN),
         ({"min": 0}, {"nulls": 0, "low": 1.0, "high": 2.0, "nans": 2}, PASS),
         # NaN is above every bound: it violates a maximum, and no minimum.
-        ({"min": 3}, {"nulls": 1, "low": 1.0, "high": 2.0, "nans": 2}, Decision("violated", 2)),
-        ({"min": 3, "max": 9}, {"nulls": 1, "low": 1.0, "high": 2.0, "nans": 2}, Decision("violated", 4)),
+        ({"min": 3}, {"nulls": 1, "low": 1.0, "high": 2.0, "nans": 2}, StatisticsDecision("violated", 2)),
+        ({"min": 3, "max": 9}, {"nulls": 1, "low": 1.0, "high": 2.0, "nans": 2}, StatisticsDecision("violated", 4)),
         ({"min": 3}, {"nulls": 1, "low": 1.0, "high": 2.0}, UNKNOWN),
-        ({"max": 0}, {"nulls": 1, "low": 1.0, "high": 2.0}, Decision("violated", 4)),
+        ({"max": 0}, {"nulls": 1, "low": 1.0, "high": 2.0}, StatisticsDecision("violated", 4)),
         # Writers may widen bounds, so a bound outside of the range proves nothing about a row.
         ({"max": 1.5}, {"nulls": 0, "low": 1.0, "high": 2.0, "nans": 0}, UNKNOWN),
         ({"max": 9}, {"nulls": 0, "low": math.nan, "high": math.nan, "nans": 0}, UNKNOWN),
         ({"max": 9}, {"nulls": 5}, PASS),
     ],
 )
-def test_ranges_are_decided_by_bounds_of_manifests(bounds: Any, known: Any, expected: Decision) -> None:
+def test_ranges_are_decided_by_bounds_of_manifests(bounds: Any, known: Any, expected: StatisticsDecision) -> None:
     assert decide(Check.model_validate({"range": {"column": "x", **bounds}}), chunk(**known)) == expected
 
 
 def test_sets_are_decided_by_loose_bounds_only_if_these_are_equal_or_exclude_all_values() -> None:
     check = Check.model_validate({"in_set": {"column": "x", "values": [3]}})
-    for low, high, expected in ((3, 3, PASS), (4, 9, Decision("violated", 5)), (3, 9, UNKNOWN)):
+    for low, high, expected in ((3, 3, PASS), (4, 9, StatisticsDecision("violated", 5)), (3, 9, UNKNOWN)):
         assert decide(check, chunk(type=IntegerType(), nulls=0, low=low, high=high)) == expected
 
 
@@ -191,7 +191,7 @@ def test_rows_that_may_be_deleted_prove_only_a_pass() -> None:
         (2, None, UNKNOWN),
         (2, 1, UNKNOWN),
         (2, 5, PASS),
-        (2, 0, Decision("violated", 2)),
+        (2, 0, StatisticsDecision("violated", 2)),
     ):
         file = FileFacts("f", 5, columns, leaves, {("x",): (Chunk(5, nulls, tight=False),)}, deleted)
         assert decide(Check(not_null="x"), file) == expected
@@ -200,7 +200,7 @@ def test_rows_that_may_be_deleted_prove_only_a_pass() -> None:
 
 def delete(content: int, partition: Any = (0, ()), sequence: int | None = 5, **of: Any) -> Deletes:
     found = Deletes()
-    found.add(Delete(content, partition, sequence, **of))
+    found.add(DeleteFile(content, partition, sequence, **of))
     return found
 
 
@@ -226,7 +226,7 @@ def test_deletes_apply_to_files_by_sequence_number_partition_and_path() -> None:
 def test_a_deletion_vector_gives_the_number_of_deleted_rows_unless_other_deletes_apply() -> None:
     found = delete(POSITIONS, vector=True, target="f", rows=3)
     assert (found.of("f", (0, ()), 1), found.of("g", (0, ()), 1)) == (3, 0)
-    found.add(Delete(EQUALITY, (0, ()), 4))
+    found.add(DeleteFile(EQUALITY, (0, ()), 4))
     assert (found.of("f", (0, ()), 3), found.of("f", (0, ()), 4)) == (None, 3)
 
 

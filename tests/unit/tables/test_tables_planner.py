@@ -14,10 +14,10 @@ import pytest
 
 from distop.errors import InvalidArgument, JobCancelled, TableUnavailable
 from distop.protocol.records import TableRecord
-from distop.storage.location import Entry, Location
+from distop.storage.location import ListedFile, Location
 from distop.tables import check_table, plan_table
 from distop.tables.parquet.parquet_format import natural, partition_values, plan
-from distop.tables.table_options import Options
+from distop.tables.table_options import TableOptions
 
 
 def put(root: Path, *names: str, data: bytes = b"PAR1....PAR1") -> None:
@@ -32,8 +32,8 @@ def record(root: Any, **options: Any) -> TableRecord:
 
 
 def test_a_hundred_thousand_partitions_are_in_order_and_typed() -> None:
-    entries = (Entry(f"k={n}", f"/t/k={n}/f.parquet", 1, n) for n in reversed(range(100_000)))
-    planned = plan(entries, Location("/t", "/t"), Options(partition_types={"k": "int"})).partitions
+    entries = (ListedFile(f"k={n}", f"/t/k={n}/f.parquet", 1, n) for n in reversed(range(100_000)))
+    planned = plan(entries, Location("/t", "/t"), TableOptions(partition_types={"k": "int"})).partitions
     assert [(p.partition, p.name, p.values) for p in planned[9:11]] == [
         (9, "k=9", {"k": "9"}),
         (10, "k=10", {"k": "10"}),

@@ -16,7 +16,7 @@ from distop.tables import check_table, plan_table
 from distop.tables.reading.file_facts import Chunk, FileFacts, Leaf, holds, of_json
 from distop.tables.spark.spark_catalog import CatalogPartition, Described, path_of
 from distop.tables.spark.spark_format import plan
-from distop.tables.table_options import Options
+from distop.tables.table_options import TableOptions
 from distop_behaviors.validate.partition_checks import Preparation
 from distop_behaviors.validate.partition_state import Names
 from distop_behaviors.validate.validate_argument import Argument
@@ -35,7 +35,7 @@ def partitioned(*partitions: tuple[dict[str, str | None], str], kind: Any = "int
 
 
 def planned(described: Described, files: Any = lambda folder, deep=False: [(f"{folder}/f", 1, 2)]) -> Planned:
-    return plan(described, "db.t", Options(group_files=2), files, lambda: None)
+    return plan(described, "db.t", TableOptions(group_files=2), files, lambda: None)
 
 
 def test_a_hundred_thousand_partitions_keep_one_schema() -> None:

@@ -22,7 +22,7 @@ from distop.worker.child_side import shared_files
 from distop.worker.child_side.error_texts import explain, headline
 from distop.worker.child_side.spark_session import SparkUnavailable, check_java, settings
 from distop.worker.daemon_side import child_logs
-from distop.worker.daemon_side.admission import Gate, halves
+from distop.worker.daemon_side.admission import SharedExclusiveLock, halves
 from distop.worker.daemon_side.requests import Death, WorkerError
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def test_halves_are_smaller_and_complete(items: list[int]) -> None:
 
 
 async def test_exclusive_entry_excludes_others_and_comes_first() -> None:
-    gate, order = Gate(), []
+    gate, order = SharedExclusiveLock(), []
     inside, leave = asyncio.Event(), asyncio.Event()
 
     async def first() -> None:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
-from distop.worker.daemon_side.host import Worker
+from distop.worker.daemon_side.host import WorkerHost
 from distop.worker.daemon_side.requests import JobItem, RunRequest, WorkerConfig
 from distop.worker.daemon_side.result_handlers import RunSink
 
@@ -61,7 +61,7 @@ async def test_a_job_that_stops_to_resume_is_not_cleaned_up_while_its_checkpoint
     asked, answer = asyncio.Event(), asyncio.Event()
     run = saving(answer, asked)
     run.keep = True
-    worker, cleaned = Worker(WorkerConfig(tmp_path, "ex", "me")), list[Any]()
+    worker, cleaned = WorkerHost(WorkerConfig(tmp_path, "ex", "me")), list[Any]()
 
     async def cleanup(request: RunRequest, items: Sequence[JobItem], incarnation: str) -> None:
         cleaned.extend(items)
