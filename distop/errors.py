@@ -207,7 +207,15 @@ def no_operation(op: object) -> NotFound:
     return NotFound(f"there is no operation {op}: it never existed, or its history has been deleted")
 
 
+def message_of(error: BaseException) -> str:
+    """The message of an error; other text if the error's ``__str__`` raises, as that of Py4J can after a lost JVM."""
+    try:
+        return str(error)
+    except Exception as problem:
+        return f"its message cannot be read: {type(problem).__name__}"
+
+
 def describe(error: BaseException) -> str:
     """One line for people: the message, or the type's name if there is no message."""
-    text = str(error).strip()
+    text = message_of(error).strip()
     return text if text else type(error).__name__

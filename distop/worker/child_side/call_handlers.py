@@ -15,6 +15,7 @@ from distop.errors import (
     OperationFailed,
     TableUnavailable,
     UsageError,
+    message_of,
 )
 from distop.protocol.json_codec import MAX_ERROR_TEXT, dumps
 from distop.protocol.plan import MAX_CHUNK_BYTES, PartitionPlan, chunked, select
@@ -118,7 +119,7 @@ class Call:
             if not fatal and not stopping and not isinstance(error, TableUnavailable | NotServed):
                 self._env.log.exception("Call %s of %s failed", self._message["t"], self._message["op"])
             message_only = (fatal and own_error) or isinstance(error, NotServed)
-            text = str(error) if message_only and str(error) else explain(error)
+            text = (message_of(error) if message_only else "") or explain(error)
             text = secret_settings.shortened(text, MAX_ERROR_TEXT).encode(errors="replace").decode()
             kind = "late" if isinstance(error, _Late) else fatal_kind(error) if fatal else "transient"
             self._env.outbox.send(child_messages.FailedMessage(t="failed", call=self.number, kind=kind, message=text))
@@ -203,7 +204,7 @@ class Call:
             report = behavior.complete_operation(arg, self._table, summary, ctx)
         except OperationFailed as error:
             # The text becomes part of a value, and the outbox redacts no values.
-            report, failure = error.report, secret_settings.redact(str(error)) or "the operation failed"
+            report, failure = error.report, secret_settings.redact(message_of(error)) or "the operation failed"
         if report is not None:
             report = validate_result(behavior.Report, report, "the report")
         try:

@@ -18,6 +18,7 @@ from distop.errors import (
     UnknownBehavior,
     UsageError,
     describe,
+    message_of,
 )
 from distop.protocol.behavior_declaration import over_time_limit
 from distop.protocol.jobs import MAX_OUTCOME_BYTES, to_go_on_from
@@ -238,7 +239,7 @@ class Run:
         except RunRefused as error:
             self._end_all("refused", str(error))
         except UsageError as error:
-            self._end_all(fatal_kind(error), str(error))
+            self._end_all(fatal_kind(error), message_of(error))
         except BaseException as error:
             self._env.log.exception("Unexpected error in run %d of %s", self.number, self.op)
             self._check_spark(error)
@@ -425,7 +426,7 @@ class Run:
             self._end(ordinal, "error", None, "run_batch yielded no outcome for this partition", started)
         elif fatal_kind(failure) == "unable":
             # The node is the cause, not a partition: halves of the batch would fail here, too.
-            self._end(ordinal, "unable", None, str(failure), started)
+            self._end(ordinal, "unable", None, message_of(failure), started)
         elif isinstance(failure, TableUnavailable):
             # The whole table is unreachable: halves of the batch would fail, too.
             self._end_with_own_error(partition, failure, started)
@@ -489,7 +490,7 @@ class Run:
                 # A verdict counts only after a successful cleanup: the attempt is repeated.
                 self._end(ordinal, "error", None, f"the cleanup after a verdict failed: {problem}", started)
             else:
-                self._end(ordinal, "verdict", error.result, str(error) or "the job failed", started)
+                self._end(ordinal, "verdict", error.result, message_of(error) or "the job failed", started)
         elif ordinal in self._cancelled:
             self._end_cancelled(ctx, partition, started)
         elif ordinal in self._limit.overdue:
@@ -506,7 +507,7 @@ class Run:
     def _end_with_own_error(self, partition: PartitionPlan, error: BaseException, started: float) -> None:
         """End a job with an unexpected error of its own, as fatal or retryable."""
         if is_fatal(self._behavior, error, self._env.log):
-            text = str(error) if isinstance(error, DistopError) else explain(error)
+            text = message_of(error) if isinstance(error, DistopError) else explain(error)
             self._end(partition.partition, fatal_kind(error), None, text or headline(error), started)
         else:
             message = "Job %s of %s failed: %s"

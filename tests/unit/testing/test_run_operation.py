@@ -46,6 +46,11 @@ class Result(BaseModel):
     n: int
 
 
+class Unreadable(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no message")
+
+
 class Scripted(Behavior):
     """Its jobs act as its argument specifies."""
 
@@ -66,6 +71,8 @@ class Scripted(Behavior):
             raise ValueError("broken")
         if what == "fatal":
             raise FatalError("never")
+        if what == "unreadable":
+            raise Unreadable
         if what == "misfit":
             return {"n": "many"}
         if what == "unreachable":
@@ -78,6 +85,8 @@ class Scripted(Behavior):
             raise OperationFailed("not good enough", {"n": 0})
         if arg.completes == "error":
             raise ValueError("broken")
+        if arg.completes == "unreadable":
+            raise Unreadable
         if arg.completes == "large":
             return "x" * (MAX_REPORT_BYTES + 1)
         if arg.completes == "follows":
@@ -136,6 +145,16 @@ def test_an_unexpected_error_is_retried_and_job_failed_is_not(log: list[str]) ->
     assert [one["attempt"] for one in run.errors[1]["attempts"]] == [1, 2, 3]
     with pytest.raises(NotFound, match=r"no job 'e' has ended \(ended: a, b, c, d\)"):
         run.job("e")
+
+
+def test_an_error_without_a_readable_message_is_an_error_as_any_other() -> None:
+    """Its job would never end: nothing would report it, and a cancel would wait for it."""
+    run = run_operation(Scripted, {"does": {"a": "unreadable"}}, partitions=PLAN)
+    assert (run.state, run.job("a").attempt) == ("failed", 3)
+    assert run.job("a").error.startswith("Unreadable: its message cannot be read: ValueError\n")
+    run = run_operation(Scripted, {"completes": "unreadable"})
+    assert run.state == "failed"
+    assert "completion failed: Unreadable: its message cannot be read: ValueError" in run.errors[0]["text"]
 
 
 def test_run_operation_passes_options_of_the_start(log: list[str]) -> None:
