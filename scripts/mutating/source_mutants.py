@@ -412,9 +412,8 @@ def _changed_tree(site: Site) -> ast.Module:
     """The syntax tree of a mutant's module."""
     tree = _parsed(site.module)
     if site.name:
-        value = FOREVER if site.mutant.mode == NEVER else 0.0
-        if isinstance(getattr(importlib.import_module(site.module), site.name), tuple):
-            value = (value, value)
+        seconds = FOREVER if site.mutant.mode == NEVER else 0.0
+        value = _alike(seconds, getattr(importlib.import_module(site.module), site.name))
         (n,) = (n for n, one in enumerate(tree.body) if site.name in _assigned(one))
         tree.body.insert(n + 1, *ast.parse(f"{site.name} = {value}").body)
         return tree
@@ -425,12 +424,17 @@ def _changed_tree(site: Site) -> ast.Module:
 
 
 def _retime(name: str, former: Any, seconds: float) -> None:
-    value = (seconds,) * len(former) if isinstance(former, tuple) else seconds
+    value = _alike(seconds, former)
     for name_of_module, module in list(sys.modules.items()):
         if name_of_module.partition(".")[0] in ("distop", "distop_behaviors"):
             for alias, one in list(vars(module).items()):
                 if one is former and alias == name:
                     setattr(module, alias, value)
+
+
+def _alike(seconds: float, former: Any) -> Any:
+    """The seconds in the shape of a former time: one, or one for each element."""
+    return (seconds,) * len(former) if isinstance(former, tuple) else seconds
 
 
 def _relimit(name: str, seconds: float) -> None:
