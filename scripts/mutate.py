@@ -24,11 +24,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests.support
 from mutating import source_mutants, transaction_mutants
 from mutating.catalogue import LAYERS, UNIT, Catalogue, Place, collected
 from mutating.search import TRIED, Hunt, Verdict, breaches_without_mutant, hunt
-from mutating.transaction_mutants import GUARD, GUARDS, WRITE, WRITES, Mutant
+from mutating.transaction_mutants import CALLERS, GUARD, GUARDS, WRITE, WRITES, Mutant
 
 ROOT = Path(__file__).resolve().parent.parent
 CACHES = ROOT / ".cache"
-FOLDERS = ("tests/unit", "tests/simulation")
+FOLDERS = (
+    "tests/unit",
+    "tests/simulation",
+    "tests/integration/test_time_limit_of_jobs.py",
+    "tests/integration/test_worker_calls.py",
+    "tests/integration/test_worker_guardian.py",
+    "tests/integration/test_worker_runs.py",
+)
 ON_THE_STORE = re.compile(r"tests\.support\.(world|modelclient|model_submission|random_events)")
 """Imports of unit tests that apply transactions; for a sample only these tests are observed."""
 EXPLAINED = re.compile(r"^\| `([^`]+: [^`]+)` \| .+ \|$", re.MULTILINE)
@@ -48,7 +55,10 @@ LEFT_OUT = (
     "test_user_transaction_copies.py",
 )
 """Test files that run many schedules themselves, or that are about mutants."""
-SOURCES = ("distop", "tests/unit", "tests/simulation", "tests/simulator", "tests/support", "scripts/mutating")
+SOURCES = (
+    *("distop", "tests/unit", "tests/simulation", "tests/integration", "tests/simulator", "tests/support"),
+    "scripts/mutating",
+)
 
 
 class MutationRun:
@@ -72,8 +82,8 @@ class MutationRun:
     def run(self, items: Sequence[pytest.Item]) -> int:
         wanted, content, cached = self.wanted, fingerprint(), read_cache(self.cache)
         catalogue = self.catalogue(items, content, cached)
-        chosen = sorted(one for one in catalogue.mutants if one.place.startswith(tuple(wanted.only)))
-        chosen = [mutant for mutant in chosen if mutant.mode in wanted.kinds and "a caller's key" not in mutant.what]
+        chosen = sorted(one for one in catalogue.mutants if str(one).startswith(tuple(wanted.only)))
+        chosen = [mutant for mutant in chosen if mutant.mode in wanted.kinds and CALLERS not in mutant.what]
         unneeded: list[str] = []
         if wanted.sample:
             usable = [one for one in chosen if catalogue.decisive.get(one) and not reason(str(one), explained())]
@@ -346,7 +356,7 @@ def main(args: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--seed", type=int, default=1, metavar="S", help="the seed of the sample (default 1)")
     parser.add_argument(
-        "--only", nargs="*", default=[""], metavar="LABEL", help="run mutants whose label or module starts with LABEL"
+        "--only", nargs="*", default=[""], metavar="TEXT", help="run mutants whose text, as --list prints it, starts so"
     )
     parser.add_argument("--kinds", nargs="*", default=KINDS, choices=KINDS, help="kinds of mutants (default: all)")
     parser.add_argument("--list", action="store_true", help="list the mutants, and run none")

@@ -30,6 +30,8 @@ from mutating.transaction_mutants import GUARDS, Mutant
 from tests.simulator import Simulation, draw_scenario
 from tests.simulator.run import without_logs
 
+WITH_CHILDREN = "tests/integration/"
+"""Tests of the worker with real children. They are slow, so they judge only the worker."""
 SEEDS_AT_ONCE = 50
 LIVES_AT_ONCE = 100
 TESTS_AT_ONCE = 400
@@ -107,8 +109,8 @@ _LIFE = re.compile(r"life (\d+)")
 UNIT, LIVES, SCENARIOS, SCHEDULES, COPIES, HELD = LAYERS = (
     "unit", "lives", "scenarios", "schedules", "late copies", "held requests",
 )  # fmt: skip
-"""Unit tests; random lives of the pure core; other tests on the simulator; drawn schedules; these with one late copy of
-a transaction; these with one request that is held.
+"""Unit tests; random lives of the pure core; other tests on the simulator, and tests of the worker with real children;
+drawn schedules; these with one late copy of a transaction; these with one request that is held.
 """
 
 
@@ -241,6 +243,9 @@ def _observe_tests(ids: Sequence[str], by_id: dict[str, pytest.Item], steps: Ste
             observed.reset()
             began = time.perf_counter()
             reports = runtestprotocol(by_id[name], log=False, nextitem=None)
+            observed.read_children()
+            if name.startswith(WITH_CHILDREN):
+                observed.keep(source_mutants.IN_CHILDREN)
             fails = any(report.failed for report in reports)
             results.append([name, time.perf_counter() - began, _counted(observed), fails])
     return [results, _listed(observed), []]

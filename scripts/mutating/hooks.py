@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from distop.protocol.txn import Txn, TxnResult
@@ -31,6 +31,8 @@ class Observed:
     def __init__(self) -> None:
         self.seen: set[Mutant] = set()
         self.decisive: Counter[Mutant] = Counter()
+        self.read_children: Callable[[], None] = lambda: None
+        """Counts the statements that were reached in the worker's children."""
         self._sent: dict[Txn, Txn] = {}
 
     def sent(self, txn: Txn, labelled: Txn | None = None) -> None:
@@ -60,6 +62,10 @@ class Observed:
         """The statement that a source mutant changes is about to run."""
         self.decisive[mutant] += 1
 
+    def keep(self, prefix: str) -> None:
+        """Forget the mutants outside of the modules with this prefix."""
+        self.decisive = Counter({one: n for one, n in self.decisive.items() if one.place.startswith(prefix)})
+
     def reset(self) -> None:
         """Begin to count anew."""
         self.decisive = Counter()
@@ -72,7 +78,7 @@ def observing(observed: Observed) -> Iterator[None]:
 
     The statements stay marked in this process.
     """
-    source_mutants.mark(observed.reached)
+    observed.read_children = source_mutants.mark(observed.reached)
     encode, apply = client.encode_txn, ModelStore.apply
 
     def encoded(txn: Txn) -> Any:

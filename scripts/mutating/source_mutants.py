@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from distop.protocol.size_limits import DEFAULT, Limits
+from mutating import started_processes
 from mutating.transaction_mutants import Mutant
 
 AGE, NEVER, NOW, STEP, TASK = "age", "never", "now", "step", "task"
@@ -26,19 +27,22 @@ SLICE_FIRST, SLICE = "slice-first", "slice"
 """Kinds of changes: invert a comparison with a time; make a time 30 years, or 0; skip a step of a periodic loop; have a
 background task, or a timer, do nothing; drop a slice's first, or last, element.
 """
-MODES = (AGE, NEVER, NOW, STEP, TASK, SLICE_FIRST, SLICE)
+SLICES = (SLICE_FIRST, SLICE)
+MODES = (AGE, NEVER, NOW, STEP, TASK, *SLICES)
 FOREVER = 1e9
 LIMITS = "distop.protocol.size_limits"
 """The module whose times are the fields of ``Limits``."""
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("protocol", "decide", "invariants", "store", "services/claims", "services/submission", "daemon")
+FOLDERS = ("protocol", "decide", "invariants", "store", "services/claims", "services/submission", "daemon", "worker")
 """Packages of distop that coordinate; their times, loops, tasks and slices have mutants."""
 MODULES = (
     "client/async_operation", "client/async_worker", "runtime/backoff", "runtime/spark_rules",
     "services/draining", "services/open_operation", "services/operation_commands", "services/table_registry",
 )  # fmt: skip
 """Other modules that wait, poll or retry; those beside them have no times, or use this machine alone."""
+IN_CHILDREN = "distop.worker."
+"""Prefix of the modules that also run in processes that tests start."""
 NOT_RUN = ("distop.store.embedded", "distop.store.endpoint_diagnosis", "distop.daemon.metrics", "distop.daemon.process")
 """Modules that use this machine's processes, sockets and files; unit tests and the simulator do not run them."""
 TEXTS = frozenset(
@@ -58,6 +62,11 @@ _INVERTED: dict[type[ast.cmpop], type[ast.cmpop]] = {
 _WAITS = frozenset({"sleep", "timeout", "timeout_at", "wait_for", "wait"})
 _BACKGROUND = frozenset({"ensure_future", "create_task"})
 _TIMERS = frozenset({"call_later", "call_at"})
+_TOGETHER = "run_all"
+"""A function that runs each of its arguments in a task."""
+_ISLICE = "islice"
+_DIGESTS = frozenset({"hex", "hexdigest"})
+"""Any part of these is as good as another one."""
 _REACHED = "__distop_reached__"
 
 
@@ -70,6 +79,8 @@ class Site:
     function: str
     line: int = 0
     column: int = 0
+    end: tuple[int | None, int | None] = (0, 0)
+    """A slice of a slice begins where that one begins."""
     name: str = ""
 
 
@@ -154,14 +165,18 @@ def times_of(module: str) -> dict[str, str]:
         if isinstance(node, ast.ImportFrom) and node.module in trees():
             owned = times_of(node.module)
             found.update({(a.asname or a.name): owned[a.name] for a in node.names if a.name in owned})
-        elif isinstance(node, ast.Assign | ast.AnnAssign) and module not in TEXTS:
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            for target in (one for each in targets for one in (each.elts if isinstance(each, ast.Tuple) else [each])):
-                if isinstance(target, ast.Name) and target.id.isupper():
-                    value = getattr(importlib.import_module(module), target.id, None)
-                    if _is_time(value):
-                        found[target.id] = module
+        elif module not in TEXTS:
+            for name in _assigned(node):
+                if name.isupper() and _is_time(getattr(importlib.import_module(module), name, None)):
+                    found[name] = module
     return found
+
+
+def _assigned(node: ast.stmt) -> list[str]:
+    """The names that a statement assigns a value to."""
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    flat = (one for each in targets for one in (each.elts if isinstance(each, ast.Tuple) else [each]))
+    return [one.id for one in flat if isinstance(one, ast.Name)]
 
 
 def _is_time(value: object) -> bool:
@@ -185,6 +200,7 @@ class _Finder(ast.NodeVisitor):
         self._functions: list[str] = []
         self._counts: Counter[tuple[str, str, str]] = Counter()
         self._loops = 0
+        self._texts = 0
         self.visit(tree)
 
     def _add(self, node: ast.expr | ast.stmt, mode: str) -> None:
@@ -195,7 +211,8 @@ class _Finder(ast.NodeVisitor):
         self._counts[place, mode, what] += 1
         number = self._counts[place, mode, what]
         mutant = Mutant(place, mode, what if number == 1 else f"{what} #{number}")
-        self.found.append(Site(mutant, self.module, self._functions[0], node.lineno, node.col_offset))
+        where = (node.lineno, node.col_offset, _end(node))
+        self.found.append(Site(mutant, self.module, self._functions[0], *where))
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         self._names.append(node.name)
@@ -225,10 +242,20 @@ class _Finder(ast.NodeVisitor):
         self._loops -= periodic
 
     def visit_Expr(self, node: ast.Expr) -> None:
-        call = node.value.value if isinstance(node.value, ast.Await) else node.value
+        self._step(node, node.value.value if isinstance(node.value, ast.Await) else node.value)
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        self._step(node, node.value.value if isinstance(node.value, ast.Await) else None)
+
+    def _step(self, node: ast.Expr | ast.Assign, call: ast.expr | None) -> None:
         if self._loops and isinstance(call, ast.Call) and not _waits_or_logs(call):
             self._add(node, STEP)
         self.generic_visit(node)
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
+        self._texts += 1
+        self.generic_visit(node)
+        self._texts -= 1
 
     def visit_Call(self, node: ast.Call) -> None:
         func = node.func
@@ -238,6 +265,12 @@ class _Finder(ast.NodeVisitor):
                 self._add(node, TASK)
         if isinstance(func, ast.Attribute) and func.attr in _TIMERS:
             self._add(node, TASK)
+        if isinstance(func, ast.Name) and func.id == _TOGETHER:
+            for role in node.args:
+                self._add(role, TASK)
+        if isinstance(func, ast.Name) and func.id == _ISLICE:
+            self._add(node, SLICE_FIRST)
+            self._add(node, SLICE)
         self.generic_visit(node)
 
     def visit_Compare(self, node: ast.Compare) -> None:
@@ -258,10 +291,15 @@ class _Finder(ast.NodeVisitor):
         sliced = isinstance(node.slice, ast.Slice) and isinstance(node.ctx, ast.Load)
         if sliced and isinstance(node.slice, ast.Slice) and self.module not in TEXTS:
             bounds = [one for one in (node.slice.lower, node.slice.upper) if one is not None]
-            if bounds and not all(isinstance(one, ast.Constant | ast.UnaryOp) for one in bounds):
+            of_text = self._texts or _is_digest(node.value)
+            if bounds and not (of_text and all(isinstance(one, ast.Constant) for one in bounds)):
                 self._add(node, SLICE_FIRST)
                 self._add(node, SLICE)
         self.generic_visit(node)
+
+
+def _end(node: ast.expr | ast.stmt) -> tuple[int | None, int | None]:
+    return node.end_lineno, node.end_col_offset
 
 
 def _waits_or_logs(call: ast.Call) -> bool:
@@ -272,6 +310,11 @@ def _waits_or_logs(call: ast.Call) -> bool:
     return func.attr in _WAITS or owner == "log" or owner.endswith((".log", "_log"))
 
 
+def _is_digest(node: ast.expr) -> bool:
+    name = node.func if isinstance(node, ast.Call) else node
+    return isinstance(name, ast.Attribute) and name.attr in _DIGESTS
+
+
 class _Changer(ast.NodeTransformer):
     """Changes the one node of a site."""
 
@@ -280,13 +323,16 @@ class _Changer(ast.NodeTransformer):
         self.changed = 0
 
     def _is_it(self, node: ast.expr | ast.stmt) -> bool:
-        return (node.lineno, node.col_offset) == (self.site.line, self.site.column)
+        return (node.lineno, node.col_offset, _end(node)) == (self.site.line, self.site.column, self.site.end)
 
-    def visit_Expr(self, node: ast.Expr) -> Any:
+    def _visit_step(self, node: ast.Expr | ast.Assign) -> Any:
         if self.site.mutant.mode == STEP and self._is_it(node):
             self.changed += 1
             return ast.copy_location(ast.Pass(), node)
         return self.generic_visit(node)
+
+    visit_Expr = _visit_step
+    visit_Assign = _visit_step
 
     def visit_Call(self, node: ast.Call) -> Any:
         if self.site.mutant.mode == TASK and self._is_it(node) and getattr(node.func, "attr", "") in _BACKGROUND:
@@ -298,6 +344,12 @@ class _Changer(ast.NodeTransformer):
             self.changed += 1
             node.args[0] = ast.Constant(FOREVER)
             return ast.fix_missing_locations(node)
+        if self.site.mutant.mode == TASK and getattr(node.func, "id", "") == _TOGETHER:
+            others = [role for role in node.args if not self._is_it(role)]
+            self.changed += len(node.args) - len(others)
+            node.args = others
+        if self.site.mutant.mode in SLICES and self._is_it(node):
+            return self._shortened(ast.List([ast.Starred(node, ast.Load())], ast.Load()), node)
         return self.generic_visit(node)
 
     def visit_Compare(self, node: ast.Compare) -> Any:
@@ -308,18 +360,24 @@ class _Changer(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def visit_Subscript(self, node: ast.Subscript) -> Any:
-        mode = self.site.mutant.mode
-        if mode in (SLICE_FIRST, SLICE) and self._is_it(node) and isinstance(node.slice, ast.Slice):
-            self.changed += 1
-            last = ast.UnaryOp(ast.USub(), ast.Constant(1))
-            shorter = ast.Slice(lower=ast.Constant(1)) if mode == SLICE_FIRST else ast.Slice(upper=last)
-            return ast.fix_missing_locations(ast.copy_location(ast.Subscript(node, shorter, ast.Load()), node))
+        if self.site.mutant.mode in SLICES and self._is_it(node):
+            return self._shortened(node, node)
         return self.generic_visit(node)
+
+    def _shortened(self, node: ast.expr, place: ast.expr) -> ast.expr:
+        """The sequence without its first or its last element."""
+        self.changed += 1
+        last = ast.UnaryOp(ast.USub(), ast.Constant(1))
+        first = self.site.mutant.mode == SLICE_FIRST
+        shorter = ast.Slice(lower=ast.Constant(1)) if first else ast.Slice(upper=last)
+        return ast.fix_missing_locations(ast.copy_location(ast.Subscript(node, shorter, ast.Load()), place))
 
 
 def change(mutant: Mutant) -> None:
-    """Change the code of this process into that of the mutant."""
+    """Change the code of this process, and of the worker's children, into that of the mutant."""
     site = sites()[mutant]
+    if site.module.startswith(IN_CHILDREN):
+        started_processes.replace_modules({site.module: ast.unparse(_changed_tree(site))})
     if site.module == LIMITS:
         _relimit(site.name, FOREVER if mutant.mode == NEVER else 0.0)
         return
@@ -343,23 +401,40 @@ def changed(mutant: Mutant) -> tuple[types.FunctionType, types.CodeType]:
     if site.name:
         assert _is_time(getattr(importlib.import_module(site.module), site.name)), mutant
         return change, change.__code__  # type: ignore[return-value]
-    changer = _Changer(site)
-    tree = changer.visit(_parsed(site.module))
-    assert changer.changed == 1, f"{mutant} is {changer.changed} changes"
-    compiled = compile(ast.fix_missing_locations(tree), importlib.import_module(site.module).__file__ or "", "exec")
+    compiled = compile(_changed_tree(site), importlib.import_module(site.module).__file__ or "", "exec")
     codes = {code.co_qualname: code for code in _codes(compiled)}
     live = _functions(site.module)
     assert site.function in live, f"{mutant}: {site.function} is no function of {site.module}"
     return live[site.function], codes[site.function]
 
 
+def _changed_tree(site: Site) -> ast.Module:
+    """The syntax tree of a mutant's module."""
+    tree = _parsed(site.module)
+    if site.name:
+        seconds = FOREVER if site.mutant.mode == NEVER else 0.0
+        value = _alike(seconds, getattr(importlib.import_module(site.module), site.name))
+        (n,) = (n for n, one in enumerate(tree.body) if site.name in _assigned(one))
+        tree.body.insert(n + 1, *ast.parse(f"{site.name} = {value}").body)
+        return tree
+    changer = _Changer(site)
+    changer.visit(tree)
+    assert changer.changed == 1, f"{site.mutant} is {changer.changed} changes"
+    return ast.fix_missing_locations(tree)
+
+
 def _retime(name: str, former: Any, seconds: float) -> None:
-    value = (seconds,) * len(former) if isinstance(former, tuple) else seconds
+    value = _alike(seconds, former)
     for name_of_module, module in list(sys.modules.items()):
         if name_of_module.partition(".")[0] in ("distop", "distop_behaviors"):
             for alias, one in list(vars(module).items()):
                 if one is former and alias == name:
                     setattr(module, alias, value)
+
+
+def _alike(seconds: float, former: Any) -> Any:
+    """The seconds in the shape of a former time: one, or one for each element."""
+    return (seconds,) * len(former) if isinstance(former, tuple) else seconds
 
 
 def _relimit(name: str, seconds: float) -> None:
@@ -468,10 +543,11 @@ def _own(statement: ast.stmt) -> Iterator[ast.AST]:
                 yield from ast.walk(one)
 
 
-def mark(reached: Callable[[Mutant], None]) -> None:
+def mark(reached: Callable[[Mutant], None]) -> Callable[[], None]:
     """Have each statement with a mutant report, before it runs, that it is reached.
 
-    This changes the code of this process.
+    This changes the code of this process, and of the worker's children. Returns a function that passes on what the
+    children have reported.
     """
     listed = list(sites())
     places: defaultdict[str, defaultdict[tuple[int, int], list[int]]] = defaultdict(lambda: defaultdict(list))
@@ -486,12 +562,22 @@ def mark(reached: Callable[[Mutant], None]) -> None:
         else:
             places[site.module][site.line, site.column].append(n)
     setattr(builtins, _REACHED, lambda n: reached(listed[n]))
+    marked: dict[str, str] = {}
     for module in trees():
         here = {name: names[f"{owner}.{name}"] for name, owner in times_of(module).items()}
         if module in places or any(here.values()) or _attributes(trees()[module]) & limits.keys():
             importlib.import_module(module)
             tree = _Marker(places[module], here, limits).visit(_parsed(module))
             _replace(module, tree, set(_functions(module)))
+            if module.startswith(IN_CHILDREN):
+                marked[module] = ast.unparse(tree)
+    numbers = started_processes.report_from(marked, _REACHED)
+
+    def reached_in_children() -> None:
+        for n in numbers():
+            reached(listed[n])
+
+    return reached_in_children
 
 
 __all__ = ["MODES", "Site", "change", "mark", "sites"]

@@ -29,6 +29,8 @@ NOWHERE = "~"
 """A key that no transaction writes, and that sorts behind all of distop's."""
 NOTHING = Delete(NOWHERE)
 """A write without effect. It stands in the place of the one that is left out, so that results keep their positions."""
+CALLERS = "a caller's key"
+"""The kind of keys outside of distop. What a user's transaction compares and writes there is not distop's to guard."""
 EACH = "each"
 """The name of a nested transaction without a label."""
 
@@ -73,7 +75,7 @@ def kind_of_key(key: str, range_end: str = "") -> str:
     """
     family, *rest = key.rpartition("/")[2].split(".")
     if not family.startswith("distOp"):
-        return "a caller's key"
+        return CALLERS
     numbers = [n for n, part in enumerate(rest) if n >= 2 and part.isdigit()]
     tail = rest[numbers[0] + 1 :] if numbers else []
     if family == "distOp" and not numbers:

@@ -6,6 +6,7 @@ claimed through this client merely saves reads, and another process may return a
 
 from __future__ import annotations
 
+import logging
 from collections import Counter, OrderedDict
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.clock import random, time
 from distop.decide import job_claims
-from distop.errors import DistopError, InvalidToken, MalformedRequest, OutcomeUnknown
+from distop.errors import DistopError, InvalidToken, MalformedRequest, OutcomeUnknown, describe
 from distop.protocol import actor_claims
 from distop.protocol.actor_claims import Token
 from distop.protocol.jobs import Claim, JobState, Outcome, Tried, bounded_errors
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from distop.protocol.txn import Txn
     from distop.services.open_operation import OpenOperation
     from distop.store.client import EtcdClient
+
+log = logging.getLogger("distop.client")
 
 ROUNDS = 8
 """Rounds in which a call searches for more jobs after other claimants were faster."""
@@ -110,7 +113,7 @@ class Owner:
     ) -> bool:
         """Claim more jobs, and add them to ``owned``; returns whether another round may find more.
 
-        Raises MalformedRequest if etcd rejects claims as invalid, even alone, and ``owned`` stays empty.
+        Raises MalformedRequest if etcd rejects claims as invalid, even alone, and ``owned`` stays empty; else logs it.
         """
         room, per_type = most - len(owned), Counter(job.type for job in owned)
         left = {name: room if most is None else min(room, most - per_type[name]) for name, most in types.items()}
@@ -143,6 +146,7 @@ class Owner:
                 op.forget_candidates()  # the rejected job among them is still free
             if not owned:
                 raise rejected
+            log.warning("Cannot claim some jobs; a later call tries again: %s", describe(rejected))
         return rejected is None or len(owned) > before
 
     async def _take(self, wants: Sequence[tuple[Taking, OpenOperation]]) -> list[m.OwnedJob]:

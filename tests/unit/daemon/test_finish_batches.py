@@ -21,7 +21,6 @@ from distop.protocol.size_limits import DEFAULT, Limits
 from distop.protocol.state_tables import Stage
 from distop.protocol.txn import Put, Txn, TxnResult
 from distop.runtime import logs
-from tests.support.clock import StandingClock
 from tests.support.modelclient import ModelClient
 from tests.support.virtualtime import in_virtual_time
 from tests.support.world import TABLE, TYPE, World
@@ -79,7 +78,7 @@ def run(count: int, work: Callable[[Coordinator], Awaitable[Any]], **more: Any) 
         assert not one.finishes._commits.busy
         assert not check(one.world.keys, one.client.store.history)
 
-    asyncio.run(main())
+    in_virtual_time(main)
 
 
 def test_a_single_finish_is_a_read_and_a_transaction() -> None:
@@ -153,7 +152,7 @@ def test_a_changed_operation_is_not_deleted_and_blocks_no_other(meanwhile: str) 
     run(3, moved, decided=False)
 
 
-def test_a_partial_group_waits_as_long_as_the_last_commit_took(clock: StandingClock) -> None:
+def test_a_partial_group_waits_as_long_as_the_last_commit_took() -> None:
     """Starts write runOps, too: an immediate next group gave them no turn, and was smaller."""
 
     async def waits(one: Coordinator) -> None:
@@ -161,7 +160,7 @@ def test_a_partial_group_waits_as_long_as_the_last_commit_took(clock: StandingCl
 
         async def slow(txn: Txn) -> TxnResult:
             await held.wait()
-            clock.now += 0.02
+            await asyncio.sleep(0.02)
             return one.client.store.apply(txn)
 
         one.client.fates.append(slow)
@@ -179,10 +178,10 @@ def test_a_partial_group_waits_as_long_as_the_last_commit_took(clock: StandingCl
     run(3, waits)
 
 
-def test_a_full_group_does_not_wait(clock: StandingClock) -> None:
+def test_a_full_group_does_not_wait() -> None:
     async def full(one: Coordinator) -> None:
-        def slow(txn: Txn) -> TxnResult:
-            clock.now += 3_600.0
+        async def slow(txn: Txn) -> TxnResult:
+            await asyncio.sleep(60.0)
             return one.client.store.apply(txn)
 
         one.client.fates.append(slow)
@@ -195,20 +194,20 @@ def test_a_full_group_does_not_wait(clock: StandingClock) -> None:
     run(4, full, limits=Limits(finishes=2))
 
 
-def test_finishes_that_must_go_alone_do_not_wait(clock: StandingClock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finishes_that_must_go_alone_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their groups do not grow."""
-    monkeypatch.setattr("distop.daemon.coordinator.finish_batches.LONGEST_TURN", 3_600.0)
+    monkeypatch.setattr("distop.daemon.coordinator.finish_batches.LONGEST_TURN", 60.0)
 
     async def alone(one: Coordinator) -> None:
-        def slow(txn: Txn) -> TxnResult:
-            clock.now += 3_600.0
+        async def slow(txn: Txn) -> TxnResult:
+            await asyncio.sleep(60.0)
             return one.client.store.apply(txn)
 
         def rejected(txn: Txn) -> TxnResult:
             raise MalformedRequest("request is too large")
 
         one.client.fates += [rejected, slow]
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(90.0):
             assert await one.all() == [True] * 3
         assert one.ended() == [1, 1, 1]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from mutating.catalogue import Catalogue, Place, imports
 from mutating.child_processes import Steps, in_children
 from mutating.hooks import Observed, observing, plant
 from mutating.search import Verdict
+from mutating.started_processes import report_from
 from mutating.transaction_mutants import (
     FIRST,
     GUARD,
@@ -37,6 +40,8 @@ from distop.protocol.records import OperationRef
 from distop.protocol.size_limits import DEFAULT, Limits
 from distop.protocol.txn import Compare, Delete, Put, Txn, absent, unchanged, value_is
 from distop.testing.model_store import ModelStore
+from distop.worker import guardian
+from distop.worker.child_side import outbox
 from tests.simulator import Simulation, draw_scenario
 from tests.simulator.run import without_logs
 from tests.support.world import World, outcome
@@ -190,9 +195,11 @@ def test_nested_transactions_count_if_they_are_reached() -> None:
     assert {mutant.place for mutant in decisive(inner, lambda compare: False)} == {"outer"}
 
 
-def test_every_source_mutant_changes_one_live_function() -> None:
-    assert {mutant.mode for mutant in source_mutants.sites()} == set(source_mutants.MODES)
-    for mutant in source_mutants.sites():
+@pytest.mark.parametrize("mode", source_mutants.MODES)
+def test_every_source_mutant_changes_one_live_function(mode: str) -> None:
+    mutants = [mutant for mutant in source_mutants.sites() if mutant.mode == mode]
+    assert mutants
+    for mutant in mutants:
         source_mutants.changed(mutant)
 
 
@@ -207,10 +214,53 @@ def test_every_source_mutant_changes_one_live_function() -> None:
         "distop.store.session.Session.start: task loop.create_task(self._guard(), name='distop-session-guard')",
         "distop.daemon.coordinator.label_routing.Placing._look_soon: "
         "task asyncio.get_running_loop().call_later(pause, self._look)",
+        "distop.daemon.coordinator.pending_starts.Waiters._end_some: slice islice(self._ending, self._ctx.limits.ends)",
+        "distop.services.submission.awaited_operations.standings: slice answers[1::2]",
+        "distop.daemon.job_reports.Reporter._write: step applied = await self._applied(writes)",
+        "distop.daemon.incarnation.Incarnation._live: task self.executor.run()",
+        "distop.worker.daemon_side.child_launch.Child._ping_regularly: step self.kill('frozen')",
+        "distop.worker.child_side.child.Child._track: step run.track()",
+        "distop.worker.guardian: never TICK",
     ],
 )
 def test_times_polls_slices_and_tasks_of_the_source_have_mutants(mutant: str) -> None:
     assert mutant in {str(one) for one in source_mutants.sites()}
+
+
+def test_the_constant_bounds_of_texts_and_digests_have_no_mutants() -> None:
+    slices = [one for one in source_mutants.sites() if one.mode in source_mutants.SLICES]
+    assert not [str(one) for one in slices if "hexdigest" in one.what or one.what == "text[:40]"]
+
+
+def test_a_mutant_of_the_worker_is_planted_in_started_processes() -> None:
+    """In a separate process, so that the code and the environment of this one stay unchanged."""
+    child = "from distop.worker.child_side import outbox; print(outbox.FLUSH_SECONDS, outbox.ANSWER_SECONDS)"
+
+    def do(work: Mutant, steps: Steps) -> Any:
+        steps.begin(str(work))
+        plant(work)
+        started = subprocess.run([sys.executable, "-P", "-c", child], capture_output=True, check=True, text=True)
+        return [started.stdout, "\nTICK = 0.0\n" in Path(guardian.__file__).read_text()]
+
+    flush = Mutant("distop.worker.child_side.outbox", source_mutants.NOW, "FLUSH_SECONDS")
+    tick = Mutant("distop.worker.guardian", source_mutants.NOW, "TICK")
+    found = {one.work: one.answer for one in in_children([flush, tick], 1, do)}
+    assert found == {
+        flush: [f"0.0 {outbox.ANSWER_SECONDS}\n", False],
+        tick: [f"{outbox.FLUSH_SECONDS} {outbox.ANSWER_SECONDS}\n", True],
+    }
+
+
+def test_statements_that_started_processes_reach_are_reported_once() -> None:
+    def do(work: str, steps: Steps) -> Any:
+        steps.begin(work)
+        numbers = report_from({"distop.worker.child_side.outbox": "for n in (3, 4, 3): tell(n)"}, "tell")
+        for _ in range(2):
+            subprocess.run([sys.executable, "-P", "-c", "import distop.worker.child_side.outbox"], check=True)
+        return [sorted(numbers()), sorted(numbers())]
+
+    (ended,) = in_children(["reports"], 1, do)
+    assert ended.answer == [[3, 4], []]
 
 
 def test_a_schedule_is_observed_and_a_mutant_breaches_it() -> None:

@@ -245,13 +245,15 @@ def test_claims_that_etcd_rejects_together_are_sent_in_smaller_groups() -> None:
     in_virtual_time(work)
 
 
-def test_a_claim_that_etcd_rejects_alone_is_raised_and_blocks_no_other() -> None:
+def test_a_claim_that_etcd_rejects_alone_is_raised_and_blocks_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    """An actor that always gets some jobs was never told of the rejected one."""
     play = SmallPlay()
     play.client.rejected = {play.world.keys.claim(play.ref, 7)}
 
     async def work() -> None:
         owned = await play.owner.own("w", {"noop": None}, 60, 30.0, None)
         assert sorted(job.ordinal for job in owned) == [n for n in range(60) if n != 7]
+        assert "Cannot claim some jobs; a later call tries again: " in caplog.text
         await asyncio.sleep(1.0)  # until the operation is listed again
         with pytest.raises(MalformedRequest):
             await play.owner.own("w", {"noop": None}, 60, 30.0, None)
