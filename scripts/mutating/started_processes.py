@@ -21,10 +21,9 @@ import importlib.util, os, sys
 class Finder:
     @staticmethod
     def find_spec(name, path=None, target=None):
-        file = os.path.join(os.path.dirname(__file__), name + ".source")
+        file = os.path.join(os.path.dirname(__file__), name, name.rpartition(".")[2] + ".py")
         if os.path.exists(file):
-            from importlib.machinery import SourceFileLoader
-            return importlib.util.spec_from_file_location(name, file, loader=SourceFileLoader(name, file))
+            return importlib.util.spec_from_file_location(name, file)
 
 sys.meta_path.insert(0, Finder)
 """
@@ -43,10 +42,12 @@ def replace_modules(sources: Mapping[str, str]) -> None:
     folder = Path(tempfile.mkdtemp(dir=_FOLDER.name))
     (folder / "sitecustomize.py").write_text(_FINDER)
     for module, text in sources.items():
-        (folder / f"{module}.source").write_text(text)
+        file = folder / module / f"{module.rpartition('.')[2]}.py"
+        file.parent.mkdir()
+        file.write_text(text)
+        if module == guardian.__name__:
+            guardian.__file__ = str(file)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
-    if guardian.__name__ in sources:
-        guardian.__file__ = str(folder / f"{guardian.__name__}.source")
 
 
 def report_from(marked: Mapping[str, str], name: str) -> Callable[[], set[int]]:
