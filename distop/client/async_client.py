@@ -81,15 +81,16 @@ def _once(starts: Step | Iterable[Start], request_id: str | None, who: str) -> t
 class Client:
     """A connection for one event loop. All methods may be called concurrently.
 
-    Besides what each method documents, all raise EtcdUnavailable when etcd cannot be reached for long.
+    Besides what each method documents, all raise EtcdUnavailable when etcd cannot be reached for long. ``etcd``: the
+    client of the store; by default a new one.
     """
 
-    def __init__(self, config: ClientConfig) -> None:
+    def __init__(self, config: ClientConfig, etcd: EtcdClient | None = None) -> None:
         from distop.store.client import EtcdClient
 
         self.config = config
         self._keys = Keys(config.namespace)
-        self._etcd = EtcdClient(config.etcd)
+        self._etcd = etcd if etcd is not None else EtcdClient(config.etcd)
         self._starts = Starts(self._etcd, self._keys)
         self._owner: Owner | None = None
 

@@ -139,10 +139,9 @@ class Incarnation(Context):
         self.node_record = NodeRecord(self, lambda: self.executor.busy or self.elections.busy)
         self._sweeper = ResultSweeper(self)
         self._pruner = HistoryPruner(self, self._sweeper.tell)
-        self._holds = HoldKeeper(self)
+        self.holds = HoldKeeper(self)
         self._feeds: list[Feed] = []
         self._actions_of_tables: list[Feed] = []
-        self._caught_up = False
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run until ``stop`` is set (then end gracefully) or the session is lost (SessionLost).
@@ -164,7 +163,7 @@ class Incarnation(Context):
                 living.result()
             if self.lost.done():
                 self.lost.result()
-            if self._caught_up:
+            if self.caught_up_at:
                 await self._stop_gracefully()
                 graceful = True
         finally:
@@ -179,16 +178,15 @@ class Incarnation(Context):
         await self._start_roles()
         await self._start_watches()
         self.caught_up_at = max(feed.revision for feed in self._feeds)
-        self._caught_up = True
         offers, only = ", ".join(sorted(self.types)) or "nothing", str(self.config.serves)
         slots = "1 slot" if self.config.slots == 1 else f"{self.config.slots} slots"
         self.log.info("ready: %s, offers %s%s", slots, offers, f"; serves only {only}" if only else "")
         self.executor.cluster_changed(hint=True)
         self.elections.cluster_changed()
-        self._holds.changed()
+        self.holds.changed()
         age = self.config.history_age
         await run_all(
-            self._reconciler.begin(),
+            self.reconciler.begin(),
             self.executor.run(),
             self._poll(),
             self.clock.run(),
@@ -225,8 +223,8 @@ class Incarnation(Context):
     async def _start_roles(self) -> None:
         self.reporter = Reporter(self, meter=self.meter)
         self.local = LocalJobs(self._daemon.make_files(self.config.work_dir), self.incarnation)
-        self._reconciler = Reconciler(self, self.local)
-        await self._reconciler.read()
+        self.reconciler = Reconciler(self, self.local)
+        await self.reconciler.read()
         self.executor = Executor(self)
         self.elections = Elections(self)
 
@@ -279,10 +277,10 @@ class Incarnation(Context):
                 self.cluster.take(families, batch.gathered)
             else:
                 changed = self.cluster.apply(batch.events)
-            if self._caught_up:
+            if self.caught_up_at:
                 now = self.cluster.drained_by.get(self.executor_id, NO_ACTIONS)
                 action_log.write(self.log, entries("executor", self.executor_id, replace(now, kept=now.since(drained))))
-            if self._caught_up and (changed or batch.listing):
+            if self.caught_up_at and (changed or batch.listing):
                 self._changed(changed, before, batch.listing)
 
         return fold
@@ -296,7 +294,7 @@ class Incarnation(Context):
         self.capability.nodes_changed(before)
         holds = [key.id for key in changed if key.family == K.HOLD]
         if holds or listing:
-            self._holds.changed(None if listing else holds)
+            self.holds.changed(None if listing else holds)
         released = any(
             key.family == K.NODE
             and key.id != self.incarnation
@@ -338,7 +336,7 @@ class Incarnation(Context):
         await self.node_record.count_release()
 
     def activity_changed(self) -> None:
-        if self._caught_up:
+        if self.caught_up_at:
             self.node_record.publish_changes()
 
     def _capability_changed(self) -> None:
@@ -347,7 +345,7 @@ class Incarnation(Context):
 
     def gauges(self) -> Gauges:
         """The current values of the metrics."""
-        ready = self._caught_up
+        ready = self.caught_up_at > 0
         return Gauges(
             self.incarnation,
             max(0.0, self.session.deadline - boottime()) if ready and not self.lost.done() else 0.0,
@@ -377,12 +375,12 @@ class Incarnation(Context):
         while True:
             await asyncio.sleep(self.config.poll)
             self.elections.poll()
-            self._reconciler.look_soon()
+            self.reconciler.look_soon()
             self.activity_changed()
             if not self.cluster.gates and not self.cluster.pending and not self.cluster.holds:
                 continue
             with self._rejection_logged():
-                await self._holds.look()
+                await self.holds.look()
             with self._rejection_logged():
                 await self._release_unknown_claims()
             self.executor.cluster_changed(hint=True)
@@ -418,11 +416,11 @@ class Incarnation(Context):
 
     async def _tear_down(self, graceful: bool) -> None:
         self.doing.close()
-        self._holds.close()
+        self.holds.close()
         if not self.lost.done():
             self.lost.set_exception(SessionLost("the daemon stopped" if graceful else "the daemon failed"))
         if hasattr(self, "executor"):
-            self._reconciler.close()
+            self.reconciler.close()
             self.executor.close()
             self.reporter.close()
             self.elections.close()

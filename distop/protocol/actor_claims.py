@@ -96,10 +96,11 @@ def own(keys: Keys, takings: Sequence[Taking]) -> Txn:
     Guards of each job: the gate is unchanged; its claim is unchanged, or claim and state are absent; the node key of
     ``dead`` is absent.
     """
-    return Txn((), tuple(_take(keys, one) for one in takings), (), "own")
+    return Txn((), tuple(take(keys, one) for one in takings), (), "own")
 
 
-def _take(keys: Keys, one: Taking) -> Txn:
+def take(keys: Keys, one: Taking) -> Txn:
+    """Take one job: the part of :func:`own` about it."""
     key, state = keys.claim(one.ref, one.partition), keys.job(one.ref, one.partition, "state")
     seen = (unchanged(key, one.seen_mod),) if one.seen_mod else (absent(key), absent(state))
     gone = (absent(keys.node(one.dead)),) if one.dead else ()

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
 
-_START_LIMIT = 20.0  # seconds until the server must answer
+START_LIMIT = 20.0  # seconds until the server must answer
 _STOP_LIMIT = 5.0  # seconds until the server is killed
 _PORT_TRIES = 5
 
@@ -118,7 +118,7 @@ class EmbeddedEtcd:
         self._compaction = compaction
         self._name = name
         self._scheme = scheme
-        self._arguments = list(arguments)
+        self.arguments = list(arguments)
         self._binary = binary
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -291,7 +291,7 @@ class EmbeddedEtcd:
         if self._compaction is not None:
             mode = "revision" if self._compaction.isdigit() else "periodic"
             command += ["--auto-compaction-mode", mode, "--auto-compaction-retention", self._compaction]
-        return command + self._arguments
+        return command + self.arguments
 
     def _launch(self) -> None:
         binary = self._binary or find_etcd()
@@ -329,14 +329,14 @@ class EmbeddedEtcd:
         """Wait until the server answers. Returns the problem, "" for none."""
         process = self._process
         assert process is not None
-        limit = time.monotonic() + _START_LIMIT
+        limit = time.monotonic() + START_LIMIT
         while time.monotonic() < limit:
             if process.poll() is not None:
                 return self._exit_reason()
             if self._healthy():
                 return ""
             time.sleep(0.03)
-        return f"etcd did not answer within {_START_LIMIT:g} s of its start (log: {self.log_file}): {self._log_end()}"
+        return f"etcd did not answer within {START_LIMIT:g} s of its start (log: {self.log_file}): {self._log_end()}"
 
     def _healthy(self) -> bool:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("distop.store")
 
-_QUIET = 0.5  # seconds without an answer before the reader checks whether it has caught up
-_PATIENCE = 10.0  # seconds without an answer before another stream is opened, until the reader has caught up; doubled
+QUIET = 0.5  # seconds without an answer before the reader checks whether it has caught up
+PATIENCE = 10.0  # seconds without an answer before another stream is opened, until the reader has caught up; doubled
 # for each such stream: etcd can take longer to split a response of many small events, and starts again for each stream
 _LONGEST_PATIENCE = 160.0
 _IDLE = 30.0  # the same while following, when there may be no new events
@@ -88,7 +88,7 @@ class HistoryReader:
         self._content: dict[str, int] = {}
         self._caught_up = False
         self._refused = 0
-        self._patience = _PATIENCE
+        self._patience = PATIENCE
         self._stream: WatchStream | None = None
 
     async def steps(self) -> AsyncGenerator[Step, None]:
@@ -135,9 +135,9 @@ class HistoryReader:
         try:
             while True:
                 reading = reading or asyncio.ensure_future(stream.read())
-                await asyncio.wait([reading], timeout=_IDLE if self._caught_up else _QUIET)
+                await asyncio.wait([reading], timeout=_IDLE if self._caught_up else QUIET)
                 if not reading.done():
-                    silent += _QUIET
+                    silent += QUIET
                     if self._caught_up or silent >= self._patience:
                         self._patience = min(2 * self._patience, _LONGEST_PATIENCE)
                         return  # the stream may be dead: another one continues at the same position
@@ -171,7 +171,7 @@ class HistoryReader:
             self._count_refusal(step)
             return [], True
         if isinstance(step, Batch):
-            self._patience = _PATIENCE
+            self._patience = PATIENCE
             return [*self._revisions(step), *self._check_caught_up()], False
         return [], False
 

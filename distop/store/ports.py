@@ -12,7 +12,7 @@ from pathlib import Path
 
 from distop.clock import secrets
 
-_SYSTEM = Path("/proc/sys/net/ipv4/ip_local_port_range")
+EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _FIRST = 16384
 _TRIES = 200
 
@@ -64,6 +64,6 @@ def _bind(port: int) -> int:
 
 def _first_ephemeral_port() -> int:
     try:
-        return int(_SYSTEM.read_text().split()[0])
+        return int(EPHEMERAL_RANGE.read_text().split()[0])
     except (OSError, ValueError, IndexError):
         return 0

@@ -36,10 +36,10 @@ __all__ = ["Batch", "Event", "Feed", "WatchStream", "decode_response"]
 log = logging.getLogger("distop.store")
 
 _DELETE = kv_pb2.Event.DELETE
-_PATIENCE = 10.0  # seconds without a response before a progress request, and then before the stream is replaced
-_OLD_PATIENCE = 60.0  # seconds before the stream is replaced if progress requests are not safe (W3)
+PATIENCE = 10.0  # seconds without a response before a progress request, and then before the stream is replaced
+OLD_PATIENCE = 60.0  # seconds before the stream is replaced if progress requests are not safe (W3)
 _GRACE = 3.0  # seconds that reached() waits for an event before a progress request, and then before a listing
-_LISTING_SHARE = 300.0  # minimum time between two listings, as a multiple of the duration of a listing
+LISTING_SHARE = 300.0  # minimum time between two listings, as a multiple of the duration of a listing
 _PAUSE = (0.05, 2.0)  # seconds of back-off between streams, first and longest
 
 
@@ -321,7 +321,7 @@ class Feed:
         if self._relist_timer is not None:
             self._relist_timer.cancel()
         # A listing only guards against an incomplete watch, so it may use a small share of the time only.
-        every = max(self._relist_every, _LISTING_SHARE * (loop.time() - started))
+        every = max(self._relist_every, LISTING_SHARE * (loop.time() - started))
         self._relist_timer = loop.call_later(every * random.uniform(0.9, 1.1), self._want_listing)
 
     async def _listing(self) -> Batch:
@@ -377,7 +377,7 @@ class Feed:
                     useful = True
                     self.problem = ""
                     self._may_ask = orders_requested_progress(self._client.known_version(stream.address))
-                    self._watch_silence(_PATIENCE if self._may_ask else _OLD_PATIENCE)
+                    self._watch_silence(PATIENCE if self._may_ask else OLD_PATIENCE)
                 if isinstance(step, Batch):
                     self._deliver(step)
                 elif isinstance(step, Relist):
@@ -432,7 +432,7 @@ class Feed:
                     self._watch_silence(patience)
                     return
                 log.debug("Watch of %s was silent for %.0f s; opening another stream", self.name, quiet)
-                stream.cut(elsewhere=self._may_ask or patience < _OLD_PATIENCE)
+                stream.cut(elsewhere=self._may_ask or patience < OLD_PATIENCE)
                 return
             self._silence_timer = loop.call_later(patience - quiet, check)
 

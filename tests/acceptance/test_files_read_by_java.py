@@ -26,6 +26,8 @@ from distop_behaviors.apply.new_metadata import Production, without_catalog
 from tests.support.lake import Folder
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pyspark.sql import SparkSession
 
     from distop.tables.iceberg.metadata_file import MetadataFile
@@ -198,25 +200,31 @@ def test_hole_2_java_loads_the_checked_metadata(
     assert [row.id for row in iceberg_rows.read(spark, planned.source, planned.files).collect()] == [1]
 
 
+@pytest.fixture
+def confined() -> Iterator[None]:
+    """This process is restricted to some tables."""
+    confinement.confine(True)
+    yield
+    confinement.confine(False)
+
+
+@pytest.mark.usefixtures("confined")
 def test_an_executor_of_some_tables_can_change_a_table_of_a_catalog(
-    spark: SparkSession, tables: tuple[Folder, Folder], monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, tables: tuple[Folder, Folder]
 ) -> None:
     """A change starts from a copy of the metadata in another folder, for which manifests were once refused."""
     mine, _ = tables
-    monkeypatch.setattr(confinement, "_some_tables_only", True)
     source = str(mine.root / "metadata" / f"v{mine.version}.metadata.json")
     with without_catalog(spark, source) as table:
         made = Production(spark, table, "t/apply/1")
         assert [str(file.location()) for file in made._data_files()]
 
 
-def test_hole_2_java_opens_no_file_of_another_table(
-    spark: SparkSession, tables: tuple[Folder, Folder], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("confined")
+def test_hole_2_java_opens_no_file_of_another_table(spark: SparkSession, tables: tuple[Folder, Folder]) -> None:
     """Rows of other tables once appeared in samples."""
     mine, other = tables
     exchange_for_java(metadata_of(mine)[1], metadata_of(other)[1])
-    monkeypatch.setattr(confinement, "_some_tables_only", True)
     (planned,) = plan_table(TableRecord("t", "iceberg", str(mine.root))).partitions
     with pytest.raises(InvalidArgument, match=r"other/data/.*' lies outside of its table '.*/mine'"):
         iceberg_rows.read(spark, planned.source, planned.files)

@@ -14,7 +14,7 @@ import pytest
 
 from distop.behavior import FatalError, TableRecord, TableUnavailable
 from distop.tables import plan_table
-from distop.tables.iceberg import iceberg_jar, iceberg_rows, manifest_facts
+from distop.tables.iceberg import iceberg_jar, iceberg_rows
 from distop_behaviors.validate import Validate, scan
 from tests.acceptance.applying import At
 from tests.acceptance.sparklake import Lake
@@ -22,6 +22,7 @@ from tests.support.context import FakeContext, Ran, run_operation
 from tests.support.footers import misplaced
 from tests.support.lake import MAVEN, jar
 from tests.support.needs import need
+from tests.support.repeated_attempts import clear_caches
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -264,8 +265,7 @@ def test_an_expired_snapshot_is_an_error_with_the_reason(lake: Lake, run: Callab
     assert [o.result["verdict"] for o in ran.outcomes] == ["error", "violated"]
     assert re.search(r"the file .* is gone: .* its snapshot \d+ was expired, or the table was dropped", error_of(ran))
     # The manifests are removed, too, and not cached, as in another child.
-    iceberg_rows._snapshots._values.clear()
-    manifest_facts._snapshots._values.clear()
+    clear_caches()
     for manifest in (lake.path("expired") / "metadata").glob("snap-*.avro"):
         manifest.unlink()
     ran = run("expired", {"not_null": "id"}, partitions=planned)
@@ -355,7 +355,7 @@ def test_the_error_of_spark_without_iceberg_has_advice(spark: SparkSession) -> N
 def test_tasks_evicted_from_the_jvm_are_sent_again(
     lake: Lake, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(iceberg_rows, "_STAGED", 1)
+    monkeypatch.setattr(iceberg_rows, "STAGED", 1)
     iceberg_rows._staged.clear()
     for _ in range(2):
         assert verdicts(run("dirty2", NOT_NULL, batches=3)) == [("violated", 18, True)]

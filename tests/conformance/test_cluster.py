@@ -45,8 +45,8 @@ async def test_a_watch_on_an_idle_cluster_changes_no_member(
     Old servers get no progress requests: the client replaces their streams instead.
     """
     caplog.set_level(logging.INFO, "distop.store")
-    monkeypatch.setattr(watch, "_PATIENCE", 1.5)
-    monkeypatch.setattr(watch, "_OLD_PATIENCE", 1.5)
+    monkeypatch.setattr(watch, "PATIENCE", 1.5)
+    monkeypatch.setattr(watch, "OLD_PATIENCE", 1.5)
     async with connected(",".join(cluster.endpoints)) as client:
         await client.commit(Txn((), (Put("t.a", b"1"),)))
         feed = Feed(client, "t.", "t/", Mirror().apply)

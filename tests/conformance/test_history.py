@@ -156,8 +156,8 @@ async def test_a_reader_waits_for_a_slow_etcd(own_etcd: EmbeddedEtcd, monkeypatc
     """etcd takes seconds to split a response of many small events, and starts again for each new stream. A reader that
     reopened its stream too early never ended the audit of an operation with 50,000 jobs on a busy machine.
     """
-    monkeypatch.setattr(history, "_PATIENCE", 0.02)
-    monkeypatch.setattr(history, "_QUIET", 0.02)
+    monkeypatch.setattr(history, "PATIENCE", 0.02)
+    monkeypatch.setattr(history, "QUIET", 0.02)
     read_at_once = WatchStream.read
 
     async def read_slowly(stream: WatchStream) -> object:

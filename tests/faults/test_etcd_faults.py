@@ -151,7 +151,7 @@ def test_daemons_keep_their_sessions_while_etcd_answers_renewals_only(
     monkeypatch.setenv("DISTOP_ACCEPT_ETCD_DEFECTS", "1")
     monkeypatch.setenv("DISTOP_REQUEST_TIMEOUT", "1")
     patient = ("--heartbeat-interval", "500", "--election-timeout", "12000")  # so that the leader does not step down
-    monkeypatch.setattr(embedded, "_START_LIMIT", 90.0)  # an election with split votes takes another time-out
+    monkeypatch.setattr(embedded, "START_LIMIT", 90.0)  # an election with split votes takes another time-out
     with EtcdCluster(arguments=patient) as cluster:
         leader = next(m for m in cluster.members if is_leader(m))
         with daemons(leader.endpoint, tmp_path) as group:

@@ -119,8 +119,8 @@ async def test_C31_pages_neither_skip_nor_repeat_a_record(
 ) -> None:
     """This holds while other operations end, and with few keys in memory at once."""
     monkeypatch.setattr(past, "WINDOW", window)
-    monkeypatch.setattr(past, "_SPARE", 1)
-    monkeypatch.setattr(past, "_PAGE", 2)
+    monkeypatch.setattr(past, "SPARE", 1)
+    monkeypatch.setattr(past, "PAGE", 2)
     named = await write_many(client, 20)
     # Operations that ended in one transaction have the same revision.
     await write(client, *(record(f"c/noop/{n}", EPOCH + 50, labels={"team": "x"}) for n in (1, 2, 3, 4, 5)))
@@ -149,7 +149,7 @@ async def test_C31_pages_neither_skip_nor_repeat_a_record(
 
 
 async def test_C31_a_search_by_time_stops_at_older_records(client: aio.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(past, "_PAGE", 5)
+    monkeypatch.setattr(past, "PAGE", 5)
     await write_many(client, 30)
     await write(client, record("new/noop/1", EPOCH + 30 * HOUR))
     reads: list[Get] = []

@@ -91,7 +91,7 @@ async def test_an_operation_is_read_despite_a_compaction(own_etcd: EmbeddedEtcd)
 
 
 async def test_many_partitions_are_read_in_pages(shared_etcd: EmbeddedEtcd, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partitions, "_PAGE", 3)
+    monkeypatch.setattr(partitions, "PAGE", 3)
     async with aio.connect(shared_etcd.endpoint, namespace="pages") as client:
         scripted = await start_and_plan(client, [f"p{n}" for n in range(10)])
         fences = await scripted.claim(ref(OP), "n1", *range(7))

@@ -80,7 +80,7 @@ def test_a_rejected_write_is_reported_and_blocks_no_other(narrow_etcd: EmbeddedE
         assert writes["status"] == "error"
         assert f"etcd rejects a write of {large.ref} (e1): coordination: etcd rejected the plan" in writes["text"]
         narrow_etcd.kill()
-        narrow_etcd._arguments = []  # raise the limit
+        narrow_etcd.arguments = []  # raise the limit
         narrow_etcd.restart()
         assert large.wait(LIMIT).state == "success"
         group.eventually(
@@ -110,7 +110,7 @@ def _check_rejected_end(server: EmbeddedEtcd, group: Daemons) -> None:
 
     group.eventually(rejection_is_reported, "why reports the rejected end", "e1")
     server.kill()
-    server._arguments = []  # raise the limit
+    server.arguments = []  # raise the limit
     server.restart()
     assert {op.wait(LIMIT).state for op in behind} == {"success"}
 
@@ -164,7 +164,7 @@ def _check_rejected_claims(server: EmbeddedEtcd, group: Daemons) -> None:
     assert [one.wait(LIMIT).state for one in beside] == ["success"] * 2
     assert rejection_is_reported()
     server.kill()
-    server._arguments = []  # raise the limit
+    server.arguments = []  # raise the limit
     server.restart()
     assert op.wait(LIMIT).state == "success"
     group.eventually(
@@ -189,7 +189,7 @@ def _check_rejected_verification(server: EmbeddedEtcd, group: Daemons) -> None:
     large = prepare("noop", "t", external_id="x" * 200, verify="https://host/" + "y" * 980, verify_after=0.5)
     small = prepare("noop", "t", external_id="small", verify_after=0.5)
     server.kill()
-    server._arguments = ["--max-request-bytes", str(NARROW)]
+    server.arguments = ["--max-request-bytes", str(NARROW)]
     server.restart()
     group.start("e1", ttl=20)
 
@@ -206,7 +206,7 @@ def _check_rejected_verification(server: EmbeddedEtcd, group: Daemons) -> None:
     assert group.client.start_operation("noop", "t", {}).wait(LIMIT).state == "success"
     assert rejection_is_reported()
     server.kill()
-    server._arguments = []  # raise the limit
+    server.arguments = []  # raise the limit
     server.restart()
     group.eventually(
         lambda: not any(node.refused for node in group.client.nodes().values()), "no rejected write is reported", "e1"

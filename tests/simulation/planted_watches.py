@@ -67,7 +67,7 @@ def ask_an_old_server_for_its_progress(patch: Patch) -> None:
 @bug("liveness", focus=("events-lost", "crash"), first=112)
 def never_list_again(patch: Patch) -> None:
     """There are no periodic listings: events that etcd has lost stay lost (etcd#20573)."""
-    patch.setattr(watch, "_LISTING_SHARE", 1e9)
+    patch.setattr(watch, "LISTING_SHARE", 1e9)
 
 
 # Rare: a decision has to be based on a stale read.

@@ -66,7 +66,7 @@ def late_actors(seed: int) -> Scenario:
 
 def test_a_job_of_a_late_actor_is_claimed_before_the_cleanup(monkeypatch: pytest.MonkeyPatch) -> None:
     """So the actor cannot return it during the cleanup, and no attempt resumes from removed output."""
-    monkeypatch.setattr(actors, "_work", give_back_late)
+    monkeypatch.setattr(actors, "work", give_back_late)
     seeds = range(11, 41)  # the first one shows the bug
     for seed in seeds[:5]:
         assert simulate(seed, scenario=late_actors(seed)).breaches == [], f"seed {seed}"
@@ -76,13 +76,13 @@ def test_a_job_of_a_late_actor_is_claimed_before_the_cleanup(monkeypatch: pytest
 
 
 def test_a_take_over_that_does_not_compare_the_fence_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    former = actor_claims._take
+    former = actor_claims.take
 
     def careless(keys: Any, one: actor_claims.Taking) -> Txn:
         txn = former(keys, one)
         return replace(txn, compares=txn.compares[:1]) if one.seen_mod else txn
 
-    monkeypatch.setattr(actor_claims, "_take", careless)
+    monkeypatch.setattr(actor_claims, "take", careless)
     assert kinds(SEEDS)
 
 
@@ -93,13 +93,13 @@ def test_a_return_that_does_not_compare_the_fence_is_reported(monkeypatch: pytes
 
 
 def test_a_take_over_that_does_not_compare_the_gate_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    former = actor_claims._take
+    former = actor_claims.take
 
     def careless(keys: Any, one: actor_claims.Taking) -> Txn:
         txn = former(keys, one)
         return replace(txn, compares=txn.compares[1:])
 
-    monkeypatch.setattr(actor_claims, "_take", careless)
+    monkeypatch.setattr(actor_claims, "take", careless)
     assert kinds(range(24, 121))  # the first one shows the bug
 
 

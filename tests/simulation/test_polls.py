@@ -35,7 +35,7 @@ def test_operations_end_although_no_watch_delivers_anything(
         def swallow(watch: object, changes: list[Any], revision: int) -> None:
             swallowed.append(revision)
 
-        monkeypatch.setattr(sim.etcd.watching, "_send", swallow)
+        monkeypatch.setattr(sim.etcd.watching, "send", swallow)
         monkeypatch.setattr(sim.etcd.watching, "progress", lambda *_: None)
         report = sim.run()
     assert swallowed

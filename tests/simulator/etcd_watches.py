@@ -132,7 +132,7 @@ class WatchServer:
         for revision, changes in self._history(watch):
             events = [change for change in changes if watch.wants(change)]
             if events:
-                self._send(watch, events, revision)
+                self.send(watch, events, revision)
         watch.next = max(watch.next, watch.member.applied + 1)
 
     def _catch_up(self, watch: Watch) -> None:
@@ -148,18 +148,18 @@ class WatchServer:
             watched = [change for change in changes if watch.wants(change)]
             if watched:
                 if taken == self._batch:
-                    self._send(watch, events, watch.member.applied)
+                    self.send(watch, events, watch.member.applied)
                     watch.next = revision
                     self._etcd.loop.world_at(self._etcd.loop.now + CATCH_UP, self._catch_up, watch)
                     return
                 taken += 1
                 events += watched
         if events:
-            self._send(watch, events, watch.member.applied)
+            self.send(watch, events, watch.member.applied)
         watch.next = max(watch.next, watch.member.applied + 1)
         watch.synced = True
 
-    def _send(self, watch: Watch, changes: list[Change], revision: int) -> None:
+    def send(self, watch: Watch, changes: list[Change], revision: int) -> None:
         pages = list(self._pages(changes)) if watch.fragment else [changes]
         for n, page in enumerate(pages):
             watch.send(

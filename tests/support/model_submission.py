@@ -12,7 +12,6 @@ from distop.protocol.behavior_declaration import Declaration
 from distop.protocol.keys import Keys
 from distop.protocol.records import TableRecord
 from distop.protocol.txn import Put, Txn
-from distop.services.submission.start_batches import Starts
 from distop.settings import ClientConfig
 from tests.support.modelclient import ModelClient
 
@@ -28,14 +27,11 @@ class Etcd(ModelClient):
         super().__init__()
         self.put(KEYS.behavior("noop"), Declaration("noop").encode())
         self.put(KEYS.table(TABLE), TableRecord(TABLE, "parquet", "/data").encode())
-        self.client = Client.__new__(Client)
-        self.client.config = ClientConfig()
-        self.client._etcd, self.client._keys = self, KEYS  # type: ignore[assignment]
-        self.renew_starts()
+        self.renew_client()
 
-    def renew_starts(self) -> None:
-        """Make the client forget what it has read for submissions, like a new client."""
-        self.client._starts = Starts(self, KEYS)  # type: ignore[arg-type]
+    def renew_client(self) -> None:
+        """Replace the client by a new one, which has read nothing for submissions."""
+        self.client = Client(ClientConfig(), self)  # type: ignore[arg-type]
 
     def put(self, key: str, value: bytes) -> None:
         self.store.apply(Txn((), (Put(key, value),)))

@@ -39,26 +39,26 @@ class ModelClient:
             self._requested.clear()
             await self._requested.wait()
 
-    async def _request(self, label: str) -> None:
-        """Record a request; other tasks run before it is answered."""
+    async def request(self, label: str) -> None:
+        """Record a request; other tasks run before it is answered. Tests may replace it."""
         self.requests.append(label)
         self._requested.set()
         await asyncio.sleep(0)
 
     async def read(self, *gets: Get) -> tuple[GetResult, ...]:
-        await self._request("read")
+        await self.request("read")
         return self.store.apply(Txn((), gets)).responses  # type: ignore[return-value]
 
     async def get(self, key: str) -> KeyValue | None:
-        await self._request("read")
+        await self.request("read")
         return self.store.get(key)
 
     async def list(self, start: str, end: str, *, keys_only: bool = False, page: int = 0) -> Listing:
-        await self._request("read")
+        await self.request("read")
         return Listing(self.store.revision, tuple(self.store.range(start, end)))
 
     async def count(self, start: str, end: str) -> int:
-        await self._request("read")
+        await self.request("read")
         return len(self.store.range(start, end))
 
     async def parts(
@@ -76,7 +76,7 @@ class ModelClient:
         assert deadline is None or 5.0 <= deadline <= 60.0, "deadlines are between 5 and 60 s"
         self.committed.append(txn)
         fate = self.fates.popleft() if self.fates else self.usual
-        await self._request(txn.label)
+        await self.request(txn.label)
         answer = fate(txn)
         return await answer if asyncio.iscoroutine(answer) else answer
 

@@ -25,7 +25,7 @@ def clear_caches() -> None:
     """Clear all caches of tables, files, queries and columns, as in a new child process."""
     for one in gc.get_objects():
         if isinstance(one, LruCache):
-            one._values.clear()
+            one.clear()
     for kept in (parquet_footers._cached, file_lists._written):
         kept.clear()
 

@@ -34,8 +34,9 @@ from distop.protocol.records import Phase
 from distop.services.open_operation import OpenOperation
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
+    from distop.daemon.executor.job_runs import Scheduler
     from distop.daemon.incarnation_context import Context
     from distop.decide.backlog_entries import Instruction
     from distop.protocol.jobs import Claim
@@ -53,15 +54,18 @@ def _jitter() -> float:
 
 
 class Executor:
-    """Serves the open operations whose type this node offers, with ``slots`` runs at once."""
+    """Serves the open operations whose type this node offers, with ``slots`` runs at once.
 
-    def __init__(self, ctx: Context) -> None:
+    ``make_jobs``: makes the part that runs the claimed jobs.
+    """
+
+    def __init__(self, ctx: Context, make_jobs: Callable[[Context, Scheduler], Jobs] = Jobs) -> None:
         self._ctx = ctx
         self._backlog = Backlog(ctx, ctx.config.slots, ctx.config.poll)
         self._operations: dict[OperationRef, OpenOperation] = {}
         """The operations that were read."""
         self._claimer = Claimer(ctx, self._claims_returned)
-        self._jobs = Jobs(ctx, self)
+        self._jobs = make_jobs(ctx, self)
         self._rounds: set[asyncio.Task[None]] = set()
         self._runs: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()

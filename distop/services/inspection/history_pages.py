@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
 WINDOW = 50_000
 """Keys in memory at once when matching needs the records. With more keys than that, the range is listed again."""
-_SPARE = 10
+SPARE = 10
 """Keys read beyond the limit when matching needs the keys alone, to replace records that cannot be read."""
-_PAGE = 100
+PAGE = 100
 """Records in one read: each has up to a megabyte, and most have a kilobyte."""
 
 
@@ -57,11 +57,11 @@ async def ask(etcd: EtcdClient, keys: Keys, wanted: Query) -> HistoryPage:
     if wanted.ref is not None and wanted.table not in (None, wanted.ref.table):
         return HistoryPage()
     found: list[OperationResult] = []
-    before, size = wanted.before, wanted.limit + _SPARE if wanted.by_key else WINDOW
+    before, size = wanted.before, wanted.limit + SPARE if wanted.by_key else WINDOW
     while True:
         places = await _newest(etcd, keys, wanted, before, size)
-        for n in range(0, len(places), _PAGE):
-            page = places[n : n + _PAGE]
+        for n in range(0, len(places), PAGE):
+            page = places[n : n + PAGE]
             answers = await etcd.read(*(Get(key) for _, key in page))
             records = readable(etcd, History.decode, (answer.kv for answer in answers if answer.kv is not None))
             for kv, record in records:

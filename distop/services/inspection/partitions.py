@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 MOST = 100_000
 """Maximum number of partitions that are read individually."""
-_PAGE = 500
+PAGE = 500
 """Ordinals whose keys one read returns: an outcome has up to 64 KiB; little of it stays in memory."""
 
 
@@ -138,8 +138,8 @@ async def _partitions(
     claims = await etcd.list(*keys.claims_range(ref), revision=revision)
     for kv, claim in readable(etcd, Claim.decode, claims.kvs):
         found[claim_ordinal(kv.key)] = _claimed(claim_ordinal(kv.key), claim)
-    for first in range(0, plan.count, _PAGE):
-        after = min(first + _PAGE, plan.count)
+    for first in range(0, plan.count, PAGE):
+        after = min(first + PAGE, plan.count)
         listing = await etcd.list(*keys.jobs_between(ref, first, after), revision=revision)
         _add_ended(etcd, listing.kvs, found)
     nameless = [p for p in range(plan.count) if p not in found or not found[p].name]

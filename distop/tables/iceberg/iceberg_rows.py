@@ -46,7 +46,7 @@ LINEAGE = ("_row_id", "_last_updated_sequence_number")
 
 _REWRITES = "org.apache.iceberg.spark.SparkRewriteTableCatalog"
 _CATALOG = "spark.sql.catalog.default_rewrite_catalog"
-_STAGED = 256
+STAGED = 256
 """Maximum sets of tasks in the JVM: a batch has a few, and each is needed until its query has been planned."""
 _OPENING, _LEAST, _MOST = 4 << 20, 16 << 20, 128 << 20
 """Bytes, Iceberg's defaults: the weight of opening a file, minimum and maximum of one Spark task."""
@@ -116,7 +116,7 @@ def stage(session: SparkSession, source: str, files: Sequence[PlannedFile], *, l
         cache = table_cache(session)
         cache.add(name, snapshot.table)
         _staged[key] = snapshot.table
-        while len(_staged) > _STAGED:
+        while len(_staged) > STAGED:
             (_, oldest), table = _staged.popitem(last=False)
             cache.remove(oldest)
             spark.ScanTaskSetManager.get().removeTasks(table, oldest)

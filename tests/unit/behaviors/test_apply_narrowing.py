@@ -253,15 +253,21 @@ def test_the_result_of_a_job_does_not_choose_where_files_are_read() -> None:
             Staged.model_validate({"files": 1, "rows": 1, "bytes": 1, field: "/etc"})
 
 
-def operation(layout: Layout, op: str, monkeypatch: pytest.MonkeyPatch) -> Narrowing:
-    """The completion of an operation; none of the files is part of the table."""
+def narrowing(layout: Layout, op: str) -> Narrowing:
+    """The completion of an operation."""
     table = TableRecord("t", "iceberg", str(layout.table))
     ctx = FakeContext(layout.table.parent, table)
     ctx.operation, ctx.shared, ctx.space = op, layout.shared, "c0ffee"
-    monkeypatch.setattr(Narrowing, "_live", lambda _: frozenset())
-    request = CertifiedArgument(certificate({"fits": {"column": "n", "type": "int"}}), 10.0)
+    checks = ({"fits": {"column": "n", "type": "int"}}, {"check": "id > 0"})
+    request = CertifiedArgument(certificate(*checks), 10.0)
     target: Any = None
     return Narrowing(request, table, target, ctx)
+
+
+def operation(layout: Layout, op: str, monkeypatch: pytest.MonkeyPatch) -> Narrowing:
+    """The completion of an operation; none of the files is part of the table."""
+    monkeypatch.setattr(Narrowing, "_live", lambda _: frozenset())
+    return narrowing(layout, op)
 
 
 def test_a_sweep_removes_stages_of_this_and_earlier_operations(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -357,11 +363,10 @@ def test_hole_1_no_rows_of_a_file_that_became_a_link_are_rewritten(tmp_path: Pat
         file_rewrite.stage(None, table.metadata_location, files, [], {}, None, "")  # type: ignore[arg-type]
 
 
-def test_hole_1_a_revert_changes_only_properties_that_apply_sets() -> None:
+def test_hole_1_a_revert_changes_only_properties_that_apply_sets(layout: Layout) -> None:
     """A forged mark names any property; pyiceberg runs code by some of them."""
-    applying = object.__new__(Narrowing)
-    applying._wanted = SimpleNamespace(properties={f"{PREFIX}c": "{}"})  # type: ignore[assignment]
-    forged = {"write.py-location-provider.impl": "runpy.run_path", "write.metadata.path": "/x", f"{PREFIX}c": {"a": 1}}
+    applying, own = narrowing(layout, "t/apply/1"), f"{PREFIX}check1"
+    forged = {"write.py-location-provider.impl": "runpy.run_path", "write.metadata.path": "/x", own: {"a": 1}}
     assert applying._old_properties({"properties": forged}) == {}
-    honest = {f"{PREFIX}c": None, "schema.name-mapping.default": "[]"}
+    honest = {own: None, "schema.name-mapping.default": "[]"}
     assert applying._old_properties({"properties": honest}) == honest

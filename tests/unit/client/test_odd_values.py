@@ -230,7 +230,6 @@ CALLS: dict[str, tuple[Call, dict[str, Any]]] = {
 
 async def beforehand() -> Etcd:
     etcd = Etcd()
-    etcd.client._owner = None
     await etcd.client.start_operation("noop", TABLE, request_id="before")
     return etcd
 

@@ -7,9 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from distop.daemon.executor.executor_role import Executor
+from distop.daemon.executor.job_runs import Jobs
 from distop.daemon.incarnation_context import Context
 from distop.daemon.rejected_writes import RejectedWrites
 from distop.errors import MalformedRequest
@@ -24,12 +23,15 @@ from tests.support.modelclient import ModelClient
 from tests.support.world import TYPE, World
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from distop.daemon.executor.job_runs import Scheduler
     from distop.daemon.job_reports import Write
     from distop.protocol.records import OperationRef
     from distop.protocol.txn import Operation, TxnResult
+    from distop.services.open_operation import OpenOperation
     from distop.testing import ModelStore
+    from distop.worker.daemon_side.requests import JobEnded
     from tests.support.clock import StandingClock
 
 
@@ -42,7 +44,7 @@ class OnlyExecutor(Context):
         self.incarnation, self.executor_id = "a", "ex-a"
         self.types = frozenset({TYPE})
         self.capability: Any = SimpleNamespace(serves=lambda *_: True, unable={})
-        self.worker: Any = SimpleNamespace(stuck=())
+        self.worker: Any = SimpleNamespace(stuck=(), forget=forget)
         self.log = logs.get("distop.test")
         self.reporter: Any = Submitted()
         self.rejected_writes = RejectedWrites(self.log, lambda: None)
@@ -52,6 +54,10 @@ class OnlyExecutor(Context):
 
     async def announce_released(self) -> None:
         """Nobody else would hear it."""
+
+
+async def forget(*refs: str) -> None:
+    """The child has nothing to forget."""
 
 
 class Submitted:
@@ -73,26 +79,48 @@ class Submitted:
             answer(result.revision if result.succeeded else 0)
 
 
-class Running:
-    """An executor that claims jobs and runs none. ``poisoned``: keys whose puts etcd rejects."""
+class EndlessJobs(Jobs):
+    """Jobs that start and never end."""
 
-    def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch, clock: StandingClock, slots: int = 400) -> None:
+    def __init__(self, ctx: Context, scheduler: Scheduler) -> None:
+        super().__init__(ctx, scheduler)
+        self.started: list[int] = []
+
+    async def run(self, op: OpenOperation, block: Sequence[int]) -> None:
+        await self.run_in_turn([(op, block)], lambda: None)
+
+    async def run_in_turn(
+        self, jobs: Sequence[tuple[OpenOperation, Sequence[int]]], slow: Callable[[], None]
+    ) -> list[JobEnded]:
+        self.started += [p for _, block in jobs for p in block]
+        await asyncio.Event().wait()
+        return []
+
+
+class Running:
+    """An executor that claims jobs, none of which ends. ``poisoned``: keys whose puts etcd rejects."""
+
+    def __init__(self, world: World, clock: StandingClock, slots: int = 400) -> None:
         self.clock = clock
         self.world, self.client = world, ModelClient()
         self.client.store, self.client.usual = world.store, self._applied
         self.poisoned: set[str] = set()
         around = OnlyExecutor(world, self.client, slots)
         self.submitted: Submitted = around.reporter
-        self.executor = Executor(around)
-        self.started: list[int] = []
-        """The jobs that would have run."""
-        monkeypatch.setattr(self.executor, "_start", lambda jobs: self.started.extend(p for _, ps in jobs for p in ps))
-        monkeypatch.setattr(self.executor, "_track", lambda work: None)
+        self.executor = Executor(around, self._make_jobs)
 
     def _applied(self, txn: Txn) -> TxnResult:
         if not self.poisoned.isdisjoint(puts(txn.success)):
             raise MalformedRequest("etcdserver: request is too large", code="INVALID_ARGUMENT", detail="")
         return self.world.store.apply(txn)
+
+    def _make_jobs(self, ctx: Context, scheduler: Scheduler) -> EndlessJobs:
+        self._jobs = EndlessJobs(ctx, scheduler)
+        return self._jobs
+
+    @property
+    def started(self) -> list[int]:
+        return self._jobs.started
 
     @property
     def told(self) -> dict[str, str]:
@@ -108,6 +136,7 @@ class Running:
         self.sees()
         self.executor._assign()
         await asyncio.gather(*self.executor._rounds)
+        await asyncio.sleep(0)  # the started jobs begin
         return self.held(ref)
 
     def wait(self, ref: OperationRef) -> float:

@@ -38,14 +38,14 @@ class BusyClient(ModelClient):
     busy = False
     _now = _count = 0.0
 
-    async def _request(self, what: str) -> None:
+    async def request(self, what: str) -> None:
         now = asyncio.get_running_loop().time()
         self._count = self._count + 1 if now == self._now else 0
         self._now = now
         if self._count > MAX_AT_ONE_MOMENT:
             self.busy = True
             await asyncio.sleep(1.0)
-        await super()._request(what)
+        await super().request(what)
 
 
 class UnitContext(Context):

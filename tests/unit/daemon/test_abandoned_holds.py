@@ -161,7 +161,7 @@ def test_old_denied_holds_cost_one_read_of_pending_operations_per_hour(monkeypat
         etcd, daemon = Keeping(), Daemon(monkeypatch)
         daemon.client, daemon.keys, daemon.commit = etcd, KEYS, etcd.commit  # type: ignore[attr-defined]
         denied = Hold("graph", HoldState.DENIED, "given up")
-        etcd.renew_starts()
+        etcd.renew_client()
         held = await in_one(etcd, KEYS, requests([noop()], None)[0], (), "used")  # type: ignore[arg-type]
         await etcd.commit(held.txn)
         for _ in range(20):

@@ -102,7 +102,7 @@ def test_a_refused_start_of_the_next_operation_of_a_series_is_retried(
     refused, started = [True], list[str]()
 
     async def submit(client: Any, *_: Any) -> Any:
-        await client._request("submit")
+        await client.request("submit")
         if refused[0]:
             raise OperationStartError("excluded by what runs")
         started.append("next")

@@ -27,7 +27,7 @@ from distop.store.watch import Batch, Event
 from tests.support.modelclient import ModelClient
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
 
 TABLES = 40
@@ -50,7 +50,8 @@ class Daemon(Incarnation):
         self.worker: Any = SimpleNamespace(trouble="")
         self.lost = asyncio.get_running_loop().create_future()
         self.executor, self.elections = Executor(self), Elections(self)
-        self.node_record._published, self._caught_up = self.node_record.current(), True
+        self.node_record.begin(self.types)
+        self.caught_up_at = 1
         self._families = [families for _, _, families in self._watched()]
         self.looked_at: Counter[str] = Counter()
         """Checks whether this node coordinates a table, by table."""
@@ -61,11 +62,7 @@ class Daemon(Incarnation):
         self._count(monkeypatch)
 
     def _count(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        coordinates, informed, capable = Elections._coordinates, Coordinator.cluster_changed, ClusterView.capable
-
-        def counted(elections: Elections, subject: tuple[str, str]) -> bool:
-            self.looked_at[subject[0]] += 1
-            return coordinates(elections, subject)
+        informed, capable = Coordinator.cluster_changed, ClusterView.capable
 
         def told(role: Coordinator) -> None:
             self.informed[role] += 1
@@ -78,10 +75,13 @@ class Daemon(Incarnation):
         async def start(role: Coordinator) -> None:
             """Without watches."""
 
-        monkeypatch.setattr(Elections, "_coordinates", counted)
         monkeypatch.setattr(Coordinator, "cluster_changed", told)
         monkeypatch.setattr(ClusterView, "capable", asked)
         monkeypatch.setattr(Coordinator, "start", start)
+
+    def serves(self, type_name: str, tables: Sequence[str]) -> bool:
+        self.looked_at[tables[0]] += 1
+        return super().serves(type_name, tables)
 
     def see(self, key: str, value: bytes | None, mod: int = 0) -> None:
         """An event of a watch."""

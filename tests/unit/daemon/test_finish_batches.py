@@ -25,11 +25,15 @@ from tests.support.modelclient import ModelClient
 from tests.support.virtualtime import in_virtual_time
 from tests.support.world import TABLE, TYPE, World
 
+Reached = Callable[[int], Awaitable[None]]
+
 
 class Coordinator:
     """The finishes of one election in a world where the jobs of ``count`` operations have ended."""
 
-    def __init__(self, count: int, *, decided: bool = True, limits: Limits = DEFAULT) -> None:
+    def __init__(
+        self, count: int, *, decided: bool = True, limits: Limits = DEFAULT, reached: Reached | None = None
+    ) -> None:
         self.client = ModelClient()
         self.world = world = World(store=self.client.store)
         world.join("a")
@@ -51,7 +55,7 @@ class Coordinator:
             limits=limits,
             log=logs.get("tests"),
         )
-        self.finishes = Finishes(ctx, world.election, self._reached)
+        self.finishes = Finishes(ctx, world.election, reached or self._reached)
 
     async def _reached(self, revision: int) -> None:
         self.reached.append(revision)
@@ -410,8 +414,7 @@ def test_no_error_is_left_unretrieved_when_the_view_fails_after_a_finish() -> No
 
     async def main() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
-        one = Coordinator(1)
-        one.finishes._reached = fail
+        one = Coordinator(1, reached=fail)
         assert await one.all() == [True]
         await asyncio.sleep(0)
         del one

@@ -28,6 +28,7 @@ from tests.support.clock import StandingClock
 
 if TYPE_CHECKING:
     from distop.protocol.txn import Txn
+    from distop.services.submission.start_request import Request
 
 REF = OperationRef("t", "noop", "", 1)
 LOG = logging.getLogger("distop.test")
@@ -66,22 +67,23 @@ async def test_a_refused_follow_up_is_started_later_and_once(monkeypatch: pytest
     clock, keys, asked = StandingClock(), Keys(), list[int]()
     refusals = [OperationStartError("excluded by t/noop/2")]
 
-    async def follow(self: FollowUps, ref: OperationRef, number: int, wanted: Any) -> None:
-        asked.append(number)
-        if number == 1 and refusals:
+    async def submit(client: Any, keys: Keys, wanted: Request) -> Any:
+        asked.append(int(wanted.request_id.removeprefix(f"{REF}#")))
+        if asked[-1] == 1 and refusals:
             raise refusals.pop()
+        return SimpleNamespace(ref=REF)
 
-    monkeypatch.setattr(FollowUps, "_start", follow)
+    monkeypatch.setattr(follow_ups, "submit", submit)
     ctx: Any = context(keys, LOG)
     reset = source.set(clock)
     try:
         following = FollowUps(ctx)
         for _ in range(2):
             with pytest.raises(Later):
-                await following.start_all(REF, [{}, {}, {}])
+                await following.start_all(REF, [{"type": "noop", "table": "t"}] * 3)
         assert asked == [0, 1, 2], "it is not tried again before its time"
         clock.now += 2.0
-        await following.start_all(REF, [{}, {}, {}])
+        await following.start_all(REF, [{"type": "noop", "table": "t"}] * 3)
         assert asked == [0, 1, 2, 1]
     finally:
         source.reset(reset)

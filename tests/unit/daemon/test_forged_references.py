@@ -26,7 +26,7 @@ def run(work: Callable[[Etcd], Awaitable[Any]]) -> None:
 
     async def main() -> None:
         etcd = Etcd()
-        etcd.renew_starts()
+        etcd.renew_client()
         etcd.put(KEYS.table(OTHER), TableRecord(OTHER, "parquet", "/theirs").encode())
         await work(etcd)
 

@@ -71,7 +71,7 @@ class Record:
 
 def incarnation(folder: Path, record: Record) -> Any:
     one: Any = Incarnation(DaemonSetup(ExecutorConfig(EtcdConfig(), folder), "ann", logs.get()), None)  # type: ignore[arg-type]
-    one.session, one._caught_up = record, True
+    one.session, one.caught_up_at = record, 1
     one.executor = one.elections = SimpleNamespace(busy=False)
     one.worker = SimpleNamespace(trouble="")
     return one
@@ -123,7 +123,7 @@ def test_a_poll_repeats_a_refused_update_of_the_node_record(tmp_path: Path) -> N
         record = Record(refusals=1)
         one = incarnation(tmp_path, record)
         one.elections = SimpleNamespace(busy=False, poll=lambda: None)
-        one._reconciler = SimpleNamespace(look_soon=lambda: None)
+        one.reconciler = SimpleNamespace(look_soon=lambda: None)
         one.cluster.drains.add("ann")
         one.activity_changed()
         await published(one)
@@ -142,9 +142,9 @@ def test_an_executor_reports_that_it_is_drained_when_its_last_job_ends(tmp_path:
     async def main() -> None:
         record = Record(refusals=0)
         one = incarnation(tmp_path, record)
-        one.executor = executor = Executor(one)
         over = asyncio.Event()
-        executor._jobs.run = lambda *_: over.wait()  # type: ignore[assignment, method-assign]
+        jobs: Any = SimpleNamespace(run=lambda *_: over.wait(), disk_pause=lambda: 0.0)
+        one.executor = executor = Executor(one, lambda *_: jobs)
         executor._start([(SimpleNamespace(ref=OperationRef("t", "noop", "", 1), plan=SimpleNamespace(count=2)), [0])])  # type: ignore[list-item]
         one.cluster.drains.add("ann")
         running = asyncio.ensure_future(executor.run())
@@ -189,8 +189,8 @@ def test_each_poll_repeats_the_checks_for_events_that_watches_missed(tmp_path: P
         one.client = ModelClient()
         one.elections = SimpleNamespace(busy=False, poll=look("elections"))
         one.executor = SimpleNamespace(busy=False, cluster_changed=look("open operations"))
-        one._reconciler = SimpleNamespace(look_soon=look("former runs"))
-        one._holds = SimpleNamespace(look=look_at_holds)
+        one.reconciler = SimpleNamespace(look_soon=look("former runs"))
+        one.holds = SimpleNamespace(look=look_at_holds)
         one.cluster.apply([Change(KeyValue(one.keys.gate(OperationRef("t", "noop", "", 1)), Gate(1).encode(), 1))])
         polling = asyncio.ensure_future(one._poll())
         await asyncio.sleep(3.5 * one.config.poll)
@@ -206,10 +206,11 @@ def test_a_rejected_step_of_a_poll_does_not_block_other_steps(tmp_path: Path, re
     looked: Counter[str] = Counter()
 
     def look(what: str) -> Any:
-        async def asked() -> None:
+        async def asked(*_: Any) -> Any:
             looked.update([what])
             if what == refused:
                 raise PermissionDenied("etcd denies permission")
+            return SimpleNamespace(kvs=())
 
         return asked
 
@@ -217,8 +218,8 @@ def test_a_rejected_step_of_a_poll_does_not_block_other_steps(tmp_path: Path, re
         one = incarnation(tmp_path, Record(refusals=0))
         one.elections = SimpleNamespace(busy=False, poll=lambda: None)
         one.executor = SimpleNamespace(busy=False, cluster_changed=lambda **_: looked.update(["executor"]))
-        one._reconciler = SimpleNamespace(look_soon=lambda: None)
-        one._holds, one._release_unknown_claims = SimpleNamespace(look=look("holds")), look("claims")
+        one.reconciler = SimpleNamespace(look_soon=lambda: None)
+        one.holds, one.client = SimpleNamespace(look=look("holds")), SimpleNamespace(list=look("claims"))
         one.cluster.apply([Change(KeyValue(one.keys.gate(OperationRef("t", "noop", "", 1)), Gate(1).encode(), 1))])
         polling = asyncio.ensure_future(one._poll())
         await asyncio.sleep(2.5 * one.config.poll)

@@ -125,7 +125,9 @@ class Picky:
         self.refused = set(refused)
         self.answers: dict[int, int] = {}
         log = ContextLogger(logging.getLogger("tests"), {})
-        self.rejected_writes = RejectedWrites(log, lambda: None)
+        self.rejected_writes = RejectedWrites(log, lambda: self.told.append(self.rejected_writes.told))
+        self.told: list[Any] = []
+        """What the node record was to say after each change."""
         self.lost: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.reporter = Reporter(context(self.client, self.lost, self.rejected_writes))
         self.client.usual = self._take
@@ -177,12 +179,11 @@ def test_a_rejected_write_stays_reported_when_another_one_is_applied(monkeypatch
         one = Picky(monkeypatch, progress(2), progress(5))
         one.submit(2, 5)
         await one.reporter.drain()
-        told: list[Any] = []
-        one.rejected_writes._changed = lambda: told.append(one.rejected_writes.told)
+        one.told.clear()
         one.refused.remove(progress(2))
         await asyncio.wait(set(one.reporter._aside), timeout=20, return_when=asyncio.FIRST_COMPLETED)
         assert list(one.answers) == [2]
-        assert told == [{"t/noop/1": "reports: the progress was refused: too large"}]
+        assert one.told == [{"t/noop/1": "reports: the progress was refused: too large"}]
         one.reporter.close()
 
     asyncio.run(main())

@@ -12,7 +12,7 @@ import pytest
 from distop.daemon.action_log import ActionLog
 from distop.daemon.coordinator import due_times, pending_starts
 from distop.daemon.coordinator.coordinator_role import Coordinator as Role
-from distop.daemon.coordinator.election import Election
+from distop.daemon.coordinator.election import Callbacks, Election
 from distop.daemon.coordinator.pending_starts import Waiters
 from distop.daemon.rejected_writes import RejectedWrites
 from distop.decide.due_operations import Blocked, EndJoin, EndWaiting, start_decision
@@ -47,14 +47,14 @@ class Coordinator:
         self.view = TypeView(KEYS, TABLE, "noop", DEFAULT.outcomes_ahead)
         self.cluster = ClusterView(KEYS)
         log = logs.get("distop.test")
-        ctx: Any = SimpleNamespace(
+        self.ctx: Any = SimpleNamespace(
             client=etcd, keys=KEYS, cluster=self.cluster, log=log, limits=DEFAULT,
             config=SimpleNamespace(poll=30.0), commit=self._send, executor_id="ex",
             rejected_writes=RejectedWrites(log, self.done.set),
         )  # fmt: skip
         call: Any = None
-        elected = Election(ctx, value_is(election, b"e1"), self.view, self._commit, self._reached, call)
-        self.waiters = Waiters(elected, ActionLog(ctx.log))
+        elected = Election(self.ctx, value_is(election, b"e1"), self.view, self._commit, self._reached, call)
+        self.waiters = Waiters(elected, ActionLog(log))
 
     async def _send(self, txn: Txn) -> TxnResult:
         result = await self.etcd.commit(txn)
@@ -68,9 +68,17 @@ class Coordinator:
     async def _reached(self, revision: int) -> None:
         self.sees_operations()
 
+    def listed(self) -> list[Change]:
+        return [Change(kv) for kv in self.etcd.store.range(*KEYS.type_range(TABLE, "noop"))]
+
+    def role(self) -> Role:
+        """The whole role, without its watches."""
+        self.ctx.lost = asyncio.get_running_loop().create_future()
+        fence = self.etcd.store.mod(KEYS.coordinator(TABLE, "noop"))
+        return Role(self.ctx, TABLE, "noop", fence, Callbacks(lambda _: None, lambda: None, lambda: False))
+
     def sees_operations(self) -> None:
-        listing = self.etcd.store.range(*KEYS.type_range(TABLE, "noop"))
-        self.view.replace([Change(kv) for kv in listing], claims=False)
+        self.view.replace(self.listed(), claims=False)
         self.waiters.look([REF])
 
     def sees_holds(self, *changed: str) -> None:
@@ -148,8 +156,7 @@ class Many(Coordinator):
         return ref
 
     def sees_operations(self) -> None:
-        listing = self.etcd.store.range(*KEYS.type_range(TABLE, "noop"))
-        self.view.replace([Change(kv) for kv in listing], claims=False)
+        self.view.replace(self.listed(), claims=False)
         self.waiters.look(list(self.view.operations))
 
     async def until(self, reached: Callable[[], bool]) -> None:
@@ -364,17 +371,10 @@ def test_a_stopping_coordinator_waits_for_its_transactions() -> None:
             raise AssertionError
 
         etcd.fates.append(slow)
-        coordinator.sees_operations()
+        role = coordinator.role()
+        role._view.replace(coordinator.listed(), claims=False)
+        role._waiters.look(list(role._view.operations))
         await begun.wait()
-        role = Role.__new__(Role)
-        role._driving, role._timers, role._watching, role._malformed = {}, {}, None, set()
-        role._waiters, role._placing = coordinator.waiters, SimpleNamespace(close=lambda: None)  # type: ignore[assignment]
-        role._ending = role._placing  # type: ignore[assignment]
-
-        async def close_feeds() -> None:
-            return None
-
-        role._close_feeds = close_feeds  # type: ignore[method-assign]
         async with asyncio.timeout(20):
             await role.stop()
         assert ended.is_set()

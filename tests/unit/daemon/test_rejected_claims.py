@@ -42,18 +42,16 @@ async def test_a_group_that_is_too_large_is_claimed_in_smaller_ones(
     for p in ended:
         world.do(world.claim(ref, "a", [p]))
         world.do(world.report(ref, p, JobState.SUCCESS))
-    running = Running(world, monkeypatch, clock)
+    running = Running(world, clock)
     monkeypatch.setattr(txns, "MAX_OPERATIONS", 24)
     assert await running.serve(ref) == [p for p in range(200) if p not in ended]
     assert running.told == {}
     assert running.wait(ref) <= 0
 
 
-async def test_a_claim_that_is_rejected_alone_is_reported_and_the_others_are_granted(
-    monkeypatch: pytest.MonkeyPatch, clock: StandingClock
-) -> None:
+async def test_a_claim_that_is_rejected_alone_is_reported_and_the_others_are_granted(clock: StandingClock) -> None:
     world, ref = open_operation(100)
-    running = Running(world, monkeypatch, clock)
+    running = Running(world, clock)
     running.poisoned = {world.keys.claim(ref, 7)}
     others = [p for p in range(100) if p != 7]
     pauses = []
@@ -71,14 +69,12 @@ async def test_a_claim_that_is_rejected_alone_is_reported_and_the_others_are_gra
     assert running.wait(ref) <= 0
 
 
-async def test_an_operation_whose_claims_are_rejected_blocks_no_other(
-    monkeypatch: pytest.MonkeyPatch, clock: StandingClock
-) -> None:
+async def test_an_operation_whose_claims_are_rejected_blocks_no_other(clock: StandingClock) -> None:
     world, ref = open_operation(3)
     other = world.next_ref()
     world.do(world.start(other))
     world.do(world.plan(other, 2))
-    running = Running(world, monkeypatch, clock)
+    running = Running(world, clock)
     running.poisoned = {world.keys.claim(ref, p) for p in range(3)}
     await running.serve(ref)
     assert (running.held(ref), running.held(other)) == ([], [0, 1])
@@ -91,7 +87,7 @@ async def test_a_claim_without_a_read_that_is_rejected_is_retried_with_a_read(
 ) -> None:
     """A new operation, with more jobs than etcd accepts in one transaction."""
     world, ref = open_operation(30)
-    running = Running(world, monkeypatch, clock, slots=30)
+    running = Running(world, clock, slots=30)
     running.poisoned = {world.keys.claim(ref, 29)} if poisoned else set()
     monkeypatch.setattr(txns, "MAX_OPERATIONS", 24)
     assert await running.serve(ref) == list(range(29 if poisoned else 30))
@@ -105,7 +101,7 @@ async def test_takeovers_and_ends_of_lost_jobs_are_sent_in_smaller_groups(
     """Jobs that are retried, and jobs that have no attempt left."""
     world, ref = open_operation(60)
     lost(world, ref, 40, attempt)
-    running = Running(world, monkeypatch, clock)
+    running = Running(world, clock)
     running.sees()
     monkeypatch.setattr(txns, "MAX_OPERATIONS", 24)
     key = world.keys.claim(ref, 7) if attempt == 1 else world.keys.job(ref, 7, "outcome")
@@ -127,7 +123,7 @@ async def test_lost_claims_that_no_claim_compares_are_revoked_in_smaller_groups(
 ) -> None:
     world, ref = open_operation(60, max_jobs=40)
     lost(world, ref, 40)
-    running = Running(world, monkeypatch, clock)
+    running = Running(world, clock)
     ctx = running.executor._ctx
     ctx.limits = replace(ctx.limits, gone=0)
     running.sees()
@@ -143,16 +139,14 @@ async def test_lost_claims_that_no_claim_compares_are_revoked_in_smaller_groups(
     assert running.told == {}
 
 
-async def test_one_rejected_small_operation_is_reported_and_the_others_are_claimed(
-    monkeypatch: pytest.MonkeyPatch, clock: StandingClock
-) -> None:
+async def test_one_rejected_small_operation_is_reported_and_the_others_are_claimed(clock: StandingClock) -> None:
     world, first = open_operation(1)
     refs = [first]
     for _ in range(5):
         refs.append(world.next_ref())
         world.do(world.start(refs[-1]))
         world.do(world.plan(refs[-1], 1))
-    running = Running(world, monkeypatch, clock, slots=4)
+    running = Running(world, clock, slots=4)
     running.poisoned = {world.keys.claim(refs[2], 0)}
     for _ in range(9):
         running.executor._backlog.ran_together(TYPE, [0.0])
@@ -166,11 +160,9 @@ async def test_one_rejected_small_operation_is_reported_and_the_others_are_claim
 
 
 @pytest.mark.parametrize("how", ["gone", "drained"])
-async def test_operations_that_are_not_claimed_any_more_are_not_reported(
-    how: str, monkeypatch: pytest.MonkeyPatch, clock: StandingClock
-) -> None:
+async def test_operations_that_are_not_claimed_any_more_are_not_reported(how: str, clock: StandingClock) -> None:
     world, ref = open_operation(3)
-    running = Running(world, monkeypatch, clock)
+    running = Running(world, clock)
     running.poisoned = {world.keys.claim(ref, p) for p in range(3)}
     await running.serve(ref)
     assert list(running.told) == [str(ref)]

@@ -26,7 +26,7 @@ async def test_no_job_starts_under_a_claim_that_is_being_given_back(
     plan, and be restored such that the next round comes before the retried release. No crash point revokes a role.
     """
     world, ref = open_operation(jobs)
-    running, every, former = Running(world, monkeypatch, clock), list(range(jobs)), OpenOperation.of
+    running, every, former = Running(world, clock), list(range(jobs)), OpenOperation.of
 
     async def of(*args: Any) -> OpenOperation:
         monkeypatch.setattr(OpenOperation, "of", former)
@@ -48,12 +48,12 @@ async def test_no_job_starts_under_a_claim_that_is_being_given_back(
 @pytest.mark.parametrize("jobs", [1, 4])
 @pytest.mark.parametrize("refused", [False, True])
 async def test_claims_that_a_poll_gives_back_are_not_claimable_until_that_is_written(
-    jobs: int, refused: bool, monkeypatch: pytest.MonkeyPatch, clock: StandingClock
+    jobs: int, refused: bool, clock: StandingClock
 ) -> None:
     """They have an unknown outcome: their transaction was applied although its round failed."""
     world, ref = open_operation(jobs)
     world.do(world.claim(ref, "a", list(range(jobs))))
-    running = Running(world, monkeypatch, clock)
+    running = Running(world, clock)
     running.sees()
     for p, seen in world.op(ref).claims.items():
         running.executor.give_back(ref, p, seen.value, seen.mod)

@@ -112,15 +112,15 @@ class ReachedBy(Etcd):
 
     network: Network | None = None
 
-    async def _request(self, what: str) -> None:
-        await super()._request(what)
+    async def request(self, what: str) -> None:
+        await super().request(what)
         if self.network is not None and what == "read":
             self.network.arrive()
         elif self.network is not None and what == "transaction":
             self.fates.append(self.network.commit)
 
     async def commit(self, txn: Txn, *, deadline: float | None = None, until: Any = None) -> TxnResult:
-        await self._request(txn.label)
+        await self.request(txn.label)
         self.committed.append(txn)
         answer: TxnResult = (self.fates.popleft() if self.fates else self.store.apply)(txn)
         return answer

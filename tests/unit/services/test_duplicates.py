@@ -352,16 +352,16 @@ def test_L20_replace_is_refused_after_a_concurrent_change(moved: str) -> None:
 def replaced_at(etcd: Etcd, moment: int) -> list[Started]:
     """Another client replaces the holder of the id after this number of requests; returns its operation."""
     others: list[Started] = []
-    before, ask = len(etcd.requests), etcd._request
+    before, ask = len(etcd.requests), etcd.request
 
     async def asked(what: str) -> None:
         await ask(what)
         if len(etcd.requests) - before == moment:
-            etcd._request = ask  # type: ignore[method-assign]
+            etcd.request = ask  # type: ignore[method-assign]
             other = wanted(policy="replace", delay=60, files=[2])
             others.append(await submit(etcd, KEYS, other))  # type: ignore[arg-type]
 
-    etcd._request = asked  # type: ignore[method-assign]
+    etcd.request = asked  # type: ignore[method-assign]
     return others
 
 

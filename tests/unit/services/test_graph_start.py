@@ -382,7 +382,7 @@ def test_a_repeated_request_waits_for_the_insertion_under_way(alone: bool) -> No
             """All is there, but for the release."""
             assert txn.label == "release_hold"
             if alone:
-                etcd.renew_starts()
+                etcd.renew_client()
                 again: Any = etcd.client.start_operation("noop", TABLE, {}, request_id="nightly#3")
             else:
                 again = etcd.client.start_operations(graph_of, request_id="nightly")
@@ -440,7 +440,7 @@ def test_a_graph_of_which_another_caller_starts_one_while_it_is_inserted_is_refu
             assert len(refused) < 50, "it is sent again and again"
             if specs and not refused:
                 refused.append(Spec.decode(specs[place].value).request_id)
-                etcd.renew_starts()
+                etcd.renew_client()
                 await etcd.client.start_operation("noop", TABLE, {}, request_id=refused[0])
             elif specs:
                 refused.append("")
@@ -457,7 +457,7 @@ def test_a_graph_of_which_another_caller_starts_one_while_it_is_inserted_is_refu
 
 
 async def some(etcd: Etcd, count: int) -> list[str]:
-    etcd.renew_starts()
+    etcd.renew_client()
     return [one.ref for one in await etcd.client.start_operations([noop() for _ in range(count)])]
 
 
@@ -626,7 +626,7 @@ def test_a_cancel_of_an_operation_that_stops_after_failed_jobs_is_refused() -> N
     """Its caller was told that it was cancelled, and it waited for its completion code, which nobody had."""
 
     async def work(etcd: Etcd) -> None:
-        etcd.renew_starts()
+        etcd.renew_client()
         ref = (await etcd.client.start_operation("noop", TABLE, {})).ref
         failing_fast(etcd, ref)
         with pytest.raises(NotAllowed, match="because its jobs failed, and can no longer be cancelled"):
@@ -640,7 +640,7 @@ def test_a_cancel_of_an_operation_that_stops_after_failed_jobs_is_refused() -> N
 
 def test_P3_a_series_is_ended_through_its_first_operation_even_if_that_was_replaced() -> None:
     async def work(etcd: Etcd) -> None:
-        etcd.renew_starts()
+        etcd.renew_client()
         first = await etcd.client.start_operation("noop", TABLE, {}, delay=10.0, every=60.0, id="nightly")
         second = await etcd.client.start_operation(
             "noop", TABLE, {}, delay=20.0, every=60.0, id="nightly", on_duplicate="replace"
@@ -666,7 +666,7 @@ def test_P3_ending_a_series_waits_for_an_operation_with_failed_jobs() -> None:
     """Its series went on, although the caller was told that it had ended."""
 
     async def work(etcd: Etcd) -> None:
-        etcd.renew_starts()
+        etcd.renew_client()
         first = await etcd.client.start_operation("noop", TABLE, {}, delay=10.0, every=60.0)
         failing_fast(etcd, first.ref)
         ending = asyncio.ensure_future(first.end_series())
@@ -681,7 +681,7 @@ def test_P3_ending_a_series_waits_for_an_operation_with_failed_jobs() -> None:
 
 def test_P3_ending_a_series_waits_for_an_operation_that_is_ending() -> None:
     async def work(etcd: Etcd) -> None:
-        etcd.renew_starts()
+        etcd.renew_client()
         first = await etcd.client.start_operation("noop", TABLE, {}, delay=10.0, every=60.0)
         ending = asyncio.ensure_future(first.end_series())
 

@@ -24,7 +24,6 @@ from distop.protocol.records import Cancel, History, OperationRef, Spec, State
 from distop.protocol.revisioned import Seen
 from distop.protocol.txn import Delete, Get, GetResult, Put, Txn, TxnResult, unchanged
 from distop.protocol.user_actions import NO_ACTIONS, Action, Actions
-from distop.services.submission import two_phase
 from distop.services.submission.start_request import whoami
 from distop.worker.daemon_side.requests import Verified, WorkerError
 from tests.support.model_submission import TABLE, Etcd, noop, run
@@ -280,17 +279,17 @@ def test_C13_one_whose_earlier_confirmation_arrives_late_and_that_has_begun_by_t
 
     async def work(etcd: Etcd) -> None:
         await prepare(etcd)
-        former = two_phase._find
+        former = etcd.read
 
-        async def found(*given: Any) -> Any:
-            monkeypatch.setattr(two_phase, "_find", former)
-            answer = await former(*given)
+        async def read(*gets: Any) -> Any:
+            monkeypatch.setattr(etcd, "read", former)
+            answer = await former(*gets)
             terms, _, mod = hold(etcd)
             assert etcd.store.apply(p.confirm(KEYS, REF, terms, mod)).succeeded
             etcd.store.apply(Txn((), (Put(KEYS.of(REF, "state"), b"running"),)))
             return answer
 
-        monkeypatch.setattr(two_phase, "_find", found)
+        monkeypatch.setattr(etcd, "read", read)
         assert (await etcd.client.confirm(ID)).ref == "t/noop/1"
 
     async def main() -> None:

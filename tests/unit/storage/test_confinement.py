@@ -107,7 +107,7 @@ def with_entry(folder: Path, file: DataFile, writing: type[written.ManifestWrite
 def forget() -> None:
     """Empty the caches, as in another executor."""
     for kept in (snapshot_plan._plans, snapshot_checks._checked, manifest_facts._snapshots):
-        kept._values.clear()
+        kept.clear()
 
 
 def readings(folder: Path, source: str) -> list[Any]:

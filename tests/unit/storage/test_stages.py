@@ -6,7 +6,7 @@ import logging
 import os
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from pyarrow import fs
@@ -21,9 +21,11 @@ from distop.tables import reader_of
 from distop.testing import MemoryProgress
 from distop.worker.child_side.job_context import ChildContext, JobScope
 from distop_behaviors.apply import file_rewrite
+from distop_behaviors.apply.apply_report import CertifiedArgument
 from distop_behaviors.apply.staged_files import StageFolders
 from distop_behaviors.index.index_argument import BuildArgument
 from distop_behaviors.index.segments import SegmentWriter
+from distop_behaviors.validate.certificate import Certificate, Certified
 
 OP, STRANGER = "t/build-index/i/1", 4711
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to another user")
@@ -207,13 +209,18 @@ def test_hole_3_narrowing_writes_into_no_folder_that_it_has_not_created(
     monkeypatch.setattr(file_rewrite, "_write", lambda *_: written.append("rows"))
     monkeypatch.setattr(file_rewrite, "check_opened", lambda *_: None)
     monkeypatch.setattr(rewrite_publication, "check_table", lambda *_: None)
-    monkeypatch.setattr(rewrite_publication, "read_metadata", lambda _: (None, None))
+    nothing = SimpleNamespace(current_snapshot=lambda: None)
+    monkeypatch.setattr(rewrite_publication, "read_metadata", lambda _: (nothing, None))
+    monkeypatch.setattr(rewrite_publication, "new_files", lambda *_: [])
     monkeypatch.setattr(rewrite_publication.type_narrowing, "new_ids", lambda *_: {})
     monkeypatch.setattr(ChildContext, "spark", None)
     monkeypatch.setattr(ctx, "status", lambda _: None)
-    rewrite: Any = object.__new__(rewrite_publication.Narrowing)
-    rewrite._ctx, rewrite._certificate, rewrite._table, rewrite._narrowed = ctx, SimpleNamespace(digest=""), None, []
-    rewrite._folder, rewrite.outcome, rewrite._validate = str(table), SimpleNamespace(), lambda *_: None
+    certificate = Certificate.issue(
+        table="t", format="iceberg", location=str(table), operation="t/validate/1", time="now", version="1",
+        checks=[Certified(name="k", check={"not_null": "k"})],
+    )  # fmt: skip
+    record, target = TableRecord("t", "iceberg", str(table)), cast("Any", None)
+    rewrite = rewrite_publication.Narrowing(CertifiedArgument(certificate, 10.0), record, target, ctx)
     with pytest.raises(FileExistsError, match="exists already, but only its attempt"):
         rewrite.stage(PartitionPlan(0, "p", files=(("/t/a.parquet", 1, 1),), source="/t/m.json"))
     assert written == []

@@ -54,7 +54,7 @@ def test_the_system_chooses_a_port_if_none_is_below_the_ephemeral_range(
 ) -> None:
     system = tmp_path / "range"
     system.write_text("1024 65000\n")
-    monkeypatch.setattr(ports, "_SYSTEM", system)
+    monkeypatch.setattr(ports, "EPHEMERAL_RANGE", system)
     found = ports.reserve(5)
     assert len(set(found)) == 5
     ports.release(found)
