@@ -25,7 +25,7 @@ DIVIDES = "a group is sent in smaller ones, and the caller reports the rejected 
 LOCAL = "nothing is sent"
 
 EXCEPTED = {
-    "finish_batches.Finishes._tell": READS,
+    "finish_batches.Finishes._settle": READS,
     "finish_batches.Finishes._write": DIVIDES,
     "node_record.NodeRecord._publish": ITSELF,
     "process._run_repeatedly": "the incarnation is over",
@@ -43,7 +43,7 @@ EXCEPTED = {
     "reconciliation.Reconciler.sweep": READS,
     "coordinator_role.Coordinator._keep_arguments": LOCAL,
     "coordinator_role.Coordinator._watch": READS,
-    "executor_role.Executor._tell": ITSELF,
+    "executor_role.Executor._announce_released": ITSELF,
     "result_sweeping.ResultSweeper.run": READS,
 }
 """Function → why its handler need neither raise nor report a rejected write."""
