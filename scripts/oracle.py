@@ -32,6 +32,9 @@ WAYS = {
 }
 """Ways to run validate: the values of ``statistics``, with a condition on rows, and with another check that fails."""
 
+PARQUET_TESTING = "https://github.com/apache/parquet-testing/tree/1a2a75127be06fc0123f03ebd36c966f7beda27d"
+"""Parquet files to check before a release, at a fixed commit: later commits add and change files."""
+
 SHOWN = 5
 """Maximum mistakes printed for one file."""
 
@@ -54,7 +57,7 @@ def main(args: Sequence[str] | None = None) -> int:
         type=Path,
         metavar="DIR",
         help="compare validate with pyarrow's reading of each Parquet file below this folder instead; damaged and "
-        "encrypted files are allowed (for example those of https://github.com/apache/parquet-testing)",
+        f"encrypted files are allowed (for example a clone of {PARQUET_TESTING})",
     )
     options = parser.parse_args(args)
     if options.parquet_files is not None:

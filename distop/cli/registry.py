@@ -67,7 +67,7 @@ def ls() -> None:
 
 
 def rm(name: NAME) -> None:
-    """Remove a table from the registry. Its data stays."""
+    """Remove a table from the registry. Its data stays, and its series end."""
 
     current.with_client(lambda client: client.remove_table(name))
     gone = f"table {name} is removed from the registry; its data is unchanged"

@@ -531,7 +531,7 @@ class Client:
         return await table_registry.add(self._etcd, self._keys, record, replace=replace, check=check)
 
     async def remove_table(self, name: str) -> None:
-        """Remove a table from the registry; its data and its operations' history stay.
+        """Remove a table from the registry; its data and its operations' history stay. Its series end.
 
         Raises NotFound, NotAllowed (operations run on it), OutcomeUnknown.
         """

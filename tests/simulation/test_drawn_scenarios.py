@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 
 from distop.protocol.records import CLUSTER_TABLE
 from distop.protocol.size_limits import DEFAULT, Limits
+from scripts import etcd_servers
 from tests.simulator import Simulation, draw_scenario
 from tests.simulator.run import Report, without_logs
-from tests.simulator.scenario import CROWD, FORMS, Fault, Scenario, Submission, expected, plain
+from tests.simulator.scenario import CROWD, FORMS, VERSIONS, Fault, Scenario, Submission, expected, plain
 from tests.simulator.scenes import FOCUSED, SCENES, Focus, Scene, drawn_scene, in_scene, simplified, three_members
 from tests.simulator.slow_graphs import MINUTE
 
@@ -54,6 +56,12 @@ def test_sizes_are_small_in_half_of_the_seeds(drawn: list[Scenario]) -> None:
     assert any(scenario.namespace for scenario in drawn)
     assert any(scenario.past > scenario.history_limit for scenario in drawn)
     assert any(submission.table == CLUSTER_TABLE for scenario in drawn for submission in scenario.submissions)
+
+
+def test_the_etcd_version_of_tests_and_deployments_is_drawn_most_often(drawn: list[Scenario]) -> None:
+    found = Counter(scenario.version for scenario in drawn)
+    assert found.keys() == VERSIONS.keys()
+    assert found[etcd_servers.DEFAULT] > 0.5 * len(drawn)
 
 
 def test_a_sixth_of_the_seeds_have_a_series(drawn: list[Scenario]) -> None:

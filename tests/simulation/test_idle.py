@@ -23,7 +23,7 @@ def idle(version: str) -> Scenario:
     return replace(plain(1, 2, (), types=("check",), calm=IDLE), members=3, version=version)
 
 
-@pytest.mark.parametrize("version", ["3.4.23", "3.5.33"])
+@pytest.mark.parametrize("version", ["3.4.23", "3.5.33", "3.6.16"])
 def test_idle_watches_are_not_reopened(version: str, caplog: pytest.LogCaptureFixture) -> None:
     """Servers from 3.5.8 on do not answer progress requests for a watch beyond the store's revision (W8a)."""
     caplog.set_level(logging.INFO, "distop.store")
@@ -44,7 +44,7 @@ def test_a_write_elsewhere_after_a_progress_request_fails_no_endpoint(caplog: py
     store = logging.getLogger("distop.store")
     store.addHandler(caplog.handler)
     try:
-        sim = Simulation(idle("3.5.33"))
+        sim = Simulation(idle("3.6.16"))
 
         def write() -> None:
             before = sim.etcd.revision

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from distop.protocol import table_registry
 from distop.protocol.keys import Keys
 from distop.protocol.records import OperationRef
 from distop.protocol.revisioned import Change
@@ -129,6 +130,45 @@ def test_instance_numbers_continue_after_a_table_is_removed_and_added(at: float)
     assert report.breaches == []
     assert sim.table_removals.removed == 1
     assert sorted(sim.answers.started.values()) == ["a/check/1", "a/check/2"]
+
+
+def series_without_table(lost_after: int) -> tuple[Simulation, Report]:
+    """A series of three operations, whose table is removed when operation ``lost_after`` has ended."""
+    series = replace(Submission(0, 0.3, "check", "a", argument(3, 2, 0.1), None, None, ()), every=0.1, times=3)
+    with without_logs():
+        sim = Simulation(small(3, 2, series))
+        committed, keys = sim.etcd.committed, sim.keys
+        assert committed is not None
+        last = keys.history(replace(REF, instance=lost_after))
+
+        def remove() -> None:
+            table, run_ops = (sim.etcd.store.get(key) for key in (keys.table("a"), keys.run_ops("a")))
+            assert table is not None
+            sim.etcd.preset(table_registry.remove_table(keys, "a", table, run_ops))
+
+        def watched(revision: int, changes: tuple[Change, ...], sender: str) -> None:
+            committed(revision, changes, sender)
+            if any(change.kv.key == last for change in changes):
+                sim.loop.world_at(sim.loop.now, remove)
+
+        sim.etcd.committed = watched
+        return sim, sim.run()
+
+
+@pytest.mark.parametrize("lost_after", [1, 2])
+def test_P3_a_series_ends_with_the_removal_of_its_table(lost_after: int) -> None:
+    """Between two of its operations nothing runs, so the removal is not refused (seed 1116868)."""
+    sim, report = series_without_table(lost_after)
+    assert report.breaches == []
+    assert (report.ended, sim.table_removals.removed) == (lost_after, 1)
+
+
+def test_a_series_that_ends_for_want_of_a_table_that_was_not_removed_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(TableRemovals, "step", lambda self, parsed: None)
+    _, report = series_without_table(1)
+    assert [breach.kind for breach in report.breaches] == ["unexpected error"]
 
 
 class Fold:

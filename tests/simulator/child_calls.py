@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from distop.errors import DistopError, describe
 from distop.protocol.json_codec import loads
 from distop.protocol.records import OperationRef
 from distop.worker.daemon_side.requests import (
@@ -22,9 +23,18 @@ from tests.simulator.children import PIPE, Child, fail, settle
 from tests.simulator.sim_child_keeper import ChildKeeper
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 
+    from distop.worker.daemon_side.result_handlers import Page
     from tests.simulator.machine import Machine
+
+
+async def _page(what: str, reading: Awaitable[Page]) -> Page:
+    """A page for the child. An error of distop fails the call, as in the real worker; any other error is a bug."""
+    try:
+        return await reading
+    except DistopError as error:
+        raise WorkerError("transient", f"cannot read the {what}: {describe(error)}") from error
 
 
 class ChildCalls(ChildKeeper):
@@ -149,12 +159,12 @@ class ChildCalls(ChildKeeper):
         start: int | None = 0
         while start is not None and start < request.total:
             known = request.first if start == 0 else None
-            page, start = known if known is not None else await request.fetch(start)
+            page, start = known if known is not None else await _page("outcomes", request.fetch(start))
             rows += map(loads, page)
 
         chunk: int | None = 0 if request.plan is not None and request.plan.chunks else None
         while chunk is not None and request.plan is not None:
-            _, chunk = await request.plan.page(chunk)
+            _, chunk = await _page("plan", request.plan.page(chunk))
 
         async def work(child: Child) -> CompleteResult:
             machine.completed(ref, request.verdict, request.total, success, request.failed, rows)

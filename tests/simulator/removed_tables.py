@@ -27,6 +27,10 @@ class TableRemovals:
         self._running: dict[str, bytes] = {}
         self.removed = 0
         """Number of removed tables."""
+        self._started: dict[str, set[str]] = {}
+        """Table → the operations that were started on it."""
+        self.started_before: set[str] = set()
+        """The operations that were started before a removal of their table, which ends their series."""
 
     def step(self, parsed: Sequence[tuple[ParsedKey, Change]]) -> None:
         """Fold one whole revision."""
@@ -39,8 +43,11 @@ class TableRemovals:
             if key.family == K.TABLE and change.deleted:
                 self._tables.discard(key.table)
                 self.removed += 1
+                self.started_before |= self._started.get(key.table, set())
                 if running := loads(self._running.get(key.table, b"{}")):
                     self._found("table removed too early", change.kv.key, f"{running} run on {key.table}")
-            elif key.family == K.OP and key.name == "spec" and not change.deleted and key.table not in self._tables:
-                text = f"{key.ref} starts on a table that is not registered"
-                self._found("no such table", change.kv.key, text, str(key.ref))
+            elif key.family == K.OP and key.name == "spec" and not change.deleted:
+                self._started.setdefault(key.table, set()).add(str(key.ref))
+                if key.table not in self._tables:
+                    text = f"{key.ref} starts on a table that is not registered"
+                    self._found("no such table", change.kv.key, text, str(key.ref))

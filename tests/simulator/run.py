@@ -80,6 +80,8 @@ LISTED_AGAIN = 330.0
 """
 WENT_BACK = "went back from revision"
 """Part of the error text for an etcd that answers a read at an old revision."""
+TABLE_GONE = "Ending its series: the next operation was refused: there is no table"
+"""Start of the error text for a series that ends because its table was removed."""
 HELPERS = frozenset({"set-up", "operator", "registrar", "rival", "janitor"})
 """Processes of the test itself, which get no stale reads and are not started again."""
 MAX_LIVENESS = 20
@@ -266,6 +268,8 @@ class Simulation:
     def _unexpected(self, text: str, op: str, partition: int) -> None:
         if self.etcd.stale_answers and WENT_BACK in text:
             return  # for the client it looks like a restored etcd
+        if text.startswith(TABLE_GONE) and op in self.table_removals.started_before:
+            return
         self._found("unexpected error", "", text, op, partition)
 
     def _recorded(self, key: str, change: Change) -> None:

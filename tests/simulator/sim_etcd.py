@@ -73,7 +73,7 @@ class SimEtcd:
         loop: VirtualLoop,
         addresses: Sequence[str],
         *,
-        version: str = "3.5.33",
+        version: str = "3.6.16",
         batch: int = 1000,
         election: float = 1.0,
         quota: int | None = None,

@@ -287,7 +287,7 @@ def _executors(view: View) -> Iterator[tuple[Code, str]]:
 
 def _refused(view: View) -> Iterator[tuple[Code, str]]:
     """Writes that etcd rejects: about the operation, its predecessors, or its hold, which have to end before it."""
-    before = view.snapshot.behind if view.stage is Stage.WAITING else ()
+    before = (*view.snapshot.behind, *view.snapshot.rejected) if view.stage is Stage.WAITING else ()
     if view.snapshot.hold is not None and view.snapshot.spec is not None:
         before = (*before, hold_named(view.snapshot.spec.hold))
     for node in sorted(view.nodes.values(), key=lambda node: node.executor):

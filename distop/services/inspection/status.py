@@ -14,12 +14,23 @@ from distop.protocol import state_tables
 from distop.protocol.behavior_declaration import Rules
 from distop.protocol.dependencies import Edge, Hold
 from distop.protocol.frozen import frozen
+from distop.protocol.identity import edge_id
 from distop.protocol.jobs import Claim, JobState, Outcome
 from distop.protocol.json_codec import failed_text, parse_time
 from distop.protocol.operation_options import DEFAULT, Options
 from distop.protocol.plan import Plan
 from distop.protocol.record_reading import read, word
-from distop.protocol.records import Attempts, Cancel, Decision, History, Node, Phase, Spec, State
+from distop.protocol.records import (
+    Attempts,
+    Cancel,
+    Decision,
+    History,
+    Node,
+    OperationRef,
+    Phase,
+    Spec,
+    State,
+)
 from distop.protocol.state_tables import Stage
 from distop.protocol.txn import MAX_OPERATIONS, Get
 from distop.protocol.user_actions import NO_ACTIONS, Actions
@@ -32,7 +43,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
     from distop.protocol.keys import Keys
-    from distop.protocol.records import OperationRef
     from distop.protocol.txn import KeyValue
     from distop.store.client import EtcdClient
 
@@ -82,6 +92,8 @@ class Snapshot:
     """How many operations it waits for."""
     behind: tuple[str, ...] = ()
     """The names of the first few of these."""
+    rejected: tuple[str, ...] = ()
+    """The names of the others that have writes which etcd rejects."""
     hold: Hold | None = None
     """The hold that has to be released before it may start."""
 
@@ -230,10 +242,37 @@ async def live_nodes(etcd: EtcdClient, keys: Keys) -> dict[str, Node]:
     return nodes
 
 
+async def take_with_cluster(
+    etcd: EtcdClient, keys: Keys, ref: OperationRef, jobs: JobStates | None = None
+) -> tuple[Snapshot, dict[str, Node], tuple[str, ...]]:
+    """Read an operation, the live executors and etcd's alarms. Raises as :func:`take`."""
+    snapshot, nodes, raised = await asyncio.gather(take(etcd, keys, ref, jobs), live_nodes(etcd, keys), alarms(etcd))
+    if snapshot.predecessors > _BEHIND:
+        snapshot = replace(snapshot, rejected=await _rejected(etcd, keys, snapshot, nodes.values()))
+    return snapshot, nodes, raised
+
+
+async def _rejected(etcd: EtcdClient, keys: Keys, seen: Snapshot, nodes: Iterable[Node]) -> tuple[str, ...]:
+    """The predecessors not in ``behind`` whose writes etcd rejects.
+
+    Executors name few such operations, so their edges are read, not all edges of the operation.
+    """
+    edges: list[tuple[str, str]] = []
+    for name in sorted({name for node in nodes for name in node.refused} - {*seen.behind}):
+        with contextlib.suppress(InvalidArgument):  # the name of a hold
+            edges.append((name, keys.edge(seen.ref, "after", edge_id(OperationRef.parse(name), seen.ref))))
+    found: list[str] = []
+    for n in range(0, len(edges), MAX_OPERATIONS):
+        page = edges[n : n + MAX_OPERATIONS]
+        answers = await etcd.read(*(Get(key, keys_only=True) for _, key in page))
+        found += [name for (name, _), answer in zip(page, answers, strict=True) if answer.kv is not None]
+    return tuple(found)
+
+
 async def status(etcd: EtcdClient, keys: Keys, ref: OperationRef, jobs: JobStates | None = None) -> OperationStatus:
     """Read an operation and derive its status. Raises NotFound, UnreadableRecord."""
     jobs = jobs if jobs is not None else JobStates()
-    snapshot, nodes, raised = await asyncio.gather(take(etcd, keys, ref, jobs), live_nodes(etcd, keys), alarms(etcd))
+    snapshot, nodes, raised = await take_with_cluster(etcd, keys, ref, jobs)
     now = time.time()
     seen = judge(snapshot, nodes, now, raised)
     why = await unreadable_records(etcd, keys, seen, ref, jobs)

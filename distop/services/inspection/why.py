@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from distop.protocol.frozen import frozen
 from distop.protocol.state_tables import Stage
 from distop.protocol.txn import Get
 from distop.services.inspection.reasons import Reason, reasons
-from distop.services.inspection.status import alarms, judge, live_nodes, take, unreadable_records, view_of
+from distop.services.inspection.status import judge, take_with_cluster, unreadable_records, view_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -60,7 +59,7 @@ class Why:
 
 async def why(etcd: EtcdClient, keys: Keys, ref: OperationRef) -> Why:
     """Read an operation and the executors that could work on it. Raises NotFound, UnreadableRecord."""
-    snapshot, nodes, raised = await asyncio.gather(take(etcd, keys, ref), live_nodes(etcd, keys), alarms(etcd))
+    snapshot, nodes, raised = await take_with_cluster(etcd, keys, ref)
     now = time.time()
     seen = judge(snapshot, nodes, now, raised)
     if seen.ended:
