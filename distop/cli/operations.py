@@ -24,7 +24,7 @@ from distop.cli.wait_for_end import ended, follow
 from distop.errors import InvalidArgument, UsageError
 from distop.protocol.texts import shown
 from distop.services.submission.start_options import StartOptions
-from distop.services.suggested_commands import goes_on
+from distop.services.suggested_commands import continues_text
 
 if TYPE_CHECKING:
     from distop.client.async_client import Client
@@ -246,7 +246,7 @@ def watch(op: OP) -> None:
     try:
         ended(current.with_client(work))
     except KeyboardInterrupt:
-        raise Interrupted(f"interrupted; {goes_on(str(ref))}") from None
+        raise Interrupted(f"interrupted; {continues_text(str(ref))}") from None
 
 
 def _command(op: str, name: str, done: str, *arguments: str) -> None:

@@ -23,7 +23,7 @@ from distop.cli.wait_for_end import ended, follow
 from distop.errors import DistopError, UsageError
 from distop.protocol.texts import plural
 from distop.services.submission.start_options import StartOptions
-from distop.services.suggested_commands import goes_on, may_have_begun
+from distop.services.suggested_commands import continues_text, may_have_begun
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Mapping
@@ -191,7 +191,7 @@ def _start(begin: Callable[[Client], Awaitable[Operation]], wait: bool, timeout:
             raise Interrupted(may_have_begun(started.unknown)) from None
         if started.op is None:
             raise
-        raise Interrupted(f"interrupted; {goes_on(started.op.ref)}") from None
+        raise Interrupted(f"interrupted; {continues_text(started.op.ref)}") from None
     except DistopError:  # whatever error ends the wait, the operation continues
         started.write_json()
         raise

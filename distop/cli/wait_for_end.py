@@ -10,7 +10,7 @@ import typer
 from distop.cli import output
 from distop.cli.command_context import current
 from distop.protocol.texts import one_line
-from distop.services.suggested_commands import goes_on
+from distop.services.suggested_commands import continues_text
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -50,7 +50,7 @@ async def follow(op: Operation, timeout: float | None = None, *, line_seconds: f
             return await _with_bar(op, timeout)
         return await _while(op.wait(timeout), lambda: _print_lines(op, line_seconds))
     except WaitTimeout:
-        raise WaitTimeout(f"time-out after {timeout:g} s; {goes_on(op.ref)}") from None
+        raise WaitTimeout(f"time-out after {timeout:g} s; {continues_text(op.ref)}") from None
 
 
 async def _while(waiting: Awaitable[OperationResult], report: Callable[[], Awaitable[None]]) -> OperationResult:

@@ -71,7 +71,7 @@ class ActionLog:
 
     def __init__(self, who: ContextLogger) -> None:
         self._who = who
-        self._told: dict[OperationRef, tuple[int, bool]] = {}
+        self._reported: dict[OperationRef, tuple[int, bool]] = {}
         """For each operation: the number of logged actions, and whether its cancel was logged. Its start was."""
 
     def see(self, op: OperationView | None) -> None:
@@ -79,14 +79,14 @@ class ActionLog:
         if op is None or op.spec is None or not wanted():
             return
         name, spec, found = str(op.ref), op.spec, list[dict[str, Any]]()
-        known = self._told.get(op.ref)
+        known = self._reported.get(op.ref)
         count, cancelled = known if known is not None else (0, False)
         if known is None:
             found.append(a.started(name, spec.time, spec.submitter, spec.by))
         found += [a.entry("operation", name, one.to_json()) for one in op.actions.since(count)]
         if op.cancel is not None and not cancelled:
             found.append(a.cancelled(name, op.cancel.to_json()))
-        self._told[op.ref] = op.actions.count, op.cancel is not None
+        self._reported[op.ref] = op.actions.count, op.cancel is not None
         write(self._who, found)
 
     def ended(self, op: OperationView | None, history: History) -> None:
@@ -97,5 +97,5 @@ class ActionLog:
 
     def keep(self, refs: Container[OperationRef]) -> None:
         """Forget all other operations, which are gone."""
-        for ref in [ref for ref in self._told if ref not in refs]:
-            del self._told[ref]
+        for ref in [ref for ref in self._reported if ref not in refs]:
+            del self._reported[ref]

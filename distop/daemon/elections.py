@@ -313,7 +313,7 @@ class Elections:
             self._drop(subject)
             await asyncio.sleep(random.uniform(*PAUSE_AFTER_FAILURE))
         finally:
-            self._over(subject)
+            self._drop_work(subject)
 
     async def _take_up(self, subject: Subject) -> None:
         """Win the election, and start the role."""
@@ -358,7 +358,7 @@ class Elections:
                     return True
         return False
 
-    def _over(self, subject: Subject) -> None:
+    def _drop_work(self, subject: Subject) -> None:
         self._work.pop(subject, None)
         if not self._ctx.lost.done():
             asyncio.get_running_loop().call_soon(self.subjects_changed, (subject,))
@@ -415,7 +415,7 @@ class Elections:
         except SessionLost:
             pass
         finally:
-            self._over(subject)
+            self._drop_work(subject)
 
     async def _commit_resignation(self, subject: Subject, fence: int) -> None:
         try:

@@ -22,7 +22,7 @@ from distop.daemon.elections import Elections
 from distop.daemon.executor.executor_role import Executor
 from distop.daemon.executor.reconciliation import Reconciler
 from distop.daemon.incarnation_context import Context
-from distop.daemon.job_progress import Doing
+from distop.daemon.job_progress import JobStatuses
 from distop.daemon.job_reports import Reporter
 from distop.daemon.local_jobs import LocalJobs, RunFiles
 from distop.daemon.meter import NO_METER, Gauges, Meter
@@ -131,14 +131,14 @@ class Incarnation(Context):
         self.types = frozenset()
         self.reports_only = frozenset()
         self.capability = Capability(self.cluster, self.incarnation, self.log, self._capability_changed)
-        self.doing = Doing(lambda: len(self.cluster.nodes), self.activity_changed)
+        self.doing = JobStatuses(lambda: len(self.cluster.nodes), self.activity_changed)
         self.rejected_writes = RejectedWrites(self.log, self.activity_changed)
         self.arguments = {}
         self.caught_up_at = 0
         self.clock = ClockCheck(client, self.log, self.activity_changed)
         self.node_record = NodeRecord(self, lambda: self.executor.busy or self.elections.busy)
         self._sweeper = ResultSweeper(self)
-        self._pruner = HistoryPruner(self, self._sweeper.tell)
+        self._pruner = HistoryPruner(self, self._sweeper.add)
         self.holds = HoldKeeper(self)
         self._feeds: list[Feed] = []
         self._actions_of_tables: list[Feed] = []
@@ -270,7 +270,7 @@ class Incarnation(Context):
         def fold(batch: Batch) -> None:
             if batch.events and not batch.listing:
                 newest = max(event.kv.mod_revision for event in batch.events)
-                self.meter.heard(_watch_name(families), self.client.transport.identity.revision - newest)
+                self.meter.events_received(_watch_name(families), self.client.transport.identity.revision - newest)
             before, changed = dict(self.cluster.nodes), []
             drained = self.cluster.drained_by.get(self.executor_id, NO_ACTIONS).count
             if batch.listing:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from distop.daemon.capability import Capability
     from distop.daemon.clock_check import ClockCheck
-    from distop.daemon.job_progress import Doing
+    from distop.daemon.job_progress import JobStatuses
     from distop.daemon.job_reports import Reporter
     from distop.daemon.local_jobs import LocalJobs
     from distop.daemon.rejected_writes import RejectedWrites
@@ -60,7 +60,7 @@ class Context:
     """The operation types that are installed on this node."""
     reports_only: frozenset[str]
     """Installed types whose completion code only makes a report."""
-    doing: Doing
+    doing: JobStatuses
     """The status of the jobs that run on this node."""
     capability: Capability
     """Which of the installed types this node can run."""

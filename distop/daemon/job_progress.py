@@ -37,14 +37,14 @@ class _Run:
         return ": ".join(filter(None, (self.text[:LONGEST], of_spark)))
 
 
-class Doing:
+class JobStatuses:
     """The status of running jobs.
 
-    ``nodes()`` returns the number of nodes. ``changed()`` is called when ``told`` has changed.
+    ``nodes()`` returns the number of nodes. ``changed()`` is called when ``published`` has changed.
     """
 
     def __init__(self, nodes: Callable[[], int], changed: Callable[[], None]) -> None:
-        self.told: Mapping[str, str] = {}
+        self.published: Mapping[str, str] = {}
         """The status of each operation, for the node record."""
         self._nodes = nodes
         self._changed = changed
@@ -52,21 +52,21 @@ class Doing:
         """By the ``id()`` of the run's request, which exists from the first status to the end of the run."""
         self._timer: asyncio.TimerHandle | None = None
 
-    def says(self, run: RunRequest, text: str) -> None:
+    def set_text(self, run: RunRequest, text: str) -> None:
         """Set the status text of a run, and reset its number of Spark tasks."""
         self._runs[id(run)] = _Run(run.op, text)
-        self._tell_soon()
+        self._publish_soon()
 
-    def is_at(self, run: RunRequest, done: int, total: int) -> None:
+    def set_tasks(self, run: RunRequest, done: int, total: int) -> None:
         """Set how many of the known Spark tasks of a run are done."""
         known = self._runs.setdefault(id(run), _Run(run.op))
         known.done, known.total = done, total
-        self._tell_soon()
+        self._publish_soon()
 
-    def over(self, run: RunRequest) -> None:
+    def remove(self, run: RunRequest) -> None:
         """Remove the status of a run that has ended."""
         if self._runs.pop(id(run), None) is not None:
-            self._tell_soon()
+            self._publish_soon()
 
     def close(self) -> None:
         """Stop publishing."""
@@ -74,20 +74,20 @@ class Doing:
             self._timer.cancel()
         self._timer = None
 
-    def _tell_soon(self) -> None:
+    def _publish_soon(self) -> None:
         if self._timer is None:
             pause = max(LEAST_PAUSE, PAUSE_PER_NODE * self._nodes())
-            self._timer = asyncio.get_running_loop().call_later(pause, self._tell)
+            self._timer = asyncio.get_running_loop().call_later(pause, self._publish)
 
-    def _tell(self) -> None:
+    def _publish(self) -> None:
         self._timer = None
         runs: dict[str, list[_Run]] = {}
         for run in self._runs.values():
             if str(run):
                 runs.setdefault(run.op, []).append(run)
         found = {op: _together(some) for op, some in list(runs.items())[:MOST_OPERATIONS]}
-        if found != self.told:
-            self.told = found
+        if found != self.published:
+            self.published = found
             self._changed()
 
 

@@ -20,7 +20,7 @@ class Meter:
     def begin(self, gauges: Callable[[], Gauges]) -> None:
         """Start of an incarnation. ``gauges`` returns its current gauges."""
 
-    def over(self) -> None:
+    def end(self) -> None:
         """End of the incarnation."""
 
     def job_ended(self, type_name: str, outcome: str, seconds: float) -> None:
@@ -41,7 +41,7 @@ class Meter:
     def committed(self, label: str, seconds: float, outcome: str) -> None:
         """Count a transaction. ``outcome``: ``applied``, ``refused`` (its guards did not hold), or ``error``."""
 
-    def heard(self, watch: str, behind: int) -> None:
+    def events_received(self, watch: str, behind: int) -> None:
         """Count events of a watch that arrived ``behind`` revisions after the newest known one."""
 
 

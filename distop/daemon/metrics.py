@@ -106,14 +106,14 @@ class Metrics(Meter):
         self._commits.labels(label, outcome).inc()
         self._latency.labels(label).observe(seconds)
 
-    def heard(self, watch: str, behind: int) -> None:
+    def events_received(self, watch: str, behind: int) -> None:
         self._lag.labels(watch).observe(max(0, behind))
 
     def begin(self, gauges: Callable[[], Gauges]) -> None:
         self._gauges = gauges
         self._sessions.inc()
 
-    def over(self) -> None:
+    def end(self) -> None:
         """The incarnation has ended."""
         if self._gauges is not None:
             self._restarts += self._gauges().child_restarts

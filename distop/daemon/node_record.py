@@ -55,7 +55,7 @@ class NodeRecord:
         """The current record. Called after each step of a role, so it is fast if nothing has changed."""
         ctx, node = self._ctx, self._node
         unable, failing = ctx.capability.unable, ctx.capability.failing
-        doing, refused, more = ctx.doing.told, ctx.rejected_writes.told, ctx.rejected_writes.more
+        doing, refused, more = ctx.doing.published, ctx.rejected_writes.published, ctx.rejected_writes.more
         draining = ctx.draining
         state = node_state(draining, draining and self._busy())
         clock, unknown, spark = ctx.clock.ahead, ctx.clock.unknown, ctx.worker.trouble

@@ -267,5 +267,5 @@ async def _run_once(daemon: DaemonSetup, stop: asyncio.Event, binding: Binding, 
         space = await find_space(client, keys) if find_space is not None else ""
         await Incarnation(daemon, client, space).run(stop)
     finally:
-        daemon.meter.over()
+        daemon.meter.end()
         await client.close()

@@ -50,7 +50,7 @@ class _Operation:
         if self.texts[text] <= 0:
             del self.texts[text]
 
-    def told(self) -> str:
+    def text(self) -> str:
         named = list(islice(self.texts, MOST_WRITES))
         more = len(self.writes) - len(named)
         return "; ".join([*named, f"and {more} more write{'s' if more > 1 else ''}"] if more else named)
@@ -59,15 +59,15 @@ class _Operation:
 class RejectedWrites:
     """The rejected writes of one incarnation.
 
-    ``changed()`` is called when ``told`` or ``more`` has changed. A write is identified by its operation, its kind and
-    ``write``, which is left out if an operation has at most one write of the kind at a time.
+    ``changed()`` is called when ``published`` or ``more`` has changed. A write is identified by its operation, its kind
+    and ``write``, which is left out if an operation has at most one write of the kind at a time.
     """
 
     def __init__(self, log: ContextLogger, changed: Callable[[], None]) -> None:
-        self.told: Mapping[str, str] = {}
+        self.published: Mapping[str, str] = {}
         """Operation → text for the node record."""
         self.more = 0
-        """Operations with rejected writes that ``told`` leaves out."""
+        """Operations with rejected writes that ``published`` leaves out."""
         self._log = log
         self._changed = changed
         self._operations: dict[str, _Operation] = {}
@@ -89,7 +89,7 @@ class RejectedWrites:
                 self._log.error(said, pause, text, extra={"operation": op, "error": error})
             one.text = text
             of.texts[text] += 1
-            self._tell()
+            self._publish()
         return pause
 
     def settled(self, op: str, what: str, write: Hashable = None) -> None:
@@ -100,9 +100,9 @@ class RejectedWrites:
         of.drop(one.text)
         if not of.writes:
             del self._operations[op]
-        self._tell()
+        self._publish()
 
-    def _tell(self) -> None:
-        self.told = {op: of.told() for op, of in islice(self._operations.items(), MOST_OPERATIONS)}
-        self.more = len(self._operations) - len(self.told)
+    def _publish(self) -> None:
+        self.published = {op: of.text() for op, of in islice(self._operations.items(), MOST_OPERATIONS)}
+        self.more = len(self._operations) - len(self.published)
         self._changed()

@@ -19,16 +19,16 @@ from distop.decide.backlog_entries import (
     LONGEST_PAUSES,
     Accepted,
     BackOffReason,
+    ClaimableJobs,
     Entry,
     EntryEvent,
     EntryState,
     Forget,
-    Got,
     Grant,
     Instruction,
-    Look,
     ReleaseJobs,
     Round,
+    RoundResult,
     RunJobs,
     Stop,
     Trouble,
@@ -351,7 +351,7 @@ class Backlog:
         if (entry := self.entries.get(ref)) is not None:
             entry.count, entry.batch = count, batch
 
-    def looked(self, under: Round, look: Look, now: float, jitter: float) -> Grant | None:
+    def looked(self, under: Round, look: ClaimableJobs, now: float, jitter: float) -> Grant | None:
         """Take a check of a round's operation.
 
         Returns the slots it may claim for (None: nothing for now). ``jitter``: the factor of a back-off, from 0.5 to 1.
@@ -381,7 +381,7 @@ class Backlog:
             under.slots += self._take_slots(min(look.open_jobs, look.room) - under.slots)
         return Grant(under.slots)
 
-    def _claims_alone(self, entry: Entry, under: Round, look: Look, now: float) -> bool:
+    def _claims_alone(self, entry: Entry, under: Round, look: ClaimableJobs, now: float) -> bool:
         """Whether one of the operation's suspects is to be claimed now.
 
         If not, this executor may have become quiet for it, or the operation is checked again when it is due.
@@ -398,7 +398,9 @@ class Backlog:
         entry.due = due if entry.due is None else min(entry.due, due)
         return False
 
-    def claimed(self, under: Round, got: Mapping[OperationRef, Got], now: float, jitter: float) -> list[Instruction]:
+    def claimed(
+        self, under: Round, got: Mapping[OperationRef, RoundResult], now: float, jitter: float
+    ) -> list[Instruction]:
         """Take the claims of a round. Operations missing in ``got`` were claimed by others."""
         out: list[Instruction] = []
         for ref in under.refs:
@@ -426,7 +428,7 @@ class Backlog:
         entry.held.update(won)
         self._held += len(entry.held) - before
 
-    def _run_or_release(self, under: Round, got: Mapping[OperationRef, Got]) -> list[Instruction]:
+    def _run_or_release(self, under: Round, got: Mapping[OperationRef, RoundResult]) -> list[Instruction]:
         out: list[Instruction] = []
         started: list[tuple[OperationRef, tuple[int, ...]]] = []
         for ref, one in got.items():

@@ -262,7 +262,7 @@ Instruction: TypeAlias = Round | RunJobs | ReleaseJobs | Stop | Forget | Accepte
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ClaimableJobs:
     """The result of reading an operation's jobs.
 
     ``room``: how many more jobs may be claimed within all limits. ``suspects``: seconds until it is this executor's
@@ -284,7 +284,7 @@ class Grant:
 
 
 @dataclass(frozen=True, slots=True)
-class Got:
+class RoundResult:
     """The result of a round for one operation.
 
     ``refused``: a compared key had changed. ``failed``: not everything could be done. ``open_jobs``: jobs that are left

@@ -39,7 +39,7 @@ from distop.invariants.replay_state import (
     Violation,
     apart,
     brief,
-    tell,
+    event_line,
 )
 from distop.protocol import keys as K
 from distop.protocol.dependencies import Edge
@@ -154,12 +154,12 @@ class Checker:
         """
         self.revision = revision
         self._violations = []
-        for part in apart(self.keys, changes, self._goes_on):
+        for part in apart(self.keys, changes, self._is_active):
             self._step(part)
         found, self._violations = self._violations, []
         return found
 
-    def _goes_on(self, ref: OperationRef) -> bool:
+    def _is_active(self, ref: OperationRef) -> bool:
         op = self._operations.get(ref)
         return op is not None and op.state is not None and not op.state.terminal
 
@@ -181,7 +181,7 @@ class Checker:
         touched.tables |= {ref.table for ref in own}
         touched.ids, self._left_ids = self._left_ids, {}
         known = (self._operations.get(ref) for ref in own)
-        touched.ids |= {place: one for one in known if one is not None and (place := self._ids.tell(one)) is not None}
+        touched.ids |= {place: one for one in known if one is not None and (place := self._ids.update(one)) is not None}
         for key, change in cluster:
             self._cluster_write(key, change, touched)
         for ref, writes in own.items():
@@ -272,7 +272,7 @@ class Checker:
         ref = op.ref
         self.jobs_seen += partition not in op.jobs
         job = op.job(partition)
-        over = self._is_over(op)
+        over = self._is_removed(op)
         writes = [c for c in (delta.claim, delta.state, delta.outcome, delta.progress) if c is not None]
         for change in writes:
             self._exist(op, change)
@@ -405,7 +405,7 @@ class Checker:
     def _before_write(self, op: OperationTrace, key: ParsedKey, change: Change, existed: bool, created: bool) -> None:
         """Checks a write to one of the operation's own keys before it is applied."""
         name, where = key.name, change.kv.key
-        if self._is_over(op):
+        if self._is_removed(op):
             self._found(9, where, _LATE, op)
         if name in ("plan", "planning", "decision") and not created:
             self._elected(op, where)
@@ -578,7 +578,7 @@ class Checker:
                     continue
                 with suppress(*UNREADABLE, InvalidArgument):  # reported elsewhere
                     pred = OperationRef.parse(Edge.decode(change.kv.value).op)
-                    if not self._goes_on(pred) and not _starts(own.get(pred, [])):
+                    if not self._is_active(pred) and not _starts(own.get(pred, [])):
                         text = f"the new edge waits for {pred}, which is {self._state_of(str(pred)) or 'absent'}"
                         self._found(15, change.kv.key, text, op, writes=[change])
                     elif _ends(own.get(pred, [])):
@@ -622,7 +622,7 @@ class Checker:
             return ""
         return f"the last keys were deleted, but the next operation of the series (request {request}) never started"
 
-    def _is_over(self, op: OperationTrace) -> bool:
+    def _is_removed(self, op: OperationTrace) -> bool:
         """Whether it ended and was cleaned up before: its number was drawn, and it has no state."""
         return op.state is None and self._cluster.drawn(op.ref)
 
@@ -695,4 +695,4 @@ class Checker:
         own = [*(op.log if op is not None else ()), *self._cluster_log.get(key, ())]
         of_job = [*(job.log if job is not None else ()), *((self.revision, change) for change in writes)]
         known = sorted([*own, *of_job], key=lambda entry: entry[0])
-        self._violations.append(Violation(invariant, self.revision, key, text, tuple(map(tell, known))))
+        self._violations.append(Violation(invariant, self.revision, key, text, tuple(map(event_line, known))))

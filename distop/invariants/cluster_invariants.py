@@ -218,7 +218,7 @@ class Ids:
         self._between: dict[str, tuple[str, str, str]] = {}
         """Ended operations of a series that may have a next one, while their keys exist → place of the id."""
 
-    def tell(self, op: OperationTrace) -> tuple[str, str, str] | None:
+    def update(self, op: OperationTrace) -> tuple[str, str, str] | None:
         """Take a possible change of an operation; returns the id to check."""
         if op.spec is None or not op.spec.id:
             return None

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 STORY = 12
 """Maximum number of events of an operation, and of a job, that a violation lists: the last ones."""
-_TOLD = 160
+_SHOWN = 160
 """Maximum bytes of a value in such an event."""
 
 ACTIVE = frozenset({State.RUNNING, State.PAUSED, State.CANCELLING})
@@ -240,18 +240,18 @@ class OperationTrace:
 def brief(change: Change) -> Change:
     """The change with a shortened value: many are kept, and arguments and outcomes may be large."""
     kv = change.kv
-    if len(kv.value) <= _TOLD + 1:
+    if len(kv.value) <= _SHOWN + 1:
         return change
-    return replace(change, kv=replace(kv, value=kv.value[: _TOLD + 1]))
+    return replace(change, kv=replace(kv, value=kv.value[: _SHOWN + 1]))
 
 
-def tell(entry: tuple[int, Change]) -> str:
+def event_line(entry: tuple[int, Change]) -> str:
     """One event as a line for people."""
     revision, change = entry
     if change.deleted:
         return f"{revision}: {change.kv.key} deleted"
-    value = change.kv.value[:_TOLD].decode(errors="replace")
-    return f"{revision}: {change.kv.key} = {value}{'…' if len(change.kv.value) > _TOLD else ''}"
+    value = change.kv.value[:_SHOWN].decode(errors="replace")
+    return f"{revision}: {change.kv.key} = {value}{'…' if len(change.kv.value) > _SHOWN else ''}"
 
 
 def apart(keys: Keys, changes: Sequence[Change], goes_on: Callable[[OperationRef], bool]) -> list[Sequence[Change]]:

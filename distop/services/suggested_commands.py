@@ -17,7 +17,7 @@ def _quoted(word: str) -> str:
     return f"$'{text}'"
 
 
-def goes_on(op: str) -> str:
+def continues_text(op: str) -> str:
     """The message about an operation that continues after the wait for it."""
     return f"{op} continues: follow it with {command('watch', op)}, stop it with {command('cancel', op)}"
 

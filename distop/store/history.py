@@ -100,20 +100,20 @@ class HistoryReader:
         present = await self._client.list(self._start, self._end, keys_only=True)
         self._target = present.revision
         self._wanted = {kv.key: kv.mod_revision for kv in present.kvs}
-        backoff, heard, warned = Backoff(*_PAUSE), time.monotonic(), False
+        backoff, received_at, warned = Backoff(*_PAUSE), time.monotonic(), False
         while True:
             try:
                 async with aclosing(self._one_stream()) as stream:
                     async for step in stream:
                         yield step
-                        heard, warned = time.monotonic(), False
+                        received_at, warned = time.monotonic(), False
                         backoff.reset()
                         if isinstance(step, CaughtUp) and not self._follow:
                             return
             except (RequestFailed, EtcdUnavailable) as error:
                 self._client.transport.check()
                 limit = self._client.config.connect_timeout + self._client.config.request_timeout
-                if not self._follow and time.monotonic() - heard > limit:
+                if not self._follow and time.monotonic() - received_at > limit:
                     raise EtcdUnavailable(f"reading etcd's history failed: {describe(error)}") from None
                 level = logging.DEBUG if warned else logging.WARNING
                 log.log(level, "Cannot read etcd's history; retrying: %s", describe(error))

@@ -54,7 +54,7 @@ def _ahead(config: EtcdConfig, endpoint: Endpoint, limit: float) -> float:
             sent = time.time()
             connection.request("GET", "/version")
             answer = connection.getresponse()
-            heard = time.time()
+            received_at = time.time()
         finally:
             connection.close()
     except (OSError, http.client.HTTPException, ValueError) as error:
@@ -63,7 +63,7 @@ def _ahead(config: EtcdConfig, endpoint: Endpoint, limit: float) -> float:
     if answer.status != 200 or server_time is None:
         raise ClockUnreadable(f"the HTTP answer of {endpoint.address} has no valid Date header")
     # The server read its clock between the two times, and cut off the fraction of the second.
-    least, most = sent - (server_time + 1), heard - server_time
+    least, most = sent - (server_time + 1), received_at - server_time
     return least if least > 0 else most if most < 0 else 0.0
 
 

@@ -199,7 +199,7 @@ class Feed:
         self._relist_timer: asyncio.TimerHandle | None = None
         self._silence_timer: asyncio.TimerHandle | None = None
         self._progress: asyncio.Task[None] | None = None
-        self._heard = 0.0
+        self._received_at = 0.0
         self._asked = False
         self._may_ask = False
         self._answer_due = False
@@ -213,7 +213,7 @@ class Feed:
     @property
     def silent(self) -> float:
         """Seconds since the watch's last response; 0 before the first one."""
-        return asyncio.get_running_loop().time() - self._heard if self._heard else 0.0
+        return asyncio.get_running_loop().time() - self._received_at if self._received_at else 0.0
 
     # ---- for the owner
 
@@ -370,7 +370,7 @@ class Feed:
                 message = await stream.read()
                 if message is None:
                     return useful
-                self._heard = asyncio.get_running_loop().time()
+                self._received_at = asyncio.get_running_loop().time()
                 self._asked = False
                 step = self._position.feed(decode_response(message, self._ignore, self._ignore_deletions))
                 if not useful and message.created and not message.canceled:
@@ -413,13 +413,13 @@ class Feed:
         loop = asyncio.get_running_loop()
         if self._silence_timer is not None:
             self._silence_timer.cancel()
-        self._heard = loop.time()
+        self._received_at = loop.time()
 
         def check() -> None:
             stream = self._stream
             if stream is None:
                 return
-            quiet = loop.time() - self._heard
+            quiet = loop.time() - self._received_at
             if quiet >= patience * 0.9:
                 owed = self._owes_progress()
                 if self._may_ask and (not self._asked or (owed and not self._answer_due)):

@@ -53,7 +53,7 @@ async def test_a_watch_on_an_idle_cluster_changes_no_member(
         await feed.start()
         await until(lambda: feed._stream is not None, "the watch is open")
         stream, heard = feed._stream, set[float]()
-        await until(lambda: heard.add(feed._heard) or len(heard) == 5)  # type: ignore[func-returns-value]
+        await until(lambda: heard.add(feed._received_at) or len(heard) == 5)  # type: ignore[func-returns-value]
         assert "failed; using" not in caplog.text
         assert (feed._stream is stream) == orders_requested_progress(await client.version())
         await feed.close()

@@ -268,10 +268,10 @@ def an_error_that_is_caught_and_logged(patch: Patch) -> None:
 def a_task_error_that_is_never_retrieved(patch: Patch) -> None:
     """The task that informs others of released jobs fails, and no code awaits that task."""
 
-    async def tell(self: Executor) -> None:
+    async def announce(self: Executor) -> None:
         raise Mistake("no such thing")
 
-    substitute(patch, Executor, "_tell", tell)
+    substitute(patch, Executor, "_announce_released", announce)
 
 
 __all__ = ["BUGS", "Planted"]

@@ -12,7 +12,7 @@ from distop.protocol.records import OperationRef
 from distop.protocol.txn import Delete, Operation
 from distop.protocol.user_transaction import CallerTransaction
 from distop.services.submission import duplicates, insertion
-from distop.services.submission.duplicates import Asked
+from distop.services.submission.duplicates import ResolvedStart
 from tests.simulation.bug_planting import Patch, bug, substitute, wrap
 from tests.simulation.planted_limits import BUGS, Planted
 from tests.simulator import scenes
@@ -28,12 +28,12 @@ def an_ended_operation_keeps_its_id(patch: Patch) -> None:
 
 @bug("invariant 18", shape=scenes.operations_with_one_id)
 def an_id_is_not_returned_to_the_running_operation(patch: Patch) -> None:
-    wrap(patch, Asked, "spec", lambda spec, _: replace(spec, follows=""))
+    wrap(patch, ResolvedStart, "spec", lambda spec, _: replace(spec, follows=""))
 
 
 @bug("invariant 18", shape=scenes.operations_with_one_id)
 def a_follower_starts_at_once(patch: Patch) -> None:
-    def beside(asked: Asked, given: Any) -> Asked:
+    def beside(asked: ResolvedStart, given: Any) -> ResolvedStart:
         return replace(asked, request=given.wanted)
 
     wrap(patch, duplicates, "_after_holder", beside)

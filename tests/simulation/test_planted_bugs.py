@@ -120,9 +120,9 @@ def test_planting_requires_the_same_signature(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(TypeError, match="elect takes"):
         substitute(monkeypatch, t, "elect", lambda keys, table, type_name: None)
     with pytest.raises(TypeError, match="is awaited"):
-        substitute(monkeypatch, Executor, "_tell", lambda self: None)
+        substitute(monkeypatch, Executor, "_announce_released", lambda self: None)
     with pytest.raises(TypeError, match="coroutine function"):
-        wrap(monkeypatch, Executor, "_tell", lambda result, given: result)
+        wrap(monkeypatch, Executor, "_announce_released", lambda result, given: result)
 
 
 def test_the_documentation_states_how_many_bugs_are_found() -> None:

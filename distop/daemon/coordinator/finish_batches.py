@@ -170,9 +170,9 @@ class Finishes:
         self._took = time.monotonic() - began
         if result.succeeded:
             self._keep_written(finals[0].ref, txn, result.revision)
-            telling = asyncio.ensure_future(self._tell(group, result.revision))
-            self._telling.add(telling)
-            telling.add_done_callback(self._telling.discard)
+            settling = asyncio.ensure_future(self._settle(group, result.revision))
+            self._telling.add(settling)
+            settling.add_done_callback(self._telling.discard)
             return []
         return self._refused(group, f.finish_refused(result, mod, finals))
 
@@ -197,7 +197,7 @@ class Finishes:
         group[0].settle(0)
         return []
 
-    async def _tell(self, group: Sequence[_Finish], revision: int) -> None:
+    async def _settle(self, group: Sequence[_Finish], revision: int) -> None:
         """Wait for the view, once for all of them.
 
         If the view's watch fails, the incarnation ends with that error; the finishes are applied all the same.

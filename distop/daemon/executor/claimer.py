@@ -35,7 +35,7 @@ CLAIMS_IN_FLIGHT = 8
 
 
 @dataclass(slots=True)
-class Won:
+class ClaimResult:
     """The result of a round of claims."""
 
     partitions: list[int] = field(default_factory=list)
@@ -82,14 +82,14 @@ class Claimer:
         """Whether claims are being given back."""
         return bool(self._returning)
 
-    async def claim(self, op: OpenOperation, slots: int, *, alone: bool = False) -> Won:
+    async def claim(self, op: OpenOperation, slots: int, *, alone: bool = False) -> ClaimResult:
         """Claim a block of an operation for this many free slots, or (``alone``) one of its suspects."""
         gate_mod, limits = op.gate_mod, self._ctx.limits
         chosen = self._choose(op, slots, alone)
         uncounted = op.permits.gone if op.permits is not None else frozenset()
         overdue = op.permits.overdue if op.permits is not None else ()
         wants = self._with_permits(op, chosen.wants, chosen.former)
-        won = Won()
+        won = ClaimResult()
         if chosen.over:
             await self._fail_lost(op, chosen.over, won)
         limit = asyncio.Semaphore(CLAIMS_IN_FLIGHT)
@@ -174,7 +174,7 @@ class Claimer:
                 over.append((p, seen, claim))
             else:
                 lost.append((p, mod, seen.value))
-        done = Won()
+        done = ClaimResult()
         if over:
             await self._fail_lost(op, over, done)
 
@@ -281,7 +281,7 @@ class Claimer:
         dead: Iterable[str],
         uncounted: Iterable[str],
         overdue: Iterable[tuple[int, int]],
-        won: Won,
+        won: ClaimResult,
     ) -> None:
         """Claim one group.
 
@@ -335,7 +335,9 @@ class Claimer:
             return found.kv.mod_revision
         return 0
 
-    async def _fail_lost(self, op: OpenOperation, over: Sequence[tuple[int, Seen[Claim], Claim]], won: Won) -> None:
+    async def _fail_lost(
+        self, op: OpenOperation, over: Sequence[tuple[int, Seen[Claim], Claim]], won: ClaimResult
+    ) -> None:
         """Write that jobs failed that were lost too often and need no cleanup."""
         ctx = self._ctx
         now = rfc3339(time.time())

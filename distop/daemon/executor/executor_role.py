@@ -18,11 +18,11 @@ from distop.decide.backlog import Backlog
 from distop.decide.backlog_entries import (
     Accepted,
     BackOffReason,
+    ClaimableJobs,
     Forget,
-    Got,
-    Look,
     ReleaseJobs,
     Round,
+    RoundResult,
     RunJobs,
     Stop,
     Wait,
@@ -121,7 +121,7 @@ class Executor:
             op.forget_candidates()
         self._wake.set()
 
-    def broke(self, ref: OperationRef) -> None:
+    def job_failed(self, ref: OperationRef) -> None:
         """Count a job of the operation that ended in an unexpected error."""
         held, jobs, operations = self._backlog.job_failed(ref, time.monotonic())
         if held is BreakerScope.NODE:
@@ -259,9 +259,9 @@ class Executor:
     def _begin(self, todo: Round) -> None:
         task = asyncio.ensure_future(self._round(todo))
         self._rounds.add(task)
-        task.add_done_callback(self._round_over)
+        task.add_done_callback(self._round_ended)
 
-    def _round_over(self, task: asyncio.Task[None]) -> None:
+    def _round_ended(self, task: asyncio.Task[None]) -> None:
         self._rounds.discard(task)
         self._wake.set()  # not earlier: until here ``busy`` counts it
 
@@ -303,8 +303,8 @@ class Executor:
             self._read(op)
         for one, why in failures.items():
             self._failed(one, why)
-        got = {op.ref: Got(tuple(op.held)) for op in opened}
-        self._claimed(todo, got | dict.fromkeys(failures, Got(failed=True)))
+        got = {op.ref: RoundResult(tuple(op.held)) for op in opened}
+        self._claimed(todo, got | dict.fromkeys(failures, RoundResult(failed=True)))
         return True
 
     async def _serve_known(self, todo: Round, ref: OperationRef) -> None:
@@ -314,7 +314,7 @@ class Executor:
         rejected = await self._look(op) if op.unknown or not op.room else None
         others = self._ctx.others(ref.type, op.gate.tables(ref.table), op.gate.where)
         suspects = op.turns(self._ctx.executor_id, others) if op.only_suspects else {}
-        look = Look(op.open_jobs, op.room, suspects, op.next_due)
+        look = ClaimableJobs(op.open_jobs, op.room, suspects, op.next_due)
         grant = self._backlog.looked(todo, look, time.monotonic(), _jitter())
         if grant is None:
             if suspects:
@@ -325,14 +325,14 @@ class Executor:
         won = await self._claimer.claim(op, grant.slots, alone=grant.alone)
         error = won.error or rejected
         failed = error is not None
-        got = Got(tuple(won.partitions), won.refused and not failed, failed, op.open_jobs)
+        got = RoundResult(tuple(won.partitions), won.refused and not failed, failed, op.open_jobs)
         if failed or won.refused or (op.open_jobs and not won.partitions):
             op.forget_candidates()  # candidates that were tried and not granted are in no list any more
         self._claimed(todo, {ref: got}, won.taken_over)
         if error is not None:
             raise error
 
-    def _claimed(self, todo: Round, got: dict[OperationRef, Got], taken_over: int = 0) -> None:
+    def _claimed(self, todo: Round, got: dict[OperationRef, RoundResult], taken_over: int = 0) -> None:
         for ref, one in got.items():
             if one.won:
                 self._ctx.meter.claimed(ref.type, len(one.won), taken_over)
@@ -379,9 +379,9 @@ class Executor:
 
     def _track(self, work: asyncio.Task[None]) -> None:
         self._runs.add(work)
-        work.add_done_callback(self._over)
+        work.add_done_callback(self._work_ended)
 
-    def _over(self, work: asyncio.Task[None]) -> None:
+    def _work_ended(self, work: asyncio.Task[None]) -> None:
         self._runs.discard(work)
         self._wake.set()  # not earlier: until here ``busy`` counts this work
 
@@ -408,9 +408,9 @@ class Executor:
     def hint_released(self) -> None:
         """Announce released claims to other executors through the node key; several releases share one write."""
         if self._announcement is None or self._announcement.done():
-            self._announcement = asyncio.ensure_future(self._tell())
+            self._announcement = asyncio.ensure_future(self._announce_released())
 
-    async def _tell(self) -> None:
+    async def _announce_released(self) -> None:
         await self._ctx.reporter.drain()
         try:
             await self._ctx.announce_released()

@@ -57,7 +57,7 @@ class Scheduler(Protocol):
         Not ``ended``: it waits, or another executor holds it.
         """
 
-    def broke(self, ref: OperationRef) -> None:
+    def job_failed(self, ref: OperationRef) -> None:
         """Count a job of the operation that ended in an unexpected error."""
 
     def succeeded(self, ref: OperationRef) -> None:
@@ -109,7 +109,7 @@ class Jobs:
                     on_tasks=listener.on_tasks,
                 )
             finally:
-                ctx.doing.over(request)
+                ctx.doing.remove(request)
         except SessionLost:
             raise
         except Exception as error:
@@ -162,21 +162,21 @@ class Jobs:
     ) -> None:
         worker = self._ctx.worker
 
-        def patience_is_over() -> None:
+        def patience_ends() -> None:
             slow()
             for op, _, _ in asked:
                 if op.held:
                     worker.pause(str(op.ref))
 
         loop = asyncio.get_running_loop()
-        timer = loop.call_later(PATIENCE, patience_is_over) if len(asked) > 1 else None
+        timer = loop.call_later(PATIENCE, patience_ends) if len(asked) > 1 else None
         try:
             await worker.run_in_turn([(request, listener) for _, request, listener in asked])
         finally:
             if timer is not None:
                 timer.cancel()
             for _, request, _ in asked:
-                self._ctx.doing.over(request)
+                self._ctx.doing.remove(request)
 
     def _needs_preparing(self, op: OpenOperation) -> bool:
         rules = op.spec.rules
@@ -206,10 +206,10 @@ class Jobs:
             deadline=ctx.session.deadline,
         )
 
-        def says(p: int, text: str) -> None:
+        def set_status(p: int, text: str) -> None:
             if text:
                 ctx.log.info("%s", text, extra=_where(op, p, op.held.get(p)))
-            ctx.doing.says(request, text)
+            ctx.doing.set_text(request, text)
 
         def ended(events: list[JobEnded]) -> None:
             if ends is not None:
@@ -218,9 +218,9 @@ class Jobs:
 
         return request, Listener(
             ended,
-            says,
+            set_status,
             lambda p, value: self._checkpoints.save(op, p, value),
-            lambda done, total: ctx.doing.is_at(request, done, total),
+            lambda done, total: ctx.doing.set_tasks(request, done, total),
         )
 
     async def _prepare(self, op: OpenOperation, block: Sequence[int]) -> dict[int, Any]:
@@ -321,7 +321,7 @@ class Jobs:
             released = job_claims.released(claim, self._ctx.executor_id, lacks)
             return job_transitions.wait_again(keys, op.ref, p, held.fence, released, claim)
         if event.kind in ("error", "crash"):
-            self._scheduler.broke(op.ref)
+            self._scheduler.job_failed(op.ref)
         elif event.kind != "fatal":  # a fatal error is the job's fault, and counts neither for nor against the node
             self._scheduler.succeeded(op.ref)
             self._ctx.capability.succeeded(op.ref.type, event.started)
@@ -496,7 +496,7 @@ class Jobs:
     ) -> Callable[[int], None]:
         """The callback for the answer to a job's write.
 
-        ``ended``: the job ends with this write, as ``event`` says, or (``lost``) because its holders were lost.
+        ``ended``: the job ends with this write, as ``event`` states, or (``lost``) because its holders were lost.
         ``left``: if it does not end, it leaves data on this node.
         """
         local = self._ctx.local if op.spec.rules.leaves_something else None

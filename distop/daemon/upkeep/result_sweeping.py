@@ -29,19 +29,19 @@ class ResultSweeper:
         self.types: frozenset[str] = frozenset()
         self._ctx = ctx
         self._forgotten: dict[OperationRef, None] = {}
-        self._told = asyncio.Event()
+        self._added = asyncio.Event()
 
-    def tell(self, forgotten: Sequence[OperationRef]) -> None:
+    def add(self, forgotten: Sequence[OperationRef]) -> None:
         """Add operations whose records were deleted."""
         self._forgotten |= dict.fromkeys(ref for ref in forgotten if ref.type in self.types)
         if self._forgotten:
-            self._told.set()
+            self._added.set()
 
     async def run(self) -> None:
         """Remove the result files of added operations, without end. Raises SessionLost."""
         while True:
-            await self._told.wait()
-            self._told.clear()
+            await self._added.wait()
+            self._added.clear()
             forgotten, self._forgotten = list(self._forgotten), {}
             for table in dict.fromkeys(ref.table for ref in forgotten):
                 try:

@@ -60,7 +60,7 @@ class Candidates:
         """Grows whenever more jobs may be claimable than before."""
         self._changed = asyncio.Event()
 
-    def tell(self) -> None:
+    def announce(self) -> None:
         """Announce that more jobs may be claimable."""
         self.version += 1
         self._changed.set()
@@ -116,12 +116,12 @@ class Candidates:
                 self._looked.pop(ref, None)
         if before - self._cluster.nodes.keys():
             self._looked.clear()  # jobs of the lost nodes may be claimable
-        self.tell()
+        self.announce()
 
     def look_again(self, ref: OperationRef) -> None:
         """Handle a job of the operation that was released here."""
         self._looked.pop(ref, None)
-        self.tell()
+        self.announce()
 
     def known(self, ref: OperationRef) -> OpenOperation | None:
         return self._operations.get(ref)

@@ -43,7 +43,7 @@ MAX_TAKEN_OVER = 30
 
 
 @frozen
-class Asked:
+class ResolvedStart:
     """The operation to start: the request, or its combination with the operation that it replaces."""
 
     request: Request
@@ -127,12 +127,12 @@ def id_of(declaration: Declaration, wanted: Request) -> str:
 
 async def resolve(
     etcd: EtcdClient, keys: Keys, declaration: Declaration, wanted: Sequence[Request], *, joins: bool = True
-) -> list[Asked | Joined | Undecided | Incompatible | InvalidArgument]:
+) -> list[ResolvedStart | Joined | Undecided | Incompatible | InvalidArgument]:
     """Decide by id and policy what each of these requests of one type and table does.
 
     Without ``joins``, no request joins another operation: an error names the operation instead.
     """
-    found: list[Asked | Joined | Undecided | Incompatible | InvalidArgument] = []
+    found: list[ResolvedStart | Joined | Undecided | Incompatible | InvalidArgument] = []
     named: dict[str, KeyValue | None] = {}
     asked: list[str | InvalidArgument] = []
     for one in wanted:
@@ -149,7 +149,7 @@ async def resolve(
         if isinstance(id_, InvalidArgument):
             found.append(id_)
         elif (kv := named.get(id_)) is None:
-            found.append(Asked(one, id_))
+            found.append(ResolvedStart(one, id_))
         else:
             holder = await _holder(etcd, keys, read_holder(kv, one.table, one.type))
             try:
@@ -175,13 +175,15 @@ async def _holder(etcd: EtcdClient, keys: Keys, ref: OperationRef) -> Holder:
 
 async def _by_policy(
     etcd: EtcdClient, keys: Keys, declaration: Declaration, wanted: Request, id_: str, holder: Holder, joins: bool
-) -> Asked | Joined | Undecided:
+) -> ResolvedStart | Joined | Undecided:
     """Raises Incompatible, InvalidArgument."""
     policy, state = wanted.on_duplicate or "join", holder.state
     if not joins and holder.spec is not None and holder.spec.request_id == wanted.request_id:
         return Undecided()  # an earlier call has started it since that was looked for
     if state is None or state.terminal:
-        return Undecided() if await _series_continues(etcd, keys, policy, holder) else Asked(wanted, id_, holder)
+        return (
+            Undecided() if await _series_continues(etcd, keys, policy, holder) else ResolvedStart(wanted, id_, holder)
+        )
     held = await _held(etcd, keys, holder)
     if policy == "refuse":
         raise _duplicate_error(wanted, id_, holder, "")
@@ -208,7 +210,7 @@ async def _by_policy(
     if held:
         raise _duplicate_error(wanted, id_, holder, ", and it is held until it is confirmed")
     if policy == "replace":
-        return await _in_turn(etcd, keys, Asked(wanted, id_, holder, replaces=True), holder.spec)
+        return await _in_turn(etcd, keys, ResolvedStart(wanted, id_, holder, replaces=True), holder.spec)
     return await _combined(etcd, keys, declaration, wanted, id_, holder)
 
 
@@ -225,15 +227,15 @@ async def _series_continues(etcd: EtcdClient, keys: Keys, policy: str, holder: H
     return kv is not None and time.time() - parse_time(read(History.decode, kv).finished) < BETWEEN_TWO
 
 
-def _after_holder(wanted: Request, id_: str, holder: Holder) -> Asked:
+def _after_holder(wanted: Request, id_: str, holder: Holder) -> ResolvedStart:
     """The operation runs after the holder's end, and gets the id at once."""
     after = wanted.after
     if all(one.ref != holder.ref for one in after):
         after = (*after, After(holder.ref, "end"))
-    return Asked(replace(wanted, after=after), id_, holder, follows=holder.ref)
+    return ResolvedStart(replace(wanted, after=after), id_, holder, follows=holder.ref)
 
 
-async def _in_turn(etcd: EtcdClient, keys: Keys, asked: Asked, former: Spec) -> Asked:
+async def _in_turn(etcd: EtcdClient, keys: Keys, asked: ResolvedStart, former: Spec) -> ResolvedStart:
     """The replacing operation waits for the running one of the same id, as the replaced one did."""
     if not former.follows:
         return asked
@@ -252,7 +254,7 @@ async def _in_turn(etcd: EtcdClient, keys: Keys, asked: Asked, former: Spec) -> 
 
 async def _combined(
     etcd: EtcdClient, keys: Keys, declaration: Declaration, wanted: Request, id_: str, holder: Holder
-) -> Asked | Joined | Undecided:
+) -> ResolvedStart | Joined | Undecided:
     """Replace the holder by an operation that combines both requests.
 
     It starts at the earlier start time, waits for the predecessors of both, and repeats if either does. If the request
@@ -281,7 +283,7 @@ async def _combined(
     taken_over = [After(ref, edge.on) for edge in edges if (ref := OperationRef.parse(edge.op)) not in known]
     series = wanted.series or (Series.from_json(former.series) if former.series is not None else None)
     request = replace(wanted, arg=arg, not_before=due, after=(*wanted.after, *taken_over), series=series)
-    return await _in_turn(etcd, keys, Asked(request, id_, holder, replaces=True, alone=True), former)
+    return await _in_turn(etcd, keys, ResolvedStart(request, id_, holder, replaces=True, alone=True), former)
 
 
 async def _held(etcd: EtcdClient, keys: Keys, holder: Holder) -> str:

@@ -27,7 +27,7 @@ from distop.services.submission.awaited_operations import predecessors, standing
 from distop.services.submission.contention import Inserting, Lost, overdue, until_won
 from distop.services.submission.duplicates import Joined, Undecided, resolve
 from distop.services.submission.idempotency import BeingInserted, find_earlier, won
-from distop.services.submission.insertion import Insertion, Started, Try
+from distop.services.submission.insertion import Insertion, StartAttempt, Started
 from distop.services.submission.option_values import After
 from distop.store.connection_settings import WRITE_LIMIT
 
@@ -157,12 +157,12 @@ class _Together:
     ) -> None:
         self._etcd = etcd
         self._keys = keys
-        self._tries = [Try(one) for one in wanted]
+        self._tries = [StartAttempt(one) for one in wanted]
         self._insertion = Insertion(etcd, keys, self._tries, joins=joins)
         self._links = links
-        self._refs: dict[Try, OperationRef] = {}
+        self._refs: dict[StartAttempt, OperationRef] = {}
         """The edges between started operations."""
-        self._apart: set[Try] = set()
+        self._apart: set[StartAttempt] = set()
         """Operations with too many predecessors outside the graph: these edges are written separately."""
         self._hold, self._value, self._shown = hold, b"", 0.0
 
@@ -194,7 +194,7 @@ class _Together:
             )
         return Whole(tuple(self._refs[one] for one in self._tries), whole)
 
-    def _new(self, subject: Subject | None = None) -> list[Try]:
+    def _new(self, subject: Subject | None = None) -> list[StartAttempt]:
         """The attempts of operations to start."""
         tries = self._tries if subject is None else self._insertion.subjects[subject]
         return [one for one in tries if one.verdict is None]
@@ -220,7 +220,7 @@ class _Together:
                 f"{left[0].wanted.request_id!r}: this is another graph, so choose new request ids"
             )
         self._refuse()
-        if (twin := next((one.wanted for one in self._new() if one.asked is None), None)) is not None:
+        if (twin := next((one.wanted for one in self._new() if one.resolved is None), None)) is not None:
             raise InvalidArgument(
                 f"two operations of the graph, both {twin.type} on {twin.table}, have the same id: only one operation "
                 "of an id can be active"
@@ -268,7 +268,7 @@ class _Together:
 
     # ------------------------------------------------------------------ build
 
-    def _operations(self, tries: Sequence[Try]) -> list[t.NewOperation]:
+    def _operations(self, tries: Sequence[StartAttempt]) -> list[t.NewOperation]:
         """The new operations, without the edges inside the graph, which are written separately."""
         return self._insertion.operations(tries, hold=self._hold, waits=True, apart=self._apart)
 
@@ -340,7 +340,7 @@ class _Together:
             await self._deny_hold()
             raise
 
-    async def _insert(self, subject: Subject, tries: Sequence[Try]) -> None:
+    async def _insert(self, subject: Subject, tries: Sequence[StartAttempt]) -> None:
         """Insert the operations of one type on one table page by page, with the current counters."""
         types, first = self._insertion.types, 0
         while first < len(tries):
@@ -364,7 +364,7 @@ class _Together:
             else:
                 await self._insertion.read_type(subject)
 
-    async def _inserted_by_copy(self, refused: TxnResult, page: Sequence[Try], ref: OperationRef) -> bool:
+    async def _inserted_by_copy(self, refused: TxnResult, page: Sequence[StartAttempt], ref: OperationRef) -> bool:
         """Whether an earlier copy of the refused transaction has inserted the page.
 
         Raises Lost if another call has started its first operation, and that has ended: the operations held here do not
@@ -379,9 +379,9 @@ class _Together:
             raise Lost
         return False
 
-    async def _still_free(self, subject: Subject, tries: Sequence[Try]) -> None:
+    async def _still_free(self, subject: Subject, tries: Sequence[StartAttempt]) -> None:
         """Raises Incompatible if another client has taken an id of the graph during its insertion."""
-        own = [one.wanted for one in tries if one.asked is not None and one.asked.id]
+        own = [one.wanted for one in tries if one.resolved is not None and one.resolved.id]
         declaration = self._insertion.types[subject].declaration
         for answer in await resolve(self._etcd, self._keys, declaration, own) if own else ():
             if isinstance(answer, Joined | Undecided):
@@ -392,7 +392,7 @@ class _Together:
             if isinstance(answer, Exception):
                 raise answer
 
-    async def _check_no_other_call(self, tries: Sequence[Try]) -> None:
+    async def _check_no_other_call(self, tries: Sequence[StartAttempt]) -> None:
         """Check that no other call with these request ids inserts the graph.
 
         Both calls insert in the same order, so the first one continues. Raises Inserting, InvalidArgument, Lost.
@@ -404,7 +404,7 @@ class _Together:
             if answer is not None:
                 raise answer if isinstance(answer, InvalidArgument) else Lost
 
-    async def _connect_outside(self, edges: Sequence[tuple[Try, After]]) -> None:
+    async def _connect_outside(self, edges: Sequence[tuple[StartAttempt, After]]) -> None:
         """Write the edges of operations with many predecessors.
 
         A predecessor that has succeeded meanwhile is skipped. Raises OperationStartError if one ended otherwise.

@@ -81,7 +81,7 @@ class _Search:
         for n, one in enumerate(wanted):
             self._left.setdefault(one.request_id, []).append((n, one))
 
-    def over(self) -> bool:
+    def complete(self) -> bool:
         """Whether all requests are found."""
         return not self._left
 
@@ -145,18 +145,18 @@ async def _look_everywhere(etcd: EtcdClient, keys: Keys, search: _Search, table:
     """Search active operations first, then the history, in which ended ones are."""
     active = await active_refs(etcd, keys, table, type_name)
     await _look_through(etcd, keys, search, active[::-1])  # most repeated calls repeat a recent one
-    if not search.over():
+    if not search.complete():
         listing = await etcd.list(*table_registry.type_family(keys, K.HISTORY, table, type_name), page=_PAGE)
         for kv, record in readable(etcd, History.decode, (kv for kv in listing.kvs if table_registry.refs(keys, [kv]))):
             if search.concerns(record) and not record.void:
                 search.take(record, table_registry.refs(keys, [kv])[0])
-                if search.over():
+                if search.complete():
                     break
 
 
 async def _look_through(etcd: EtcdClient, keys: Keys, search: _Search, active: Sequence[OperationRef]) -> None:
     for n in range(0, len(active), _PAGE):
-        if search.over():
+        if search.complete():
             return
         page = active[n : n + _PAGE]
         answers = await etcd.read(*(Get(keys.of(ref, "spec")) for ref in page))

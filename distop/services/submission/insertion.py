@@ -29,7 +29,7 @@ from distop.protocol.txn import Get, GetResult
 from distop.services.nearest_names import unknown_table
 from distop.services.submission.awaited_operations import predecessors, standings
 from distop.services.submission.contention import Inserting, Lost
-from distop.services.submission.duplicates import Asked, Joined, Undecided, resolve
+from distop.services.submission.duplicates import Joined, ResolvedStart, Undecided, resolve
 from distop.services.submission.idempotency import BeingInserted, find_earlier
 from distop.services.submission.option_values import refuse_unowned
 from distop.services.suggested_commands import command
@@ -74,7 +74,7 @@ def _never() -> bool:
 
 
 @dataclass(slots=True, eq=False)
-class Try:
+class StartAttempt:
     """One attempt to start a request, and its verdict.
 
     The verdict is the operation, or why there is none; Lost is retried by the caller. ``withdrawn`` returns whether the
@@ -85,7 +85,7 @@ class Try:
     withdrawn: Callable[[], bool] = _never
     verdict: Started | Exception | None = None
     object: str = ""
-    asked: Asked | None = None
+    resolved: ResolvedStart | None = None
     """The operation to start, by its id; None: not known yet."""
     outside: tuple[After, ...] = ()
     """Further predecessors: active operations that other operations of its graph joined."""
@@ -97,9 +97,9 @@ class Try:
     _object: str | None = None
     _spec: tuple[float, Spec, bytes] | None = None
 
-    def again(self) -> Try:
+    def again(self) -> StartAttempt:
         """Reset it for another attempt. Its cached object and Spec stay."""
-        self.verdict, self.asked, self.outside, self.after, self.sent = None, None, (), (), False
+        self.verdict, self.resolved, self.outside, self.after, self.sent = None, None, (), (), False
         return self
 
     @property
@@ -110,7 +110,7 @@ class Try:
     @property
     def awaited(self) -> tuple[After, ...]:
         """The operations that it must wait for."""
-        after = self.asked.request.after if self.asked is not None else self.wanted.after
+        after = self.resolved.request.after if self.resolved is not None else self.wanted.after
         if not self.outside:
             return after
         known = {one.ref for one in after}
@@ -125,7 +125,7 @@ class Try:
 
     def spec_of(self, of_type: OfType, hold: str = "") -> tuple[Spec, bytes]:
         """Its Spec, and the encoded Spec; cached for a moment."""
-        asked = self.asked
+        asked = self.resolved
         assert asked is not None
         if hold or asked.request is not self.wanted or asked.id:
             spec = make_spec(asked.request, of_type.declaration, of_type.record, hold)
@@ -156,24 +156,24 @@ class Insertion:
     ``joins``: a request whose id belongs to an active operation may join that one; otherwise it is refused.
     """
 
-    def __init__(self, etcd: EtcdClient, keys: Keys, tries: Sequence[Try], *, joins: bool = True) -> None:
+    def __init__(self, etcd: EtcdClient, keys: Keys, tries: Sequence[StartAttempt], *, joins: bool = True) -> None:
         self.etcd = etcd
         self.keys = keys
         self.tries = tries
         self.types: dict[Subject, OfType] = {}
-        self.subjects: dict[Subject, list[Try]] = {}
+        self.subjects: dict[Subject, list[StartAttempt]] = {}
         self._joins = joins
         self._found: dict[Subject, Sequence[GetResult]] = {}
         for one in tries:
             self.subjects.setdefault((one.wanted.table, one.wanted.type), []).append(one)
 
-    async def look_back(self, heard: OfType | None = None) -> None:
+    async def look_back(self, cached: OfType | None = None) -> None:
         """Read the counters of each type and table, then find operations that earlier calls have started.
 
-        ``heard``: cached data of the only type and table.
+        ``cached``: cached data of the only type and table.
         """
-        if heard is not None:
-            self.types = dict.fromkeys(self.subjects, heard)
+        if cached is not None:
+            self.types = dict.fromkeys(self.subjects, cached)
         else:
             self._found = {one: await _read(self.etcd, self.keys, *one) for one in self.subjects}
         for subject, tries in self.subjects.items():
@@ -199,7 +199,7 @@ class Insertion:
         found = await _read(self.etcd, self.keys, *subject)
         self.types[subject] = await _of_type(self.etcd, self.keys, *subject, found)
 
-    async def _find_earlier(self, own: Sequence[Try]) -> None:
+    async def _find_earlier(self, own: Sequence[StartAttempt]) -> None:
         """Find the operations of earlier calls with the same request ids, which their callers chose."""
         try:
             answers = await find_earlier(self.etcd, self.keys, [one.wanted for one in own])
@@ -241,7 +241,7 @@ class Insertion:
                 one.verdict = Lost()
             elif answer.id not in ids:
                 ids |= {answer.id} if answer.id else set()
-                one.asked = answer
+                one.resolved = answer
                 if answer.request.arg != one.wanted.arg:
                     try:
                         one.object = await object_found(of_type.declaration, answer.request)
@@ -251,7 +251,7 @@ class Insertion:
 
     async def read_predecessors(self) -> Mapping[OperationRef, Standing | NotFound]:
         """Find the predecessors of each operation."""
-        asked = [one for one in self.tries if one.asked is not None and one.verdict is None]
+        asked = [one for one in self.tries if one.resolved is not None and one.verdict is None]
         standing = await standings(self.etcd, self.keys, (after.ref for one in asked for after in one.awaited))
         for one in asked:
             try:
@@ -261,7 +261,7 @@ class Insertion:
         return standing
 
     def operations(
-        self, tries: Sequence[Try], *, hold: str = "", waits: bool = False, apart: Iterable[Try] = ()
+        self, tries: Sequence[StartAttempt], *, hold: str = "", waits: bool = False, apart: Iterable[StartAttempt] = ()
     ) -> list[t.NewOperation]:
         """New operations of one type on one table, with the next instance numbers.
 
@@ -274,23 +274,23 @@ class Insertion:
             for number, one in enumerate(tries, self.types[subject].counters.next_instance)
         ]
 
-    def _operation(self, one: Try, ref: OperationRef, hold: str, waits: bool, apart: bool) -> t.NewOperation:
-        assert one.asked is not None
+    def _operation(self, one: StartAttempt, ref: OperationRef, hold: str, waits: bool, apart: bool) -> t.NewOperation:
+        assert one.resolved is not None
         spec, value = one.spec_of(self.types[ref.table, ref.type], hold)
-        waits = waits or one.asked.request.waits
+        waits = waits or one.resolved.request.waits
         return t.NewOperation(
-            *(ref, spec, one.asked.request.arg),
+            *(ref, spec, one.resolved.request.arg),
             None if waits or ref.table != CLUSTER_TABLE else whole_plan(),
             waits=waits,
             after=one.after if not apart else (),
             options=one.wanted.options,
-            takes=one.asked.takes(ref),
+            takes=one.resolved.takes(ref),
             value=value,
             named=one.wanted.keyed,
         )
 
 
-def share(tries: Iterable[Try], error: Exception) -> None:
+def share(tries: Iterable[StartAttempt], error: Exception) -> None:
     """Give the error to each request without a verdict: the first one gets the error, the others get copies.
 
     An exception that is raised by two callers at once would mix their tracebacks.
@@ -311,15 +311,15 @@ def copied(error: Exception) -> Exception:
     return other
 
 
-def _overtaken(asked: Asked, of_type: OfType) -> bool:
+def _overtaken(resolved: ResolvedStart, of_type: OfType) -> bool:
     """Whether the holder of its id was started after the counters were read.
 
     The holder then has an instance number that these counters would assign again.
     """
-    return asked.holder is not None and asked.holder.ref.instance >= of_type.counters.next_instance
+    return resolved.holder is not None and resolved.holder.ref.instance >= of_type.counters.next_instance
 
 
-def _leave_out_waits_for_replaced(tries: Iterable[Try]) -> None:
+def _leave_out_waits_for_replaced(tries: Iterable[StartAttempt]) -> None:
     """Postpone requests that conflict by a replacement.
 
     One request may replace an operation that another one waits for. The later one of the two is left out of this
@@ -327,12 +327,12 @@ def _leave_out_waits_for_replaced(tries: Iterable[Try]) -> None:
     """
     replaced, awaited = set[OperationRef](), set[OperationRef]()
     for one in tries:
-        if one.asked is None or one.verdict is not None:
+        if one.resolved is None or one.verdict is not None:
             continue
-        holder = one.asked.holder.ref if one.asked.replaces and one.asked.holder is not None else None
-        after = {pred.ref for pred in one.asked.request.after}
+        holder = one.resolved.holder.ref if one.resolved.replaces and one.resolved.holder is not None else None
+        after = {pred.ref for pred in one.resolved.request.after}
         if holder in awaited or not replaced.isdisjoint(after):
-            one.asked = None
+            one.resolved = None
             continue
         awaited |= after
         if holder is not None:

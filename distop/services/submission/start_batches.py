@@ -15,8 +15,8 @@ from distop.clock import time
 from distop.errors import EtcdUnavailable, OutcomeUnknown
 from distop.protocol.operation_transitions import STARTS_PER_TXN
 from distop.services.submission.contention import Lost, overdue, pause, too_contended
-from distop.services.submission.insertion import Started, Subject, Try
-from distop.services.submission.submit import Apart, Heard, NotSent, cut_off_noted, submit, try_to_start
+from distop.services.submission.insertion import StartAttempt, Started, Subject
+from distop.services.submission.submit import Apart, CountersCache, NotSent, cut_off_noted, submit, try_to_start
 from distop.store.group_commit import GroupCommit
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ log = logging.getLogger("distop.client")
 class _PendingStart:
     """A start whose caller waits for its verdict."""
 
-    tried: Try
+    tried: StartAttempt
     settled: asyncio.Future[None]
     lost_since: float = 0.0
     """When it first lost the race; 0: it has not."""
@@ -78,7 +78,7 @@ class _Queue:
             lambda error: log.error("Unexpected error; the starts of a group are cancelled", exc_info=error),
             abandoned=lambda one: one.settled.done(),
         )
-        self._heard = Heard()
+        self._cache = CountersCache()
         self._lost = 0
         """Attempts in a row without progress."""
         self.pending: dict[_PendingStart, None] = {}
@@ -101,7 +101,7 @@ class _Queue:
         tries = [one.tried for one in group]
         began = time.monotonic()
         try:
-            await try_to_start(self._etcd, self._keys, tries, self._heard)
+            await try_to_start(self._etcd, self._keys, tries, self._cache)
         except BaseException:  # cancelled: the loop or the connection was closed
             for one in group:
                 one.settled.cancel()
@@ -114,7 +114,7 @@ class _Queue:
         self._lost = self._lost + 1 if len(left) == len(group) else 0
         if self._lost:
             # Others have their turns during the pause, and a read costs less than a refused transaction.
-            self._heard.note(None)
+            self._cache.note(None)
             await asyncio.sleep(pause(self._lost, took))
         return left
 
@@ -146,7 +146,7 @@ class Starts:
         if queue is None:
             queue = self._queues[subject] = _Queue(self._etcd, self._keys)
         settled = asyncio.get_running_loop().create_future()
-        one = _PendingStart(Try(wanted, settled.cancelled), settled)
+        one = _PendingStart(StartAttempt(wanted, settled.cancelled), settled)
         try:
             await queue.wait_for(one)
         finally:

@@ -89,10 +89,10 @@ def acting(etcd: EtcdClient) -> str:
     etcd does not record who wrote a key, so each record contains the name that its writer reports.
     """
     user = etcd.config.username
-    return _told(user) if user else whoami()
+    return _shortened_name(user) if user else whoami()
 
 
-def _told(name: str) -> str:
+def _shortened_name(name: str) -> str:
     return name[:LONGEST_SUBMITTER].encode(errors="replace").decode()
 
 
@@ -111,7 +111,7 @@ def _who(*_: object) -> str:
         user = getpass.getuser()
     except (KeyError, OSError):
         user = str(os.getuid())
-    return _told(f"{user}@{socket.gethostname()}")
+    return _shortened_name(f"{user}@{socket.gethostname()}")
 
 
 _LIMITS = tuple(one.name for one in fields(Options))

@@ -16,7 +16,7 @@ from distop.protocol.records import CLUSTER_TABLE, OperationRef
 from distop.protocol.txn import MAX_OPERATIONS, GetResult, operations
 from distop.services.submission.contention import Lost, until_won
 from distop.services.submission.idempotency import excluding, running_refs, won
-from distop.services.submission.insertion import Insertion, Started, Try, copied, counters, mod_of, share
+from distop.services.submission.insertion import Insertion, StartAttempt, Started, copied, counters, mod_of, share
 from distop.store.connection_settings import WRITE_LIMIT
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from distop.protocol.behavior_declaration import Declaration
     from distop.protocol.keys import Keys
     from distop.protocol.txn import Txn, TxnResult
-    from distop.services.submission.duplicates import Asked
+    from distop.services.submission.duplicates import ResolvedStart
     from distop.services.submission.insertion import OfType
     from distop.services.submission.start_request import Request
     from distop.store.client import EtcdClient
@@ -34,13 +34,13 @@ log = logging.getLogger("distop.client")
 
 READS = 60
 """Number of keys that are read at once."""
-HEARD_FOR = 0.25
+CACHED_FOR = 0.25
 """Maximum age in seconds of the counters and the declaration from the previous attempt."""
 _CUT_OFF = "distop_request_id"
 
 
 @contextmanager
-def cut_off_noted(one: Try) -> Iterator[None]:
+def cut_off_noted(one: StartAttempt) -> Iterator[None]:
     """Note in a cancellation that the start was sent: it may have been applied, or may still be.
 
     The exception has no class of its own: ``asyncio.timeout`` and task groups of Python 3.11 accept only
@@ -76,7 +76,7 @@ async def submit(etcd: EtcdClient, keys: Keys, wanted: Request) -> Started:
     """
 
     async def attempt() -> Started:
-        one = Try(wanted)
+        one = StartAttempt(wanted)
         with cut_off_noted(one):
             await try_to_start(etcd, keys, [one])
         return one.result()
@@ -84,7 +84,7 @@ async def submit(etcd: EtcdClient, keys: Keys, wanted: Request) -> Started:
     return await until_won(etcd, keys, wanted, attempt)
 
 
-class Heard:
+class CountersCache:
     """A cache of the declaration, table record and counters that the previous transaction found.
 
     The next transaction need not read them again. If they are stale, it is refused, and the refusal returns the current
@@ -97,22 +97,24 @@ class Heard:
 
     def latest(self) -> OfType | None:
         """The data of the latest attempt; None if it is too old."""
-        return self._latest if time.monotonic() - self._at < HEARD_FOR else None
+        return self._latest if time.monotonic() - self._at < CACHED_FOR else None
 
     def note(self, latest: OfType | None) -> None:
         self._latest, self._at = latest, time.monotonic()
 
 
-async def try_to_start(etcd: EtcdClient, keys: Keys, tries: Sequence[Try], heard: Heard | None = None) -> None:
+async def try_to_start(
+    etcd: EtcdClient, keys: Keys, tries: Sequence[StartAttempt], cache: CountersCache | None = None
+) -> None:
     """Try once to start operations of one type on one table in one transaction, and set the verdict of each.
 
     An error of one operation does not affect the others. Operations that do not fit into this transaction (it is full,
     or contains the same request) are NotSent. Errors of the type, the table or etcd are the verdict of all that have
-    none yet, each with its own exception. ``heard``: the cache of the previous try, which this one updates.
+    none yet, each with its own exception. ``cache``: the cache of the previous try, which this one updates.
     """
-    heard = heard if heard is not None else Heard()
+    cache = cache if cache is not None else CountersCache()
     try:
-        await _start(etcd, keys, tries, heard)
+        await _start(etcd, keys, tries, cache)
     except EtcdRejected as error:
         share(tries, Apart(error) if len(tries) > 1 else error)
     except Exception as error:
@@ -120,10 +122,10 @@ async def try_to_start(etcd: EtcdClient, keys: Keys, tries: Sequence[Try], heard
     share(tries, NotSent())
 
 
-async def _start(etcd: EtcdClient, keys: Keys, tries: Sequence[Try], heard: Heard) -> None:
+async def _start(etcd: EtcdClient, keys: Keys, tries: Sequence[StartAttempt], cache: CountersCache) -> None:
     insertion = Insertion(etcd, keys, tries)
-    latest = heard.latest()
-    heard.note(None)
+    latest = cache.latest()
+    cache.note(None)
     await insertion.look_back(latest)
     await insertion.check()
     if not (asked := _asked(tries)):
@@ -148,7 +150,7 @@ async def _start(etcd: EtcdClient, keys: Keys, tries: Sequence[Try], heard: Hear
         return
     if (result := await _commit(etcd, txn, chosen)) is None:
         return
-    heard.note(_told(result, of_type, new))
+    cache.note(_refreshed(result, of_type, new))
     instead: Sequence[t.FoundInstead | None] = [None] * len(new)
     if not result.succeeded:
         instead = t.found_instead(result) if looks else await _instead(etcd, keys, result, new)
@@ -159,7 +161,7 @@ async def _start(etcd: EtcdClient, keys: Keys, tries: Sequence[Try], heard: Hear
             _verdict_from_first(one, first)
 
 
-async def _commit(etcd: EtcdClient, txn: Txn, chosen: Sequence[Try]) -> TxnResult | None:
+async def _commit(etcd: EtcdClient, txn: Txn, chosen: Sequence[StartAttempt]) -> TxnResult | None:
     """Send the transaction that starts these. Returns None if the outcome is unknown, which is the verdict of each."""
     for one in chosen:
         one.sent = True
@@ -171,9 +173,9 @@ async def _commit(etcd: EtcdClient, txn: Txn, chosen: Sequence[Try]) -> TxnResul
         return None
 
 
-def _asked(tries: Iterable[Try]) -> dict[Try, Asked]:
+def _asked(tries: Iterable[StartAttempt]) -> dict[StartAttempt, ResolvedStart]:
     """The operations to start."""
-    return {one: one.asked for one in tries if one.asked is not None and one.open}
+    return {one: one.resolved for one in tries if one.resolved is not None and one.open}
 
 
 async def _instead(
@@ -190,7 +192,7 @@ async def _instead(
     return t.conflicts_in(answers)
 
 
-def _told(result: TxnResult, of_type: OfType, new: Sequence[t.NewOperation]) -> OfType | None:
+def _refreshed(result: TxnResult, of_type: OfType, new: Sequence[t.NewOperation]) -> OfType | None:
     """The data for the next try: with the counters that this start wrote, or that its refusal returned.
 
     None: runOps has changed. Every write of the table's record also writes runOps, so both must be read again.
@@ -248,16 +250,18 @@ def _unknown(wanted: Request, error: OutcomeUnknown) -> OutcomeUnknown:
     return unknown
 
 
-def _choose(declaration: Declaration, asked: Mapping[Try, Asked]) -> tuple[list[Try], dict[Try, Try]]:
+def _choose(
+    declaration: Declaration, asked: Mapping[StartAttempt, ResolvedStart]
+) -> tuple[list[StartAttempt], dict[StartAttempt, StartAttempt]]:
     """The operations that may start together, in order; and the excluded ones, each with the one that excludes it.
 
     A second copy of a request waits until it can find the first one by its request id (invariant 14). If the type
     excludes itself, or runs one at a time for each object, only the first operation starts.
     """
-    chosen: list[Try] = []
-    behind: dict[Try, Try] = {}
+    chosen: list[StartAttempt] = []
+    behind: dict[StartAttempt, StartAttempt] = {}
     requests: set[str] = set()
-    first: dict[str, Try] = {}
+    first: dict[str, StartAttempt] = {}
     for one, answer in asked.items():
         if one.wanted.request_id in requests:
             continue
@@ -273,7 +277,7 @@ def _choose(declaration: Declaration, asked: Mapping[Try, Asked]) -> tuple[list[
     return chosen, behind
 
 
-def _verdict_from_first(one: Try, first: Try) -> None:
+def _verdict_from_first(one: StartAttempt, first: StartAttempt) -> None:
     """Derive the verdict from that of the excluding operation, without another transaction."""
     ref = OperationRef(one.wanted.table, one.wanted.type, one.object, 0)
     if isinstance(first.verdict, Started):

@@ -124,7 +124,7 @@ class Running:
 
     @property
     def told(self) -> dict[str, str]:
-        return dict(self.executor._ctx.rejected_writes.told)
+        return dict(self.executor._ctx.rejected_writes.published)
 
     def sees(self) -> None:
         self.executor._ctx.cluster = self.world.cluster()

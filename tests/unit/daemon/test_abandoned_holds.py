@@ -263,18 +263,18 @@ def test_a_rejected_write_of_a_hold_is_reported_and_does_not_block_others(monkey
         await daemon.keeper.look()
         assert Hold.decode(etcd.value(KEYS.hold("c")) or b"").state is HoldState.DENIED
         assert etcd.value(KEYS.hold("d")) is None
-        assert set(told.told) == {"hold a", "hold b", "hold e"}
+        assert set(told.published) == {"hold a", "hold b", "hold e"}
         assert sorted(asked) == sorted(poisoned)
         await daemon.keeper.look()
         assert sorted(asked) == sorted(poisoned), "not again at once"
         put("a")  # its caller refreshes it
         del daemon.cluster.holds["e"]
         await daemon.keeper.look()
-        assert set(told.told) == {"hold b"}
+        assert set(told.published) == {"hold b"}
         poisoned.clear()
         daemon.now += PAUSE[1]
         await daemon.keeper.look()
-        assert told.told == {}
+        assert told.published == {}
         assert etcd.value(KEYS.hold("b")) is None
         daemon.keeper.close()
 
@@ -300,7 +300,7 @@ def test_a_rejected_write_of_a_hold_that_is_gone_meanwhile_is_not_reported(monke
         daemon.now = abandoned_holds.GRAPH_LIMIT + 1
         await daemon.keeper.look()
         assert len(etcd.committed) == 1
-        assert told.told == {}
+        assert told.published == {}
         daemon.keeper.close()
 
     asyncio.run(main())

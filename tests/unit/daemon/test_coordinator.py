@@ -226,10 +226,10 @@ def test_a_rejected_write_is_not_reported_any_more_once_etcd_accepts_it(run: Any
         one.client.usual = picky
         await one.role.start()
         world.do(world.report(ref, 0, JobState.FAILED))
-        await one.until(lambda: str(ref) in told.told)
+        await one.until(lambda: str(ref) in told.published)
         one.client.usual = one.client.store.apply
         await one.until(lambda: world.stage(ref) is Stage.CANCELLING)
-        await one.until(lambda: not told.told)
+        await one.until(lambda: not told.published)
         assert world.stage(ref) is Stage.CANCELLING
 
     run(work, replace(PLAIN, failure_policy="fail_fast"))

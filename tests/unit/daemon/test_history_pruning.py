@@ -159,9 +159,9 @@ def test_the_files_of_each_forgotten_operation_are_removed() -> None:
         sweeping = asyncio.ensure_future(sweeper.run())
         found = [OperationRef(table, "find", "", n) for n, table in enumerate(("t", "u", "t"), 1)]
         for ref in found:
-            sweeper.tell([ref])
+            sweeper.add([ref])
             await asyncio.sleep(1.0)
-        sweeper.tell(found)
+        sweeper.add(found)
         await asyncio.sleep(1.0)
         sweeping.cancel()
         assert removed == [str(found[n]) for n in (0, 1, 2, 0, 2, 1)]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from distop.daemon import job_progress
-from distop.daemon.job_progress import Doing
+from distop.daemon.job_progress import JobStatuses
 from distop.protocol.records import Node
 from distop.worker.daemon_side.requests import RunRequest
 
@@ -27,7 +27,7 @@ class Timers:
         self.pauses: list[float] = []
         self.told: list[Mapping[str, str]] = []
         self.nodes = 3
-        self.doing = Doing(lambda: self.nodes, lambda: self.told.append(self.doing.told))
+        self.doing = JobStatuses(lambda: self.nodes, lambda: self.told.append(self.doing.published))
         monkeypatch.setattr(asyncio.get_running_loop(), "call_later", self._call_later)
 
     def _call_later(self, pause: float, due: object, *_: object, **__: object) -> asyncio.TimerHandle:
@@ -42,21 +42,21 @@ class Timers:
 async def test_the_status_of_a_long_run_is_published_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     timers = Timers(monkeypatch)
     said = timers.doing
-    said.says(FIRST, "reading footers")
-    said.says(FIRST, "scanning 9 files")
-    said.is_at(FIRST, 3, 2_000)
-    said.is_at(SECOND, 0, 1)
-    said.is_at(OTHER, 1, 1)
+    said.set_text(FIRST, "reading footers")
+    said.set_text(FIRST, "scanning 9 files")
+    said.set_tasks(FIRST, 3, 2_000)
+    said.set_tasks(SECOND, 0, 1)
+    said.set_tasks(OTHER, 1, 1)
     assert (timers.pauses, timers.told) == ([job_progress.LEAST_PAUSE], []), "one timer for all of them"
     timers.come()
     both = {"t/sample/1": "scanning 9 files: 3 of 2,000 Spark tasks (and 1 more)", "u/sample/1": "1 of 1 Spark tasks"}
     assert timers.told == [both]
-    said.says(FIRST, "fetching samples")
+    said.set_text(FIRST, "fetching samples")
     for run in (SECOND, OTHER):
-        said.over(run)
+        said.remove(run)
     timers.come()
     assert timers.told[1:] == [{"t/sample/1": "fetching samples"}]
-    said.over(FIRST)
+    said.remove(FIRST)
     timers.come()
     assert timers.told[2:] == [{}]
 
@@ -64,17 +64,17 @@ async def test_the_status_of_a_long_run_is_published_until_it_ends(monkeypatch: 
 async def test_a_job_with_an_empty_status_reports_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as a job that has started Spark and had no status before."""
     timers = Timers(monkeypatch)
-    timers.doing.says(FIRST, "starting Spark")
+    timers.doing.set_text(FIRST, "starting Spark")
     timers.come()
-    timers.doing.says(FIRST, "")
+    timers.doing.set_text(FIRST, "")
     timers.come()
     assert timers.told == [{"t/sample/1": "starting Spark"}, {}]
 
 
 async def test_the_status_of_a_short_run_is_never_published(monkeypatch: pytest.MonkeyPatch) -> None:
     timers = Timers(monkeypatch)
-    timers.doing.says(FIRST, "reading footers")
-    timers.doing.over(FIRST)
+    timers.doing.set_text(FIRST, "reading footers")
+    timers.doing.remove(FIRST)
     timers.come()
     assert timers.told == []
 
@@ -84,7 +84,7 @@ async def test_statuses_are_published_less_often_with_more_nodes(monkeypatch: py
     timers.nodes = 1_000
     runs = [replace(FIRST, op=f"t/sample/{n}") for n in range(2 * job_progress.MOST_OPERATIONS)]
     for run in runs:
-        timers.doing.says(run, "x" * 10_000)
+        timers.doing.set_text(run, "x" * 10_000)
     assert timers.pauses == [job_progress.PAUSE_PER_NODE * 1_000]
     timers.come()
     (told,) = timers.told

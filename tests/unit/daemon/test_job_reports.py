@@ -157,7 +157,7 @@ def test_a_rejected_write_is_set_aside_and_reported(
         assert sorted(one.answers) == [0, 1, 3, 4, 6, 7]
         assert all(one.answers.values())
         said = "reports: the progress was refused: too large"
-        assert dict(one.rejected_writes.told) == {"t/noop/1": f"{said}; and 1 more write"}
+        assert dict(one.rejected_writes.published) == {"t/noop/1": f"{said}; and 1 more write"}
         one.submit(8, 9)
         await one.reporter.drain()
         assert {8, 9} <= one.answers.keys()
@@ -167,7 +167,7 @@ def test_a_rejected_write_is_set_aside_and_reported(
         await asyncio.wait(set(one.reporter._aside), timeout=20)
         assert sorted(one.answers) == list(range(10))
         assert all(one.answers.values())
-        assert (one.rejected_writes.told, one.reporter._aside) == ({}, set())
+        assert (one.rejected_writes.published, one.reporter._aside) == ({}, set())
 
     asyncio.run(main())
 
@@ -194,12 +194,12 @@ def test_a_rejected_write_is_settled_once_its_fence_is_gone(monkeypatch: pytest.
         one = Picky(monkeypatch, progress(1))
         one.submit(0, 1)
         await one.reporter.drain()
-        assert one.rejected_writes.told
+        assert one.rejected_writes.published
         one.client.store.apply(Txn((), (Put(KEYS.claim(OperationRef("t", "noop", "", 1), 1), b"x"),)))
         one.refused.clear()
         await asyncio.wait(set(one.reporter._aside), timeout=20)
         assert one.answers[1] == 0
-        assert not one.rejected_writes.told
+        assert not one.rejected_writes.published
 
     asyncio.run(main())
 

@@ -13,7 +13,7 @@ import pytest
 from distop.daemon.capability import Capability
 from distop.daemon.executor.job_runs import Jobs
 from distop.daemon.incarnation_context import Context
-from distop.daemon.job_progress import Doing
+from distop.daemon.job_progress import JobStatuses
 from distop.daemon.job_reports import Reporter
 from distop.daemon.local_jobs import LocalJobs, RunFiles
 from distop.daemon.rejected_writes import RejectedWrites
@@ -108,7 +108,7 @@ class IdleScheduler:
     def settled(self, op: OpenOperation, partition: int, *, ended: bool) -> None:
         (self.ended if ended else self.released).append(partition)
 
-    def broke(self, ref: OperationRef) -> None: ...
+    def job_failed(self, ref: OperationRef) -> None: ...
 
     def succeeded(self, ref: OperationRef) -> None: ...
 
@@ -130,7 +130,7 @@ class HoldingExecutor(Context):
         self.child = Child()
         self.worker: Any = self.child
         self.session: Any = type("Session", (), {"deadline": 0.0})
-        self.doing = Doing(lambda: 1, lambda: None)
+        self.doing = JobStatuses(lambda: 1, lambda: None)
         self.capability = Capability(self.cluster, "me", self.log, lambda: None)
         self.lost = asyncio.get_running_loop().create_future()
         self.rejected_writes = RejectedWrites(self.log, lambda: None)
@@ -418,8 +418,8 @@ async def test_fatal_errors_count_neither_for_nor_against_a_node(can_fail: bool,
     told: list[str] = []
 
     class Noted(IdleScheduler):
-        def broke(self, ref: OperationRef) -> None:
-            told.append("broke")
+        def job_failed(self, ref: OperationRef) -> None:
+            told.append("failed")
 
         def succeeded(self, ref: OperationRef) -> None:
             told.append("ended")
@@ -434,7 +434,7 @@ async def test_fatal_errors_count_neither_for_nor_against_a_node(can_fail: bool,
     here.child.script = lambda tell: tell(ends)
     await here.jobs.run(here.op, [0, 1, 2, 3])
     await here.jobs.drain()
-    assert told == ["broke", "ended", "broke"]
+    assert told == ["failed", "ended", "failed"]
 
 
 async def test_a_run_whose_checkpoints_cannot_be_read_is_not_recorded_after_its_release(tmp_path: Path) -> None:

@@ -30,11 +30,11 @@ def test_L27_retries_losses_reports_and_restarts_are_counted_across_sessions() -
     metrics.jobs_lost("noop", 3)
     metrics.reported(5, 2)
     metrics.committed("claim", 0.02, "refused")
-    metrics.heard("distOpNode", -4)
+    metrics.events_received("distOpNode", -4)
     metrics.job_ended("noop", "success", -1.0)  # a clock that went back
     for deaths in (2, 1):
         metrics.begin(lambda deaths=deaths: Gauges("i", child_restarts=deaths, slots=4))  # type: ignore[misc]
-        metrics.over()
+        metrics.end()
     assert value(metrics, "distop_job_retries_total", type="noop") == 1
     assert value(metrics, "distop_jobs_total", type="noop", outcome="lost") == 3
     assert value(metrics, "distop_reports_total", result="late") == 2
@@ -87,7 +87,7 @@ def test_nothing_is_loaded_or_counted_without_metrics() -> None:
     code = "import sys, distop.daemon.process; print('prometheus_client' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "False\n"
-    for name in ("begin", "job_ended", "jobs_lost", "claimed", "retried", "reported", "committed", "heard"):
+    for name in ("begin", "job_ended", "jobs_lost", "claimed", "retried", "reported", "committed", "events_received"):
         assert hasattr(Metrics, name)
         assert getattr(Meter, name).__get__(NO_METER) is not None
 

@@ -289,11 +289,11 @@ def test_a_rejected_begin_or_end_is_retried_and_blocks_no_other(joins: bool, mon
         coordinator.sees_operations()
         await coordinator.until(lambda: [etcd.value(KEYS.of(ref, "state")) for ref in refs[1:]] == [wanted] * 11)
         assert etcd.value(KEYS.of(bad, "state")) == b"pending"
-        await coordinator.until(lambda: str(bad) in refusals.told)
-        assert refusals.told[str(bad)] == "begin or end: etcd rejected the write: request is too large"
+        await coordinator.until(lambda: str(bad) in refusals.published)
+        assert refusals.published[str(bad)] == "begin or end: etcd rejected the write: request is too large"
         refused[0] = False
         await coordinator.until(lambda: etcd.value(KEYS.of(bad, "state")) == wanted)
-        await coordinator.until(lambda: not refusals.told)
+        await coordinator.until(lambda: not refusals.published)
 
     run_many(work)
 

@@ -18,16 +18,16 @@ from distop.decide.backlog_entries import (
     LONGEST_PAUSES,
     Accepted,
     BackOffReason,
+    ClaimableJobs,
     Entry,
     EntryEvent,
     EntryState,
     Forget,
-    Got,
     Grant,
     InvalidEvent,
-    Look,
     ReleaseJobs,
     Round,
+    RoundResult,
     RunJobs,
     Stop,
     Wait,
@@ -112,13 +112,13 @@ class Driven:
         self.under_way += begun
         return begun
 
-    def looked(self, under: Round, look: Look) -> Grant | None:
+    def looked(self, under: Round, look: ClaimableJobs) -> Grant | None:
         self.backlog.read(under.refs[0], 40, batch=self.backlog.entries[under.refs[0]].batch)
         found = self.backlog.looked(under, look, self.now, 1.0)
         self.backlog.check_invariants()
         return found
 
-    def end(self, under: Round, **got: Got) -> list[Instruction]:
+    def end(self, under: Round, **got: RoundResult) -> list[Instruction]:
         """The round is over; ``got`` of its only operation as ``one``, or of each by its place."""
         told = {ref: got[name] for n, ref in enumerate(under.refs) if (name := f"n{n}") in got}
         if "one" in got:
@@ -128,14 +128,14 @@ class Driven:
         self.under_way.remove(under)
         return self.checked(out)
 
-    def serve(self, look: Look, *won: int, **got: Any) -> tuple[Grant | None, list[Instruction]]:
+    def serve(self, look: ClaimableJobs, *won: int, **got: Any) -> tuple[Grant | None, list[Instruction]]:
         """One round from its begin to its end, with the next operation."""
         (under,) = self.next()
         grant = self.looked(under, look)
         if grant is None:
             self.under_way.remove(under)
             return None, self.checked(self.backlog.round_over(under, self.now))
-        return grant, self.end(under, one=Got(tuple(won), **got))
+        return grant, self.end(under, one=RoundResult(tuple(won), **got))
 
     def settle(self, ref: OperationRef, *jobs: int, ended: bool = True) -> list[Instruction]:
         """Jobs end, each in a slot of its own."""
@@ -150,7 +150,7 @@ class Driven:
         return entry.state if entry is not None else EntryState.ABSENT
 
 
-FULL_LOOK = Look(40, 40)
+FULL_LOOK = ClaimableJobs(40, 40)
 
 
 # ------------------------------------------------------------------ the table
@@ -186,7 +186,7 @@ def test_an_operation_is_read_claimed_and_run() -> None:
     assert (under.refs, under.jobs, under.slots) == ((A,), {}, 1)
     assert one.state(A) is EntryState.CLAIMING
     assert one.looked(under, FULL_LOOK) == Grant(2)
-    assert one.end(under, one=Got((0, 1), open_jobs=38)) == [RunJobs(((A, (0,)),)), RunJobs(((A, (1,)),))]
+    assert one.end(under, one=RoundResult((0, 1), open_jobs=38)) == [RunJobs(((A, (0,)),)), RunJobs(((A, (1,)),))]
     assert (one.backlog.free, one.state(A), one.next()) == (0, EntryState.READY, [])
     assert one.settle(A, 0) == []
     assert one.backlog.free == 1
@@ -199,7 +199,7 @@ def test_an_operation_runs_one_batch_at_a_time_in_one_slot() -> None:
     (under,) = one.next()
     one.backlog.read(A, 40, batch=True)
     assert one.backlog.looked(under, FULL_LOOK, 0.0, 1.0) == Grant(1)
-    assert one.end(under, one=Got((0, 1, 2), open_jobs=37)) == [RunJobs(((A, (0, 1, 2)),))]
+    assert one.end(under, one=RoundResult((0, 1, 2), open_jobs=37)) == [RunJobs(((A, (0, 1, 2)),))]
     assert one.next() == []
     assert one.backlog.free == 1, "for others"
 
@@ -207,11 +207,11 @@ def test_an_operation_runs_one_batch_at_a_time_in_one_slot() -> None:
 def test_an_operation_without_claimable_jobs_is_checked_after_a_hint_when_due_or_at_the_poll() -> None:
     one = Driven()
     one.open(A)
-    one.serve(Look(0, 40))
+    one.serve(ClaimableJobs(0, 40))
     assert (one.state(A), one.next(), one.pause) == (EntryState.DRY, [], POLL)
     one.backlog.hint()
     assert one.state(A) is EntryState.READY
-    one.serve(Look(0, 40, due=7.0))
+    one.serve(ClaimableJobs(0, 40, due=7.0))
     assert (one.next(), one.pause) == ([], 7.0)
     one.now = 7.0
     assert len(one.next()) == 1
@@ -230,8 +230,8 @@ def test_a_hint_during_an_empty_round_causes_another_check(meanwhile: str) -> No
         one.backlog.hint()
     elif meanwhile == "altered":
         one.open(A, gate=Gate(0, Options(priority=1)))
-    one.looked(under, Look(0, 40))
-    one.end(under, one=Got())
+    one.looked(under, ClaimableJobs(0, 40))
+    one.end(under, one=RoundResult())
     assert one.state(A) is (EntryState.DRY if meanwhile == "nothing" else EntryState.READY)
 
 
@@ -249,8 +249,8 @@ def test_operations_without_claimable_jobs_are_not_ranked_at_each_wake() -> None
     refs = [OperationRef("t", f"a{n}", "", 1) for n in range(20)]
     one.open(*refs)
     for under in one.next():
-        one.looked(under, Look(0, 40, due=7.0 if under.refs == (refs[2],) else None))
-        one.end(under, one=Got())
+        one.looked(under, ClaimableJobs(0, 40, due=7.0 if under.refs == (refs[2],) else None))
+        one.end(under, one=RoundResult())
     asked.clear()
     assert (one.next(), one.pause, asked) == ([], 7.0, [])
 
@@ -296,7 +296,7 @@ def test_claims_of_an_operation_closed_meanwhile_are_released() -> None:
     one.looked(under, FULL_LOOK)
     assert one.close(A) == []
     assert one.state(A) is EntryState.CLOSING
-    assert one.end(under, one=Got((0, 1))) == [ReleaseJobs(A, (0, 1)), Stop(A)]
+    assert one.end(under, one=RoundResult((0, 1))) == [ReleaseJobs(A, (0, 1)), Stop(A)]
     assert one.backlog.free == 2
     one.backlog.settled(A, 0, ended=False)
     assert one.backlog.settled(A, 1, ended=False) == [Forget(A)]
@@ -320,7 +320,7 @@ def test_a_stopping_executor_begins_nothing_and_releases_its_claims(how: str) ->
     under = one.next()[0]
     one.looked(under, FULL_LOOK)
     setattr(one.here if how == "draining" else one.backlog, how, True)
-    assert one.end(under, one=Got((0,), open_jobs=39)) == [ReleaseJobs(A, (0,))]
+    assert one.end(under, one=RoundResult((0,), open_jobs=39)) == [ReleaseJobs(A, (0,))]
     assert (one.next(), one.pause) == ([], None)
 
 
@@ -360,11 +360,11 @@ def test_a_refused_operation_is_retried_later_without_affecting_others() -> None
     one.open(A, B)
     under, other = one.next()
     one.looked(under, FULL_LOOK)
-    one.end(under, one=Got(refused=True))
+    one.end(under, one=RoundResult(refused=True))
     assert (one.state(A), one.backlog.wait(A, one.now)) == (EntryState.READY, FIRST_PAUSE)
     assert one.backlog.wait(B, one.now) <= 0
-    one.looked(other, Look(0, 40))
-    one.end(other, one=Got())
+    one.looked(other, ClaimableJobs(0, 40))
+    one.end(other, one=RoundResult())
     assert one.pause != 0
 
 
@@ -459,8 +459,8 @@ def test_L35_the_longest_waiting_operation_comes_first() -> None:
     one.open(B, gate=Gate(options=Options(priority=5)))
     (under,) = one.next()
     assert under.refs == (A,)
-    one.looked(under, Look(0, 40))
-    one.end(under, one=Got())
+    one.looked(under, ClaimableJobs(0, 40))
+    one.end(under, one=RoundResult())
     one.backlog.hint()
     assert [under.refs for under in one.next()] == [(B,)], "who was served waits anew"
 
@@ -482,14 +482,14 @@ def test_an_operation_at_its_limit_is_checked_with_growing_intervals() -> None:
     one.open(A)
     found = []
     for _ in range(10):
-        one.serve(Look(3, 0))
+        one.serve(ClaimableJobs(3, 0))
         assert one.next() == []
         found.append(one.pause)
         one.now += one.pause or 0.0
     assert found[:3] == [FIRST_LOOK, 2 * FIRST_LOOK, 4 * FIRST_LOOK]
     assert found[-1] == POLL
     one.serve(FULL_LOOK, 0, open_jobs=3)
-    one.serve(Look(3, 0))
+    one.serve(ClaimableJobs(3, 0))
     one.next()
     assert one.pause == FIRST_LOOK, "one has ended: others may soon"
 
@@ -497,7 +497,7 @@ def test_an_operation_at_its_limit_is_checked_with_growing_intervals() -> None:
 def test_an_executor_holds_no_more_jobs_of_an_operation_than_it_may() -> None:
     one = Driven(slots=4)
     one.open(A, gate=Gate(0, Options(max_jobs_per_executor=2)))
-    one.serve(Look(40, 2), 0, 1, open_jobs=38)
+    one.serve(ClaimableJobs(40, 2), 0, 1, open_jobs=38)
     assert one.next() == []
     one.settle(A, 0)
     assert len(one.next()) == 1
@@ -508,8 +508,8 @@ def test_an_executor_holds_no_more_jobs_of_an_operation_than_it_may() -> None:
 NAMES = ("ann", "ben", "cat")
 
 
-def suspects(seconds: float = 0.0) -> Look:
-    return Look(0, 40, {3: seconds})
+def suspects(seconds: float = 0.0) -> ClaimableJobs:
+    return ClaimableJobs(0, 40, {3: seconds})
 
 
 def test_an_idle_executor_takes_a_suspect_at_once_and_nothing_beside_it() -> None:
@@ -521,7 +521,7 @@ def test_an_idle_executor_takes_a_suspect_at_once_and_nothing_beside_it() -> Non
     one.open(B)
     assert (one.next(), one.pause) == ([], None)
     one.settle(A, 3)
-    one.serve(Look(0, 40))  # there may be more to run alone
+    one.serve(ClaimableJobs(0, 40))  # there may be more to run alone
     assert {under.refs for under in one.next()} == {(B,)}
 
 
@@ -530,7 +530,7 @@ def test_an_executor_becomes_quiet_on_its_turn_until_nothing_else_runs() -> None
     one.open(A, B)
     first, other = one.next()
     one.looked(other, FULL_LOOK)
-    one.end(other, one=Got((0,), open_jobs=39))
+    one.end(other, one=RoundResult((0,), open_jobs=39))
     assert one.looked(first, suspects(0.0)) is None
     one.under_way.remove(first)
     one.checked(one.backlog.round_over(first, one.now))
@@ -552,12 +552,12 @@ def test_quiet_ends_when_a_check_finds_no_suspect() -> None:
     one.open(A, B)
     first, other = one.next()
     one.looked(other, FULL_LOOK)
-    one.end(other, one=Got((0,), open_jobs=39))
+    one.end(other, one=RoundResult((0,), open_jobs=39))
     one.looked(first, suspects(0.0))
     one.under_way.remove(first)
     one.checked(one.backlog.round_over(first, one.now))
     one.backlog.hint()
-    one.serve(Look(0, 40))
+    one.serve(ClaimableJobs(0, 40))
     assert one.backlog.exclusive is None
 
 
@@ -566,7 +566,7 @@ def test_a_suspect_is_left_to_others_until_my_turn_or_until_idle() -> None:
     one.open(A, B)
     first, other = one.next()
     one.looked(other, FULL_LOOK)
-    one.end(other, one=Got((0,), open_jobs=39))
+    one.end(other, one=RoundResult((0,), open_jobs=39))
     assert one.looked(first, suspects(work_shares.QUIET_TURN)) is None
     one.under_way.remove(first)
     one.checked(one.backlog.round_over(first, one.now))
@@ -636,7 +636,7 @@ def test_several_new_operations_are_claimed_together_and_run_in_sequence_in_one_
     assert second.refs == (new(4), new(5))
     for ref in first.refs:
         one.backlog.read(ref, 1, batch=False)
-    out = one.end(first, n0=Got((0,)), n2=Got((0,)))
+    out = one.end(first, n0=RoundResult((0,)), n2=RoundResult((0,)))
     assert out == [RunJobs(((new(1), (0,)), (new(3), (0,))))]
     assert [one.state(new(n)) for n in (1, 2, 3)] == [EntryState.TAKEN, EntryState.LEFT, EntryState.TAKEN]
     one.backlog.hint()
@@ -745,7 +745,7 @@ def test_the_share_of_a_small_operation_is_claimed_with_the_read() -> None:
     (under,) = one.next()
     assert (under.jobs, under.slots) == ({A: [0, 1]}, 2)
     one.backlog.read(A, 2, batch=False)
-    one.end(under, one=Got((0, 1)))
+    one.end(under, one=RoundResult((0, 1)))
     one.settle(A, 0, 1)
     (under,) = one.next()
     assert (under.refs, under.jobs) == ((B,), {}), "it is read first"
@@ -855,9 +855,9 @@ class Random:
         (ref,) = under.refs
         self.one.backlog.read(ref, self.counts[ref], batch=self.number % 3 == 0)
         kind = self.chance.randrange(4)
-        look = Look(self.chance.randrange(4), self.chance.randrange(3), due=self.one.now + 3)
+        look = ClaimableJobs(self.chance.randrange(4), self.chance.randrange(3), due=self.one.now + 3)
         if kind == 0 and self.free_jobs(ref):
-            look = Look(0, 3, {self.free_jobs(ref)[0]: self.chance.choice((0.0, 300.0))})
+            look = ClaimableJobs(0, 3, {self.free_jobs(ref)[0]: self.chance.choice((0.0, 300.0))})
         grant = self.one.backlog.looked(under, look, self.one.now, 1.0)
         self.one.backlog.check_invariants()
         if grant is None:
@@ -876,16 +876,16 @@ class Random:
             return
         under = under or self.chance.choice(ready)
         grant = self.looked.pop(under, None)
-        got: dict[OperationRef, Got] = {}
+        got: dict[OperationRef, RoundResult] = {}
         for ref in under.refs:
             if under.jobs and self.chance.random() < 0.8:
                 won = tuple(p for p in under.jobs.get(ref, ()) if p in self.free_jobs(ref))
                 self.one.backlog.read(ref, self.counts[ref], batch=False)
-                got[ref] = Got(won)
+                got[ref] = RoundResult(won)
             elif grant is not None:
                 most = 1 if grant.alone else grant.slots
                 won = tuple(self.free_jobs(ref)[: self.chance.randrange(most + 1)])
-                got[ref] = Got(won, refused=self.chance.random() < 0.2, open_jobs=self.chance.randrange(2))
+                got[ref] = RoundResult(won, refused=self.chance.random() < 0.2, open_jobs=self.chance.randrange(2))
         self.held |= {(ref, p) for ref, one in got.items() for p in one.won}
         out = self.one.backlog.claimed(under, got, self.one.now, 1.0)
         out += self.one.backlog.round_over(under, self.one.now)

@@ -30,7 +30,7 @@ LOGGED = "it is logged, and the actor tries again: a limit of etcd may be raised
 ELSE_DAEMONS = "it writes only names; daemons do the same later"
 
 EXCEPTED = {
-    "finish_batches.Finishes._tell": READS,
+    "finish_batches.Finishes._settle": READS,
     "finish_batches.Finishes._write": DIVIDES,
     "node_record.NodeRecord._publish": ITSELF,
     "process._run_repeatedly": "the incarnation is over",
@@ -48,7 +48,7 @@ EXCEPTED = {
     "reconciliation.Reconciler.sweep": READS,
     "coordinator_role.Coordinator._keep_arguments": LOCAL,
     "coordinator_role.Coordinator._watch": READS,
-    "executor_role.Executor._tell": ITSELF,
+    "executor_role.Executor._announce_released": ITSELF,
     "result_sweeping.ResultSweeper.run": READS,
     "async_operation.Operation._until_ended": READS,
     "async_operation.Operation.watch": READS,
