@@ -81,7 +81,7 @@ async def run_actor(
             except DistopError:
                 continue
             for job in jobs:
-                task = asyncio.ensure_future(work(client, job, note))
+                task = asyncio.ensure_future(work_on(client, job, note))
                 work.add(task)
                 task.add_done_callback(work.discard)
         for task in work:
@@ -91,7 +91,7 @@ async def run_actor(
             raise gone
 
 
-async def work(client: Client, job: OwnedJob, note: Callable[[str], None]) -> None:
+async def work_on(client: Client, job: OwnedJob, note: Callable[[str], None]) -> None:
     luck = random.uniform(0, 1)
     if luck < 0.1:
         return  # neither extended nor returned
