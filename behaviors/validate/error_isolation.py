@@ -112,7 +112,7 @@ class IsolatedScan:
             scanned = scan.count_attempts(self._session, group, checks, self._where)
             self._mark_throwing(parts, files, scanned.counts)
         else:
-            # The value of an expression may depend on the time.
+            # An expression may have a constant of the current day, such as '12:30' as a timestamp.
             lasting = not self._expressions
             scanned = scan.count(self._session, group, checks, self._where, lasting=lasting)
         self._mark_unread(parts, files, group, scanned)

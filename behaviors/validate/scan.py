@@ -161,7 +161,7 @@ def count(
 ) -> Scanned:
     """Count the violations by file and check. Raises Spark's errors.
 
-    ``lasting``: no condition depends on the time, or on anything else outside the row, so the plan can be reused.
+    ``lasting``: no condition has a constant of the current day, so the plan can be reused.
 
     Creating a query takes dozens of calls into the JVM, two analyses and a plan, so the last queries are cached.
     """
@@ -333,7 +333,7 @@ def partial_counts(session: SparkSession, query: DataFrame) -> tuple[DataFrame, 
     Each ``collect()`` computes them again. None if Spark plans the query in another way, or reads more than files for
     it. Raises Spark's errors.
 
-    Functions that read the clock keep the time of planning, so such a query must not be cached.
+    A constant of the current day, such as '12:30' as a timestamp, keeps the day of planning: do not cache such a query.
     """
     from pyspark.sql.classic.dataframe import DataFrame as Classic
 

@@ -66,7 +66,7 @@ def late_actors(seed: int) -> Scenario:
 
 def test_a_job_of_a_late_actor_is_claimed_before_the_cleanup(monkeypatch: pytest.MonkeyPatch) -> None:
     """So the actor cannot return it during the cleanup, and no attempt resumes from removed output."""
-    monkeypatch.setattr(actors, "work", give_back_late)
+    monkeypatch.setattr(actors, "work_on", give_back_late)
     seeds = range(11, 41)  # the first one shows the bug
     for seed in seeds[:5]:
         assert simulate(seed, scenario=late_actors(seed)).breaches == [], f"seed {seed}"

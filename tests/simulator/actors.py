@@ -69,7 +69,7 @@ async def run_actor(
 ) -> None:
     """Claim and return jobs until ``over()``. Calls ``note(text)`` for each breach."""
     async with Client(config) as client:
-        running: set[asyncio.Task[None]] = set()
+        work: set[asyncio.Task[None]] = set()
         gone: ClusterChanged | None = None
         while not over() and gone is None:
             await asyncio.sleep(AGAIN * random.uniform(0.3, 2.0))
@@ -81,17 +81,17 @@ async def run_actor(
             except DistopError:
                 continue
             for job in jobs:
-                task = asyncio.ensure_future(work(client, job, note))
-                running.add(task)
-                task.add_done_callback(running.discard)
-        for task in running:
+                task = asyncio.ensure_future(work_on(client, job, note))
+                work.add(task)
+                task.add_done_callback(work.discard)
+        for task in work:
             task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await asyncio.gather(*work, return_exceptions=True)
         if gone is not None:
             raise gone
 
 
-async def work(client: Client, job: OwnedJob, note: Callable[[str], None]) -> None:
+async def work_on(client: Client, job: OwnedJob, note: Callable[[str], None]) -> None:
     luck = random.uniform(0, 1)
     if luck < 0.1:
         return  # neither extended nor returned

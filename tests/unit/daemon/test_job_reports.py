@@ -125,7 +125,7 @@ class Picky:
         self.refused = set(refused)
         self.answers: dict[int, int] = {}
         log = ContextLogger(logging.getLogger("tests"), {})
-        self.rejected_writes = RejectedWrites(log, lambda: self.told.append(self.rejected_writes.told))
+        self.rejected_writes = RejectedWrites(log, lambda: self.told.append(self.rejected_writes.published))
         self.told: list[Any] = []
         """What the node record was to say after each change."""
         self.lost: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
