@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from distop.clock import time
 from distop.decide.due_operations import ended_waiting
-from distop.errors import Incompatible, InvalidArgument
+from distop.errors import Incompatible, InvalidArgument, UnreadableRecord
 from distop.protocol import identity
 from distop.protocol.dependencies import GRAPH, Edge, Hold
 from distop.protocol.frozen import frozen
@@ -127,12 +127,12 @@ def id_of(declaration: Declaration, wanted: Request) -> str:
 
 async def resolve(
     etcd: EtcdClient, keys: Keys, declaration: Declaration, wanted: Sequence[Request], *, joins: bool = True
-) -> list[ResolvedStart | Joined | Undecided | Incompatible | InvalidArgument]:
+) -> list[ResolvedStart | Joined | Undecided | Incompatible | InvalidArgument | UnreadableRecord]:
     """Decide by id and policy what each of these requests of one type and table does.
 
     Without ``joins``, no request joins another operation: an error names the operation instead.
     """
-    found: list[ResolvedStart | Joined | Undecided | Incompatible | InvalidArgument] = []
+    found: list[ResolvedStart | Joined | Undecided | Incompatible | InvalidArgument | UnreadableRecord] = []
     named: dict[str, KeyValue | None] = {}
     asked: list[str | InvalidArgument] = []
     for one in wanted:
@@ -151,10 +151,10 @@ async def resolve(
         elif (kv := named.get(id_)) is None:
             found.append(ResolvedStart(one, id_))
         else:
-            holder = await _holder(etcd, keys, read_holder(kv, one.table, one.type))
             try:
+                holder = await _holder(etcd, keys, read_holder(kv, one.table, one.type))
                 found.append(await _by_policy(etcd, keys, declaration, one, id_, holder, joins))
-            except (Incompatible, InvalidArgument) as error:
+            except (Incompatible, InvalidArgument, UnreadableRecord) as error:
                 found.append(error)
     return found
 

@@ -402,7 +402,7 @@ class _Together:
             if isinstance(answer, BeingInserted):
                 raise Inserting(answer.hold)
             if answer is not None:
-                raise answer if isinstance(answer, InvalidArgument) else Lost
+                raise answer if isinstance(answer, Exception) else Lost
 
     async def _connect_outside(self, edges: Sequence[tuple[StartAttempt, After]]) -> None:
         """Write the edges of operations with many predecessors.

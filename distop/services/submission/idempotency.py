@@ -41,7 +41,7 @@ class BeingInserted:
     hold: str
 
 
-Found: TypeAlias = "OperationRef | BeingInserted | InvalidArgument | None"
+Found: TypeAlias = "OperationRef | BeingInserted | InvalidArgument | UnreadableRecord | None"
 
 
 def is_of(found: Spec | History, wanted: Request, ref: OperationRef) -> bool:
@@ -102,12 +102,17 @@ class _Search:
             except InvalidArgument as error:
                 self.found[n] = error
 
+    def refuse(self, request_id: str, error: UnreadableRecord) -> None:
+        """Record that an unreadable record hides the operation of this request id."""
+        for n, _ in self._left.pop(request_id, ()):
+            self.found[n] = error
+
 
 async def find_earlier(etcd: EtcdClient, keys: Keys, wanted: Sequence[Request]) -> list[Found]:
     """For each of these requests of one type on one table: the operation that an earlier call started, or None.
 
-    An InvalidArgument if the request id was used for another request. Operations of an abandoned graph were never
-    started.
+    An InvalidArgument if the request id was used for another request, an UnreadableRecord if a record of the operation
+    cannot be read. Operations of an abandoned graph were never started.
 
     The search follows the read of the counters, which the start compares. So an operation that starts in between makes
     the start fail.
@@ -126,19 +131,27 @@ async def _look_up(etcd: EtcdClient, keys: Keys, search: _Search, page: Sequence
     An operation moves from its own keys to its history record, so both are read at once.
     """
     answers = await etcd.read(*(Get(keys.request(one.table, one.type, one.request_id)) for one in page))
-    named = zip(page, answers, strict=True)
-    refs = list(dict.fromkeys(read_holder(a.kv, one.table, one.type) for one, a in named if a.kv is not None))
-    gets = [Get(key) for ref in refs for key in (keys.of(ref, "spec"), keys.history(ref))]
+    named: dict[OperationRef, str] = {}
+    for one, answer in zip(page, answers, strict=True):
+        try:
+            if answer.kv is not None:
+                named[read_holder(answer.kv, one.table, one.type)] = one.request_id
+        except UnreadableRecord as error:
+            search.refuse(one.request_id, error)
+    gets = [Get(key) for ref in named for key in (keys.of(ref, "spec"), keys.history(ref))]
     found = [answer.kv for n in range(0, len(gets), _PAGE) for answer in await etcd.read(*gets[n : n + _PAGE])]
-    ended = {ref: read(History.decode, kv) for ref, kv in zip(refs, found[1::2], strict=True) if kv is not None}
-    specs = {ref: read(Spec.decode, kv) for ref, kv in zip(refs, found[::2], strict=True) if kv is not None}
-    holds = await graph_holds(etcd, keys, {spec.hold for ref, spec in specs.items() if ref not in ended})
-    for ref in refs:
-        if ref in ended:
-            if not ended[ref].void:
-                search.take(ended[ref], ref)
-        elif ref in specs:
-            _take_active(search, holds, specs[ref], ref)
+    specs: dict[OperationRef, Spec] = {}
+    for (ref, request_id), spec, history in zip(named.items(), found[::2], found[1::2], strict=True):
+        try:
+            if history is None and spec is not None:
+                specs[ref] = read(Spec.decode, spec)
+            elif history is not None and not (ended := read(History.decode, history)).void:
+                search.take(ended, ref)
+        except UnreadableRecord as error:
+            search.refuse(request_id, error)
+    holds = await graph_holds(etcd, keys, {spec.hold for spec in specs.values()})
+    for ref, active in specs.items():
+        _take_active(search, holds, active, ref)
 
 
 async def _look_everywhere(etcd: EtcdClient, keys: Keys, search: _Search, table: str, type_name: str) -> None:

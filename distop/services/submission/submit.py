@@ -128,13 +128,16 @@ async def _start(etcd: EtcdClient, keys: Keys, tries: Sequence[StartAttempt], ca
     cache.note(None)
     await insertion.look_back(latest)
     await insertion.check()
-    if not (asked := _asked(tries)):
+    if not _asked(tries):
         return
     await insertion.read_predecessors()
     ((table, type_name),) = insertion.subjects
     of_type = insertion.types[table, type_name]
-    if any(not one.request.waits for one in asked.values()):
-        await _check_conflicts(etcd, keys, table, type_name, of_type)
+    if at_once := [one for one, answer in _asked(tries).items() if not answer.request.waits]:
+        try:
+            await _check_conflicts(etcd, keys, table, type_name, of_type)
+        except Incompatible as error:
+            share(at_once, error)
     chosen, behind = _choose(of_type.declaration, _asked(tries))
     if not chosen:
         return

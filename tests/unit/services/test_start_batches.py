@@ -29,6 +29,7 @@ from distop.protocol.records import CLUSTER_TABLE, OperationRef, Spec, TableReco
 from distop.protocol.txn import Put, Txn, TxnResult
 from distop.services.submission import insertion
 from distop.services.submission.idempotency import BeingInserted
+from distop.services.submission.insertion import Started
 from distop.services.submission.start_batches import Starts
 from distop.services.submission.start_options import StartOptions
 from distop.services.submission.start_request import Request, request
@@ -81,6 +82,10 @@ def wanted(
     n: int = 0, request_id: str | None = None, type_name: str = "noop", table: str = TABLE, **arg: Any
 ) -> Request:
     return request(type_name, table, dumps({"n": n, **arg}), StartOptions(request_id=request_id), "me")
+
+
+def identified(name: str) -> Request:
+    return request("noop", TABLE, dumps({}), StartOptions(id=name), "me")
 
 
 def run(work: Callable[[Etcd], Awaitable[Any]]) -> Any:
@@ -264,6 +269,37 @@ def test_what_is_wrong_with_a_record_concerns_those_alone_who_look_for_theirs(mo
 
     monkeypatch.setattr("distop.services.submission.insertion.find_earlier", unreadable)
     run(group)
+
+
+def test_an_unreadable_record_concerns_only_the_starts_that_need_it() -> None:
+    async def group(etcd: Etcd) -> None:
+        await etcd.start(1, "r1")
+        with_id = await etcd.starts.start(identified("i1"))
+        for one in (ref(1), str(with_id.ref)):
+            etcd.store.apply(Txn((), (Put(KEYS.of(OperationRef.parse(one), "spec"), b"[]"),)))
+        calls = (etcd.start(1, "r1"), etcd.start(2, "r2"), etcd.start(3, "r3"), etcd.start(4))
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert answers[1:] == [ref(3), ref(4), ref(5)]
+        assert isinstance(answers[0], UnreadableRecord)
+        starts = (etcd.starts.start(identified(one)) for one in ("i1", "i2", "i3"))
+        found = await asyncio.gather(*starts, return_exceptions=True)
+        assert [type(one) for one in found] == [UnreadableRecord, Started, Started]
+        etcd.store.history.clear()
+
+    run(group)
+
+
+def test_a_running_operation_excludes_only_the_starts_of_a_group_that_do_not_wait() -> None:
+    async def mixed(etcd: Etcd) -> None:
+        etcd.publish("selfish", conflicts_with=("selfish",))
+        await etcd.start(0, None, "selfish")
+        later = [request("selfish", TABLE, dumps({"n": n}), StartOptions(delay=60), "me") for n in (1, 2)]
+        calls = [etcd.start(3, None, "selfish"), *(etcd.starts.start(one) for one in later)]
+        refused, *started = await asyncio.gather(*calls, return_exceptions=True)
+        assert isinstance(refused, Incompatible)
+        assert [str(getattr(one, "ref", one)) for one in started] == [ref(2, "selfish"), ref(3, "selfish")]
+
+    run(mixed)
 
 
 def test_a_table_that_is_registered_anew_meanwhile_is_read_again_by_those_in_line() -> None:
