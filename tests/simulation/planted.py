@@ -78,7 +78,7 @@ def drop_the_fence_compare_of_a_checkpoint(patch: Patch) -> None:
     wrap(patch, job_transitions, "checkpoint", lambda guarded, _: replace(guarded, guard=ALWAYS, also=()))
 
 
-@bug("checkpoint lost", focus=("requests-late",), shape=scenes.many_steps, first=97)
+@bug("checkpoint lost", focus=("requests-late",), shape=scenes.many_steps, first=97, drawn=3064)
 def a_checkpoint_that_does_not_compare_the_one_before(patch: Patch) -> None:
     """A late copy of an early checkpoint undoes later ones under the same fence."""
     wrap(patch, job_transitions, "checkpoint", lambda guarded, _: replace(guarded, also=()))
@@ -117,7 +117,13 @@ def take_over_a_live_incarnation(patch: Patch) -> None:
 
 
 # Rare: a coordinator's write has to arrive after the election of another one.
-@bug("invariant 8", "not the coordinator", focus=("requests-late", "freeze", "crash", "late-renewal"), first=17)
+@bug(
+    "invariant 8",
+    "not the coordinator",
+    focus=("requests-late", "freeze", "crash", "late-renewal"),
+    first=17,
+    drawn=1424,
+)
 def drop_the_election_compare(patch: Patch) -> None:
     wrap(patch, t, "election_guard", lambda *_: ALWAYS)
 
@@ -168,7 +174,7 @@ def make_a_report_before_the_last_job_has_ended(patch: Patch) -> None:
 
 
 # Rare: during a cancel, the end of a claim has to be seen before the end of its job.
-@bug("invariant 5", focus=("slow-watches",), first=78)
+@bug("invariant 5", focus=("slow-watches",), first=78, drawn=11849)
 def complete_on_a_stale_count(patch: Patch) -> None:
     async def counted(self: Coordinator, op: Any) -> bool:
         return True
@@ -182,7 +188,7 @@ def finish_without_comparing_run_ops(patch: Patch) -> None:
     wrap(patch, f, "finish", lambda txn, _: without(txn, lambda compare: compare.key.endswith(".runOps")))
 
 
-@bug("invariant 13", focus=("requests-late",), shape=scenes.planned_in_chunks, first=38)
+@bug("invariant 13", focus=("requests-late",), shape=scenes.planned_in_chunks, first=38, drawn=1955)
 def plan_without_comparing_its_chunks(patch: Patch) -> None:
     """A late chunk of an interrupted planning gets into the later plan. Either of the two compares prevents it."""
     for name in ("write_chunk", "write_plan"):
@@ -201,7 +207,7 @@ def count_no_failure_at_a_takeover(patch: Patch) -> None:
 # ------------------------------------------------------------ sessions, clients
 
 
-@bug("stopped too late", "two attempts at once", focus=("late-renewal",), shape=scenes.long_jobs, first=10)
+@bug("stopped too late", "two attempts at once", focus=("late-renewal",), shape=scenes.long_jobs, first=10, drawn=14063)
 def lease_deadline_from_the_time_of_receipt(patch: Patch) -> None:
     former = Session._move_deadline
     substitute(patch, Session, "_move_deadline", lambda self, sent: former(self, time.boottime()))
@@ -231,7 +237,7 @@ def count_one_for_a_group_of_starts(patch: Patch) -> None:
 
 
 # One of several simultaneous finishes has to be cancelled at that moment, so they are delayed before they are sent.
-@bug("invariant 5", "invariant 12", shape=scenes.many_at_once, first=13)
+@bug("invariant 5", "invariant 12", shape=scenes.many_at_once, first=13, drawn=203)
 def finish_a_group_with_the_guards_of_its_first_operation(patch: Patch) -> None:
     former = Finishes._run_ops
 

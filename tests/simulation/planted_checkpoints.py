@@ -23,7 +23,7 @@ def a_job_that_resumes_one_step_early(patch: Patch) -> None:
 
 
 # As cockroachdb/cockroach#140358
-@bug("checkpoint lost", shape=scenes.checkpoints_and_two_pauses)
+@bug("checkpoint lost", shape=scenes.checkpoints_and_two_pauses, drawn=647)
 def a_second_pause_that_loses_progress(patch: Patch) -> None:
     """Only the second attempt finds the checkpoint of the first one."""
     former = Checkpoints.load

@@ -55,7 +55,7 @@ def a_pause_that_loses_the_checkpoint(patch: Patch) -> None:
     substitute(patch, Jobs, "_write", write)
 
 
-@bug("not stopped", shape=scenes.paused_for_long, slow=True)
+@bug("not stopped", shape=scenes.paused_for_long, drawn=223, slow=True)
 def a_pause_now_that_does_not_release(patch: Patch) -> None:
     """It works like a pause that lets running jobs end."""
     former = Executor._closed
@@ -86,7 +86,7 @@ def a_pause_now_that_cleans_up(patch: Patch) -> None:
 # ------------------------------------------------------------------------ ends
 
 
-@bug("liveness: endless", shape=scenes.few_jobs, slow=True)
+@bug("liveness: endless", shape=scenes.few_jobs, drawn=164, slow=True)
 def a_finished_job_starts_again(patch: Patch) -> None:
     """It is released without its checkpoint, and saves new ones: the run makes progress for ever."""
     former = Jobs._write
@@ -160,7 +160,7 @@ def a_drain_that_cleans_up(patch: Patch) -> None:
     substitute(patch, Executor, "cluster_changed", changed)
 
 
-@bug("not drained", shape=scenes.drained_for_long, slow=True)
+@bug("not drained", shape=scenes.drained_for_long, drawn=100, slow=True)
 def a_drain_that_waits_for_running_jobs(patch: Patch) -> None:
     former = Executor.cluster_changed
 
@@ -240,7 +240,7 @@ def count_failures_of_a_node_that_is_unable_for_now(patch: Patch) -> None:
     substitute(patch, Capability, "cannot_now", lambda self, type_name, why, where, given_back, tables: False)
 
 
-@bug("liveness", shape=scenes.only_one_node_can_run, slow=True)
+@bug("liveness", shape=scenes.only_one_node_can_run, drawn=73, slow=True)
 def offer_for_ever_a_type_that_cannot_run(patch: Patch) -> None:
     """The work is left to other nodes without a record."""
     substitute(patch, Capability, "cannot", lambda self, type_name, why, tables: True)

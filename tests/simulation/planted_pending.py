@@ -34,12 +34,12 @@ def _of_edges(compare: Compare) -> bool:
     return ".after." in compare.key or ".next." in compare.key
 
 
-@bug("invariant 15", shape=scenes.chain_of_operations)
+@bug("invariant 15", shape=scenes.chain_of_operations, drawn=110)
 def successors_start_after_a_failure(patch: Patch) -> None:
     give(patch, w, "signal", ended=State.SUCCESS)
 
 
-@bug("invariant 15", shape=scenes.chain_of_operations)
+@bug("invariant 15", shape=scenes.chain_of_operations, drawn=110)
 def an_operation_starts_before_its_predecessors_end(patch: Patch) -> None:
     """Dependencies are neither read nor compared."""
 
@@ -50,7 +50,7 @@ def an_operation_starts_before_its_predecessors_end(patch: Patch) -> None:
     wrap(patch, w, "begins", lambda txn, _: without(txn, _of_edges))
 
 
-@bug("invariant 15", shape=scenes.chain_of_operations)
+@bug("invariant 15", shape=scenes.chain_of_operations, drawn=110)
 def a_waiting_operation_is_aborted_without_cause(patch: Patch) -> None:
     def too_soon(decided: due_operations.StartDecision, given: Any) -> due_operations.StartDecision:
         waits = isinstance(decided, due_operations.Blocked) and not decided.hold
@@ -59,7 +59,7 @@ def a_waiting_operation_is_aborted_without_cause(patch: Patch) -> None:
     wrap(patch, pending_starts, "start_decision", too_soon)
 
 
-@bug("liveness", shape=scenes.chain_of_operations)
+@bug("liveness", shape=scenes.chain_of_operations, drawn=110)
 def an_operation_is_cleaned_up_before_its_successors_are_informed(patch: Patch) -> None:
     """All its keys are deleted, with those that name its successors."""
     fold = TypeView._fold_operation
@@ -72,13 +72,13 @@ def an_operation_is_cleaned_up_before_its_successors_are_informed(patch: Patch) 
     wrap(patch, f, "end", lambda txn, _: without(txn, _of_edges))
 
 
-@bug("invalid transaction", shape=scenes.chords_that_fail)
+@bug("invalid transaction", shape=scenes.chords_that_fail, drawn=2693)
 def groups_that_ignore_common_keys_of_their_parts(patch: Patch) -> None:
     for module in (transaction_groups, job_reports):
         substitute(patch, module, "independent_count", lambda parts: len(parts))
 
 
-@bug("liveness", shape=scenes.large_chord, first=6)
+@bug("liveness", shape=scenes.large_chord, first=6, drawn=214)
 def finishes_beyond_the_room_of_a_transaction_are_lost(patch: Patch) -> None:
     add = finish_batches._FinishGroup.add
 
@@ -91,7 +91,7 @@ def finishes_beyond_the_room_of_a_transaction_are_lost(patch: Patch) -> None:
 # --------------------------------------------------------------------- series
 
 
-@bug("invariant 19", shape=scenes.series_of_operations, focus=("crash",), first=53)
+@bug("invariant 19", shape=scenes.series_of_operations, focus=("crash",), first=53, drawn=319)
 def a_series_whose_next_operation_a_new_coordinator_skips(patch: Patch) -> None:
     """Only the coordinator that finished an operation starts the next one of the series."""
     finish, again = Ending.finish, FollowUps.start_next_of_series
@@ -114,17 +114,17 @@ def a_series_whose_next_operation_a_new_coordinator_skips(patch: Patch) -> None:
 # ------------------------------------------------- cancels without an executor
 
 
-@bug("liveness", shape=scenes.departing_executor, first=6)
+@bug("liveness", shape=scenes.departing_executor, first=6, drawn=264)
 def a_cancel_that_waits_for_labels_for_ever(patch: Patch) -> None:
     substitute(patch, Placing, "_waited", lambda self, ref, missing: self._only_ending)
 
 
-@bug("liveness", shape=scenes.departing_executor, first=5)
+@bug("liveness", shape=scenes.departing_executor, first=5, drawn=149)
 def a_cancel_that_waits_for_its_type_for_ever(patch: Patch) -> None:
     substitute(patch, Elections, "_abandoned", lambda self: set())
 
 
-@bug("invariant 15", shape=scenes.graph_inserted_with_late_holds)
+@bug("invariant 15", shape=scenes.graph_inserted_with_late_holds, drawn=259)
 def an_operation_of_an_unfinished_graph_is_ended_without_its_hold(patch: Patch) -> None:
     """Later operations of its graph depend on it, and are never informed."""
 
@@ -134,7 +134,7 @@ def an_operation_of_an_unfinished_graph_is_ended_without_its_hold(patch: Patch) 
     wrap(patch, pending_starts, "start_decision", at_once)
 
 
-@bug("graph abandoned too early", shape=scenes.slow_graph_insertion, slow=True)
+@bug("graph abandoned too early", shape=scenes.slow_graph_insertion, drawn=78, slow=True)
 def the_age_of_a_hold_is_not_reset(patch: Patch) -> None:
     """The age counts from the first view of the hold, even after a refresh."""
     former = HoldKeeper.changed
@@ -148,13 +148,13 @@ def the_age_of_a_hold_is_not_reset(patch: Patch) -> None:
     substitute(patch, HoldKeeper, "changed", changed)
 
 
-@bug("graph abandoned too early", shape=scenes.slow_graph_insertion)
+@bug("graph abandoned too early", shape=scenes.slow_graph_insertion, drawn=78)
 def a_graph_is_abandoned_within_its_minute(patch: Patch) -> None:
     """The check has its own minute, independent of the production constant."""
     patch.setattr(abandoned_holds, "GRAPH_LIMIT", 8.0)
 
 
-@bug("invariant 15", shape=scenes.dependency_added_at_its_end, first=16)
+@bug("invariant 15", shape=scenes.dependency_added_at_its_end, first=16, drawn=298)
 def predecessors_are_not_compared_when_they_are_added(patch: Patch) -> None:
     def of_others(txn: Txn, given: Any) -> Txn:
         runs = {given.keys.of(run.ref, "state") for _, run, _ in given.links}

@@ -30,7 +30,7 @@ def apply_fragments_singly(patch: Patch) -> None:
     substitute(patch, WatchPosition, "feed", lambda self, response: former(self, replace(response, fragment=False)))
 
 
-@bug("liveness", focus=("compaction", "refuse", "member-killed"), first=8)
+@bug("liveness", focus=("compaction", "refuse", "member-killed"), first=8, drawn=5672)
 def ignore_compaction(patch: Patch) -> None:
     former = WatchPosition.feed
 
@@ -44,7 +44,7 @@ def ignore_compaction(patch: Patch) -> None:
 
 
 # Rare: a watch has to move to a lagging member at the right moment.
-@bug("invariant 5", focus=("lag", "cut"), shape=scenes.three_members, first=34)
+@bug("invariant 5", focus=("lag", "cut"), shape=scenes.three_members, first=34, drawn=43524)
 def apply_old_events_again(patch: Patch) -> None:
     """A lagging member sends old events again (etcd#20221), and they are applied."""
     former = WatchPosition.feed
@@ -71,7 +71,7 @@ def never_list_again(patch: Patch) -> None:
 
 
 # Rare: a decision has to be based on a stale read.
-@bug("two attempts at once", "outcomes lost", focus=("stale-reads", "crash"), first=74)
+@bug("two attempts at once", "outcomes lost", focus=("stale-reads", "crash"), first=74, drawn=112364)
 def accept_stale_reads(patch: Patch) -> None:
     """Stale reads are accepted, although their revision shows them (etcd#20418)."""
     former = Identity.see
