@@ -379,7 +379,7 @@ def main(args: Sequence[str] | None = None) -> int:
         type=int,
         default=0,
         metavar="N",
-        help="places of each layer in which a mutant is run before it counts as a survivor (default 15 to 60)",
+        help="places of each layer in which a mutant is run before it counts as a survivor (default 15 to 200)",
     )
     parser.add_argument("--again", action="store_true", help="run survivors again, even if no code has changed")
     parser.add_argument(

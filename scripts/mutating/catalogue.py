@@ -106,10 +106,10 @@ _PLACE = re.compile(
     r"seed (\d+)(?:, copy of (\d+) at (\d+)|, request (\d+) held for ([0-9.]+) s( after its sender was killed)?)?"
 )
 _LIFE = re.compile(r"life (\d+)")
-UNIT, LIVES, SCENARIOS, SCHEDULES, COPIES, HELD = LAYERS = (
-    "unit", "lives", "scenarios", "schedules", "late copies", "held requests",
+UNIT, LIVES, CHILDREN, SCENARIOS, SCHEDULES, COPIES, HELD = LAYERS = (
+    "unit", "lives", "children", "scenarios", "schedules", "late copies", "held requests",
 )  # fmt: skip
-"""Unit tests; random lives of the pure core; other tests on the simulator, and tests of the worker with real children;
+"""Unit tests; random lives of the pure core; tests of the worker with real children; other tests on the simulator;
 drawn schedules; these with one late copy of a transaction; these with one request that is held.
 """
 
@@ -120,6 +120,8 @@ def layer_of(place: str) -> str:
         return LIVES
     if found := _PLACE.fullmatch(place):
         return COPIES if found.group(2) else HELD if found.group(4) else SCHEDULES
+    if place.startswith(WITH_CHILDREN):
+        return CHILDREN
     return UNIT if place.startswith("tests/unit/") else SCENARIOS
 
 

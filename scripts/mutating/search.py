@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from _pytest.runner import runtestprotocol
 
-from mutating.catalogue import COPIES, HELD, LIVES, SCENARIOS, SCHEDULES, UNIT, Place, layer_of
+from mutating.catalogue import CHILDREN, COPIES, HELD, LIVES, SCENARIOS, SCHEDULES, UNIT, Place, layer_of
 from mutating.child_processes import Steps, in_children
 from mutating.held_requests import hold
 from mutating.hooks import plant
@@ -24,7 +24,7 @@ from mutating.transaction_mutants import Mutant
 from tests.simulator import Simulation, draw_scenario
 from tests.simulator.run import without_logs
 
-TRIED = {UNIT: 60, LIVES: 15, SCENARIOS: 15, SCHEDULES: 40, COPIES: 20, HELD: 20}
+TRIED = {UNIT: 60, LIVES: 15, CHILDREN: 200, SCENARIOS: 15, SCHEDULES: 40, COPIES: 20, HELD: 20}
 """Places of each layer in which a mutant is run before it counts as a survivor."""
 
 

@@ -51,6 +51,7 @@ TEXTS = frozenset(
         "distop.protocol.operation_labels",
         "distop.protocol.record_reading",
         "distop.invariants.replay_state",
+        "distop.worker.child_side.error_texts",
     }
 )
 """Modules whose slices and numbers are of text for people."""
