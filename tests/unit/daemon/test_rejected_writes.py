@@ -30,13 +30,13 @@ def test_a_settled_write_leaves_the_others_reported() -> None:
     one = Rejections()
     one.refuse(OP, 1)
     one.refuse(OP, 2)
-    assert one.writes.told == {OP: "reports: too large; and 1 more write"}
+    assert one.writes.published == {OP: "reports: too large; and 1 more write"}
     one.writes.settled(OP, "reports", 1)
-    assert one.writes.told == {OP: "reports: too large"}
+    assert one.writes.published == {OP: "reports: too large"}
     one.writes.settled(OP, "reports", 1)
-    assert one.writes.told == {OP: "reports: too large"}, "it was settled before"
+    assert one.writes.published == {OP: "reports: too large"}, "it was settled before"
     one.writes.settled(OP, "reports", 2)
-    assert (one.writes.told, one.changes) == ({}, 4)
+    assert (one.writes.published, one.changes) == ({}, 4)
 
 
 def test_each_write_has_its_own_back_off() -> None:
@@ -51,17 +51,17 @@ def test_writes_that_are_not_named_are_counted() -> None:
         one.refuse(OP, write, f"key {write} is too large")
     one.refuse(OP, 0, "no", what="coordination")
     named = [f"reports: key {write} is too large" for write in range(MOST_WRITES)]
-    assert one.writes.told == {OP: "; ".join([*named, "and 3 more writes"])}
+    assert one.writes.published == {OP: "; ".join([*named, "and 3 more writes"])}
 
 
 def test_operations_that_are_not_named_are_counted() -> None:
     one = Rejections()
     for n in range(MOST_OPERATIONS + 3):
         one.refuse(f"t/noop/{n}", 0)
-    assert list(one.writes.told) == [f"t/noop/{n}" for n in range(MOST_OPERATIONS)]
+    assert list(one.writes.published) == [f"t/noop/{n}" for n in range(MOST_OPERATIONS)]
     assert one.writes.more == 3
     one.writes.settled("t/noop/0", "reports", 0)
-    assert f"t/noop/{MOST_OPERATIONS}" in one.writes.told
+    assert f"t/noop/{MOST_OPERATIONS}" in one.writes.published
     assert one.writes.more == 2
 
 

@@ -90,7 +90,7 @@ class Daemon:
 
     @property
     def told(self) -> dict[str, str]:
-        return dict(self.rejected_writes.told)
+        return dict(self.rejected_writes.published)
 
     async def until(self, reached: Callable[[], bool]) -> None:
         for _ in range(5_000):

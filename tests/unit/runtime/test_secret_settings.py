@@ -382,7 +382,7 @@ def test_hole_6_no_part_of_a_secret_remains_in_a_node_record_and_in_an_error_of_
     secret_settings.hide([LONG])
     rejected = RejectedWrites(logs.get(), lambda: None)
     rejected.refused("t/noop/1", "history", MalformedRequest(quoting(offset)))
-    assert not parts_in(rejected.told["t/noop/1"])
+    assert not parts_in(rejected.published["t/noop/1"])
     main._fail(ValueError(), 1, quoting(offset))
     assert not parts_in(capsys.readouterr().err)
 
