@@ -79,7 +79,7 @@ def _placement_fields(node: Node | None) -> Node | None:
     if node is None:
         return None
     stable = replace(node, released=0, doing={}, refused={}, refused_more=0)
-    return replace(stable, clock=0, clock_unknown="", spark="")
+    return replace(stable, skipped={}, skipped_more=0, clock=0, clock_unknown="", spark="")
 
 
 def _watch_name(families: Sequence[str]) -> str:

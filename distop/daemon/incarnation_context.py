@@ -55,6 +55,8 @@ class Context:
     reporter: Reporter
     rejected_writes: RejectedWrites
     """Writes that etcd rejects as invalid."""
+    skipped: tuple[Mapping[str, str], int] = ({}, 0)
+    """Operations that the executor does not claim for a while, with the reason; how many more there are."""
     local: LocalJobs
     types: frozenset[str]
     """The operation types that are installed on this node."""

@@ -25,6 +25,11 @@ LONGEST = 200
 """Maximum characters of a status text."""
 
 
+def publication_pause(nodes: int) -> float:
+    """Minimum seconds between two changes of texts in a node record, with this number of nodes."""
+    return max(LEAST_PAUSE, PAUSE_PER_NODE * nodes)
+
+
 @dataclass(slots=True)
 class _Run:
     op: str
@@ -76,8 +81,7 @@ class JobStatuses:
 
     def _publish_soon(self) -> None:
         if self._timer is None:
-            pause = max(LEAST_PAUSE, PAUSE_PER_NODE * self._nodes())
-            self._timer = asyncio.get_running_loop().call_later(pause, self._publish)
+            self._timer = asyncio.get_running_loop().call_later(publication_pause(self._nodes()), self._publish)
 
     def _publish(self) -> None:
         self._timer = None

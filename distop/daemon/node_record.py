@@ -58,16 +58,18 @@ class NodeRecord:
         doing, refused, more = ctx.doing.published, ctx.rejected_writes.published, ctx.rejected_writes.more
         draining = ctx.draining
         state = node_state(draining, draining and self._busy())
+        skipped, skipped_more = ctx.skipped
         clock, unknown, spark = ctx.clock.ahead, ctx.clock.unknown, ctx.worker.trouble
         fields = (node.state, node.unable, node.doing, node.refused, node.refused_more, node.spark, node.failing)
-        if (*fields, node.clock, node.clock_unknown) == (
+        if (*fields, node.clock, node.clock_unknown, node.skipped, node.skipped_more) == (
             *(state, unable, doing, refused, more, spark, failing),
-            *(clock, unknown),
+            *(clock, unknown, skipped, skipped_more),
         ):
             return node
         able = tuple(sorted(ctx.types - unable.keys()))
         current = replace(node, state=state, behaviors=able, unable={**unable}, doing=doing)
         current = replace(current, refused=refused, refused_more=more, clock=clock, clock_unknown=unknown)
+        current = replace(current, skipped=skipped, skipped_more=skipped_more)
         return replace(current, spark=spark, failing={**failing})
 
     async def _publish(self) -> None:

@@ -11,12 +11,14 @@ others continue, and take their turn only if the suspect is still there much lat
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
 from distop.decide import work_shares
 from distop.decide.backlog_entries import (
     FIRST_PAUSE,
     LONGEST_PAUSES,
+    REPORTED_PAUSE,
     Accepted,
     BackOffReason,
     ClaimableJobs,
@@ -38,6 +40,7 @@ from distop.decide.circuit_breaker import BreakerScope, CircuitBreaker
 from distop.decide.fresh_operations import FreshOperations
 from distop.protocol.operation_options import DEFAULT as NO_OPTIONS
 from distop.protocol.operation_options import rank
+from distop.protocol.records import ALL_OPERATIONS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -107,6 +110,8 @@ class Backlog:
         """The suspect of ``exclusive`` runs here."""
         self._with_suspects: dict[OperationRef, None] = {}
         """Other operations with suspects, which are left to other executors unless this one is idle."""
+        self._long: dict[OperationRef, Trouble] = {}
+        """Trouble with long pauses; :meth:`skipped` drops what is over."""
 
     def _others_of(self, type_name: str, table: str) -> list[str]:
         return self._around.others(type_name, (table,))
@@ -214,6 +219,20 @@ class Backlog:
             return self._poll
         trouble = entry.trouble.until - now if entry.trouble is not None else 0.0
         return max(trouble, self.breaker.wait(ref, now))
+
+    def skipped(self, now: float, most: int) -> tuple[dict[str, str], int]:
+        """Up to ``most`` operations whose jobs are not claimed here for a while, and why; how many others there are.
+
+        ``ALL_OPERATIONS`` stands for all that other executors serve.
+        """
+        self._long = {ref: one for ref, one in self._long.items() if one.reported and self._has(ref, one)}
+        found: dict[OperationRef | None, object] = {**self.breaker.open(now)}
+        found |= {ref: one for ref, one in self._long.items() if ref not in found}
+        named = {str(ref or ALL_OPERATIONS): str(why) for ref, why in islice(found.items(), most)}
+        return named, len(found) - len(named)
+
+    def _has(self, ref: OperationRef, trouble: Trouble) -> bool:
+        return ref in self.entries and self.entries[ref].trouble is trouble
 
     def _able(self, entry: Entry) -> bool:
         gate, ref = entry.gate, entry.ref
@@ -460,6 +479,8 @@ class Backlog:
             if entry.again and event in (EntryEvent.NOTHING, EntryEvent.LOST):
                 event = EntryEvent.MORE
             self._move(entry, EntryEvent.ALL if entry.all_taken else event)
+            if entry.trouble is not None and entry.trouble.until <= now:
+                entry.trouble.reported = entry.trouble.reported and entry.trouble.run
             if not entry.held and (self.running_alone or (entry.trouble and entry.trouble.until > now)):
                 self._end_exclusive(ref)  # its suspect was not claimed
             if entry.state is EntryState.CLOSED:
@@ -526,16 +547,17 @@ class Backlog:
         *,
         pause: float | None = None,
         run: bool = False,
+        text: str = "",
     ) -> float:
         """An operation could not be served, or (``run``) a run of its jobs not begin.
 
-        Returns the seconds until the next try. ``pause``: a back-off that the caller has computed.
+        Returns the seconds until the next try. ``pause``: a back-off that the caller has computed. ``text``: the error.
         """
         entry = self.entries.get(ref)
         if entry is None or entry.state in (EntryState.CLOSED, EntryState.CLOSING):
             return 0.0
         trouble = self._back_off(entry, reason, now, jitter, pause)
-        trouble.run = run
+        trouble.run, trouble.text = run, text
         if reason is BackOffReason.MISSING:
             entry.since = now  # its waiting time starts again, so others have their turn
         return trouble.until - now
@@ -544,13 +566,16 @@ class Backlog:
         self, entry: Entry, reason: BackOffReason, now: float, jitter: float, pause: float | None = None
     ) -> Trouble:
         trouble = entry.trouble = entry.trouble or Trouble(reason)
-        trouble.reason = reason
+        trouble.reason, trouble.text = reason, ""
         trouble.rejected = trouble.rejected or reason is BackOffReason.REJECTED
         if pause is None:
             trouble.pause = min(max(FIRST_PAUSE, trouble.pause * 2), LONGEST_PAUSES[reason])
             trouble.until = now + trouble.pause * jitter
         else:
             trouble.pause, trouble.until = pause, now + pause
+        trouble.reported = reason in LONGEST_PAUSES and trouble.pause >= REPORTED_PAUSE
+        if trouble.reported:
+            self._long[entry.ref] = trouble
         return trouble
 
     def _served(self, entry: Entry) -> list[Instruction]:

@@ -119,17 +119,37 @@ moments, when a watch catches up, or never.
 """
 
 
+REPORTED_PAUSE = 10.0
+"""Only pauses of at least these seconds are reported: shorter ones end soon."""
+SKIPPED: Mapping[BackOffReason, str] = {
+    BackOffReason.CHANGED: "its claims were refused several times, because records had changed",
+    BackOffReason.ERROR: "it could not serve the operation",
+    BackOffReason.MISSING: "it finds no records of the operation",
+    BackOffReason.UNREADABLE: "it cannot read the operation",
+}
+"""Why an executor skips an operation, as a sentence about it."""
+
+
 @dataclass(slots=True)
 class Trouble:
     """Back-off after an operation could not be served here, until it is served again or closed."""
 
     reason: BackOffReason
+    text: str = ""
+    """The error."""
     pause: float = 0.0
     until: float = 0.0
     rejected: bool = False
     """etcd rejected a claim of it, and has not accepted one since."""
     run: bool = False
     """Its jobs could be claimed, but not run."""
+    reported: bool = False
+    """Its pause is long, and no later round has shown that the trouble is over."""
+
+    def __str__(self) -> str:
+        """The report: it names the pause and no time, so that another failure does not change it."""
+        what = "it could not run jobs of the operation" if self.run else SKIPPED[self.reason]
+        return f"{what}{f': {self.text}' if self.text else ''}; it tries again within {self.pause:g} s"
 
 
 @dataclass(slots=True)

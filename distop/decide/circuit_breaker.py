@@ -26,6 +26,8 @@ A single broken operation says nothing about the node, however often it fails.
 
 PAUSE = 30.0
 """Seconds for which the circuit breaker stays open."""
+OPEN = f"its circuit breaker is open after unexpected errors of {{}}; it tries again within {PAUSE:g} s"
+"""Why an executor leaves operations to others, as a sentence about it."""
 REMEMBERED = 64
 """Maximum number of operations whose errors are remembered, also after they have ended."""
 
@@ -64,6 +66,16 @@ class CircuitBreaker:
         """Seconds for which jobs of this operation are left to others; 0: not at all."""
         until = max(self._node_until, self._until.get(ref, 0.0)) - now
         return until if until > 0 and self._others(ref) else 0.0
+
+    def open(self, now: float) -> dict[OperationRef | None, str]:
+        """Operations that are left to others, and why; None: all that others serve."""
+        found: dict[OperationRef | None, str] = {}
+        if now < self._node_until:
+            found[None] = OPEN.format("jobs of several operations")
+        for ref, until in self._until.items():
+            if now < until and self._others(ref):
+                found[ref] = OPEN.format("its jobs")
+        return found
 
     def job_ended(self, ref: OperationRef) -> None:
         """Record a job of the operation that ended here, as success or failed."""

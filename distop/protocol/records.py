@@ -263,6 +263,10 @@ class Spec:
         return spec
 
 
+ALL_OPERATIONS = "*"
+"""Stands for the name of each operation that other executors serve."""
+
+
 @frozen
 class Node:
     """``distOpNode.<incarnation>``: a live executor daemon, on its session's lease."""
@@ -303,6 +307,12 @@ class Node:
     """Why its clock cannot be compared with etcd's; "": it can, or a retry is due."""
     refused_more: int = 0
     """The number of operations with rejected writes that ``refused`` does not list."""
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    """Operations whose jobs it does not claim for a while, and why, as a sentence; for people only.
+
+    ``ALL_OPERATIONS`` stands for all that other executors serve. ``skipped_more`` counts those that are not listed.
+    """
+    skipped_more: int = 0
 
     def encode(self) -> bytes:
         return dumps(
@@ -320,6 +330,8 @@ class Node:
                 **({"doing": dict(self.doing)} if self.doing else {}),
                 **({"refused": dict(self.refused)} if self.refused else {}),
                 **({"refused_more": self.refused_more} if self.refused_more else {}),
+                **({"skipped": dict(self.skipped)} if self.skipped else {}),
+                **({"skipped_more": self.skipped_more} if self.skipped_more else {}),
                 **({"clock": self.clock} if self.clock else {}),
                 **({"clock_unknown": self.clock_unknown} if self.clock_unknown else {}),
                 **({"spark": self.spark} if self.spark else {}),
@@ -350,6 +362,8 @@ class Node:
                 Serves.from_json(data),
                 data.get("clock_unknown") or "",
                 int(data.get("refused_more", 0)),
+                data.get("skipped") or {},
+                int(data.get("skipped_more", 0)),
             )
         )
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from distop.clock import random, time
 from distop.daemon.executor.claimer import Claimer
 from distop.daemon.executor.job_runs import Jobs
+from distop.daemon.job_progress import LONGEST, MOST_OPERATIONS, publication_pause
 from distop.daemon.local_jobs import WorkDirectoryUnusable
 from distop.decide.backlog import Backlog
 from distop.decide.backlog_entries import (
@@ -31,6 +32,7 @@ from distop.decide.circuit_breaker import PAUSE, BreakerScope
 from distop.decide.job_claims import Claimant
 from distop.errors import DistopError, EtcdRejected, MalformedRequest, NotFound, SessionLost, UnreadableRecord, describe
 from distop.protocol.records import Phase
+from distop.runtime import secret_settings
 from distop.services.open_operation import OpenOperation
 
 if TYPE_CHECKING:
@@ -74,6 +76,8 @@ class Executor:
         self._unreadable: dict[OperationRef, str] = {}
         """The logged errors of operations with unreadable records."""
         self._announcement: asyncio.Task[None] | None = None
+        self._report_at = 0.0
+        """When the report of skipped operations may change again, by the monotonic clock."""
 
     # ------------------------------------------------------------------ events
 
@@ -150,11 +154,12 @@ class Executor:
         jobs, and `why` and `doctor` name it.
         """
         where, now = {"operation": str(ref)}, time.monotonic()
+        text = secret_settings.shortened(describe(error), LONGEST).partition("\n")[0]
         if isinstance(error, NotFound):
             self._backlog.failed(ref, BackOffReason.MISSING, now, _jitter(), run=run)
             self._ctx.log.debug("%s", error, extra=where)
         elif isinstance(error, UnreadableRecord):
-            self._backlog.failed(ref, BackOffReason.UNREADABLE, now, _jitter(), run=run)
+            self._backlog.failed(ref, BackOffReason.UNREADABLE, now, _jitter(), run=run, text=text)
             if self._unreadable.get(ref) != str(error):
                 self._unreadable[ref] = str(error)
                 said = "Cannot read the operation on this executor; skipping it until its records change: %s"
@@ -164,7 +169,7 @@ class Executor:
             if not self._backlog.failed(ref, BackOffReason.REJECTED, now, 1.0, pause=pause, run=run):
                 self._ctx.rejected_writes.settled(str(ref), CLAIMS)
         else:
-            pause = self._backlog.failed(ref, BackOffReason.ERROR, now, _jitter(), run=run)
+            pause = self._backlog.failed(ref, BackOffReason.ERROR, now, _jitter(), run=run, text=text)
             said = f"Cannot serve the operation; retrying in {pause:.1f} s: {describe(error)}"
             self._ctx.log.warning("%s", said, extra=where, exc_info=error)
         if isinstance(error, WorkDirectoryUnusable):
@@ -179,12 +184,24 @@ class Executor:
         while True:
             self._wake.clear()
             pause = self._assign()
+            self._report_skipped()
             self._ctx.activity_changed()
             try:
                 async with asyncio.timeout(pause):
                     await self._wake.wait()
             except TimeoutError:
                 continue
+
+    def _report_skipped(self) -> None:
+        """Update the operations that are skipped here for a while, in the node record.
+
+        A change soon after the last one waits for a later wake, at most until the poll.
+        """
+        now = time.monotonic()
+        skipped = self._backlog.skipped(now, MOST_OPERATIONS) if now >= self._report_at else self._ctx.skipped
+        if skipped != self._ctx.skipped:
+            self._ctx.skipped = skipped
+            self._report_at = now + publication_pause(len(self._ctx.cluster.nodes))
 
     def _assign(self) -> float | None:
         """Perform the backlog's next instructions; returns the seconds until the next is due."""

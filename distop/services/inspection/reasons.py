@@ -17,7 +17,7 @@ from distop.protocol.executor_nodes import NodeState, named, refusal
 from distop.protocol.frozen import frozen
 from distop.protocol.json_codec import SCHEMA_VERSION, parse_time, rfc3339
 from distop.protocol.operation_options import fits
-from distop.protocol.records import Attempts, Phase
+from distop.protocol.records import ALL_OPERATIONS, Attempts, Phase
 from distop.protocol.state_tables import Stage
 from distop.services.operation_results import first_line
 from distop.services.suggested_commands import command
@@ -69,6 +69,7 @@ class Code(StrEnum):
     COMPLETION_FAILS = "completion-fails"
     HOLDERS = "holders"
     LEASE_LOST = "lease-lost"
+    SKIPPED = "skipped"
     SLOTS = "slots"
     UNCLAIMED = "unclaimed"
     NO_WORKER = "no-worker"
@@ -107,9 +108,10 @@ ADVICE: Mapping[Code, str] = {
     Code.COMPLETION_FAILS: "fix what the error names; completion is retried, up to the limit of attempts",
     Code.HOLDERS: "nothing: the jobs stop and clean up; those of a lost executor end with its session",
     Code.LEASE_LOST: "nothing: other executors take the jobs over within the time to live",
+    Code.SKIPPED: "fix what the executor names, if anything: it tries again by itself (see its log){or_cancel}",
     Code.SLOTS: "wait, start another executor, give executors more --slots, or pause an operation that holds slots",
-    Code.UNCLAIMED: "read the logs of the executors that offer `{type}`: an executor skips an operation for a while "
-    "after its jobs failed or its records could not be read there; else run `distop doctor`",
+    Code.UNCLAIMED: "read the logs of the executors that offer `{type}`: one that has skipped the operation only for "
+    "some seconds is not named yet; else run `distop doctor`",
     Code.NO_WORKER: "{no_worker}",
     Code.CLAIM_OVERDUE: "nothing, if these workers run: each extends its claims in time. If they do not, check that "
     "{takers} runs, which takes the jobs over",
@@ -381,11 +383,33 @@ def _open(view: View) -> Iterator[tuple[Code, str]]:
     lost = [claim for claim in claims.values() if not claim.waiting and claim.incarnation not in view.nodes]
     if lost:
         yield Code.LEASE_LOST, _lost(lost)
+    able = _able(view)
+    skipping = [(node.executor, text) for node in able if (text := _skipped(view, node))]
+    for executor, text in skipping:
+        yield Code.SKIPPED, f"executor {executor} to claim its jobs again: {text}"
     if left is not None and len(delayed) + len(lost) < left:
-        yield _slots(view)
+        if not skipping or len(skipping) < len(able):
+            yield _slots(view)
     elif delayed:
         due = min((t for claim in delayed if (t := parse_time(claim.retry_at))), default=0.0)
         yield Code.RETRY, f"retry of {_jobs(len(delayed))}" + (f", the next at {rfc3339(due)}" if due else "")
+    for node in able:
+        if node.skipped_more and not _skipped(view, node):
+            others = f"{node.skipped_more} more operation{'s' if node.skipped_more > 1 else ''}"
+            yield Code.SKIPPED, f"executor {node.executor}, which skips {others} for a while, if this is one of them"
+
+
+def _able(view: View) -> list[Node]:
+    """The executors that may claim the operation's jobs, by name."""
+    type_name, nodes = view.snapshot.ref.type, sorted(view.nodes.values(), key=lambda node: node.executor)
+    able = [node for node in nodes if node.state is NodeState.ACTIVE and type_name in node.behaviors]
+    tables, where = _tables(view), _where(view)
+    return [node for node in able if fits(where, node.labels) and not refusal(node.serves, type_name, tables)]
+
+
+def _skipped(view: View, node: Node) -> str:
+    """Why an executor skips the operation for a while; "": it does not, as far as its record shows."""
+    return node.skipped.get(str(view.snapshot.ref), "") or node.skipped.get(ALL_OPERATIONS, "")
 
 
 def _cores(view: View) -> Iterator[tuple[Code, str]]:

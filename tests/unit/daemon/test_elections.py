@@ -155,7 +155,8 @@ async def test_each_role_is_notified_once_of_changed_nodes_but_not_of_their_prog
     assert len(daemon.informed) == TABLES
     assert daemon.informed.total() == TABLES
     daemon.forget()
-    daemon.see(daemon.keys.node("inc-2"), replace(NODE, released=1, doing={"t00/noop/1": "reads"}).encode())
+    changed = replace(NODE, released=1, doing={"t00/noop/1": "reads"}, skipped={"*": "no"})
+    daemon.see(daemon.keys.node("inc-2"), changed.encode())
     assert not daemon.looked_at
     assert not daemon.informed
     daemon.see(daemon.keys.node("inc-2"), replace(NODE, failing={"noop": "no memory"}).encode())

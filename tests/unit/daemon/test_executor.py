@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -12,10 +13,11 @@ import pytest
 
 from distop.daemon.executor.executor_role import Executor
 from distop.daemon.incarnation_context import Context
+from distop.daemon.job_progress import LEAST_PAUSE, LONGEST, MOST_OPERATIONS
 from distop.daemon.rejected_writes import RejectedWrites
 from distop.decide import work_shares
 from distop.decide.view import ClusterView
-from distop.errors import NotFound, UnreadableRecord
+from distop.errors import DistopError, NotFound, UnreadableRecord
 from distop.protocol.behavior_declaration import Rules
 from distop.protocol.identity import plan_digest
 from distop.protocol.keys import Keys
@@ -24,7 +26,7 @@ from distop.protocol.records import Node, OperationRef, Spec
 from distop.protocol.revisioned import Seen
 from distop.protocol.size_limits import DEFAULT
 from distop.protocol.txn import Put, Txn
-from distop.runtime import logs
+from distop.runtime import logs, secret_settings
 from distop.services.open_operation import OpenOperation
 from distop.settings import ExecutorConfig
 from distop.store.connection_settings import EtcdConfig
@@ -176,3 +178,72 @@ async def test_a_lasting_error_is_logged_once_and_a_missing_record_not_at_all(
     assert "does not match its digest" in caplog.records[0].getMessage()
     executor._failed(REF, UnreadableRecord("the record at distOp.t.noop.1.spec cannot be read"))
     assert len(caplog.records) == 4, "something else is wrong now"
+
+
+class Skipping:
+    """An executor that cannot serve operations."""
+
+    def __init__(self, operations: int) -> None:
+        self.ctx = Alone()
+        self.executor = Executor(self.ctx)
+        self.refs = [OperationRef("t", "noop", "", n) for n in range(operations)]
+        for ref in self.refs:
+            self.ctx.cluster.gates[ref] = Seen(Gate(), 5)
+        self.executor.cluster_changed(hint=False)
+
+    def fails(self, ref: OperationRef, error: Exception, times: int = 9) -> None:
+        for _ in range(times):
+            self.executor._failed(ref, error)
+
+    def reported(self) -> tuple[dict[str, str], int]:
+        self.executor._report_skipped()
+        named, more = self.ctx.skipped
+        return dict(named), more
+
+
+async def test_the_report_of_skipped_operations_is_bounded(clock: StandingClock) -> None:
+    one = Skipping(MOST_OPERATIONS + 3)
+    for ref in one.refs:
+        one.fails(ref, DistopError("x" * 10_000 + "\nand a traceback"))
+    named, more = one.reported()
+    assert (list(named), more) == ([str(ref) for ref in one.refs[:MOST_OPERATIONS]], 3)
+    assert max(len(text) for text in named.values()) < LONGEST + 100
+    node = replace(one.ctx.cluster.nodes["me"], skipped=named, skipped_more=more)
+    assert Node.decode(node.encode()) == node
+
+
+async def test_the_report_names_the_error_without_secrets(clock: StandingClock) -> None:
+    secret_settings.hide_settings({"spark.a.password": "hornet-in-a-jar"})
+    one = Skipping(1)
+    one.fails(one.refs[0], UnreadableRecord("no plan at hornet-in-a-jar\nand more"))
+    ((_, text),) = one.reported()[0].items()
+    assert text.startswith("it cannot read the operation: no plan at ")
+    assert "hornet" not in text
+    assert "and more" not in text
+
+
+async def test_short_pauses_and_frequent_changes_do_not_change_the_report(clock: StandingClock) -> None:
+    one = Skipping(2)
+    first, second = one.refs
+    one.fails(first, RuntimeError("no space"), 4)
+    assert one.reported() == ({}, 0)
+    one.fails(first, RuntimeError("no space"))
+    reported = one.reported()
+    assert list(reported[0]) == [str(first)]
+    one.fails(second, RuntimeError("no space"))
+    assert one.reported() == reported, "it has changed just now"
+    clock.now += LEAST_PAUSE
+    assert list(one.reported()[0]) == [str(first), str(second)]
+    clock.now += LEAST_PAUSE
+    one.ctx.cluster.gates.clear()
+    one.executor.cluster_changed(hint=False)
+    assert one.reported() == ({}, 0)
+
+
+def test_old_node_records_skip_nothing() -> None:
+    node = Node("e", "host", 1, ("noop",))
+    assert b"skipped" not in node.encode()
+    old = Node.decode(b'{"v":1,"executor":"e","host":"host","slots":1,"behaviors":["noop"],"of a later release":1}')
+    assert (old.skipped, old.skipped_more) == ({}, 0)
+    with pytest.raises(TypeError, match="'skipped'"):
+        Node.decode(b'{"v":1,"skipped":["t/noop/1"]}')

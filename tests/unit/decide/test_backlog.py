@@ -16,6 +16,7 @@ from distop.decide.backlog_entries import (
     BACKLOG_TABLE,
     FIRST_PAUSE,
     LONGEST_PAUSES,
+    REPORTED_PAUSE,
     Accepted,
     BackOffReason,
     ClaimableJobs,
@@ -37,7 +38,7 @@ from distop.decide.fresh_operations import HEAD_STARTS
 from distop.protocol.batch_claims import PLANNED_PER_CLAIM
 from distop.protocol.operation_options import AGING, Options
 from distop.protocol.plan import Gate
-from distop.protocol.records import OperationRef
+from distop.protocol.records import ALL_OPERATIONS, OperationRef
 from distop.protocol.revisioned import Seen
 from distop.protocol.size_limits import DEFAULT
 
@@ -425,6 +426,113 @@ def test_operations_that_are_gone_take_no_memory() -> None:
         assert one.close(ref) == [Forget(ref)]
         assert one.backlog.failed(ref, BackOffReason.MISSING, 0.0, 1.0) == 0.0
     assert one.backlog.entries == {}
+
+
+def skipped(one: Driven, most: int = 8) -> tuple[dict[str, str], int]:
+    return one.backlog.skipped(one.now, most)
+
+
+def test_an_operation_is_reported_as_skipped_once_its_pauses_are_long() -> None:
+    one = Driven()
+    one.open(A)
+    while (pause := one.backlog.failed(A, BackOffReason.UNREADABLE, one.now, 1.0, text="no plan")) < REPORTED_PAUSE:
+        assert skipped(one) == ({}, 0), f"a pause of {pause} s"
+    assert skipped(one) == ({str(A): "it cannot read the operation: no plan; it tries again within 16 s"}, 0)
+    for _ in range(4):
+        one.backlog.failed(A, BackOffReason.UNREADABLE, one.now, 0.5, text="no plan")
+    longest = {str(A): "it cannot read the operation: no plan; it tries again within 120 s"}
+    assert skipped(one) == (longest, 0)
+    one.now += 1_000.0
+    (under,) = one.next()
+    assert skipped(one) == (longest, 0), "the next try does not change the report"
+    one.backlog.failed(A, BackOffReason.UNREADABLE, one.now, 0.7, text="no plan")
+    one.checked(one.backlog.round_over(under, one.now))
+    assert skipped(one) == (longest, 0)
+
+
+@pytest.mark.parametrize("reason", LONGEST_PAUSES)
+def test_each_long_back_off_has_a_text(reason: BackOffReason) -> None:
+    one = Driven()
+    one.open(A)
+    pauses(one, A, reason, 12)
+    ((_, text),) = skipped(one)[0].items()
+    assert text.startswith("it")
+    assert text.endswith(f"; it tries again within {LONGEST_PAUSES[reason]:g} s")
+
+
+def test_a_rejected_claim_is_not_reported_as_skipped() -> None:
+    """The node record names it among the rejected writes."""
+    one = Driven()
+    one.open(A)
+    one.backlog.failed(A, BackOffReason.REJECTED, 0.0, 1.0, pause=300.0)
+    assert skipped(one) == ({}, 0)
+
+
+@pytest.mark.parametrize("how", ["claimed", "nothing left", "no room", "closed", "drained"])
+def test_an_operation_is_not_skipped_any_more(how: str) -> None:
+    one = Driven()
+    one.open(A)
+    pauses(one, A, BackOffReason.ERROR, 9)
+    assert skipped(one)[0]
+    one.now += 100.0
+    if how == "claimed":
+        one.serve(FULL_LOOK, 0, open_jobs=39)
+    elif how == "nothing left":
+        one.serve(ClaimableJobs(0, 40))
+    elif how == "no room":
+        one.serve(ClaimableJobs(4, 0))
+    elif how == "closed":
+        one.close(A)
+    else:
+        one.here.draining = True
+        one.changed()
+    assert skipped(one) == ({}, 0)
+    one.backlog.hint()
+    assert skipped(one) == ({}, 0)
+
+
+def test_an_operation_whose_runs_cannot_begin_is_skipped_until_one_ends() -> None:
+    one = Driven()
+    one.open(A)
+    for _ in range(9):
+        one.backlog.failed(A, BackOffReason.ERROR, one.now, 1.0, run=True, text="no space")
+    told = {str(A): "it could not run jobs of the operation: no space; it tries again within 30 s"}
+    one.now += 100.0
+    one.serve(FULL_LOOK, 0, open_jobs=39)
+    assert skipped(one) == (told, 0)
+    one.backlog.ran(A)
+    assert skipped(one) == ({}, 0)
+
+
+def test_some_skipped_operations_are_named_and_the_others_are_counted() -> None:
+    one = Driven()
+    refs = [OperationRef("t", "a", "", n) for n in range(5)]
+    one.open(*refs)
+    for ref in refs:
+        pauses(one, ref, BackOffReason.ERROR, 9)
+    named, more = skipped(one, 3)
+    assert (list(named), more) == ([str(ref) for ref in refs[:3]], 2)
+    one.close(refs[0])
+    named, more = skipped(one, 3)
+    assert (list(named), more) == ([str(ref) for ref in refs[1:4]], 1)
+
+
+@pytest.mark.parametrize("operations", [1, 2])
+def test_an_open_circuit_breaker_is_reported_until_it_closes(operations: int) -> None:
+    one = Driven(Here(names=("ann", "bob")))
+    one.open(A, B)
+    for n in range(IN_A_ROW):
+        one.backlog.job_failed((A, B)[n % operations], one.now)
+    ((name, text),) = skipped(one)[0].items()
+    assert name == (str(A) if operations == 1 else ALL_OPERATIONS)
+    assert text.startswith("its circuit breaker is open")
+    assert text.endswith("it tries again within 30 s")
+    pauses(one, A, BackOffReason.ERROR, 9)
+    assert len(skipped(one)[0]) == operations, "an operation is named once"
+    one.now += PAUSE
+    assert name == str(A) or name not in skipped(one)[0]
+    one.here.names = ("ann",)
+    assert ALL_OPERATIONS not in skipped(one)[0]
 
 
 def test_an_open_circuit_breaker_leaves_an_operation_to_others() -> None:
@@ -897,6 +1005,8 @@ class Random:
         if served:
             ref = self.chance.choice(served)
             self.one.backlog.failed(ref, self.chance.choice(list(LONGEST_PAUSES)), self.one.now, 1.0)
+        named, more = self.one.backlog.skipped(self.one.now, 1)
+        assert len(named) + more <= len(self.one.backlog.entries) + 1
 
     def job_ends(self) -> None:
         if self.runs:

@@ -35,6 +35,7 @@ FAILING = {"i1": replace(NODE, failing={"noop": "no JVM"})}
 ELSEWHERE = {"i1": replace(NODE, serves=Serves(tables=("sales.*",)))}
 ONLY_T = {"i1": replace(NODE, serves=Serves(tables=("t",)))}
 ONLY_VALIDATE = {"i1": replace(NODE, behaviors=("validate",), serves=Serves(types=("validate",)))}
+UNREAD = "it cannot read the operation: no plan; it tries again within 120 s"
 SPEC = Spec("r", rfc3339(NOW), "me", Rules())
 PLANNING = Snapshot(REF, State.RUNNING, Phase.PLANNING, SPEC)
 OPEN = replace(PLANNING, phase=None, plan=Plan(4, "", "", 1))
@@ -129,6 +130,12 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("slots", {"snapshot": OPEN}, "free slots"),
     ("slots", {"snapshot": OPEN, "elsewhere": {"t/noop/2": 1, "t/noop/3": 5}},
      "free slots: executors run 5 jobs of t/noop/3, 1 job of t/noop/2"),
+    ("skipped", {"snapshot": OPEN, "nodes": {"i1": replace(NODE, skipped={"t/noop/1": UNREAD})}},
+     f"executor e1 to claim its jobs again: {UNREAD}"),
+    ("skipped", {"snapshot": OPEN, "nodes": {"i1": replace(NODE, skipped={"*": "its circuit breaker is open"})}},
+     "executor e1 to claim its jobs again: its circuit breaker is open"),
+    ("skipped", {"snapshot": OPEN, "nodes": {"i1": replace(NODE, skipped={"t/noop/9": UNREAD}, skipped_more=3)}},
+     "executor e1, which skips 3 more operations for a while, if this is one of them"),
     ("unclaimed", {"snapshot": OPEN, "elsewhere": {}}, "an executor to claim its jobs"),
     ("unclaimed", {"snapshot": replace(OPEN, success=3, claims={3: RELEASED}), "elsewhere": {}},
      "an executor to claim its jobs"),
@@ -189,6 +196,31 @@ def test_L27_a_pending_operation_waits_for_predecessors_and_its_start_time_befor
     both = replace(PENDING, predecessors=1, spec=replace(SPEC, not_before=rfc3339(NOW + 60)))
     assert [code for code, _ in judged(both, {})] == ["predecessors", "time", "no-executor"]
     assert [code for code, _ in judged(PENDING, {}, coordinated=False)] == ["no-executor", "no-coordinator", "begin"]
+
+
+def test_each_executor_that_skips_an_operation_is_named_with_its_reason() -> None:
+    skips = replace(NODE, skipped={"t/noop/1": UNREAD})
+    both = {"i2": replace(skips, executor="e2"), "i1": skips}
+    told = [("skipped", f"executor {name} to claim its jobs again: {UNREAD}") for name in ("e1", "e2")]
+    assert judged(OPEN, both, elsewhere={}) == told, "no other reason, since no executor would claim them"
+    assert [code for code, _ in judged(OPEN, {**both, "i3": replace(NODE, executor="e3")}, elsewhere={})] == [
+        *("skipped", "skipped", "unclaimed"),
+    ]
+    counts = replace(NODE, executor="e3", skipped_more=1)
+    assert [code for code, _ in judged(OPEN, {"i1": skips, "i3": counts})] == ["skipped", "slots", "skipped"]
+    assert judged(OPEN, {"i1": replace(NODE, skipped={"t/noop/9": UNREAD})}) == [("slots", "free slots")]
+    assert judged(replace(OPEN, claims={0: HELD}), both) == [], "its jobs run"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"state": NodeState.DRAINING}, {"behaviors": ("other",)}, {"labels": {}}, {"serves": Serves(tables=("u",))}],
+)
+def test_only_executors_that_may_claim_its_jobs_are_named(changed: dict[str, Any]) -> None:
+    labelled = replace(NODE, labels={"zone": "a"})
+    skips = replace(labelled, executor="e2", skipped={"t/noop/1": UNREAD}, skipped_more=2, **changed)
+    snapshot = replace(OPEN, spec=replace(SPEC, where={"zone": "a"}))
+    assert "skipped" not in [code for code, _ in judged(snapshot, {"i1": labelled, "i2": skips})]
 
 
 def test_a_reason_that_only_slows_an_operation_is_not_in_its_status() -> None:

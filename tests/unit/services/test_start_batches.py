@@ -399,7 +399,7 @@ def test_who_is_cancelled_while_it_waits_is_not_started() -> None:
 
 
 def test_who_is_cancelled_while_the_group_reads_is_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distop.services.submission.submit.HEARD_FOR", 0.0)  # each try reads for itself
+    monkeypatch.setattr("distop.services.submission.submit.CACHED_FOR", 0.0)  # each try reads for itself
 
     async def cancelled(etcd: Etcd) -> None:
         calls = await etcd.behind(*(etcd.start(n) for n in range(4)))
