@@ -111,4 +111,9 @@ def _chosen(name: str) -> bool:
 def main(behaviors: Mapping[str, str] = NONE) -> None:
     """Run the console script. ``behaviors``: given by ``distop dev`` to its executor (``ExecutorConfig.behaviors``)."""
     gc_tuning.tune_for_start()
-    sys.exit(run(sys.argv[1:], behaviors))
+    try:
+        code = run(sys.argv[1:], behaviors)
+    except KeyboardInterrupt:  # while the commands are imported
+        note("interrupted")
+        code = INTERRUPTED
+    sys.exit(code)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from functools import lru_cache
+from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 from distop.protocol.texts import one_line, one_line_json
@@ -26,7 +27,7 @@ def console(*, stderr: bool = False) -> Console:
     """Rich's console. Without a terminal it does not wrap lines, so that programs can read them."""
     from rich.console import Console
 
-    stream = sys.stderr if stderr else sys.stdout
+    stream = (sys.stderr if stderr else sys.stdout) or StringIO()  # None: it was closed, and print() drops its text
     width = None if stream.isatty() else 10_000
     return Console(file=stream, width=width, highlight=False, soft_wrap=not stream.isatty())
 
