@@ -13,8 +13,7 @@ from tests.simulator.run import without_logs
 from tests.simulator.scenes import drawn_scene
 
 NOT_DRAWN = {
-    "never_list_again": "It needs the loss of one certain event: 178 drawn schedules of its scene do not show it.",
-    "ask_an_old_server_for_its_progress": "It needs a watch behind at a request: 79 drawn schedules do not show it.",
+    "ask_an_old_server_for_its_progress": "A watch has to be behind at a request: 165 drawn schedules do not show it.",
 }
 """Bugs that no drawn schedule is known to find, with the reason."""
 SEEDS = 2_000

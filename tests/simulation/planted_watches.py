@@ -64,7 +64,7 @@ def ask_an_old_server_for_its_progress(patch: Patch) -> None:
 
 
 # Rare: a watch has to lose exactly the event that is needed.
-@bug("liveness", focus=("events-lost", "crash"), first=112)
+@bug("liveness", focus=("events-lost", "crash"), first=112, drawn=177219)
 def never_list_again(patch: Patch) -> None:
     """There are no periodic listings: events that etcd has lost stay lost (etcd#20573)."""
     patch.setattr(watch, "LISTING_SHARE", 1e9)
