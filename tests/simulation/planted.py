@@ -117,7 +117,7 @@ def take_over_a_live_incarnation(patch: Patch) -> None:
 
 
 # Rare: a coordinator's write has to arrive after the election of another one.
-@bug("invariant 8", "not the coordinator", focus=("requests-late", "freeze", "crash", "late-renewal"), first=17)
+@bug("invariant 8", "not the coordinator", focus=("requests-late", "freeze", "crash", "late-renewal"), first=66)
 def drop_the_election_compare(patch: Patch) -> None:
     wrap(patch, t, "election_guard", lambda *_: ALWAYS)
 
