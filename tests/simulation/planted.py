@@ -121,7 +121,7 @@ def take_over_a_live_incarnation(patch: Patch) -> None:
     "invariant 8",
     "not the coordinator",
     focus=("requests-late", "freeze", "crash", "late-renewal"),
-    first=17,
+    first=66,
     drawn=1424,
 )
 def drop_the_election_compare(patch: Patch) -> None:
