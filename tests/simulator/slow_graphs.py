@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from distop.client.async_client import Client
 from distop.protocol import keys as K
 from distop.protocol.dependencies import GRAPH, Hold, HoldState
 
@@ -13,7 +14,6 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Sequence
 
-    from distop.client.async_client import Client
     from distop.protocol.keys import ParsedKey
     from distop.protocol.revisioned import Change
     from distop.protocol.txn import Txn, TxnResult
