@@ -50,7 +50,7 @@ def the_cleanup_of_a_series_operation_deletes_the_id_of_the_next(patch: Patch) -
 @bug("invalid transaction", shape=scenes.concurrent_replacements, first=3, drawn=115)
 def a_holder_that_is_newer_than_the_counters_is_replaced(patch: Patch) -> None:
     """Its instance number equals the next one of the outdated counters."""
-    substitute(patch, insertion, "_overtaken", lambda asked, of_type: False)
+    substitute(patch, insertion, "_overtaken", lambda resolved, of_type: False)
 
 
 @bug(

@@ -91,7 +91,7 @@ def finishes_beyond_the_room_of_a_transaction_are_lost(patch: Patch) -> None:
 # --------------------------------------------------------------------- series
 
 
-@bug("invariant 19", shape=scenes.series_of_operations, focus=("crash",), first=53, drawn=319)
+@bug("invariant 19", shape=scenes.series_of_operations, focus=("crash",), first=85, drawn=319)
 def a_series_whose_next_operation_a_new_coordinator_skips(patch: Patch) -> None:
     """Only the coordinator that finished an operation starts the next one of the series."""
     finish, again = Ending.finish, FollowUps.start_next_of_series

@@ -68,7 +68,8 @@ FIRST = {
     "claim_with_the_limit_of_a_former_gate": 3,
     "an_id_is_not_returned_to_the_running_operation": 2,
     "reap_the_claims_of_live_holders": 2,
-    "a_series_whose_next_operation_a_new_coordinator_skips": 85,
+    "a_series_whose_next_operation_a_new_coordinator_skips": 14,
+    "make_a_report_before_the_last_job_has_ended": 119,
 }
 """The first seeds of bugs whose recorded seed shows the effect only to the simulator."""
 ALSO_SEEN = (
