@@ -156,12 +156,12 @@ async def test_a_request_that_cannot_connect_was_never_sent(
         await far.get(prefix)
         proxy.set(Mode.BLACK_HOLE)
         failures: list[Failure] = []
-        while not failures or failures[-1].fate is FailureKind.UNKNOWN:  # gRPC may still use the dead connection
+        while not failures or failures[-1].kind is FailureKind.UNKNOWN:  # gRPC may still use the dead connection
             failures.append(await failure_of(far, prefix))
         failures += [await failure_of(far, prefix) for _ in range(2)]
-        assert failures[0].fate is FailureKind.UNKNOWN
+        assert failures[0].kind is FailureKind.UNKNOWN
         for failure in failures[-3:]:
-            assert (failure.fate, failure.code, failure.elsewhere) == (FailureKind.NOT_DONE, "UNAVAILABLE", True)
+            assert (failure.kind, failure.code, failure.elsewhere) == (FailureKind.NOT_DONE, "UNAVAILABLE", True)
             assert "failed to connect to all addresses" in failure.detail
         stream, _ = await far.transport.stream(WATCH)
         with pytest.raises(AioRpcError, match="failed to connect to all addresses"):

@@ -238,7 +238,7 @@ def test_a_long_block_refuses_requests_after_the_loss_of_the_connection(cluster:
             try:
                 await client.transport.unary(RANGE, rpc.RangeRequest(key=b"k"), 60.0)
             except RequestFailed as error:
-                return error.failure.fate.name, cluster.loop.now - began
+                return error.failure.kind.name, cluster.loop.now - began
             return "answered", cluster.loop.now - began
 
         await ask()
