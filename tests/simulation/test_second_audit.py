@@ -60,7 +60,7 @@ OTHER_SHAPES = {"drop_the_election_compare": ended_late}
 """
 FIRST = {
     "drop_the_gate_compare": 53,
-    "drop_the_election_compare": 784,
+    "drop_the_election_compare": 3048,
     "plan_without_comparing_its_chunks": 38,
     "complete_on_a_stale_count": 95,
     "finish_a_group_with_the_guards_of_its_first_operation": 25,
