@@ -57,8 +57,9 @@ def outdated(text: str) -> bool:
 
 
 def seeds_from(first: int) -> Iterable[int]:
-    """All seeds in the order of a search: the recorded one first."""
-    return (*range(first, SEEDS + 1), *range(1, first))
+    """All seeds in the order of a search: the recorded one and the next ones first."""
+    near = range(first, first + FEW)
+    return (*near, *(seed for seed in range(1, SEEDS + 1) if seed not in near))
 
 
 def seeds(planted: Planted) -> Iterable[int]:
