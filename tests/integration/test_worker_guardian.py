@@ -43,7 +43,9 @@ def orphan():
     if os.fork(): os._exit(0)
 def deaf():
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT): signal.signal(number, signal.SIG_IGN)
-spawn(lambda: os.setpgid(0, 0)); spawn(deaf); spawn(orphan)
+spawn(lambda: os.setpgid(0, 0)); spawn(deaf)
+# The parent of the orphan must be gone before the members of the session are counted.
+os.waitpid(spawn(orphan), 0)
 open({ready!r} + '.part', 'w').write(str(os.getpid()))
 os.rename({ready!r} + '.part', {ready!r})
 {then}
