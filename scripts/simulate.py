@@ -128,8 +128,7 @@ def planted(names: Sequence[str], first: int, count: int, jobs: int, own_scene: 
         search = functools.partial(search_freely, first=first, count=count, own_scene=own_scene)
         for bug, find in pool.imap_unordered(search, listed):
             found += find is not None
-            recorded = f" (recorded seed: {bug.drawn_seed})" if bug.drawn_seed else ""
-            print(f"{bug.name}: {find or f'not found{recorded}'}", flush=True)
+            print(f"{bug.name}: {find or f'not found (recorded seed: {bug.drawn_seed})'}", flush=True)
     print(f"found {found} of {len(listed)} bugs in schedules {first} to {first + count - 1}")
     return 0 if found == len(listed) else 1
 

@@ -54,7 +54,7 @@ class Planted:
 
     @property
     def drawn_seed(self) -> int:
-        """The seed of a drawn schedule that finds it; 0: none is known."""
+        """The seed of a drawn schedule that finds it."""
         return self.drawn if self.chosen else self.first
 
     def scenario(self, seed: int) -> Scenario:

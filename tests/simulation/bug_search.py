@@ -12,10 +12,6 @@ from tests.simulator import Breach, Scenario, Simulation, draw_scenario
 from tests.simulator.run import without_logs
 from tests.simulator.scenes import drawn_scene
 
-NOT_DRAWN = {
-    "ask_an_old_server_for_its_progress": "A watch has to be behind at a request: 165 drawn schedules do not show it.",
-}
-"""Bugs that no drawn schedule is known to find, with the reason."""
 SEEDS = 2_000
 """Maximum schedules of a search."""
 FEW = 20

@@ -57,7 +57,7 @@ def apply_old_events_again(patch: Patch) -> None:
     substitute(patch, WatchPosition, "feed", feed)
 
 
-@bug("liveness", focus=("slow-watches",), shape=scenes.old_server_with_watches_behind, first=908)
+@bug("liveness", focus=("slow-watches",), shape=scenes.old_server_with_watches_behind, first=908, drawn=36249)
 def ask_an_old_server_for_its_progress(patch: Patch) -> None:
     """It answers ahead of pending events (W3), which are then dropped as old."""
     substitute(patch, watch, "orders_requested_progress", lambda version: True)

@@ -3,7 +3,7 @@
 A scene replaces the operations of a drawn scenario, and often its executors. It keeps the drawn faults, unless it needs
 its own; a focused scene has many faults of few kinds instead. The search for planted bugs chooses no other scenarios,
 so a drawn schedule can find each of these bugs. ``tests/simulation/test_planted_bugs.py`` runs one such schedule for
-each bug of which one is known.
+each bug.
 """
 
 from __future__ import annotations
