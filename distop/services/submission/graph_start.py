@@ -73,7 +73,7 @@ async def start_graph(
         return await until_won(etcd, keys, wanted[0], lambda: _Together(etcd, keys, wanted, links).run())
     except OutcomeUnknown as error:
         raise OutcomeUnknown(
-            "cannot tell whether the operations were started, because etcd stopped answering: call again with "
+            "cannot tell whether the operations were started, because etcd did not answer: call again with "
             f"request_id={name or wanted[0].request_id!r}, which starts them at most once"
         ) from error
 

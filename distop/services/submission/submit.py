@@ -246,7 +246,7 @@ def _too_many_predecessors(new: t.NewOperation) -> InvalidArgument:
 
 def _unknown(wanted: Request, error: OutcomeUnknown) -> OutcomeUnknown:
     unknown = OutcomeUnknown(
-        f"cannot tell whether {wanted.type} on {wanted.table} was started, because etcd stopped answering: call again "
+        f"cannot tell whether {wanted.type} on {wanted.table} was started, because etcd did not answer: call again "
         f"with request_id={wanted.request_id!r} (--request-id), which starts it at most once"
     )
     unknown.__cause__ = error

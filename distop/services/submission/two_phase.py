@@ -128,7 +128,7 @@ async def prepare(etcd: EtcdClient, keys: Keys, wanted: Request, asked: p.Prepar
         return await until_won(etcd, keys, wanted, attempt)
     except OutcomeUnknown as error:
         raise OutcomeUnknown(
-            f"cannot tell whether {wanted.type} on {wanted.table} was prepared, because etcd stopped answering: "
+            f"cannot tell whether {wanted.type} on {wanted.table} was prepared, because etcd did not answer: "
             f"prepare it again with the external id {shown(asked.external_id)}, which prepares it at most once"
         ) from error
 
@@ -188,7 +188,7 @@ async def confirm(etcd: EtcdClient, keys: Keys, external_id: str, expected: Oper
                 return ref
         except OutcomeUnknown as error:
             raise OutcomeUnknown(
-                f"cannot tell whether {shown(external_id)} was confirmed, because etcd stopped answering: confirm it "
+                f"cannot tell whether {shown(external_id)} was confirmed, because etcd did not answer: confirm it "
                 "again, which is safe to repeat"
             ) from error
 
