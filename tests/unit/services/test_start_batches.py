@@ -289,6 +289,23 @@ def test_an_unreadable_record_concerns_only_the_starts_that_need_it() -> None:
     run(group)
 
 
+@pytest.mark.parametrize("damaged", ["state", "history"])
+def test_an_unreadable_predecessor_concerns_only_the_starts_that_wait_for_it(damaged: str) -> None:
+    async def group(etcd: Etcd) -> None:
+        broken, sound = OperationRef.parse(await etcd.start(1)), OperationRef.parse(await etcd.start(2))
+        key = KEYS.of(broken, "state") if damaged == "state" else KEYS.history(broken)
+        etcd.store.apply(Txn((), (Put(key, b"?"),)))
+        after = [[str(broken)], [str(sound)], None, [str(broken)]]
+        later = (request("noop", TABLE, dumps({}), StartOptions(after=one), "me") for one in after)
+        answers = await asyncio.gather(*map(etcd.starts.start, later), return_exceptions=True)
+        assert [type(one) for one in answers] == [UnreadableRecord, Started, Started, UnreadableRecord]
+        assert key in str(answers[0])
+        assert answers[0] is not answers[3]
+        etcd.store.history.clear()
+
+    run(group)
+
+
 def test_a_running_operation_excludes_only_the_starts_of_a_group_that_do_not_wait() -> None:
     async def mixed(etcd: Etcd) -> None:
         etcd.publish("selfish", conflicts_with=("selfish",))
