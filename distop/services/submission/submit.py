@@ -311,7 +311,7 @@ async def _check_conflicts(etcd: EtcdClient, keys: Keys, table: str, type_name: 
         raise Lost  # it ended between the two reads
     names = " and ".join(map(str, holders[:3])) + (" and others" if len(holders) > 3 else "")
     run = "runs" if len(holders) == 1 else "run"
-    raise Incompatible(
-        f"{type_name} on {table} cannot start while {names} {run}: {type_name} and "
-        f"{' and '.join(types)} exclude each other"
-    )
+    others = " and ".join(name for name in types if name != type_name)
+    why = [f"{type_name} and {others} exclude each other"] if others else []
+    why += [f"operations of type {type_name} exclude each other"] if type_name in types else []
+    raise Incompatible(f"{type_name} on {table} cannot start while {names} {run}: {'; '.join(why)}")
