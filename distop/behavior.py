@@ -256,14 +256,14 @@ class JobContext(ABC):
         """The history record of an operation that has ended, as JSON (docs/contract.md).
 
         The executor reads it from etcd and checks its signature if it has a key. So an argument can name an operation
-        instead of carrying its result, which anybody could forge. Raises InvalidArgument if there is no record, or if
-        the executor does not accept it.
+        instead of carrying its result, which anybody could forge. Raises InvalidArgument if there is no record, if
+        the executor does not accept it, or if ``op`` is not the name of an operation.
         """
         raise InvalidArgument(f"there is no history record of {op} here")
 
     @abstractmethod
     def status(self, text: str) -> None:
-        """Publish one line for people: what the job does now."""
+        """Publish one line for people: what the job does now. Raises InvalidArgument if it is not a text."""
 
     def start_operation(
         self,
@@ -276,8 +276,8 @@ class JobContext(ABC):
     ) -> None:
         """In completion: start another operation on the table after this one.
 
-        It starts exactly once, even if processes crash. Raises InvalidArgument outside completion, and for another
-        table.
+        It starts exactly once, even if processes crash. Raises InvalidArgument outside completion, for another table,
+        and for values that a start does not accept.
 
         If the start is refused (a conflicting operation runs, or the type runs one at a time), the coordinator retries
         it for ten minutes. After that, and if the type, the table or the argument is wrong, the coordinator logs an

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from distop import settings_file
 from distop.cli.command_context import FLAGS, VALUES, GlobalOptions, Interrupted, current, take_globals, use
-from distop.cli.output import note
+from distop.cli.output import Output, UnwritableOutput, drop_output, note
 from distop.errors import DistopError, describe
 from distop.protocol.texts import did_you_mean, one_line
 from distop.runtime import gc_tuning, secret_settings
@@ -50,10 +51,12 @@ def run(argv: Sequence[str], behaviors: Mapping[str, str] = NONE) -> int:
     except (KeyboardInterrupt, typer.Abort):
         note("interrupted")
         return INTERRUPTED
-    except BrokenPipeError:
-        # The reader of the output has ended. Python would report that once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    except BrokenPipeError:  # the reader of the output has ended
+        drop_output()
         return 0
+    except UnwritableOutput as error:
+        drop_output()
+        return _fail(error, error.exit_code, str(error))
     except click_error as error:
         return _fail(error, 2, _usage(error))
     except DistopError as error:
@@ -76,15 +79,20 @@ def _usage(error: Exception) -> str:
 
 
 def _fail(error: Exception, code: int, text: str) -> int:
+    """Report an error on stderr; returns the exit code, which holds even if stderr cannot be written."""
+    with suppress(OSError):
+        _report(error, text)
+    return code
+
+
+def _report(error: Exception, text: str) -> None:
     if current.debug:
         import traceback
 
         for line in "".join(traceback.format_exception(error)).rstrip().split("\n"):
             note(secret_settings.redact(line))
-    note(
-        f"error: {secret_settings.shortened(one_line(text), LONGEST_ERROR)}"
-    )  # shortened last: escapes are characters too
-    return code
+    # Shortened last: escapes are characters too.
+    note(f"error: {secret_settings.shortened(one_line(text), LONGEST_ERROR)}")
 
 
 def _configure_logs() -> None:
@@ -111,6 +119,8 @@ def _chosen(name: str) -> bool:
 def main(behaviors: Mapping[str, str] = NONE) -> None:
     """Run the console script. ``behaviors``: given by ``distop dev`` to its executor (``ExecutorConfig.behaviors``)."""
     gc_tuning.tune_for_start()
+    if sys.stdout is not None:
+        sys.stdout = Output(sys.stdout)
     try:
         code = run(sys.argv[1:], behaviors)
     except KeyboardInterrupt:  # while the commands are imported

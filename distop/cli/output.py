@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+from contextlib import contextmanager
 from functools import lru_cache
 from io import StringIO
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
+from distop.errors import InvalidArgument
 from distop.protocol.texts import one_line, one_line_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from rich.console import Console
 
@@ -20,6 +23,43 @@ _COLOURS = {
     **dict.fromkeys(("failed", "violated", "error"), "red"),
     **dict.fromkeys(("cancelled", "cancelling", "paused", "unknown", "warning"), "yellow"),
 }
+
+
+class UnwritableOutput(InvalidArgument):
+    """The output cannot be written, such as on a full disk."""
+
+
+class Output:
+    """Wraps stdout. Writing raises UnwritableOutput, or BrokenPipeError if the reader of the output has ended."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with _reported():
+            return self._stream.write(text)
+
+    def flush(self) -> None:
+        with _reported():
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def _reported() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise UnwritableOutput(f"cannot write the output: {error.strerror}") from None
+
+
+def drop_output() -> None:
+    """Drop the text on stdout that could not be written. Python would report it once more at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 @lru_cache(maxsize=2)
@@ -35,6 +75,14 @@ def console(*, stderr: bool = False) -> Console:
 def write_json(value: Any) -> None:
     """Print one JSON document in one line. Control characters and lone surrogates are JSON escapes."""
     print(one_line_json(json.dumps(value, ensure_ascii=False, default=str)), flush=True)
+
+
+def write_bytes(data: bytes) -> None:
+    """Write bytes on stdout. Raises UnwritableOutput."""
+    with _reported():
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
 
 
 def say(text: str) -> None:

@@ -114,7 +114,8 @@ class Client:
     async def close(self) -> None:
         """Close the connection.
 
-        Operations continue; owned jobs that were not returned are free after they expire.
+        Operations continue; owned jobs that were not returned are free after they expire. Writes that etcd has not
+        answered raise OutcomeUnknown, and reads EtcdUnavailable.
         """
         if self._owner is not None:
             await self._owner.close()
@@ -170,8 +171,8 @@ class Client:
         started. ``one_off``: start without an id.
 
         Raises UnknownBehavior, InvalidArgument, NotFound (no such table), Incompatible (a running operation excludes
-        it); then nothing was changed. OutcomeUnknown: etcd stopped answering; call again with the request id in the
-        message.
+        it); then nothing was changed. OutcomeUnknown: etcd did not answer, or the client was closed; call again with
+        the request id in the message.
         """
         chosen = StartOptions.of(options)
         wanted = request(type_name, table, encode_argument(arg), chosen, acting(self._etcd))

@@ -17,6 +17,8 @@ from distop.errors import (
     WaitTimeout,
     no_operation,
 )
+from distop.protocol.caller_values import seconds
+from distop.protocol.caller_values import text as check_text
 from distop.protocol.keys import Keys
 from distop.protocol.record_reading import read
 from distop.protocol.records import History, OperationRef
@@ -29,8 +31,6 @@ from distop.services.inspection.why import why
 from distop.services.operation_commands import OperationCommands
 from distop.services.operation_results import OperationResult, OperationStatus, check_model
 from distop.services.submission import two_phase
-from distop.services.submission.option_values import seconds
-from distop.services.submission.option_values import text as check_text
 from distop.services.submission.rerun import rerun
 from distop.services.submission.start_options import StartOptions, takes_options
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from distop.errors import InvalidArgument
+from distop.protocol.caller_values import text
 from distop.protocol.executor_nodes import JOIN
 from distop.protocol.records import CLUSTER_TABLE
 from distop.protocol.texts import shown
 from distop.schemas.argument_schema import encode_argument
-from distop.services.submission.option_values import text
 from distop.services.submission.start_options import StartOptions
 from distop.services.submission.start_request import Request, check_not_derived, request, whoami
 

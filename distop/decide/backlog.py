@@ -14,7 +14,6 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
-from distop.decide import work_shares
 from distop.decide.backlog_entries import (
     FIRST_PAUSE,
     LONGEST_PAUSES,
@@ -336,26 +335,7 @@ class Backlog:
             entry = self.entries[ref]
             self._move(entry, EntryEvent.BEGIN)
             entry.round, entry.again = begun, False
-        alone = self.entries[refs[0]]
-        if len(refs) == 1 and not alone.count and (few := self._few(alone, slots + self.free)):
-            begun.jobs = {alone.ref: few}
-            begun.slots += self._take_slots(len(few) - slots)
         return begun
-
-    def _few(self, entry: Entry, slots: int) -> list[int]:
-        """This executor's share of a newly opened operation, or [].
-
-        The operation must fit into these slots. The gate shows the number of jobs. After trouble with the operation its
-        records are read before jobs are claimed. Otherwise unreadable ones would be claimed and released again and
-        again.
-        """
-        gate, ref = entry.gate, entry.ref
-        fresh = entry.trouble is None and not entry.lost and entry.gate_mod > self._around.caught_up_at
-        if not fresh or not 0 < gate.count <= slots or gate.options.limited:
-            return []
-        others = self._around.others(ref.type, gate.tables(ref.table), gate.where)
-        ordered, mine = work_shares.shares(gate.count, self._around.executor_id, others, str(ref))
-        return sorted(ordered[:mine])
 
     def _take_slots(self, wanted: int) -> int:
         """Take up to this number of free slots."""
@@ -425,7 +405,7 @@ class Backlog:
         for ref in under.refs:
             entry, one = self.entries[ref], got.get(ref)
             if one is None:
-                under.over[ref], entry.lost = EntryEvent.LOST, True
+                under.over[ref] = EntryEvent.LOST
                 continue
             self._hold(entry, one.won)
             if one.refused:

@@ -169,8 +169,6 @@ class Entry:
     """Jobs that this executor holds."""
     ended: int = 0
     """Jobs that ended here."""
-    lost: bool = False
-    """Others had claimed its job: it is read again before the next claim."""
     again: bool = False
     """Jobs may be claimable that the current round does not see."""
     due: float | None = None
@@ -217,8 +215,8 @@ class InvalidEvent(DistopError):
 class Round:
     """Claim jobs of these operations; the backlog waits for the end of the round.
 
-    ``jobs``: for operations not read yet, the jobs to claim together with the read (none: read first). The jobs of
-    several operations run in sequence, in one slot.
+    ``jobs``: for newly opened operations of one job, the jobs to claim together with the read (none: read first). They
+    run in sequence, in one slot.
     """
 
     refs: tuple[OperationRef, ...]

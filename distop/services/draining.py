@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from distop.clock import time
 from distop.errors import NotFound, WaitTimeout
+from distop.protocol.caller_values import seconds, text
 from distop.protocol.executor_nodes import Drain, NodeState, put_drain
 from distop.protocol.json_codec import rfc3339
 from distop.protocol.record_reading import read
 from distop.protocol.texts import did_you_mean, shown
 from distop.protocol.txn import Get
 from distop.services.inspection.status import live_nodes
-from distop.services.submission.option_values import seconds, text
 from distop.services.submission.start_request import acting
 from distop.store.connection_settings import WRITE_LIMIT
 

@@ -11,6 +11,7 @@ from distop.decide.operation_view import NOTHING
 from distop.errors import InvalidArgument, NotAllowed, NotFound, UnreadableRecord, no_operation
 from distop.protocol import operation_transitions as t
 from distop.protocol import pending_operations as w
+from distop.protocol.caller_values import text as check_text
 from distop.protocol.dependencies import GRAPH, Hold, HoldState
 from distop.protocol.json_codec import rfc3339, shorten
 from distop.protocol.operation_options import DEFAULT, Options, Terms
@@ -27,7 +28,6 @@ from distop.protocol.user_actions import NO_ACTIONS, Action, Actions
 from distop.services.submission import series_lookup, two_phase
 from distop.services.submission.contention import pause
 from distop.services.submission.option_values import refuse_unowned
-from distop.services.submission.option_values import text as check_text
 from distop.services.submission.start_request import acting
 from distop.services.submission.two_phase import never_ran
 from distop.store.connection_settings import WRITE_LIMIT

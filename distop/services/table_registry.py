@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from distop.clock import time
 from distop.errors import InvalidArgument, NotAllowed, NotFound, UnreadableRecord
 from distop.protocol import table_registry
+from distop.protocol.caller_values import text
 from distop.protocol.json_codec import rfc3339
 from distop.protocol.record_reading import read
 from distop.protocol.records import CLUSTER_TABLE, TableRecord
@@ -16,7 +17,6 @@ from distop.protocol.texts import shown
 from distop.protocol.user_actions import NO_ACTIONS, Action, Actions
 from distop.schemas.argument_schema import encode_json
 from distop.services.nearest_names import unknown_table
-from distop.services.submission.option_values import text
 from distop.services.submission.start_request import acting
 from distop.store.connection_settings import WRITE_LIMIT
 

@@ -217,7 +217,7 @@ class EtcdClient:
         )
 
     async def close(self) -> None:
-        """Close the connections. Pending writes end with an unknown outcome."""
+        """Close the connections. Pending writes raise OutcomeUnknown, and pending reads EtcdUnavailable."""
         await self.transport.close()
 
     # ---- transactions

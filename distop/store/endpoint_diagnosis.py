@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import socket
 import ssl
 import threading
@@ -85,9 +86,11 @@ async def explain(endpoint: Endpoint, secure: bool, until: float) -> str:
 
 
 async def _addresses(endpoint: Endpoint) -> list[str]:
-    """The host's addresses. Raises OSError, UnicodeError."""
+    """The host's addresses; a numeric address is its own. Raises OSError, UnicodeError."""
     loop = asyncio.get_running_loop()
     host = endpoint.host.strip("[]")
+    with contextlib.suppress(ValueError):
+        return [str(ipaddress.ip_address(host))]
     if isinstance(loop, asyncio.SelectorEventLoop):
         found = await _resolve_in_daemon_thread(host, endpoint.port)
     else:

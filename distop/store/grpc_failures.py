@@ -36,6 +36,9 @@ class Failure:
         return f"{self.detail or 'no details'} ({self.code})"
 
 
+CLOSED = Failure(FailureKind.UNKNOWN, "CANCELLED", "the etcd client was closed")
+"""Our client was closed before the answer."""
+
 # gRPC's messages when there was no connection, so the request was not sent (T7).
 _NEVER_SENT = ("failed to connect to all addresses", "empty address list", "name resolution", "dns resolution failed")
 _TOKEN = ("invalid auth token", "revision of auth store is old", "user name is empty", "auth: revision in header")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from distop.clock import time
 from distop.errors import EtcdRejected, EtcdUnavailable, OutcomeUnknown, PermissionDenied
 from distop.runtime.backoff import Backoff
-from distop.store.grpc_failures import Failure, FailureKind
+from distop.store.grpc_failures import CLOSED, Failure, FailureKind
 from distop.store.transport import Method, RequestFailed, Transport
 
 if TYPE_CHECKING:
@@ -106,6 +106,10 @@ class Repeater:
                 failure, token = error.failure, error.token
             except EtcdRejected as error:  # the authentication was rejected; the request itself was not sent
                 failure, token, refusal = Failure(FailureKind.FINAL, error.code, error.detail), None, error
+            except EtcdUnavailable:  # the client is closed
+                if not attempts.unknown:
+                    raise
+                failure, token = CLOSED, None
             attempts.last = failure
             if attempts.stop_on_no_space and NO_SPACE in failure.detail:
                 raise RequestFailed(failure)
@@ -124,7 +128,7 @@ class Repeater:
             if failure.kind is FailureKind.UNKNOWN and not attempts.idempotent:
                 attempts.unknown = True
             attempts.count += 1
-            pause = attempts.next_pause()
+            pause = attempts.next_pause() if failure is not CLOSED else None
             if pause is None:
                 raise self._time_up_error(attempts)
             self._log_failure(attempts, failure)
@@ -228,5 +232,7 @@ class Repeater:
             return OutcomeUnknown(
                 f"whether etcd applied the {attempts.what} is unknown{last}: only the identical transaction can tell"
             )
+        if attempts.last is CLOSED:
+            return EtcdUnavailable("the etcd client is closed")
         endpoints = ", ".join(self._config.endpoints)
         return EtcdUnavailable(f"etcd at {endpoints} did not accept the {attempts.what} in time{last}")

@@ -23,7 +23,7 @@ from distop.store import tls_files
 from distop.store._proto import rpc_pb2 as rpc
 from distop.store.cluster_identity import Identity
 from distop.store.connection_settings import plaintext_password_warning
-from distop.store.grpc_failures import Failure, FailureKind, classify, rejection
+from distop.store.grpc_failures import CLOSED, Failure, FailureKind, classify, rejection
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -131,8 +131,13 @@ class RequestFailed(Exception):
 
 def being_cancelled() -> bool:
     """Whether the current task is being cancelled. (A gRPC call that we cancelled raises the same exception.)"""
+    return _cancels() > 0
+
+
+def _cancels() -> int:
+    """The number of cancellations of the current task."""
     task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
+    return task.cancelling() if task is not None else 0
 
 
 def _grpc_channel(address: str, credentials: grpc.ChannelCredentials | None) -> grpc.aio.Channel:
@@ -257,7 +262,7 @@ class Transport:
                 callback(address)
 
     async def close(self) -> None:
-        """Close the channels; pending calls fail as cancelled."""
+        """Close the channels; pending requests fail as CLOSED."""
         self._closed = True
         members, self._members = self._members, []
         for member in members:
@@ -281,7 +286,7 @@ class Transport:
     # ---- one attempt
 
     async def unary(self, method: Method[Request, Response], request: Request, timeout: float) -> Response:
-        """Send one attempt of one request. Raises RequestFailed, ClusterChanged."""
+        """Send one attempt of one request. Raises RequestFailed; EtcdUnavailable (closed); ClusterChanged."""
         member = self._member()
         call = member.calls.get(method.path)
         if call is None:
@@ -291,8 +296,13 @@ class Transport:
             member.calls[method.path] = call
         metadata = await self._metadata(method)
         seen, token = self.identity.revision, self._token
+        cancels = _cancels()
         try:
             response: Response = await call(request, timeout=timeout, metadata=metadata)
+        except asyncio.CancelledError:
+            if not self._closed or _cancels() > cancels:
+                raise
+            raise RequestFailed(CLOSED, token) from None  # gRPC cancels the calls of a closed channel
         except grpc.aio.AioRpcError as error:
             raise self.failed(error, member.address, token) from None
         except grpc.aio.UsageError as error:

@@ -13,6 +13,7 @@ from distop.protocol.json_codec import dumps, loads
 from distop.protocol.texts import did_you_mean
 from distop.storage.deletion import Place
 from distop.storage.places import Attempt, Stages, stage_of
+from distop.worker.child_side.context_arguments import ended_operation, follow_up, status_text, table_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -128,6 +129,7 @@ class FakeContext(JobContext):
         return stage_of(shared, Attempt(self.operation, partition.partition, self.attempt, INCARNATION))
 
     def other_table(self, name: str) -> TableRecord:
+        name = table_name(name)
         if name not in self.tables:
             raise InvalidArgument(
                 f"there is no table {name!r}{did_you_mean(name, self.tables)}: pass it to FakeContext(tables=…)"
@@ -135,12 +137,13 @@ class FakeContext(JobContext):
         return self.tables[name]
 
     def history_record(self, op: str) -> Mapping[str, Any]:
+        op = ended_operation(op)
         if op not in self.history:
             raise InvalidArgument(f"there is no history record of {op}: pass it to FakeContext(history=…)")
         return self.history[op]
 
     def status(self, text: str) -> None:
-        self.statuses.append(text)
+        self.statuses.append(status_text(text))
 
     def start_operation(
         self,
@@ -151,5 +154,5 @@ class FakeContext(JobContext):
         partitions: Sequence[str] | None = None,
         delay: float | None = None,
     ) -> None:
-        follow_up = {"type": type_name, "table": table, "arg": arg, "partitions": partitions, "delay": delay}
-        self.follow_ups.append(follow_up)
+        asked = follow_up(self.operation, type_name, table, arg, partitions, delay)
+        self.follow_ups.append({**asked.to_json(), "delay": delay})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from grpc.aio import AioRpcError
@@ -89,6 +89,52 @@ async def test_the_loss_of_the_session_ends_the_retries(shared_etcd: EmbeddedEtc
         lost.set_result("gone")
         with pytest.raises(OutcomeUnknown):
             await commit
+
+
+async def test_a_write_during_a_close_has_an_unknown_outcome(shared_etcd: EmbeddedEtcd, prefix: str) -> None:
+    async with TcpProxy(shared_etcd.port) as proxy, connected(proxy.endpoint) as lossy:
+        proxy.set(Mode.DROP_ANSWERS)
+        sent = proxy.requested
+        commit = asyncio.ensure_future(lossy.commit(claim(f"{prefix}c", b"me")))
+        await until(lambda: proxy.requested > sent)
+        await lossy.close()
+        with pytest.raises(OutcomeUnknown, match="the etcd client was closed"):
+            await commit
+
+
+async def test_a_write_between_repetitions_during_a_close_has_an_unknown_outcome(
+    shared_etcd: EmbeddedEtcd, prefix: str
+) -> None:
+    async with TcpProxy(shared_etcd.port) as proxy, connected(proxy.endpoint, request_timeout=0.1) as lossy:
+        proxy.set(Mode.DROP_ANSWERS)
+        failed: list[RequestFailed] = []
+        send = lossy.transport.unary
+
+        async def noted(*args: Any) -> Any:
+            # Only here can the test see that a copy was not answered and the next one is not sent yet.
+            try:
+                return await send(*args)
+            except RequestFailed as error:
+                failed.append(error)
+                raise
+
+        lossy.transport.unary = noted  # type: ignore[method-assign]
+        commit = asyncio.ensure_future(lossy.commit(claim(f"{prefix}c", b"me")))
+        await until(lambda: bool(failed))
+        await lossy.close()
+        with pytest.raises(OutcomeUnknown):
+            await commit
+
+
+async def test_a_read_during_a_close_is_unavailable(shared_etcd: EmbeddedEtcd, prefix: str) -> None:
+    async with TcpProxy(shared_etcd.port) as proxy, connected(proxy.endpoint) as lossy:
+        proxy.set(Mode.DROP_ANSWERS)
+        sent = proxy.requested
+        get = asyncio.ensure_future(lossy.get(prefix))
+        await until(lambda: proxy.requested > sent)
+        await lossy.close()
+        with pytest.raises(EtcdUnavailable, match="the etcd client is closed"):
+            await get
 
 
 async def test_a_request_that_was_never_sent_has_a_known_outcome(own_etcd: EmbeddedEtcd) -> None:  # T7

@@ -17,9 +17,11 @@ import pytest
 
 import distop
 from distop import aio
+from distop.errors import EtcdUnavailable, OutcomeUnknown
 from distop.protocol.txn import Get
 from tests.integration.scripted_daemons import ScriptedDaemons
-from tests.support.etcd import own_etcd, shared_etcd
+from tests.support.etcd import own_etcd, shared_etcd, until
+from tests.support.proxy import Mode, TcpProxy
 from tests.support.replay import violations
 
 if TYPE_CHECKING:
@@ -157,9 +159,25 @@ def test_threads_share_transactions(shared_etcd: EmbeddedEtcd) -> None:
     assert transactions < 64
 
 
+async def test_starts_during_a_close_have_an_unknown_outcome(client: aio.Client, shared_etcd: EmbeddedEtcd) -> None:
+    arg = {"n": 1, "column": "of the first"}
+    async with TcpProxy(shared_etcd.port, trigger=(b"of the first", Mode.DROP_ANSWERS)) as proxy:
+        async with aio.connect(proxy.endpoint, namespace=client.config.namespace) as closed:
+            first = asyncio.ensure_future(closed.start_operation("noop", TABLE, arg, request_id="first"))
+            await until(lambda: proxy.triggered)
+            queued = asyncio.ensure_future(closed.start_operation("noop", TABLE, {"n": 2}))
+            await asyncio.sleep(0)
+        with pytest.raises(OutcomeUnknown, match="request_id='first'"):
+            await first
+        with pytest.raises(EtcdUnavailable):  # it was never sent
+            await queued
+    assert await args(client, [await client.start_operation("noop", TABLE, arg, request_id="first")]) == [1]
+
+
 STARTS_UNTIL_KILLED = """
 import asyncio, sys
 from distop import aio
+from distop.errors import EtcdUnavailable, OutcomeUnknown
 
 async def main(endpoint, each):
     async with aio.connect(endpoint) as client:

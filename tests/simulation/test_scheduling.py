@@ -80,12 +80,12 @@ class Watched:
 def test_jobs_of_an_unreadable_operation_are_not_claimed_unread_twice(
     hosts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each executor notices once that it cannot read the operation, and then reads it before it claims.
+    """Each executor notices once that it cannot read an operation of one job, and then reads it before it claims.
 
     The coordinator's executor never claims unread, since it has the plan.
     """
     monkeypatch.setattr(simulated_behaviors, "script", lambda *_: Script(0.1, 1, "success"))
-    watched = Watched(cluster(hosts, 8, submission("check", 6)))
+    watched = Watched(cluster(hosts, 8, submission("check", 1)))
     sim, former = watched.sim, OpenOperation.of
     unread: Counter[str] = Counter()
     looked: list[float] = []

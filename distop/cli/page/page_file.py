@@ -8,10 +8,10 @@ from __future__ import annotations
 import errno
 import os
 import re
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distop.cli.output import write_bytes
 from distop.cli.page.content import page
 from distop.errors import InvalidArgument, UsageError
 
@@ -51,9 +51,7 @@ def write(found: Gathered, file: str) -> None:
     made = page(found.ref, found.status, found.account, found.nodes, found.declaration, found.time)
     data = render(made).encode()
     if file == STDOUT:
-        sys.stdout.flush()
-        sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()
+        write_bytes(data)
         return
     try:
         Path(file).write_bytes(data)

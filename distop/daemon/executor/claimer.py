@@ -238,9 +238,6 @@ class Claimer:
         op.gate = gate.value
         for p, fence in grant.fences.items():
             self._hold(op, job_transitions.Want(p, first), fence)
-        if len(op.held) < op.plan.count:
-            op.assume_free(ctx.executor_id, ctx.others(ref.type, op.gate.tables(ref.table), op.gate.where))
-            op.take_these(op.held)
         return op
 
     def give_back(self, ref: OperationRef, partition: int, claim: Claim, mod: int) -> None:

@@ -301,11 +301,7 @@ class Executor:
         await self._serve_known(todo, todo.refs[0])
 
     async def _claim_fresh(self, todo: Round) -> bool:
-        """Returns False if the operation must be listed.
-
-        No job of it was claimed although it has several, or etcd accepts only smaller groups.
-        """
-        ref = todo.refs[0]
+        """Returns False if the operation must be claimed on its own: etcd rejected the transaction as invalid."""
         try:
             opened, failures = await self._claimer.claim_fresh(todo.jobs)
         except EtcdRejected as error:
@@ -314,8 +310,6 @@ class Executor:
             elif not isinstance(error, MalformedRequest):
                 raise
             return len(todo.refs) > 1
-        if not opened and not failures and len(todo.refs) == 1 and self._backlog.entries[ref].gate.count > 1:
-            return False
         for op in opened:
             self._read(op)
         for one, why in failures.items():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from distop.errors import InvalidArgument, NotAllowed
 from distop.protocol.behavior_declaration import Declaration, Retry
+from distop.protocol.caller_values import LONGEST_DELAY, seconds, text
 from distop.protocol.json_codec import loads
 from distop.protocol.keys import check_type_name
 from distop.protocol.record_reading import read
@@ -15,7 +16,7 @@ from distop.protocol.texts import shown
 from distop.protocol.txn import Get, GetResult, Put, Txn, unchanged
 from distop.schemas.argument_schema import encode_json
 from distop.schemas.schema_bounds import check_form
-from distop.services.submission.option_values import LONGEST_DELAY, seconds, text, times
+from distop.services.submission.option_values import times
 from distop.store.connection_settings import WRITE_LIMIT
 
 if TYPE_CHECKING:

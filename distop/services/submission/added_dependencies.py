@@ -15,7 +15,7 @@ from distop.protocol.dependencies import GRAPH, Edge, Hold
 from distop.protocol.record_reading import read
 from distop.protocol.records import OperationRef, Spec, State
 from distop.protocol.txn import Get
-from distop.services.submission.awaited_operations import Standing, standings
+from distop.services.submission.awaited_operations import Standing, known, standings
 from distop.services.submission.contention import overdue, pause
 from distop.store.connection_settings import WRITE_LIMIT
 
@@ -50,8 +50,8 @@ async def add_dependencies(etcd: EtcdClient, keys: Keys, wanted: Sequence[tuple[
 async def _try(etcd: EtcdClient, keys: Keys, wanted: Sequence[tuple[After, OperationRef]]) -> bool:
     found = await standings(etcd, keys, {ref for after, run in wanted for ref in (after.ref, run)})
     links: list[tuple[w.SeenState, w.SeenState, str]] = []
-    known = [(after, run, _known(found, run), _known(found, after.ref)) for after, run in wanted]
-    for after, run, waits, pred in known:
+    standing = [(after, run, known(found[run]), known(found[after.ref])) for after, run in wanted]
+    for after, run, waits, pred in standing:
         if waits.state is not State.PENDING:
             raise NotAllowed(f"{run} is {waits.state}: only operations that have not started can get dependencies")
         if pred.mod:
@@ -69,13 +69,6 @@ async def _try(etcd: EtcdClient, keys: Keys, wanted: Sequence[tuple[After, Opera
             "fewer dependencies at once, or start such operations together (start_operations)"
         )
     return (await etcd.commit(w.add_dependencies(keys, links, above), deadline=WRITE_LIMIT)).succeeded
-
-
-def _known(found: Mapping[OperationRef, Standing | NotFound], ref: OperationRef) -> Standing:
-    one = found[ref]
-    if isinstance(one, NotFound):
-        raise NotFound(str(one))
-    return one
 
 
 def _seen(one: Standing) -> w.SeenState:
@@ -116,9 +109,10 @@ async def _above(
         above[ref] = {OperationRef.parse(read(Edge.decode, kv).op) for kv in listing.kvs}
         todo += sorted((above[ref] | new.get(ref, set())) - above.keys())
     _check_circle(above, new)
-    known = {pred.ref for pred, _, _ in links} | {run.ref for _, run, _ in links}
-    found = await standings(etcd, keys, above.keys() - known)
-    return [_seen(one) for one in found.values() if isinstance(one, Standing) and one.mod]
+    linked = {pred.ref for pred, _, _ in links} | {run.ref for _, run, _ in links}
+    found = await standings(etcd, keys, above.keys() - linked)
+    existing = [known(one) for one in found.values() if not isinstance(one, NotFound)]
+    return [_seen(one) for one in existing if one.mod]
 
 
 def _check_circle(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
-from distop.errors import NotFound, OperationStartError
+from distop.errors import NotFound, OperationStartError, UnreadableRecord
 from distop.protocol import operation_transitions as t
 from distop.protocol.frozen import frozen
 from distop.protocol.record_reading import read, word
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from distop.protocol.keys import Keys
     from distop.protocol.records import OperationRef
+    from distop.protocol.txn import KeyValue
     from distop.services.submission.option_values import After
     from distop.store.client import EtcdClient
 
@@ -32,41 +33,53 @@ class Standing:
     mod: int
 
 
-async def standings(
-    etcd: EtcdClient, keys: Keys, refs: Iterable[OperationRef]
-) -> dict[OperationRef, Standing | NotFound]:
-    """The states of these predecessors.
+FoundStanding: TypeAlias = Standing | NotFound | UnreadableRecord
+"""A predecessor's state, or why it is not known.
 
-    NotFound stands for one that does not exist, or whose history record is deleted.
-    """
+NotFound: it does not exist, or its history record is deleted. UnreadableRecord: its state cannot be read.
+"""
+
+
+async def standings(etcd: EtcdClient, keys: Keys, refs: Iterable[OperationRef]) -> dict[OperationRef, FoundStanding]:
+    """The states of these predecessors."""
     wanted = sorted(set(refs))
-    found: dict[OperationRef, Standing | NotFound] = {}
+    found: dict[OperationRef, FoundStanding] = {}
     for n in range(0, len(wanted), READS):
         page = wanted[n : n + READS]
         gets = [Get(key) for ref in page for key in (keys.of(ref, "state"), keys.history(ref))]
         answers = await etcd.read(*gets)
         for ref, state, history in zip(page, answers[::2], answers[1::2], strict=True):
-            if history.kv is not None:
-                found[ref] = Standing(ref, read(History.decode, history.kv).state, 0)
-            elif state.kv is not None:
-                found[ref] = Standing(ref, read(word(State), state.kv), state.kv.mod_revision)
-            else:
-                found[ref] = NotFound(f"there is no operation {ref} to wait for, and no record of one that has ended")
+            try:
+                found[ref] = _standing(ref, state.kv, history.kv)
+            except UnreadableRecord as error:
+                found[ref] = error
     return found
 
 
-def predecessors(
-    after: Iterable[After], standing: Mapping[OperationRef, Standing | NotFound]
-) -> tuple[t.Predecessor, ...]:
+def _standing(ref: OperationRef, state: KeyValue | None, history: KeyValue | None) -> Standing | NotFound:
+    if history is not None:
+        return Standing(ref, read(History.decode, history).state, 0)
+    if state is not None:
+        return Standing(ref, read(word(State), state), state.mod_revision)
+    return NotFound(f"there is no operation {ref} to wait for, and no record of one that has ended")
+
+
+def known(found: FoundStanding) -> Standing:
+    """The state that was found. Raises NotFound, UnreadableRecord."""
+    if isinstance(found, Standing):
+        return found
+    raise type(found)(str(found))  # an exception that several callers raise would mix their tracebacks
+
+
+def predecessors(after: Iterable[After], standing: Mapping[OperationRef, FoundStanding]) -> tuple[t.Predecessor, ...]:
     """The predecessors that have not ended; one that has succeeded is skipped (L16).
 
-    Raises NotFound; OperationStartError if a predecessor ended so that the operation could never start.
+    Raises NotFound; UnreadableRecord; OperationStartError if a predecessor ended so that the operation could never
+    start.
     """
     waited: list[t.Predecessor] = []
     for one in after:
-        seen = standing[one.ref]
-        if isinstance(seen, NotFound):
-            raise NotFound(str(seen))
+        seen = known(standing[one.ref])
         if seen.mod:
             waited.append(t.Predecessor(one.ref, one.on, seen.mod))
         elif one.on == "success" and seen.state is not State.SUCCESS:

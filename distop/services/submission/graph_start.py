@@ -23,7 +23,7 @@ from distop.protocol.operation_options import DEFAULT
 from distop.protocol.record_reading import read
 from distop.protocol.records import OperationRef, Spec, State
 from distop.protocol.txn import MAX_OPERATIONS, Delete, Get, GetResult, Put, Txn, operations, unchanged, value_is
-from distop.services.submission.awaited_operations import predecessors, standings
+from distop.services.submission.awaited_operations import Standing, predecessors, standings
 from distop.services.submission.contention import Inserting, Lost, overdue, until_won
 from distop.services.submission.duplicates import Joined, Undecided, resolve
 from distop.services.submission.idempotency import BeingInserted, find_earlier, won
@@ -73,7 +73,7 @@ async def start_graph(
         return await until_won(etcd, keys, wanted[0], lambda: _Together(etcd, keys, wanted, links).run())
     except OutcomeUnknown as error:
         raise OutcomeUnknown(
-            "cannot tell whether the operations were started, because etcd stopped answering: call again with "
+            "cannot tell whether the operations were started, because etcd did not answer: call again with "
             f"request_id={name or wanted[0].request_id!r}, which starts them at most once"
         ) from error
 
@@ -262,7 +262,7 @@ class _Together:
         standing = await self._insertion.read_predecessors()
         for one in self._tries:
             seen = standing.get(one.verdict.ref) if isinstance(one.verdict, Started) else None
-            if isinstance(seen, NotFound) or (seen is not None and not seen.mod):
+            if isinstance(seen, NotFound) or (isinstance(seen, Standing) and not seen.mod):
                 raise Lost
         self._refuse()
 

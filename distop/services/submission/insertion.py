@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from distop.protocol.keys import Keys
-    from distop.services.submission.awaited_operations import Standing
+    from distop.services.submission.awaited_operations import FoundStanding
     from distop.services.submission.option_values import After
     from distop.services.submission.start_request import Request
     from distop.store.client import EtcdClient
@@ -249,7 +249,7 @@ class Insertion:
                         one.verdict = error
         _leave_out_waits_for_replaced(tries)
 
-    async def read_predecessors(self) -> Mapping[OperationRef, Standing | NotFound]:
+    async def read_predecessors(self) -> Mapping[OperationRef, FoundStanding]:
         """Find the predecessors of each operation."""
         asked = [one for one in self.tries if one.resolved is not None and one.verdict is None]
         standing = await standings(self.etcd, self.keys, (after.ref for one in asked for after in one.awaited))

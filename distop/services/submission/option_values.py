@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
@@ -12,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 from distop.clock import time
 from distop.errors import InvalidArgument
 from distop.protocol import keys as K
+from distop.protocol.caller_values import LONGEST_DELAY, delay_seconds, seconds, text
 from distop.protocol.frozen import frozen
 from distop.protocol.identity import COMPUTED
 from distop.protocol.json_codec import rfc3339
-from distop.protocol.records import MAX_ARGUMENT_BYTES, OperationRef
+from distop.protocol.records import OperationRef
 from distop.protocol.schedule import ON, SHORTEST, Series
 from distop.protocol.texts import check_encodable, shown
 
@@ -24,10 +24,6 @@ if TYPE_CHECKING:
 
     from distop.protocol.operation_options import Options
 
-LONGEST_DELAY = 100 * 365.25 * 86_400
-"""Maximum seconds of a delay, an interval or a jitter."""
-LONGEST_WAIT = 1e12
-"""Maximum of a number of seconds. Larger whole numbers are reduced to it: not every int fits into a float."""
 MOST_TIMES = 1_000_000_000
 """Maximum attempts of a job, and maximum operations of a series."""
 LONGEST_SUBMITTER = 1_000
@@ -66,26 +62,6 @@ class Every:
     on: str = "any"
     until: datetime | str | None = None
     times: int | None = None
-
-
-def text(value: Any, what: str, longest: int | None = None) -> str:
-    """The value, which must be a text of at most ``longest`` characters.
-
-    Raises InvalidArgument.
-    """
-    if not isinstance(value, str):
-        raise InvalidArgument(f"{what} must be a text, not {shown(value)}")
-    if longest is not None and len(value) > longest:
-        raise InvalidArgument(f"{what} has {len(value)} characters; at most {longest} are allowed")
-    check_encodable(value, what)
-    return value
-
-
-def seconds(value: Any, what: str) -> float:
-    """The value, which must be a number of seconds, 0 or more. Raises InvalidArgument."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
-        raise InvalidArgument(f"{what} must be a number of seconds, 0 or more, not {shown(value)}")
-    return LONGEST_WAIT if isinstance(value, int) and value > LONGEST_WAIT else value
 
 
 def times(value: Any, what: str) -> int:
@@ -201,13 +177,13 @@ def selector(where: Any) -> dict[str, str]:
     if len(where) > MAX_LABELS:
         raise InvalidArgument(f"where has {len(where)} labels; at most {MAX_LABELS} are allowed")
     for name, value in where.items():
-        for text in (name, value):
-            if not isinstance(text, str) or not 0 < len(text) <= MAX_LABEL:
+        for part in (name, value):
+            if not isinstance(part, str) or not 0 < len(part) <= MAX_LABEL:
                 raise InvalidArgument(
                     f"a label in where must be a name and a value, texts of 1 to {MAX_LABEL} characters, not "
                     f"{shown(name)}: {shown(value)}"
                 )
-            check_encodable(text, "a label in where")
+            check_encodable(part, "a label in where")
     return dict(sorted(where.items()))
 
 
@@ -220,9 +196,7 @@ def due_time(not_before: datetime | str | None, delay: float | None) -> str:
         raise InvalidArgument("give either a start time or a delay, not both")
     now = time.time()
     if delay is not None:
-        wait = seconds(delay, "the delay")
-        if wait > LONGEST_DELAY:
-            raise InvalidArgument(f"the delay of {wait:g} s is longer than a hundred years")
+        wait = delay_seconds(delay)
         return rfc3339(now + wait) if wait else ""
     if not_before is None:
         return ""
@@ -296,26 +270,3 @@ def after_one(item: Any) -> After:
             f"{shown(item)} is not an operation to wait for: give its name, table/type/instance, or its handle"
         )
     return After(OperationRef.parse(ref))
-
-
-def partition_names(partitions: Any) -> tuple[str, ...]:
-    """The names of some partitions. Raises InvalidArgument."""
-    if isinstance(partitions, str):
-        raise InvalidArgument(f"partitions must be a list of names, such as [{shown(partitions)}]")
-    if not isinstance(partitions, Iterable):
-        raise InvalidArgument(f"partitions must be a list of names, not {shown(partitions)}")
-    names = tuple(partitions)
-    if not names:
-        raise InvalidArgument(
-            "the list of partitions is empty: name a partition, or leave the list out for all partitions"
-        )
-    if not all(isinstance(name, str) and name for name in names):
-        raise InvalidArgument("a partition's name must be a text that is not empty")
-    if len(set(names)) < len(names):
-        twice = next(name for name, count in Counter(names).items() if count > 1)
-        raise InvalidArgument(f"the partition {shown(twice)} is named twice")
-    check_encodable("".join(names), "a partition's name")
-    size = sum(len(name.encode()) + 3 for name in names)
-    if size > MAX_ARGUMENT_BYTES:
-        raise InvalidArgument(f"the names of {len(names)} partitions take {size} bytes; at most 512 KiB are allowed")
-    return names

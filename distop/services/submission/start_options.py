@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
 from distop.errors import InvalidArgument
+from distop.protocol import caller_values
 from distop.protocol.behavior_declaration import check_time_limit
 from distop.protocol.operation_labels import labels as check_labels
 from distop.protocol.operation_options import MAX_LIMIT, MOST_URGENT
@@ -105,7 +106,7 @@ class StartOptions:
 _OPTIONS: Mapping[str, Option] = MappingProxyType(
     {
         "partitions": _option(
-            v.partition_names, Flag("--partition", "NAME", "Run only this partition (repeatable).", "texts")
+            caller_values.partition_names, Flag("--partition", "NAME", "Run only this partition (repeatable).", "texts")
         ),
         "request_id": _option(
             v.request_id, Flag("--request-id", "ID", "Repeating the command with the same id starts it once."), of=_ONCE
@@ -126,7 +127,8 @@ _OPTIONS: Mapping[str, Option] = MappingProxyType(
             of=_RULES,
         ),
         "submitter": _option(
-            lambda value: v.text(value, "the submitter", v.LONGEST_SUBMITTER), of=("start", "prepare", "graph", "rerun")
+            lambda value: caller_values.text(value, "the submitter", v.LONGEST_SUBMITTER),
+            of=("start", "prepare", "graph", "rerun"),
         ),
         "labels": _option(
             check_labels,
@@ -137,7 +139,7 @@ _OPTIONS: Mapping[str, Option] = MappingProxyType(
             lambda value: value, Flag("--at", "TIME", "Start at this time or later: 2026-01-31T18:00:00+01:00.")
         ),
         "delay": _option(
-            lambda value: v.seconds(value, "the delay"),
+            lambda value: caller_values.seconds(value, "the delay"),
             Flag("--delay", "S", "Start after this many seconds.", "seconds"),
         ),
         "after": _option(

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 from distop.clock import uuid
 from distop.errors import InvalidArgument
 from distop.protocol import keys as K
+from distop.protocol.caller_values import text
 from distop.protocol.frozen import frozen
 from distop.protocol.identity import MADE
 from distop.protocol.operation_options import DEFAULT, Options
 from distop.protocol.records import CLUSTER_TABLE, OperationRef
 from distop.protocol.texts import check_encoded, shown
-from distop.services.submission.option_values import LONGEST_SUBMITTER, due_time, series, text
+from distop.services.submission.option_values import LONGEST_SUBMITTER, due_time, series
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

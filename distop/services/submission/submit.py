@@ -246,7 +246,7 @@ def _too_many_predecessors(new: t.NewOperation) -> InvalidArgument:
 
 def _unknown(wanted: Request, error: OutcomeUnknown) -> OutcomeUnknown:
     unknown = OutcomeUnknown(
-        f"cannot tell whether {wanted.type} on {wanted.table} was started, because etcd stopped answering: call again "
+        f"cannot tell whether {wanted.type} on {wanted.table} was started, because etcd did not answer: call again "
         f"with request_id={wanted.request_id!r} (--request-id), which starts it at most once"
     )
     unknown.__cause__ = error
@@ -311,7 +311,7 @@ async def _check_conflicts(etcd: EtcdClient, keys: Keys, table: str, type_name: 
         raise Lost  # it ended between the two reads
     names = " and ".join(map(str, holders[:3])) + (" and others" if len(holders) > 3 else "")
     run = "runs" if len(holders) == 1 else "run"
-    raise Incompatible(
-        f"{type_name} on {table} cannot start while {names} {run}: {type_name} and "
-        f"{' and '.join(types)} exclude each other"
-    )
+    others = " and ".join(name for name in types if name != type_name)
+    why = [f"{type_name} and {others} exclude each other"] if others else []
+    why += [f"operations of type {type_name} exclude each other"] if type_name in types else []
+    raise Incompatible(f"{type_name} on {table} cannot start while {names} {run}: {'; '.join(why)}")

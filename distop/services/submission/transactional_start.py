@@ -239,7 +239,7 @@ async def commit_with(
         return await until_won(etcd, keys, first, attempt)
     except OutcomeUnknown as error:
         raise OutcomeUnknown(
-            "cannot tell whether the transaction was committed, because etcd stopped answering: call again with "
+            "cannot tell whether the transaction was committed, because etcd did not answer: call again with "
             f"request_id={shown(name)}, which commits it at most once"
         ) from error
 

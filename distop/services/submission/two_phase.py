@@ -16,6 +16,7 @@ from distop.decide import verifier_urls
 from distop.errors import InvalidArgument, NotAllowed, NotFound, OutcomeUnknown, UnreadableRecord
 from distop.protocol import keys as K
 from distop.protocol import prepared_operations as p
+from distop.protocol.caller_values import LONGEST_DELAY, seconds, text
 from distop.protocol.dependencies import Hold, HoldState
 from distop.protocol.identity import request_digest
 from distop.protocol.json_codec import rfc3339
@@ -28,7 +29,6 @@ from distop.services.submission.contention import Lost, until_won
 from distop.services.submission.graph_start import in_one
 from distop.services.submission.idempotency import won
 from distop.services.submission.insertion import Started
-from distop.services.submission.option_values import LONGEST_DELAY, seconds, text
 from distop.services.submission.start_request import PREPARED, acting
 from distop.store.connection_settings import WRITE_LIMIT
 
@@ -128,7 +128,7 @@ async def prepare(etcd: EtcdClient, keys: Keys, wanted: Request, asked: p.Prepar
         return await until_won(etcd, keys, wanted, attempt)
     except OutcomeUnknown as error:
         raise OutcomeUnknown(
-            f"cannot tell whether {wanted.type} on {wanted.table} was prepared, because etcd stopped answering: "
+            f"cannot tell whether {wanted.type} on {wanted.table} was prepared, because etcd did not answer: "
             f"prepare it again with the external id {shown(asked.external_id)}, which prepares it at most once"
         ) from error
 
@@ -188,7 +188,7 @@ async def confirm(etcd: EtcdClient, keys: Keys, external_id: str, expected: Oper
                 return ref
         except OutcomeUnknown as error:
             raise OutcomeUnknown(
-                f"cannot tell whether {shown(external_id)} was confirmed, because etcd stopped answering: confirm it "
+                f"cannot tell whether {shown(external_id)} was confirmed, because etcd did not answer: confirm it "
                 "again, which is safe to repeat"
             ) from error
 

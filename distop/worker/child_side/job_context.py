@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from distop.behavior import JobContext
 from distop.errors import InvalidArgument
-from distop.protocol.dependencies import follows_elsewhere
 from distop.protocol.json_codec import rfc3339
-from distop.protocol.records import OperationRef
 from distop.runtime import secret_settings
 from distop.storage.files import local_path
 from distop.storage.places import Attempt, Stages, operation_path, shared_of, stage_of
 from distop.worker import child_messages
 from distop.worker.child_side.checkpoints import JobProgress, NoProgress
+from distop.worker.child_side.context_arguments import ended_operation, follow_up, status_text, table_name
 from distop.worker.child_side.job_status import JobStatus
 from distop.worker.child_side.outbox import ANSWER_SECONDS
 from distop.worker.child_side.shared_files import with_files
@@ -116,10 +115,10 @@ class ChildContext(JobContext):
 
     def other_table(self, name: str) -> TableRecord:
         find = self._scope.find_table
-        return find(name) if find is not None else super().other_table(name)
+        return find(table_name(name)) if find is not None else super().other_table(name)
 
     def history_record(self, op: str) -> Mapping[str, Any]:
-        question = child_messages.HistoryMessage(t="history", op=op, seq=0)
+        question = child_messages.HistoryMessage(t="history", op=ended_operation(op), seq=0)
         answer = self._env.outbox.ask(question, ANSWER_SECONDS)
         if "refused" in answer:
             raise InvalidArgument(answer["refused"])
@@ -127,8 +126,9 @@ class ChildContext(JobContext):
         return found
 
     def status(self, text: str) -> None:
+        line = status_text(text)
         if self._scope.run:
-            self._status.report(text)
+            self._status.report(line)
 
     def send_held_status(self) -> None:
         """Send the status that the rate limit held back, if there is one."""
@@ -215,12 +215,6 @@ class ChildContext(JobContext):
         if self._scope.follow_ups is None:
             super().start_operation(type_name, table, arg, partitions=partitions, delay=delay)
             return
-        if why := follows_elsewhere(OperationRef.parse(self.operation), table):
-            raise InvalidArgument(why)
-        if delay is not None and not (isinstance(delay, int | float) and delay >= 0):
-            raise InvalidArgument(f"the delay of a follow-up operation must be a number of seconds, not {delay!r}")
-        if hasattr(arg, "model_dump"):
-            arg = arg.model_dump(mode="json")
-        names = list(partitions) if partitions is not None else None
-        due = {"not_before": rfc3339(time.time() + delay)} if delay else {}
-        self._scope.follow_ups.append({"type": type_name, "table": table, "arg": arg, "partitions": names, **due})
+        asked = follow_up(self.operation, type_name, table, arg, partitions, delay)
+        due = {"not_before": rfc3339(time.time() + asked.delay)} if asked.delay else {}
+        self._scope.follow_ups.append({**asked.to_json(), **due})

@@ -14,7 +14,7 @@ from rich.cells import cell_len
 
 from distop.cli import start
 from distop.cli.command_context import parse_argument, parse_options, take_globals
-from distop.cli.output import console, duration, table
+from distop.cli.output import UnwritableOutput, console, duration, table, write_bytes
 from distop.errors import InvalidArgument
 from distop.services.suggested_commands import command
 from tests.support.command import distop_command
@@ -45,6 +45,41 @@ def test_global_options_may_stand_anywhere(argv: list[str]) -> None:
     assert context.json
     assert not context.debug
     assert context.given == {"etcd": "a:1"}
+
+
+NO_SPACE = "error: cannot write the output: No space left on device\n"
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("option", ["--version", "--help"])
+def test_output_that_cannot_be_written_is_reported_in_one_sentence(option: str, unbuffered: str) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "distop.cli", option],
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (2, NO_SPACE)
+
+
+@pytest.mark.parametrize("size", [10, 1_000_000])
+def test_bytes_that_cannot_be_written_are_an_error_of_the_output(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = os.fdopen(os.open("/dev/full", os.O_WRONLY), "w")
+    monkeypatch.setattr(sys, "stdout", full)
+    with pytest.raises(UnwritableOutput, match="cannot write the output: No space left on device"):
+        write_bytes(b"x" * size)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), full.fileno())
+    full.close()
+
+
+def test_the_exit_code_of_an_error_holds_if_the_message_cannot_be_written() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-m", "distop.cli", "nonsense"], stderr=full, timeout=60, check=False)
+    assert done.returncode == 2
 
 
 def test_arguments_after_two_dashes_are_not_global_options() -> None:

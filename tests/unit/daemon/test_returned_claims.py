@@ -15,34 +15,33 @@ if TYPE_CHECKING:
     from tests.support.clock import StandingClock
 
 
-@pytest.mark.parametrize("jobs", [1, 4])
 async def test_no_job_starts_under_a_claim_that_is_being_given_back(
-    jobs: int, monkeypatch: pytest.MonkeyPatch, clock: StandingClock
+    monkeypatch: pytest.MonkeyPatch, clock: StandingClock
 ) -> None:
-    """The executor could not read the operation whose jobs it had claimed. Its next round found the claims, took them
-    for its own whose answer was lost, and started the jobs. Then the claims were given back.
+    """The executor could not read the operation whose job it had claimed. Its next round found the claim, took it for
+    its own whose answer was lost, and started the job. Then the claim was given back.
 
     Seed 13925 of the simulator found it, by luck: a role has to be revoked between a claim and the next read of the
     plan, and be restored such that the next round comes before the retried release. No crash point revokes a role.
     """
-    world, ref = open_operation(jobs)
-    running, every, former = Running(world, clock), list(range(jobs)), OpenOperation.of
+    world, ref = open_operation(1)
+    running, former = Running(world, clock), OpenOperation.of
 
     async def of(*args: Any) -> OpenOperation:
         monkeypatch.setattr(OpenOperation, "of", former)
         raise PermissionDenied("the role was revoked")
 
     monkeypatch.setattr(OpenOperation, "of", of)
-    assert await running.serve(ref) == every
-    assert len(running.submitted.writes) == jobs
-    assert await running.serve(ref) == every
+    assert await running.serve(ref) == [0]
+    assert len(running.submitted.writes) == 1
+    assert await running.serve(ref) == [0]
     assert running.started == []
     assert running.executor.busy, "it would report that it is drained"
     running.submitted.apply(world.store)
     assert running.held(ref) == []
     assert not running.executor.busy
-    assert await running.serve(ref) == every
-    assert running.started == every
+    assert await running.serve(ref) == [0]
+    assert running.started == [0]
 
 
 @pytest.mark.parametrize("jobs", [1, 4])

@@ -845,20 +845,6 @@ def test_operations_of_a_lost_node_are_assigned_to_another() -> None:
     assert sorted(mine + all_taken(one)) == [new(n) for n in range(1, 41)]
 
 
-def test_the_share_of_a_small_operation_is_claimed_with_the_read() -> None:
-    """Otherwise a job waits for another round."""
-    one = Driven(slots=2)
-    one.open(A, gate=Gate(2))
-    one.open(B, gate=Gate(3))
-    (under,) = one.next()
-    assert (under.jobs, under.slots) == ({A: [0, 1]}, 2)
-    one.backlog.read(A, 2, batch=False)
-    one.end(under, one=RoundResult((0, 1)))
-    one.settle(A, 0, 1)
-    (under,) = one.next()
-    assert (under.refs, under.jobs) == ((B,), {}), "it is read first"
-
-
 def test_an_operation_claimed_by_others_is_read_before_the_next_claim() -> None:
     one = with_new(1)
     (under,) = one.next()

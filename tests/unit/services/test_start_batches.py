@@ -231,11 +231,30 @@ def test_a_type_that_excludes_itself_is_started_once() -> None:
         answers = await asyncio.gather(*(etcd.start(n, None, "selfish") for n in range(5)), return_exceptions=True)
         assert answers[0] == ref(1, "selfish")
         assert [str(one) for one in answers[1:]] == [
-            f"selfish on {TABLE} cannot start while {ref(1, 'selfish')} runs: selfish and selfish exclude each other"
+            f"selfish on {TABLE} cannot start while {ref(1, 'selfish')} runs: operations of type selfish exclude "
+            "each other"
         ] * 4
         assert etcd.numbered() == [1]
 
     run(selfish)
+
+
+def test_a_refusal_by_the_own_type_and_another_names_each_type_once() -> None:
+    async def both(etcd: Etcd) -> None:
+        etcd.publish("selfish", conflicts_with=("selfish", "noop"))
+        await etcd.start()
+        # Only an operation that was started before its type excluded the other one can run beside it.
+        etcd.publish("selfish", conflicts_with=("selfish",))
+        await etcd.start(0, None, "selfish")
+        etcd.publish("selfish", conflicts_with=("selfish", "noop"))
+        with pytest.raises(Incompatible) as refused:
+            await submit(etcd, KEYS, wanted(1, None, "selfish"))  # type: ignore[arg-type]
+        assert str(refused.value) == (
+            f"selfish on {TABLE} cannot start while {ref(1)} and {ref(1, 'selfish')} run: selfish and noop exclude "
+            "each other; operations of type selfish exclude each other"
+        )
+
+    run(both)
 
 
 def test_starts_that_bring_their_plan_go_together() -> None:
@@ -284,6 +303,23 @@ def test_an_unreadable_record_concerns_only_the_starts_that_need_it() -> None:
         starts = (etcd.starts.start(identified(one)) for one in ("i1", "i2", "i3"))
         found = await asyncio.gather(*starts, return_exceptions=True)
         assert [type(one) for one in found] == [UnreadableRecord, Started, Started]
+        etcd.store.history.clear()
+
+    run(group)
+
+
+@pytest.mark.parametrize("damaged", ["state", "history"])
+def test_an_unreadable_predecessor_concerns_only_the_starts_that_wait_for_it(damaged: str) -> None:
+    async def group(etcd: Etcd) -> None:
+        broken, sound = OperationRef.parse(await etcd.start(1)), OperationRef.parse(await etcd.start(2))
+        key = KEYS.of(broken, "state") if damaged == "state" else KEYS.history(broken)
+        etcd.store.apply(Txn((), (Put(key, b"?"),)))
+        after = [[str(broken)], [str(sound)], None, [str(broken)]]
+        later = (request("noop", TABLE, dumps({}), StartOptions(after=one), "me") for one in after)
+        answers = await asyncio.gather(*map(etcd.starts.start, later), return_exceptions=True)
+        assert [type(one) for one in answers] == [UnreadableRecord, Started, Started, UnreadableRecord]
+        assert key in str(answers[0])
+        assert answers[0] is not answers[3]
         etcd.store.history.clear()
 
     run(group)

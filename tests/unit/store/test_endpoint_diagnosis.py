@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from distop.store.connection_settings import Endpoint
-from distop.store.endpoint_diagnosis import Diagnosis
+from distop.store.endpoint_diagnosis import Diagnosis, explain
 
 
 async def test_endpoints_are_diagnosed_concurrently() -> None:
@@ -75,6 +75,12 @@ def test_the_diagnosis_takes_a_share_of_a_short_connect_timeout(timeout: float) 
     left = diagnosis.start_if_due(timeout)
     assert 0 < left < timeout
     assert left == pytest.approx(timeout - min(2.0, 0.75 * timeout))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+async def test_a_numeric_address_is_not_looked_up(host: str) -> None:
+    passed = asyncio.get_running_loop().time()
+    assert await explain(Endpoint(host, 1), False, passed) == "connection refused or timed out"
 
 
 SILENT = """
