@@ -18,7 +18,7 @@ LAST = b"a.z"
         (b"a.b123\0", 5, LAST),  # "b" is beyond it
         (b"a.b123\0", 6, LAST),  # no prefix is left
         (b"a.b123\0", 7, LAST),
-        (b"a.c", 1, b"a/"),
+        (b"a.c", 1, LAST),
     ],
 )
 def test_a_request_covers_the_keys_that_share_a_prefix_with_the_last_key(key: bytes, cut: int, end: bytes) -> None:
