@@ -265,9 +265,7 @@ def test_a_late_cancel_writes_no_hold_for_a_confirmed_operation(by_person: bool)
         if by_person:
             await etcd.client.confirm("tx-17")
         else:
-            assert etcd.store.apply(
-                prepared_operations.confirm(KEYS, op.parts, terms, etcd.store.mod(hold))
-            ).succeeded
+            assert etcd.store.apply(prepared_operations.confirm(KEYS, op.parts, terms, etcd.store.mod(hold))).succeeded
         assert not etcd.store.apply(late).succeeded
 
     run(work)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from typing import Any, cast
 
 import pytest
@@ -69,7 +70,7 @@ def keeper() -> ChildKeeper:
 
 def gaps(times: list[float]) -> list[float]:
     """The seconds between successive times."""
-    return [round(after - before, 6) for before, after in zip(times, times[1:], strict=False)]
+    return [round(after - before, 6) for before, after in pairwise(times)]
 
 
 def test_the_pauses_between_failed_starts_grow_to_half_a_minute(child: type[Child]) -> None:

@@ -35,9 +35,7 @@ class SendingThread:
         self.frames: list[bytes] = []
         self.sleeps, self.slept = 0, 0.0
         self._after, self._during_sleep = after, during_sleep
-        patch.setattr(
-            outbox, "threading", SimpleNamespace(Lock=threading.Lock, Event=self._event, Thread=self._thread)
-        )
+        patch.setattr(outbox, "threading", SimpleNamespace(Lock=threading.Lock, Event=self._event, Thread=self._thread))
         patch.setattr(outbox, "time", SimpleNamespace(sleep=self._sleep, time=time.time))
         self.outbox = Outbox(self)
 

@@ -127,9 +127,7 @@ def test_a_dead_jvm_is_reported_at_the_next_check(watched: Watched, tmp_path: Pa
     assert (watched.at, watched.checks) == (50.0, 10)
 
 
-def test_a_jvm_has_a_minute_to_answer(
-    watched: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_jvm_has_a_minute_to_answer(watched: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_answer(limit: float, _: Callable[[], Any]) -> Any:
         watched.limits.append(limit)
         raise TimeoutError
@@ -140,9 +138,7 @@ def test_a_jvm_has_a_minute_to_answer(
     assert watched.limits == [60.0]
 
 
-def test_a_session_has_ten_minutes_to_start(
-    watched: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_session_has_ten_minutes_to_start(watched: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     holder = Holder(tmp_path, None)
 
     def starts() -> Any:
