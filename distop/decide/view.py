@@ -332,10 +332,6 @@ class TypeView:
                 if op.state is State.PENDING:
                     self._waits(op, head)
                 continue
-            if head.endswith(".plan") and _is_ordinal(last) and (op := self._job_roots.get(head[:-5])) is not None:
-                self._fold_operation(op, "plan", kv, change.deleted, int(last))
-                touched.add(op.ref)
-                continue
             # The hot path: job states, and claims that are watched, of operations that are known.
             op = self._claim_roots.get(head)
             if op is not None and _is_ordinal(last):

@@ -52,6 +52,19 @@ def test_a_run_ends_at_its_time_limit(loop: VirtualLoop) -> None:
     assert (len(seen), loop.now) == (10, 10.5)
 
 
+@pytest.mark.parametrize("pause", [0.0, 1e-20])
+def test_a_loop_without_a_pause_is_reported(loop: VirtualLoop, pause: float) -> None:
+    async def busy() -> None:
+        await asyncio.sleep(5.0)
+        while True:
+            await asyncio.sleep(pause)
+
+    spawn(loop, "a", busy())
+    with pytest.raises(RuntimeError, match="100,000 callbacks ran at one moment of virtual time"):
+        loop.run(never, 10.0)
+    assert loop.now == 5.0
+
+
 def test_within_a_process_callbacks_keep_asyncios_order(loop: VirtualLoop) -> None:
     seen: list[int] = []
 

@@ -29,6 +29,8 @@ T = TypeVar("T")
 
 PROCESS: contextvars.ContextVar[Process] = contextvars.ContextVar("distop-process")
 """The simulated process to which the current code belongs."""
+MOST_AT_ONE_MOMENT = 100_000
+"""Maximum number of callbacks at one moment. Tests need some thousands; a loop without a pause has no end."""
 
 
 class Life(Enum):
@@ -234,15 +236,19 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def run(self, until: Callable[[], bool], limit: float) -> bool:
         """Run until ``until()`` is true (checked before each jump of time), or until the time ``limit``.
 
-        Returns whether it became true.
+        Returns whether it became true. Raises RuntimeError if the callbacks of one moment do not end.
         """
         asyncio._set_running_loop(self)
         runnable, timers, chance = self._runnable, self._timers, self._chance
+        moment, left = self.now, MOST_AT_ONE_MOMENT
         try:
             while True:
                 while runnable:
                     n = int(chance.random() * len(runnable)) if len(runnable) > 1 else 0
                     self._run_one(runnable[n])
+                    left -= 1
+                    if not left:
+                        raise RuntimeError(f"{MOST_AT_ONE_MOMENT:,} callbacks ran at one moment of virtual time")
                 if until():
                     return True
                 while timers and timers[0][2].callback is None:
@@ -253,6 +259,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                 when = timers[0][0]
                 if when > self.now:
                     self.now = when
+                if self.now > moment:
+                    moment, left = self.now, MOST_AT_ONE_MOMENT
                 while timers and timers[0][0] <= when:
                     handle = heapq.heappop(timers)[2]
                     if handle.callback is not None:

@@ -80,8 +80,10 @@ class Child:
         batch: bool = True,
         cleanup: bool = False,
         progress: Mapping[str, Any] | None = None,
+        limit: float = 0.0,
+        grace: float = 0.0,
     ) -> Run:
-        """A run of partitions; its ``run()`` starts it."""
+        """A run of partitions; its ``run()`` starts it. ``limit``, ``grace``: of the time of a job (0: none)."""
         message = {
             "run": 1,
             **self._of_operation(names, progress or {}),
@@ -90,6 +92,8 @@ class Child:
             "careful": False,
             "cancelled": [],
             "deadline": 0.0,
+            "limit": limit,
+            "grace": grace,
         }
         return Run(self.env, message, self.deaths.append)
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from distop.daemon.coordinator import coordinator_role, follow_ups
-from distop.daemon.coordinator.coordinator_role import LONG_STEP
+from distop.daemon.coordinator.coordinator_role import LONG_STEP, RELIST
 from distop.decide.due_operations import ERRORS_KEPT, MAX_HISTORY_BYTES
 from distop.errors import ClusterChanged, EtcdUnavailable, MalformedRequest, OperationStartError
 from distop.protocol import operation_transitions as t
@@ -27,7 +27,7 @@ from distop.protocol.schedule import Series
 from distop.protocol.state_tables import Stage
 from distop.protocol.txn import Delete, Put, Txn, TxnResult, absent
 from distop.worker.daemon_side.requests import CompleteRequest, CompleteResult, PlanResult, WorkerError
-from tests.support.modelfeed import ModelFeed
+from tests.support.modelfeed import ModelFeed, SilentFeed
 from tests.support.virtualtime import in_virtual_time
 from tests.support.world import TABLE, TYPE
 from tests.unit.daemon.coordinating import Coordinating
@@ -190,6 +190,29 @@ def test_a_cancel_that_the_watch_lost_is_noticed(run: Any) -> None:
         assert record.state is State.CANCELLED
 
     run(work, feed=Losing)
+
+
+def test_an_operation_that_the_watch_lost_is_planned_within_minutes(run: Any) -> None:
+    """Each listing reads all operations of the type, so listings are rare."""
+
+    async def work(one: Coordinating) -> None:
+        planned = asyncio.Event()
+
+        async def plan(*_: Any) -> PlanResult:
+            planned.set()
+            return PlanResult(chunked([PartitionPlan(0, "p=0")]), 1, "")
+
+        one.ctx.worker = SimpleNamespace(plan=plan)  # type: ignore[assignment]
+        await one.role.start()
+        ref = one.world.next_ref()
+        spec = replace(one.world.spec(ref), table=TableRecord(TABLE, "parquet", "/data"))
+        one.world.do(t.starts(one.world.keys, one.world.counters(), [t.NewOperation(ref, spec, b"{}")]))
+        await asyncio.sleep(RELIST * 0.9)
+        assert not planned.is_set()
+        async with asyncio.timeout(RELIST * 0.2):
+            await planned.wait()
+
+    run(work, feed=SilentFeed)
 
 
 def test_a_claim_that_prevents_the_end_of_its_operation_is_logged_once(

@@ -240,6 +240,18 @@ async def test_short_pauses_and_frequent_changes_do_not_change_the_report(clock:
     assert one.reported() == ({}, 0)
 
 
+def test_a_running_executor_reports_the_operations_that_it_skips() -> None:
+    async def main() -> None:
+        one = Skipping(1)
+        one.fails(one.refs[0], RuntimeError("no space"))
+        running = asyncio.ensure_future(one.executor.run())
+        await asyncio.sleep(0.1)
+        running.cancel()
+        assert list(one.ctx.skipped[0]) == [str(one.refs[0])]
+
+    in_virtual_time(main)
+
+
 def test_old_node_records_skip_nothing() -> None:
     node = Node("e", "host", 1, ("noop",))
     assert b"skipped" not in node.encode()

@@ -14,7 +14,7 @@ from distop.daemon import incarnation as module
 from distop.daemon.executor.executor_role import Executor
 from distop.daemon.incarnation import DaemonSetup, Incarnation, run_all
 from distop.daemon.record_lookup import find_tables
-from distop.errors import PermissionDenied
+from distop.errors import ClusterChanged, PermissionDenied
 from distop.protocol import keys as K
 from distop.protocol.behavior_declaration import Declaration
 from distop.protocol.executor_nodes import NodeState
@@ -26,12 +26,14 @@ from distop.protocol.txn import KeyValue, Put, Txn, TxnResult
 from distop.protocol.user_actions import Action, Actions
 from distop.runtime import logs
 from distop.settings import ExecutorConfig
+from distop.storage.places import operation_path
 from distop.store.connection_settings import EtcdConfig
 from tests.support.modelclient import ModelClient
-from tests.support.modelfeed import SilentFeed
+from tests.support.modelfeed import ModelFeed, SilentFeed
 from tests.support.virtualtime import in_virtual_time
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 
@@ -268,15 +270,103 @@ class EndlessSession:
 
 
 class Child:
-    """A child that has no types."""
+    """A child with these types.
+
+    ``forgotten``: the operations whose private directories were removed. ``swept``: those whose result files were.
+    """
 
     trouble, stuck = "", False
 
-    async def start(self) -> list[Any]:
-        return []
+    def __init__(self, *declarations: Declaration) -> None:
+        self.declarations = list(declarations)
+        self.forgotten: list[str] = []
+        self.swept: list[str] = []
+
+    async def start(self) -> list[Declaration]:
+        return self.declarations
 
     def set_deadline(self, deadline: float) -> None:
         pass
+
+    async def forget(self, op: str) -> None:
+        self.forgotten.append(op)
+
+    async def sweep_results(self, ops: Sequence[str], _: Any, *, remove: bool) -> list[str]:
+        self.swept += ops if remove else ()
+        return list(ops)
+
+
+def living(folder: Path, child: Child) -> Any:
+    """An incarnation with this child, on the model of etcd."""
+    one: Any = Incarnation(DaemonSetup(ExecutorConfig(EtcdConfig(), folder), "ann", logs.get()), ModelClient())  # type: ignore[arg-type]
+    one.worker, one.clock = child, SimpleNamespace(ahead=0, unknown="", run=asyncio.Event().wait)
+    one.lost = asyncio.get_running_loop().create_future()
+    return one
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_an_incarnation_ends_if_one_of_its_watches_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
+) -> None:
+    """Otherwise it would serve and coordinate by old facts."""
+    feeds: list[ModelFeed] = []
+
+    def feed(*args: Any, **options: Any) -> ModelFeed:
+        feeds.append(ModelFeed(*args, **options))
+        return feeds[-1]
+
+    monkeypatch.setattr(module, "Feed", feed)
+    monkeypatch.setattr(module, "Session", EndlessSession)
+    caplog.set_level(logging.INFO, "distop.actions")
+
+    async def main() -> None:
+        running = asyncio.ensure_future(living(tmp_path, Child())._live())
+        await asyncio.sleep(1.0)
+        assert len(feeds) == 3
+        feeds[number].fail(ClusterChanged("etcd went back"))
+        await asyncio.wait([running], timeout=1.0)
+        assert isinstance(running.exception(), ClusterChanged)
+
+    in_virtual_time(main)
+
+
+def test_an_incarnation_removes_directories_that_earlier_ones_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "Feed", ModelFeed)
+    monkeypatch.setattr(module, "Session", EndlessSession)
+    ref = OperationRef("t", "noop", "", 1)
+
+    async def main() -> None:
+        child = Child()
+        one = living(tmp_path, child)
+        (tmp_path / "ops" / operation_path(str(ref))).mkdir(parents=True)
+        running = asyncio.ensure_future(one._live())
+        await asyncio.sleep(one.config.poll / 2)
+        running.cancel()
+        assert child.forgotten == [str(ref)]
+
+    in_virtual_time(main)
+
+
+def test_an_incarnation_removes_result_files_of_deleted_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "Feed", ModelFeed)
+    monkeypatch.setattr(module, "Session", EndlessSession)
+    ref = OperationRef("t", "large", "", 1)
+
+    async def main() -> None:
+        child = Child(Declaration("large", to_file=True))
+        one = living(tmp_path, child)
+        running = asyncio.ensure_future(one._live())
+        await asyncio.sleep(1.0)
+        one._sweeper.add([ref])
+        await asyncio.sleep(1.0)
+        running.cancel()
+        assert child.swept == [str(ref)]
+
+    in_virtual_time(main)
 
 
 def test_an_action_whose_event_was_lost_is_logged_later(
@@ -295,15 +385,13 @@ def test_an_action_whose_event_was_lost_is_logged_later(
     caplog.set_level(logging.INFO, "distop.actions")
 
     async def main() -> None:
-        one: Any = Incarnation(DaemonSetup(ExecutorConfig(EtcdConfig(), tmp_path), "ann", logs.get()), ModelClient())  # type: ignore[arg-type]
-        one.worker, one.clock = Child(), SimpleNamespace(ahead=0, unknown="", run=asyncio.Event().wait)
-        one.lost = asyncio.get_running_loop().create_future()
-        living = asyncio.ensure_future(one._live())
+        one = living(tmp_path, Child())
+        running = asyncio.ensure_future(one._live())
         await asyncio.sleep(1.0)
         done = Actions().and_then(Action("2025-01-01T00:00:00.000Z", "add_table", "me"))
         one.client.store.apply(Txn((), (Put(one.keys.table_actions("t"), done.encode()),)))
         await asyncio.sleep(2 * 3_600.0)
-        living.cancel()
+        running.cancel()
         assert [record.getMessage() for record in caplog.records if record.name == "distop.actions"] == [
             "add_table of t by me"
         ]

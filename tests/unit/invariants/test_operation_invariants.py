@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from distop.invariants.cluster_invariants import ClusterTrace
+from distop.invariants.dependency_invariants import left_to_wait_for
 from distop.invariants.operation_invariants import UnreadableChunk, unfit_plan
 from distop.invariants.replay_state import OperationTrace
+from distop.protocol.dependencies import Edge
 from distop.protocol.identity import plan_digest
 from distop.protocol.plan import Plan
 from distop.protocol.records import OperationRef
@@ -20,3 +23,11 @@ def test_a_chunk_with_invalid_files_is_named(files: bytes) -> None:
     with pytest.raises(UnreadableChunk) as caught:
         unfit_plan(op)
     assert caught.value.number == 0
+
+
+def test_the_first_three_predecessors_that_an_operation_did_not_wait_for_are_named() -> None:
+    op = OperationTrace(OperationRef("t", "noop", "", 5))
+    op.after = {edge: Edge(f"t/noop/{number}") for edge, number in {"d": 4, "a": 1, "c": 3, "b": 2}.items()}
+    assert list(left_to_wait_for(op, ClusterTrace())) == [
+        "the operation began while it still waited for t/noop/1, t/noop/2, t/noop/3"
+    ]

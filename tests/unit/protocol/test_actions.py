@@ -53,10 +53,11 @@ def test_a_record_keeps_the_last_actions_and_counts_dropped_ones() -> None:
 
 
 def test_a_record_of_actions_is_bounded_in_bytes() -> None:
-    actions = NO_ACTIONS
-    for _ in range(30):
-        change = {"options": {"x": "y" * 600_000}, **{f"f{n}": "z" * 400 for n in range(10)}}
-        actions = actions.and_then(Action.change(TIME, "change_table", "b" * 10_000, {}, change))
+    actions, change = NO_ACTIONS, {"options": {"x": "y" * 600_000}, **{f"f{n}": "z" * 400 for n in range(10)}}
+    for n in range(30):
+        former, actions = actions, actions.and_then(Action.change(TIME, f"a{n}", "b" * 10_000, {}, change))
+        assert [one.action for one in actions.kept] == [f"a{k}" for k in range(actions.dropped, n + 1)]
+        assert len(actions.kept) >= len(former.kept), "no more than necessary are dropped"
     assert len(actions.encode()) < a.MOST_BYTES + 1_000
     assert actions.kept[-1].to_json()["to"]["options"] == "(600008 bytes)"
 

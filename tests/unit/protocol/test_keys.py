@@ -226,6 +226,8 @@ def test_only_keys_of_distop_parse(text: str, keys: Keys) -> None:
         "distOpClaim.a.noop.1",
         "distOpOpen.a.noop.1.state",
         "distOpNode.a.b",
+        "distOpWatermark.1.old",
+        "distOpWatermark.1.young.x",
         "distOpWhat.a",
         "prod/distOp.a.noop.1.state",
         "",
@@ -234,6 +236,15 @@ def test_only_keys_of_distop_parse(text: str, keys: Keys) -> None:
 def test_components_that_are_not_canonical_are_refused(key: str) -> None:
     with pytest.raises(InvalidArgument):
         Keys().parse(key)
+
+
+@pytest.mark.parametrize("number", [0, 7, 123_456, 999_999])
+def test_the_ordinal_of_a_job_is_read_from_each_of_its_keys(number: int) -> None:
+    keys, ref = Keys(), OperationRef("a", "noop", "", 1)
+    assert K.claim_ordinal(keys.claim(ref, number)) == number
+    assert K.state_ordinal(keys.job(ref, number, "state")) == number
+    assert K.state_ordinal(keys.job(ref, number, "outcome")) is None
+    assert K.job_name(keys.job(ref, number, "outcome")) == (number, "outcome")
 
 
 def test_invalid_names_are_refused() -> None:

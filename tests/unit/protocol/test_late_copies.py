@@ -125,6 +125,14 @@ def test_a_coordinator_that_resigned_plans_nothing(what: str) -> None:
     assert not world.store.apply(late).succeeded
 
 
+def test_a_late_copy_of_a_resignation_ends_no_other_election() -> None:
+    world, _ = ready(planned_first=False)
+    late = world.resign()
+    world.do(late)
+    world.do(world.elect("b"))
+    assert not world.store.apply(late).succeeded
+
+
 def test_a_former_coordinator_ends_no_pending_operation() -> None:
     world, ref = waiting()
     history = ended_waiting(ref, world.own_spec(ref), State.CANCELLED, TIME, WHY)
@@ -239,8 +247,12 @@ def test_an_alteration_that_did_not_see_a_confirmation_keeps_it_on_record() -> N
     run(work)
 
 
-def test_a_late_cancel_writes_no_hold_for_a_confirmed_operation() -> None:
-    """A denied hold would remain under the external id, which is free again."""
+@pytest.mark.parametrize("by_person", [True, False])
+def test_a_late_cancel_writes_no_hold_for_a_confirmed_operation(by_person: bool) -> None:
+    """A denied hold would remain under the external id, which is free again.
+
+    The confirmation by a person writes the state again; that by an executor does not.
+    """
 
     async def work(etcd: Etcd) -> None:
         op = await etcd.client.prepare_operation("noop", TABLE, {}, external_id="tx-17")
@@ -250,7 +262,10 @@ def test_a_late_cancel_writes_no_hold_for_a_confirmed_operation() -> None:
         history = ended_waiting(op.parts, spec_of(etcd, op.ref), State.CANCELLED, TIME, WHY)
         end = w.end_waiting(KEYS, op.parts, etcd.store.mod(KEYS.of(op.parts, "state")), history, WHY)
         late = prepared_operations.denied_with(KEYS, end, terms, etcd.store.mod(hold), "not wanted")
-        await etcd.client.confirm("tx-17")
+        if by_person:
+            await etcd.client.confirm("tx-17")
+        else:
+            assert etcd.store.apply(prepared_operations.confirm(KEYS, op.parts, terms, etcd.store.mod(hold))).succeeded
         assert not etcd.store.apply(late).succeeded
 
     run(work)

@@ -115,6 +115,13 @@ def test_chunk_details() -> None:
     assert plan_digest([]) == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 
 
+def test_the_first_chunk_begins_with_the_first_job() -> None:
+    chunks = pl.chunked([pl.PartitionPlan(n, f"p={n}") for n in range(3)], 50)
+    assert pl.begin_with(pl.Plan(3, "", plan_digest(chunks), len(chunks)), chunks) == list(range(len(chunks)))
+    with pytest.raises(ValueError, match="has chunks that do not contain its 3 jobs"):
+        pl.begin_with(pl.Plan(3, "", plan_digest(chunks[1:]), len(chunks) - 1), chunks[1:])
+
+
 @given(st.sets(st.integers(0, 300)))
 def test_ranges_round_trip(ordinals: set[int]) -> None:
     assert json_codec.from_ranges(json_codec.to_ranges(ordinals)) == sorted(ordinals)

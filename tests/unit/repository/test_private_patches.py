@@ -35,6 +35,7 @@ REASONS = {
     ("unit/tables/test_avro_records.py", "_Records"): "counts the records in memory",
     ("unit/tables/test_formats.py", "_installed"): "a process finds its installed formats once",
     ("unit/worker/test_spark_stall.py", "_build"): "a JVM that dies at its start",
+    ("unit/worker/test_spark_watch.py", "_build"): "a session that does not start",
     ("unit/worker/test_verifiers.py", "_shut_down"): "the socket's time-out comes before the deadline",
     ("unit/worker/test_worker_sinks.py", "_cleanup"): "a cleanup without a child",
 }

@@ -264,6 +264,27 @@ def test_while_a_graph_is_inserted_its_operations_cannot_be_cancelled() -> None:
     run(work)
 
 
+@pytest.mark.parametrize("waits", [True, False])
+def test_while_a_graph_is_inserted_its_operations_get_no_dependencies(waits: bool) -> None:
+    """``waits``: an operation of the graph would wait for another operation; else the other way round."""
+
+    async def work(etcd: Etcd) -> None:
+        other = await etcd.client.start_operation("noop", TABLE, {}, delay=60.0)
+
+        async def first_page(txn: Txn) -> TxnResult:
+            result = etcd.store.apply(txn)
+            pair = (other.ref, "t/noop/2") if waits else ("t/noop/2", other.ref)
+            with pytest.raises(NotAllowed, match="t/noop/2 belongs to a graph that is still being inserted"):
+                await etcd.client.add_dependencies([pair])
+            return result
+
+        etcd.fates.extend([etcd.store.apply, first_page])
+        await etcd.client.start_operations([noop() for _ in range(MANY)])
+        assert not etcd.fates
+
+    run(work)
+
+
 def test_no_edge_leads_to_an_operation_of_the_graph_that_has_ended() -> None:
     """A coordinator of an older release, which checks no hold, ended it meanwhile."""
 

@@ -205,6 +205,8 @@ def test_hole_5_a_url_that_the_executor_does_not_list_is_not_asked() -> None:
         ("http://orders/check", "https://orders", False),
         ("https://orders/checked", "https://orders/check", False),
         ("https://orders/", "https://orders/check", False),
+        ("https://orders/check/it", "https://orders/check/", True),
+        ("https://orders/admin", "https://orders/check/", False),
     ],
 )
 def test_hole_5_a_prefix_is_compared_part_by_part(url: str, prefix: str, within: bool) -> None:
