@@ -36,7 +36,7 @@ FOLDERS = (
     "tests/integration/test_worker_guardian.py",
     "tests/integration/test_worker_runs.py",
 )
-ON_THE_STORE = re.compile(r"tests\.support\.(world|modelclient|model_submission|random_events)")
+ON_THE_STORE = re.compile(r"tests\.(support\.(world|random_events)|unit\.support\.(modelclient|model_submission))")
 """Imports of unit tests that apply transactions; for a sample only these tests are observed."""
 EXPLAINED = re.compile(r"^\| `([^`]+: [^`]+)` \| .+ \|$", re.MULTILINE)
 """A row of docs/internals/mutants.md."""

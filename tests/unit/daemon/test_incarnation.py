@@ -27,9 +27,9 @@ from distop.protocol.user_actions import Action, Actions
 from distop.runtime import logs
 from distop.settings import ExecutorConfig
 from distop.store.connection_settings import EtcdConfig
-from tests.support.modelclient import ModelClient
-from tests.support.modelfeed import SilentFeed
-from tests.support.virtualtime import in_virtual_time
+from tests.unit.support.modelclient import ModelClient
+from tests.unit.support.modelfeed import SilentFeed
+from tests.unit.support.virtualtime import in_virtual_time
 
 if TYPE_CHECKING:
     from pathlib import Path

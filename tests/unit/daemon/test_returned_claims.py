@@ -12,7 +12,7 @@ from distop.services.open_operation import OpenOperation
 from tests.unit.daemon.claiming import Running, open_operation
 
 if TYPE_CHECKING:
-    from tests.support.clock import StandingClock
+    from tests.unit.support.clock import StandingClock
 
 
 @pytest.mark.parametrize("jobs", [1, 4])
