@@ -36,7 +36,7 @@ FOLDERS = (
     "tests/integration/test_worker_guardian.py",
     "tests/integration/test_worker_runs.py",
 )
-ON_THE_STORE = re.compile(r"tests\.support\.(world|modelclient|model_submission|random_events)")
+ON_THE_STORE = re.compile(r"tests\.(support\.(world|random_events)|unit\.support\.(modelclient|model_submission))")
 """Imports of unit tests that apply transactions; for a sample only these tests are observed."""
 EXPLAINED = re.compile(r"^\| `([^`]+: [^`]+)` \| .+ \|$", re.MULTILINE)
 """A row of docs/internals/mutants.md."""
@@ -128,10 +128,13 @@ class MutationRun:
     def catalogue(self, items: Sequence[pytest.Item], content: str, cached: Any) -> Catalogue:
         wanted = self.wanted
         former = Catalogue.from_json(cached["catalogue"]) if "catalogue" in cached else Catalogue()
-        if (cached.get("content") == content and former.schedules >= wanted.schedules) or (
-            wanted.kept and former.mutants
-        ):
-            former.mutants |= source_mutants.sites().keys()
+        statements = bool({*source_mutants.MODES} & {*wanted.kinds})
+        if statements and not former.statements:
+            former = Catalogue()
+        unchanged = cached.get("content") == content and former.schedules >= wanted.schedules
+        if former.mutants and (unchanged or wanted.kept):
+            if statements:
+                former.mutants |= source_mutants.sites().keys()
             return former
         began = time.perf_counter()
         seeds = range(wanted.first, wanted.first + wanted.schedules)
@@ -139,7 +142,7 @@ class MutationRun:
             path: hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in {file_of(item) for item in items}
         }
         observed = [item for item in items if former.idle.get(file_of(item)) != hashes[file_of(item)]]
-        found = collected(observed, seeds, wanted.lives, wanted.held, wanted.jobs)
+        found = collected(observed, seeds, wanted.lives, wanted.held, wanted.jobs, statements=statements)
         busy = {place.test.partition("::")[0] for places in found.decisive.values() for place, _ in places}
         found.idle = {path: digest for path, digest in hashes.items() if path not in busy}
         verdicts = {name: Verdict(**one) for name, one in cached.get("verdicts", {}).items()}

@@ -136,6 +136,8 @@ class Catalogue:
     broken: list[str] = field(default_factory=list)
     """Tests and schedules that fail without any mutant; they are not used."""
     schedules: int = 0
+    statements: bool = False
+    """Whether source mutants were observed, too."""
     idle: dict[str, str] = field(default_factory=dict)
     """Test files that reach no mutant, with their hashes; they need not be observed again."""
     sent: dict[str, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
@@ -185,6 +187,7 @@ class Catalogue:
             "places": list(places.values()),
             "broken": self.broken,
             "schedules": self.schedules,
+            "statements": self.statements,
             "sent": self.sent,
             "idle": self.idle,
         }
@@ -196,6 +199,7 @@ class Catalogue:
         found.mutants = {listed[n] for n in stored["mutants"]}
         found.simulated = {listed[n] for n in stored["simulated"]}
         found.broken, found.schedules = list(stored["broken"]), stored["schedules"]
+        found.statements = stored.get("statements", True)
         found.idle = stored.get("idle", {})
         found.sent.update({label: [(seed, number) for seed, number in sent] for label, sent in stored["sent"].items()})
         for text, seconds, counts in stored["places"]:
@@ -206,11 +210,12 @@ class Catalogue:
 
 
 def collected(
-    items: Sequence[pytest.Item], seeds: Sequence[int], lives: int, requests_held: int, jobs: int
+    items: Sequence[pytest.Item], seeds: Sequence[int], lives: int, requests_held: int, jobs: int, *, statements: bool
 ) -> Catalogue:
     """Run all these tests, schedules and lives once without a mutant.
 
-    Then run schedules in which one request is held, ``requests_held`` for each label.
+    Then run schedules in which one request is held, ``requests_held`` for each label. Without ``statements``, source
+    mutants are not observed: marking their statements takes seconds in each process, and slows all code down.
     """
     by_id = {item.nodeid: item for item in items}
     ids = list(by_id)
@@ -221,13 +226,19 @@ def collected(
 
     def do(one: Any, steps: Steps) -> Any:
         kind, listed = one
-        if kind == "lives":
-            return _observe_lives(listed, steps)
-        if kind == "held":
-            return _observe_held(listed, steps)
-        return _observe_tests(listed, by_id, steps) if kind == "tests" else _observe_seeds(listed, steps)
+        observed = Observed()
+        with observing(observed, statements=statements):
+            if kind == "lives":
+                return _observe_lives(listed, observed, steps)
+            if kind == "held":
+                return _observe_held(listed, observed, steps)
+            if kind == "seeds":
+                return _observe_seeds(listed, observed, steps)
+            return _observe_tests(listed, by_id, observed, steps)
 
-    found = Catalogue(schedules=len(seeds), mutants=set(source_mutants.sites()))
+    found = Catalogue(schedules=len(seeds), statements=statements)
+    if statements:
+        found.mutants |= source_mutants.sites().keys()
     for ended in in_children(work, jobs, do):
         _add(found, ended)
     requests = [str(place) for place in found.requests(requests_held)]
@@ -237,26 +248,24 @@ def collected(
     return found
 
 
-def _observe_tests(ids: Sequence[str], by_id: dict[str, pytest.Item], steps: Steps) -> Any:
-    observed, results = Observed(), []
-    with observing(observed):
-        for name in ids:
-            steps.begin(name)
-            observed.reset()
-            began = time.perf_counter()
-            reports = runtestprotocol(by_id[name], log=False, nextitem=None)
-            observed.read_children()
-            if name.startswith(WITH_CHILDREN):
-                observed.keep(source_mutants.IN_CHILDREN)
-            fails = any(report.failed for report in reports)
-            results.append([name, time.perf_counter() - began, _counted(observed), fails])
+def _observe_tests(ids: Sequence[str], by_id: dict[str, pytest.Item], observed: Observed, steps: Steps) -> Any:
+    results = []
+    for name in ids:
+        steps.begin(name)
+        observed.reset()
+        began = time.perf_counter()
+        reports = runtestprotocol(by_id[name], log=False, nextitem=None)
+        observed.read_children()
+        if name.startswith(WITH_CHILDREN):
+            observed.keep(source_mutants.IN_CHILDREN)
+        fails = any(report.failed for report in reports)
+        results.append([name, time.perf_counter() - began, _counted(observed), fails])
     return [results, _listed(observed), []]
 
 
-def _observe_seeds(seeds: Sequence[int], steps: Steps) -> Any:
-    observed, results = Observed(), []
-    late, requests, sent = Late(observed), Requests(observed), list[Any]()
-    with observing(observed), watching(late), without_logs():
+def _observe_seeds(seeds: Sequence[int], observed: Observed, steps: Steps) -> Any:
+    results, late, requests, sent = [], Late(observed), Requests(observed), list[Any]()
+    with watching(late), without_logs():
         for seed in seeds:
             steps.begin(f"seed {seed}")
             observed.reset()
@@ -274,22 +283,21 @@ def _observe_seeds(seeds: Sequence[int], steps: Steps) -> Any:
     return [results, _listed(observed), sent]
 
 
-def _observe_lives(numbers: Sequence[int], steps: Steps) -> Any:
-    observed, results = Observed(), []
-    with observing(observed):
-        for number in numbers:
-            place = Place(life=number)
-            steps.begin(str(place))
-            observed.reset()
-            began = time.perf_counter()
-            how = live(number)
-            results.append([str(place), time.perf_counter() - began, _counted(observed), bool(how)])
+def _observe_lives(numbers: Sequence[int], observed: Observed, steps: Steps) -> Any:
+    results = []
+    for number in numbers:
+        place = Place(life=number)
+        steps.begin(str(place))
+        observed.reset()
+        began = time.perf_counter()
+        how = live(number)
+        results.append([str(place), time.perf_counter() - began, _counted(observed), bool(how)])
     return [results, _listed(observed), []]
 
 
-def _observe_held(places: Sequence[str], steps: Steps) -> Any:
-    observed, results = Observed(), []
-    with observing(observed), without_logs():
+def _observe_held(places: Sequence[str], observed: Observed, steps: Steps) -> Any:
+    results = []
+    with without_logs():
         for text in places:
             steps.begin(text)
             observed.reset()

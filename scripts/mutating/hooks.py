@@ -73,12 +73,13 @@ class Observed:
 
 
 @contextlib.contextmanager
-def observing(observed: Observed) -> Iterator[None]:
-    """Observe each transaction, and each statement that a source mutant changes.
+def observing(observed: Observed, *, statements: bool = True) -> Iterator[None]:
+    """Observe each transaction, and with ``statements`` each statement that a source mutant changes.
 
     The statements stay marked in this process.
     """
-    observed.read_children = source_mutants.mark(observed.reached)
+    if statements:
+        observed.read_children = source_mutants.mark(observed.reached)
     encode, apply = client.encode_txn, ModelStore.apply
 
     def encoded(txn: Txn) -> Any:

@@ -1,8 +1,8 @@
 """Late copies: a request that is applied long after its repetition (T9).
 
-Schedules draw a few such copies. Here each transaction of a schedule is tested against the store again at each later
-revision, without being applied. Where one guard alone refuses it, a copy that arrives at that moment shows what the
-guard is for. The mutant is then run with that one copy.
+Schedules draw a few such copies. Here each transaction of a schedule is tested against the store again, without being
+applied, at each later revision that changes a key it compares. Where one guard alone refuses it, a copy that arrives at
+that moment shows what the guard is for. The mutant is then run with that one copy.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from distop.errors import EtcdRejected
-from distop.protocol.txn import Txn
+from distop.protocol.txn import Compare, Txn
+from distop.testing.model_store import ModelStore
 from mutating.hooks import Observed, client
 from mutating.transaction_mutants import AND, Holds, Mutant, failed, place_within, refusing, without
 from tests.simulator.sim_etcd import SimEtcd
@@ -31,6 +32,14 @@ class Late:
     def __init__(self, observed: Observed) -> None:
         self._observed = observed
         self._sent: dict[Txn, int] = {}
+        self._numbered: list[Txn] = []
+        self._of_key: defaultdict[str, set[int]] = defaultdict(set)
+        """Key → the transactions that compare it."""
+        self._of_range: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
+        self._new: set[int] = set()
+        """Transactions that were not tested yet."""
+        self._revision = 0
+        """The last revision against which transactions were tested."""
         self._known: set[tuple[Mutant, int]] = set()
         self.copies: defaultdict[Mutant, list[Copy]] = defaultdict(list)
 
@@ -41,18 +50,47 @@ class Late:
     def applied(self, txn: Txn) -> None:
         """Remember a transaction that was sent."""
         labelled = self._observed.labelled(txn)
-        if labelled is not None:
-            self._sent.setdefault(labelled, len(self._sent))
+        if labelled is None or labelled in self._sent:
+            return
+        number = self._sent[labelled] = len(self._sent)
+        self._numbered.append(labelled)
+        self._new.add(number)
+        for compare in _compares(labelled):
+            if compare.range_end:
+                self._of_range[compare.key, compare.range_end].add(number)
+            else:
+                self._of_key[compare.key].add(number)
 
     def moved(self, etcd: SimEtcd) -> None:
-        """Test all transactions that were sent against the store's new revision."""
+        """Test the transactions that were sent against the store's new revision."""
         holds, revision = etcd.store._holds, etcd.store.revision
-        for txn, number in self._sent.items():
+        for number in sorted(self._affected(etcd.store)):
+            txn = self._numbered[number]
             for mutant in _refused_alone(txn, holds, txn.label):
                 most = MOST if AND not in mutant.what else MOST_OF_PAIRS
                 if (mutant, number) not in self._known and len(self.copies[mutant]) < most:
                     self._known.add((mutant, number))
                     self.copies[mutant].append((number, revision))
+
+    def _affected(self, store: ModelStore) -> set[int]:
+        """New transactions, and those that compare a key that has changed: the others are refused as before."""
+        written = store.between(self._revision + 1, store.revision)
+        changed = {change.kv.key for _, changes in written for change in changes}
+        found, self._new, self._revision = self._new, set(), store.revision
+        for key in self._of_key.keys() & changed:
+            found |= self._of_key[key]
+        for (start, end), numbers in self._of_range.items():
+            if any(start <= key < end for key in changed):
+                found |= numbers
+        return found
+
+
+def _compares(txn: Txn) -> Iterator[Compare]:
+    """The compares of a transaction and of its nested ones."""
+    yield from txn.compares
+    for op in (*txn.success, *txn.failure):
+        if isinstance(op, Txn):
+            yield from _compares(op)
 
 
 def _refused_alone(txn: Txn, holds: Holds, place: str) -> Iterator[Mutant]:

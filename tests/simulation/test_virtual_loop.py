@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import contextvars
 import random
 from typing import TYPE_CHECKING, Any
@@ -56,7 +57,7 @@ def test_a_run_ends_at_its_time_limit(loop: VirtualLoop) -> None:
 def test_a_loop_without_a_pause_is_reported(loop: VirtualLoop, pause: float) -> None:
     async def busy() -> None:
         await asyncio.sleep(5.0)
-        while True:
+        for _ in itertools.count():
             await asyncio.sleep(pause)
 
     spawn(loop, "a", busy())

@@ -55,7 +55,7 @@ def random_event(world: World, rng: random.Random) -> Txn | None:
         return None
     live = sorted(world.leases)
     elected = world.store.get(world.keys.coordinator("sales.orders", "noop"))
-    operations_ = sorted(world.view().operations)
+    operations_ = sorted(world.operations())
     if name == "join" and len(live) < 3:
         world.join(f"n{len(world.store.leases)}-{world.store.revision}")
         return None
@@ -79,7 +79,7 @@ def random_event(world: World, rng: random.Random) -> Txn | None:
     if not operations_:
         return None
     ref = rng.choice(operations_)
-    op = world.op(ref)
+    op = world.read(ref)
     stage = op.stage
     if name in ("claim", "own", "extend", "report", "report_failed", "retry", "release", "revoke_lost", "checkpoint"):
         return _job_event(world, rng, ref, name, live)
@@ -128,7 +128,7 @@ def actor_claim_expired(rng: random.Random) -> bool:
 
 
 def _job_event(world: World, rng: random.Random, ref: OperationRef, name: str, live: list[str]) -> Txn | None:
-    op = world.op(ref)
+    op = world.read(ref)
     if op.plan is None or not op.plan.count:
         return None
     p = rng.randrange(op.plan.count)
@@ -169,6 +169,6 @@ def _job_event(world: World, rng: random.Random, ref: OperationRef, name: str, l
 def _claim(world: World, ref: OperationRef, incarnation: str, partition: int) -> Txn | None:
     """A claim by an executor within its limit of jobs, or None."""
     most = world.gate(ref).options.max_jobs_per_executor
-    op = world.op(ref)
+    op = world.read(ref)
     held = sum(seen.value.incarnation == incarnation for seen in op.claims.values())
     return None if most and held >= most else world.claim(ref, incarnation, [partition])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from distop.decide import job_claims
 from distop.decide.due_operations import ended_waiting
-from distop.decide.operation_view import OperationView
+from distop.decide.operation_view import Operations, OperationView
 from distop.decide.view import ClusterView, TypeView
 from distop.protocol import actor_claims, job_transitions, state_tables
 from distop.protocol import operation_finish as f
@@ -52,6 +52,8 @@ class World:
     leases: dict[str, int] = field(default_factory=dict)
     kept: tuple[Put, ...] = ()
     """Further keys that a finish writes with the history record."""
+    _read: tuple[int, Operations] | None = field(default=None, init=False, repr=False, compare=False)
+    """A revision, and the operations as they were then."""
 
     # ------------------------------------------------------------- executors
 
@@ -95,11 +97,21 @@ class World:
         view.apply(Change(kv) for kv in self.store.listing() if not kv.key.startswith(("distOp.", "distOpClaim.")))
         return view
 
+    def operations(self) -> Operations:
+        """All operations, for reading only: they are read again when the revision has changed."""
+        if self._read is None or self._read[0] != self.store.revision:
+            self._read = self.store.revision, self.view().operations
+        return self._read[1]
+
+    def read(self, ref: OperationRef) -> OperationView:
+        """An operation, for reading only; :meth:`op` returns one that the caller may change."""
+        return self.operations().get(ref) or OperationView(ref)
+
     def op(self, ref: OperationRef) -> OperationView:
         return self.view().operations.get(ref) or OperationView(ref)
 
     def stage(self, ref: OperationRef) -> state_tables.Stage:
-        return self.op(ref).stage
+        return self.read(ref).stage
 
     def job_stage(self, ref: OperationRef, partition: int) -> state_tables.JobStage:
         state = self.store.get(self.keys.job(ref, partition, "state"))
@@ -140,7 +152,7 @@ class World:
 
     def own_spec(self, ref: OperationRef) -> Spec:
         """The stored spec, or the one that a start would write."""
-        return self.op(ref).spec or self.spec(ref)
+        return self.read(ref).spec or self.spec(ref)
 
     def start(self, ref: OperationRef) -> Txn:
         return t.starts(self.keys, self.counters(), [t.NewOperation(ref, self.spec(ref), b"{}", named=True)])
@@ -170,7 +182,7 @@ class World:
         takes, after, follows = Takes(id_), "", ""
         if kv is not None:
             holder = OperationRef.parse(kv.value.decode())
-            state, mod = self.op(holder).state, self.mod(holder, "state")
+            state, mod = self.read(holder).state, self.mod(holder, "state")
             after = str(holder)
             if state is State.PENDING:
                 why = Cancel("aborted", f"replaced by {ref}", str(ref))
@@ -180,13 +192,13 @@ class World:
                 takes = Takes(id_, holder, mod)
         preds: tuple[t.Predecessor, ...] = ()
         active = (State.RUNNING, State.PAUSED, State.CANCELLING)
-        if after and self.op(predecessor := OperationRef.parse(after)).state in active:
+        if after and self.read(predecessor := OperationRef.parse(after)).state in active:
             preds, follows = (t.Predecessor(predecessor, "end", self.mod(predecessor, "state")),), after
         spec = replace(self.spec(ref), id=id_, follows=follows)
         return t.NewOperation(ref, spec, b"{}", waits=True, after=preds, takes=takes)
 
     def _state(self, ref: OperationRef) -> w.SeenState:
-        return w.SeenState(ref, self.op(ref).state or State.PENDING, self.mod(ref, "state"))
+        return w.SeenState(ref, self.read(ref).state or State.PENDING, self.mod(ref, "state"))
 
     def add_dependencies(self, ref: OperationRef, *after: OperationRef) -> Txn:
         run = self._state(ref)
@@ -194,14 +206,14 @@ class World:
 
     def begin(self, ref: OperationRef, jobs: int = 0) -> Txn:
         seen = self.counters()
-        spec = self.op(ref).spec
+        spec = self.read(ref).spec
         one = w.Beginning(
             ref,
             self.mod(ref, "state"),
             self.one_at_a_time,
             spec.hold if spec else "",
             planned(jobs) if jobs else None,
-            self.op(ref).terms,
+            self.read(ref).terms,
         )
         return w.begins(self.keys, self.election, seen.run_ops, seen.run_ops_mod, [one])
 
@@ -212,18 +224,18 @@ class World:
         return ended_waiting(ref, self.own_spec(ref), state, TIME, why)
 
     def joined(self, ref: OperationRef) -> Txn:
-        mod, spec = self.mod(ref, "state"), self.op(ref).spec
+        mod, spec = self.mod(ref, "state"), self.read(ref).spec
         return w.joined(
             self.keys, ref, self.election, mod, self._ended(ref, State.SUCCESS), spec.hold if spec is not None else ""
         )
 
     def end_waiting(self, ref: OperationRef) -> Txn:
-        why, spec = Cancel("user", "not wanted"), self.op(ref).spec
+        why, spec = Cancel("user", "not wanted"), self.read(ref).spec
         hold = spec.hold if spec is not None else ""
         return w.end_waiting(self.keys, ref, self.mod(ref, "state"), self._ended(ref, State.CANCELLED), why, hold=hold)
 
     def signal(self, ref: OperationRef) -> Txn:
-        op = self.op(ref)
+        op = self.read(ref)
         return w.signal(self.keys, ref, self.election, op.state_mod, op.state or State.SUCCESS, op.next)
 
     def start_planned(self, ref: OperationRef, jobs: int = 2) -> Txn:
@@ -232,7 +244,7 @@ class World:
     def plan(self, ref: OperationRef, jobs: int = 2) -> Txn:
         plan, chunks = planned(jobs)
         mods = [self.store.mod(self.keys.chunk(ref, n)) for n in range(len(chunks))]
-        return t.write_plan(self.keys, ref, self.election, plan, mods, chunks, self.op(ref).terms)
+        return t.write_plan(self.keys, ref, self.election, plan, mods, chunks, self.read(ref).terms)
 
     def chunk(self, ref: OperationRef, number: int, value: bytes) -> Txn:
         seen = self.store.mod(self.keys.chunk(ref, number))
@@ -248,7 +260,7 @@ class World:
         return t.give_up(self.keys, ref, self.election, self.mod(ref, "state"), decision)
 
     def alter(self, ref: OperationRef, new: Options | None = None, actions: Actions = NO_ACTIONS) -> Txn:
-        op, kv = self.op(ref), self.store.get(self.keys.gate(ref))
+        op, kv = self.read(ref), self.store.get(self.keys.gate(ref))
         state = op.state if op.state in state_tables.states_before(state_tables.Event.ALTER) else State.RUNNING
         new = new if new is not None else replace(op.terms.options, priority=op.terms.options.priority + 1)
         opened = (Gate.decode(kv.value), kv.mod_revision) if kv else None
@@ -271,12 +283,12 @@ class World:
         return t.pause(self.keys, ref, self.mod(ref, "state"))
 
     def pause_now(self, ref: OperationRef) -> Txn:
-        paused = self.op(ref).state is State.PAUSED
+        paused = self.read(ref).state is State.PAUSED
         seen = State.PAUSED if paused else State.RUNNING
         return t.pause(self.keys, ref, self.mod(ref, "state"), now=True, seen=seen)
 
     def resume(self, ref: OperationRef) -> Txn:
-        return t.resume(self.keys, ref, self.mod(ref, "state"), self.mod(ref, "plan") > 0, self.op(ref).terms)
+        return t.resume(self.keys, ref, self.mod(ref, "state"), self.mod(ref, "plan") > 0, self.read(ref).terms)
 
     def cancel(self, ref: OperationRef) -> Txn:
         return t.cancel(self.keys, ref, self.mod(ref, "state"), Cancel("user", "not needed"))
@@ -305,7 +317,7 @@ class World:
         )
 
     def verdict(self, ref: OperationRef) -> Decision:
-        op = self.op(ref)
+        op = self.read(ref)
         count = op.plan.count if op.plan else 0
         if op.state is State.CANCELLING:
             why = op.cancel.reason if op.cancel else ""
@@ -318,13 +330,13 @@ class World:
         return f.decide(self.keys, ref, self.election, self.mod(ref, "state"), self.verdict(ref))
 
     def complete_attempt(self, ref: OperationRef) -> Txn:
-        op = self.op(ref)
+        op = self.read(ref)
         old = op.decision.value if op.decision else self.verdict(ref)
         new = Decision(old.verdict, old.total, old.success, old.failed, old.failed_ranges, old.attempts + 1, "no")
         return f.complete_attempt(self.keys, ref, self.election, self.mod(ref, "decision") or 1, new)
 
     def history(self, ref: OperationRef) -> History:
-        op = self.op(ref)
+        op = self.read(ref)
         d = op.decision.value if op.decision else self.verdict(ref)
         spec = self.own_spec(ref)
         return History(
@@ -355,7 +367,7 @@ class World:
 
     def final_and_end(self, ref: OperationRef) -> f.Final:
         # Without the operation the guard is revision 1, which no gate has, so that the transaction is rejected.
-        return replace(self._final(ref, 0), gate_mod=self.op(ref).opened or 1)
+        return replace(self._final(ref, 0), gate_mod=self.read(ref).opened or 1)
 
     def finish_and_end(self, ref: OperationRef) -> Txn:
         return self._finish(self.final_and_end(ref))

@@ -8,7 +8,7 @@ import pytest
 
 from distop.clock import source
 from distop.runtime import secret_settings
-from tests.support.clock import StandingClock
+from tests.unit.support.clock import StandingClock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

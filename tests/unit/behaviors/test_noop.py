@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from distop_behaviors.noop import Noop, NoopArg
-from tests.support.running import Child
+from tests.unit.support.running import Child
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,7 +13,7 @@ from distop.protocol.txn import Put, Txn
 from distop.services import doctor
 from distop.services.doctor import judge_space
 from distop.store import server_clock
-from tests.support.modelclient import ModelClient
+from tests.unit.support.modelclient import ModelClient
 
 MEBIBYTE = 1024 * 1024
 KEYS = Keys()

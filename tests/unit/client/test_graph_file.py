@@ -11,7 +11,7 @@ from distop.client.graph_file import OPTIONS, read_graph
 from distop.client.graphs import Ended, Start, chain, chord, group, requests
 from distop.errors import InvalidArgument
 from distop.services.submission.graph_start import check
-from tests.support.model_submission import Etcd, run
+from tests.unit.support.model_submission import Etcd, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -29,7 +29,7 @@ from distop.protocol.json_codec import loads
 from distop.protocol.record_reading import to_check, unreadable
 from distop.protocol.records import OperationRef, TableRecord
 from distop.services.claims.owned_jobs import Abort, Complete, Retry
-from tests.support.model_submission import KEYS, TABLE, Etcd
+from tests.unit.support.model_submission import KEYS, TABLE, Etcd
 
 LONGEST_SENTENCE = 700
 """Characters of an error message that quotes a value."""

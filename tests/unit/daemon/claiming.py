@@ -19,8 +19,8 @@ from distop.protocol.txn import Put, Txn
 from distop.runtime import logs
 from distop.settings import ExecutorConfig
 from distop.store.connection_settings import EtcdConfig
-from tests.support.modelclient import ModelClient
 from tests.support.world import TYPE, World
+from tests.unit.support.modelclient import ModelClient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from distop.services.open_operation import OpenOperation
     from distop.testing import ModelStore
     from distop.worker.daemon_side.requests import JobEnded
-    from tests.support.clock import StandingClock
+    from tests.unit.support.clock import StandingClock
 
 
 class OnlyExecutor(Context):

@@ -17,9 +17,9 @@ from distop.protocol.records import History, OperationRef
 from distop.runtime import logs
 from distop.settings import ExecutorConfig
 from distop.store.connection_settings import EtcdConfig
-from tests.support.modelclient import ModelClient
-from tests.support.modelfeed import ModelFeed
 from tests.support.world import TABLE, TYPE, World
+from tests.unit.support.modelclient import ModelClient
+from tests.unit.support.modelfeed import ModelFeed
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -24,7 +24,7 @@ from distop.protocol.size_limits import DEFAULT
 from distop.protocol.txn import ENVELOPE_BYTES, MAX_REQUEST_BYTES, Put, Txn, request_bytes
 from distop.runtime import logs
 from distop.services.submission.graph_start import in_one
-from tests.support.model_submission import KEYS, TABLE, Etcd, noop
+from tests.unit.support.model_submission import KEYS, TABLE, Etcd, noop
 
 TERMS = p.PreparedTerms("x", "t/noop/1", "", "orders", 60.0)
 

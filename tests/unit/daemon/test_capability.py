@@ -14,7 +14,7 @@ from distop.protocol.records import Node
 from distop.runtime import logs
 
 if TYPE_CHECKING:
-    from tests.support.clock import StandingClock
+    from tests.unit.support.clock import StandingClock
 
 WHY = "Java 17 or newer is needed: no java is on the PATH"
 ABLE = Node("ex", "host", 1, ("validate",))

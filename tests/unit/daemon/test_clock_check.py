@@ -13,7 +13,7 @@ from distop.daemon.clock_check import TOLD_AFTER, ClockCheck
 from distop.protocol.records import Node
 from distop.runtime import logs
 from distop.store import server_clock
-from tests.support.virtualtime import in_virtual_time, now
+from tests.unit.support.virtualtime import in_virtual_time, now
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

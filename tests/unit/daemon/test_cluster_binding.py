@@ -14,7 +14,7 @@ from distop.daemon.cluster_binding import Binding, BindingFile
 from distop.errors import ClusterChanged, InvalidArgument, NotAllowed
 from distop.store._proto import rpc_pb2 as rpc
 from tests.support.etcd import until
-from tests.support.virtualtime import in_virtual_time
+from tests.unit.support.virtualtime import in_virtual_time
 
 if TYPE_CHECKING:
     from pathlib import Path

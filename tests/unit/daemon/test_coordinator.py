@@ -27,10 +27,10 @@ from distop.protocol.schedule import Series
 from distop.protocol.state_tables import Stage
 from distop.protocol.txn import Delete, Put, Txn, TxnResult, absent
 from distop.worker.daemon_side.requests import CompleteRequest, CompleteResult, PlanResult, WorkerError
-from tests.support.modelfeed import ModelFeed, SilentFeed
-from tests.support.virtualtime import in_virtual_time
 from tests.support.world import TABLE, TYPE
 from tests.unit.daemon.coordinating import Coordinating
+from tests.unit.support.modelfeed import ModelFeed, SilentFeed
+from tests.unit.support.virtualtime import in_virtual_time
 
 PLAIN = Rules(completes=False, cleans=False, failure_policy="collect_all")
 A_WHILE = 20.0

@@ -17,9 +17,9 @@ from distop.protocol import keys as K
 from distop.protocol.behavior_declaration import Declaration
 from distop.protocol.records import OperationRef, Phase
 from distop.protocol.txn import Put, Txn, TxnResult
-from tests.support.virtualtime import in_virtual_time
 from tests.unit.daemon.coordinating import BusyClient
 from tests.unit.daemon.test_elections import NODE, Daemon
+from tests.unit.support.virtualtime import in_virtual_time
 
 if TYPE_CHECKING:
     from pathlib import Path

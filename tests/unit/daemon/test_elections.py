@@ -24,7 +24,7 @@ from distop.runtime import logs
 from distop.settings import ExecutorConfig
 from distop.store.connection_settings import EtcdConfig
 from distop.store.watch import Batch, Event
-from tests.support.modelclient import ModelClient
+from tests.unit.support.modelclient import ModelClient
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence

@@ -17,8 +17,8 @@ from distop.protocol.records import Cancel, History, OperationRef, State
 from distop.protocol.schedule import Series, next_request
 from distop.protocol.txn import Put, Txn
 from distop.services.submission.series_lookup import latest_of
-from tests.support.modelclient import ModelClient
 from tests.support.world import TABLE, TYPE, World
+from tests.unit.support.modelclient import ModelClient
 
 
 def started(world: World, request: str = "", first: str = "") -> OperationRef:

@@ -30,12 +30,12 @@ from distop.runtime import logs, secret_settings
 from distop.services.open_operation import OpenOperation
 from distop.settings import ExecutorConfig
 from distop.store.connection_settings import EtcdConfig
-from tests.support.virtualtime import in_virtual_time
 from tests.support.world import open_operation
+from tests.unit.support.virtualtime import in_virtual_time
 
 if TYPE_CHECKING:
     from distop.decide.backlog_entries import Instruction
-    from tests.support.clock import StandingClock
+    from tests.unit.support.clock import StandingClock
 
 
 REF = OperationRef("t", "noop", "", 1)

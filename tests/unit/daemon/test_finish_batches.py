@@ -21,9 +21,9 @@ from distop.protocol.size_limits import DEFAULT, Limits
 from distop.protocol.state_tables import Stage
 from distop.protocol.txn import Put, Txn, TxnResult
 from distop.runtime import logs
-from tests.support.modelclient import ModelClient
-from tests.support.virtualtime import in_virtual_time
 from tests.support.world import TABLE, TYPE, World
+from tests.unit.support.modelclient import ModelClient
+from tests.unit.support.virtualtime import in_virtual_time
 
 Reached = Callable[[int], Awaitable[None]]
 

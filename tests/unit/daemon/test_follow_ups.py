@@ -24,7 +24,7 @@ from distop.protocol.records import Decision, OperationRef, Spec, State
 from distop.protocol.size_limits import DEFAULT
 from distop.protocol.txn import Put
 from distop.worker.daemon_side.requests import WorkerError
-from tests.support.clock import StandingClock
+from tests.unit.support.clock import StandingClock
 
 if TYPE_CHECKING:
     from distop.protocol.txn import Txn

@@ -12,7 +12,7 @@ from distop.errors import NotAllowed, UnreadableRecord
 from distop.protocol.keys import Keys
 from distop.protocol.prepared_operations import hold_id
 from distop.protocol.records import OperationRef, TableRecord
-from tests.support.model_submission import TABLE, Etcd
+from tests.unit.support.model_submission import TABLE, Etcd
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

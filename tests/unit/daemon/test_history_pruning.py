@@ -17,9 +17,9 @@ from distop.protocol.age_watermarks import next_slot, put_watermark, watermarks
 from distop.protocol.executor_nodes import ALL
 from distop.protocol.records import OperationRef
 from distop.protocol.size_limits import DEFAULT
-from tests.support.virtualtime import in_virtual_time
 from tests.support.world import TABLE, World
 from tests.unit.daemon.coordinating import BusyClient
+from tests.unit.support.virtualtime import in_virtual_time
 
 MINUTE, HOUR, DAY = 60.0, 3_600.0, 86_400.0
 

@@ -28,9 +28,9 @@ from distop.runtime import logs
 from distop.settings import ExecutorConfig
 from distop.storage.places import operation_path
 from distop.store.connection_settings import EtcdConfig
-from tests.support.modelclient import ModelClient
-from tests.support.modelfeed import ModelFeed, SilentFeed
-from tests.support.virtualtime import in_virtual_time
+from tests.unit.support.modelclient import ModelClient
+from tests.unit.support.modelfeed import ModelFeed, SilentFeed
+from tests.unit.support.virtualtime import in_virtual_time
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

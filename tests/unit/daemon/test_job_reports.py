@@ -23,9 +23,9 @@ from distop.protocol.records import OperationRef, State
 from distop.protocol.size_limits import DEFAULT, Limits
 from distop.protocol.txn import Put, Txn, TxnResult, absent, flaw
 from distop.runtime.logs import ContextLogger
-from tests.support.modelclient import ModelClient
-from tests.support.virtualtime import in_virtual_time, now
 from tests.support.world import TABLE, TYPE, World
+from tests.unit.support.modelclient import ModelClient
+from tests.unit.support.virtualtime import in_virtual_time, now
 
 
 def report(n: int) -> Guarded:

@@ -34,14 +34,14 @@ from distop.settings import ExecutorConfig
 from distop.store.connection_settings import EtcdConfig
 from distop.testing import ModelStore
 from distop.worker.daemon_side.requests import JobEnded, JobItem
-from tests.support.virtualtime import in_virtual_time, now
+from tests.unit.support.virtualtime import in_virtual_time, now
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from distop.protocol.txn import Get, TxnResult
-    from tests.support.clock import StandingClock
+    from tests.unit.support.clock import StandingClock
 
 REF = OperationRef("t", "noop", "", 1)
 RULES = Rules()

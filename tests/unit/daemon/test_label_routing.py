@@ -11,7 +11,7 @@ import pytest
 from distop.daemon.coordinator.label_routing import Placing
 from distop.decide import coordinator_ranking, next_steps
 from distop.protocol.records import OperationRef
-from tests.support.virtualtime import in_virtual_time
+from tests.unit.support.virtualtime import in_virtual_time
 
 REF = OperationRef("t", "x", "", 1)
 

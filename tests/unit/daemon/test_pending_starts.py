@@ -28,8 +28,8 @@ from distop.protocol.revisioned import Change
 from distop.protocol.size_limits import DEFAULT
 from distop.protocol.txn import MAX_OPERATIONS, Delete, KeyValue, Txn, TxnResult, operations, value_is
 from distop.runtime import logs
-from tests.support.model_submission import KEYS, TABLE, Etcd
-from tests.support.virtualtime import in_virtual_time
+from tests.unit.support.model_submission import KEYS, TABLE, Etcd
+from tests.unit.support.virtualtime import in_virtual_time
 
 REF = OperationRef(TABLE, "noop", "", 1)
 HOLD = KEYS.hold(p.hold_id("tx-17"))

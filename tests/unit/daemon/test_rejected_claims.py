@@ -18,7 +18,7 @@ from tests.unit.daemon.claiming import Running, open_operation
 
 if TYPE_CHECKING:
     from distop.protocol.records import OperationRef
-    from tests.support.clock import StandingClock
+    from tests.unit.support.clock import StandingClock
 
 pytestmark = pytest.mark.malformed
 

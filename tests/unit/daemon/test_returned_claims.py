@@ -12,7 +12,7 @@ from distop.services.open_operation import OpenOperation
 from tests.unit.daemon.claiming import Running, open_operation
 
 if TYPE_CHECKING:
-    from tests.support.clock import StandingClock
+    from tests.unit.support.clock import StandingClock
 
 
 async def test_no_job_starts_under_a_claim_that_is_being_given_back(

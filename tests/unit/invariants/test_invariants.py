@@ -19,10 +19,10 @@ from distop.protocol.records import Cancel, OperationRef, State, TableRecord
 from distop.protocol.schedule import Series
 from distop.protocol.txn import Delete, Put
 from tests.support.history_age import age_model_history
-from tests.support.model_submission import Etcd, run
 from tests.support.world import TABLE, TIME, World
 from tests.unit.invariants.clause_plants import PLANTS
 from tests.unit.invariants.plants import EMPTY, GARBAGE, SPOILED, begin, end_in_series, opened
+from tests.unit.support.model_submission import Etcd, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable

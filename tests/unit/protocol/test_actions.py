@@ -25,8 +25,8 @@ from distop.runtime import logs, secret_settings
 from distop.services import draining, table_registry
 from distop.services.submission.start_request import acting, whoami
 from distop.store.connection_settings import EtcdConfig
-from tests.support.modelclient import ModelClient
 from tests.support.world import TIME, World
+from tests.unit.support.modelclient import ModelClient
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -21,7 +21,7 @@ from distop.tables.table_options import check_options
 from distop_behaviors.noop import Noop
 from distop_behaviors.validate.validate_argument import Argument
 from tests.support.command import Ran, distop_command
-from tests.support.model_submission import KEYS, Etcd, run
+from tests.unit.support.model_submission import KEYS, Etcd, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -22,10 +22,10 @@ from distop.protocol.transaction_groups import merged
 from distop.protocol.txn import Put, Txn, TxnResult
 from distop.protocol.user_actions import Actions
 from distop.services.submission import graph_start
-from tests.support.model_submission import KEYS, TABLE, Etcd, noop, run
 from tests.support.world import TIME, planned
 from tests.unit.protocol.test_operation_transitions import JOBS, ready, waiting, waiting_for_another
 from tests.unit.services.test_graph_start import WHY, end_for_good, spec_of
+from tests.unit.support.model_submission import KEYS, TABLE, Etcd, noop, run
 
 MANY = 100
 """Operations of more than one transaction."""

@@ -21,7 +21,7 @@ from distop.protocol.records import OperationRef
 from distop.protocol.revisioned import Seen
 from distop.runtime import logs
 from distop.worker.daemon_side.requests import Verified
-from tests.support.model_submission import KEYS, TABLE, Etcd
+from tests.unit.support.model_submission import KEYS, TABLE, Etcd
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -23,7 +23,7 @@ from distop.services.submission.start_request import Request, request
 from distop.services.submission.submit import submit
 from distop.testing import ModelStore
 from tests.support.history_age import age_model_history
-from tests.support.model_submission import KEYS, TABLE, Etcd, noop, run
+from tests.unit.support.model_submission import KEYS, TABLE, Etcd, noop, run
 
 LONG = "é" * 200
 

@@ -20,8 +20,8 @@ from distop.errors import OutcomeUnknown
 from distop.invariants.checker import check
 from distop.protocol.txn import Delete, Get, Put, Txn, TxnResult, absent
 from tests.conftest import FIGURES
-from tests.support.clock import StandingClock
-from tests.support.model_submission import KEYS, Etcd, noop
+from tests.unit.support.clock import StandingClock
+from tests.unit.support.model_submission import KEYS, Etcd, noop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

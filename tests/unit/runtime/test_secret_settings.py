@@ -36,7 +36,7 @@ from distop.worker.child_side.spark_session import settings
 from distop.worker.daemon_side.child_logs import TAIL, tail
 from distop_behaviors.validate import spark_errors
 from distop_behaviors.validate.partition_state import Tally
-from tests.support.running import Child, NoArg
+from tests.unit.support.running import Child, NoArg
 
 if TYPE_CHECKING:
     from collections.abc import Callable

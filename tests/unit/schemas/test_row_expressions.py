@@ -16,7 +16,7 @@ from distop.schemas.row_expressions import refusal
 from distop_behaviors.reading.row_functions import BOUNDED, ROW_FUNCTIONS
 from distop_behaviors.validate import Validate
 from tests.support.check_constraints import CLOCK, CONSTRAINTS
-from tests.support.source_trees import sources
+from tests.unit.support.source_trees import sources
 
 SCHEMA = Validate.declaration().arg_schema
 

@@ -273,13 +273,14 @@ def test_a_schedule_is_observed_and_a_mutant_breaches_it() -> None:
             with without_logs():
                 return [breach.kind for breach in Simulation(draw_scenario(1)).run().breaches]
         observed = Observed()
-        with observing(observed), without_logs():
+        with observing(observed, statements=work == "observed"), without_logs():
             Simulation(draw_scenario(1)).run()
-        return [mutant.place for mutant in observed.decisive]
+        return sorted({mutant.place for mutant in observed.decisive})
 
-    found = {one.work: one.answer for one in in_children(["observed", "mutant"], 1, do)}
+    found = {one.work: one.answer for one in in_children(["observed", "labels alone", "mutant"], 1, do)}
     assert {"start", "elect", "claim", "report", "finish"} <= set(found["observed"])
     assert any(place.startswith("distop.daemon.coordinator.") for place in found["observed"])
+    assert found["labels alone"] == [place for place in found["observed"] if not place.startswith("distop.")]
     assert found["mutant"]
     with without_logs():
         assert Simulation(draw_scenario(1)).run().breaches == []
@@ -388,7 +389,7 @@ def test_tests_that_import_the_module_of_a_mutant_come_first() -> None:
 
 def test_a_catalogue_is_restored_from_the_cache() -> None:
     mutant, other = Mutant("claim", GUARD, "node exists"), Mutant("end", WRITE, "delete pending")
-    found = Catalogue(mutants={mutant, other}, simulated={other}, schedules=5)
+    found = Catalogue(mutants={mutant, other}, simulated={other}, schedules=5, statements=True)
     found.decisive[mutant] += [(Place("tests/unit/test_x.py::test_slow", 0, 9.0), 1), (Place("", 4, 0.5), 2)]
     found.decisive[mutant].append((Place("tests/unit/test_x.py::test_fast", 0, 0.1), 1))
     found.decisive[mutant].append((Place("tests/unit/test_y.py::test_slowest", 0, 9.5), 1))
@@ -396,6 +397,7 @@ def test_a_catalogue_is_restored_from_the_cache() -> None:
     found.sent["claim"].append((4, 9))
     kept = Catalogue.from_json(found.as_json())
     assert kept.as_json() == found.as_json()
+    assert kept.statements
     assert [place.test for place in kept.places(mutant, "unit")] == [
         "tests/unit/test_x.py::test_fast",
         "tests/unit/test_y.py::test_slowest",

@@ -13,10 +13,10 @@ from distop.protocol.txn import Put
 from distop.services.claims import claim_candidates
 from distop.services.claims import owned_jobs as m
 from distop.services.claims.job_owner import Owner
-from tests.support.modelclient import ModelClient
-from tests.support.modelfeed import SilentFeed
-from tests.support.virtualtime import in_virtual_time
 from tests.support.world import TYPE, World
+from tests.unit.support.modelclient import ModelClient
+from tests.unit.support.modelfeed import SilentFeed
+from tests.unit.support.virtualtime import in_virtual_time
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -15,8 +15,8 @@ from distop.protocol.records import Node
 from distop.protocol.revisioned import Change
 from distop.services.draining import drain
 from distop.testing import ModelStore
-from tests.support.modelclient import ModelClient
 from tests.support.world import World
+from tests.unit.support.modelclient import ModelClient
 
 
 def test_a_late_copy_of_a_request_does_not_come_back_after_it_was_undone() -> None:

@@ -30,7 +30,7 @@ from distop.services.submission.start_batches import Starts
 from distop.services.submission.start_options import StartOptions
 from distop.services.submission.start_request import FOLLOW, Request, request
 from distop.services.submission.submit import submit
-from tests.support.modelclient import ModelClient
+from tests.unit.support.modelclient import ModelClient
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable

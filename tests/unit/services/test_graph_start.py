@@ -25,8 +25,8 @@ from distop.protocol.schedule import Series
 from distop.protocol.txn import Delete, Get, Put, Txn, TxnResult
 from distop.services.submission.option_values import After
 from distop.testing import ModelStore
-from tests.support.model_submission import KEYS, TABLE, Etcd, noop, run
-from tests.support.virtualtime import in_virtual_time
+from tests.unit.support.model_submission import KEYS, TABLE, Etcd, noop, run
+from tests.unit.support.virtualtime import in_virtual_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

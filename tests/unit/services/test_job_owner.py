@@ -15,9 +15,9 @@ from distop.protocol.jobs import Claim, JobState
 from distop.protocol.txn import Put, Txn, operations
 from distop.services.claims import owned_jobs as m
 from distop.services.claims.job_owner import Owner
-from tests.support.modelclient import ModelClient
-from tests.support.virtualtime import in_virtual_time
 from tests.support.world import World
+from tests.unit.support.modelclient import ModelClient
+from tests.unit.support.virtualtime import in_virtual_time
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -26,7 +26,7 @@ from distop.protocol.txn import Delete, Get, GetResult, Put, Txn, TxnResult, unc
 from distop.protocol.user_actions import NO_ACTIONS, Action, Actions
 from distop.services.submission.start_request import whoami
 from distop.worker.daemon_side.requests import Verified, WorkerError
-from tests.support.model_submission import TABLE, Etcd, noop, run
+from tests.unit.support.model_submission import TABLE, Etcd, noop, run
 
 if TYPE_CHECKING:
     from distop.client.async_operation import Operation

@@ -34,7 +34,7 @@ from distop.services.submission.start_batches import Starts
 from distop.services.submission.start_options import StartOptions
 from distop.services.submission.start_request import Request, request
 from distop.services.submission.submit import cut_off, submit
-from tests.support.modelclient import ModelClient
+from tests.unit.support.modelclient import ModelClient
 
 T = TypeVar("T")
 TABLE = "t"

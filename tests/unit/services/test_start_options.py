@@ -20,7 +20,7 @@ from distop.services.submission import start_options as so
 from distop.services.submission.option_values import After, Every
 from distop.services.submission.start_options import StartOptions, options
 from distop.services.submission.start_request import request
-from tests.support.clock import StandingClock
+from tests.unit.support.clock import StandingClock
 
 NAMES = {one.name for one in fields(StartOptions)}
 VALUES: dict[str, Any] = {

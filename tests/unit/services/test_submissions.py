@@ -14,7 +14,7 @@ from distop.protocol.dependencies import Edge
 from distop.protocol.operation_options import Options
 from distop.protocol.records import TableRecord
 from distop.protocol.txn import Txn, TxnResult
-from tests.support.model_submission import KEYS, TABLE, Etcd, run
+from tests.unit.support.model_submission import KEYS, TABLE, Etcd, run
 
 if TYPE_CHECKING:
     from distop.protocol.records import OperationRef

@@ -28,7 +28,7 @@ from distop.protocol.txn import (
     unchanged,
     value_is,
 )
-from tests.support.model_submission import KEYS, TABLE, Etcd, noop, run
+from tests.unit.support.model_submission import KEYS, TABLE, Etcd, noop, run
 
 if TYPE_CHECKING:
     pass

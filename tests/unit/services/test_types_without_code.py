@@ -10,7 +10,7 @@ import pytest
 from distop import Every, Start, chain
 from distop.errors import InvalidArgument
 from distop.protocol.behavior_declaration import Declaration
-from tests.support.model_submission import KEYS, TABLE, Etcd, run
+from tests.unit.support.model_submission import KEYS, TABLE, Etcd, run
 
 REFUSED = "copy has no code that executors run, and workers cannot own jobs .*: leave out {}$"
 GIVEN: list[dict[str, Any]] = [{"max_jobs": 1}, {"max_jobs_per_executor": 1}, {"where": {"zone": "a"}}]

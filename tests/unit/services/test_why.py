@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from distop.protocol.records import Node
-from tests.support.model_submission import KEYS, TABLE, Etcd, run
+from tests.unit.support.model_submission import KEYS, TABLE, Etcd, run
 
 if TYPE_CHECKING:
     from distop.aio import Operation

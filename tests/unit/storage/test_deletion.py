@@ -36,7 +36,7 @@ from distop_behaviors.index.index_folder import Folder
 from distop_behaviors.validate import file_lists
 from tests.support.context import FakeContext
 from tests.support.slow_cases import mostly_slow
-from tests.support.source_trees import sources
+from tests.unit.support.source_trees import sources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from distop.store.group_commit import GroupCommit
-from tests.support.virtualtime import in_virtual_time
+from tests.unit.support.virtualtime import in_virtual_time
 
 
 class Three:

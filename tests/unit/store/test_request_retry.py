@@ -15,7 +15,7 @@ from distop.store._proto import rpc_pb2 as rpc
 from distop.store.connection_settings import EtcdConfig
 from distop.store.grpc_failures import Failure, FailureKind
 from distop.store.request_retry import Repeater, RequestRetries
-from tests.support.virtualtime import in_virtual_time
+from tests.unit.support.virtualtime import in_virtual_time
 
 
 class Silent:

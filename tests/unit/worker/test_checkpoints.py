@@ -11,7 +11,7 @@ from distop.behavior import Behavior, JobContext, JobFailed, PartitionPlan
 from distop.protocol.jobs import MARGIN, MAX_BYTES, for_cleanup, given_up, to_go_on_from
 from distop.protocol.json_codec import dumps
 from distop.worker.child_side.checkpoints import JobProgress
-from tests.support.running import Child, NoArg, Sent, kinds
+from tests.unit.support.running import Child, NoArg, Sent, kinds
 
 if TYPE_CHECKING:
     from collections.abc import Callable

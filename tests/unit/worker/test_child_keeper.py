@@ -12,7 +12,7 @@ from distop.runtime import logs
 from distop.worker.daemon_side import child_keeper
 from distop.worker.daemon_side.child_keeper import ChildKeeper
 from distop.worker.daemon_side.requests import WorkerError
-from tests.support.virtualtime import in_virtual_time, now
+from tests.unit.support.virtualtime import in_virtual_time, now
 
 MOST_WAITS = 1000
 

@@ -11,7 +11,7 @@ from distop.runtime import logs
 from distop.worker.daemon_side.child_launch import ChildProcess
 from distop.worker.daemon_side.coordinator_calls import ChildCalls
 from distop.worker.daemon_side.requests import Verified
-from tests.support.virtualtime import in_virtual_time, now
+from tests.unit.support.virtualtime import in_virtual_time, now
 
 
 class Child(ChildProcess):

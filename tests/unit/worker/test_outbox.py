@@ -13,7 +13,7 @@ from distop.worker import child_messages
 from distop.worker.child_side import outbox
 from distop.worker.child_side.checkpoints import JobProgress
 from distop.worker.child_side.outbox import Outbox
-from tests.support.running import Sent
+from tests.unit.support.running import Sent
 
 if TYPE_CHECKING:
     from collections.abc import Callable

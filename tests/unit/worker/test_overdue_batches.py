@@ -9,7 +9,7 @@ import pytest
 
 from distop.behavior import Behavior, JobContext, PartitionPlan
 from distop.worker.child_side import runner
-from tests.support.running import Child, NoArg
+from tests.unit.support.running import Child, NoArg
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

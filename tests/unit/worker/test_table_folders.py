@@ -20,7 +20,7 @@ from distop.worker.child_side.call_handlers import Call
 from distop.worker.child_side.job_context import ChildContext, JobScope
 from distop.worker.child_side.table_folders import TableFolders
 from tests.support.icebergrest import configure, sql_catalog
-from tests.support.running import Child, NoArg
+from tests.unit.support.running import Child, NoArg
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field, RootModel, field_validator
 from distop.behavior import Behavior, JobContext, JobFailed, OperationFailed, PartitionPlan, Summary, TableRecord
 from distop.worker.child_side.answer_checks import dump, validate_result
 from distop_behaviors.validate.partition_result import Answer, CheckResult, Result, Sample
-from tests.support.running import Child, NoArg, kinds
+from tests.unit.support.running import Child, NoArg, kinds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

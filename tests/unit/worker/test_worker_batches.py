@@ -10,7 +10,7 @@ import pytest
 from distop.behavior import Behavior, JobContext, JobFailed, PartitionPlan
 from distop.errors import FatalError, InvalidArgument, TableUnavailable
 from distop.worker.child_side.spark_session import SparkUnavailable
-from tests.support.running import Child, NoArg, kinds
+from tests.unit.support.running import Child, NoArg, kinds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -11,7 +11,7 @@ from distop.store.watch_position import Batch, Event
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.support.modelclient import ModelClient
+    from tests.unit.support.modelclient import ModelClient
 
 POLL_SECONDS = 0.02
 """Virtual seconds between two reads of new changes."""

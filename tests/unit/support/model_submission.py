@@ -13,7 +13,7 @@ from distop.protocol.keys import Keys
 from distop.protocol.records import TableRecord
 from distop.protocol.txn import Put, Txn
 from distop.settings import ClientConfig
-from tests.support.modelclient import ModelClient
+from tests.unit.support.modelclient import ModelClient
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
