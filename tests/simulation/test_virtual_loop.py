@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import contextvars
+import itertools
 import random
 from typing import TYPE_CHECKING, Any
 
