@@ -23,7 +23,7 @@ REASONS = {
     ("integration/test_elections.py", "_apply"): "a watch whose events cannot be applied",
     ("simulation/test_found_bugs.py", "_revoke"): "a planted bug",
     ("simulation/test_scheduling.py", "_alone"): "an executor that is never idle",
-    ("support/running.py", "_behaviors"): "a behavior that is not installed",
+    ("unit/support/running.py", "_behaviors"): "a behavior that is not installed",
     ("unit/behaviors/test_apply_narrowing.py", "_live"): "a table that has none of the staged files",
     ("unit/behaviors/test_index_build.py", "_close"): "another attempt runs just before a segment is closed",
     ("unit/behaviors/test_index_places.py", "_numbers"): "a folder lists a file that is always gone",
@@ -51,15 +51,16 @@ def defined(tree: ast.AST) -> Iterator[str]:
                 yield name
 
 
-OWN = {
-    name
-    for folder in ("distop", "behaviors")
-    for path in (ROOT / folder).rglob("*.py")
-    if "_proto" not in path.parts
-    for name in defined(ast.parse(path.read_text()))
-    if PRIVATE.fullmatch(name)
-}
-"""The private names of distop and its behaviors."""
+def own() -> set[str]:
+    """The private names of distop and its behaviors."""
+    return {
+        name
+        for folder in ("distop", "behaviors")
+        for path in (ROOT / folder).rglob("*.py")
+        if "_proto" not in path.parts
+        for name in defined(ast.parse(path.read_text()))
+        if PRIVATE.fullmatch(name)
+    }
 
 
 def names(text: object) -> list[str]:
@@ -91,12 +92,13 @@ def replaced(tree: ast.AST) -> Iterator[str]:
 
 
 def found() -> set[tuple[str, str]]:
+    known = own()
     return {
         (path.relative_to(TESTS).as_posix(), name)
         for path in sorted(TESTS.rglob("*.py"))
         if path != Path(__file__) and not re.fullmatch(r"(test_)?planted\w*\.py", path.name)
         for name in replaced(ast.parse(path.read_text()))
-        if name in OWN
+        if name in known
     }
 
 
