@@ -52,15 +52,16 @@ def defined(tree: ast.AST) -> Iterator[str]:
                 yield name
 
 
-OWN = {
-    name
-    for folder in ("distop", "behaviors")
-    for path in (ROOT / folder).rglob("*.py")
-    if "_proto" not in path.parts
-    for name in defined(ast.parse(path.read_text()))
-    if PRIVATE.fullmatch(name)
-}
-"""The private names of distop and its behaviors."""
+def own() -> set[str]:
+    """The private names of distop and its behaviors."""
+    return {
+        name
+        for folder in ("distop", "behaviors")
+        for path in (ROOT / folder).rglob("*.py")
+        if "_proto" not in path.parts
+        for name in defined(ast.parse(path.read_text()))
+        if PRIVATE.fullmatch(name)
+    }
 
 
 def names(text: object) -> list[str]:
@@ -92,12 +93,13 @@ def replaced(tree: ast.AST) -> Iterator[str]:
 
 
 def found() -> set[tuple[str, str]]:
+    known = own()
     return {
         (path.relative_to(TESTS).as_posix(), name)
         for path in sorted(TESTS.rglob("*.py"))
         if path != Path(__file__) and not re.fullmatch(r"(test_)?planted\w*\.py", path.name)
         for name in replaced(ast.parse(path.read_text()))
-        if name in OWN
+        if name in known
     }
 
 
