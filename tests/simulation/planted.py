@@ -78,7 +78,7 @@ def drop_the_fence_compare_of_a_checkpoint(patch: Patch) -> None:
     wrap(patch, job_transitions, "checkpoint", lambda guarded, _: replace(guarded, guard=ALWAYS, also=()))
 
 
-@bug("checkpoint lost", focus=("requests-late",), shape=scenes.many_steps, first=97, drawn=3064)
+@bug("checkpoint lost", focus=("requests-late",), shape=scenes.many_steps, first=3, drawn=3064)
 def a_checkpoint_that_does_not_compare_the_one_before(patch: Patch) -> None:
     """A late copy of an early checkpoint undoes later ones under the same fence."""
     wrap(patch, job_transitions, "checkpoint", lambda guarded, _: replace(guarded, also=()))
@@ -207,7 +207,7 @@ def count_no_failure_at_a_takeover(patch: Patch) -> None:
 # ------------------------------------------------------------ sessions, clients
 
 
-@bug("stopped too late", "two attempts at once", focus=("late-renewal",), shape=scenes.long_jobs, first=10, drawn=14063)
+@bug("stopped too late", "two attempts at once", focus=("late-renewal",), shape=scenes.long_jobs, first=10, drawn=24873)
 def lease_deadline_from_the_time_of_receipt(patch: Patch) -> None:
     former = Session._move_deadline
     substitute(patch, Session, "_move_deadline", lambda self, sent: former(self, time.boottime()))
