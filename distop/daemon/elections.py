@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Container, Iterable, Sequence
 
     from distop.daemon.incarnation_context import Context
-    from distop.protocol.records import Node
+    from distop.protocol.records import Node, Subject
     from distop.protocol.revisioned import Seen
 
 RACE_DELAY = 0.05
@@ -60,9 +60,6 @@ SOUGHT_AT_ONCE = 32
 """Maximum number of concurrent elections with their listings: more would delay the renewal of the session's lease."""
 RESIGNED_KEPT = 600.0
 """Seconds after which every view shows a resignation: each poll lists all elections again."""
-
-Subject = tuple[str, str]
-"""A table and a type."""
 
 
 class Elections:

@@ -22,7 +22,7 @@ from distop.protocol.json_codec import word
 from distop.protocol.permits import permit_puts
 from distop.protocol.records import OperationRef, State
 from distop.protocol.texts import shown
-from distop.protocol.txn import Delete, Get, GetResult, Operation, Put, Txn, TxnResult, absent, is_not, unchanged
+from distop.protocol.txn import Delete, Get, GetResult, Put, Txn, TxnOperation, TxnResult, absent, is_not, unchanged
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -104,7 +104,7 @@ def take(keys: Keys, one: Taking) -> Txn:
     key, state = keys.claim(one.ref, one.partition), keys.job(one.ref, one.partition, "state")
     seen = (unchanged(key, one.seen_mod),) if one.seen_mod else (absent(key), absent(state))
     gone = (absent(keys.node(one.dead)),) if one.dead else ()
-    ops: tuple[Operation, ...] = (Put(key, one.claim.encode()),)
+    ops: tuple[TxnOperation, ...] = (Put(key, one.claim.encode()),)
     if one.outcome is not None:
         told = Put(keys.job(one.ref, one.partition, "outcome"), one.outcome.encode())
         ops = (Put(state, word(JobState.FAILED)), told, Delete(key))

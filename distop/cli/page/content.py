@@ -9,7 +9,7 @@ from distop.cli.operation_text import checks_of, labelled, state_of
 from distop.cli.output import duration
 from distop.cli.page import checks
 from distop.cli.page.job_map import ENDED, KINDS, JobMap, Kind, KindList, jobs_of, split_error
-from distop.cli.page.value_tree import Node, tree
+from distop.cli.page.value_tree import ValueNode, tree
 from distop.protocol.json_codec import rfc3339
 from distop.protocol.records import CLUSTER_TABLE
 from distop.services.inspection.partitions import MOST
@@ -58,11 +58,11 @@ class Page:
     ended: bool
     description: str
     asked: tuple[tuple[str, str], ...]
-    argument: Node | None
+    argument: ValueNode | None
     argument_missing: str
     when: tuple[tuple[str, str], ...]
     checks: Checks | None
-    report: Node | None
+    report: ValueNode | None
     counts: tuple[tuple[Kind, int], ...]
     """How many jobs are of each kind, without kinds that have none."""
     total: int | None
@@ -237,7 +237,7 @@ def _when(status: OperationStatus, result: OperationResult | None, jobs: JobMap 
     return [(name, text) for name, text in pairs if text]
 
 
-def _rest_of_report(report: Any, told: Checks | None) -> Node | None:
+def _rest_of_report(report: Any, told: Checks | None) -> ValueNode | None:
     """The fields of a report that the table of checks does not show."""
     if told is not None:
         report = {name: value for name, value in report.items() if name not in ("verdict", "rows", "checks")}
