@@ -379,8 +379,8 @@ class Checker:
         """Checks the gate (12), and its options after a write to either (16)."""
         if wrong := unfit_gate(op):
             self._found(12, self.keys.gate(op.ref), wrong, op)
-        said = any(key.family == K.OPEN or key.name == "options" for key, _ in writes)
-        if said and op.gate and op.opened.options != op.options:
+        reopened = any(key.family == K.OPEN or key.name == "options" for key, _ in writes)
+        if reopened and op.gate and op.opened.options != op.options:
             self._found(16, self.keys.gate(op.ref), f"the gate has {op.opened.options}, expected {op.options}", op)
 
     def _planned(self, op: OperationTrace) -> None:

@@ -146,9 +146,9 @@ class ClusterTrace:
 
     def miscounted(self, table: str) -> str:
         """How runOps of a table differs from the active operations, or ""."""
-        told = {t: n for t, n in self._run_ops.get(table, {}).items() if n}
+        counts = {t: n for t, n in self._run_ops.get(table, {}).items() if n}
         is_so = {t: n for t, n in self._counted.get(table, {}).items() if n}
-        return f"runOps has {told}, expected {is_so}" if told != is_so else ""
+        return f"runOps has {counts}, expected {is_so}" if counts != is_so else ""
 
     def _numbered(self, place: tuple[str, str], following: int, new: list[int]) -> Iterator[InvariantFault]:
         first = self._next.get(place)

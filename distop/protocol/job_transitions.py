@@ -159,12 +159,12 @@ def report(
     claim, whose permit is given back.
     """
     key = keys.claim(ref, partition)
-    told = Put(keys.job(ref, partition, "outcome"), outcome.encode())
+    report = Put(keys.job(ref, partition, "outcome"), outcome.encode())
     return Guarded(
         unchanged(key, fence),
-        (Put(keys.job(ref, partition, "state"), word(state)), told, Delete(key), *permit_puts(keys, ref, former)),
+        (Put(keys.job(ref, partition, "state"), word(state)), report, Delete(key), *permit_puts(keys, ref, former)),
         "report",
-        proof=told,
+        proof=report,
     )
 
 

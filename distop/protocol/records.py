@@ -383,8 +383,8 @@ class Cancel:
     time: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        told = {name: value for name in ("replaced_by", "by", "time") if (value := getattr(self, name))}
-        return {"reason": self.reason, "text": self.text, **told}
+        known = {name: value for name in ("replaced_by", "by", "time") if (value := getattr(self, name))}
+        return {"reason": self.reason, "text": self.text, **known}
 
     def encode(self) -> bytes:
         return dumps({"v": SCHEMA_VERSION, **self.to_json()})

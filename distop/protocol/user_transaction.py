@@ -84,17 +84,17 @@ def combined(keys: Keys, starts: Txn, caller: CallerTransaction) -> Txn:
     The failure branch reads which branch an earlier copy ran (:func:`applied_branch`).
     """
     ref = caller.ref
-    told = receipt(keys, ref.table, ref.type, caller.request_id)
+    receipt_key = receipt(keys, ref.table, ref.type, caller.request_id)
     failure = caller.failure
     if caller.fences_failure:
         failure += (Put(keys.next_instance(ref.table, ref.type), word(str(caller.number))),)
     if caller.writes_failure:
         record = Hold(KIND, HoldState.CONFIRMED, "the compares failed", {"request_id": caller.request_id})
-        failure += (Put(told, record.encode()),)
+        failure += (Put(receipt_key, record.encode()),)
     return Txn(
-        (*starts.compares, *((absent(told),) if caller.again else ())),
+        (*starts.compares, *((absent(receipt_key),) if caller.again else ())),
         (Txn(caller.compare, (*starts.success, *caller.success), failure, "own"),),
-        (*start_lookups(keys, ref), Get(told)),
+        (*start_lookups(keys, ref), Get(receipt_key)),
         "transaction",
     )
 
@@ -117,10 +117,10 @@ def applied_branch(answers: tuple[TxnOperationResult, ...], request_id: str) -> 
 
     True: ``success``; False: ``failure``; None: neither.
     """
-    *started, told = answers
+    *started, found = answers
     if was_started(started, request_id):
         return True
-    return False if isinstance(told, GetResult) and told.kv is not None else None
+    return False if isinstance(found, GetResult) and found.kv is not None else None
 
 
 def forget(keys: Keys, ref: OperationRef, request_id: str) -> Txn:

@@ -213,8 +213,8 @@ class Coordinator:
             changes = batch.events
             self._keep_arguments(changes)
             changed = self._view.apply(changes)
-        for told in (self._left_alone, self._logged_claims):
-            told.difference_update([ref for ref in told if ref not in self._view.operations])
+        for logged in (self._left_alone, self._logged_claims):
+            logged.difference_update([ref for ref in logged if ref not in self._view.operations])
         self._settle_refusals([ref for ref in self._malformed if ref not in self._view.operations])
         self._ending.keep(self._view.operations)
         self._actions.keep(self._view.operations)

@@ -275,8 +275,8 @@ class _Together:
     def _whole(self) -> Txn | None:
         """One transaction for all operations, if etcd accepts it."""
         new = self._new()
-        said = sum(one.wanted.options != DEFAULT for one in new)
-        if 4 * len(new) + said + 2 * len(self._links) > MAX_OPERATIONS:
+        with_options = sum(one.wanted.options != DEFAULT for one in new)
+        if 4 * len(new) + with_options + 2 * len(self._links) > MAX_OPERATIONS:
             return None
         parts = []
         for subject in self._insertion.subjects:
@@ -425,8 +425,7 @@ class _Together:
     async def _connect(self, links: Sequence[StartLink]) -> None:
         """Write edges between operations that exist; writing them twice does no harm.
 
-        Raises OperationStartError where one of them has ended: a coordinator of an older release does not look for its
-        hold.
+        Raises OperationStartError where one of them has ended although it was held, such as by a write by hand.
         """
         ends = [self._ends(pred, succ) for pred, succ, _ in links]
         refs = sorted({ref for two in ends for ref in two})
