@@ -252,8 +252,8 @@ class Settings:
             return setting.read(value)
         except ValueError as error:
             wrong = error.item if isinstance(error, v.WrongPair) else value
-            told = "" if setting.secret else f", not {shown(wrong)}"
-            raise InvalidArgument(f"{where} must be {error}{told}") from None
+            value_text = "" if setting.secret else f", not {shown(wrong)}"
+            raise InvalidArgument(f"{where} must be {error}{value_text}") from None
         except InvalidArgument as error:
             raise InvalidArgument(f"{where}: {error}") from None
 

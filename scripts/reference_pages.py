@@ -191,8 +191,8 @@ def _fields(one: type) -> Iterator[str]:
     for at, line in enumerate(body.body):
         if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name) and not line.target.id.startswith("_"):
             below = body.body[at + 1] if at + 1 < len(body.body) else None
-            said = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) and below.value.value
-            text = " ".join(_markdown(inspect.cleandoc(str(said))).split()) if said else ""
+            docstring = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) and below.value.value
+            text = " ".join(_markdown(inspect.cleandoc(str(docstring))).split()) if docstring else ""
             kind = re.sub(r"^ClassVar\[(.*)\]$", r"\1", ast.unparse(line.annotation))
             value = (
                 f" = {ast.unparse(line.value)}"

@@ -83,10 +83,11 @@ class Generation:
         """Raises ValueError, KeyError and TypeError if the text is not a generation."""
         data = json.loads(text)
         version = data.pop("v")
-        if version > VERSION:
-            raise ValueError("a newer release of distop has written it: upgrade distop")
-        if version < VERSION:
-            raise ValueError("an older release of distop has written it: remove the index's folder and build it again")
+        if version != VERSION:
+            raise ValueError(
+                f"it has version {shown(version)}, and this release of distop reads version {VERSION}: use the release "
+                "that wrote it, or remove the index's folder and build it again"
+            )
         data["files"] = _named(data["files"]) if data["files"] else None
         data["runs"] = tuple(map(_named, data["runs"]))
         data["schema"] = tuple((name, _type(kind)) for name, kind in data["schema"])

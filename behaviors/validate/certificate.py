@@ -30,8 +30,8 @@ TYPES = ("validate",)
 ROW_KINDS = ("not_null", "range", "fits", "check", "in_set", "length", "matches")
 """Checks of single rows: new rows do not change the result for the old ones."""
 
-_LATER = ("types", "files_digest")
-"""Fields that certificates of the first releases do not have."""
+_OF_SOME_FORMATS = ("types", "files_digest")
+"""Fields that only certificates of some formats have."""
 
 
 class Column(BaseModel):
@@ -149,9 +149,9 @@ def certificate_of(operation: str, table: str, ctx: JobContext) -> Certificate:
 def digest_of(data: dict[str, Any]) -> str:
     """The digest of a certificate's JSON, computed without its field ``digest``.
 
-    Empty fields of ``_LATER`` do not count, so that certificates of the first releases keep their digests.
+    Empty fields of ``_OF_SOME_FORMATS`` do not count.
     """
-    rest = {name: value for name, value in data.items() if name != "digest" and (name not in _LATER or value)}
+    rest = {name: value for name, value in data.items() if name != "digest" and (name not in _OF_SOME_FORMATS or value)}
     text = json.dumps(rest, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return f"blake2b-{hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"
 

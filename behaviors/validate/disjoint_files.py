@@ -21,12 +21,12 @@ _ORDERED = ("int", "uint", "bool", "decimal", "date", "timestamp", "float", "str
 MAX_IMBALANCE = 1.25
 """The largest bin may hold this many times the average. Beyond that, a shuffle uses the cores better."""
 
-Range = tuple[Any, Any]
+ValueRange = tuple[Any, Any]
 
 
 def disjoint_bins(
     files: Sequence[FileFacts],
-    columns: Sequence[Sequence[Range | None]],
+    columns: Sequence[Sequence[ValueRange | None]],
     size_of: Callable[[FileFacts], int],
     bins: int,
     most: int,
@@ -51,7 +51,7 @@ def disjoint_bins(
     return held
 
 
-def value_ranges(files: Sequence[FileFacts], path: tuple[str, ...]) -> list[Range | None]:
+def value_ranges(files: Sequence[FileFacts], path: tuple[str, ...]) -> list[ValueRange | None]:
     """The range of a column's values in each file (None: unknown), in one unit for all files."""
     leaves = [f.leaves.get(path) for f in files]
     first = leaves[0] if leaves else None
@@ -64,7 +64,7 @@ def value_ranges(files: Sequence[FileFacts], path: tuple[str, ...]) -> list[Rang
     return [_range(f, path) for f in files]
 
 
-def _range(facts: FileFacts, path: tuple[str, ...]) -> Range | None:
+def _range(facts: FileFacts, path: tuple[str, ...]) -> ValueRange | None:
     leaf = facts.leaves[path]
     chunks = [chunk for chunk in facts.chunks.get(path, ()) if chunk.nulls != chunk.rows]
     if not chunks or not all(has_bounds(chunk, leaf) for chunk in chunks):
@@ -74,7 +74,9 @@ def _range(facts: FileFacts, path: tuple[str, ...]) -> Range | None:
     return min(chunk.low for chunk in chunks), max(chunk.high for chunk in chunks)
 
 
-def disjoint_groups(files: Sequence[FileFacts], columns: Sequence[Sequence[Range | None]]) -> list[list[FileFacts]]:
+def disjoint_groups(
+    files: Sequence[FileFacts], columns: Sequence[Sequence[ValueRange | None]]
+) -> list[list[FileFacts]]:
     """The files in groups: rows with the same key are always in the same group.
 
     Each column in turn splits a group where its ranges do not overlap, until no column splits any group.
@@ -88,7 +90,7 @@ def disjoint_groups(files: Sequence[FileFacts], columns: Sequence[Sequence[Range
             return [[files[n] for n in group] for group in found]
 
 
-def _split(group: list[int], column: Sequence[Range | None]) -> list[list[int]]:
+def _split(group: list[int], column: Sequence[ValueRange | None]) -> list[list[int]]:
     if len(group) == 1:
         return [group]
     placed = [(r, n) for n in group if (r := column[n]) is not None]

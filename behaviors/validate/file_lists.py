@@ -99,8 +99,7 @@ def certified_files(certificate: Certificate, ctx: JobContext) -> list[Entry]:
         )
     if certificate.files_digest is None:
         raise InvalidArgument(
-            f"the certificate of {certificate.operation} is from an earlier release of distop and has no digest of its "
-            "list of files: validate the whole table"
+            f"the certificate of {certificate.operation} has no digest of its list of files: validate the whole table"
         )
     try:
         files, digest = read_list(certificate.table, certificate.version, ctx)

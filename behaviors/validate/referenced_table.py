@@ -127,7 +127,7 @@ class Side:
         columns = [self._ranges(files, target) for target in targets]
         return disjoint_files.disjoint_bins(files, columns, lambda facts: self._files[facts.path][1], bins, MOST_BYTES)
 
-    def _ranges(self, files: Sequence[FileFacts], target: CheckColumn) -> list[disjoint_files.Range | None]:
+    def _ranges(self, files: Sequence[FileFacts], target: CheckColumn) -> list[disjoint_files.ValueRange | None]:
         own = match(target.path[0], self._columns.of_path)
         if own is None:
             return disjoint_files.value_ranges(files, target.path)

@@ -30,7 +30,7 @@ MAX_KEY = 32
 MAX_CHECKS = 200
 MAX_SAMPLE = 1_000
 
-Column = Annotated[str, Field(min_length=1)]
+ColumnName = Annotated[str, Field(min_length=1)]
 # The schema refuses at submission what it can detect. Other mistakes give only this check the verdict `error`.
 Expression = Annotated[str, Field(min_length=1, json_schema_extra={"x-row-expression": sorted(ROW_FUNCTIONS)})]
 
@@ -132,7 +132,7 @@ class _Bounded(_Model):
 class Range(_Bounded):
     """Inclusive bounds; NULL passes, NaN is above every bound."""
 
-    column: Column
+    column: ColumnName
     min: Number | None = None
     max: Number | None = None
 
@@ -140,7 +140,7 @@ class Range(_Bounded):
 class Fits(_Model):
     """A cast to the type and back gives an equal value, so the column can be narrowed to it."""
 
-    column: Column
+    column: ColumnName
     type: Annotated[str, Field(description=_TYPE_IS, json_schema_extra={"pattern": SCHEMA_PATTERN})]
 
     @model_validator(mode="after")
@@ -157,14 +157,14 @@ class Fits(_Model):
 class InSet(_Model):
     """The value is one of these."""
 
-    column: Column
+    column: ColumnName
     values: Annotated[list[Value], Field(min_length=1, max_length=10_000)]
 
 
 class Length(_Bounded):
     """The number of characters, inclusive."""
 
-    column: Column
+    column: ColumnName
     min: Annotated[StrictInt, Field(ge=0), _Whole] | None = None
     max: Annotated[StrictInt, Field(ge=0), _Whole] | None = None
 
@@ -172,11 +172,11 @@ class Length(_Bounded):
 class Matches(_Model):
     """The pattern is found in the text (RLIKE: a Java regular expression, not anchored)."""
 
-    column: Column
+    column: ColumnName
     pattern: str
 
 
-Columns = Annotated[list[Column], Field(min_length=1, max_length=MAX_KEY, json_schema_extra={"uniqueItems": True})]
+Columns = Annotated[list[ColumnName], Field(min_length=1, max_length=MAX_KEY, json_schema_extra={"uniqueItems": True})]
 
 
 def _no_column_twice(columns: list[str]) -> None:
@@ -192,9 +192,9 @@ class References(_Model):
     """
 
     table: Annotated[str, Field(min_length=1)]
-    column: Column | None = None
+    column: ColumnName | None = None
     columns: Columns | None = None
-    to: Column | Annotated[list[Column], Field(min_length=1, max_length=MAX_KEY)]
+    to: ColumnName | Annotated[list[ColumnName], Field(min_length=1, max_length=MAX_KEY)]
 
     @model_validator(mode="after")
     def _pairs(self) -> References:
@@ -230,14 +230,14 @@ class Check(_Model):
     """One check: exactly one of the kinds, with an optional name."""
 
     name: Annotated[str, Field(min_length=1, max_length=200)] | None = None
-    not_null: Column | None = None
+    not_null: ColumnName | None = None
     range: Range | None = None
     fits: Fits | None = None
     check: Expression | None = None
     in_set: InSet | None = None
     length: Length | None = None
     matches: Matches | None = None
-    unique: Column | Columns | None = None
+    unique: ColumnName | Columns | None = None
     references: References | None = None
 
     @model_validator(mode="before")

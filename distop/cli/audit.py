@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from distop.client.async_client import Client
     from distop.services.audit import Audit
-    from distop.store.history import Step
+    from distop.store.history import HistoryStep
 
 
 def audit(
@@ -46,7 +46,9 @@ def audit(
         raise Interrupted(f"interrupted: {checked.summary()}; no violation") from None
 
 
-async def run(checked: Audit, steps: AsyncGenerator[Step, None], op: str | None, *, follow: bool = False) -> None:
+async def run(
+    checked: Audit, steps: AsyncGenerator[HistoryStep, None], op: str | None, *, follow: bool = False
+) -> None:
     """Check a history and print the result.
 
     Raises ``typer.Exit`` with code 1 at a violation; NotFound if the operation is not in the history, or none of its

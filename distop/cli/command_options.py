@@ -20,13 +20,13 @@ from distop.settings import SETTINGS
 
 if TYPE_CHECKING:
     from distop.protocol.records import OperationRef
-    from distop.services.command_flags import Kind
+    from distop.services.command_flags import FlagKind
     from distop.services.submission.option_values import Every
     from distop.services.submission.start_options import Verb
 
-Given: TypeAlias = Mapping[str, Any]
+GivenOptions: TypeAlias = Mapping[str, Any]
 """The values of options, by the names of their parameters."""
-NOTHING: Given = MappingProxyType({})
+NOTHING: GivenOptions = MappingProxyType({})
 _DIGITS = 19
 """Maximum digits of a number."""
 
@@ -157,7 +157,7 @@ def predecessors(after: list[str] | None, after_end: list[str] | None) -> list[A
     return [*(After(parse(one)) for one in after or ()), *(After(parse(one), "end") for one in after_end or ())]
 
 
-def _series(given: Given) -> Every | None:
+def _series(given: GivenOptions) -> Every | None:
     """The series of ``--every`` and its options. Raises InvalidArgument."""
     from distop.services.submission.option_values import Every
 
@@ -171,7 +171,7 @@ def _series(given: Given) -> Every | None:
     return None
 
 
-Readers: TypeAlias = Mapping[str, Callable[[Given], Any]]
+Readers: TypeAlias = Mapping[str, Callable[[GivenOptions], Any]]
 """Fields that are made from the values of their options; any other is the value of its option."""
 _OF_STARTS: Readers = {
     "partitions": lambda given: given["partition"] or None,
@@ -213,7 +213,7 @@ def _parameter(flag: Flag) -> inspect.Parameter:
 
 
 def takes_flags(
-    name: str, flags: Sequence[Flag], read: Callable[[Given], Any]
+    name: str, flags: Sequence[Flag], read: Callable[[GivenOptions], Any]
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command these options in place of its parameter ``name``, which ``read`` makes from their values."""
 
@@ -237,7 +237,7 @@ def _takes_fields(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the options of these fields of a dataclass, in place of its parameter ``name``."""
 
-    def read(given: Given) -> Any:
+    def read(given: GivenOptions) -> Any:
         return options(
             **{one: readers[one](given) if one in readers else given[own[0].parameter] for one, own in flags.items()}
         )
@@ -260,7 +260,7 @@ def setting_options(names: Sequence[str]) -> Callable[[Callable[..., None]], Cal
     flags = []
     for name in names:
         setting = SETTINGS[name]
-        kind: Kind = "texts" if setting.repeatable else "text"
+        kind: FlagKind = "texts" if setting.repeatable else "text"
         flags.append(Flag(f"--{name.replace('_', '-')}", setting.metavar, setting.help, kind))
     # A repeatable option that was not given is an empty list. An empty text was given.
     return takes_flags(

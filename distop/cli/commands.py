@@ -8,7 +8,7 @@ import typer
 
 from distop.cli import access, audit, daemons, doctor, history, operations, prepare, registry, start
 from distop.cli.command_context import SETTINGS_OF_ALL
-from distop.cli.command_options import NOTHING, Given, setting_options
+from distop.cli.command_options import NOTHING, GivenOptions, setting_options
 from distop.cli.option_parsing import Command, CommandGroup
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def _globals(
     config: Annotated[
         str, typer.Option(metavar="FILE", help="Settings file (./distop.toml if only you can change it).")
     ] = "",
-    given: Given = NOTHING,
+    given: GivenOptions = NOTHING,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
     version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from distop.cli.command_context import GlobalOptions, current
-from distop.cli.command_options import NOTHING, Given, setting_options
+from distop.cli.command_options import NOTHING, GivenOptions, setting_options
 from distop.errors import DistopError, InvalidArgument, describe
 
 _OF_BOTH = (
@@ -20,7 +20,7 @@ _OF_BOTH = (
 
 
 @setting_options(("id", "work_dir", "label", *_OF_BOTH))
-def executor(given: Given = NOTHING) -> None:
+def executor(given: GivenOptions = NOTHING) -> None:
     """Run an executor, one on each Spark node. SIGTERM or Ctrl-C stops it in order."""
     from distop.daemon import hardening
 
@@ -52,7 +52,7 @@ def executor(given: Given = NOTHING) -> None:
 
 @setting_options(("data_dir", "port", *_OF_BOTH))
 def dev(
-    given: Given = NOTHING,
+    given: GivenOptions = NOTHING,
     behavior: Annotated[
         list[str] | None,
         typer.Option(metavar="FILE:CLASS", help="Serve this behavior, installed or not (or MODULE:CLASS; repeatable)."),

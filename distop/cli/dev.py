@@ -67,13 +67,13 @@ def behaviors_of(named: Sequence[str]) -> dict[str, str]:
             check=False,
         )
         try:
-            told = json.loads(loading.stdout)
+            declared = json.loads(loading.stdout)
         except ValueError:
-            told = {"error": f"--behavior {text} cannot be loaded: Python exited with code {loading.returncode}"}
-        if "error" in told:
-            raise InvalidArgument(told["error"])
-        if (other := found.setdefault(told["type"], place)) != place:
-            raise InvalidArgument(f"--behavior {other} and {place} have the same type {told['type']}: rename one")
+            declared = {"error": f"--behavior {text} cannot be loaded: Python exited with code {loading.returncode}"}
+        if "error" in declared:
+            raise InvalidArgument(declared["error"])
+        if (other := found.setdefault(declared["type"], place)) != place:
+            raise InvalidArgument(f"--behavior {other} and {place} have the same type {declared['type']}: rename one")
     return found
 
 
@@ -163,15 +163,15 @@ class Dev:
 
     def _await_former(self) -> None:
         """Wait for the executor of a killed `distop dev`, which ends at the latest with its session."""
-        deadline, told = time.monotonic() + _FORMER_SECONDS, False
+        deadline, noted = time.monotonic() + _FORMER_SECONDS, False
         while time.monotonic() < deadline:
             try:
                 with locked(self._work_dir):
                     return
             except NotAllowed:
-                if not told:
+                if not noted:
                     output.note("waiting for the executor of a killed `distop dev` to end")
-                told = True
+                noted = True
             if self._stopping.wait(0.1):
                 return
 

@@ -44,8 +44,8 @@ def start_graph(file: str, request_id: str | None, wait: bool, timeout: float | 
             raise
         raise Interrupted(f"interrupted; {_operations(len(started))}: `distop ls` lists them") from None
     if current.json:
-        told = [dict(one.record) for one in results] if wait else [_of(op) for op in started]
-        rows = [{"name": name, **row} for name, row in zip(called, told, strict=True)]
+        records = [dict(one.record) for one in results] if wait else [_of(op) for op in started]
+        rows = [{"name": name, **row} for name, row in zip(called, records, strict=True)]
         output.write_json({"operations": rows, "already_started": all(op.already_started for op in started)})
     elif wait:
         rows = [{"op": op.ref, "state": one.state} for op, one in zip(started, results, strict=True)]

@@ -79,9 +79,9 @@ def _value(value: Any) -> str:
 
 def _options(options: Mapping[str, Any]) -> str | None:
     """``priority 9, max jobs 4, where zone=a``; None without options."""
-    said = [f"{name.replace('_', ' ')} {value}" for name, value in options.items() if name != "where"]
-    said += [f"where {name}={value}" for name, value in options.get("where", {}).items()]
-    return ", ".join(said) or None
+    texts = [f"{name.replace('_', ' ')} {value}" for name, value in options.items() if name != "where"]
+    texts += [f"where {name}={value}" for name, value in options.get("where", {}).items()]
+    return ", ".join(texts) or None
 
 
 def _job_counts(counts: Mapping[str, int | None]) -> str | None:
@@ -97,8 +97,8 @@ def _job_counts(counts: Mapping[str, int | None]) -> str | None:
 
 def doing(status: OperationStatus) -> str | None:
     """What the first few executors report about their jobs."""
-    said = [f"{one['executor']}: {one['text']}" for one in status.doing]
-    return "; ".join([*said[:_NAMES], *([f"and {len(said) - _NAMES} more"] if len(said) > _NAMES else [])]) or None
+    texts = [f"{one['executor']}: {one['text']}" for one in status.doing]
+    return "; ".join([*texts[:_NAMES], *([f"and {len(texts) - _NAMES} more"] if len(texts) > _NAMES else [])]) or None
 
 
 def _failed(op: str, counts: Mapping[str, int | None]) -> str | None:

@@ -338,5 +338,5 @@ def alter(op: OP, options: StartOptions = NO_OPTIONS) -> None:
         raise UsageError("nothing to alter: give --priority, --max-jobs, --max-jobs-per-executor or --max-failed")
 
     current.with_client(lambda client: client.operation(ref).alter(**wanted))
-    said = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in wanted.items())
-    current.answer({"op": str(ref), **wanted}, f"{ref} is altered: {said}")
+    changes = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in wanted.items())
+    current.answer({"op": str(ref), **wanted}, f"{ref} is altered: {changes}")

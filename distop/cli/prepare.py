@@ -107,7 +107,7 @@ def _check(op: str | None, external_id: str | None) -> None:
 
 
 def _tell(op: Operation, done: str, external_id: str | None) -> None:
-    told: dict[str, Any] = {"op": op.ref, "instance": op.instance_id, "done": done}
+    answer: dict[str, Any] = {"op": op.ref, "instance": op.instance_id, "done": done}
     if external_id is not None:
-        told["external_id"] = external_id
-    current.answer(told, f"{done} {op.ref}")
+        answer["external_id"] = external_id
+    current.answer(answer, f"{done} {op.ref}")

@@ -128,10 +128,10 @@ def drain(
 
     state = current.with_client(work)
     if undo:
-        said = f"{executor} runs jobs again" if undone[0] else f"{executor} is not drained: nothing to undo"
+        sentence = f"{executor} runs jobs again" if undone[0] else f"{executor} is not drained: nothing to undo"
     else:
-        said = f"{executor} is {state}"
-    current.answer({"executor": executor, "state": state}, said)
+        sentence = f"{executor} is {state}"
+    current.answer({"executor": executor, "state": state}, sentence)
 
 
 def behaviors(
@@ -172,8 +172,8 @@ def _document(declaration: Declaration, executors: int) -> dict[str, Any]:
 
     from distop.schemas.parameters import parameters
 
-    told = [one.to_json() for one in parameters(declaration.arg_schema)]
-    return {**json.loads(declaration.encode()), "executors": executors, "parameters": told}
+    arguments = [one.to_json() for one in parameters(declaration.arg_schema)]
+    return {**json.loads(declaration.encode()), "executors": executors, "parameters": arguments}
 
 
 def _behavior(offer: Offer) -> None:

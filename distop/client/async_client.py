@@ -44,8 +44,7 @@ if TYPE_CHECKING:
     from distop.client.graphs import Step
     from distop.protocol.behavior_declaration import Declaration
     from distop.protocol.records import Node, OperationRef, TableRecord
-    from distop.protocol.txn import Compare
-    from distop.protocol.txn import Operation as TxnOperation
+    from distop.protocol.txn import Compare, TxnOperation
     from distop.services.claims.job_owner import Owner
     from distop.services.claims.owned_jobs import OfferedJob, OwnedJob
     from distop.services.claims.types_without_code import TypeKeywords
@@ -54,7 +53,7 @@ if TYPE_CHECKING:
     from distop.services.inspection.survey import Count
     from distop.services.inspection.why import Why
     from distop.services.operation_results import OperationStatus
-    from distop.services.submission.graph_start import Link
+    from distop.services.submission.graph_start import StartLink
     from distop.services.submission.start_options import PrepareKeywords, RerunKeywords, StartKeywords
     from distop.services.submission.start_request import Request
     from distop.services.submission.transactional_start import Submission
@@ -64,7 +63,9 @@ if TYPE_CHECKING:
 _AT_ONCE = 8
 
 
-def _once(starts: Step | Iterable[Start], request_id: str | None, who: str) -> tuple[list[Request], list[Link], str]:
+def _once(
+    starts: Step | Iterable[Start], request_id: str | None, who: str
+) -> tuple[list[Request], list[StartLink], str]:
     """The operations to start, and the request id of all of them.
 
     If the caller chose none, it is a generated one, which an error can name. Operations with a request id of their own
@@ -486,7 +487,7 @@ class Client:
             raise InvalidArgument(f"extend() takes a list of tokens, not {shown(tokens)}")
         return await self._own.extend(tokens, claims.check_duration(duration))
 
-    async def return_job(self, token: str, outcome: claims.Outcome) -> None:
+    async def return_job(self, token: str, outcome: claims.OwnedOutcome) -> None:
         """Return a job (L24).
 
         The outcome is :class:`distop.Complete`, ``Abort`` (a verdict: the job failed), ``Retry`` (the attempt failed:

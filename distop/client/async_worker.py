@@ -87,7 +87,7 @@ class Job:
         """Release it, as if it had not been claimed."""
         await self.give_back(m.Release())
 
-    async def give_back(self, outcome: m.Outcome) -> None:
+    async def give_back(self, outcome: m.OwnedOutcome) -> None:
         """Return it with this outcome."""
         try:
             await self._worker.client.return_job(self.token, outcome)
@@ -296,7 +296,7 @@ class Worker:
             if not working.done():
                 working.cancel()
                 await asyncio.wait({working})
-                outcome: m.Outcome = m.Release()
+                outcome: m.OwnedOutcome = m.Release()
             else:
                 outcome = working.result()
         except asyncio.CancelledError:
@@ -308,7 +308,7 @@ class Worker:
             losing.cancel()
         await self._finish(job, outcome)
 
-    async def _call(self, job: Job, threads: ThreadPoolExecutor) -> m.Outcome:
+    async def _call(self, job: Job, threads: ThreadPoolExecutor) -> m.OwnedOutcome:
         handler = self._handlers[job.type]
         try:
             if inspect.iscoroutinefunction(handler):
@@ -329,9 +329,9 @@ class Worker:
                 exc_info=error,
             )
             return m.Retry(f"{type(error).__name__}: {error}")
-        return result if isinstance(result, m.Outcome) else m.Complete(result)
+        return result if isinstance(result, m.OwnedOutcome) else m.Complete(result)
 
-    async def _finish(self, job: Job, outcome: m.Outcome) -> None:
+    async def _finish(self, job: Job, outcome: m.OwnedOutcome) -> None:
         """Return the job; retry until it is returned or its token is invalid."""
         while not job.returned:
             try:

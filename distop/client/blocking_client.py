@@ -31,9 +31,8 @@ if TYPE_CHECKING:
     from distop.client.graphs import Start, Step
     from distop.protocol.behavior_declaration import Declaration
     from distop.protocol.records import Node, OperationRef, TableRecord
-    from distop.protocol.txn import Compare
-    from distop.protocol.txn import Operation as TxnOperation
-    from distop.services.claims.owned_jobs import OfferedJob, Outcome, OwnedJob
+    from distop.protocol.txn import Compare, TxnOperation
+    from distop.services.claims.owned_jobs import OfferedJob, OwnedJob, OwnedOutcome
     from distop.services.claims.types_without_code import TypeKeywords
     from distop.services.inspection.history_filters import HistoryKeywords
     from distop.services.inspection.history_pages import HistoryPage
@@ -264,7 +263,7 @@ class Client:
         """Extend the claims of jobs; see :meth:`distop.aio.Client.extend`."""
         return self._loop.run(self._inner.extend(tokens, duration))
 
-    def return_job(self, token: str, outcome: Outcome) -> None:
+    def return_job(self, token: str, outcome: OwnedOutcome) -> None:
         """Return a job; see :meth:`distop.aio.Client.return_job`.
 
         Raises InvalidToken, InvalidArgument, OutcomeUnknown.

@@ -31,8 +31,8 @@ def write(who: ContextLogger, entries: Iterable[Mapping[str, Any]]) -> None:
     if not wanted():
         return
     for entry in entries:
-        told = {"operation": entry["name"]} if entry["kind"] == "operation" else {}
-        extra = {**(who.extra or {}), **told, "action": entry}
+        operation = {"operation": entry["name"]} if entry["kind"] == "operation" else {}
+        extra = {**(who.extra or {}), **operation, "action": entry}
         log.info("%s of %s by %s", entry["action"], entry["name"], entry["by"] or "distop", extra=extra)
 
 

@@ -95,8 +95,8 @@ class Capability:
             return False
         if type_name not in self._lacking:
             self._lacking[type_name] = why
-            said = "Running no more jobs of type %s until this executor is restarted: %s"
-            self._log.error(said, type_name, why)
+            message = "Running no more jobs of type %s until this executor is restarted: %s"
+            self._log.error(message, type_name, why)
             self._changed()
         return True
 
@@ -124,8 +124,8 @@ class Capability:
         elif left:
             pause = min(LONGEST_PAUSE, 2 * pause) if pause else PAUSE
             self._failing[type_name] = _Failing(why, time.time(), now + pause, pause)
-            said = "Cannot run operations of type %s on this node; not offering the type for %d s: %s"
-            self._log.error(said, type_name, int(pause), why)
+            message = "Cannot run operations of type %s on this node; not offering the type for %d s: %s"
+            self._log.error(message, type_name, int(pause), why)
         else:
             self._failing[type_name] = _Failing(why, time.time(), 0.0, pause)
         if (self.unable, self.failing) != before:

@@ -114,8 +114,8 @@ class Binding:
                 # The saved revision stays valid, but detects less.
                 if describe(error) != logged:
                     logged = describe(error)
-                    said = "Cannot save etcd's revision in the work directory %s; retrying: %s"
-                    log.warning(said, self._file.work_dir, logged)
+                    message = "Cannot save etcd's revision in the work directory %s; retrying: %s"
+                    log.warning(message, self._file.work_dir, logged)
             if last_time:
                 return
 

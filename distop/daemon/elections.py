@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Container, Iterable, Sequence
 
     from distop.daemon.incarnation_context import Context
-    from distop.protocol.records import Node
+    from distop.protocol.records import Node, Subject
     from distop.protocol.revisioned import Seen
 
 RACE_DELAY = 0.05
@@ -60,9 +60,6 @@ SOUGHT_AT_ONCE = 32
 """Maximum number of concurrent elections with their listings: more would delay the renewal of the session's lease."""
 RESIGNED_KEPT = 600.0
 """Seconds after which every view shows a resignation: each poll lists all elections again."""
-
-Subject = tuple[str, str]
-"""A table and a type."""
 
 
 class Elections:
@@ -156,8 +153,8 @@ class Elections:
         elif (role := self._roles.get(subject)) is not None:
             unfit = self._ctx.draining or not self._coordinates(subject)
             if unfit and subject not in self._work:
-                said = "Resigning as coordinator of %s on %s: another node can take over"
-                self._ctx.log.info(said, subject[1], subject[0])
+                message = "Resigning as coordinator of %s on %s: another node can take over"
+                self._ctx.log.info(message, subject[1], subject[0])
                 self._give_up(subject, role.fence)
             else:
                 self._idle_since.setdefault(subject, time.monotonic())
@@ -308,8 +305,8 @@ class Elections:
             self._drop(subject)
             await asyncio.sleep(random.uniform(*PAUSE_AFTER_FAILURE))
         except Exception:
-            said = "Unexpected error while becoming coordinator of %s on %s; retrying"
-            ctx.log.exception(said, type_name, table)
+            message = "Unexpected error while becoming coordinator of %s on %s; retrying"
+            ctx.log.exception(message, type_name, table)
             self._drop(subject)
             await asyncio.sleep(random.uniform(*PAUSE_AFTER_FAILURE))
         finally:
@@ -368,8 +365,8 @@ class Elections:
         role = self._roles.get(subject)
         if role is None or role.fence != fence:
             return
-        said = "The coordinator of %s on %s failed; resigning: %s"
-        self._ctx.log.error(said, subject[1], subject[0], describe(error), exc_info=error)
+        message = "The coordinator of %s on %s failed; resigning: %s"
+        self._ctx.log.error(message, subject[1], subject[0], describe(error), exc_info=error)
         self._drop(subject)
         if subject not in self._work and not self._stopping:
             self._give_up(subject, fence, random.uniform(*PAUSE_AFTER_FAILURE))
@@ -383,8 +380,8 @@ class Elections:
         if lately or not self._ctx.others(subject[1], (subject[0],)):
             return
         self._handed_over[subject] = now
-        said = "Resigning as coordinator of %s on %s: a call failed here, and may succeed on another node"
-        self._ctx.log.warning(said, subject[1], subject[0])
+        message = "Resigning as coordinator of %s on %s: a call failed here, and may succeed on another node"
+        self._ctx.log.warning(message, subject[1], subject[0])
         self._give_up(subject, fence, random.uniform(*PAUSE_AFTER_FAILURE))
 
     def _pass_on(self, subject: Subject, fence: int) -> bool:
@@ -398,8 +395,8 @@ class Elections:
         if subject in self._work:
             return False
         self._passed_on[subject] = time.monotonic()
-        said = "Resigning as coordinator of %s on %s: the next operation requires a node with other labels"
-        self._ctx.log.info(said, subject[1], subject[0])
+        message = "Resigning as coordinator of %s on %s: the next operation requires a node with other labels"
+        self._ctx.log.info(message, subject[1], subject[0])
         self._give_up(subject, fence)
         return True
 
@@ -424,8 +421,8 @@ class Elections:
         except SessionLost:
             raise
         except DistopError as error:
-            said = "Cannot resign as coordinator of %s on %s; retrying at the next poll: %s"
-            self._ctx.log.warning(said, subject[1], subject[0], error)
+            message = "Cannot resign as coordinator of %s on %s; retrying at the next poll: %s"
+            self._ctx.log.warning(message, subject[1], subject[0], error)
 
     def _drop(self, subject: Subject) -> None:
         role = self._roles.pop(subject, None)

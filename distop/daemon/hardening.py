@@ -29,8 +29,8 @@ def protect_process() -> None:
         if libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     except (OSError, AttributeError) as error:
-        said = "Cannot protect this process's memory, so jobs may read its etcd password; use a separate user: %s"
-        log.warning(said, describe(error))
+        message = "Cannot protect this process's memory, so jobs may read its etcd password; use a separate user: %s"
+        log.warning(message, describe(error))
 
 
 def forget_credentials() -> None:

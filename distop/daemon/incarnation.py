@@ -236,8 +236,8 @@ class Incarnation(Context):
             self._feeds.append(feed)
             await feed.start()
         if action_log.wanted():
-            tables, told = self.keys.family(K.TABLE_ACTIONS), action_log.TableActions(self.keys, self.log)
-            watch = Feed(self.client, *tables, told.apply, relist_every=TABLES_LISTED, name=K.TABLE_ACTIONS)
+            tables, table_actions = self.keys.family(K.TABLE_ACTIONS), action_log.TableActions(self.keys, self.log)
+            watch = Feed(self.client, *tables, table_actions.apply, relist_every=TABLES_LISTED, name=K.TABLE_ACTIONS)
             try:
                 await watch.start()  # so the log has all actions from "ready" on
             except EtcdRejected:

@@ -33,9 +33,9 @@ REFUSED_PAUSE = (0.5, 10.0)
 """Seconds of back-off, first and longest, while etcd refuses reports, for example if a role was revoked."""
 _FAILED = "Cannot write pending %s to etcd; retrying with back-off: %s"
 
-Answer: TypeAlias = "Callable[[int], None]"
+Answered: TypeAlias = "Callable[[int], None]"
 """Called with the revision at which a write was applied; 0: it was refused, because its fence was gone."""
-Write: TypeAlias = "tuple[Guarded, Answer]"
+Write: TypeAlias = "tuple[Guarded, Answered]"
 
 
 class _ReportGroup:
@@ -170,12 +170,12 @@ class Reporter:
         for (_, answer), ok in zip(group, applied, strict=True):
             answer(ok)
 
-    def _set_aside(self, write: Guarded, answer: Answer, error: MalformedRequest) -> None:
+    def _set_aside(self, write: Guarded, answer: Answered, error: MalformedRequest) -> None:
         task = asyncio.ensure_future(self._insist(write, answer, error))
         self._aside.add(task)
         task.add_done_callback(self._aside.discard)
 
-    async def _insist(self, write: Guarded, answer: Answer, error: MalformedRequest) -> None:
+    async def _insist(self, write: Guarded, answer: Answered, error: MalformedRequest) -> None:
         """Retry a write that etcd rejects.
 
         A limit of etcd may be raised, or the write's fence may have gone.

@@ -82,8 +82,8 @@ class NodeRecord:
                 async with self._writing:
                     await self._update(self.current())
         except DistopError as error:
-            said = "Could not update this node's record in etcd; retrying at the next poll: %s"
-            self._ctx.log.debug(said, describe(error))
+            message = "Could not update this node's record in etcd; retrying at the next poll: %s"
+            self._ctx.log.debug(message, describe(error))
         finally:
             self._publishing = None
 

@@ -85,8 +85,8 @@ class RejectedWrites:
             if one.text:
                 of.drop(one.text)
             if text not in of.texts:
-                said = "etcd rejects this write as invalid; retrying in %.0f s with back-off: %s"
-                self._log.error(said, pause, text, extra={"operation": op, "error": error})
+                message = "etcd rejects this write as invalid; retrying in %.0f s with back-off: %s"
+                self._log.error(message, pause, text, extra={"operation": op, "error": error})
             one.text = text
             of.texts[text] += 1
             self._publish()

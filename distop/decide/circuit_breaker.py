@@ -96,11 +96,11 @@ class CircuitBreaker:
         count = self._failures_of[ref] = self._failures_of.get(ref, 0) + 1
         held = breaker_scope(self._failures, count)
         if held is BreakerScope.NODE:
-            told = held, sum(self._failures.values()), len(self._failures)
+            counts = held, sum(self._failures.values()), len(self._failures)
             self._failures.clear()
             self._failures_of.clear()
             self._node_until = now + PAUSE
-            return told
+            return counts
         if held is BreakerScope.OPERATION:
             del self._failures_of[ref]
             self._until[ref] = now + PAUSE

@@ -120,12 +120,12 @@ def error_of(partition: int, outcome: Outcome | None) -> dict[str, Any]:
     """The entry of a failed job in a history record."""
     if outcome is None:
         return {"partition": str(partition), "text": "failed"}
-    told: dict[str, Any] = {"partition": outcome.name, "text": shorten(outcome.error or "failed", ERROR_TEXT)}
+    error: dict[str, Any] = {"partition": outcome.name, "text": shorten(outcome.error or "failed", ERROR_TEXT)}
     if outcome.result is not None:
-        told["verdict"] = True
+        error["verdict"] = True
     if outcome.tried:
-        told["attempts"] = [one.to_json() for one in outcome.tried]
-    return told
+        error["attempts"] = [one.to_json() for one in outcome.tried]
+    return error
 
 
 def final_record(

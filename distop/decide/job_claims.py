@@ -184,7 +184,7 @@ def suspect(claim: Claim, lost: bool, rules: Rules) -> bool:
 def after_end(kind: str, claim: Claim, rules: Rules) -> Literal["release", "retry", "fail", "report"]:
     """What to write for a job that ended under this claim.
 
-    ``kind``: a ``worker.child_messages.Kind``. ``fail``: reported as failed, after a cleanup, because no attempt
+    ``kind``: a ``worker.child_messages.EndKind``. ``fail``: reported as failed, after a cleanup, because no attempt
     follows.
     """
     if kind in ("cancelled", "refused", "unable", "unavailable"):

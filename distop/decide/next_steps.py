@@ -102,7 +102,7 @@ _NOBODY: Mapping[int, float] = MappingProxyType({})
 SOONEST = 0.01
 """Minimum seconds until the next check: wall clocks are not more precise."""
 
-Step: TypeAlias = MakePlan | RunCompletion | CompleteFirst | Finish | Reap | Commit | Clean | WakeAt | None
+NextStep: TypeAlias = MakePlan | RunCompletion | CompleteFirst | Finish | Reap | Commit | Clean | WakeAt | None
 
 
 def next_step(
@@ -113,7 +113,7 @@ def next_step(
     now: float,
     poll: float,
     actors: Mapping[int, float] = _NOBODY,
-) -> Step:
+) -> NextStep:
     """The coordinator's next step for an operation; None: wait for an event.
 
     ``live``: incarnations with a node key. ``poll``: seconds between two checks. A ``retry_at`` further ahead than that
@@ -145,7 +145,7 @@ def next_step(
     return None
 
 
-def _after_jobs(keys: Keys, op: OperationView, rules: Rules, planned: int, election: Compare) -> Step:
+def _after_jobs(keys: Keys, op: OperationView, rules: Rules, planned: int, election: Compare) -> NextStep:
     """Decide an open or paused operation whose jobs have all ended, or cancel one with too many failed jobs."""
     if op.ended >= planned:
         # No claim exists, though claims are not watched: each was deleted with its job's end, and no ended job is
@@ -161,7 +161,7 @@ def _after_jobs(keys: Keys, op: OperationView, rules: Rules, planned: int, elect
 
 def _after_cancel(
     keys: Keys, op: OperationView, live: Collection[str], election: Compare, now: float, actors: Mapping[int, float]
-) -> Step:
+) -> NextStep:
     """Clean up after the jobs of a cancelled operation that no holder runs, and decide it when no claim is left."""
     gone = tuple(
         (p, seen.mod)
@@ -176,7 +176,7 @@ def _after_cancel(
     return _decided(keys, op, election, State.FAILED if failed else State.CANCELLED)
 
 
-def _after_end(keys: Keys, op: OperationView, election: Compare) -> Step:
+def _after_end(keys: Keys, op: OperationView, election: Compare) -> NextStep:
     """Signal the end to the operations that wait for it, one page at a time, then clean up."""
     if op.next and op.state is not None:
         page = dict(islice(op.next.items(), w.SIGNALS_PER_TXN))
@@ -198,7 +198,7 @@ def _gone(partition: int, claim: Claim, live: Collection[str], actors: Mapping[i
     return actors.get(partition, 1.0) <= 0 if claim.actor else claim.incarnation not in live
 
 
-def _decided(keys: Keys, op: OperationView, election: Compare, verdict: State, *, at_once: bool = False) -> Step:
+def _decided(keys: Keys, op: OperationView, election: Compare, verdict: State, *, at_once: bool = False) -> NextStep:
     total = op.plan.count if op.plan is not None else 0
     failed, truncated = failed_text(op.failed)
     decision = Decision(verdict, total, op.success, len(op.failed), failed, failed_truncated=truncated)

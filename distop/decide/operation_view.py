@@ -264,5 +264,5 @@ class Operations(Mapping[OperationRef, OperationView]):
             op.after = dict(after)
             op.broken = {edge: text for edge, text in after if text} or None
         if edges:
-            op.next = {edge: Edge(*told) for edge, *told in edges}
+            op.next = {edge: Edge(*fields) for edge, *fields in edges}
         return op

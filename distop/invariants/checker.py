@@ -54,13 +54,13 @@ from distop.protocol.texts import plural
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from distop.invariants.cluster_invariants import Started
+    from distop.invariants.cluster_invariants import StartedInstances
     from distop.protocol.keys import Keys, ParsedKey
     from distop.protocol.txn import KeyValue
 
     Writes = list[tuple[ParsedKey, Change]]
 
-Place: TypeAlias = tuple[str, str, str]
+ObjectPlace: TypeAlias = tuple[str, str, str]
 """(table, type, object or id)."""
 _LATE = "the key was written after its operation had ended and was cleaned up"
 
@@ -69,11 +69,11 @@ _LATE = "the key was written after its operation had ended and was cleaned up"
 class _Touched:
     """What one revision touches, and is checked when all of its writes are applied."""
 
-    started: Started = field(default_factory=dict)
-    places: set[Place] = field(default_factory=set)
+    started: StartedInstances = field(default_factory=dict)
+    places: set[ObjectPlace] = field(default_factory=set)
     """Places of operations that run one at a time."""
     tables: set[str] = field(default_factory=set)
-    ids: dict[Place, OperationTrace | None] = field(default_factory=dict)
+    ids: dict[ObjectPlace, OperationTrace | None] = field(default_factory=dict)
 
 
 def _starts(writes: Writes) -> bool:
@@ -322,7 +322,7 @@ class Checker:
 
     # -------------------------------------------------------------- operations
 
-    def _operation(self, ref: OperationRef, writes: Writes, started: Started) -> None:
+    def _operation(self, ref: OperationRef, writes: Writes, started: StartedInstances) -> None:
         if all(key.family == K.HISTORY for key, _ in writes) and ref not in self._operations:
             for key, change in writes:
                 if key.chunk < 0:
@@ -379,8 +379,8 @@ class Checker:
         """Checks the gate (12), and its options after a write to either (16)."""
         if wrong := unfit_gate(op):
             self._found(12, self.keys.gate(op.ref), wrong, op)
-        said = any(key.family == K.OPEN or key.name == "options" for key, _ in writes)
-        if said and op.gate and op.opened.options != op.options:
+        reopened = any(key.family == K.OPEN or key.name == "options" for key, _ in writes)
+        if reopened and op.gate and op.opened.options != op.options:
             self._found(16, self.keys.gate(op.ref), f"the gate has {op.opened.options}, expected {op.options}", op)
 
     def _planned(self, op: OperationTrace) -> None:

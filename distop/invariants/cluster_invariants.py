@@ -19,7 +19,7 @@ from distop.protocol.records import Node, State
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
-    from distop.invariants.replay_state import OperationTrace
+    from distop.invariants.replay_state import InvariantFault, OperationTrace
     from distop.protocol.executor_nodes import Serves
     from distop.protocol.keys import ParsedKey
     from distop.protocol.records import OperationRef
@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 
 Key = TypeVar("Key")
 V = TypeVar("V")
-Fault: TypeAlias = tuple[int, str]
-"""(number of the invariant, what is wrong)."""
-Started: TypeAlias = dict[tuple[str, str], list[int]]
+StartedInstances: TypeAlias = dict[tuple[str, str], list[int]]
 """(table, type) → the instances that started in this revision."""
 
 GONE = 10_000
@@ -76,7 +74,9 @@ class ClusterTrace:
         self._counted: dict[str, dict[str, int]] = {}
         self._next: dict[tuple[str, str], int] = {}
 
-    def fold(self, key: ParsedKey, change: Change, started: Started, listing: bool) -> Iterator[Fault]:
+    def fold(
+        self, key: ParsedKey, change: Change, started: StartedInstances, listing: bool
+    ) -> Iterator[InvariantFault]:
         """Take one write; yields its faults.
 
         A type whose instance number was drawn in this revision is removed from ``started``. ``listing``: the write is
@@ -116,7 +116,7 @@ class ClusterTrace:
         except UNREADABLE as error:
             yield 0, f"the record cannot be read: {error}"
 
-    def _watermark(self, key: ParsedKey, change: Change) -> Iterator[Fault]:
+    def _watermark(self, key: ParsedKey, change: Change) -> Iterator[InvariantFault]:
         if key.name != "young":
             self._watermarks[key.chunk] = upto = revision(change.kv.value)
             if upto >= change.kv.mod_revision:
@@ -146,11 +146,11 @@ class ClusterTrace:
 
     def miscounted(self, table: str) -> str:
         """How runOps of a table differs from the active operations, or ""."""
-        told = {t: n for t, n in self._run_ops.get(table, {}).items() if n}
+        counts = {t: n for t, n in self._run_ops.get(table, {}).items() if n}
         is_so = {t: n for t, n in self._counted.get(table, {}).items() if n}
-        return f"runOps has {told}, expected {is_so}" if told != is_so else ""
+        return f"runOps has {counts}, expected {is_so}" if counts != is_so else ""
 
-    def _numbered(self, place: tuple[str, str], following: int, new: list[int]) -> Iterator[Fault]:
+    def _numbered(self, place: tuple[str, str], following: int, new: list[int]) -> Iterator[InvariantFault]:
         first = self._next.get(place)
         self._next[place] = following
         if first is None:
@@ -160,7 +160,7 @@ class ClusterTrace:
         if new != list(range(first, following)):
             yield 6, f"the instance counter changed from {first} to {following}, but the started instances are {new}"
 
-    def _hold(self, id_: str, hold: Hold | None) -> Iterator[Fault]:
+    def _hold(self, id_: str, hold: Hold | None) -> Iterator[InvariantFault]:
         """Takes a write to a hold. A receipt holds nothing."""
         self.inserting.discard(id_)
         if hold is None:
@@ -182,7 +182,7 @@ class ClusterTrace:
         """The incarnations with a node key."""
         return self.labels.keys()
 
-    def _node(self, incarnation: str, change: Change) -> Iterator[Fault]:
+    def _node(self, incarnation: str, change: Change) -> Iterator[InvariantFault]:
         if change.deleted:
             self.labels.pop(incarnation, None)
             self.serves.pop(incarnation, None)
@@ -197,7 +197,7 @@ class ClusterTrace:
             node = Node.decode(change.kv.value)
             self.labels[incarnation], self.serves[incarnation] = node.labels, node.serves
 
-    def _election(self, place: tuple[str, str], new: str | None) -> Iterator[Fault]:
+    def _election(self, place: tuple[str, str], new: str | None) -> Iterator[InvariantFault]:
         if new is None:
             self.elections.pop(place, None)
             return

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from distop.invariants.replay_state import JobDelta, JobTrace, OperationTrace
     from distop.protocol.revisioned import Change
 
-Fault: TypeAlias = tuple[int, str, str]
+KeyFault: TypeAlias = tuple[int, str, str]
 """(number of the invariant, key, what is wrong)."""
 
 
 def job_faults(
     op: OperationTrace, partition: int, job: JobTrace, delta: JobDelta, live: Collection[str], coordinated: bool
-) -> Iterator[Fault]:
+) -> Iterator[KeyFault]:
     """The violations of a job in one revision.
 
     ``op`` and ``job`` are in the state before it. ``live``: the incarnations with a node key before it.
@@ -88,7 +88,7 @@ def _ended(op: OperationTrace) -> bool:
 
 def _ended_faults(
     op: OperationTrace, partition: int, job: JobTrace, delta: JobDelta, change: Change, live: Collection[str]
-) -> Iterator[Fault]:
+) -> Iterator[KeyFault]:
     key, word, claim = change.kv.key, change.kv.value.decode(errors="replace"), job.claim
     if job.state is not None:
         yield 1, key, f"the job's state was written twice: first {job.state}, then {word}"
@@ -121,7 +121,7 @@ def _ended_faults(
         )
 
 
-def _dropped_faults(op: OperationTrace, change: Change, coordinated: bool) -> Iterator[Fault]:
+def _dropped_faults(op: OperationTrace, change: Change, coordinated: bool) -> Iterator[KeyFault]:
     if op.state is not State.CANCELLING:
         if not _ended(op):
             yield (
@@ -135,7 +135,7 @@ def _dropped_faults(op: OperationTrace, change: Change, coordinated: bool) -> It
 
 def _claim_faults(
     op: OperationTrace, job: JobTrace, delta: JobDelta, change: Change, live: Collection[str]
-) -> Iterator[Fault]:
+) -> Iterator[KeyFault]:
     key, old, new = change.kv.key, job.claim, Claim.decode(change.kv.value)
     if job.state is not None or (delta.state is not None and not delta.state.deleted):
         yield 2, key, "the job was claimed after it had ended"
@@ -187,7 +187,7 @@ def _only_ends(op: OperationTrace, old: Claim | None, new: Claim) -> bool:
     return job_claims.only_ends(new, op.rules)
 
 
-def _extension_faults(op: OperationTrace, key: str, old: Claim, new: Claim) -> Iterator[Fault]:
+def _extension_faults(op: OperationTrace, key: str, old: Claim, new: Claim) -> Iterator[KeyFault]:
     if op.state not in (State.RUNNING, State.PAUSED):
         yield 4, key, f"{new.actor} extended the claim while its operation was {op.state}"
     if (new.actor, new.attempt) != (old.actor, old.attempt):
@@ -198,7 +198,7 @@ def _extension_faults(op: OperationTrace, key: str, old: Claim, new: Claim) -> I
 
 def _waiting_faults(
     op: OperationTrace, key: str, old: Claim | None, new: Claim, live: Collection[str]
-) -> Iterator[Fault]:
+) -> Iterator[KeyFault]:
     if old is None or old.waiting:
         yield 3, key, "the claim was set to waiting while the job had no holder"
         return

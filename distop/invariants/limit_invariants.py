@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from distop.protocol.executor_nodes import ALL, Serves, refusal
 from distop.protocol.operation_options import fits
@@ -12,16 +12,14 @@ from distop.protocol.texts import plural
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from distop.invariants.replay_state import OperationTrace
+    from distop.invariants.replay_state import InvariantFault, OperationTrace
 
-Fault: TypeAlias = tuple[int, str]
-"""(number of the invariant, what is wrong)."""
 NOBODY: Mapping[str, Serves] = {}
 
 
 def limit_faults(
     op: OperationTrace, partition: int, labels: Mapping[str, Mapping[str, str]], serves: Mapping[str, Serves] = NOBODY
-) -> Iterator[Fault]:
+) -> Iterator[InvariantFault]:
     """The violations of a claim in this revision.
 
     ``op`` is in the state after the revision. ``labels`` and ``serves``: of the incarnations with a node key.

@@ -48,9 +48,9 @@ def all_succeeded(op: OperationTrace) -> bool:
 
 def miscounted(op: OperationTrace, total: int, success: int, failed: int, ranges: str) -> str:
     """How the counts of a decision or a history record differ from the jobs, or ""."""
-    told = (total, success, failed, ranges)
+    counts = (total, success, failed, ranges)
     is_so = (op.plan.count if op.plan is not None else 0, op.success, len(op.failed), failed_text(op.failed)[0])
-    return f"the record has (total, success, failed, ranges) {told}, expected {is_so}" if told != is_so else ""
+    return f"the record has (total, success, failed, ranges) {counts}, expected {is_so}" if counts != is_so else ""
 
 
 def unfit_plan(op: OperationTrace) -> str:

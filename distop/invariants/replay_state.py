@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from distop.errors import InvalidArgument
 from distop.protocol import keys as K
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from distop.protocol.keys import Keys
 
 
+InvariantFault: TypeAlias = tuple[int, str]
+"""(number of the invariant, what is wrong)."""
 STORY = 12
 """Maximum number of events of an operation, and of a job, that a violation lists: the last ones."""
 _SHOWN = 160

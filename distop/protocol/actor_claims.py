@@ -22,7 +22,7 @@ from distop.protocol.json_codec import word
 from distop.protocol.permits import permit_puts
 from distop.protocol.records import OperationRef, State
 from distop.protocol.texts import shown
-from distop.protocol.txn import Delete, Get, GetResult, Operation, Put, Txn, TxnResult, absent, is_not, unchanged
+from distop.protocol.txn import Delete, Get, GetResult, Put, Txn, TxnOperation, TxnResult, absent, is_not, unchanged
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -104,10 +104,10 @@ def take(keys: Keys, one: Taking) -> Txn:
     key, state = keys.claim(one.ref, one.partition), keys.job(one.ref, one.partition, "state")
     seen = (unchanged(key, one.seen_mod),) if one.seen_mod else (absent(key), absent(state))
     gone = (absent(keys.node(one.dead)),) if one.dead else ()
-    ops: tuple[Operation, ...] = (Put(key, one.claim.encode()),)
+    ops: tuple[TxnOperation, ...] = (Put(key, one.claim.encode()),)
     if one.outcome is not None:
-        told = Put(keys.job(one.ref, one.partition, "outcome"), one.outcome.encode())
-        ops = (Put(state, word(JobState.FAILED)), told, Delete(key))
+        outcome = Put(keys.job(one.ref, one.partition, "outcome"), one.outcome.encode())
+        ops = (Put(state, word(JobState.FAILED)), outcome, Delete(key))
     ops = (*ops, *permit_puts(keys, one.ref, one.former))
     return Txn((unchanged(keys.gate(one.ref), one.gate_mod), *seen, *gone), ops, (Get(key),))
 
@@ -171,8 +171,8 @@ def held_by(token: Token, kv: KeyValue | None) -> tuple[Claim, int] | None:
 def finish(keys: Keys, token: Token, fence: int, state: JobState, outcome: Outcome) -> Txn:
     """End a job with its state and outcome, like an executor's report. Guard: the fence."""
     key = keys.claim(token.ref, token.partition)
-    state_key, told = (keys.job(token.ref, token.partition, name) for name in ("state", "outcome"))
-    puts = (Put(state_key, word(state)), Put(told, outcome.encode()), Delete(key))
+    state_key, outcome_key = (keys.job(token.ref, token.partition, name) for name in ("state", "outcome"))
+    puts = (Put(state_key, word(state)), Put(outcome_key, outcome.encode()), Delete(key))
     return Txn((unchanged(key, fence),), puts, _job_reads(keys, token), "return")
 
 

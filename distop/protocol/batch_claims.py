@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING
 
 from distop.protocol.frozen import frozen
 from distop.protocol.keys import claim_ordinal
-from distop.protocol.txn import Compare, Get, GetResult, Operation, Put, Txn, TxnResult, exists, none_within, unchanged
+from distop.protocol.txn import (
+    Compare,
+    Get,
+    GetResult,
+    Put,
+    Txn,
+    TxnOperation,
+    TxnResult,
+    exists,
+    none_within,
+    unchanged,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -68,7 +79,7 @@ def _guards(keys: Keys, one: Untouched) -> tuple[Compare, ...]:
     return tuple(guards)
 
 
-def _puts(keys: Keys, one: Untouched, value: bytes) -> tuple[Operation, ...]:
+def _puts(keys: Keys, one: Untouched, value: bytes) -> tuple[TxnOperation, ...]:
     return (*(Put(keys.claim(one.ref, p), value) for p in one.jobs), *one.records)
 
 

@@ -105,8 +105,8 @@ class Drain:
     """The recorded drains and undrains, including this one."""
 
     def encode(self) -> bytes:
-        told = {"drain": self.drain, "time": self.time, "by": self.by}
-        return dumps({"v": SCHEMA_VERSION, **told, **self.actions.to_json()})
+        fields = {"drain": self.drain, "time": self.time, "by": self.by}
+        return dumps({"v": SCHEMA_VERSION, **fields, **self.actions.to_json()})
 
     def then(self, drain: bool, time: str, by: str) -> Drain:
         """The record after one more request."""

@@ -35,7 +35,18 @@ from distop.errors import InvalidArgument
 from distop.protocol.frozen import frozen
 from distop.protocol.json_codec import dumps, loads, word
 from distop.protocol.records import OperationRef, State
-from distop.protocol.txn import Compare, Delete, Operation, Put, Txn, absent, is_not, none_within, unchanged, value_is
+from distop.protocol.txn import (
+    Compare,
+    Delete,
+    Put,
+    Txn,
+    TxnOperation,
+    absent,
+    is_not,
+    none_within,
+    unchanged,
+    value_is,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -259,7 +270,7 @@ def id_put(keys: Keys, ref: OperationRef, takes: Takes) -> Put:
     return Put(keys.unique(ref.table, ref.type, takes.id), word(str(ref)))
 
 
-def id_releases(keys: Keys, ref: OperationRef, history: History) -> tuple[Operation, ...]:
+def id_releases(keys: Keys, ref: OperationRef, history: History) -> tuple[TxnOperation, ...]:
     """The writes that release the id of an operation that ends with this record.
 
     Nothing if it has no id, or if the next operation of a series may take it. Guard: the key still names the operation.
@@ -268,7 +279,7 @@ def id_releases(keys: Keys, ref: OperationRef, history: History) -> tuple[Operat
     if not history.id or may_come_again(bool(history.series), history.state):
         return ()
     key = keys.unique(ref.table, ref.type, history.id)
-    back: Operation = Delete(key)
+    back: TxnOperation = Delete(key)
     followed = _followed(ref, history)
     if followed is not None:
         state = keys.of(followed, "state")
@@ -295,7 +306,7 @@ def may_come_again(series: bool, ended: State) -> bool:
     return series and ended is not State.CANCELLED
 
 
-def series_id_releases(keys: Keys, ref: OperationRef, id_: str) -> tuple[Operation, ...]:
+def series_id_releases(keys: Keys, ref: OperationRef, id_: str) -> tuple[TxnOperation, ...]:
     """The writes that release the id of an operation of a series with its last keys.
 
     Guard: the key still names the operation, so no next one has taken the id.

@@ -20,9 +20,9 @@ from distop.protocol.txn import (
     Delete,
     Get,
     GetResult,
-    Operation,
     Put,
     Txn,
+    TxnOperation,
     TxnResult,
     absent,
     exists,
@@ -86,7 +86,7 @@ def claim(
     that do not count either; they are compared, because an extension would make them count again.
     """
     dead = set(dead)
-    success: list[Operation] = []
+    success: list[TxnOperation] = []
     for want in wants:
         key, state = keys.claim(ref, want.partition), keys.job(ref, want.partition, "state")
         guards = (unchanged(key, want.seen_mod),) if want.seen_mod else (absent(key), absent(state))
@@ -136,7 +136,7 @@ class Guarded:
     """Writes under one claim's fence, committed alone or in a group (group commit)."""
 
     guard: Compare
-    ops: tuple[Operation, ...]
+    ops: tuple[TxnOperation, ...]
     label: str
     also: tuple[Compare, ...] = ()
     """Compares beside the fence."""
@@ -159,12 +159,12 @@ def report(
     claim, whose permit is given back.
     """
     key = keys.claim(ref, partition)
-    told = Put(keys.job(ref, partition, "outcome"), outcome.encode())
+    report = Put(keys.job(ref, partition, "outcome"), outcome.encode())
     return Guarded(
         unchanged(key, fence),
-        (Put(keys.job(ref, partition, "state"), word(state)), told, Delete(key), *permit_puts(keys, ref, former)),
+        (Put(keys.job(ref, partition, "state"), word(state)), report, Delete(key), *permit_puts(keys, ref, former)),
         "report",
-        proof=told,
+        proof=report,
     )
 
 

@@ -19,9 +19,9 @@ from distop.protocol.txn import (
     Delete,
     Get,
     GetResult,
-    Operation,
     Put,
     Txn,
+    TxnOperation,
     absent,
     exists,
     none_within,
@@ -179,7 +179,7 @@ def _finish_guards(keys: Keys, one: Final) -> tuple[Compare, ...]:
     return (unchanged(keys.of(ref, "state"), one.state_mod), *decided, absent(keys.history(ref)))
 
 
-def _finish_writes(keys: Keys, one: Final) -> tuple[Operation, ...]:
+def _finish_writes(keys: Keys, one: Final) -> tuple[TxnOperation, ...]:
     """The writes of one operation that finishes."""
     ref = one.ref
     event = Event.FINISH if one.decision_mod else Event.FINISH_AT_ONCE

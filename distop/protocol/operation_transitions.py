@@ -33,9 +33,9 @@ from distop.protocol.txn import (
     Delete,
     Get,
     GetResult,
-    Operation,
     Put,
     Txn,
+    TxnOperation,
     absent,
     exists,
     is_not,
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from distop.protocol.identity import Takes
     from distop.protocol.keys import Keys
     from distop.protocol.plan import Plan
-    from distop.protocol.txn import KeyValue, Result, TxnResult
+    from distop.protocol.txn import KeyValue, TxnOperationResult, TxnResult
     from distop.protocol.user_actions import Actions
 
 NO_TERMS = Terms()
@@ -169,8 +169,8 @@ def starts(
     counts = dict(seen.run_ops)
     counts[first.type] = counts.get(first.type, 0) + len(running)
     run_ops, following = keys.run_ops(first.table), keys.next_instance(first.table, first.type)
-    reads: Sequence[Operation] = conflict_reads(keys, [one.ref for one in new]) if looks else []
-    puts: Sequence[Operation] = [put for each in (begun or (begin_with(keys, one) for one in new)) for put in each]
+    reads: Sequence[TxnOperation] = conflict_reads(keys, [one.ref for one in new]) if looks else []
+    puts: Sequence[TxnOperation] = [put for each in (begun or (begin_with(keys, one) for one in new)) for put in each]
     if max(len(puts), len(reads)) > _IN_ONE_LIST:
         puts, reads = parcels(puts), parcels(reads)
     return Txn(
@@ -305,7 +305,7 @@ def found_instead(refused: TxnResult) -> list[FoundInstead]:
     return conflicts_in(unpacked(refused.responses[2:]))
 
 
-def conflicts_in(answers: Iterable[Result]) -> list[FoundInstead]:
+def conflicts_in(answers: Iterable[TxnOperationResult]) -> list[FoundInstead]:
     """The answers to the reads of :func:`conflict_reads`, for each operation."""
     found = [answer.kv if isinstance(answer, GetResult) else None for answer in answers]
     return [FoundInstead(*found[n : n + 3]) for n in range(0, len(found), 3)]
@@ -554,7 +554,7 @@ def alter(
     )
 
 
-def _conflict_reads(keys: Keys, ref: OperationRef) -> tuple[Operation, ...]:
+def _conflict_reads(keys: Keys, ref: OperationRef) -> tuple[TxnOperation, ...]:
     """Reads that show which other transaction won."""
     return (Get(keys.of(ref, "state")), Get(keys.of(ref, "decision")), Get(keys.of(ref, "cancel")))
 

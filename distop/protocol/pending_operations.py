@@ -31,9 +31,9 @@ from distop.protocol.txn import (
     Delete,
     Get,
     GetResult,
-    Operation,
     Put,
     Txn,
+    TxnOperation,
     absent,
     exists,
     none_within,
@@ -121,7 +121,7 @@ def signal(
 
     Guards: the state is unchanged; my election; the phase is cleaning.
     """
-    ops: list[Operation] = []
+    ops: list[TxnOperation] = []
     for edge, one in links.items():
         successor = _successor(ref, edge, one)
         if successor is None:

@@ -115,11 +115,15 @@ class PreparedTerms:
     @classmethod
     def of(cls, record: Hold) -> PreparedTerms | None:
         """The terms in a hold; None if it is of another kind or has no valid terms."""
-        told = record.options or {}
-        if record.kind != KIND or not isinstance(told.get("op"), str) or not isinstance(told.get("external_id"), str):
+        options = record.options or {}
+        if (
+            record.kind != KIND
+            or not isinstance(options.get("op"), str)
+            or not isinstance(options.get("external_id"), str)
+        ):
             return None
         try:
-            found = cls(**{name: kind(told[name]) for name, kind in _FIELDS.items() if name in told})
+            found = cls(**{name: kind(options[name]) for name, kind in _FIELDS.items() if name in options})
         except (TypeError, ValueError, OverflowError):
             return None
         return found if math.isfinite(found.verify_after) and math.isfinite(found.pause) else None

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import unquote
 
 from distop.errors import InvalidArgument
@@ -30,6 +30,8 @@ CLUSTER_TABLE = "@cluster"
 WHOLE = "all"
 """The partition name of an operation with a single job for everything."""
 MAX_ARGUMENT_BYTES = 512 * 1024
+Subject: TypeAlias = tuple[str, str]
+"""A table and an operation type."""
 
 
 class State(StrEnum):
@@ -381,8 +383,8 @@ class Cancel:
     time: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        told = {name: value for name in ("replaced_by", "by", "time") if (value := getattr(self, name))}
-        return {"reason": self.reason, "text": self.text, **told}
+        known = {name: value for name in ("replaced_by", "by", "time") if (value := getattr(self, name))}
+        return {"reason": self.reason, "text": self.text, **known}
 
     def encode(self) -> bytes:
         return dumps({"v": SCHEMA_VERSION, **self.to_json()})

@@ -14,7 +14,7 @@ from distop.protocol.txn import MAX_OPERATIONS, Delete, Get, Put, Txn, operation
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from distop.protocol.txn import Compare, Operation
+    from distop.protocol.txn import Compare, TxnOperation
 
 GROUP_BYTES = 1024 * 1024
 """Bytes of values in one group; one part alone may have more."""
@@ -130,7 +130,7 @@ class _TouchedKeys:
         if txn.failure:
             self._write(txn.failure)
 
-    def _write(self, ops: Iterable[Operation]) -> None:
+    def _write(self, ops: Iterable[TxnOperation]) -> None:
         for op in ops:
             if isinstance(op, Put):
                 self.put.append((op.key, ""))

@@ -119,13 +119,13 @@ class Txn:
     """If all ``compares`` hold then ``success`` else ``failure``; may be nested as an operation."""
 
     compares: tuple[Compare, ...] = ()
-    success: tuple[Operation, ...] = ()
-    failure: tuple[Operation, ...] = ()
+    success: tuple[TxnOperation, ...] = ()
+    failure: tuple[TxnOperation, ...] = ()
     label: str = field(default="", compare=False)
     """The event's name ("claim", "report", …), for logs and traces; not sent to etcd."""
 
 
-Operation: TypeAlias = Put | Delete | Get | Txn
+TxnOperation: TypeAlias = Put | Delete | Get | Txn
 
 
 @frozen
@@ -177,18 +177,18 @@ class TxnResult:
 
     succeeded: bool
     revision: int
-    responses: tuple[Result, ...] = ()
+    responses: tuple[TxnOperationResult, ...] = ()
     repeated: bool = False
 
 
-Result: TypeAlias = PutResult | DeleteResult | GetResult | TxnResult
+TxnOperationResult: TypeAlias = PutResult | DeleteResult | GetResult | TxnResult
 
 
 PARCEL = 60
 """Operations in one parcel."""
 
 
-def parcels(ops: Sequence[Operation]) -> list[Operation]:
+def parcels(ops: Sequence[TxnOperation]) -> list[TxnOperation]:
     """Operations that exceed one list, packed into nested transactions.
 
     The nested transactions compare nothing. A nested list may have as many operations as its parent's list leaves of
@@ -197,9 +197,9 @@ def parcels(ops: Sequence[Operation]) -> list[Operation]:
     return [Txn((), tuple(ops[n : n + PARCEL])) for n in range(0, len(ops), PARCEL)]
 
 
-def unpacked(results: Iterable[Result]) -> list[Result]:
+def unpacked(results: Iterable[TxnOperationResult]) -> list[TxnOperationResult]:
     """The results of operations, whether or not they are in :func:`parcels`."""
-    found: list[Result] = []
+    found: list[TxnOperationResult] = []
     for one in results:
         if isinstance(one, TxnResult):
             found += one.responses
@@ -269,7 +269,7 @@ class _Written:
         """Single keys that are deleted."""
         self.ranges: list[tuple[str, str]] = []
 
-    def fold(self, branch: Sequence[Operation]) -> str:
+    def fold(self, branch: Sequence[TxnOperation]) -> str:
         """Add one branch; returns a key that is put twice, or put and deleted, or ""."""
         for op in branch:
             if isinstance(op, Delete):
@@ -327,7 +327,7 @@ def _compare_bytes(one: Compare) -> int:
     return 2 * (one.target > 0) + 2 * (one.relation > 0) + _framed(_length(one.key)) + value + end
 
 
-def _operation_bytes(op: Operation) -> int:
+def _operation_bytes(op: TxnOperation) -> int:
     if isinstance(op, Txn):
         return request_bytes(op)
     if isinstance(op, Put):

@@ -113,13 +113,17 @@ def recorded(key: str, actions: Actions) -> tuple[Put, ...]:
 # ------------------------------------------------------------------ as they are listed
 
 
-def entry(kind: str, name: str, told: Mapping[str, Any]) -> dict[str, Any]:
+def entry(kind: str, name: str, record: Mapping[str, Any]) -> dict[str, Any]:
     """An action in the form of ``distop history --actions`` and the action log.
 
     ``kind``: operation, table or executor.
     """
-    first = {"time": told.get("time", ""), "action": told["action"], "kind": kind, "name": name}
-    return {**first, "by": told.get("by", ""), **{n: v for n, v in told.items() if n not in ("time", "action", "by")}}
+    first = {"time": record.get("time", ""), "action": record["action"], "kind": kind, "name": name}
+    return {
+        **first,
+        "by": record.get("by", ""),
+        **{n: v for n, v in record.items() if n not in ("time", "action", "by")},
+    }
 
 
 def entries(kind: str, name: str, actions: Actions) -> list[dict[str, Any]]:
@@ -138,9 +142,9 @@ def _starter(submitter: str, by: str) -> dict[str, str]:
 
 def cancelled(op: str, cancel: Mapping[str, Any], finished: str = "") -> dict[str, Any]:
     """The cancel of an operation; ``finished``: its end, used if the cancel has no time."""
-    told = {name: cancel[name] for name in ("reason", "text", "replaced_by") if cancel.get(name)}
+    details = {name: cancel[name] for name in ("reason", "text", "replaced_by") if cancel.get(name)}
     who = {"time": cancel.get("time") or finished, "by": cancel.get("by", "")}
-    return entry("operation", op, {**who, "action": "cancel", **told})
+    return entry("operation", op, {**who, "action": "cancel", **details})
 
 
 def ended(op: str, record: Mapping[str, Any]) -> dict[str, Any]:
@@ -150,16 +154,16 @@ def ended(op: str, record: Mapping[str, Any]) -> dict[str, Any]:
     """
     report = record.get("report")
     changes = report.get("changes") if isinstance(report, dict) else None
-    told: dict[str, Any] = {"time": record.get("finished", ""), "action": "finish", "state": record.get("state", "")}
+    details: dict[str, Any] = {"time": record.get("finished", ""), "action": "finish", "state": record.get("state", "")}
     if isinstance(changes, list) and changes and all(isinstance(one, dict) for one in changes):
         assert isinstance(report, dict)
         names = ("check", "column", "type", "property")
-        told |= {"action": "apply", **_starter(record.get("submitter", ""), record.get("by", ""))}
-        told["changes"] = [_short({n: one[n] for n in names if one.get(n)}) for one in changes[:MOST_CHANGES]]
-        told |= _short({name: report[name] for name in ("verdict", "snapshot", "reverted") if report.get(name)})
+        details |= {"action": "apply", **_starter(record.get("submitter", ""), record.get("by", ""))}
+        details["changes"] = [_short({n: one[n] for n in names if one.get(n)}) for one in changes[:MOST_CHANGES]]
+        details |= _short({name: report[name] for name in ("verdict", "snapshot", "reverted") if report.get(name)})
     if executor := record.get("executor"):
-        told["executor"] = executor
-    return entry("operation", op, told)
+        details["executor"] = executor
+    return entry("operation", op, details)
 
 
 def of_operation(record: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -17,13 +17,13 @@ from distop.protocol.frozen import frozen
 from distop.protocol.json_codec import dumps, word
 from distop.protocol.record_reading import read
 from distop.protocol.records import History, OperationRef, Spec
-from distop.protocol.txn import Compare, Delete, Get, GetResult, Operation, Put, Txn, absent
+from distop.protocol.txn import Compare, Delete, Get, GetResult, Put, Txn, TxnOperation, absent
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from distop.protocol.keys import Keys
-    from distop.protocol.txn import Result
+    from distop.protocol.txn import TxnOperationResult
 
 KIND = "transaction"
 """The kind of the receipt. It is stored as a hold that holds nothing; daemons delete it like the receipt of a
@@ -45,8 +45,8 @@ class CallerTransaction:
     number: int
     again: bool
     compare: tuple[Compare, ...]
-    success: tuple[Operation, ...]
-    failure: tuple[Operation, ...]
+    success: tuple[TxnOperation, ...]
+    failure: tuple[TxnOperation, ...]
 
     @property
     def writes_failure(self) -> bool:
@@ -63,7 +63,7 @@ class CallerTransaction:
         return self.again or self.writes_failure
 
 
-def _writes(op: Operation) -> bool:
+def _writes(op: TxnOperation) -> bool:
     if isinstance(op, Txn):
         return any(_writes(inner) for inner in (*op.success, *op.failure))
     return isinstance(op, Put | Delete)
@@ -84,17 +84,17 @@ def combined(keys: Keys, starts: Txn, caller: CallerTransaction) -> Txn:
     The failure branch reads which branch an earlier copy ran (:func:`applied_branch`).
     """
     ref = caller.ref
-    told = receipt(keys, ref.table, ref.type, caller.request_id)
+    receipt_key = receipt(keys, ref.table, ref.type, caller.request_id)
     failure = caller.failure
     if caller.fences_failure:
         failure += (Put(keys.next_instance(ref.table, ref.type), word(str(caller.number))),)
     if caller.writes_failure:
         record = Hold(KIND, HoldState.CONFIRMED, "the compares failed", {"request_id": caller.request_id})
-        failure += (Put(told, record.encode()),)
+        failure += (Put(receipt_key, record.encode()),)
     return Txn(
-        (*starts.compares, *((absent(told),) if caller.again else ())),
+        (*starts.compares, *((absent(receipt_key),) if caller.again else ())),
         (Txn(caller.compare, (*starts.success, *caller.success), failure, "own"),),
-        (*start_lookups(keys, ref), Get(told)),
+        (*start_lookups(keys, ref), Get(receipt_key)),
         "transaction",
     )
 
@@ -104,7 +104,7 @@ def start_lookups(keys: Keys, ref: OperationRef) -> tuple[Get, Get]:
     return Get(keys.of(ref, "spec")), Get(keys.history(ref))
 
 
-def was_started(answers: Iterable[Result], request_id: str) -> bool:
+def was_started(answers: Iterable[TxnOperationResult], request_id: str) -> bool:
     """Whether this request started the operation, by the answers to start_lookups()."""
     spec, history = (answer.kv if isinstance(answer, GetResult) else None for answer in answers)
     return (spec is not None and read(Spec.decode, spec).request_id == request_id) or (
@@ -112,15 +112,15 @@ def was_started(answers: Iterable[Result], request_id: str) -> bool:
     )
 
 
-def applied_branch(answers: tuple[Result, ...], request_id: str) -> bool | None:
+def applied_branch(answers: tuple[TxnOperationResult, ...], request_id: str) -> bool | None:
     """Which branch an earlier copy applied, by what :func:`combined` read.
 
     True: ``success``; False: ``failure``; None: neither.
     """
-    *started, told = answers
+    *started, found = answers
     if was_started(started, request_id):
         return True
-    return False if isinstance(told, GetResult) and told.kv is not None else None
+    return False if isinstance(found, GetResult) and found.kv is not None else None
 
 
 def forget(keys: Keys, ref: OperationRef, request_id: str) -> Txn:

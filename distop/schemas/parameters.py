@@ -58,11 +58,11 @@ def parameters(schema: Mapping[str, Any]) -> tuple[Parameter, ...]:
     for name, rule in (root.get("properties") or {}).items():
         field = rule if isinstance(rule, dict) else {}
         kinds = list(dict.fromkeys(_kinds(field, schema, [_MOST_RULES])))
-        told = [kind for kind in kinds if kind != "null"]
+        named = [kind for kind in kinds if kind != "null"]
         found.append(
             Parameter(
                 name,
-                " or ".join(told) or ("null" if kinds else "any"),
+                " or ".join(named) or ("null" if kinds else "any"),
                 "null" in kinds or not kinds,
                 name in required,
                 field.get("default"),

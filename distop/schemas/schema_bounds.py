@@ -113,8 +113,8 @@ def compiled(pattern: str) -> Any:
     try:
         return re2.compile(pattern, options)
     except (re2.error, UnicodeEncodeError) as error:
-        told = error.args[0] if error.args else ""
-        why = told.decode(errors="replace") if isinstance(told, bytes) else "it is not Unicode text"
+        reason = error.args[0] if error.args else ""
+        why = reason.decode(errors="replace") if isinstance(reason, bytes) else "it is not Unicode text"
         raise BadSchema(f"its pattern {pattern[:100]!r} is not supported by RE2 ({why[:100]})") from None
 
 

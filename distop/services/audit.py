@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from distop.protocol.records import OperationRef
     from distop.protocol.revisioned import Change
     from distop.store.client import EtcdClient
-    from distop.store.history import Step
+    from distop.store.history import HistoryStep
 
 __all__ = ["Audit", "Totals", "history"]
 
@@ -28,7 +28,7 @@ Moment: TypeAlias = Literal["lost", "caught up", "violation"]
 """``lost``: revisions were compacted before they could be read. ``caught up``: all that is there was read."""
 
 
-def history(client: EtcdClient, keys: Keys, *, follow: bool = False) -> AsyncGenerator[Step, None]:
+def history(client: EtcdClient, keys: Keys, *, follow: bool = False) -> AsyncGenerator[HistoryStep, None]:
     """The history of all of distop's keys in a namespace. Raises the errors of ``HistoryReader.steps``."""
     return HistoryReader(client, *keys.everything(), follow=follow).steps()
 
@@ -70,7 +70,7 @@ class Audit:
         self._before = (0, 0)
         """Numbers of operations and jobs before the last loss of history; running ones are counted again."""
 
-    def take(self, step: Step) -> None:
+    def take(self, step: HistoryStep) -> None:
         """Check the next step. Steps after a violation are ignored."""
         if self.violation is not None:
             return
@@ -81,7 +81,7 @@ class Audit:
         else:
             self.totals.last = max(self.totals.last, step.revision)
 
-    async def run(self, steps: AsyncGenerator[Step, None]) -> AsyncGenerator[Moment, None]:
+    async def run(self, steps: AsyncGenerator[HistoryStep, None]) -> AsyncGenerator[Moment, None]:
         """Check a history, and yield each moment to report. Ends at a violation."""
         async with aclosing(steps) as stream:
             async for step in stream:

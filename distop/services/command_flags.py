@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-Kind: TypeAlias = Literal["text", "texts", "seconds", "time", "count", "number", "switch"]
+FlagKind: TypeAlias = Literal["text", "texts", "seconds", "time", "count", "number", "switch"]
 """How the command line reads a value. ``texts``: the option may be repeated."""
 
 
@@ -16,7 +16,7 @@ class Flag:
     name: str
     metavar: str
     help: str
-    kind: Kind = "text"
+    kind: FlagKind = "text"
     default: Any = None
 
     @property

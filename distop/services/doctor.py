@@ -120,8 +120,8 @@ async def _space(etcd: EtcdClient, keys: Keys) -> Finding:
     except EtcdRejected:
         return Finding("space", "skipped", "this etcd user may not list alarms")
     if alarms:
-        told = (f"etcd raises {alarm}: {_ALARM_ADVICE.get(alarm, 'see its logs')}" for alarm in alarms)
-        return Finding("space", "error", "; ".join(told))
+        texts = (f"etcd raises {alarm}: {_ALARM_ADVICE.get(alarm, 'see its logs')}" for alarm in alarms)
+        return Finding("space", "error", "; ".join(texts))
     status = await etcd.status()
     return judge_space(status.db_size, status.db_size_quota)
 

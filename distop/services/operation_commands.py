@@ -220,13 +220,13 @@ class OperationCommands:
         Raises _Ended.
         """
         keys, ref = self._keys, self._ref
-        spec, said, gate, plan = await self._etcd.read(
+        spec, given, gate, plan = await self._etcd.read(
             Get(keys.of(ref, "spec")), Get(keys.of(ref, "options")), Get(keys.gate(ref)), Get(keys.of(ref, "plan"))
         )
         if spec.kv is None:
             raise _Ended
         written = read(Spec.decode, spec.kv)
-        options, mod = (read(Options.decode, said.kv), said.kv.mod_revision) if said.kv is not None else (DEFAULT, 0)
+        options, mod = (read(Options.decode, given.kv), given.kv.mod_revision) if given.kv is not None else (DEFAULT, 0)
         opened = (Gate.decode(gate.kv.value), gate.kv.mod_revision) if gate.kv is not None else None
         beside = read(Plan.decode, plan.kv).beside if plan.kv is not None else ()
         return Terms(options, mod, written.where, beside), opened, written.rules.code

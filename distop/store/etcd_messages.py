@@ -10,12 +10,12 @@ from distop.protocol.txn import (
     Get,
     GetResult,
     KeyValue,
-    Operation,
     Put,
     PutResult,
-    Result,
     Target,
     Txn,
+    TxnOperation,
+    TxnOperationResult,
     TxnResult,
 )
 from distop.store._proto import rpc_pb2 as rpc
@@ -79,7 +79,7 @@ def _fill(request: rpc.TxnRequest, txn: Txn) -> None:
             _fill_operation(branch.add(), operation)
 
 
-def _fill_operation(message: rpc.RequestOp, operation: Operation) -> None:
+def _fill_operation(message: rpc.RequestOp, operation: TxnOperation) -> None:
     if isinstance(operation, Put):
         put = message.request_put
         put.key = to_bytes(operation.key)
@@ -114,8 +114,8 @@ def decode_txn(response: rpc.TxnResponse, *, repeated: bool = False) -> TxnResul
     return TxnResult(response.succeeded, response.header.revision, _results(response.responses), repeated)
 
 
-def _results(responses: Iterable[rpc.ResponseOp]) -> tuple[Result, ...]:
-    results: list[Result] = []
+def _results(responses: Iterable[rpc.ResponseOp]) -> tuple[TxnOperationResult, ...]:
+    results: list[TxnOperationResult] = []
     for response in responses:
         which = response.WhichOneof("response")
         if which == "response_put":

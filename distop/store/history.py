@@ -68,7 +68,7 @@ class CaughtUp:
     revision: int
 
 
-Step: TypeAlias = HistoryStart | Revision | CaughtUp
+HistoryStep: TypeAlias = HistoryStart | Revision | CaughtUp
 
 
 class HistoryReader:
@@ -91,7 +91,7 @@ class HistoryReader:
         self._patience = PATIENCE
         self._stream: WatchStream | None = None
 
-    async def steps(self) -> AsyncGenerator[Step, None]:
+    async def steps(self) -> AsyncGenerator[HistoryStep, None]:
         """Each revision once, in order. Ends when the reader has caught up, unless following.
 
         Raises EtcdUnavailable if etcd is unreachable for long (never while following, which retries without end),
@@ -120,7 +120,7 @@ class HistoryReader:
                 warned = True
             await asyncio.sleep(backoff.pause())
 
-    async def _one_stream(self) -> AsyncGenerator[Step, None]:
+    async def _one_stream(self) -> AsyncGenerator[HistoryStep, None]:
         """The steps of one stream, until it ends."""
         stream = WatchStream(self._client, self._start, self._end, self._position.next_revision)
         self._position.opened()
@@ -161,7 +161,7 @@ class HistoryReader:
                 reading.cancel()
                 await asyncio.gather(reading, return_exceptions=True)
 
-    async def _steps_of(self, response: Response) -> tuple[list[Step], bool]:
+    async def _steps_of(self, response: Response) -> tuple[list[HistoryStep], bool]:
         """The steps of one response, and whether the stream ends with it."""
         if response.compact_revision:
             restart = await self._restart_at(response.compact_revision)

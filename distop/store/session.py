@@ -276,8 +276,8 @@ class Session:
             transport.use_next_member(self._address)
             self._drop_stream()
             if not self.lost.done():
-                said = "A renewal of session %s was not answered within %.1f s; retrying"
-                log.warning(said, self.node_key, time_limit)
+                message = "A renewal of session %s was not answered within %.1f s; retrying"
+                log.warning(message, self.node_key, time_limit)
             return
         except grpc.aio.AioRpcError as error:
             self._drop_stream()

@@ -24,14 +24,14 @@ from distop.store._proto import rpc_pb2 as rpc
 from distop.store.etcd_messages import key_value, to_bytes
 from distop.store.grpc_failures import Failure, FailureKind
 from distop.store.transport import RequestFailed, being_cancelled
-from distop.store.watch_position import Batch, Event, Relist, Reopen, Response, WatchPosition
+from distop.store.watch_position import Batch, Relist, Reopen, Response, WatchPosition
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from distop.store.client import EtcdClient
 
-__all__ = ["Batch", "Event", "Feed", "WatchStream", "decode_response"]
+__all__ = ["Batch", "Feed", "WatchStream", "decode_response"]
 
 log = logging.getLogger("distop.store")
 
@@ -65,7 +65,7 @@ def decode_response(
     events = _filtered(message.events, ignore, ignore_deletions)
     return Response(
         message.header.revision,
-        tuple([Event(key_value(event.kv), event.type == _DELETE) for event in events]),
+        tuple([Change(key_value(event.kv), event.type == _DELETE) for event in events]),
         message.created,
         message.canceled,
         message.compact_revision,
@@ -326,7 +326,7 @@ class Feed:
 
     async def _listing(self) -> Batch:
         listing = await self._client.list(self._start, self._end)
-        return Batch(listing.revision, tuple([Event(pair) for pair in listing.kvs]), listing=True)
+        return Batch(listing.revision, tuple([Change(pair) for pair in listing.kvs]), listing=True)
 
     async def _gathered(self, gather: Callable[[], Gather]) -> Batch:
         while True:

@@ -5,13 +5,12 @@ The stream's I/O is in ``watch``; the decisions are here, so that tests can feed
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from distop.protocol.frozen import frozen
-from distop.protocol.revisioned import Change
 
-Event = Change
-"""One change of a key, in the form that views apply."""
+if TYPE_CHECKING:
+    from distop.protocol.revisioned import Change
 
 
 @frozen
@@ -23,7 +22,7 @@ class Batch:
     """
 
     revision: int
-    events: tuple[Event, ...]
+    events: tuple[Change, ...]
     listing: bool = False
     gathered: Any = None
     """The ``watch.Gather`` that holds a listing read in pages; then ``events`` is empty."""
@@ -34,7 +33,7 @@ class Response:
     """The needed fields of a watch response; ``revision`` is the header's."""
 
     revision: int
-    events: tuple[Event, ...] = ()
+    events: tuple[Change, ...] = ()
     created: bool = False
     cancelled: bool = False
     compact_revision: int = 0
@@ -57,7 +56,7 @@ class Reopen:
     refused: bool = False
 
 
-Step: TypeAlias = Batch | Relist | Reopen | None
+WatchStep: TypeAlias = Batch | Relist | Reopen | None
 
 
 class WatchPosition:
@@ -66,7 +65,7 @@ class WatchPosition:
     __slots__ = ("_fragments", "next_revision")
 
     def __init__(self, listed_at: int = 0) -> None:
-        self._fragments: list[Event] = []
+        self._fragments: list[Change] = []
         self.next_revision = listed_at + 1
 
     @property
@@ -83,7 +82,7 @@ class WatchPosition:
         """A new stream starts: drop fragments of the old one, since the server sends the response again (W5)."""
         self._fragments.clear()
 
-    def feed(self, response: Response) -> Step:
+    def feed(self, response: Response) -> WatchStep:
         """The next step after a response. The position advances, assuming that a returned batch is applied."""
         if response.compact_revision:
             return Relist(f"revision {self.next_revision} was compacted, up to {response.compact_revision} (W6)")

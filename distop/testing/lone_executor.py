@@ -177,7 +177,7 @@ class LoneExecutor:
         else:
             raise AssertionError(f"{self._ref} has no next step ({step}): this is a bug in distop")
 
-    def _next_step(self) -> next_steps.Step:
+    def _next_step(self) -> next_steps.NextStep:
         return next_steps.next_step(self._keys, self._op, {INCARNATION}, self._election, self._now, POLL)
 
     def _message(self, kind: str) -> dict[str, Any]:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from typing import Self
 
-    from distop.protocol.txn import Flaw, Result
+    from distop.protocol.txn import Flaw, TxnOperationResult
 
 log = logging.getLogger("distop.malformed")
 
@@ -187,7 +187,7 @@ class ModelStore:
 
     def _run(self, txn: Txn, path: Iterator[bool], revision: int, changes: list[Change]) -> TxnResult:
         taken = next(path)
-        responses: list[Result] = []
+        responses: list[TxnOperationResult] = []
         for op in txn.success if taken else txn.failure:
             if isinstance(op, Put):
                 self._put(op, revision, changes)

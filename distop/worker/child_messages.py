@@ -42,7 +42,7 @@ EXIT_SPARK_STALLED = 73
 
 _LENGTH = struct.Struct(">I")
 
-Kind = Literal["success", "verdict", "error", "fatal", "crash", "cancelled", "refused", "unable", "unavailable"]
+EndKind = Literal["success", "verdict", "error", "fatal", "crash", "cancelled", "refused", "unable", "unavailable"]
 
 
 class ProtocolError(Exception):
@@ -306,7 +306,7 @@ class EndedMessage(TypedDict):
 
     t: Literal["ended"]
     run: int
-    jobs: list[tuple[int, Kind, Any, str, float, float]]
+    jobs: list[tuple[int, EndKind, Any, str, float, float]]
 
 
 class DoneMessage(TypedDict):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
 
-from distop.protocol.txn import Compare, Delete, Get, Operation, Put, Relation, Target, Txn, exists, none_within
+from distop.protocol.txn import Compare, Delete, Get, Put, Relation, Target, Txn, TxnOperation, exists, none_within
 
 GUARD, GUARD_FIRST, GUARD_LAST = GUARDS = ("guard", "guard-first", "guard-last")
 """What a mutant leaves out: the compares of a kind; the first, or the last, of several compares of a kind."""
@@ -136,7 +136,7 @@ def _mutants(txn: Txn, place: str) -> Iterator[Mutant]:
                 yield from _mutants(op, place_within(place, op))
 
 
-def _written(branch: Sequence[Operation], place: str) -> Iterator[Mutant]:
+def _written(branch: Sequence[TxnOperation], place: str) -> Iterator[Mutant]:
     """The writes of one branch that can be left out."""
     kinds = sorted(kind_of_write(op) for op in branch if isinstance(op, Put | Delete))
     for kind, alike in groupby(kinds):
@@ -183,8 +183,8 @@ def _end(mode: str, alike: Sequence[int]) -> int:
     return alike[0] if mode in (GUARD_FIRST, FIRST) else alike[-1]
 
 
-def _branch(ops: tuple[Operation, ...], mutant: Mutant, place: str) -> tuple[Operation, ...]:
-    kept: list[Operation] = []
+def _branch(ops: tuple[TxnOperation, ...], mutant: Mutant, place: str) -> tuple[TxnOperation, ...]:
+    kept: list[TxnOperation] = []
     for op in ops:
         if isinstance(op, Txn):
             kept.append(_without(op, mutant, place_within(place, op)))
@@ -201,7 +201,7 @@ def _branch(ops: tuple[Operation, ...], mutant: Mutant, place: str) -> tuple[Ope
     return tuple(kept)
 
 
-def _is_one_of(op: Operation, mutant: Mutant, place: str) -> bool:
+def _is_one_of(op: TxnOperation, mutant: Mutant, place: str) -> bool:
     """Whether this is one of the writes of which the mutant leaves out the first or the last."""
     if isinstance(op, Txn):
         return mutant.what == "of several" and place_within(place, op) == mutant.place and mutant.place != place

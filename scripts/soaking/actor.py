@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from distop.blocking import Client
-    from distop.services.claims.owned_jobs import Outcome, OwnedJob
+    from distop.services.claims.owned_jobs import OwnedJob, OwnedOutcome
 
 NAME = "act"
 BROKEN = "an actor's attempt failed"
@@ -115,14 +115,14 @@ def _run(client: Client, job: OwnedJob, notes: Path, chance: random.Random) -> N
             client.extend([job.token], DURATION)
         except DistopError as error:
             print(f"cannot extend a claim: {error}", flush=True)
-    outcome: Outcome = Complete({"by": name}) if luck < 0.85 else Retry(BROKEN) if luck < 0.9 else Release()
+    outcome: OwnedOutcome = Complete({"by": name}) if luck < 0.85 else Retry(BROKEN) if luck < 0.9 else Release()
     void = _return_job(client, job, outcome)
     if isinstance(outcome, Complete) and void is not None:
         with notes.open("a") as file:
             file.write(json.dumps([job.op, job.ordinal, name, void]) + "\n")
 
 
-def _return_job(client: Client, job: OwnedJob, outcome: Outcome) -> bool | None:
+def _return_job(client: Client, job: OwnedJob, outcome: OwnedOutcome) -> bool | None:
     """Return a job. Returns whether the token was invalid; None: an earlier attempt may have returned it."""
     again = False
     while True:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from distop.protocol.records import OperationRef
     from distop.protocol.revisioned import Change
     from distop.store.connection_settings import EtcdConfig
-    from distop.store.history import Step
+    from distop.store.history import HistoryStep
 
 FOLLOWING = "following"
 """The type of follow-up operations."""
@@ -91,7 +91,7 @@ class Follower:
             async for step in steps:
                 self._take(step)
 
-    def _take(self, step: Step) -> None:
+    def _take(self, step: HistoryStep) -> None:
         self.audit.take(step)
         if isinstance(step, Revision):
             for change in step.changes:

@@ -19,12 +19,12 @@ from tests.support.proxy import Mode, TcpProxy
 if TYPE_CHECKING:
     from distop.store.client import EtcdClient
     from distop.store.embedded import EmbeddedEtcd
-    from distop.store.history import Step
+    from distop.store.history import HistoryStep
 
 pytestmark = pytest.mark.etcd
 
 
-async def read(client: EtcdClient) -> list[Step]:
+async def read(client: EtcdClient) -> list[HistoryStep]:
     async with aclosing(HistoryReader(client, "h.", "h/").steps()) as steps:
         return [step async for step in steps]
 
@@ -107,7 +107,7 @@ async def test_a_history_compacted_to_its_end_has_only_a_start(own_etcd: Embedde
 
 
 async def test_revisions_compacted_while_reading_are_reported_as_lost(own_etcd: EmbeddedEtcd) -> None:
-    steps: list[Step] = []
+    steps: list[HistoryStep] = []
     take = steps.append
     async with TcpProxy(own_etcd.port) as proxy, connected(own_etcd.endpoint) as client:
         await put(client, "h.a")

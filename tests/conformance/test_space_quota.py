@@ -17,7 +17,7 @@ from tests.simulator.database_space import counts_nested, serves_free_requests
 from tests.support.etcd import connected, fill_database, free_space, until
 
 if TYPE_CHECKING:
-    from distop.protocol.txn import Operation
+    from distop.protocol.txn import TxnOperation
     from distop.store.client import EtcdClient
     from distop.store.embedded import EmbeddedEtcd
     from distop.store.transport import Method
@@ -35,7 +35,7 @@ async def send_once(client: EtcdClient, method: Method[Any, Any], request: Any) 
     return True
 
 
-async def accepts(client: EtcdClient, *operations: Operation, otherwise: tuple[Operation, ...] = ()) -> bool:
+async def accepts(client: EtcdClient, *operations: TxnOperation, otherwise: tuple[TxnOperation, ...] = ()) -> bool:
     """Whether etcd accepts a transaction with these operations on the condition that the key ``there`` exists."""
     return await send_once(client, wire.TXN, encode_txn(Txn((exists("there"),), operations, otherwise)))
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from distop.protocol.records import OperationRef
     from distop.protocol.txn import KeyValue
-    from distop.store.history import Step
+    from distop.store.history import HistoryStep
 
 WRITING = ("writing", "sparkwriting")
 
@@ -35,13 +35,13 @@ class _Operation:
     outcomes: dict[int, list[str]] = field(default_factory=dict)
 
 
-def find_problems(steps: Iterable[Step], *, overlaps: bool = False) -> list[str]:
+def find_problems(steps: Iterable[HistoryStep], *, overlaps: bool = False) -> list[str]:
     """All problems of history and data. ``overlaps``: two attempts of a job may have written at the same time."""
     steps = list(steps)
     return violations_in(steps) + data_problems(steps, overlaps=overlaps)
 
 
-def data_problems(steps: Iterable[Step], *, overlaps: bool = False) -> list[str]:
+def data_problems(steps: Iterable[HistoryStep], *, overlaps: bool = False) -> list[str]:
     """The problems of written data only."""
     found = []
     for ref, operation in _operations(steps).items():
@@ -50,7 +50,7 @@ def data_problems(steps: Iterable[Step], *, overlaps: bool = False) -> list[str]
     return found
 
 
-def _operations(steps: Iterable[Step]) -> dict[OperationRef, _Operation]:
+def _operations(steps: Iterable[HistoryStep]) -> dict[OperationRef, _Operation]:
     found: dict[OperationRef, _Operation] = defaultdict(_Operation)
     for step in steps:
         for kv, times in _written_values(step):
@@ -71,7 +71,7 @@ def _operations(steps: Iterable[Step]) -> dict[OperationRef, _Operation]:
     return found
 
 
-def _written_values(step: Step) -> Iterator[tuple[KeyValue, int]]:
+def _written_values(step: HistoryStep) -> Iterator[tuple[KeyValue, int]]:
     """Written values, and how often each was written: for keys at the start of history this is their version."""
     if isinstance(step, HistoryStart):
         yield from ((kv, kv.version) for kv in step.kvs)

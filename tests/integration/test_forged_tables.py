@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Iterator, Mapping
     from pathlib import Path
 
-    from distop.protocol.txn import Operation
+    from distop.protocol.txn import TxnOperation
     from distop.store.embedded import EmbeddedEtcd
     from tests.support.daemons import Daemons
 
@@ -210,7 +210,7 @@ def group(etcd: EmbeddedEtcd, tmp_path: Path) -> Iterator[Daemons]:
         yield found
 
 
-def write_keys(group: Daemons, *ops: Operation) -> None:
+def write_keys(group: Daemons, *ops: TxnOperation) -> None:
     """Write keys directly, as a submitter can."""
 
     async def write() -> None:
@@ -243,7 +243,7 @@ def test_an_operation_with_a_forged_record_fails_and_runs_no_job(
     diary = tmp_path / "diary"
     operation = group.client.start_operation("sample", "t", {"names": ["a"], "diary": str(diary)}, delay=3600)
     ref = OperationRef.parse(operation.ref)
-    ops: list[Operation] = [spec_with_other_location(group, ref)]
+    ops: list[TxnOperation] = [spec_with_other_location(group, ref)]
     if planned:
         chunks = chunked([PartitionPlan(0, "a", 1, (("/etc/passwd", 1, 1),))])
         plan = Plan(1, "", plan_digest(chunks), 1)

@@ -9,7 +9,7 @@ from distop.protocol import operation_finish as f
 from distop.protocol import pending_operations as w
 from distop.protocol.keys import Keys
 from distop.protocol.records import OperationRef
-from distop.protocol.txn import Delete, Operation
+from distop.protocol.txn import Delete, TxnOperation
 from distop.protocol.user_transaction import CallerTransaction
 from distop.services.submission import duplicates, insertion
 from distop.services.submission.duplicates import ResolvedStart
@@ -41,7 +41,7 @@ def a_follower_starts_at_once(patch: Patch) -> None:
 
 @bug("invariant 18", shape=scenes.series_with_an_id, drawn=350)
 def the_cleanup_of_a_series_operation_deletes_the_id_of_the_next(patch: Patch) -> None:
-    def released(keys: Keys, ref: OperationRef, id_: str) -> tuple[Operation, ...]:
+    def released(keys: Keys, ref: OperationRef, id_: str) -> tuple[TxnOperation, ...]:
         return (Delete(keys.unique(ref.table, ref.type, id_)),) if id_ else ()
 
     substitute(patch, f, "series_id_releases", released)

@@ -164,3 +164,4 @@ def test_the_documentation_states_how_many_bugs_are_planted() -> None:
     invariants = len(SEEN) - len(ALSO_SEEN)
     assert f"plants {len(SEEN)} of the simulator's {len(BUGS)} bugs" in text
     assert f"all {invariants} that break an invariant above, and {len(ALSO_SEEN)} others" in text
+    assert f"explains for each kind of the other {len(BUGS) - len(SEEN)} why" in text

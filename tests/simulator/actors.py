@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import random as randomness
     from collections.abc import Callable, Sequence
 
-    from distop.services.claims.owned_jobs import Outcome, OwnedJob
+    from distop.services.claims.owned_jobs import OwnedJob, OwnedOutcome
     from distop.settings import ClientConfig
     from tests.simulator.scenario import Host
 
@@ -108,7 +108,7 @@ async def work_on(client: Client, job: OwnedJob, note: Callable[[str], None]) ->
     await _return_job(client, job, _outcome(), note)
 
 
-def _outcome() -> Outcome:
+def _outcome() -> OwnedOutcome:
     luck = random.uniform(0, 1)
     if luck < 0.7:
         return Complete({"by": "an actor"})
@@ -117,7 +117,7 @@ def _outcome() -> Outcome:
     return Release() if luck < 0.95 else Abort("aborted by an actor")
 
 
-async def _return_job(client: Client, job: OwnedJob, outcome: Outcome, note: Callable[[str], None]) -> None:
+async def _return_job(client: Client, job: OwnedJob, outcome: OwnedOutcome, note: Callable[[str], None]) -> None:
     """Return a job until etcd answers, and check that a token which became invalid stays invalid."""
     for _ in range(50):
         try:

@@ -16,7 +16,7 @@ from distop.protocol.txn import Put, Txn
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from distop.protocol.txn import KeyValue, Operation
+    from distop.protocol.txn import KeyValue, TxnOperation
     from tests.simulator.virtual_loop import VirtualLoop
 
 GRANT_COST = 64
@@ -60,7 +60,7 @@ class Space:
         """The bytes that a transaction takes in its larger branch; 0 without puts."""
         return max(self._list_cost(txn.success), self._list_cost(txn.failure))
 
-    def _list_cost(self, operations: Iterable[Operation]) -> int:
+    def _list_cost(self, operations: Iterable[TxnOperation]) -> int:
         total = 0
         for op in operations:
             if isinstance(op, Put):

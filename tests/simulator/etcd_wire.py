@@ -11,12 +11,12 @@ from distop.protocol.txn import (
     Get,
     GetResult,
     KeyValue,
-    Operation,
     Put,
     PutResult,
     Relation,
     Target,
     Txn,
+    TxnOperation,
     TxnResult,
 )
 from distop.store._proto import kv_pb2 as kv
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from distop.protocol.revisioned import Change
-    from distop.protocol.txn import Result
+    from distop.protocol.txn import TxnOperationResult
 
 _TARGETS = tuple(Target)
 _RELATIONS = tuple(Relation)
@@ -61,7 +61,7 @@ def _compare(message: rpc.Compare) -> Compare:
     return Compare(to_text(message.key), target, _RELATIONS[message.result], value, to_text(message.range_end))
 
 
-def _operation(message: rpc.RequestOp) -> Operation:
+def _operation(message: rpc.RequestOp) -> TxnOperation:
     which = message.WhichOneof("request")
     if which == "request_put":
         put = message.request_put
@@ -108,7 +108,7 @@ def encode_txn(result: TxnResult) -> rpc.TxnResponse:
     return response
 
 
-def _fill(response: rpc.TxnResponse, results: Iterable[Result]) -> None:
+def _fill(response: rpc.TxnResponse, results: Iterable[TxnOperationResult]) -> None:
     for result in results:
         one = response.responses.add()
         if isinstance(result, PutResult):

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from tests.simulator.network import Network
     from tests.simulator.sim_child_keeper import ChildKeeper
     from tests.simulator.virtual_loop import VirtualLoop
-Step: TypeAlias = "Callable[[Process, str], Callable[[], None]]"
+StepObserver: TypeAlias = "Callable[[Process, str], Callable[[], None]]"
 """Called before a step of a process other than a request to etcd. The returned function is called after the step."""
 
 RESTART = 1.0
@@ -52,11 +52,11 @@ def do_nothing() -> None:
 
 
 def unobserved(process: Process, what: str) -> Callable[[], None]:
-    """A ``Step`` that observes nothing."""
+    """A ``StepObserver`` that observes nothing."""
     return do_nothing
 
 
-def _change(step: Step, what: str, do: Callable[[], object]) -> None:
+def _change(step: StepObserver, what: str, do: Callable[[], object]) -> None:
     """Change the disk, unless the process was killed earlier in its current callback."""
     process = PROCESS.get()
     if process.dead:
@@ -70,7 +70,7 @@ def _change(step: Step, what: str, do: Callable[[], object]) -> None:
 class Disk(RunFiles):
     """The runs in a machine's work directory, which survives its daemons. ``full``: how many faults fill the disk."""
 
-    def __init__(self, step: Step = unobserved) -> None:
+    def __init__(self, step: StepObserver = unobserved) -> None:
         super().__init__(Path("/nowhere"))
         self.full = 0
         self._runs: dict[str, bytes] = {}
@@ -109,7 +109,7 @@ class Disk(RunFiles):
 class SimBindingFile(BindingFile):
     """The cluster binding in a machine's work directory, which survives its daemons."""
 
-    def __init__(self, step: Step = unobserved) -> None:
+    def __init__(self, step: StepObserver = unobserved) -> None:
         super().__init__(Path("/nowhere"))
         self._data: bytes | None = None
         self._step = step
@@ -143,7 +143,7 @@ class Machine:
         completed: Any,
         unable: Sequence[str] = (),
         recovers: float = 0.0,
-        step: Step = unobserved,
+        step: StepObserver = unobserved,
         namespace: str = "",
         history_limit: int = 1000,
         history_age: float | None = None,

@@ -45,7 +45,7 @@ from tests.simulator.history_retention import (
     retention_by_age,
 )
 from tests.simulator.job_effects import Effects
-from tests.simulator.machine import Machine, Step, unobserved
+from tests.simulator.machine import Machine, StepObserver, unobserved
 from tests.simulator.network import Network
 from tests.simulator.offered_types import OfferedTypes
 from tests.simulator.prepared_starts import PreparedStarts
@@ -164,7 +164,7 @@ class Simulation:
         self.etcd.committed = self._committed
         self.etcd.refused = self._refused
         self.network = Network(self.loop, self.etcd, random.Random(f"network/{scenario.seed}"))
-        self.stepping: Step = unobserved
+        self.stepping: StepObserver = unobserved
         """Called around each step of a machine that is not a request (for requests: ``network.sending``, ``applied``).
         """
         self.breaches: list[Breach] = []

@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
     from distop.protocol.records import OperationRef
     from distop.protocol.revisioned import Change
-    from distop.store.history import Step
+    from distop.store.history import HistoryStep
 
 History = list[tuple[int, tuple["Change", ...]]]
 
 
-def read_steps(endpoint: str, namespace: str = "", **options: Any) -> list[Step]:
+def read_steps(endpoint: str, namespace: str = "", **options: Any) -> list[HistoryStep]:
     """The history of an etcd since its last compaction; ``options``: of the connection."""
     keys, config = Keys(namespace), EtcdConfig(tuple(endpoint.split(",")), **options)
 
-    async def read() -> list[Step]:
+    async def read() -> list[HistoryStep]:
         async with EtcdClient(config) as client, aclosing(history(client, keys)) as steps:
             return [step async for step in steps]
 
@@ -60,7 +60,7 @@ def violations(endpoint: str) -> list[str]:
     return violations_in(read_steps(endpoint))
 
 
-def violations_in(steps: Iterable[Step]) -> list[str]:
+def violations_in(steps: Iterable[HistoryStep]) -> list[str]:
     """The violations of both audits in a history."""
     steps, audit = list(steps), Audit(Keys())
     for step in steps:
@@ -70,7 +70,7 @@ def violations_in(steps: Iterable[Step]) -> list[str]:
     return first + [f"second audit: {one}" for one in second_audit(steps).violations]
 
 
-def second_audit(steps: Iterable[Step], namespace: str = "") -> SecondAuditor:
+def second_audit(steps: Iterable[HistoryStep], namespace: str = "") -> SecondAuditor:
     """The second auditor after it has checked this history."""
     auditor = SecondAuditor(namespace, clock=None)
     for step in steps:

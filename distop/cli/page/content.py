@@ -9,7 +9,7 @@ from distop.cli.operation_text import checks_of, labelled, state_of
 from distop.cli.output import duration
 from distop.cli.page import checks
 from distop.cli.page.job_map import ENDED, KINDS, JobMap, Kind, KindList, jobs_of, split_error
-from distop.cli.page.value_tree import Node, tree
+from distop.cli.page.value_tree import ValueNode, tree
 from distop.protocol.json_codec import rfc3339
 from distop.protocol.records import CLUSTER_TABLE
 from distop.services.inspection.partitions import MOST
@@ -58,11 +58,11 @@ class Page:
     ended: bool
     description: str
     asked: tuple[tuple[str, str], ...]
-    argument: Node | None
+    argument: ValueNode | None
     argument_missing: str
     when: tuple[tuple[str, str], ...]
     checks: Checks | None
-    report: Node | None
+    report: ValueNode | None
     counts: tuple[tuple[Kind, int], ...]
     """How many jobs are of each kind, without kinds that have none."""
     total: int | None
@@ -91,14 +91,14 @@ def page(
     jobs = jobs_of(account.partitions, nodes, ended=account.ended) if account.partitions is not None else None
     report = result.report if result is not None else None
     location = account.spec.table.location if account.spec is not None and account.spec.table is not None else ""
-    told = checks.checks(report, location) if report is not None and checks_of(report) else None
+    checked = checks.checks(report, location) if report is not None and checks_of(report) else None
     tone = _TONES.get(status.state, "going")
     return Page(
         op=str(ref),
         state=result.state if result is not None else state_of(status),
         tone=tone,
         mark=_MARKS[tone],
-        verdict=_ended(result, told) if result is not None else _going(status, jobs),
+        verdict=_ended(result, checked) if result is not None else _going(status, jobs),
         taken=moment(rfc3339(now)),
         ended=result is not None,
         description=first_line(declaration.description) if declaration is not None else "",
@@ -106,15 +106,15 @@ def page(
         argument=tree(account.arg) if account.arg_known and account.arg is not None else None,
         argument_missing=_no_argument(account),
         when=tuple(_when(status, result, jobs)),
-        checks=told,
-        report=_rest_of_report(report, told),
+        checks=checked,
+        report=_rest_of_report(report, checked),
         counts=_counts(status, jobs),
         total=status.jobs.get("total"),
         of_partitions=ref.table != CLUSTER_TABLE,
         jobs=jobs,
         jobs_missing="" if jobs is not None else _no_jobs(status, account),
         kept=_kept(account),
-        problems=tuple(_problems(status, told is not None, jobs)),
+        problems=tuple(_problems(status, checked is not None, jobs)),
     )
 
 
@@ -127,14 +127,14 @@ def moment(text: str) -> str:
 # ------------------------------------------------------------------- sentences
 
 
-def _ended(result: OperationResult, told: Checks | None) -> str:
+def _ended(result: OperationResult, checked: Checks | None) -> str:
     jobs, cancel = result.jobs, result.record.get("cancel") or {}
     total, failed, well = jobs["total"], jobs["failed"], jobs["success"]
     if result.state == "cancelled":
         text = f": {cancel['text']}" if cancel.get("text") else ""
         return _sentence(f"Cancelled when {well + failed:,} of {plural(total, 'job')} had ended{text}")
-    if told is not None and (result.success or not told.valid):  # it may fail for another reason than its checks
-        return _sentence(told.sentence)
+    if checked is not None and (result.success or not checked.valid):  # it may fail for another reason than its checks
+        return _sentence(checked.sentence)
     if result.state == "success":
         return "Succeeded: there was nothing to do." if not total else f"Succeeded: {_all(total)} done."
     if failed:
@@ -237,9 +237,9 @@ def _when(status: OperationStatus, result: OperationResult | None, jobs: JobMap 
     return [(name, text) for name, text in pairs if text]
 
 
-def _rest_of_report(report: Any, told: Checks | None) -> Node | None:
+def _rest_of_report(report: Any, checked: Checks | None) -> ValueNode | None:
     """The fields of a report that the table of checks does not show."""
-    if told is not None:
+    if checked is not None:
         report = {name: value for name, value in report.items() if name not in ("verdict", "rows", "checks")}
         return tree(report) if report else None
     return tree(report) if report is not None else None
@@ -258,7 +258,7 @@ def _counts(status: OperationStatus, jobs: JobMap | None) -> tuple[tuple[Kind, i
 
 def _problems(status: OperationStatus, in_checks: bool, jobs: JobMap | None) -> list[Problem]:
     """The errors of the record that the page does not show elsewhere, with a check or a partition."""
-    shown = {row.name for told in jobs.by_kind for row in told.rows} if jobs is not None else set()
+    shown = {row.name for group in jobs.by_kind for row in group.rows} if jobs is not None else set()
     problems = []
     for error in status.errors:
         partition = str(error["partition"]) if error.get("partition") is not None else ""

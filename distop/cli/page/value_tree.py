@@ -28,7 +28,7 @@ class Scalar:
 class Items:
     """A list; ``left``: how many elements are not shown."""
 
-    items: tuple[Node, ...]
+    items: tuple[ValueNode, ...]
     left: int = 0
 
 
@@ -36,7 +36,7 @@ class Items:
 class Pairs:
     """Names with values."""
 
-    pairs: tuple[tuple[str, Node], ...]
+    pairs: tuple[tuple[str, ValueNode], ...]
     left: int = 0
 
 
@@ -45,14 +45,14 @@ class Grid:
     """A table of objects that have the same few fields."""
 
     columns: tuple[str, ...]
-    rows: tuple[tuple[Node, ...], ...]
+    rows: tuple[tuple[ValueNode, ...], ...]
     left: int = 0
 
 
-Node: TypeAlias = Scalar | Items | Pairs | Grid
+ValueNode: TypeAlias = Scalar | Items | Pairs | Grid
 
 
-def tree(value: Any, depth: int = 0) -> Node:
+def tree(value: Any, depth: int = 0) -> ValueNode:
     """The value as nodes, up to the depth that a page can show; deeper values are JSON text."""
     if isinstance(value, dict | list | tuple) and value:
         if depth >= _DEEPEST:

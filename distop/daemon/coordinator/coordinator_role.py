@@ -42,8 +42,9 @@ if TYPE_CHECKING:
     from distop.daemon.incarnation_context import Context
     from distop.decide.operation_view import OperationView
     from distop.protocol.records import OperationRef
+    from distop.protocol.revisioned import Change
     from distop.protocol.txn import Txn
-    from distop.store.watch import Batch, Event
+    from distop.store.watch import Batch
 
 LONG_STEP = 5.0
 """Minimum age in seconds of a step that keeps the election, despite the failure of another operation's call."""
@@ -212,8 +213,8 @@ class Coordinator:
             changes = batch.events
             self._keep_arguments(changes)
             changed = self._view.apply(changes)
-        for told in (self._left_alone, self._logged_claims):
-            told.difference_update([ref for ref in told if ref not in self._view.operations])
+        for logged in (self._left_alone, self._logged_claims):
+            logged.difference_update([ref for ref in logged if ref not in self._view.operations])
         self._settle_refusals([ref for ref in self._malformed if ref not in self._view.operations])
         self._ending.keep(self._view.operations)
         self._actions.keep(self._view.operations)
@@ -234,7 +235,7 @@ class Coordinator:
             self._malformed.discard(ref)
             self._ctx.rejected_writes.settled(str(ref), COORDINATION)
 
-    def _keep_arguments(self, changes: Sequence[Event]) -> None:
+    def _keep_arguments(self, changes: Sequence[Change]) -> None:
         """Keep the arguments of starting operations, which planning needs at once."""
         for change in changes:
             if change.kv.key.endswith(".arg") and not change.deleted:
@@ -271,7 +272,7 @@ class Coordinator:
         self._nothing_to_do(op)
         return True
 
-    def _next_step(self, op: OperationView) -> next_steps.Step:
+    def _next_step(self, op: OperationView) -> next_steps.NextStep:
         ends = coordinator_ranking.ends_without_code(op.state, op.cancel) or op.stage is Stage.CLEANING
         if self._only_ending and not ends:
             return None
@@ -352,7 +353,7 @@ class Coordinator:
                 await self._log_stale_claim(op)
             await asyncio.sleep(refused.pause())
 
-    async def _attempt(self, op: OperationView, step: next_steps.Step, *, refused: bool) -> bool:
+    async def _attempt(self, op: OperationView, step: next_steps.NextStep, *, refused: bool) -> bool:
         """Perform one step; returns False if its transaction was refused, True also if a call into the child ended."""
         self._step_started[op.ref] = time.monotonic()
         try:
@@ -414,7 +415,7 @@ class Coordinator:
         self._timers.pop(ref, None)
         self._kick([ref])
 
-    async def _perform(self, op: OperationView, step: next_steps.Step, *, refused: bool = False) -> bool:
+    async def _perform(self, op: OperationView, step: next_steps.NextStep, *, refused: bool = False) -> bool:
         """Perform one step; returns False if its transaction was refused.
 
         ``refused``: whether the transaction of the previous step was refused. The view may change during a step. So the

@@ -60,7 +60,7 @@ class Placing:
         """Operations that must be served before the election is given up."""
         self._timer: asyncio.TimerHandle | None = None
 
-    def here(self, op: OperationView, step: next_steps.Step) -> next_steps.Step:
+    def here(self, op: OperationView, step: next_steps.NextStep) -> next_steps.NextStep:
         """The step to perform on this node now; None if another node performs it, or later."""
         assert op.spec is not None
         where, ref = op.spec.where, op.ref

@@ -245,8 +245,8 @@ class Waiters:
             return ref, history, w.joined(keys, ref, self._guard, op.state_mod, history, op.spec.hold)
         if isinstance(decided, EndWaiting):
             why, alarm, void = decided.why, decided.alarm, decided.void
-            told: dict[str, Any] = {"void": void, "actions": op.actions, "executor": me}
-            history = ended_waiting(ref, op.spec, State.CANCELLED, now, why, alarm, **told)
+            details: dict[str, Any] = {"void": void, "actions": op.actions, "executor": me}
+            history = ended_waiting(ref, op.spec, State.CANCELLED, now, why, alarm, **details)
             return ref, history, w.end_waiting(keys, ref, op.state_mod, history, why, self._guard, hold=decided.hold)
         return None
 

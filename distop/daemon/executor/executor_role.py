@@ -129,17 +129,17 @@ class Executor:
         """Count a job of the operation that ended in an unexpected error."""
         held, jobs, operations = self._backlog.job_failed(ref, time.monotonic())
         if held is BreakerScope.NODE:
-            said = (
+            message = (
                 "Circuit breaker: %d jobs of %d operations failed unexpectedly on this node and none ended; "
                 "claiming nothing for %d s"
             )
-            self._ctx.log.error(said, jobs, operations, int(PAUSE))
+            self._ctx.log.error(message, jobs, operations, int(PAUSE))
         elif held is BreakerScope.OPERATION:
-            said = (
+            message = (
                 "Circuit breaker: %d jobs of the operation in a row failed unexpectedly on this node; leaving it to "
                 "other nodes for %d s"
             )
-            self._ctx.log.error(said, jobs, int(PAUSE), extra={"operation": str(ref)})
+            self._ctx.log.error(message, jobs, int(PAUSE), extra={"operation": str(ref)})
 
     def succeeded(self, ref: OperationRef) -> None:
         """Count a job of the operation that ended as a success or a failure."""
@@ -153,8 +153,8 @@ class Executor:
         If the work directory is the cause (full, removed), the node record says so: other executors take the type's
         jobs, and `why` and `doctor` name it.
         """
-        where, now = {"operation": str(ref)}, time.monotonic()
-        text = secret_settings.shortened(describe(error), LONGEST).partition("\n")[0]
+        where, now, cause = {"operation": str(ref)}, time.monotonic(), describe(error)
+        text = secret_settings.shortened(cause, LONGEST).partition("\n")[0]
         if isinstance(error, NotFound):
             self._backlog.failed(ref, BackOffReason.MISSING, now, _jitter(), run=run)
             self._ctx.log.debug("%s", error, extra=where)
@@ -162,16 +162,16 @@ class Executor:
             self._backlog.failed(ref, BackOffReason.UNREADABLE, now, _jitter(), run=run, text=text)
             if self._unreadable.get(ref) != str(error):
                 self._unreadable[ref] = str(error)
-                said = "Cannot read the operation on this executor; skipping it until its records change: %s"
-                self._ctx.log.error(said, error, extra=where)
+                message = "Cannot read the operation on this executor; skipping it until its records change: %s"
+                self._ctx.log.error(message, error, extra=where)
         elif isinstance(error, MalformedRequest):
             pause = self._ctx.rejected_writes.refused(str(ref), CLAIMS, error)
             if not self._backlog.failed(ref, BackOffReason.REJECTED, now, 1.0, pause=pause, run=run):
                 self._ctx.rejected_writes.settled(str(ref), CLAIMS)
         else:
             pause = self._backlog.failed(ref, BackOffReason.ERROR, now, _jitter(), run=run, text=text)
-            said = f"Cannot serve the operation; retrying in {pause:.1f} s: {describe(error)}"
-            self._ctx.log.warning("%s", said, extra=where, exc_info=error)
+            message = "Cannot serve the operation; retrying in %.1f s: %s"
+            self._ctx.log.warning(message, pause, cause, extra=where, exc_info=error)
         if isinstance(error, WorkDirectoryUnusable):
             gate = self._ctx.cluster.gates.get(ref)
             labels, tables = (gate.value.where, gate.value.tables(ref.table)) if gate is not None else (None, ())

@@ -415,8 +415,8 @@ class Jobs:
                 return
             except Exception as error:  # whatever it is, the jobs have failed, and must not stay held for it
                 known = error if not isinstance(error, WorkerError) else None
-                said = "Cleanup after a failed job failed; reporting the job as failed: %s"
-                self._ctx.log.warning(said, describe(error), extra=where, exc_info=known)
+                message = "Cleanup after a failed job failed; reporting the job as failed: %s"
+                self._ctx.log.warning(message, describe(error), extra=where, exc_info=known)
             writes = []
             for held, event in ends:
                 p, outcome = event.partition, self._outcome(held, replace(event, result=None))
@@ -440,14 +440,14 @@ class Jobs:
         For example, the executor's role may be revoked for a while. The jobs stay held, and nobody cleans up after
         their reports.
         """
-        backoff, told = Backoff(*GIVE_UP_PAUSE), False
+        backoff, logged = Backoff(*GIVE_UP_PAUSE), False
         while True:
             try:
                 return await self._to_clean(op, ends, where, goes_on=goes_on)
             except (EtcdRejected, EtcdUnavailable, OutcomeUnknown) as error:
-                said = "Cannot prepare the cleanup after a failed job; retrying: %s"
-                self._ctx.log.log(logging.DEBUG if told else logging.WARNING, said, describe(error), extra=where)
-                told = True
+                message = "Cannot prepare the cleanup after a failed job; retrying: %s"
+                self._ctx.log.log(logging.DEBUG if logged else logging.WARNING, message, describe(error), extra=where)
+                logged = True
                 await asyncio.sleep(backoff.pause())
 
     async def _to_clean(

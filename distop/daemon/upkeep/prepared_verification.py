@@ -88,8 +88,8 @@ class Verifying:
         except SessionLost:
             return
         except (DistopError, OSError) as error:
-            said, where = "Cannot verify a prepared operation; retrying later: %s", {"operation": terms.op}
-            self._log.warning(said, describe(error), extra=where)
+            message, where = "Cannot verify a prepared operation; retrying later: %s", {"operation": terms.op}
+            self._log.warning(message, describe(error), extra=where)
 
     def _stands(self, id_: str, mod: int) -> bool:
         """Whether the hold is unchanged, as far as this node knows. The view may not have that revision yet."""
@@ -138,8 +138,8 @@ class Verifying:
         if answer.completed:
             confirmed = p.confirm(ctx.keys, ref, begun, counted.revision)
             if (await self._write(id_, confirmed, counted.revision)).succeeded:
-                said, where = "Starting a prepared operation: verifier %s confirms it", {"operation": terms.op}
-                self._log.info(said, terms.verify, extra=where)
+                message, where = "Starting a prepared operation: verifier %s confirms it", {"operation": terms.op}
+                self._log.info(message, terms.verify, extra=where)
         elif answer.completed is False:
             await self._give_up(id_, begun, counted.revision, completed=False)
         else:
@@ -147,16 +147,16 @@ class Verifying:
             if p.begun(failed, ctx.incarnation) is None:
                 await self._give_up(id_, failed, counted.revision, completed=None)
                 return
-            said, where = "Verifier %s gave no answer; retrying later: %s", {"operation": terms.op}
-            self._log.warning(said, terms.verify, failed.error, extra=where)
+            message, where = "Verifier %s gave no answer; retrying later: %s", {"operation": terms.op}
+            self._log.warning(message, terms.verify, failed.error, extra=where)
             await self._write(id_, p.write(ctx.keys, failed, counted.revision), counted.revision)
 
     async def _ask(self, terms: p.PreparedTerms) -> Verified:
         try:
             return await self._ctx.worker.verify(terms.op, terms.external_id, terms.verify, p.ASK_LIMIT)
         except WorkerError as error:
-            said, where = "Cannot ask verifier %s; retrying later: %s", {"operation": terms.op}
-            self._log.warning(said, terms.verify, describe(error), extra=where)
+            message, where = "Cannot ask verifier %s; retrying later: %s", {"operation": terms.op}
+            self._log.warning(message, terms.verify, describe(error), extra=where)
             return Verified(None, p.Unanswered.FAILED)
 
     async def _give_up(self, id_: str, terms: p.PreparedTerms, mod: int, *, completed: bool | None) -> None:

@@ -49,8 +49,8 @@ class ResultSweeper:
                 except SessionLost:
                     raise
                 except (WorkerError, DistopError) as error:
-                    said = "Cannot remove result files of table %s; retrying when its next record is deleted: %s"
-                    self._ctx.log.warning(said, table, describe(error))
+                    message = "Cannot remove result files of table %s; retrying when its next record is deleted: %s"
+                    self._ctx.log.warning(message, table, describe(error))
 
     async def _sweep(self, table: str, ops: Sequence[str]) -> None:
         if why := refusal(self._ctx.config.serves, None, (table,)):

@@ -237,7 +237,7 @@ class Owner:
 
     # ----------------------------------------------------------------- return
 
-    async def give(self, text: Any, outcome: m.Outcome) -> None:
+    async def give(self, text: Any, outcome: m.OwnedOutcome) -> None:
         """Return a job; see :meth:`distop.client.async_client.Client.return_job`."""
         token = Token.parse(text)
         held = self._held.get(_key(token)) or await self._find(token, outcome)
@@ -269,7 +269,7 @@ class Owner:
         self._held.pop(_key(token), None)
         self.candidates.look_again(token.ref)
 
-    async def _find(self, token: Token, outcome: m.Outcome) -> _Held | None:
+    async def _find(self, token: Token, outcome: m.OwnedOutcome) -> _Held | None:
         """Read a job that this client did not claim.
 
         None if the token has already returned it in the same way. Raises InvalidToken.
@@ -303,7 +303,7 @@ class Owner:
                     return str(row.get("name", partition))
         return str(partition)
 
-    def _end(self, token: Token, held: _Held, outcome: m.Outcome) -> tuple[Txn, JobState | Claim]:
+    def _end(self, token: Token, held: _Held, outcome: m.OwnedOutcome) -> tuple[Txn, JobState | Claim]:
         """The transaction that returns a job, and the value that it writes to its state or claim."""
         claim, rules, now = held.claim, held.rules, rfc3339(time.time())
         if isinstance(outcome, m.Release):

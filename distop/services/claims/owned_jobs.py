@@ -82,10 +82,10 @@ class Release:
     """The job is released: due at once, and not counted as a failure."""
 
 
-Outcome: TypeAlias = Complete | Abort | Retry | Release
+OwnedOutcome: TypeAlias = Complete | Abort | Retry | Release
 
 
-def checked(outcome: object) -> Outcome:
+def checked(outcome: object) -> OwnedOutcome:
     """The outcome with checked texts and a JSON result. Raises InvalidArgument."""
     if isinstance(outcome, Complete):
         return Complete(_json(outcome.result))

@@ -35,7 +35,7 @@ CLOCKS = 3600.0
 A search ends at the first page whose records are all older than ``since`` by more than that.
 """
 
-Place: TypeAlias = tuple[int, str]
+RecordPlace: TypeAlias = tuple[int, str]
 """A record's place in the order: its mod revision, then its key, because one transaction may write several records."""
 
 
@@ -56,7 +56,7 @@ class Query:
     labels: Mapping[str, str] | None = None
     request_id: str | None = None
     limit: int = 100
-    before: Place | None = None
+    before: RecordPlace | None = None
     alarms: bool = False
     """Only records with an alarm."""
 
@@ -163,7 +163,7 @@ def page_token(ref: OperationRef, mod: int) -> str:
     return base64.urlsafe_b64encode(json.dumps([mod, str(ref)], separators=(",", ":")).encode()).decode().rstrip("=")
 
 
-def _place(keys: Keys, token: Any) -> Place | None:
+def _place(keys: Keys, token: Any) -> RecordPlace | None:
     if token is None:
         return None
     try:

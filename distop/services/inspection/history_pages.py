@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from distop.protocol.keys import Keys
     from distop.protocol.txn import KeyValue
-    from distop.services.inspection.history_filters import Place, Query
+    from distop.services.inspection.history_filters import Query, RecordPlace
     from distop.store.client import EtcdClient
 
 
@@ -79,11 +79,13 @@ async def ask(etcd: EtcdClient, keys: Keys, wanted: Query) -> HistoryPage:
         before = places[-1]
 
 
-async def _newest(etcd: EtcdClient, keys: Keys, wanted: Query, before: Place | None, size: int) -> list[Place]:
+async def _newest(
+    etcd: EtcdClient, keys: Keys, wanted: Query, before: RecordPlace | None, size: int
+) -> list[RecordPlace]:
     """The places of the newest ``size`` records whose keys match, older than ``before``."""
     first, after = _range(keys, wanted)
     while True:
-        heap: list[Place] = []
+        heap: list[RecordPlace] = []
         try:
             async for page in etcd.pages(first, after, keys_only=True):
                 for kv in page:

@@ -142,8 +142,8 @@ class _Files:
     async def resolved(self, one: JobResult, attempt: Attempt | None, model: Any, revision: int) -> JobResult:
         """``one`` with its result; the operation's keys are read at ``revision`` (0: now)."""
         what = f"the result of partition {one.name} of {self._ref}"
-        told = file_of(one.result)
-        if told is not None:
+        pointer = file_of(one.result)
+        if pointer is not None:
             shared = await self._shared_place(revision)
             where = result_of(shared, attempt).location if shared is not None and attempt is not None else ""
             try:
@@ -152,7 +152,9 @@ class _Files:
                 raise NotFound(
                     f"{what} is in the file {where}, which could not be read from here within {time_limit.LIMIT:g} s"
                 ) from None
-            one = replace(one, result=result, file={"path": where, "bytes": told["bytes"], "sha256": told["sha256"]})
+            one = replace(
+                one, result=result, file={"path": where, "bytes": pointer["bytes"], "sha256": pointer["sha256"]}
+            )
         return one if model is None else replace(one, result=parsed(model, one.result, what))
 
     async def _shared_place(self, revision: int) -> Place | None:

@@ -120,8 +120,8 @@ async def _look_at(etcd: EtcdClient, keys: Keys, ref: OperationRef, revision: in
     partitions = None
     if planned is not None and planned.count <= MOST:
         partitions = await _partitions(etcd, keys, ref, planned, revision)
-    told = read(Spec.decode, spec) if spec is not None else None
-    return Account(ended, revision, told, value, known, planned is not None, False, partitions)
+    known_spec = read(Spec.decode, spec) if spec is not None else None
+    return Account(ended, revision, known_spec, value, known, planned is not None, False, partitions)
 
 
 def _argument(value: bytes) -> tuple[Any, bool]:

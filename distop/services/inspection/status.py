@@ -394,8 +394,8 @@ def _of_start(record: Spec | History) -> dict[str, Any]:
 def _doing(snapshot: Snapshot, nodes: Mapping[str, Node]) -> tuple[dict[str, str], ...]:
     """What the executors that hold jobs of the operation report about them. Other executors may have old reports."""
     holders = {claim.incarnation for claim in snapshot.claims.values() if not claim.waiting}
-    said = ((nodes[inc].executor, nodes[inc].doing.get(str(snapshot.ref))) for inc in holders if inc in nodes)
-    return tuple({"executor": executor, "text": text} for executor, text in sorted(said, key=str) if text)
+    statuses = ((nodes[inc].executor, nodes[inc].doing.get(str(snapshot.ref))) for inc in holders if inc in nodes)
+    return tuple({"executor": executor, "text": text} for executor, text in sorted(statuses, key=str) if text)
 
 
 def stage_of(snapshot: Snapshot) -> Stage:

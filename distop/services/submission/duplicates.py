@@ -49,7 +49,7 @@ class ResolvedStart:
     request: Request
     id: str = ""
     holder: Holder | None = None
-    """The holder of the id: it has ended (in a release without ids), is followed, or is replaced."""
+    """The holder of the id: it has ended, is followed, or is replaced."""
     replaces: bool = False
     alone: bool = False
     follows: OperationRef | None = None

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from distop.protocol.keys import Keys
+    from distop.protocol.records import Subject
     from distop.protocol.txn import TxnResult
-    from distop.services.submission.insertion import Subject
     from distop.services.submission.start_request import Request
     from distop.store.client import EtcdClient
 
@@ -56,12 +56,12 @@ OUTSIDE_PER_TXN = 60
 DENY_LIMIT = 5.0
 """Seconds for which a caller that gives up tries to deny the hold."""
 
-Link: TypeAlias = tuple[int, int, str]
+StartLink: TypeAlias = tuple[int, int, str]
 """An edge between operations of a graph, by their places: (predecessor, successor, ``on``)."""
 
 
 async def start_graph(
-    etcd: EtcdClient, keys: Keys, wanted: Sequence[Request], links: Sequence[Link], name: str = ""
+    etcd: EtcdClient, keys: Keys, wanted: Sequence[Request], links: Sequence[StartLink], name: str = ""
 ) -> list[Started]:
     """Start these operations; the results have their order.
 
@@ -91,7 +91,7 @@ class Whole:
 
 
 async def in_one(
-    etcd: EtcdClient, keys: Keys, wanted: Sequence[Request], links: Sequence[Link], hold: str = ""
+    etcd: EtcdClient, keys: Keys, wanted: Sequence[Request], links: Sequence[StartLink], hold: str = ""
 ) -> Whole:
     """The compares and writes that start these operations in a caller's transaction.
 
@@ -104,7 +104,7 @@ async def in_one(
     return await _Together(etcd, keys, wanted, links, hold, joins=False).in_one()
 
 
-def check(wanted: Sequence[Request], links: Sequence[Link]) -> None:
+def check(wanted: Sequence[Request], links: Sequence[StartLink]) -> None:
     """Check a graph as a whole.
 
     Raises InvalidArgument for too many operations, a repeated request id, a duplicate policy that graphs do not allow,
@@ -150,7 +150,7 @@ class _Together:
         etcd: EtcdClient,
         keys: Keys,
         wanted: Sequence[Request],
-        links: Sequence[Link],
+        links: Sequence[StartLink],
         hold: str = "",
         *,
         joins: bool = True,
@@ -240,7 +240,7 @@ class _Together:
 
         Raises Incompatible if an active operation would have to wait.
         """
-        inner: list[Link] = []
+        inner: list[StartLink] = []
         for pred, succ, on in self._links:
             before, after = self._tries[pred].verdict, self._tries[succ]
             if isinstance(after.verdict, Started):
@@ -275,8 +275,8 @@ class _Together:
     def _whole(self) -> Txn | None:
         """One transaction for all operations, if etcd accepts it."""
         new = self._new()
-        said = sum(one.wanted.options != DEFAULT for one in new)
-        if 4 * len(new) + said + 2 * len(self._links) > MAX_OPERATIONS:
+        with_options = sum(one.wanted.options != DEFAULT for one in new)
+        if 4 * len(new) + with_options + 2 * len(self._links) > MAX_OPERATIONS:
             return None
         parts = []
         for subject in self._insertion.subjects:
@@ -422,11 +422,10 @@ class _Together:
             if overdue(began):
                 raise OperationStartError("the operations to wait for keep changing: try again")
 
-    async def _connect(self, links: Sequence[Link]) -> None:
+    async def _connect(self, links: Sequence[StartLink]) -> None:
         """Write edges between operations that exist; writing them twice does no harm.
 
-        Raises OperationStartError where one of them has ended: a coordinator of an older release does not look for its
-        hold.
+        Raises OperationStartError where one of them has ended although it was held, such as by a write by hand.
         """
         ends = [self._ends(pred, succ) for pred, succ, _ in links]
         refs = sorted({ref for two in ends for ref in two})

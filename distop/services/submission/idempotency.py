@@ -51,7 +51,7 @@ def is_of(found: Spec | History, wanted: Request, ref: OperationRef) -> bool:
     """
     if found.request_id != wanted.request_id:
         return False
-    if found.request_digest not in ("", request_digest(wanted.arg, wanted.partitions)):  # "": of an earlier release
+    if found.request_digest != request_digest(wanted.arg, wanted.partitions):
         raise InvalidArgument(
             f"the request id {wanted.request_id!r} has started {ref} with another argument or other partitions: "
             "repeat that request unchanged, or choose a new request id"

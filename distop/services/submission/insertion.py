@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from distop.clock import time
 from distop.errors import DistopError, InvalidArgument, NotFound, UnknownBehavior
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from distop.protocol.keys import Keys
+    from distop.protocol.records import Subject
     from distop.services.submission.awaited_operations import FoundStanding
     from distop.services.submission.option_values import After
     from distop.services.submission.start_request import Request
@@ -45,8 +46,6 @@ if TYPE_CHECKING:
 
 SPEC_IS_GOOD_FOR = 1.0
 """Maximum age in seconds of a cached Spec (it embeds its creation time)."""
-Subject: TypeAlias = tuple[str, str]
-"""(table, type)."""
 
 
 @frozen

@@ -227,9 +227,9 @@ def every(value: Any) -> Every:
         raise InvalidArgument(
             f"the jitter of a series must be from 0 s to a hundred years ({LONGEST_DELAY:.0f} s), not {jitter:g} s"
         )
-    for said, allowed, what in ((one.since, ("end", "start"), "since"), (one.on, tuple(ON), "on")):
-        if said not in allowed:
-            raise InvalidArgument(f"{what} must be one of {', '.join(allowed)}, not {shown(said)}")
+    for given, allowed, what in ((one.since, ("end", "start"), "since"), (one.on, tuple(ON), "on")):
+        if given not in allowed:
+            raise InvalidArgument(f"{what} must be one of {', '.join(allowed)}, not {shown(given)}")
     if one.times is not None:
         times(one.times, "the times of a series must be")
     if one.until is not None and not due_time(one.until, None):

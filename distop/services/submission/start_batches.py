@@ -15,12 +15,13 @@ from distop.clock import time
 from distop.errors import EtcdUnavailable, OutcomeUnknown
 from distop.protocol.operation_transitions import STARTS_PER_TXN
 from distop.services.submission.contention import Lost, overdue, pause, too_contended
-from distop.services.submission.insertion import StartAttempt, Started, Subject
+from distop.services.submission.insertion import StartAttempt, Started
 from distop.services.submission.submit import Apart, CountersCache, NotSent, cut_off_noted, submit, try_to_start
 from distop.store.group_commit import GroupCommit
 
 if TYPE_CHECKING:
     from distop.protocol.keys import Keys
+    from distop.protocol.records import Subject
     from distop.services.submission.start_request import Request
     from distop.store.client import EtcdClient
 

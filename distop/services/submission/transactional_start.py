@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 
     from distop.protocol.keys import Keys
     from distop.protocol.records import OperationRef
-    from distop.protocol.txn import KeyValue, Operation, Result
-    from distop.services.submission.graph_start import Link, Whole
+    from distop.protocol.txn import KeyValue, TxnOperation, TxnOperationResult
+    from distop.services.submission.graph_start import StartLink, Whole
     from distop.services.submission.start_request import Request
     from distop.store.client import EtcdClient
 
@@ -127,7 +127,7 @@ def _compare3(kinds: Any, one: Compare) -> Any:
     return (kinds.mod if one.target is Target.MOD else kinds.value)(one.key) == one.value
 
 
-async def submission(etcd: EtcdClient, keys: Keys, wanted: Sequence[Request], links: Sequence[Link]) -> Submission:
+async def submission(etcd: EtcdClient, keys: Keys, wanted: Sequence[Request], links: Sequence[StartLink]) -> Submission:
     """Read and check everything; write nothing.
 
     Raises as ``graph_start.start_graph`` does; InvalidArgument if one transaction cannot hold it; OperationStartError
@@ -154,7 +154,7 @@ class Committed:
 
     committed: bool
     refs: tuple[OperationRef, ...] = ()
-    answers: tuple[Result, ...] = ()
+    answers: tuple[TxnOperationResult, ...] = ()
     earlier: bool = False
     revision: int = 0
 
@@ -164,8 +164,8 @@ class Own:
     """The compares and operations of the caller's transaction."""
 
     compare: tuple[Compare, ...]
-    success: tuple[Operation, ...]
-    failure: tuple[Operation, ...]
+    success: tuple[TxnOperation, ...]
+    failure: tuple[TxnOperation, ...]
 
 
 def own(keys: Keys, compare: Iterable[Any], success: Iterable[Any], failure: Iterable[Any]) -> Own:
@@ -206,7 +206,7 @@ def _check_operation(keys: Keys, one: Any) -> None:
 
 
 async def commit_with(
-    etcd: EtcdClient, keys: Keys, wanted: Sequence[Request], links: Sequence[Link], mine: Own, name: str
+    etcd: EtcdClient, keys: Keys, wanted: Sequence[Request], links: Sequence[StartLink], mine: Own, name: str
 ) -> Committed:
     """Commit the caller's compares and operations together with the starts.
 

@@ -169,8 +169,8 @@ async def confirm(etcd: EtcdClient, keys: Keys, external_id: str, expected: Oper
         found = await _find(etcd, keys, external_id)
         if found is None:
             raise NotFound(_not_prepared(external_id))
-        told, record, mod = found
-        ref = OperationRef.parse(told.op)
+        terms, record, mod = found
+        ref = OperationRef.parse(terms.op)
         if expected not in (None, ref):
             raise NotAllowed(f"{expected} was not prepared: its spec names the external id of {ref}")
         if record.state is HoldState.CONFIRMED:
@@ -183,7 +183,7 @@ async def confirm(etcd: EtcdClient, keys: Keys, external_id: str, expected: Oper
         state_mod, actions = waits
         actions = actions.and_then(Action(rfc3339(time.time()), "confirm", acting(etcd)))
         try:
-            txn = p.confirm(keys, ref, told, mod, actions, state_mod)
+            txn = p.confirm(keys, ref, terms, mod, actions, state_mod)
             if (await etcd.commit(txn, deadline=WRITE_LIMIT)).succeeded:
                 return ref
         except OutcomeUnknown as error:

@@ -19,7 +19,7 @@ from distop.protocol.frozen import frozen
 from distop.protocol.texts import shown
 from distop.storage.files import NotRegular, local_path, open_regular
 
-Partition = tuple[int, tuple[Any, ...]]
+PartitionKey = tuple[int, tuple[Any, ...]]
 """A spec's id, and the values of its fields."""
 
 DATA, POSITIONS, EQUALITY = range(3)
@@ -39,7 +39,7 @@ class DeleteFile:
     """
 
     content: int
-    partition: Partition
+    partition: PartitionKey
     sequence: int | None
     everywhere: bool = False
     """Whether its spec has no partitions: an equality delete then applies to the whole table."""
@@ -50,7 +50,7 @@ class DeleteFile:
     rows: int = 0
 
 
-def delete_of(entry: Any, partition: Partition, *, everywhere: bool) -> DeleteFile:
+def delete_of(entry: Any, partition: PartitionKey, *, everywhere: bool) -> DeleteFile:
     """The delete file of a manifest's entry (``manifest_facts.ManifestEntry``)."""
     file = entry.file
     low, high = (file.lower_bounds or {}).get(_PATH), (file.upper_bounds or {}).get(_PATH)
@@ -71,7 +71,7 @@ def delete_of(entry: Any, partition: Partition, *, everywhere: bool) -> DeleteFi
     )
 
 
-def partition_of(spec_id: int, values: Any) -> Partition:
+def partition_of(spec_id: int, values: Any) -> PartitionKey:
     """A key for a partition's values, equal if they are equal for Iceberg, where NaN equals NaN."""
     return spec_id, tuple("NaN" if isinstance(v, float) and math.isnan(v) else v for v in values)
 
@@ -82,8 +82,8 @@ class Deletes:
     def __init__(self) -> None:
         self.any = False
         self._targets: dict[str, list[DeleteFile]] = {}
-        self._ranges: dict[Partition, list[DeleteFile]] = {}
-        self._equal: dict[Partition | None, float] = {}
+        self._ranges: dict[PartitionKey, list[DeleteFile]] = {}
+        self._equal: dict[PartitionKey | None, float] = {}
         """The latest sequence number of equality deletes, by partition; None: for the whole table."""
 
     def add(self, delete: DeleteFile) -> None:
@@ -97,7 +97,7 @@ class Deletes:
         else:
             self._ranges.setdefault(delete.partition, []).append(delete)
 
-    def of(self, path: str, partition: Partition, sequence: int | None) -> int | None:
+    def of(self, path: str, partition: PartitionKey, sequence: int | None) -> int | None:
         """The number of deleted rows of a data file; None if unknown."""
         if not self.any:
             return 0

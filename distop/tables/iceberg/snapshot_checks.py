@@ -14,14 +14,14 @@ from distop.storage.confinement import TableFiles, table_of
 from distop.storage.files import gone, identity, local_path
 from distop.tables.iceberg.avro import Damaged
 from distop.tables.iceberg.row_deletes import check_vector
-from distop.tables.iceberg.snapshot_files import Identity, data_files, unreadable
+from distop.tables.iceberg.snapshot_files import FileIdentity, data_files, unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from distop.tables.iceberg.metadata_file import MetadataFile
 
-_checked: LruCache[tuple[Identity, ...]] = LruCache(64)
+_checked: LruCache[tuple[FileIdentity, ...]] = LruCache(64)
 """The manifest list and manifests of metadata files whose files were checked (confinement)."""
 
 
@@ -33,7 +33,7 @@ def check_files(file: MetadataFile, check: Callable[[], None] = lambda: None) ->
     _checked_manifests(file, check)
 
 
-def _checked_manifests(file: MetadataFile, check: Callable[[], None] = lambda: None) -> tuple[Identity, ...]:
+def _checked_manifests(file: MetadataFile, check: Callable[[], None] = lambda: None) -> tuple[FileIdentity, ...]:
     """The manifest list and the manifests of the current snapshot after :func:`check_files`. Raises its errors."""
     found = _checked.get(file.key(), lambda: _read_all(file, check))
     if not are_same(found):
@@ -42,7 +42,7 @@ def _checked_manifests(file: MetadataFile, check: Callable[[], None] = lambda: N
     return found
 
 
-def note_checked(file: MetadataFile, manifests: Iterable[Identity]) -> None:
+def note_checked(file: MetadataFile, manifests: Iterable[FileIdentity]) -> None:
     """Cache that all files of the current snapshot were checked.
 
     ``manifests``: identities of the manifest list and the manifests before they were read.
@@ -50,7 +50,7 @@ def note_checked(file: MetadataFile, manifests: Iterable[Identity]) -> None:
     _checked.put(file.key(), tuple(manifests))
 
 
-def are_same(files: Iterable[Identity]) -> bool:
+def are_same(files: Iterable[FileIdentity]) -> bool:
     """Whether all files exist and were not replaced."""
     return all(identity(file[0]) == file and file != gone(file[0]) for file in files)
 
@@ -104,9 +104,9 @@ def _plain(path: str) -> str:
     return str(local_path(path) or path)
 
 
-def _read_all(file: MetadataFile, check: Callable[[], None]) -> tuple[Identity, ...]:
+def _read_all(file: MetadataFile, check: Callable[[], None]) -> tuple[FileIdentity, ...]:
     """Check all files of the current snapshot; returns the manifest list and the manifests."""
-    manifests: list[Identity] = []
+    manifests: list[FileIdentity] = []
     metadata, io = file.content, file.manifests()
     snapshot = metadata.current_snapshot()
     if snapshot is not None:

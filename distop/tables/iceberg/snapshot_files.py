@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
     from distop.tables.iceberg.avro import ManifestIO
 
-Identity = tuple[str, ...]
+FileIdentity = tuple[str, ...]
 """The identity of a file (``files.identity``)."""
 
 
 def data_files(
-    source: str, metadata: Any, snapshot: Any, io: ManifestIO, check: Callable[[], None], read_from: list[Identity]
+    source: str, metadata: Any, snapshot: Any, io: ManifestIO, check: Callable[[], None], read_from: list[FileIdentity]
 ) -> Iterator[tuple[str, str, tuple[str, int, int]]]:
     """All live data files: (prefix of the partition's name, that name or "" without partitions, file).
 

@@ -11,7 +11,7 @@ from distop.runtime.lru_cache import LruCache
 from distop.tables.iceberg.avro import Damaged
 from distop.tables.iceberg.metadata_file import identity_on_disk, read_file
 from distop.tables.iceberg.snapshot_checks import are_same, note_checked
-from distop.tables.iceberg.snapshot_files import Identity, data_files, unreadable
+from distop.tables.iceberg.snapshot_files import FileIdentity, data_files, unreadable
 from distop.tables.parquet.parquet_format import EMPTY, in_groups, natural
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ NO_SNAPSHOT = "no snapshot"
 _CACHED_FILES = 20_000
 """Maximum files of a cached plan: some 10 MB."""
 
-_plans: LruCache[tuple[Planned, tuple[Identity, ...]]] = LruCache(4)
+_plans: LruCache[tuple[Planned, tuple[FileIdentity, ...]]] = LruCache(4)
 """Plans, with the manifest list and the manifests that they were read from."""
 
 
@@ -48,7 +48,7 @@ def plan_metadata(source: str, table: TableRecord, options: TableOptions, check:
         return _planned(source, table, options, check)[0]
     key = (*key, str(options.group_bytes), str(options.group_files))
 
-    def make() -> tuple[Planned, tuple[Identity, ...]]:
+    def make() -> tuple[Planned, tuple[FileIdentity, ...]]:
         return _planned(source, table, options, check)
 
     planned, manifests = _plans.get(key, make, keep=_is_small)
@@ -60,13 +60,13 @@ def plan_metadata(source: str, table: TableRecord, options: TableOptions, check:
     return replace(planned, partitions=list(planned.partitions))
 
 
-def _is_small(made: tuple[Planned, tuple[Identity, ...]]) -> bool:
+def _is_small(made: tuple[Planned, tuple[FileIdentity, ...]]) -> bool:
     return sum(len(partition.files) for partition in made[0].partitions) <= _CACHED_FILES
 
 
 def _planned(
     source: str, table: TableRecord, options: TableOptions, check: Callable[[], None]
-) -> tuple[Planned, tuple[Identity, ...]]:
+) -> tuple[Planned, tuple[FileIdentity, ...]]:
     """A new plan, with the manifest list and the manifests that it was read from."""
     file = read_file(source)
     metadata, io = file.content, file.manifests()
@@ -74,7 +74,7 @@ def _planned(
     version = str(snapshot.snapshot_id) if snapshot is not None else NO_SNAPSHOT
     folders: dict[str, list[tuple[str, int, int]]] = {}
     unpartitioned: dict[str, list[tuple[str, int, int]]] = {}
-    manifests: list[Identity] = []
+    manifests: list[FileIdentity] = []
     if snapshot is not None:
         try:
             with io.watched():

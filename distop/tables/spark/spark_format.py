@@ -19,7 +19,7 @@ from distop.storage.confinement import TableFiles, own_folder, table_of
 from distop.storage.location import Location
 from distop.tables.formats import Format
 from distop.tables.parquet.parquet_format import EMPTY, HIVE_NULL, escaped, files_text, in_groups, natural
-from distop.tables.reading.file_facts import of_json
+from distop.tables.reading.file_facts import PlannedFile, of_json
 from distop.tables.spark import spark_catalog
 from distop.tables.table_options import check_options, is_partition_type
 
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 COLUMNS = "columns"
 """The option with the table's columns except partition columns: name → type, as JSON of the values of
 ``distop.tables.reading.file_facts``."""
-
-File = tuple[str, int, int]
 
 _CHECKED_PARTITIONS = 100
 """Number of partitions that are checked; one existing folder makes the table reachable."""
@@ -161,7 +159,7 @@ def plan(
     described: Described,
     name: str,
     options: TableOptions,
-    files_in: Callable[..., list[File]],
+    files_in: Callable[..., list[PlannedFile]],
     check: Callable[[], None],
 ) -> Planned:
     """Plan the table that the catalog describes.
@@ -205,7 +203,7 @@ def plan(
 
 
 def _by_value(
-    found: Iterable[CatalogPartition], name: str, files_in: Callable[..., list[File]], check: Callable[[], None]
+    found: Iterable[CatalogPartition], name: str, files_in: Callable[..., list[PlannedFile]], check: Callable[[], None]
 ) -> Iterator[PartitionPlan]:
     by_name: dict[str, tuple[dict[str, str | None], str]] = {}
     folders: dict[str, str] = {}
@@ -231,7 +229,7 @@ def _by_value(
         yield PartitionPlan(ordinal, partition, sum(f[1] for f in files), tuple(files), values=values)
 
 
-def _files(table: TableFiles, folder: str, *, deep: bool = False) -> list[File]:
+def _files(table: TableFiles, folder: str, *, deep: bool = False) -> list[PlannedFile]:
     """The files of a folder, without those of subfolders, which Spark does not read."""
     table.check_partition(folder)
     found = [(e.path, e.size, e.mtime_ns) for e in Location.of(folder).walk(deep=deep)]

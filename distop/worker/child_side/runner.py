@@ -535,7 +535,7 @@ class Run:
             return explain(error)
         return ""
 
-    def _end(self, ordinal: int, kind: child_messages.Kind, result: Any, error: str, started: float) -> None:
+    def _end(self, ordinal: int, kind: child_messages.EndKind, result: Any, error: str, started: float) -> None:
         with self._lock:
             if ordinal not in self._open:
                 return  # the run was abandoned meanwhile
@@ -580,7 +580,7 @@ class Run:
         fence = self._items[ordinal][2]
         return dump(result_files.write(where, Attempt(self.op, ordinal, fence, self._scope.incarnation), text))
 
-    def _end_all(self, kind: child_messages.Kind, error: str) -> None:
+    def _end_all(self, kind: child_messages.EndKind, error: str) -> None:
         now = time.time()
         for ordinal in list(self._open):
             self._end(ordinal, kind, None, error, now)

@@ -66,8 +66,8 @@ def verify(message: Mapping[str, Any], allowed: Sequence[str]) -> dict[str, Any]
         return {"completed": completed, "why": ""}
     except NoAnswer as error:
         detail = " ".join(secret_settings.redact(str(error)).encode(errors="replace").decode().split())
-        said, where = "Verifier %r gave no answer: %s", {"operation": message["op"]}
-        log.warning(said, message["verify"], secret_settings.shortened(detail, _TEXT), extra=where)
+        line, where = "Verifier %r gave no answer: %s", {"operation": message["op"]}
+        log.warning(line, message["verify"], secret_settings.shortened(detail, _TEXT), extra=where)
         return {"completed": None, "why": str(error.word)}
 
 

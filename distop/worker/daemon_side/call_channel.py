@@ -167,8 +167,8 @@ class Caller:
                 grace = self._keeper.config.grace
                 await wait_first(work, timeout=grace)
                 if pending.sink is not None:
-                    said = "Killing the worker process: %s did not stop within %g s"
-                    self._log.warning(said, pending.what, grace, extra={"operation": pending.op})
+                    message = "Killing the worker process: %s did not stop within %g s"
+                    self._log.warning(message, pending.what, grace, extra={"operation": pending.op})
                     pending.sink.child.kill("stubborn")
             await wait_first(work)
             if not work.cancelled():

@@ -202,8 +202,8 @@ class ChildProcess:
 
     def _mark_stuck(self, why: str) -> None:
         if not self.stuck:
-            said = "Not starting new jobs in the worker process, and replacing it when its other jobs end: %s"
-            self._log.warning(said, why)
+            message = "Not starting new jobs in the worker process, and replacing it when its other jobs end: %s"
+            self._log.warning(message, why)
             self.stuck = why
             self._replacing = asyncio.get_running_loop().call_later(REPLACED_AFTER, self._replace)
         self.kill_if_stuck()
@@ -217,8 +217,8 @@ class ChildProcess:
         """Kill a stuck child with its other runs and calls, which run again in the next child."""
         count = len(self.runs) + len(self.calls)
         others = "1 other run or call" if count == 1 else f"{count} other runs and calls"
-        said = "Replacing the worker process: %s; repeating %s in the next one, not ended within %g s"
-        self._log.warning(said, self.stuck, others, REPLACED_AFTER)
+        message = "Replacing the worker process: %s; repeating %s in the next one, not ended within %g s"
+        self._log.warning(message, self.stuck, others, REPLACED_AFTER)
         self.kill("replaced")
 
     async def _ping_regularly(self) -> None:
@@ -228,8 +228,8 @@ class ChildProcess:
             if await self._ping(FROZEN_AFTER) or await self._ping(FROZEN_AFTER):
                 continue
             if not self._killing and not self.hung_up:
-                said = "Killing and replacing the worker process: it did not answer for %g s"
-                self._log.warning(said, 2 * FROZEN_AFTER)
+                message = "Killing and replacing the worker process: it did not answer for %g s"
+                self._log.warning(message, 2 * FROZEN_AFTER)
                 self.kill("frozen")
             return
 

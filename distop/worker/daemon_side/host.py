@@ -503,7 +503,7 @@ class WorkerHost(ChildCalls):
             if run.done.done() or run.number != number or child.died.done():
                 continue
             if not run.probed.done() or run.probed.result():
-                said = "Killing the worker process: cancelled jobs did not stop within %g s"
-                self._log.warning(said, grace, extra=run.where)
+                message = "Killing the worker process: cancelled jobs did not stop within %g s"
+                self._log.warning(message, grace, extra=run.where)
                 child.kill("stubborn")
                 await wait_first(child.died)

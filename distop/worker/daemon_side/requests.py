@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from distop.protocol.records import TableRecord
-    from distop.worker.child_messages import Kind
+    from distop.worker.child_messages import EndKind
     from distop.worker.daemon_side.result_handlers import Fetch, Page
 
 
@@ -138,7 +138,7 @@ class JobEnded:
     """
 
     partition: int
-    kind: Kind
+    kind: EndKind
     result: Any = None
     error: str = ""
     started: float = 0.0

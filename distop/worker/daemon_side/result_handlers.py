@@ -106,7 +106,7 @@ class RunSink:
                 # Not the child's fault: its connection must stay open.
                 self._log.exception("Unexpected error while handling the ends of jobs", extra=self.where)
 
-    def end_rest(self, kind: child_messages.Kind, error: str, ordinals: Iterable[int] | None = None) -> None:
+    def end_rest(self, kind: child_messages.EndKind, error: str, ordinals: Iterable[int] | None = None) -> None:
         """End these jobs, or all pending ones, with the same kind and error."""
         self.end([JobEnded(p, kind, None, error) for p in list(self.pending if ordinals is None else ordinals)])
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from distop.daemon.executor.job_runs import Scheduler
     from distop.daemon.job_reports import Write
     from distop.protocol.records import OperationRef
-    from distop.protocol.txn import Operation, TxnResult
+    from distop.protocol.txn import TxnOperation, TxnResult
     from distop.services.open_operation import OpenOperation
     from distop.testing import ModelStore
     from distop.worker.daemon_side.requests import JobEnded
@@ -147,7 +147,7 @@ class Running:
         return [p for p, seen in claims if seen.value.incarnation == "a"]
 
 
-def puts(ops: tuple[Operation, ...]) -> Iterator[str]:
+def puts(ops: tuple[TxnOperation, ...]) -> Iterator[str]:
     for op in ops:
         if isinstance(op, Put):
             yield op.key

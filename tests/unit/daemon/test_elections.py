@@ -19,11 +19,12 @@ from distop.protocol import keys as K
 from distop.protocol.dependencies import Hold, HoldState
 from distop.protocol.plan import Gate
 from distop.protocol.records import Node, OperationRef, Phase
+from distop.protocol.revisioned import Change
 from distop.protocol.txn import KeyValue, Put, Txn
 from distop.runtime import logs
 from distop.settings import ExecutorConfig
 from distop.store.connection_settings import EtcdConfig
-from distop.store.watch import Batch, Event
+from distop.store.watch import Batch
 from tests.unit.support.modelclient import ModelClient
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class Daemon(Incarnation):
         family = key.split(".")[0]
         families = next(one for one in self._families if family in one)
         kv = KeyValue(key, value or b"", mod or self.store.revision)
-        self._folder(families)(Batch(kv.mod_revision, (Event(kv, value is None),)))
+        self._folder(families)(Batch(kv.mod_revision, (Change(kv, value is None),)))
 
     async def settle(self) -> None:
         """Win the elections that are sought, and pass on their events."""

@@ -38,7 +38,7 @@ def world_with(rules: Rules = COMPLETES, *, jobs: int | None = 2) -> tuple[World
     return world, ref
 
 
-def step(world: World, ref: OperationRef, now: float = NOW) -> d.Step:
+def step(world: World, ref: OperationRef, now: float = NOW) -> d.NextStep:
     return next_step(world.keys, world.op(ref), set(world.leases), world.election, now, POLL)
 
 
@@ -71,7 +71,7 @@ def test_planning() -> None:
     assert step(world, ref) == d.MakePlan()
     op = world.op(ref)
 
-    def after(retry_at: str) -> d.Step:
+    def after(retry_at: str) -> d.NextStep:
         from distop.protocol.records import Attempts
 
         op.planning = Seen(Attempts(1, "no", retry_at), 5)
@@ -222,7 +222,7 @@ def test_completing() -> None:
     assert op.decision is not None
     first = op.decision.value
 
-    def after(decision: Decision) -> d.Step:
+    def after(decision: Decision) -> d.NextStep:
         op.decision = Seen(decision, 77)
         return next_step(world.keys, op, {"a"}, world.election, NOW, POLL)
 

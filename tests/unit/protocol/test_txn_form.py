@@ -17,11 +17,11 @@ from distop.protocol.txn import (
     Compare,
     Delete,
     Get,
-    Operation,
     Put,
     Relation,
     Target,
     Txn,
+    TxnOperation,
     absent,
     exists,
     flaw,
@@ -54,11 +54,11 @@ gets = st.builds(
     lambda place, limit, only, count: Get(*place, limit, only, count),
     *(places, st.sampled_from([0, 1, 1000]), st.booleans(), st.booleans()),
 )
-plain: st.SearchStrategy[Operation] = puts | deletes | gets
+plain: st.SearchStrategy[TxnOperation] = puts | deletes | gets
 conditions = st.lists(compares(), max_size=2).map(tuple)
 
 
-def nested(within: st.SearchStrategy[Operation]) -> st.SearchStrategy[Txn]:
+def nested(within: st.SearchStrategy[TxnOperation]) -> st.SearchStrategy[Txn]:
     some = st.lists(within, max_size=3).map(tuple)
     return st.builds(Txn, conditions, some, some)
 
@@ -84,7 +84,7 @@ def test_the_computed_bytes_of_a_request_are_exact(txn: Txn) -> None:
         ((Txn((), (Delete("k", "l"),)), Txn((), (Put("k", b""),))), "k"),
     ],
 )
-def test_a_key_written_twice_is_a_flaw(ops: tuple[Operation, ...], key: str) -> None:
+def test_a_key_written_twice_is_a_flaw(ops: tuple[TxnOperation, ...], key: str) -> None:
     for txn in (Txn((), ops, (), "end"), Txn((), (), ops, "end")):
         found = flaw(txn)
         assert found is not None
@@ -102,7 +102,7 @@ def test_a_key_written_twice_is_a_flaw(ops: tuple[Operation, ...], key: str) -> 
         (Txn((), (Put("k", b""),)), Txn((), (Delete("k"),))),
     ],
 )
-def test_a_valid_transaction_has_no_flaw(ops: tuple[Operation, ...]) -> None:
+def test_a_valid_transaction_has_no_flaw(ops: tuple[TxnOperation, ...]) -> None:
     assert flaw(Txn((), ops)) is None
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator
 
     from distop.protocol.records import OperationRef
-    from distop.store.history import Step
+    from distop.store.history import HistoryStep
 
 UNTOUCHED = {"no_number_taken", "run_ops_forgets_to_count_down"}
 """Where the violation is that a key was not written."""
@@ -40,17 +40,17 @@ def as_json() -> Iterator[None]:
     use(GlobalOptions())
 
 
-async def told(*steps: Step) -> AsyncGenerator[Step, None]:
+async def told(*steps: HistoryStep) -> AsyncGenerator[HistoryStep, None]:
     for step in steps:
         yield step
 
 
-def steps(world: World) -> list[Step]:
-    history: list[Step] = [Revision(number, tuple(changes)) for number, changes in world.store.history]
+def steps(world: World) -> list[HistoryStep]:
+    history: list[HistoryStep] = [Revision(number, tuple(changes)) for number, changes in world.store.history]
     return [*history, CaughtUp(world.store.revision)]
 
 
-def run(world: World, ref: OperationRef | None = None, *after: Step) -> int:
+def run(world: World, ref: OperationRef | None = None, *after: HistoryStep) -> int:
     """The command's exit code."""
     checked = Audit(world.keys, ref)
     try:
@@ -130,7 +130,7 @@ def test_an_audit_of_one_operation_reports_only_its_violations() -> None:
     assert run(world, ref) == 1, "it depends on the counters of its table"
 
 
-def told_of(ref: OperationRef, world: World, *after: Step, follow: bool = False) -> Audit:
+def told_of(ref: OperationRef, world: World, *after: HistoryStep, follow: bool = False) -> Audit:
     """The audit of an operation where history is compacted up to the present."""
     listing = HistoryStart(world.store.revision, 1, tuple(world.store.listing()))
     checked = Audit(world.keys, ref)

@@ -35,7 +35,7 @@ from tests.unit.support.modelclient import ModelClient
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
-    from distop.protocol.txn import Operation
+    from distop.protocol.txn import TxnOperation
 
 KEYS = Keys()
 TABLE = "t"
@@ -534,7 +534,7 @@ def test_a_record_does_not_reveal_operations_of_another_table(followed: str) -> 
     assert keys_of(other) == {KEYS.unique("t", "purge", "x")}
 
 
-def keys_of(operations: Iterable[Operation]) -> set[str]:
+def keys_of(operations: Iterable[TxnOperation]) -> set[str]:
     """All keys that these read, compare or write."""
     found: set[str] = set()
     for one in operations:

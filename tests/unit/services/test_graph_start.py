@@ -286,7 +286,7 @@ def test_while_a_graph_is_inserted_its_operations_get_no_dependencies(waits: boo
 
 
 def test_no_edge_leads_to_an_operation_of_the_graph_that_has_ended() -> None:
-    """A coordinator of an older release, which checks no hold, ended it meanwhile."""
+    """Somebody deleted its keys by hand meanwhile."""
 
     async def work(etcd: Etcd) -> None:
         gone = KEYS.own_range(OperationRef.parse("t/noop/1"))
@@ -301,7 +301,7 @@ def test_no_edge_leads_to_an_operation_of_the_graph_that_has_ended() -> None:
             await etcd.client.start_operations(chord(parts, noop()))
         assert etcd.store.range(*gone) == []
         assert [one.state for one in holds(etcd).values()] == [HoldState.DENIED]
-        etcd.store.history.clear()  # that release broke what is checked
+        etcd.store.history.clear()  # the deletion broke what is checked
 
     run(work)
 

@@ -104,7 +104,7 @@ def test_an_extension_comes_too_late_for_a_job_that_was_taken() -> None:
     ("outcome", "stage"),
     [(m.Complete(1), "success"), (m.Abort("no"), "failed"), (m.Retry("broken"), "waiting"), (m.Release(), "waiting")],
 )
-def test_a_return_with_a_lost_answer_recognizes_its_own_write(outcome: m.Outcome, stage: str) -> None:
+def test_a_return_with_a_lost_answer_recognizes_its_own_write(outcome: m.OwnedOutcome, stage: str) -> None:
     play = Play()
     play.lost()
     play.run(play.owner.give(str(play.token), outcome))
@@ -112,7 +112,7 @@ def test_a_return_with_a_lost_answer_recognizes_its_own_write(outcome: m.Outcome
 
 
 @pytest.mark.parametrize("outcome", [m.Retry("broken"), m.Release()])
-def test_a_job_that_was_put_back_and_claimed_before_the_answer_came_was_put_back(outcome: m.Outcome) -> None:
+def test_a_job_that_was_put_back_and_claimed_before_the_answer_came_was_put_back(outcome: m.OwnedOutcome) -> None:
     play = Play()
 
     def claim() -> None:
@@ -130,7 +130,7 @@ def test_a_job_that_was_put_back_and_claimed_before_the_answer_came_was_put_back
 
 
 @pytest.mark.parametrize("outcome", [m.Retry("broken"), m.Release()])
-def test_a_job_that_was_taken_over_cannot_be_put_back(outcome: m.Outcome) -> None:
+def test_a_job_that_was_taken_over_cannot_be_put_back(outcome: m.OwnedOutcome) -> None:
     play = Play()
     play.world.do(play.world.own(play.ref, "v", 0))
     with pytest.raises(InvalidToken, match="granted to v"):
@@ -138,7 +138,7 @@ def test_a_job_that_was_taken_over_cannot_be_put_back(outcome: m.Outcome) -> Non
 
 
 @pytest.mark.parametrize("outcome", [m.Complete(1), m.Abort("no")])
-def test_a_return_that_is_made_again_changes_nothing(outcome: m.Outcome) -> None:
+def test_a_return_that_is_made_again_changes_nothing(outcome: m.OwnedOutcome) -> None:
     play = Play()
     play.unknown()
     with pytest.raises(OutcomeUnknown):

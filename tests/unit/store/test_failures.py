@@ -32,7 +32,7 @@ from distop.store.grpc_failures import Failure, FailureKind, classify, rejection
         ("PERMISSION_DENIED", "etcdserver: permission denied", FailureKind.FINAL),
     ],
 )
-def test_an_error_of_etcd_has_one_fate(code: str, detail: str, kind: FailureKind) -> None:
+def test_an_error_of_etcd_has_one_kind(code: str, detail: str, kind: FailureKind) -> None:
     assert classify(code, detail).kind is kind
 
 

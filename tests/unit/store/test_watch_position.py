@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distop.protocol.revisioned import Change
 from distop.protocol.txn import KeyValue
-from distop.store.watch_position import Batch, Event, Relist, Reopen, Response, WatchPosition
+from distop.store.watch_position import Batch, Relist, Reopen, Response, WatchPosition
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-def change(revision: int, key: str = "k") -> Event:
-    return Event(KeyValue(key, b"", revision))
+def change(revision: int, key: str = "k") -> Change:
+    return Change(KeyValue(key, b"", revision))
 
 
 def test_a_watch_resumes_after_the_last_event_not_after_the_header() -> None:  # W2
@@ -79,13 +80,13 @@ def test_a_cancelled_watch_is_opened_again() -> None:
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> list[list[Event]]:
+def histories(draw: st.DrawFn) -> list[list[Change]]:
     """Revisions 1…n with the events of the watched range in each (possibly none)."""
     sizes = draw(st.lists(st.integers(0, 4), min_size=1, max_size=30))
     return [[change(revision, f"k{number}") for number in range(size)] for revision, size in enumerate(sizes, 1)]
 
 
-def served(draw: st.DrawFn, history: list[list[Event]], start: int) -> Iterator[Response]:
+def served(draw: st.DrawFn, history: list[list[Change]], start: int) -> Iterator[Response]:
     """Responses that a server may send to a watch from ``start``: resent events, headers ahead, fragments, progress."""
     now = len(history)
     yield Response(now, created=True)
@@ -108,9 +109,9 @@ def served(draw: st.DrawFn, history: list[list[Event]], start: int) -> Iterator[
 
 
 @given(histories(), st.data())
-def test_every_revision_is_applied_once_and_completely(history: list[list[Event]], data: st.DataObject) -> None:
+def test_every_revision_is_applied_once_and_completely(history: list[list[Change]], data: st.DataObject) -> None:
     position = WatchPosition(0)
-    applied: list[Event] = []
+    applied: list[Change] = []
     for broken in (True, True, True, False):
         position.opened()
         responses = list(served(data.draw, history, position.next_revision))

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from distop.protocol.revisioned import Change
-from distop.store.watch_position import Batch, Event
+from distop.store.watch_position import Batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,7 +86,7 @@ class ModelFeed:
         written = self._client.store.between(self.revision + 1, self._client.store.revision)
         self.revision = self._client.store.revision
         changes = [one for _, changes in written for one in changes if first <= one.kv.key < after]
-        events = tuple(Event(one.kv, one.deleted) for one in changes if not self.loses(one))
+        events = tuple(Change(one.kv, one.deleted) for one in changes if not self.loses(one))
         if events:
             self._apply(Batch(self.revision, events))
 
@@ -95,7 +95,7 @@ class ModelFeed:
         self.revision = store.revision
         listing = store.range(*self._range)
         if self._gather is None:
-            batch = Batch(store.revision, tuple(Event(kv) for kv in listing), listing=True)
+            batch = Batch(store.revision, tuple(Change(kv) for kv in listing), listing=True)
         else:
             gathered = self._gather()
             gathered.apply([Change(kv) for kv in listing])

@@ -16,7 +16,7 @@ from tests.support.writing import digest, note
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from distop.store.history import Step
+    from distop.store.history import HistoryStep
 
 ROOT = "distOp.t.writing.1"
 RECORD = "distOpHistory.t.writing.1"
@@ -29,7 +29,7 @@ class RecordedOperation:
         self.folder = folder
         self.journal = folder / "journal.jsonl"
         self.arg = {"jobs": 2, "rows": 3, "journal": str(self.journal)}
-        self.steps: list[Step] = []
+        self.steps: list[HistoryStep] = []
         self.write(f"{ROOT}.arg", self.arg)
 
     def file(self, partition: int) -> Path:

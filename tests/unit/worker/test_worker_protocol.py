@@ -74,7 +74,7 @@ def test_pages_of_items_are_decoded_as_messages(rows: list[str], limit: int) -> 
 
 
 def test_a_lone_surrogate_is_decoded_unchanged() -> None:
-    # File names that are not UTF-8 contain them, and so may records of earlier releases.
+    # File names that are not UTF-8 contain them.
     message = {"t": "status", "run": 1, "partition": 0, "text": "a\udcffb"}
     assert list(Decoder().feed(encode(message))) == [message]  # type: ignore[arg-type]
     (paged,) = child_messages.encode_paged(message, [child_messages.row("\udcff")])  # type: ignore[arg-type]
