@@ -59,7 +59,7 @@ APART = frozenset(name for name in LONGEST if name.startswith("tests/acceptance/
 """Acceptance tests that share no Spark session: their executors start their own."""
 
 
-TURNS = 3
+TURNS = 4
 """A run takes one in this many of the tests marked ``rotating``."""
 
 
