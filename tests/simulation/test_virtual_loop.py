@@ -56,11 +56,11 @@ def test_a_run_ends_at_its_time_limit(loop: VirtualLoop) -> None:
 def test_a_loop_without_a_pause_is_reported(loop: VirtualLoop, pause: float) -> None:
     async def busy() -> None:
         await asyncio.sleep(5.0)
-        while True:
+        while True:  # noqa: ASYNC110  # what is reported
             await asyncio.sleep(pause)
 
     spawn(loop, "a", busy())
-    with pytest.raises(RuntimeError, match="100,000 callbacks ran at one moment of virtual time"):
+    with pytest.raises(RuntimeError, match="20,000 callbacks ran at one moment of virtual time"):
         loop.run(never, 10.0)
     assert loop.now == 5.0
 
