@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 PROCESS: contextvars.ContextVar[Process] = contextvars.ContextVar("distop-process")
 """The simulated process to which the current code belongs."""
-MOST_AT_ONE_MOMENT = 100_000
+MOST_AT_ONE_MOMENT = 20_000
 """Maximum number of callbacks at one moment. Tests need some thousands; a loop without a pause has no end."""
 
 

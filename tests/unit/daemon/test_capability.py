@@ -102,6 +102,7 @@ def test_the_pause_doubles_after_each_momentary_failure(clock: StandingClock) ->
         while not cluster.mine.serves("validate"):
             assert cluster.mine.cannot_now("validate", WHY), "its other running jobs report it, too"
             clock.now += 1
+            assert clock.now - began <= LONGEST_PAUSE
         assert not cluster.mine.unable
         pauses.append(clock.now - began)
     assert pauses == [PAUSE, 2 * PAUSE, 4 * PAUSE, 8 * PAUSE, 16 * PAUSE, LONGEST_PAUSE, LONGEST_PAUSE]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import pytest
-
 from distop.decide.view import ClusterView
 from distop.protocol import keys as K
 from distop.protocol.executor_nodes import Drain, NodeState, node_state, put_drain
@@ -17,6 +15,7 @@ from distop.services.draining import drain
 from distop.testing import ModelStore
 from tests.support.world import World
 from tests.unit.support.modelclient import ModelClient
+from tests.unit.support.virtualtime import in_virtual_time, now
 
 
 def test_a_late_copy_of_a_request_does_not_come_back_after_it_was_undone() -> None:
@@ -69,20 +68,15 @@ def test_a_node_reports_its_drain_state() -> None:
     assert Node.decode(b'{"executor":"e"}').state is NodeState.ACTIVE
 
 
-async def test_waiting_for_a_drain_polls_after_a_short_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    world, client, slept, sleep = World(), ModelClient(), list[float](), asyncio.sleep
-    client.store = world.store
-    world.join("a")
+def test_waiting_for_a_drain_polls_after_a_short_pause() -> None:
+    async def main() -> None:
+        world, client = World(), ModelClient()
+        client.store = world.store
+        world.join("a")
+        asyncio.get_running_loop().call_later(5.0, world.die, "a")
+        etcd: Any = client
+        assert await drain(etcd, world.keys, "ex-a", wait=True) is NodeState.DRAINED
+        assert 5.0 <= now() <= 6.0
+        assert len(client.requests) < 1_000
 
-    async def short(seconds: float) -> None:
-        if seconds:
-            slept.append(seconds)
-        if len(slept) == 3 and "a" in world.leases:
-            world.die("a")
-        await sleep(0)
-
-    monkeypatch.setattr(asyncio, "sleep", short)
-    etcd: Any = client
-    assert await drain(etcd, world.keys, "ex-a", wait=True) is NodeState.DRAINED
-    assert len(slept) == 3
-    assert all(0.05 <= seconds <= 1.0 for seconds in slept)
+    in_virtual_time(main)

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from distop.protocol.records import Node
+from distop.worker.child_side import spark_stall
 from distop.worker.child_side.spark_probe import answer_within, probe
 from distop.worker.child_side.spark_session import ANSWER_SETTING, SparkHolder, SparkNotStarted, settings
-from distop.worker.child_side.spark_stall import Activity, Stall, known_to_master, stall_cause
+from distop.worker.child_side.spark_stall import Activity, Stall, known_to_master, longest_examination, stall_cause
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -241,6 +242,19 @@ def test_the_examination_waits_longer_than_its_probe(tmp_path: Path) -> None:
     assert cause is not None
     message = "Spark completes no tasks: a test job did not end within 0.5 s"
     assert (cause.text, cause.replace_session) == (message, True)
+
+
+def test_all_masters_together_have_half_the_time_of_a_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[float] = []
+
+    def known(_: object, masters: list[str], limit: float) -> bool:
+        limits.append(limit)
+        return False
+
+    monkeypatch.setattr(spark_stall, "known_to_master", known)
+    assert stall_cause(cast(Any, Standalone(FORGOTTEN, KNOWN)), Activity(jobs=1), 60.0) is not None
+    assert limits == [30.0]
+    assert longest_examination(60.0) == 60.0 + 30.0 + 60.0 + 2.0, "the JVM's answer, the masters, a probe, its cancel"
 
 
 def test_an_unanswered_probe_cancels_its_job() -> None:
