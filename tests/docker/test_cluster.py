@@ -38,8 +38,8 @@ def engine_says() -> str | None:
         except subprocess.TimeoutExpired:
             return f"`{' '.join(command)}` does not answer"
         if done.returncode != 0:
-            said = (done.stderr or done.stdout).strip().splitlines() or [f"exit code {done.returncode}"]
-            return f"`{' '.join(command)}` says: {said[-1]}"
+            lines = (done.stderr or done.stdout).strip().splitlines() or [f"exit code {done.returncode}"]
+            return f"`{' '.join(command)}` says: {lines[-1]}"
     return None
 
 

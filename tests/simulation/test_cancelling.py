@@ -43,8 +43,8 @@ def test_a_cancel_ends_if_no_live_executor_has_the_labels(cancel: float) -> None
     host = Host("exec-1", ("check-all",), 1, 0.0, labels={"zone": AWAY}, leaves=1.35 if cancel < 5 else 3.0)
     ended = record(run(cancelled("check-all", cancel, host, where={"zone": AWAY})))
     assert ended.state == "cancelled"
-    said = "the completion code did not run: no live executor offers `check-all` and has the labels zone=away"
-    assert [error["text"] for error in ended.errors] == [said]
+    reason = "the completion code did not run: no live executor offers `check-all` and has the labels zone=away"
+    assert [error["text"] for error in ended.errors] == [reason]
 
 
 def test_a_cancel_ends_if_no_executor_offers_the_type() -> None:

@@ -115,10 +115,10 @@ def test_missing_rights_are_logged_at_once_and_then_rarely(
         denied.run(work, **USER)
     assert [record.levelname for record in logged()] == ["ERROR"] * 3
     for record in logged():
-        said = record.getMessage()
+        message = record.getMessage()
         denied = "etcd denies the user 'me' permission for the transaction: "
-        assert said.startswith(f"etcd rejected the transaction; retrying: {denied}")
-        assert "distop access" in said
+        assert message.startswith(f"etcd rejected the transaction; retrying: {denied}")
+        assert "distop access" in message
 
 
 def test_a_late_copy_of_a_node_update_does_not_undo_later_ones(cluster: SimCluster) -> None:

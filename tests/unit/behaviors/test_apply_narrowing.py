@@ -53,11 +53,11 @@ SCHEMA: dict[str, Any] = {
 def certificate(*checks: dict[str, Any], **fields: Any) -> Certificate:
     made = [Certified(name=f"check{n}", check=check) for n, check in enumerate(checks)]
     columns = {"id": Column(id=1, type="long"), "n": Column(id=2, type="string")}
-    told = {
+    contents = {
         "table": "t", "format": "iceberg", "location": "/t", "operation": "t/validate/1", "time": "now", "version": "1",
         "checks": made, "columns": columns, **fields,
     }  # fmt: skip
-    return Certificate.issue(**told)
+    return Certificate.issue(**contents)
 
 
 def test_a_narrowed_column_keeps_all_but_its_id_and_type() -> None:
@@ -204,8 +204,8 @@ def test_the_content_of_a_stage_does_not_choose_the_folder_to_remove(layout: Lay
     foreign = layout.data / "distop-0"
     foreign.mkdir(parents=True)
     (foreign / "a.parquet").touch()
-    told = json.dumps({"properties": {"write.data.path": f"file://{foreign}"}})
-    stage = layout.write(layout.stage(), told)
+    metadata = json.dumps({"properties": {"write.data.path": f"file://{foreign}"}})
+    stage = layout.write(layout.stage(), metadata)
     staged_files.discard(stage, frozenset(), LOG)
     assert (foreign / "a.parquet").exists()
     assert not Path(stage.data.location).exists()
@@ -292,8 +292,8 @@ def test_the_completion_rewrites_files_that_no_executor_has_staged(
     mine, metadata = operation(layout, OPERATION, monkeypatch), SimpleNamespace(current_schema_id=1, last_column_id=4)
     ids = type_narrowing.new_ids(metadata, mine._narrowed)
     made_for = staged_files.purpose_of(mine._certificate.digest, mine._narrowed)
-    told = staged_files.contents_of(["/t/0"], 1, 4, ids) | {**staged, "snapshot": "7", "made_for": made_for}
-    deletion.write(stage, staged_files.CONTENTS, json.dumps(told).encode())
+    contents = staged_files.contents_of(["/t/0"], 1, 4, ids) | {**staged, "snapshot": "7", "made_for": made_for}
+    deletion.write(stage, staged_files.CONTENTS, json.dumps(contents).encode())
     rows = [
         OutcomeRow(0, "a", True, staged, "", stage),
         OutcomeRow(1, "b", True, staged, ""),
@@ -312,9 +312,9 @@ def test_the_completion_rewrites_files_that_no_executor_has_staged(
 def test_hole_2_a_stage_that_another_user_may_have_written_is_not_read(layout: Layout, where: str) -> None:
     """Its name comes from an outcome, which a submitter may write."""
     stage, ids = layout.write(layout.stage("t/apply/7")), {1: 5}
-    told = staged_files.contents_of(["/t/0"], 1, 4, ids)
-    told |= {"staged": {"files": 1, "rows": 2, "bytes": 3}, "snapshot": "7", "made_for": "it"}
-    deletion.write(stage.place, staged_files.CONTENTS, json.dumps(told).encode())
+    contents = staged_files.contents_of(["/t/0"], 1, 4, ids)
+    contents |= {"staged": {"files": 1, "rows": 2, "bytes": 3}, "snapshot": "7", "made_for": "it"}
+    deletion.write(stage.place, staged_files.CONTENTS, json.dumps(contents).encode())
     assert staged_files.staged_data(stage, ["/t/0"], 1, 4, ids, "it") is not None
     others = Path(layout.shared.location) / where
     others.chmod(0o777)

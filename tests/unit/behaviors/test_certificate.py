@@ -81,11 +81,11 @@ def test_a_list_of_files_is_written_again_only_if_it_was_changed_or_removed(
 ) -> None:
     asked = []
     plain = file_lists.digest_of
-    monkeypatch.setattr(file_lists, "digest_of", lambda told: asked.append(told) or plain(told))
+    monkeypatch.setattr(file_lists, "digest_of", lambda listed: asked.append(listed) or plain(listed))
     kept = tmp_path / run(NOT_NULL).report["certificate"]["files"]
-    whole, lists = kept.read_text(), sum("files" in told for told in asked)
+    whole, lists = kept.read_text(), sum("files" in listed for listed in asked)
     run(NOT_NULL)
-    assert sum("files" in told for told in asked) == lists == 1
+    assert sum("files" in listed for listed in asked) == lists == 1
     kept.write_text("{}")
     run(NOT_NULL)
     assert kept.read_text() == whole
@@ -113,13 +113,13 @@ def test_hole_8_a_plan_replaces_no_list_of_another_table(tmp_path: Path, version
     theirs.operation, mine.operation = "t/validate/1", "mine/validate/1"
     file_lists.write_file_list("abc", lambda: [("/t/a", 1, 1)], theirs)
     kept = tmp_path / "certificates" / "t" / "abc.json"
-    told = kept.read_text()
+    stored = kept.read_text()
     if version == "abc":
         file_lists.write_file_list(version, lambda: [("/mine/a", 1, 1)], mine)
     else:
         with pytest.raises(InvalidArgument, match="is not a version of the table 'mine'"):
             file_lists.write_file_list(version, lambda: [("/mine/a", 1, 1)], mine)
-    assert kept.read_text() == told
+    assert kept.read_text() == stored
 
 
 def test_a_list_with_partition_names_is_written_for_each_certificate(tmp_path: Path) -> None:
@@ -284,8 +284,8 @@ def test_hole_8_results_returned_by_actors_are_not_certified(folder: Path, tmp_p
 def test_a_list_of_files_that_was_changed_is_refused(run: Callable[..., Ran], tmp_path: Path) -> None:
     certificate = run(NOT_NULL).report["certificate"]
     kept = tmp_path / certificate["files"]
-    told = json.loads(kept.read_text())
-    kept.write_text(json.dumps({**told, "files": [*told["files"], ["/more", 1, 1]]}))
+    stored = json.loads(kept.read_text())
+    kept.write_text(json.dumps({**stored, "files": [*stored["files"], ["/more", 1, 1]]}))
     with pytest.raises(InvalidArgument, match="was changed: its digest does not match the certificate"):
         run(NOT_NULL, since=certificate)
     kept.unlink()
@@ -295,9 +295,9 @@ def test_a_list_of_files_that_was_changed_is_refused(run: Callable[..., Ran], tm
 
 def forged(kept: Path, *files: Path) -> None:
     """Put files into a list, with a matching digest, as a writer of the table's folder can."""
-    told = json.loads(kept.read_text())
-    told["files"] += [[str(f), f.stat().st_size, f.stat().st_mtime_ns] for f in files]
-    kept.write_text(json.dumps({**told, "digest": digest_of({"files": told["files"]})}))
+    stored = json.loads(kept.read_text())
+    stored["files"] += [[str(f), f.stat().st_size, f.stat().st_mtime_ns] for f in files]
+    kept.write_text(json.dumps({**stored, "digest": digest_of({"files": stored["files"]})}))
 
 
 def test_a_list_of_files_that_was_forged_with_its_digest_is_refused(

@@ -73,8 +73,8 @@ class World:
         # Postings of removed files stay until there are many.
         postings = sorted((r["key"], paths[r["file"]], r["block"]) for r in rows if r["file"] in paths)
         listed = files.drop_columns(["file"]).to_pylist()
-        told = (current.kind, current.columns, current.options, current.families, sorted(current.schema))
-        return told, sorted(map(str, listed)), postings, [self._found(key) for key in keys]
+        facts = (current.kind, current.columns, current.options, current.families, sorted(current.schema))
+        return facts, sorted(map(str, listed)), postings, [self._found(key) for key in keys]
 
     def _found(self, key: tuple[Any, ...]) -> Any:
         found = find(self.indexes.record, "i", [key if len(key) > 1 else key[0]])
@@ -96,8 +96,8 @@ def _without_journal(result: Any) -> Any:
 
 def _comparable(report: Any) -> Any:
     """The report without generation numbers, which a second operation may increase, and without the table's version."""
-    told = report if isinstance(report, dict) else report.model_dump(mode="json")
-    return {name: value for name, value in told.items() if name not in ("generation", "table_version", "bytes")}
+    values = report if isinstance(report, dict) else report.model_dump(mode="json")
+    return {name: value for name, value in values.items() if name not in ("generation", "table_version", "bytes")}
 
 
 def _changed(worlds: list[World], pool: list[Path], rng: random.Random) -> None:

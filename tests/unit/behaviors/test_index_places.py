@@ -33,8 +33,8 @@ __all__ = ["indexes"]
 def returned(operation: Operation, ordinal: int, **result: Any) -> None:
     """Replace a job's outcome as an actor of ``own_jobs`` can: any result, and no stage."""
     row = operation.outcomes[ordinal]
-    told = {**row.result, **result}
-    operation.outcomes[ordinal] = OutcomeRow(row.partition, row.name, row.success, told, row.error)
+    values = {**row.result, **result}
+    operation.outcomes[ordinal] = OutcomeRow(row.partition, row.name, row.success, values, row.error)
 
 
 def precious(home: Path) -> Path:
@@ -325,10 +325,10 @@ def test_hole_3_a_list_of_files_is_bounded(indexes: Indexes, monkeypatch: pytest
 @pytest.mark.parametrize("number", [700_000_000, -1, 1.5, "7"])
 def test_hole_9_the_number_of_files_of_a_generation_is_bounded(number: object) -> None:
     """A build took four bytes for each file that a generation claims to have."""
-    told = json.loads(Generation(number=1, table_version="1").to_json())
-    assert Generation.from_json(json.dumps({**told, "next_file": 7})).next_file == 7
+    fields = json.loads(Generation(number=1, table_version="1").to_json())
+    assert Generation.from_json(json.dumps({**fields, "next_file": 7})).next_file == 7
     with pytest.raises(ValueError, match="at most 50000000"):
-        Generation.from_json(json.dumps({**told, "next_file": number}))
+        Generation.from_json(json.dumps({**fields, "next_file": number}))
 
 
 @pytest.mark.parametrize("rows", [10**18, -1, 1.5, "7", None])

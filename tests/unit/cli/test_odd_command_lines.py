@@ -99,14 +99,14 @@ def test_an_odd_command_line_is_accepted_or_refused_in_one_sentence(name: str, m
 
         # The only function that connects to etcd; here it uses a client of the model.
         monkeypatch.setattr(command_context.GlobalOptions, "with_client", with_client)
-        code, _, told = run(argv)
+        code, _, errors = run(argv)
         assert code in EXIT_CODES, (argv, code)
-        assert "defect" not in told, (argv, told)
+        assert "defect" not in errors, (argv, errors)
         if code:
-            assert told.count("\n") == 1, (argv, told)
-            assert told.startswith("error: "), (argv, told)
-            assert len(told) <= len("error: ") + main.LONGEST_ERROR + 1, (argv, told)
-            assert etcd.store.revision == before, (argv, told)
+            assert errors.count("\n") == 1, (argv, errors)
+            assert errors.startswith("error: "), (argv, errors)
+            assert len(errors) <= len("error: ") + main.LONGEST_ERROR + 1, (argv, errors)
+            assert etcd.store.revision == before, (argv, errors)
         check_store(etcd)
 
     prove()

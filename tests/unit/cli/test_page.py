@@ -267,7 +267,7 @@ def test_neighbouring_partitions_share_a_cell_with_the_worst_state() -> None:
         "day=5 … day=9: 4 succeeded, 1 failed\nday=7: failed · attempt 1 on ann · 1.0 s · bad file"
     )
     assert [cell.kind.name for cell in group.cells].count("failed") == 1
-    assert [row.name for told in jobs.by_kind for row in told.rows] == ["day=7"]
+    assert [row.name for kind in jobs.by_kind for row in kind.rows] == ["day=7"]
     found = parsed(history(State.FAILED, 10_000, 1), account(*partitions))
     assert len([cell for cell in found.all("li") if "title" in cell]) == CELLS
 
@@ -286,9 +286,9 @@ def test_folders_are_rows_of_the_map() -> None:
 
 def test_all_failed_partitions_are_named() -> None:
     jobs = jobs_of([failed(n, "bad file") for n in range(ROWS + 500)], NODES, ended=True)
-    (told,) = jobs.by_kind
-    assert (len(told.rows), len(told.names), told.count) == (ROWS, 500, ROWS + 500)
-    assert told.names[-1] == f"day={ROWS + 499}"
+    (group,) = jobs.by_kind
+    assert (len(group.rows), len(group.names), group.count) == (ROWS, 500, ROWS + 500)
+    assert group.names[-1] == f"day={ROWS + 499}"
 
 
 def test_the_page_summarizes_job_durations() -> None:
@@ -323,12 +323,12 @@ def hostile_page() -> str:
         history(State.FAILED, 2, 1, report=report, errors=errors), started=x, submitter=x, request_id=x, rerun_of=x
     )
     tried = (Tried(1, x, x), Tried(2, x, x))
-    told = Account(
+    jobs = Account(
         True, 5, spec, {x: [x]}, True, True, False, (succeeded(0, x, executor=x), failed(1, f"{x}\n{x}", x, tried))
     )
     seen = judge(Snapshot(ref, history=record), {}, NOW)
     nodes = {"i": Node(x, x, 1, ())}
-    return render(page(ref, seen, told, nodes, Declaration("validate", description=x), NOW))
+    return render(page(ref, seen, jobs, nodes, Declaration("validate", description=x), NOW))
 
 
 def test_data_is_escaped_in_the_page() -> None:

@@ -236,7 +236,7 @@ def test_a_rejected_write_of_a_hold_is_reported_and_does_not_block_others(monkey
     async def main() -> None:
         etcd, daemon = Etcd(), Daemon(monkeypatch)
         daemon.client, daemon.keys, daemon.commit = etcd, KEYS, etcd.commit  # type: ignore[attr-defined]
-        told = daemon.rejected_writes = RejectedWrites(logs.get("distop.test"), lambda: None)  # type: ignore[attr-defined]
+        rejected = daemon.rejected_writes = RejectedWrites(logs.get("distop.test"), lambda: None)  # type: ignore[attr-defined]
         graph, denied = Hold("graph"), Hold("graph", HoldState.DENIED)
         receipt = Hold(user_transaction.KIND, HoldState.CONFIRMED)
         holds = {"a": graph, "b": receipt, "c": graph, "d": receipt, "e": denied}
@@ -263,18 +263,18 @@ def test_a_rejected_write_of_a_hold_is_reported_and_does_not_block_others(monkey
         await daemon.keeper.look()
         assert Hold.decode(etcd.value(KEYS.hold("c")) or b"").state is HoldState.DENIED
         assert etcd.value(KEYS.hold("d")) is None
-        assert set(told.published) == {"hold a", "hold b", "hold e"}
+        assert set(rejected.published) == {"hold a", "hold b", "hold e"}
         assert sorted(asked) == sorted(poisoned)
         await daemon.keeper.look()
         assert sorted(asked) == sorted(poisoned), "not again at once"
         put("a")  # its caller refreshes it
         del daemon.cluster.holds["e"]
         await daemon.keeper.look()
-        assert set(told.published) == {"hold b"}
+        assert set(rejected.published) == {"hold b"}
         poisoned.clear()
         daemon.now += PAUSE[1]
         await daemon.keeper.look()
-        assert told.published == {}
+        assert rejected.published == {}
         assert etcd.value(KEYS.hold("b")) is None
         daemon.keeper.close()
 
@@ -287,7 +287,7 @@ def test_a_rejected_write_of_a_hold_that_is_gone_meanwhile_is_not_reported(monke
     async def main() -> None:
         etcd, daemon = Etcd(), Daemon(monkeypatch)
         daemon.client, daemon.keys, daemon.commit = etcd, KEYS, etcd.commit  # type: ignore[attr-defined]
-        told = daemon.rejected_writes = RejectedWrites(logs.get("distop.test"), lambda: None)  # type: ignore[attr-defined]
+        rejected = daemon.rejected_writes = RejectedWrites(logs.get("distop.test"), lambda: None)  # type: ignore[attr-defined]
         daemon.cluster.holds["g"] = Seen(Hold("graph"), 5)
         await daemon.keeper.look()
 
@@ -300,7 +300,7 @@ def test_a_rejected_write_of_a_hold_that_is_gone_meanwhile_is_not_reported(monke
         daemon.now = abandoned_holds.GRAPH_LIMIT + 1
         await daemon.keeper.look()
         assert len(etcd.committed) == 1
-        assert told.published == {}
+        assert rejected.published == {}
         daemon.keeper.close()
 
     asyncio.run(main())

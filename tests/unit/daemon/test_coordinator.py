@@ -238,7 +238,7 @@ def test_a_rejected_write_is_not_reported_any_more_once_etcd_accepts_it(run: Any
 
     async def work(one: Coordinating) -> None:
         world, ref = one.world, one.open(2)
-        told = one.ctx.rejected_writes
+        rejected = one.ctx.rejected_writes
         world.do(world.claim(ref, "a", [0, 1]))
 
         def picky(txn: Txn) -> TxnResult:
@@ -249,10 +249,10 @@ def test_a_rejected_write_is_not_reported_any_more_once_etcd_accepts_it(run: Any
         one.client.usual = picky
         await one.role.start()
         world.do(world.report(ref, 0, JobState.FAILED))
-        await one.until(lambda: str(ref) in told.published)
+        await one.until(lambda: str(ref) in rejected.published)
         one.client.usual = one.client.store.apply
         await one.until(lambda: world.stage(ref) is Stage.CANCELLING)
-        await one.until(lambda: not told.published)
+        await one.until(lambda: not rejected.published)
         assert world.stage(ref) is Stage.CANCELLING
 
     run(work, replace(PLAIN, failure_policy="fail_fast"))

@@ -186,12 +186,12 @@ async def test_the_end_of_an_operation_notifies_all_roles_of_its_table(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may have excluded their operations."""
-    told: list[Coordinator] = []
-    monkeypatch.setattr(Coordinator, "table_changed", lambda role: told.append(role))
+    informed: list[Coordinator] = []
+    monkeypatch.setattr(Coordinator, "table_changed", lambda role: informed.append(role))
     daemon.types = frozenset({"noop", "other"})
     daemon.see(daemon.keys.pending(OperationRef("t05", "other", "", 2)), Phase.WAITING.encode())
     await daemon.settle()
-    told.clear()
+    informed.clear()
     daemon.see(daemon.keys.pending(ref(5)), None)
     roles = daemon.elections._roles
-    assert told == [roles["t05", "noop"], roles["t05", "other"]]
+    assert informed == [roles["t05", "noop"], roles["t05", "other"]]

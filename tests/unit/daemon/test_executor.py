@@ -141,13 +141,13 @@ async def test_the_child_forgets_a_closed_operation() -> None:
 async def test_other_executors_are_notified_of_released_claims() -> None:
     """They would look at them at the next poll alone."""
     ctx = Alone()
-    told: list[str] = []
+    messages: list[str] = []
 
     async def drain() -> None:
-        told.append("written")
+        messages.append("written")
 
     async def announce() -> None:
-        told.append("told")
+        messages.append("told")
 
     ctx.reporter = SimpleNamespace(drain=drain)  # type: ignore[assignment]
     ctx.announce_released = announce  # type: ignore[method-assign]
@@ -156,7 +156,7 @@ async def test_other_executors_are_notified_of_released_claims() -> None:
         executor.hint_released()
     for _ in range(5):
         await asyncio.sleep(0)
-    assert told == ["written", "told"]
+    assert messages == ["written", "told"]
 
 
 async def test_a_lasting_error_is_logged_once_and_a_missing_record_not_at_all(

@@ -407,13 +407,13 @@ def test_the_wait_of_a_group_is_bounded_for_a_slow_etcd() -> None:
 
 def test_no_error_is_left_unretrieved_when_the_view_fails_after_a_finish() -> None:
     """The feed reports its own failure; asyncio would log "Task exception was never retrieved" besides."""
-    told: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
 
     async def fail(revision: int) -> None:
         raise ClusterChanged(f"the etcd went back from revision {revision}")
 
     async def main() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: records.append(context))
         one = Coordinator(1, reached=fail)
         assert await one.all() == [True]
         await asyncio.sleep(0)
@@ -421,4 +421,4 @@ def test_no_error_is_left_unretrieved_when_the_view_fails_after_a_finish() -> No
         gc.collect()
 
     asyncio.run(main())
-    assert told == []
+    assert records == []

@@ -41,22 +41,22 @@ class Timers:
 
 async def test_the_status_of_a_long_run_is_published_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     timers = Timers(monkeypatch)
-    said = timers.doing
-    said.set_text(FIRST, "reading footers")
-    said.set_text(FIRST, "scanning 9 files")
-    said.set_tasks(FIRST, 3, 2_000)
-    said.set_tasks(SECOND, 0, 1)
-    said.set_tasks(OTHER, 1, 1)
+    statuses = timers.doing
+    statuses.set_text(FIRST, "reading footers")
+    statuses.set_text(FIRST, "scanning 9 files")
+    statuses.set_tasks(FIRST, 3, 2_000)
+    statuses.set_tasks(SECOND, 0, 1)
+    statuses.set_tasks(OTHER, 1, 1)
     assert (timers.pauses, timers.told) == ([job_progress.LEAST_PAUSE], []), "one timer for all of them"
     timers.come()
     both = {"t/sample/1": "scanning 9 files: 3 of 2,000 Spark tasks (and 1 more)", "u/sample/1": "1 of 1 Spark tasks"}
     assert timers.told == [both]
-    said.set_text(FIRST, "fetching samples")
+    statuses.set_text(FIRST, "fetching samples")
     for run in (SECOND, OTHER):
-        said.remove(run)
+        statuses.remove(run)
     timers.come()
     assert timers.told[1:] == [{"t/sample/1": "fetching samples"}]
-    said.remove(FIRST)
+    statuses.remove(FIRST)
     timers.come()
     assert timers.told[2:] == [{}]
 
@@ -87,8 +87,8 @@ async def test_statuses_are_published_less_often_with_more_nodes(monkeypatch: py
         timers.doing.set_text(run, "x" * 10_000)
     assert timers.pauses == [job_progress.PAUSE_PER_NODE * 1_000]
     timers.come()
-    (told,) = timers.told
-    assert len(told) <= job_progress.MOST_OPERATIONS
-    node = replace(Node("e", "h", 2, ("sample",)), doing=told)
+    (report,) = timers.told
+    assert len(report) <= job_progress.MOST_OPERATIONS
+    node = replace(Node("e", "h", 2, ("sample",)), doing=report)
     assert Node.decode(node.encode()) == node
     assert len(node.encode()) < 4_096

@@ -156,8 +156,8 @@ def test_a_rejected_write_is_set_aside_and_reported(
         await one.reporter.drain()
         assert sorted(one.answers) == [0, 1, 3, 4, 6, 7]
         assert all(one.answers.values())
-        said = "reports: the progress was refused: too large"
-        assert dict(one.rejected_writes.published) == {"t/noop/1": f"{said}; and 1 more write"}
+        reason = "reports: the progress was refused: too large"
+        assert dict(one.rejected_writes.published) == {"t/noop/1": f"{reason}; and 1 more write"}
         one.submit(8, 9)
         await one.reporter.drain()
         assert {8, 9} <= one.answers.keys()

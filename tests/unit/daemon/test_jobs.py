@@ -231,8 +231,8 @@ async def test_a_failing_run_releases_only_jobs_whose_end_is_not_being_written(t
     here.etcd.open.set()
     await here.jobs.drain()
     assert here.state(0) == "success"
-    told = [here.claim(p) for p in (1, 2)]
-    assert [(claim.failures, claim.waiting) for claim in told if claim is not None] == [(1, True), (0, True)]
+    claims = [here.claim(p) for p in (1, 2)]
+    assert [(claim.failures, claim.waiting) for claim in claims if claim is not None] == [(1, True), (0, True)]
     assert sorted(here.op.held) == [3]
 
 
@@ -306,7 +306,7 @@ def test_a_cleanup_waits_while_etcd_refuses_to_read_the_checkpoint(tmp_path: Pat
 
 def test_jobs_that_wait_for_a_slow_job_in_their_slot_are_left_to_others(tmp_path: Path) -> None:
     """All were expected to be short. The job that has begun continues."""
-    told: list[tuple[str, float]] = []
+    calls: list[tuple[str, float]] = []
 
     async def main() -> None:
         here = HoldingExecutor(tmp_path)
@@ -319,12 +319,12 @@ def test_jobs_that_wait_for_a_slow_job_in_their_slot_are_left_to_others(tmp_path
             await asyncio.sleep(20.0)
 
         here.child.run_in_turn = run_in_turn  # type: ignore[attr-defined]
-        here.child.pause = lambda op: told.append((op, now()))  # type: ignore[attr-defined]
-        await here.jobs.run_in_turn([(here.op, [0]), (second, [0])], lambda: told.append(("slow", now())))
+        here.child.pause = lambda op: calls.append((op, now()))  # type: ignore[attr-defined]
+        await here.jobs.run_in_turn([(here.op, [0]), (second, [0])], lambda: calls.append(("slow", now())))
 
     in_virtual_time(main)
-    assert [what for what, _ in told] == ["slow", "t/noop/1", "t/noop/2"]
-    assert all(0.1 < when < 5.0 for _, when in told)
+    assert [what for what, _ in calls] == ["slow", "t/noop/1", "t/noop/2"]
+    assert all(0.1 < when < 5.0 for _, when in calls)
 
 
 async def test_no_cleanup_runs_if_the_checkpoint_cannot_be_abandoned(tmp_path: Path) -> None:
@@ -348,8 +348,8 @@ async def test_an_end_that_cannot_be_encoded_is_an_error_of_its_job_alone(
     await here.jobs.drain()
     assert (here.state(0), here.state(1)) == states
     assert sorted(here.op.held) == [2, 3]
-    told = here.claim(0)
-    error = told.error if told is not None else here.outcome(0).error
+    claim = here.claim(0)
+    error = claim.error if claim is not None else here.outcome(0).error
     assert "the end of the job could not be encoded" in error
 
 
@@ -392,8 +392,8 @@ async def test_a_momentary_failure_counts_if_no_other_node_can_run_the_job(
     await here.jobs.drain()
     claim = here.claim(0)
     assert claim is not None
-    said = "this executor could not run it: its Spark session did not start"
-    assert (claim.failures, claim.error, here.capability.unable) == (1, said, {})
+    reason = "this executor could not run it: its Spark session did not start"
+    assert (claim.failures, claim.error, here.capability.unable) == (1, reason, {})
 
 
 async def test_a_failure_counts_if_each_node_has_given_the_job_back(tmp_path: Path) -> None:
@@ -415,14 +415,14 @@ async def test_a_failure_counts_if_each_node_has_given_the_job_back(tmp_path: Pa
 @pytest.mark.parametrize("can_fail", [True, False])
 async def test_fatal_errors_count_neither_for_nor_against_a_node(can_fail: bool, tmp_path: Path) -> None:
     here = HoldingExecutor(tmp_path, Rules(can_fail=can_fail, cleans=False))
-    told: list[str] = []
+    calls: list[str] = []
 
     class Noted(IdleScheduler):
         def job_failed(self, ref: OperationRef) -> None:
-            told.append("failed")
+            calls.append("failed")
 
         def succeeded(self, ref: OperationRef) -> None:
-            told.append("ended")
+            calls.append("ended")
 
     here.jobs = Jobs(here, Noted())
     ends = [
@@ -434,7 +434,7 @@ async def test_fatal_errors_count_neither_for_nor_against_a_node(can_fail: bool,
     here.child.script = lambda tell: tell(ends)
     await here.jobs.run(here.op, [0, 1, 2, 3])
     await here.jobs.drain()
-    assert told == ["failed", "ended", "failed"]
+    assert calls == ["failed", "ended", "failed"]
 
 
 async def test_a_run_whose_checkpoints_cannot_be_read_is_not_recorded_after_its_release(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ REF = OperationRef("t", "x", "", 1)
 
 def node(**more: Any) -> Any:
     """The parts of a node that the routing uses."""
-    told = {"incarnation": "me", "fits": lambda where: not where, "admits": lambda *args: True}
-    return SimpleNamespace(cluster=SimpleNamespace(nodes={}), **told, **more)
+    fields = {"incarnation": "me", "fits": lambda where: not where, "admits": lambda *args: True}
+    return SimpleNamespace(cluster=SimpleNamespace(nodes={}), **fields, **more)
 
 
 def completion_elsewhere() -> tuple[Any, Any]:

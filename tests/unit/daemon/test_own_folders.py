@@ -68,8 +68,8 @@ def test_a_folder_that_others_can_write_is_refused(use: str, mode: int, tmp_path
     folder = tmp_path / "w"
     folder.mkdir()
     folder.chmod(mode)
-    told = refusal(use, folder)
-    assert f"{folder} is writable by its group or by others (mode {mode:04o}), so other users could control" in told
+    reason = refusal(use, folder)
+    assert f"{folder} is writable by its group or by others (mode {mode:04o}), so other users could control" in reason
     assert list(folder.iterdir()) == [], "nothing was written there"
 
 

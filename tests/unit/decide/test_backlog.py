@@ -121,10 +121,10 @@ class Driven:
 
     def end(self, under: Round, **got: RoundResult) -> list[Instruction]:
         """The round is over; ``got`` of its only operation as ``one``, or of each by its place."""
-        told = {ref: got[name] for n, ref in enumerate(under.refs) if (name := f"n{n}") in got}
+        results = {ref: got[name] for n, ref in enumerate(under.refs) if (name := f"n{n}") in got}
         if "one" in got:
-            told = {under.refs[0]: got["one"]}
-        out = self.backlog.claimed(under, told, self.now, 1.0)
+            results = {under.refs[0]: got["one"]}
+        out = self.backlog.claimed(under, results, self.now, 1.0)
         out += self.backlog.round_over(under, self.now)
         self.under_way.remove(under)
         return self.checked(out)
@@ -496,10 +496,10 @@ def test_an_operation_whose_runs_cannot_begin_is_skipped_until_one_ends() -> Non
     one.open(A)
     for _ in range(9):
         one.backlog.failed(A, BackOffReason.ERROR, one.now, 1.0, run=True, text="no space")
-    told = {str(A): "it could not run jobs of the operation: no space; it tries again within 30 s"}
+    reasons = {str(A): "it could not run jobs of the operation: no space; it tries again within 30 s"}
     one.now += 100.0
     one.serve(FULL_LOOK, 0, open_jobs=39)
-    assert skipped(one) == (told, 0)
+    assert skipped(one) == (reasons, 0)
     one.backlog.ran(A)
     assert skipped(one) == ({}, 0)
 

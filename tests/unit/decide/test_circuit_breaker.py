@@ -35,24 +35,24 @@ def test_the_circuit_breaker_opens_for_a_node_or_an_operation() -> None:
 
 
 def test_one_failing_operation_is_left_to_others_and_the_rest_continues() -> None:
-    mine, told = node("a", "b"), []
+    mine, answers = node("a", "b"), []
     for _ in range(IN_A_ROW):
         assert waits(mine, A) == [0]
         mine.job_ended(B)
-        told.append(mine.job_failed(A, 0.0))
+        answers.append(mine.job_failed(A, 0.0))
     assert waits(mine, A, B) == [PAUSE, 0]
-    assert [one for one in told if one[0] is not None] == [(BreakerScope.OPERATION, IN_A_ROW, 1)]
+    assert [one for one in answers if one[0] is not None] == [(BreakerScope.OPERATION, IN_A_ROW, 1)]
     assert mine.wait(A, PAUSE) == 0
 
 
 def test_a_node_on_which_several_operations_fail_claims_nothing() -> None:
-    mine, told = node("a", "b"), []
+    mine, answers = node("a", "b"), []
     for _ in range(IN_A_ROW // 2):
         assert waits(mine, A) == [0]
-        told += [mine.job_failed(A, 0.0), mine.job_failed(B, 0.0)]
+        answers += [mine.job_failed(A, 0.0), mine.job_failed(B, 0.0)]
     assert waits(mine, A, B) == [PAUSE, PAUSE]
     assert waits(mine, C) == [0], "nobody else could run those"
-    assert [one for one in told if one[0] is not None] == [(BreakerScope.NODE, IN_A_ROW, 2)]
+    assert [one for one in answers if one[0] is not None] == [(BreakerScope.NODE, IN_A_ROW, 2)]
 
 
 def test_any_ended_job_clears_the_node_and_its_operation() -> None:

@@ -336,8 +336,8 @@ def test_changes_of_a_resting_operation_are_seen() -> None:
     one, two = (OperationRef(TABLE, TYPE, "", number) for number in (1, 2))
     edge, _ = w.link(world.keys, two, one, "success")
     options = Options(priority=7, max_jobs=3)
-    told = {edge.key: edge.value, world.keys.of(one, "options"): options.encode()}
-    view.apply([Change(KeyValue(key, value, 8)) for key, value in told.items()])
+    values = {edge.key: edge.value, world.keys.of(one, "options"): options.encode()}
+    view.apply([Change(KeyValue(key, value, 8)) for key, value in values.items()])
     assert view.operations.rests(one)
     assert list(view.operations[one].after.values()) == [""]
     assert view.operations[one].altered == Seen(options, 8)

@@ -67,9 +67,9 @@ class _Switches(ast.NodeTransformer):
         return node
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST:
-        told = node.value
-        found = isinstance(told, ast.Call) and isinstance(told.func, ast.Attribute) and told.func.attr == "_found"
-        return ast.If(self._switch(node), [node], []) if found or isinstance(told, ast.Yield) else node
+        value = node.value
+        found = isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "_found"
+        return ast.If(self._switch(node), [node], []) if found or isinstance(value, ast.Yield) else node
 
     def visit_Return(self, node: ast.Return) -> ast.AST:
         told = node.value

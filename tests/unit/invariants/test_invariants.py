@@ -98,8 +98,8 @@ def test_a_finish_that_deletes_the_operation_is_judged_as_both_transactions() ->
     world.do(world.claim(ref, "a", [0]))
     txn = world.finish_and_end(ref)
     world.tamper(*txn.success)
-    told = {v.text.partition(" ")[0] for v in found(world)}
-    assert {v.invariant for v in found(world)} == {5, 9}, told
+    words = {v.text.partition(" ")[0] for v in found(world)}
+    assert {v.invariant for v in found(world)} == {5, 9}, words
     assert any("finished while 1 claim existed" in v.text for v in found(world))
     assert any("remained after the operation's end" in v.text for v in found(world))
 
@@ -257,10 +257,10 @@ def test_a_violation_lists_the_last_events_of_its_key() -> None:
     violation = found(world)[0]
     assert (violation.invariant, violation.revision) == (1, revision)
     assert str(violation).startswith(f"invariant 1 at revision {revision}: distOp.sales%2Eorders.noop.1.000000.state:")
-    told = "\n".join(violation.story)
-    assert "distOpClaim" in told
-    assert "000000.state = success" in told
-    assert told.endswith("000000.state deleted")
+    story = "\n".join(violation.story)
+    assert "distOpClaim" in story
+    assert "000000.state = success" in story
+    assert story.endswith("000000.state deleted")
 
 
 def test_a_cancel_by_a_person_needs_no_election() -> None:
@@ -278,9 +278,9 @@ def test_the_checker_returns_the_violations_of_each_revision() -> None:
     world, ref = opened()
     wrong = world.tamper(Delete(world.keys.run_ops(TABLE)))
     checker = Checker(world.keys)
-    told = {revision: checker.feed(revision, changes) for revision, changes in world.store.history}
-    assert {revision for revision, violations in told.items() if violations} == {wrong}
-    assert [v for violations in told.values() for v in violations] == found(world)
+    by_revision = {revision: checker.feed(revision, changes) for revision, changes in world.store.history}
+    assert {revision for revision, violations in by_revision.items() if violations} == {wrong}
+    assert [v for violations in by_revision.values() for v in violations] == found(world)
     assert checker.operations == {ref}
 
 

@@ -101,8 +101,8 @@ async def test_who_paused_an_operation_and_who_resumed_it_is_recorded(world: Wor
     await operation.pause()
     await operation.pause(now=True)
     await operation.resume()
-    told = [(one.action, one.by) for one in world.op(ref).actions.kept]
-    assert told == [("pause", "ann"), ("pause --now", "ann"), ("resume", "ann")]
+    kept = [(one.action, one.by) for one in world.op(ref).actions.kept]
+    assert kept == [("pause", "ann"), ("pause --now", "ann"), ("resume", "ann")]
 
 
 def test_the_history_record_lists_all_actions_on_an_operation() -> None:
@@ -112,20 +112,20 @@ def test_the_history_record_lists_all_actions_on_an_operation() -> None:
         actions=NO_ACTIONS.and_then(ALTERED), executor="ex",
     )  # fmt: skip
     assert History.decode(history.encode()) == history
-    told = a.of_operation(history.to_json())
-    assert [(one["action"], one["by"]) for one in told] == [
+    entries = a.of_operation(history.to_json())
+    assert [(one["action"], one["by"]) for one in entries] == [
         ("start", "ann"), ("alter", "ann"), ("cancel", "ben"), ("finish", "")
     ]  # fmt: skip
-    assert (told[0]["submitter"], told[2]["text"], told[3]["executor"]) == ("nightly", "not needed", "ex")
+    assert (entries[0]["submitter"], entries[2]["text"], entries[3]["executor"]) == ("nightly", "not needed", "ex")
 
 
 def test_an_apply_action_lists_its_changes() -> None:
     report = {"verdict": "applied", "snapshot": "7", "changes": [{"check": "c", "column": "x", "same": False}]}
     who = {"submitter": "team", "by": "ann", "executor": "ex"}
     history = History("t/apply/1", State.SUCCESS, TIME, TIME, 1, 1, 0, report, (), **who)
-    told = a.of_operation(history.to_json())[-1]
-    assert (told["action"], told["executor"], told["changes"]) == ("apply", "ex", [{"check": "c", "column": "x"}])
-    assert (told["by"], told["submitter"]) == ("ann", "team"), "who started it"
+    entry = a.of_operation(history.to_json())[-1]
+    assert (entry["action"], entry["executor"], entry["changes"]) == ("apply", "ex", [{"check": "c", "column": "x"}])
+    assert (entry["by"], entry["submitter"]) == ("ann", "team"), "who started it"
     finished = a.of_operation(replace(history, report={}).to_json())[-1]
     assert (finished["action"], finished["by"]) == ("finish", ""), "an end is nobody's deed"
 
@@ -141,8 +141,8 @@ class Client(ModelClient):
 def _table_actions(etcd: Client, keys: Keys) -> list[tuple[str, str, Any, Any]]:
     kv = etcd.store.get(keys.table_actions("t"))
     assert kv is not None
-    told = [one.to_json() for one in Actions.decode(kv.value).kept]
-    return [(one["action"], one["by"], one["from"].get("location"), one["to"].get("location")) for one in told]
+    kept = [one.to_json() for one in Actions.decode(kv.value).kept]
+    return [(one["action"], one["by"], one["from"].get("location"), one["to"].get("location")) for one in kept]
 
 
 async def test_changes_of_a_table_are_recorded_with_it_and_survive_its_removal(world: World) -> None:
@@ -216,8 +216,8 @@ def test_actions_are_in_a_json_log_but_not_in_a_text_log(capsys: pytest.CaptureF
         (line,) = capsys.readouterr().err.splitlines()
     finally:
         logs.configure("warning")
-    told = json.loads(line)
-    assert (told["logger"], told["action"], told["operation"]) == ("distop.actions", entry, "t/noop/1")
+    logged = json.loads(line)
+    assert (logged["logger"], logged["action"], logged["operation"]) == ("distop.actions", entry, "t/noop/1")
     assert not logging.getLogger("distop.actions").isEnabledFor(logging.INFO)
 
 
@@ -227,11 +227,11 @@ def test_hole_6_neither_a_json_log_nor_the_action_file_contains_a_secret(
 ) -> None:
     """Also where JSON spells it otherwise."""
     secret_settings.hide([secret])
-    told = {"time": TIME, "action": "cancel", "by": "ann", "text": f"it is {secret}!"}
+    entry = {"time": TIME, "action": "cancel", "by": "ann", "text": f"it is {secret}!"}
     for style in ("json", "text"):
         logs.configure("info", style, str(file))
         who = logs.get("distop.executor", executor="ex")
-        write(who, [a.entry("operation", "t/noop/1", told)])
+        write(who, [a.entry("operation", "t/noop/1", entry)])
         who.info("it is %s!", secret)
     in_json, of_json, of_text = capsys.readouterr().err.splitlines()
     assert json.loads(in_json)["action"]["text"] == f"it is {secret_settings.REPLACEMENT}!"

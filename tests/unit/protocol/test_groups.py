@@ -337,12 +337,12 @@ def several() -> tuple[World, list[job_transitions.Guarded], list[job_transition
     world.do(world.alter(goes_on, Options(max_jobs=6)))
     world.do(world.claim(goes_on, "a", range(6)))
     ends = [*(world.end(ref) for ref in ops[:2]), *(world.signal(ref) for ref in ops[2:])]
-    told = [
+    sentences = [
         *(world.report(goes_on, p, JobState.SUCCESS) for p in (0, 1)),
         *(world.wait_again(goes_on, p, failed=True) for p in (2, 3)),
         *(world.checkpoint(goes_on, p, b"1") for p in (4, 5)),
     ]
-    return world, [job_transitions.guarded(txn) for txn in ends], [job_transitions.guarded(txn) for txn in told]
+    return world, [job_transitions.guarded(txn) for txn in ends], [job_transitions.guarded(txn) for txn in sentences]
 
 
 @pytest.mark.parametrize("first", [0, 2, 4])

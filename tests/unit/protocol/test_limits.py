@@ -324,9 +324,9 @@ def test_the_gate_of_a_start_contains_only_given_options() -> None:
     world.join("a")
     ref = world.next_ref()
     spec = Spec("r", "", "me", world.rules, where={"zone": "a"})
-    said = Options(3, 2, 1, "5%")
-    world.do(t.starts(world.keys, world.counters(), [t.NewOperation(ref, spec, b"{}", planned(2), options=said)]))
-    assert world.gate(ref) == Gate(2, said, {"zone": "a"})
+    options = Options(3, 2, 1, "5%")
+    world.do(t.starts(world.keys, world.counters(), [t.NewOperation(ref, spec, b"{}", planned(2), options=options)]))
+    assert world.gate(ref) == Gate(2, options, {"zone": "a"})
     assert Spec.decode(spec.encode()) == spec
     plain = world.next_ref()
     world.do(world.start(plain))

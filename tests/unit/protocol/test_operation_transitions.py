@@ -771,8 +771,8 @@ def test_each_successor_of_a_cancelled_operation_is_informed() -> None:
     world.do(world.cancel(ref))
     world.do(world.finish_at_once(ref))
     world.do(world.signal(ref))
-    told = [list((world.op(one).broken or {}).values()) for one in successors]
-    assert told == [[f"{ref} ended as cancelled"]] * 3
+    reasons = [list((world.op(one).broken or {}).values()) for one in successors]
+    assert reasons == [[f"{ref} ended as cancelled"]] * 3
     assert not world.op(ref).next
 
 
@@ -788,8 +788,8 @@ def test_an_end_grouped_with_another_signal_signals_all_of_its_successors() -> N
         world.do(world.cancel(ref))
         world.do(world.finish_at_once(ref))
     world.do(merged([world.end(first), world.signal(second)]))
-    told = [list((world.op(one).broken or {}).values()) for one in successors]
-    assert told == [[f"{second} ended as cancelled"]] * 3
+    reasons = [list((world.op(one).broken or {}).values()) for one in successors]
+    assert reasons == [[f"{second} ended as cancelled"]] * 3
 
 
 @pytest.mark.parametrize("informs", [False, True])

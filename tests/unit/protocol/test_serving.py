@@ -162,10 +162,10 @@ class Said:
 
 
 def child(tmp_path: Path, serves: Serves) -> tuple[Environment, Said]:
-    said = Said()
-    told = {"shared_dir": "", "verifier_urls": [], "space": "", "executor": "e1", "spark_master": "local[1]"}
+    answers = Said()
+    settings = {"shared_dir": "", "verifier_urls": [], "space": "", "executor": "e1", "spark_master": "local[1]"}
     more = {"ttl": 10.0, "spark_conf": {}, "trusted_spark_catalogs": [], "behaviors": {}, "serves": serves.to_json()}
-    return Environment({**told, **more}, tmp_path, said), said  # type: ignore[arg-type]
+    return Environment({**settings, **more}, tmp_path, answers), answers  # type: ignore[arg-type]
 
 
 ORDERS = TableRecord("sales.orders", "parquet", "/nowhere/orders")
@@ -196,19 +196,19 @@ def run(env: Environment, op: str, table: TableRecord | None, *beside: TableReco
 def test_the_child_refuses_jobs_of_tables_that_are_not_served(
     tmp_path: Path, op: str, table: TableRecord | None, beside: tuple[TableRecord, ...], why: str
 ) -> None:
-    env, said = child(tmp_path, Serves(tables=("sales.*",)))
+    env, answers = child(tmp_path, Serves(tables=("sales.*",)))
     env.behavior = lambda name: pytest.fail("its code is imported")  # type: ignore[method-assign]
     run(env, op, table, *beside)
-    assert said.ends == [(0, "refused", f"executor e1 refuses {op}: {why}")]
+    assert answers.ends == [(0, "refused", f"executor e1 refuses {op}: {why}")]
 
 
 def test_the_child_refuses_types_that_are_not_served(tmp_path: Path) -> None:
-    env, said = child(tmp_path, Serves(("noop",)))
+    env, answers = child(tmp_path, Serves(("noop",)))
     assert "validate" not in env.installed
     run(env, "sales.orders/validate/1", ORDERS, type_name="validate")
     # The type that is asked for chooses the code, whatever the name of the operation says.
     run(env, "sales.orders/noop/1", ORDERS, type_name="validate")
-    assert [error.partition(": ")[2] for _, _, error in said.ends] == ["it does not serve the type validate"] * 2
+    assert [error.partition(": ")[2] for _, _, error in answers.ends] == ["it does not serve the type validate"] * 2
 
 
 CALLS: dict[str, dict[str, Any]] = {
@@ -223,7 +223,7 @@ CALLS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("kind", CALLS)
 def test_the_child_refuses_calls_for_tables_that_are_not_served(tmp_path: Path, kind: str) -> None:
-    env, said = child(tmp_path, SALES)
+    env, answers = child(tmp_path, SALES)
     env.behavior = lambda name: pytest.fail("its code is imported")  # type: ignore[method-assign]
     record = PAY.to_json() if kind != "verify" else None
     message = {"t": kind, "call": 1, "op": "hr.pay/noop/1", "type": "noop", "arg": {}, "table": record, **CALLS[kind]}
@@ -231,15 +231,15 @@ def test_the_child_refuses_calls_for_tables_that_are_not_served(tmp_path: Path, 
         del message["type"]
     Call(env, message, lambda why: None).run()
     text = "executor e1 refuses hr.pay/noop/1: it does not serve table hr.pay"
-    assert [(one["t"], one["kind"], one["message"]) for one in said.messages] == [("failed", "transient", text)]
+    assert [(one["t"], one["kind"], one["message"]) for one in answers.messages] == [("failed", "transient", text)]
 
 
 def test_the_child_refuses_the_cleanup_of_a_job_that_reads_an_unserved_table(tmp_path: Path) -> None:
-    env, said = child(tmp_path, Serves(tables=("sales.*",)))
+    env, answers = child(tmp_path, Serves(tables=("sales.*",)))
     items = [(PartitionPlan(0, "p", beside=(Pinned(PAY),)).to_json(), 1, 5, None)]
     message = {"t": "cleanup", "call": 1, "op": "sales.orders/noop/1", "type": "noop", "arg": {}, "items": items}
     Call(env, {**message, "table": ORDERS.to_json(), "incarnation": "i"}, lambda why: None).run()
-    assert "it does not serve table hr.pay" in said.messages[0]["message"]
+    assert "it does not serve table hr.pay" in answers.messages[0]["message"]
 
 
 def test_planning_gets_no_record_of_an_unserved_table(tmp_path: Path) -> None:

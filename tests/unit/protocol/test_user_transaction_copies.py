@@ -135,7 +135,7 @@ async def told_and_done(decisions: Decisions, failure: list[Any], request_id: st
     etcd.network = network
     while True:
         try:
-            told = await etcd.client.transaction(
+            outcome = await etcd.client.transaction(
                 compare=[absent(GATE)], success=[Put(RAN, b"success")], failure=failure, start=noop(),
                 request_id=request_id,
             )  # fmt: skip
@@ -150,13 +150,13 @@ async def told_and_done(decisions: Decisions, failure: list[Any], request_id: st
             etcd.store.apply(network.late.pop(0))
     ran = [change.kv.value for _, changes in etcd.store.history for change in changes if change.kv.key == RAN]
     writes = any(isinstance(op, Put) for op in failure)
-    expected = [b"success"] if told.committed else [b"failure"] if writes else []
+    expected = [b"success"] if outcome.committed else [b"failure"] if writes else []
     if ran != expected:
-        return f"told {'committed' if told.committed else 'not committed'}, while {ran} ran"
-    if len(etcd.operations()) != told.committed:
-        return f"told {'committed' if told.committed else 'not committed'}, while {etcd.operations()} were started"
-    if [str(one.ref) for one in told.operations] != etcd.operations():
-        return f"told of {[one.ref for one in told.operations]}, while {etcd.operations()} were started"
+        return f"told {'committed' if outcome.committed else 'not committed'}, while {ran} ran"
+    if len(etcd.operations()) != outcome.committed:
+        return f"told {'committed' if outcome.committed else 'not committed'}, while {etcd.operations()} were started"
+    if [str(one.ref) for one in outcome.operations] != etcd.operations():
+        return f"told of {[one.ref for one in outcome.operations]}, while {etcd.operations()} were started"
     return "".join(map(str, check(KEYS, etcd.store.history)))
 
 

@@ -173,22 +173,22 @@ def test_the_life_of_an_operation_breaks_no_rule() -> None:
 
 
 def test_an_operation_that_waits_for_another_breaks_no_rule() -> None:
-    told = life()
-    told.insert(START + 1, waiting())
-    told.insert(FINISH + 2, INFORMED)
-    assert audited(told).violations == []
+    history = life()
+    history.insert(START + 1, waiting())
+    history.insert(FINISH + 2, INFORMED)
+    assert audited(history).violations == []
 
 
 def test_a_request_id_of_a_caller_may_end_like_one_of_a_series() -> None:
-    told = life()
-    told.insert(TAKE, second(request_id="mine#next"))
-    assert audited(told).violations == []
+    history = life()
+    history.insert(TAKE, second(request_id="mine#next"))
+    assert audited(history).violations == []
 
 
 def test_a_series_with_an_id_breaks_no_rule() -> None:
-    told = life()
-    recurring(told)
-    assert audited(told).violations == []
+    history = life()
+    recurring(history)
+    assert audited(history).violations == []
 
 
 Break = Callable[[Life], None]
@@ -363,9 +363,9 @@ BROKEN: list[tuple[str, str, Break]] = [
 
 @pytest.mark.parametrize(("rule", "text", "broken"), BROKEN, ids=[f"{rule}-{text}" for rule, text, _ in BROKEN])
 def test_a_history_that_breaks_a_rule_is_a_violation(rule: str, text: str, broken: Break) -> None:
-    told = life()
-    broken(told)
-    found = audited(told).violations
+    history = life()
+    broken(history)
+    found = audited(history).violations
     assert any(one.rule == rule and text in str(one) for one in found), found
 
 
@@ -401,7 +401,7 @@ def test_every_finding_is_made_by_some_history(monkeypatch: pytest.MonkeyPatch) 
             for node in ast.walk(ast.parse(Path(str(module.__file__)).read_text()))
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Finding"
         }
-    told: set[tuple[str, int]] = set()
+    reported: set[tuple[str, int]] = set()
     for wanted, text, broken in BROKEN:
         changes = life()
         broken(changes)
@@ -409,13 +409,13 @@ def test_every_finding_is_made_by_some_history(monkeypatch: pytest.MonkeyPatch) 
         audited(changes)
         matching = [at for (rule, spelled), at in made.items() if rule == wanted and text in spelled]
         if len(found := set().union(*matching)) == 1:
-            told |= found
+            reported |= found
     now = iter([0.0, 3599.0])
     made.clear()
     audited([*life(), {HISTORY: None}], lambda: next(now))
-    told |= set().union(*made.values())
+    reported |= set().union(*made.values())
     assert len(places) > 60
-    assert sorted(places - told) == []
+    assert sorted(places - reported) == []
 
 
 @pytest.mark.parametrize("tried", [(), (Tried(1, "ex-b", job_claims.LOST),)])
@@ -430,11 +430,11 @@ def test_a_claim_revoked_by_another_is_distinguished_from_one_given_up_by_its_ho
 
 def test_a_history_record_is_kept_for_an_hour() -> None:
     now = iter([0.0, 3599.0])
-    told = [*life(), *over("7")]
-    early = audited(told, lambda: next(now))
+    history = [*life(), *over("7")]
+    early = audited(history, lambda: next(now))
     assert [one.rule for one in early.violations] == ["history for an hour"]
     now = iter([0.0, 3601.0])
-    assert audited(told, lambda: next(now)).violations == []
+    assert audited(history, lambda: next(now)).violations == []
 
 
 def over(upto: str) -> Life:
@@ -468,37 +468,37 @@ Change = dict[str, Any]
     ],
 )
 def test_a_series_may_end(series: Change, changed: Change) -> None:
-    told = life()
-    recurring(told)
-    told.pop(CLEAN)
-    told[START][f"{ROOT}.spec"] = SPEC | {"series": {"interval": 60.0} | series}
-    told[FINISH][HISTORY] = record("success", 1, finished="2026-01-01T00:00:00Z")
-    told.insert(CLEAN, changed)
-    told[-1][UNIQUE] = None
-    assert audited(told).violations == []
+    history = life()
+    recurring(history)
+    history.pop(CLEAN)
+    history[START][f"{ROOT}.spec"] = SPEC | {"series": {"interval": 60.0} | series}
+    history[FINISH][HISTORY] = record("success", 1, finished="2026-01-01T00:00:00Z")
+    history.insert(CLEAN, changed)
+    history[-1][UNIQUE] = None
+    assert audited(history).violations == []
 
 
 @pytest.mark.parametrize("series", [{"left": 1}, {"on": "success"}, {"until": "2026-01-01T00:01:00Z"}])
 def test_a_series_that_continues_has_a_next_operation(series: Change) -> None:
-    told = life()
-    recurring(told)
-    told.pop(CLEAN)
-    told[START][f"{ROOT}.spec"] = SPEC | {"series": {"interval": 60.0} | series}
-    told[FINISH][HISTORY] = record("success", 1, finished="2026-01-01T00:00:00Z")
-    told[-1][UNIQUE] = None
-    assert [one.rule for one in audited(told).violations] == ["series"]
+    history = life()
+    recurring(history)
+    history.pop(CLEAN)
+    history[START][f"{ROOT}.spec"] = SPEC | {"series": {"interval": 60.0} | series}
+    history[FINISH][HISTORY] = record("success", 1, finished="2026-01-01T00:00:00Z")
+    history[-1][UNIQUE] = None
+    assert [one.rule for one in audited(history).violations] == ["series"]
 
 
 def test_the_audit_may_start_from_an_existing_store() -> None:
-    told = life()
+    history = life()
     auditor = SecondAuditor(clock=None)
     content: dict[str, str] = {}
-    for changes in told[: TAKE + 1]:
+    for changes in history[: TAKE + 1]:
         content |= {key: spelled for key, value in changes.items() if (spelled := _spelled(value)) is not None}
         for key in [key for key, value in changes.items() if value is None]:
             content.pop(key, None)
     auditor.begin(content)
-    for number, changes in enumerate(told[TAKE + 1 :], 10):
+    for number, changes in enumerate(history[TAKE + 1 :], 10):
         auditor.feed(Revision(number, {key: _spelled(value) for key, value in changes.items()}))
     assert auditor.violations == []
 

@@ -523,8 +523,8 @@ def test_a_member_that_a_fault_has_stopped_is_left_to_that_fault(tmp_path: Path)
 def test_the_choice_of_the_suspended_machine_depends_only_on_the_seed() -> None:
     drawn = [Machines().suspend(seed) for seed in range(60)]
     assert drawn == [Machines().suspend(seed) for seed in range(60)]
-    assert {str(told).split()[0] for told in drawn} == set(NAMES)
-    seconds = [float(str(told).split()[2]) for told in drawn]
+    assert {str(fault).split()[0] for fault in drawn} == set(NAMES)
+    seconds = [float(str(fault).split()[2]) for fault in drawn]
     assert min(seconds) < 6 < max(seconds), "for less and for more than the time to live"
     gently = {str(Machines().suspend(seed, gentle=True)).split()[0] for seed in range(60)}
     assert gently == set(NAMES) - {STEADY, SPARK}
@@ -532,7 +532,7 @@ def test_the_choice_of_the_suspended_machine_depends_only_on_the_seed() -> None:
 
 def test_a_machine_is_suspended_once_at_a_time_and_wakes_up_in_the_end() -> None:
     machines = Machines()
-    struck = [told.split()[0] for seed in range(60) if (told := machines.suspend(seed))]
+    struck = [fault.split()[0] for seed in range(60) if (fault := machines.suspend(seed))]
     assert sorted(struck) == sorted(NAMES)
     assert not any(machines.repairs.free(name) for name in NAMES)
     assert [machines.suspend(seed) for seed in range(20)] == [None] * 20

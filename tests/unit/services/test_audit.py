@@ -72,10 +72,10 @@ def test_each_planted_violation_is_reported(
     before = world.store.revision
     spoil(world, ref)
     assert run(world) == 1
-    told = json.loads(capsys.readouterr().out)
-    assert (told["ok"], told["first_revision"]) == (False, 1)
-    violation = told["violation"]
-    assert before < violation["revision"] == told["last_revision"]
+    output = json.loads(capsys.readouterr().out)
+    assert (output["ok"], output["first_revision"]) == (False, 1)
+    violation = output["violation"]
+    assert before < violation["revision"] == output["last_revision"]
     if name not in UNTOUCHED:
         assert violation["story"][-1].startswith(f"{violation['revision']}: "), violation
     assert violation["story"] == sorted(violation["story"], key=lambda line: int(line.partition(":")[0]))
@@ -86,12 +86,12 @@ def test_a_clean_history_gets_a_summary(as_json: None, capsys: pytest.CaptureFix
     world.run_operation(3)
     world.run_operation(2, failing=[1])
     assert run(world) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["ok"]
-    assert (told["operations"], told["jobs"], told["lost"], told["violation"]) == (2, 5, [], None)
-    assert (told["first_revision"], told["last_revision"]) == (1, world.store.revision)
-    assert told["revisions"] == len(world.store.history)
-    assert told["invariants"] == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 14, 15, 16, 17, 18, 19]
+    output = json.loads(capsys.readouterr().out)
+    assert output["ok"]
+    assert (output["operations"], output["jobs"], output["lost"], output["violation"]) == (2, 5, [], None)
+    assert (output["first_revision"], output["last_revision"]) == (1, world.store.revision)
+    assert output["revisions"] == len(world.store.history)
+    assert output["invariants"] == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 14, 15, 16, 17, 18, 19]
 
 
 def test_the_summary_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
@@ -178,9 +178,9 @@ def test_an_unchanged_open_operation_is_followed(as_json: None, capsys: pytest.C
     world, ref = opened()
     at = world.store.revision
     told_of(ref, world, stranger(world), follow=True)
-    said = json.loads(capsys.readouterr().out)
-    assert (said["operations"], said["jobs"]) == (0, 0)
-    assert said["summary"] == (
+    output = json.loads(capsys.readouterr().out)
+    assert (output["operations"], output["jobs"]) == (0, 0)
+    assert output["summary"] == (
         f"checked nothing of {ref}: revisions {at + 1} to {at + 1} have no changes of it; not checked: revisions 1–{at}"
     )
 

@@ -63,8 +63,8 @@ def test_a_node_reports_its_drain_state() -> None:
     assert node_state(False, True) is NodeState.ACTIVE
     assert node_state(True, True) is NodeState.DRAINING
     assert node_state(True, False) is NodeState.DRAINED
-    told = Node("e", "h", 1, (), state=NodeState.DRAINED)
-    assert Node.decode(told.encode()) == told
+    node = Node("e", "h", 1, (), state=NodeState.DRAINED)
+    assert Node.decode(node.encode()) == node
     assert Node.decode(b'{"executor":"e"}').state is NodeState.ACTIVE
 
 

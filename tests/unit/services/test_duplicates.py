@@ -312,9 +312,9 @@ def test_L20_several_are_replaced_in_one_transaction() -> None:
             record, cancel = etcd.store.get(KEYS.history(former)), etcd.store.get(KEYS.of(former, "cancel"))
             assert record is not None
             assert cancel is not None
-            told = History.decode(record.value)
-            assert told.cancel == Cancel.decode(cancel.value)
-            assert (told.state, told.cancel.replaced_by) == (State.CANCELLED, str(ref))
+            history = History.decode(record.value)
+            assert history.cancel == Cancel.decode(cancel.value)
+            assert (history.state, history.cancel.replaced_by) == (State.CANCELLED, str(ref))
 
     run(work)
 

@@ -182,9 +182,9 @@ def test_an_unknown_outcome_of_a_graph_names_a_request_id_by_which_it_is_started
 
         graph_of = [noop() for _ in range(many)]
         etcd.fates.append(answer_lost if many == 2 else unknown)
-        with pytest.raises(OutcomeUnknown, match="call again with request_id='") as told:
+        with pytest.raises(OutcomeUnknown, match="call again with request_id='") as raised:
             await etcd.client.start_operations(graph_of)
-        name = str(told.value).partition("request_id='")[2].partition("'")[0]
+        name = str(raised.value).partition("request_id='")[2].partition("'")[0]
         again = await etcd.client.start_operations(graph_of, request_id=name)
         assert len(going_on(etcd)) == len(again) == many
         assert again[0].already_started is (many == 2)

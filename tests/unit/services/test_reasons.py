@@ -156,8 +156,8 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("code", "given", "words"), CASES, ids=[f"{n}-{case[0]}" for n, case in enumerate(CASES)])
 def test_L27_each_reason_has_a_code_and_a_sentence(code: str, given: dict[str, Any], words: str) -> None:
-    told = dict(judged(**given))
-    assert words in told[code]
+    reasons = dict(judged(**given))
+    assert words in reasons[code]
 
 
 def test_L27_every_reason_has_a_case_advice_and_a_line_in_the_documents() -> None:
@@ -201,8 +201,8 @@ def test_L27_a_pending_operation_waits_for_predecessors_and_its_start_time_befor
 def test_each_executor_that_skips_an_operation_is_named_with_its_reason() -> None:
     skips = replace(NODE, skipped={"t/noop/1": UNREAD})
     both = {"i2": replace(skips, executor="e2"), "i1": skips}
-    told = [("skipped", f"executor {name} to claim its jobs again: {UNREAD}") for name in ("e1", "e2")]
-    assert judged(OPEN, both, elsewhere={}) == told, "no other reason, since no executor would claim them"
+    reasons = [("skipped", f"executor {name} to claim its jobs again: {UNREAD}") for name in ("e1", "e2")]
+    assert judged(OPEN, both, elsewhere={}) == reasons, "no other reason, since no executor would claim them"
     assert [code for code, _ in judged(OPEN, {**both, "i3": replace(NODE, executor="e3")}, elsewhere={})] == [
         *("skipped", "skipped", "unclaimed"),
     ]

@@ -22,9 +22,9 @@ def test_names_that_were_too_many_to_keep_are_listed_by_a_command(failed: list[i
     """It said "with --partition for some", which nobody can follow who does not know which; then it listed ordinals."""
     with pytest.raises(NotAllowed) as refused:
         _names(REF, ended(failed), None, False)
-    said = str(refused.value)
-    assert said.endswith("(list the failed ones: `distop show nyc.flights/noop/3 --failed`)"), said
-    assert len(said) < 300
+    message = str(refused.value)
+    assert message.endswith("(list the failed ones: `distop show nyc.flights/noop/3 --failed`)"), message
+    assert len(message) < 300
 
 
 def test_without_a_failed_partition_no_listing_is_proposed() -> None:

@@ -56,9 +56,9 @@ def test_each_stage_has_its_reason_to_wait(snapshot: Snapshot, stage: str, words
 def test_a_status_has_the_fields_of_the_later_history_record() -> None:
     record = History("t/noop/1", State.SUCCESS, "", "", 0, 0, 0).to_json()
     for snapshot in (RUNNING, OPEN, replace(OPEN, state=State.PAUSED), replace(OPEN, decision=DECIDED)):
-        told = judge(snapshot, CAPABLE, STARTED).to_json()
-        assert set(record) <= set(told)
-        assert (told["finished"], told["report"], told["request_id"], told["submitter"]) == (None, None, "r", "me")
+        found = judge(snapshot, CAPABLE, STARTED).to_json()
+        assert set(record) <= set(found)
+        assert (found["finished"], found["report"], found["request_id"], found["submitter"]) == (None, None, "r", "me")
     again = replace(RUNNING, spec=Spec("r", "", "me", Rules(), rerun_of="t/noop/1"))
     assert judge(again, CAPABLE, STARTED).to_json()["rerun_of"] == "t/noop/1"
 
@@ -67,8 +67,8 @@ def test_the_jobs_failed_so_far_are_listed_as_ranges() -> None:
     snapshot = replace(OPEN, success=7, failed=3, failed_ranges="3,7-8")
     assert judge(snapshot, CAPABLE, STARTED).to_json()["failed"] == "3,7-8"
     decided = replace(DECIDED, failed=3, failed_ranges="1-2", failed_truncated=True)
-    told = judge(replace(OPEN, decision=decided), CAPABLE, STARTED).to_json()
-    assert (told["failed"], told["failed_truncated"]) == ("1-2", True)
+    status = judge(replace(OPEN, decision=decided), CAPABLE, STARTED).to_json()
+    assert (status["failed"], status["failed_truncated"]) == ("1-2", True)
 
 
 @pytest.mark.parametrize("nodes", [{}, {"i2": Node("e2", "h", 2, ("other",))}])
@@ -82,8 +82,8 @@ def test_an_operation_without_a_capable_executor_waits_for_one(nodes: dict[str, 
 
 def test_the_reason_names_an_executor_that_cannot_run_the_type() -> None:
     unable = {"i1": Node("e1", "h", 2, (), unable={"noop": "Java 17 or newer is needed"})}
-    said = "an executor that offers `noop` (e1 cannot: Java 17 or newer is needed)"
-    assert judge(OPEN, unable, STARTED).waiting_for == said
+    reason = "an executor that offers `noop` (e1 cannot: Java 17 or newer is needed)"
+    assert judge(OPEN, unable, STARTED).waiting_for == reason
 
 
 def test_numbers() -> None:
@@ -128,6 +128,6 @@ def test_reports_come_from_executors_that_hold_jobs_of_the_operation() -> None:
     saying = replace(CAPABLE["i1"], doing={str(REF): "scanning 9 files: 2 of 8 Spark tasks", "t/noop/2": "else"})
     nodes = {"i1": saying, "i2": replace(saying, executor="e2"), "i3": Node("e3", "h", 2, ("noop",))}
     held = replace(OPEN, claims={0: HELD, 1: replace(HELD, incarnation="i3"), 2: WAITS})
-    said = [{"executor": "e1", "text": "scanning 9 files: 2 of 8 Spark tasks"}]
-    assert judge(held, nodes, STARTED).to_json()["doing"] == said, "e2 holds none any more, and e3 says nothing"
+    statuses = [{"executor": "e1", "text": "scanning 9 files: 2 of 8 Spark tasks"}]
+    assert judge(held, nodes, STARTED).to_json()["doing"] == statuses, "e2 holds none any more, and e3 says nothing"
     assert judge(OPEN, nodes, STARTED).doing == ()

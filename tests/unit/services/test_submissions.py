@@ -93,8 +93,8 @@ def test_an_operation_waits_for_each_of_its_dependencies(how: str) -> None:
         edges = etcd.store.range(*KEYS.edges_range(ref, "after"))
         assert sorted(Edge.decode(kv.value).op for kv in edges) == [one.ref for one in before]
         for one in before:
-            told = [Edge.decode(kv.value).op for kv in etcd.store.range(*KEYS.edges_range(one.parts, "next"))]
-            assert str(ref) in told
+            successors = [Edge.decode(kv.value).op for kv in etcd.store.range(*KEYS.edges_range(one.parts, "next"))]
+            assert str(ref) in successors
 
     run(work)
 

@@ -120,10 +120,10 @@ def test_a_looping_list_of_manifests_is_reported(tmp_path: Path) -> None:
     table, path = table_of(tmp_path)
     path.write_bytes(looping(path, table))
     check(path.read_bytes(), "x")
-    told = rf"the file \S*{re.escape(path.name)} is damaged: an entry does not end in its block"
-    with pytest.raises(TableUnavailable, match=rf"cannot read the snapshot .*: {told}"):
+    reason = rf"the file \S*{re.escape(path.name)} is damaged: an entry does not end in its block"
+    with pytest.raises(TableUnavailable, match=rf"cannot read the snapshot .*: {reason}"):
         plan_table(TableRecord("t", "iceberg", str(tmp_path / "t")))
-    with pytest.raises(Unreadable, match=rf"the metadata of .* cannot be read: {told}"):
+    with pytest.raises(Unreadable, match=rf"the metadata of .* cannot be read: {reason}"):
         snapshot_of(table.metadata_location, frozenset())
 
 
@@ -140,10 +140,10 @@ def test_a_list_of_manifests_whose_reader_does_not_end_is_reported(
     monkeypatch.setattr(avro, "STALL_TIMEOUT", 0.2)
     monkeypatch.setattr(avro_records._Records, "__next__", never_ends)
     table, path = table_of(tmp_path)
-    told = rf"the file \S*{re.escape(path.name)} is damaged: its reader made no progress within 0\.2 s"
-    with pytest.raises(TableUnavailable, match=rf"cannot read the snapshot .*: {told}"):
+    reason = rf"the file \S*{re.escape(path.name)} is damaged: its reader made no progress within 0\.2 s"
+    with pytest.raises(TableUnavailable, match=rf"cannot read the snapshot .*: {reason}"):
         plan_table(TableRecord("t", "iceberg", str(tmp_path / "t")))
-    with pytest.raises(Unreadable, match=rf"the metadata of .* cannot be read: {told}"):
+    with pytest.raises(Unreadable, match=rf"the metadata of .* cannot be read: {reason}"):
         snapshot_of(table.metadata_location, frozenset())
 
 

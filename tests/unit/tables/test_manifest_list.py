@@ -47,8 +47,8 @@ def rewrite(table: Any, *entries: dict[str, Any]) -> None:
         schema = json.loads(reader.header.meta["avro.schema"])
         first = next(iter(reader))
     names = [field["name"] for field in schema["fields"]]
-    told = {name: first[n] for n, name in enumerate(names)} | {"partitions": None}
-    path.write_bytes(file_of(*((1, encoded(schema, told | entry, {})) for entry in entries), schema=json.dumps(schema)))
+    row = {name: first[n] for n, name in enumerate(names)} | {"partitions": None}
+    path.write_bytes(file_of(*((1, encoded(schema, row | entry, {})) for entry in entries), schema=json.dumps(schema)))
 
 
 def manifest_of(table: Any) -> str:

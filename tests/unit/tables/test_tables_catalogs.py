@@ -120,10 +120,10 @@ def test_hole_3_metadata_cannot_choose_a_folder_to_write_or_remove_in(
     # A property that names the former folder keeps the metadata file where it is.
     properties = {"write.metadata.path": f"{victim if moved == 'property' else folder}/metadata"}
     source = Path(current.metadata_location.removeprefix("file://"))
-    told = json.loads(source.read_text())
-    told["properties"] |= properties
-    told["location"] = told["location"] if moved == "property" else f"file://{elsewhere}"
-    source.write_text(json.dumps(told))
+    metadata = json.loads(source.read_text())
+    metadata["properties"] |= properties
+    metadata["location"] = metadata["location"] if moved == "property" else f"file://{elsewhere}"
+    source.write_text(json.dumps(metadata))
     assert len(plan_table(table).partitions) == 2
     if moved == "property":
         assert place_of(table).removeprefix("file://") == folder
@@ -286,11 +286,11 @@ def test_hole_6_a_secret_in_the_file_of_pyiceberg_is_hidden_in_errors(
     (tmp_path / ".pyiceberg.yaml").write_text(f"catalog:\n    kept:\n      uri: {rest.uri}\n      {setting}\n")
     with pytest.raises(TableUnavailable, match="the token is not accepted") as refused:
         plan_table(record(catalog="kept"))
-    told = str(refused.value)
-    assert TOKENS[setting] in told, "the server quotes it"
-    assert TOKENS[setting] not in secret_settings.redact(told)
-    assert secret_settings.REPLACEMENT in secret_settings.redact(told)
-    assert rest.uri in secret_settings.redact(f"{told} {rest.uri}")
+    message = str(refused.value)
+    assert TOKENS[setting] in message, "the server quotes it"
+    assert TOKENS[setting] not in secret_settings.redact(message)
+    assert secret_settings.REPLACEMENT in secret_settings.redact(message)
+    assert rest.uri in secret_settings.redact(f"{message} {rest.uri}")
 
 
 def test_settings_come_from_the_environment_and_the_home_and_never_from_the_current_folder(
@@ -301,8 +301,8 @@ def test_settings_come_from_the_environment_and_the_home_and_never_from_the_curr
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.delenv("PYICEBERG_HOME", raising=False)
-    told = f"catalog:\n  Written-Down:\n    uri: {rest.uri}\n    warehouse: main\n"
-    (tmp_path / "here" / ".pyiceberg.yaml").write_text(told)
+    settings = f"catalog:\n  Written-Down:\n    uri: {rest.uri}\n    warehouse: main\n"
+    (tmp_path / "here" / ".pyiceberg.yaml").write_text(settings)
     named = record(catalog="written-down")
     # After an empty file in the home folder, no other file is read.
     for text in (None, "", "other: 1"):
@@ -311,10 +311,10 @@ def test_settings_come_from_the_environment_and_the_home_and_never_from_the_curr
         with pytest.raises(TableUnavailable, match="is not configured on this node: .*PYICEBERG_CATALOG__WRITTEN_DOWN"):
             plan_table(named)
     assert rest.requests == []
-    (tmp_path / "home" / ".pyiceberg.yaml").write_text(told)
+    (tmp_path / "home" / ".pyiceberg.yaml").write_text(settings)
     assert len(plan_table(named).partitions) == 2
     monkeypatch.setenv("PYICEBERG_HOME", str(tmp_path / "other"))
-    (tmp_path / "other" / ".pyiceberg.yaml").write_text(told.replace("main", "other"))
+    (tmp_path / "other" / ".pyiceberg.yaml").write_text(settings.replace("main", "other"))
     with pytest.raises(InvalidArgument, match="Unable to find warehouse other"):
         plan_table(named)
     (tmp_path / "other" / ".pyiceberg.yaml").write_text("a: [")
