@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from itertools import pairwise
 from typing import Any, cast
 
@@ -113,6 +114,33 @@ def test_the_size_of_the_log_is_checked_each_minute(child: type[Child]) -> None:
         await asyncio.sleep(1.0)
 
     in_virtual_time(main)
+
+
+async def test_asyncio_reports_no_failed_start_that_nobody_waits_for(
+    child: type[Child], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reported: list[str] = []
+    starts, fails = asyncio.Event(), asyncio.Event()
+
+    async def start(self: Child, deadline: float) -> None:
+        starts.set()
+        await fails.wait()
+        raise WorkerError("crash", "it does not start")
+
+    monkeypatch.setattr(child, "start", start)
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context["message"]))
+    one = keeper()
+    waiting = asyncio.ensure_future(one.ready())
+    await starts.wait()
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    fails.set()
+    while one.child is not None:  # noqa: ASYNC110  # until the start has failed
+        await asyncio.sleep(0)
+    for _ in range(5):  # its callbacks
+        await asyncio.sleep(0)
+    gc.collect()
+    assert reported == []
 
 
 def test_one_child_is_started_for_several_requests(child: type[Child]) -> None:
