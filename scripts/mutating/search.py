@@ -80,6 +80,8 @@ def hunt(hunts: Sequence[Hunt], items: Mapping[str, pytest.Item], jobs: int) -> 
         verdict = Verdict(str(one.mutant), decisive=one.decisive)
         if ended.answer is not None:
             verdict.killer, verdict.layer, verdict.how, verdict.places, verdict.seconds = ended.answer
+        elif not ended.step:
+            raise RuntimeError(f"cannot plant {one.mutant}: {ended.error}")
         else:
             verdict.killer, verdict.how = ended.step, "hang" if ended.hung else ended.error
             verdict.layer = layer_of(ended.step)

@@ -449,8 +449,10 @@ def _relimit(name: str, seconds: float) -> None:
 
 
 def _parsed(module: str) -> ast.Module:
-    path = importlib.import_module(module).__file__ or ""
-    return ast.parse(Path(path).read_text(), path)
+    """The syntax tree of a module's own source. Its ``__file__`` may name a changed one."""
+    path = ROOT.joinpath(*module.split("."))
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    return ast.parse(path.read_text(), str(path))
 
 
 def _replace(module: str, tree: ast.Module, names: set[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from distop.daemon import incarnation as module
 from distop.daemon.executor.executor_role import Executor
 from distop.daemon.incarnation import DaemonSetup, Incarnation, run_all
 from distop.daemon.record_lookup import find_tables
+from distop.daemon.upkeep.history_pruning import HistoryPruner
 from distop.errors import ClusterChanged, PermissionDenied
 from distop.protocol import keys as K
 from distop.protocol.behavior_declaration import Declaration
@@ -345,6 +347,30 @@ def test_an_incarnation_removes_directories_that_earlier_ones_left(
         await asyncio.sleep(one.config.poll / 2)
         running.cancel()
         assert child.forgotten == [str(ref)]
+
+    in_virtual_time(main)
+
+
+def test_an_incarnation_deletes_old_history_records_if_an_age_is_configured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ages: list[float] = []
+
+    class Pruner(HistoryPruner):
+        async def keep_young(self, age: float) -> None:
+            ages.append(age)
+
+    monkeypatch.setattr(module, "Feed", ModelFeed)
+    monkeypatch.setattr(module, "Session", EndlessSession)
+    monkeypatch.setattr(module, "HistoryPruner", Pruner)
+
+    async def main() -> None:
+        one = living(tmp_path, Child())
+        one.config = replace(one.config, history_age=7_200.0)
+        running = asyncio.ensure_future(one._live())
+        await asyncio.sleep(1.0)
+        running.cancel()
+        assert ages == [7_200.0]
 
     in_virtual_time(main)
 

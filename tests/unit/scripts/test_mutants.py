@@ -240,14 +240,19 @@ def test_a_mutant_of_the_worker_is_planted_in_started_processes() -> None:
         steps.begin(str(work))
         plant(work)
         started = subprocess.run([sys.executable, "-P", "-c", child], capture_output=True, check=True, text=True)
-        return [started.stdout, "\nTICK = 0.0\n" in Path(guardian.__file__).read_text()]
+        text = Path(guardian.__file__).read_text()
+        return [started.stdout, "\nTICK = 0.0\n" in text, "reap()" not in text]
 
     flush = Mutant("distop.worker.child_side.outbox", source_mutants.NOW, "FLUSH_SECONDS")
     tick = Mutant("distop.worker.guardian", source_mutants.NOW, "TICK")
-    found = {one.work: one.answer for one in in_children([flush, tick], 1, do)}
+    reap = Mutant("distop.worker.guardian.kill_session", source_mutants.STEP, "reap()")
+    source_mutants.sites()  # once for all
+    found = {one.work: one.answer for one in in_children([flush, tick, reap], 1, do)}
+    unchanged = f"{outbox.FLUSH_SECONDS} {outbox.ANSWER_SECONDS}\n"
     assert found == {
-        flush: [f"0.0 {outbox.ANSWER_SECONDS}\n", False],
-        tick: [f"{outbox.FLUSH_SECONDS} {outbox.ANSWER_SECONDS}\n", True],
+        flush: [f"0.0 {outbox.ANSWER_SECONDS}\n", False, False],
+        tick: [unchanged, True, False],
+        reap: [unchanged, False, True],
     }
 
 
