@@ -604,7 +604,8 @@ class Checker:
     def _without_next(self, op: OperationTrace, ended: State) -> str:
         """Why the last keys of a series' operation must stay for now (19), or "".
 
-        The next operation may be refused for good: the table or the declared type has changed, or the id is taken.
+        The next operation may have been refused for good: the table was removed, perhaps not for long, the declared
+        type has changed, or the id is taken.
         """
         ref, spec, cluster = op.ref, op.given, self._cluster
         request = next_request(ref)
@@ -615,7 +616,7 @@ class Checker:
         unknown = series.until and not finished  # the record was written before the replay began, or is unreadable
         if unknown or following(series, str(ref), ended, finished, finished, 0.0) is None:
             return ""
-        same_table = ref.table == CLUSTER_TABLE or ref.table in cluster.tables
+        same_table = ref.table == CLUSTER_TABLE or cluster.tables.get(ref.table, op.began) < op.began
         same_type = 0 < cluster.declared.get(ref.type, 0) < op.began
         same_id = not spec.id or cluster.ids.get((ref.table, ref.type, spec.id)) in (None, str(ref))
         if not (same_table and same_type and same_id):

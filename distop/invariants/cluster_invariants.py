@@ -53,7 +53,8 @@ class ClusterTrace:
         self.elections: dict[tuple[str, str], str] = {}
         self.current: dict[tuple[str, str, str], int] = {}
         """(table, type, object) → the instance that runs one at a time."""
-        self.tables: set[str] = set()
+        self.tables: dict[str, int] = {}
+        """Table → the revision at which it was registered, whatever was changed later."""
         """Registered tables."""
         self.declared: dict[str, int] = {}
         """Type → the revision at which it was declared."""
@@ -91,7 +92,7 @@ class ClusterTrace:
             elif key.family == K.UNIQUE:
                 _put(self.ids, (key.table, key.type, key.id), None if deleted else value.decode())
             elif key.family == K.TABLE:
-                (self.tables.discard if deleted else self.tables.add)(key.table)
+                _put(self.tables, key.table, None if deleted else change.kv.create_revision)
             elif key.family == K.BEHAVIOR:
                 _put(self.declared, key.type, None if deleted else change.kv.mod_revision)
             elif key.family == K.WATERMARK:

@@ -120,6 +120,8 @@ class Content:
         """Incarnation → its executor, of all incarnations so far."""
         self.declared: dict[str, int] = {}
         """Type → the revision that wrote its declaration last."""
+        self.registered: dict[str, int] = {}
+        """Table, as its key names it → the revision that registered it."""
         self.watermarks: set[str] = set()
         """The keys of all watermarks so far."""
         self.revision = 0
@@ -156,6 +158,8 @@ class Content:
             self.executors[rest] = str(record(value).get("executor", ""))
         elif family == "distOpBehavior":
             _write(self.declared, rest, self.revision if value is not None else None)
+        elif family == "distOpTable":
+            _write(self.registered, rest, self.registered.get(rest, self.revision) if value is not None else None)
         elif family == "distOpWatermark":
             self.watermarks.add(key.removesuffix(".young"))
 

@@ -95,18 +95,20 @@ def plans(step: Step) -> Iterator[Finding]:
 def series_continues(step: Step) -> Iterator[Finding]:
     """The next operation of a series is started before the last keys of the previous one are deleted.
 
-    Unless it cannot start: its table or type was removed or replaced, or another operation has its id.
+    Unless it cannot start: its table was removed (perhaps not for long), its type was removed or replaced, or another
+    operation has its id.
     """
     operation, name, content = step.operation, step.name, step.content
     series, before = operation.spec.get("series"), step.change(STATE).before
     gone = before is not None and operation.state is None
     if not gone or not series or name in content.followed or not _continues(series, operation):
         return
-    registered = name.table == "@cluster" or content.before(f"distOpTable.{quoted(name.table)}") is not None
-    same_type = 0 < content.declared.get(name.type, 0) < operation.started_at
+    began = operation.started_at
+    same_table = name.table == "@cluster" or content.registered.get(quoted(name.table), began) < began
+    same_type = 0 < content.declared.get(name.type, 0) < began
     identity = operation.spec.get("id")
     holder = content.before(id_key(name, identity)) if identity else None
-    if registered and same_type and holder in (None, str(name)):
+    if same_table and same_type and holder in (None, str(name)):
         yield Finding("series", str(name), "its keys were deleted before the next operation of its series started")
 
 

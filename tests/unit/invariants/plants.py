@@ -746,7 +746,7 @@ def a_request_outlives_the_history(world: World, ref: OperationRef) -> None:
     world.tamper(Delete(world.keys.history(forgotten)))
 
 
-def end_in_series(world: World, series: Series) -> None:
+def end_in_series(world: World, series: Series, *before_cleanup: Put | Delete) -> None:
     """An operation of a series that ends at ``TIME`` and is cleaned up, and no next one is started."""
     world.tamper(Put(world.keys.table(TABLE), TableRecord(TABLE, "parquet", "/data").encode()))
     world.tamper(Put(world.keys.behavior(TYPE), Declaration(TYPE).encode()))
@@ -758,6 +758,8 @@ def end_in_series(world: World, series: Series) -> None:
     world.do(world.report(one, 0, JobState.SUCCESS))
     world.do(world.decide(one))
     world.do(world.finish(one))
+    for write in before_cleanup:
+        world.tamper(write)
     world.do(world.end(one))
 
 

@@ -152,6 +152,15 @@ def test_an_ended_series_has_no_next_operation(series: Series) -> None:
     assert found(world) == []
 
 
+def test_a_series_ends_if_its_table_was_removed_even_if_it_was_registered_again() -> None:
+    """The next operation was refused in between. Found by a schedule of the simulator: seed 1508364."""
+    world, _ = opened()
+    table = world.keys.table(TABLE)
+    again = Put(table, TableRecord(TABLE, "parquet", "/data").encode())
+    end_in_series(world, Series(60.0, left=2), Delete(table), again)
+    assert found(world) == []
+
+
 def test_a_permit_that_a_takeover_keeps_is_clean() -> None:
     world, ref = opened(3)
     world.do(world.alter(ref, Options(max_jobs=2)))

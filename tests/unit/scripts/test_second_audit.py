@@ -191,6 +191,15 @@ def test_a_series_with_an_id_breaks_no_rule() -> None:
     assert audited(history).violations == []
 
 
+def test_a_series_may_end_after_its_table_was_removed_and_registered_again() -> None:
+    history = life()
+    recurring(history)
+    history[CLEAN] = {"distOpTable.t": None}
+    history.insert(CLEAN + 1, {"distOpTable.t": {"name": "t"}})
+    history[CLEAN + 2][UNIQUE] = None
+    assert audited(history).violations == []
+
+
 Break = Callable[[Life], None]
 
 
