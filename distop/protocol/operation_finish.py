@@ -278,9 +278,9 @@ def _job_page(keys: Keys, ref: OperationRef, first: int, size: int) -> Delete:
 def forget(keys: Keys, old: Sequence[tuple[OperationRef, int, str]], mark: Watermark) -> Txn:
     """Delete old history records: (operation, mod revision of its record, request id).
 
-    Each record is deleted on its own, with the keys beside it. Guard of each: the record is unchanged. The watermark
-    must be old and name the revision of each record or a later one. So a request id is kept for its hour, whatever a
-    wall clock shows.
+    Each record is deleted on its own, with the keys beside it. Guards of each: the record is unchanged, and its
+    operation has no keys any more. The watermark must be old and name the revision of each record or a later one. So a
+    request id is kept for its hour, whatever a wall clock shows.
 
     Raises ValueError for a record that is not known to be an hour old.
     """
@@ -290,7 +290,7 @@ def forget(keys: Keys, old: Sequence[tuple[OperationRef, int, str]], mark: Water
         (),
         tuple(
             Txn(
-                (unchanged(keys.history(ref), mod),),
+                (unchanged(keys.history(ref), mod), absent(keys.of(ref, "state"))),
                 (
                     Delete(keys.history(ref)),
                     Delete(*_beside_history(keys, ref)),

@@ -23,6 +23,7 @@ from distop.services.submission.start_request import Request, request
 from distop.services.submission.submit import submit
 from distop.testing import ModelStore
 from tests.support.history_age import age_model_history
+from tests.support.world import World
 from tests.unit.support.model_submission import KEYS, TABLE, Etcd, noop, run
 
 LONG = "é" * 200
@@ -49,6 +50,24 @@ def forget(etcd: Etcd, ref: OperationRef, request_id: str) -> None:
     """Its history record is too old."""
     old = [(ref, etcd.store.mod(KEYS.history(ref)), request_id)]
     assert etcd.store.apply(operation_finish.forget(KEYS, old, age_model_history(etcd.store, KEYS))).succeeded
+
+
+def test_a_record_and_its_request_id_are_kept_while_its_operation_still_has_keys() -> None:
+    """Its cleanup may be late, because the coordinator's watch lost an event: seed 1511019 of the simulator."""
+    world = World()
+    world.run_operation(1)  # executors and a coordinator
+    ref = world.next_ref()
+    world.do(world.start(ref))
+    world.do(world.plan(ref, 0))
+    world.do(world.decide(ref))
+    world.do(world.finish(ref))
+    old = [(ref, world.store.mod(world.keys.history(ref)), f"request-{ref}")]
+    forgotten = operation_finish.forget(world.keys, old, age_model_history(world.store, world.keys))
+    world.store.apply(forgotten)
+    assert world.store.get(world.keys.history(ref))
+    world.do(world.end(ref))
+    world.store.apply(forgotten)
+    assert not world.store.get(world.keys.history(ref))
 
 
 def named(etcd: Etcd) -> dict[str, str]:
