@@ -1,9 +1,9 @@
 """Settles conditional writes whose answers are lost: what is in the store decides.
 
 A lost answer leaves two possibilities: the write was applied, or not (and may be applied later). Sending it again
-blindly would report ``Exists`` or ``Changed`` for an own write. The same holds for a request that something on the way
-has duplicated: the answer to the second copy is a refusal by the first. So after a lost answer, and after each refusal,
-the object is read. Writes carry a token in the object's metadata, which shows whose write it is.
+blindly would report ``ObjectExists`` or ``ObjectChanged`` for an own write. The same holds for a request that something
+on the way has duplicated: the answer to the second copy is a refusal by the first. So after a lost answer, and after
+each refusal, the object is read. Writes carry a token in the object's metadata, which shows whose write it is.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from distop.clock import time
 from distop.runtime.backoff import Backoff
 from distop.storage.store_errors import (
-    Changed,
-    Exists,
-    NotSent,
+    AnswerLost,
+    NotConnected,
+    ObjectChanged,
+    ObjectExists,
     StoreError,
     StoreUnavailable,
     Throttled,
     TimedOut,
-    Unanswered,
     UnknownWrite,
 )
 
@@ -89,9 +89,10 @@ def settled(
     """Send a conditional write until it is settled; returns the new version.
 
     ``read_back``: is told whether an answer is missing, so that the object may be an own one without a token.
-    ``expected``: the version that the write replaces; None: it creates the object. Raises Exists or Changed if another
-    writer was first, UnknownWrite if that cannot be found out, Throttled or TimedOut if nothing was written, and
-    errors of the store.
+    ``expected``: the version that the write replaces; None: it creates the object.
+
+    Raises ObjectExists or ObjectChanged if another writer was first, UnknownWrite if that cannot be found out,
+    Throttled or TimedOut if nothing was written, and errors of the store.
     """
     deadline = Deadline(limit)
     unanswered = unread = False
@@ -100,11 +101,11 @@ def settled(
         last: StoreError
         try:
             return send()
-        except (Exists, Changed) as error:
+        except (ObjectExists, ObjectChanged) as error:
             refusal = last = error
-        except (Throttled, NotSent) as error:
+        except (Throttled, NotConnected) as error:
             last = error
-        except Unanswered as error:
+        except AnswerLost as error:
             unanswered, last = True, error
         except StoreError as error:
             if unanswered:
@@ -132,11 +133,11 @@ def settled(
 def _lost(what: str, unanswered: bool, refusal: StoreError | None, expected: Version | None) -> StoreError:
     """The error for a write after which the object is another writer's."""
     if expected is None:
-        return Exists(f"cannot {what}: it exists already")
+        return ObjectExists(f"cannot {what}: it exists already")
     if unanswered:
         # An own write may have been applied, and replaced since.
         return _unknown(what, refusal or "another writer has replaced the object since")
-    return refusal or Changed(f"cannot {what}: the object has changed, or is gone")
+    return refusal or ObjectChanged(f"cannot {what}: the object has changed, or is gone")
 
 
 def _unknown(what: str, cause: object) -> UnknownWrite:

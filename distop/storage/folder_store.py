@@ -35,7 +35,15 @@ from distop.storage.object_store import (
     merged,
     scratch_name,
 )
-from distop.storage.store_errors import Changed, Denied, Exists, Missing, StoreError, TimedOut, Unsupported
+from distop.storage.store_errors import (
+    Denied,
+    ObjectChanged,
+    ObjectExists,
+    ObjectMissing,
+    StoreError,
+    TimedOut,
+    Unsupported,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -72,7 +80,7 @@ class FolderStore(ObjectStore):
         asked = merged(ranges, 0)
         with self._opened(key) as file:
             if version is not None and _version(os.fstat(file)) != version:
-                raise Changed(f"cannot read {self.where(key)}: the file has changed")
+                raise ObjectChanged(f"cannot read {self.where(key)}: the file has changed")
             size = os.fstat(file).st_size
             with _errors(f"read {self.where(key)}"):
                 read = [(start, _read_at(file, start, min(end, size))) for start, end in asked]
@@ -151,7 +159,7 @@ class FolderStore(ObjectStore):
                             os.fsync(opened)
                             break
                     except FileExistsError:
-                        raise Exists(f"cannot {what}: it exists already") from None
+                        raise ObjectExists(f"cannot {what}: it exists already") from None
                     except (FileNotFoundError, NotADirectoryError):
                         # Another process has removed the folder, which was empty; or a file is in the way.
                         if not left:
@@ -169,7 +177,7 @@ class FolderStore(ObjectStore):
 
     def replace_if(self, key: str, data: bytes, version: Version) -> Version:
         what = f"replace {self.where(key)}"
-        changed = Changed(f"cannot {what}: the file has changed, or is gone")
+        changed = ObjectChanged(f"cannot {what}: the file has changed, or is gone")
         folder, name = _split(key)
         with self._folder(folder, what) as opened:
             if opened is None:
@@ -232,10 +240,10 @@ class FolderStore(ObjectStore):
 
     @contextmanager
     def _opened(self, key: str) -> Iterator[int]:
-        """Open a regular file for reading. Raises Missing, also for a folder, and UnsafePath for anything else."""
+        """Open a regular file to read it. Raises ObjectMissing, also for a folder, and UnsafePath for other kinds."""
         what = f"read {self.where(key)}"
         folder, name = _split(key)
-        missing = Missing(f"cannot {what}: there is no such file")
+        missing = ObjectMissing(f"cannot {what}: there is no such file")
         with self._folder(folder, what) as opened:
             if opened is None:
                 raise missing

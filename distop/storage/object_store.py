@@ -70,7 +70,7 @@ class FolderListing:
 class ObjectStore(ABC):
     """The objects below a location. Thread-safe. Errors: :mod:`distop.storage.store_errors`, and UnsafePath for keys.
 
-    Besides those that a method names, each may raise Denied, Throttled, TimedOut, and Missing if there is no such
+    Besides those that a method names, each may raise Denied, Throttled, TimedOut, and ObjectMissing if there is no such
     bucket.
     """
 
@@ -79,19 +79,20 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def get(self, key: str, *, limit: int) -> Content:
-        """An object with its bytes. Raises Missing, and TooLarge if it has more than ``limit`` bytes."""
+        """An object with its bytes. Raises ObjectMissing, and TooLarge if it has more than ``limit`` bytes."""
 
     @abstractmethod
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]], *, version: Version | None = None) -> list[bytes]:
         """The bytes of an object from each start to each end (exclusive), cut at the end of the object.
 
-        Near ranges are read by one request. All bytes are of one version. Raises Missing, and Changed if that is not
-        ``version``.
+        Near ranges are read by one request. All bytes are of one version.
+
+        Raises ObjectMissing, and ObjectChanged if that is not ``version``.
         """
 
     @abstractmethod
     def head(self, key: str) -> StoredObject:
-        """An object without its bytes. Raises Missing."""
+        """An object without its bytes. Raises ObjectMissing."""
 
     @abstractmethod
     def list(self, folder: str = "", *, after: str = "") -> Iterator[StoredObject]:
@@ -106,25 +107,25 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def put_new(self, key: str, data: bytes) -> Version:
-        """Create an object. Of several writers exactly one returns. Raises Exists, and UnknownWrite."""
+        """Create an object. Of several writers exactly one returns. Raises ObjectExists, and UnknownWrite."""
 
     @abstractmethod
     def replace_if(self, key: str, data: bytes, version: Version) -> Version:
-        """Replace an object that has this version. Raises Changed, also if it is gone, and UnknownWrite."""
+        """Replace an object that has this version. Raises ObjectChanged, also if it is gone, and UnknownWrite."""
 
     @abstractmethod
     def put_large(self, key: str, chunks: Iterable[bytes]) -> Version:
         """Create an object of up to 5 GiB from chunks, in parts; it appears when it is complete.
 
         An equal object that exists already may count as created, because S3's copies carry no token of their writer.
-        Raises Exists, UnknownWrite, StoreError if it is larger, and errors of the chunks.
+        Raises ObjectExists, UnknownWrite, StoreError if it is larger, and errors of the chunks.
         """
 
     @abstractmethod
     def copy_new(self, source: str, target: str) -> Version:
         """Copy an object to a new key. An equal object there may count as the copy.
 
-        Raises Exists, Missing, and UnknownWrite.
+        Raises ObjectExists, ObjectMissing, and UnknownWrite.
         """
 
     @abstractmethod

@@ -35,9 +35,9 @@ from distop.storage.object_store import (
     scratch_name,
 )
 from distop.storage.store_errors import (
-    Changed,
     InvalidRange,
-    Missing,
+    ObjectChanged,
+    ObjectMissing,
     StoreError,
     StoreUnavailable,
     Unsupported,
@@ -117,7 +117,7 @@ class RemoteStore(ObjectStore):
         else:
             answers = [read_repeatedly(one) for one in asked]
         if len({found for found, _ in answers if found is not None} | ({version} - {None})) > 1:
-            raise Changed(f"cannot {what}: the object has changed")
+            raise ObjectChanged(f"cannot {what}: the object has changed")
         return cut(ranges, [(start, data) for (start, _), (_, data) in zip(asked, answers, strict=True)])
 
     def head(self, key: str) -> StoredObject:
@@ -177,10 +177,10 @@ class RemoteStore(ObjectStore):
         if self._numbered and not version.generation:  # the version is from a listing
             try:
                 found = self.head(key).version
-            except Missing:
+            except ObjectMissing:
                 found = Version("")
             if found != version:
-                raise Changed(f"cannot {what}: the object has changed, or is gone")
+                raise ObjectChanged(f"cannot {what}: the object has changed, or is gone")
             version = found
         return self._put(key, data, version, what)
 
@@ -216,7 +216,7 @@ class RemoteStore(ObjectStore):
         def read_back(unanswered: bool) -> ReadBack:
             try:
                 found = self.head(target)
-            except Missing:
+            except ObjectMissing:
                 return ReadBack(None, own=False)
             return ReadBack(found.version, own=self._are_equal(source, found))
 
@@ -235,10 +235,10 @@ class RemoteStore(ObjectStore):
             some = paths[n : n + _PAGE]
             try:
                 remove(some)
-            except Missing:
+            except ObjectMissing:
                 # GCS and Azure report a missing object, and may stop there.
                 for path in some:
-                    with suppress(Missing):
+                    with suppress(ObjectMissing):
                         remove([path])
 
     def signed_url(self, key: str, seconds: float) -> str:
@@ -267,7 +267,7 @@ class RemoteStore(ObjectStore):
         def read_back(unanswered: bool) -> ReadBack:
             try:
                 found = repeated(lambda: self._fetch(path, what, {"head": True}), self._limit)
-            except Missing:
+            except ObjectMissing:
                 return ReadBack(None, own=False)
             stored, wrote = self._stored(found.meta), found.attributes.get(TOKEN)
             if wrote is not None or not unanswered:
@@ -303,7 +303,7 @@ class RemoteStore(ObjectStore):
             if raised:
                 raise raised[0] from None
             # The answer to the completion of the upload may be lost.
-            with suppress(Missing):
+            with suppress(ObjectMissing):
                 if self.head(key).size == size:
                     return
             raise

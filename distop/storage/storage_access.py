@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from distop.errors import InvalidArgument
 from distop.protocol.texts import shown
 from distop.storage import aws_profile
-from distop.storage.storage_options import Bucket, StorageOptions, bucket_of, configured
+from distop.storage.storage_options import StorageBucket, StorageOptions, bucket_of, configured
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,7 +40,7 @@ _ELSEWHERE = (
 class StorageAccess:
     """How this process reaches a bucket. Builds clients; sends nothing."""
 
-    def __init__(self, bucket: Bucket, options: StorageOptions, environment: Mapping[str, str]) -> None:
+    def __init__(self, bucket: StorageBucket, options: StorageOptions, environment: Mapping[str, str]) -> None:
         self.bucket = bucket
         self.options = options
         self._environment = environment

@@ -60,7 +60,7 @@ NAMES = tuple(one.name for one in fields(StorageOptions))
 
 
 @frozen
-class Bucket:
+class StorageBucket:
     """The place of a URL: its scheme's family, its bucket or container, its account (Azure), and the path in it."""
 
     family: str
@@ -191,7 +191,7 @@ def tables() -> Mapping[str, StorageOptions]:
     return _configured
 
 
-def configured(bucket: Bucket, environment: Mapping[str, str]) -> StorageOptions:
+def configured(bucket: StorageBucket, environment: Mapping[str, str]) -> StorageOptions:
     """The configuration of a bucket, else of its scheme, completed by the environment. Raises InvalidArgument."""
     found = _configured.get(bucket.prefix) or _configured.get(f"{bucket.family}://") or StorageOptions()
     given = {name: getattr(found, name) for name in NAMES}
@@ -205,7 +205,7 @@ def configured(bucket: Bucket, environment: Mapping[str, str]) -> StorageOptions
     return StorageOptions(**given)
 
 
-def bucket_of(url: str) -> Bucket:
+def bucket_of(url: str) -> StorageBucket:
     """The place of a URL. Raises InvalidArgument for a URL that is not allowed, or of no object store."""
     check_place("the URL", url)
     scheme, separator, rest = url.partition("://")
@@ -222,12 +222,12 @@ def bucket_of(url: str) -> Bucket:
             raise InvalidArgument(
                 f"{shown(url)} must name a container and an account: abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH"
             )
-        return Bucket(family, parts[1], parts[2], path)
+        return StorageBucket(family, parts[1], parts[2], path)
     anonymous = authority.startswith("anonymous@")
     name = authority.removeprefix("anonymous@")
     if not name:
         raise InvalidArgument(f"{shown(url)} names no bucket: write it as {scheme}://NAME/FOLDER")
-    return Bucket(family, name, "", path, anonymous)
+    return StorageBucket(family, name, "", path, anonymous)
 
 
 def _first(environment: Mapping[str, str], *names: str) -> str:

@@ -28,15 +28,15 @@ class StoreError(DistopError, OSError):
     """A request to an object store failed, and a repetition would fail as well."""
 
 
-class Exists(StoreError, FileExistsError):
+class ObjectExists(StoreError, FileExistsError):
     """The object exists already, and another writer has created it. Nothing was written."""
 
 
-class Changed(StoreError):
+class ObjectChanged(StoreError):
     """The object has another version than the expected one, or is gone. Nothing was read or written."""
 
 
-class Missing(StoreError, FileNotFoundError):
+class ObjectMissing(StoreError, FileNotFoundError):
     """There is no such object, or no such bucket or container."""
 
 
@@ -67,7 +67,7 @@ class UnknownWrite(StoreError):
     """
 
 
-class Unanswered(StoreUnavailable):
+class AnswerLost(StoreUnavailable):
     """The answer to one request was lost, or was a server's error. A write may have been applied.
 
     :mod:`distop.storage.conditional_writes` settles it; callers of a store see one of the other errors.
@@ -78,7 +78,7 @@ class Unanswered(StoreUnavailable):
         self.timed_out = timed_out
 
 
-class NotSent(StoreUnavailable):
+class NotConnected(StoreUnavailable):
     """No connection could be made, so the request was certainly not applied."""
 
 
@@ -96,15 +96,15 @@ def translated(error: BaseException, what: str) -> StoreError:
     status, code = _status_of(text), _code_of(text)
     told = f"cannot {what}: {_cause(text, status, code)}"
     if code in _NO_PLACE:
-        return Missing(f"cannot {what}: there is no such bucket or container")
+        return ObjectMissing(f"cannot {what}: there is no such bucket or container")
     if isinstance(error, e.PermissionDeniedError | e.UnauthenticatedError) or status in (401, 403):
         return Denied(told)
     if isinstance(error, e.AlreadyExistsError):
-        return Exists(f"cannot {what}: it exists already")
+        return ObjectExists(f"cannot {what}: it exists already")
     if isinstance(error, e.PreconditionError) or status in (409, 412):
-        return Changed(f"cannot {what}: the object has changed, or is gone")
+        return ObjectChanged(f"cannot {what}: the object has changed, or is gone")
     if isinstance(error, FileNotFoundError) or status == 404:
-        return Missing(f"cannot {what}: there is no such object")
+        return ObjectMissing(f"cannot {what}: there is no such object")
     if status == 416 or "Invalid range: " in text:
         return InvalidRange(told)
     if isinstance(error, e.NotSupportedError) or status == 501:
@@ -116,13 +116,13 @@ def _transport_error(text: str, status: int, code: str, told: str) -> StoreError
     if status in (429, 503) or code in _SLOW:
         return Throttled(told)
     if status >= 500 or status == 408:
-        return Unanswered(told)
+        return AnswerLost(told)
     if status:
         return StoreError(told)
     if _CONNECT in text:
-        return NotSent(told)
+        return NotConnected(told)
     if "HttpError" in text:
-        return Unanswered(told, timed_out=_TIMEOUT in text)
+        return AnswerLost(told, timed_out=_TIMEOUT in text)
     return StoreError(told)
 
 

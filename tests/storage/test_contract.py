@@ -13,7 +13,7 @@ from distop.errors import UnsafePath
 from distop.storage.files import TooLarge
 from distop.storage.folder_store import FolderStore
 from distop.storage.object_store import PART, Version
-from distop.storage.store_errors import Changed, Exists, Missing
+from distop.storage.store_errors import ObjectChanged, ObjectExists, ObjectMissing
 from tests.storage.conftest import ALL
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def test_exactly_one_of_many_writers_creates_an_object(store: ObjectStore) -> No
         barrier.wait()
         try:
             store.put_new("race", b"%d" % n)
-        except Exists:
+        except ObjectExists:
             return None
         return n
 
@@ -68,7 +68,7 @@ def test_exactly_one_of_many_writers_creates_an_object(store: ObjectStore) -> No
 def test_an_existing_object_is_not_overwritten_even_by_the_same_content(store: ObjectStore) -> None:
     store.put_new("a", b"first")
     for data in (b"second", b"first"):
-        with pytest.raises(Exists):
+        with pytest.raises(ObjectExists):
             store.put_new("a", data)
     assert store.get("a", limit=LIMIT).data == b"first"
 
@@ -77,7 +77,7 @@ def test_an_object_is_replaced_only_in_its_known_version(store: ObjectStore) -> 
     first = store.put_new("a", b"1")
     second = store.replace_if("a", b"2", first)
     assert second != first
-    with pytest.raises(Changed):
+    with pytest.raises(ObjectChanged):
         store.replace_if("a", b"3", first)
     store.replace_if("a", b"4", second)
     assert store.get("a", limit=LIMIT).data == b"4"
@@ -91,7 +91,7 @@ def test_exactly_one_of_many_writers_replaces_a_version(store: ObjectStore) -> N
         barrier.wait()
         try:
             store.replace_if("a", b"%d" % n, first)
-        except Changed:
+        except ObjectChanged:
             return None
         return n
 
@@ -104,22 +104,22 @@ def test_exactly_one_of_many_writers_replaces_a_version(store: ObjectStore) -> N
 def test_a_missing_object_is_not_replaced(store: ObjectStore) -> None:
     version = store.put_new("a", b"1")
     store.delete_many(["a"])
-    with pytest.raises(Changed):
+    with pytest.raises(ObjectChanged):
         store.replace_if("a", b"2", version)
     assert keys(store) == []
 
 
 def test_what_is_missing(store: ObjectStore) -> None:
-    with pytest.raises(Missing):
+    with pytest.raises(ObjectMissing):
         store.get("none", limit=LIMIT)
-    with pytest.raises(Missing):
+    with pytest.raises(ObjectMissing):
         store.head("none/of/these")
-    with pytest.raises(Missing):
+    with pytest.raises(ObjectMissing):
         store.get_ranges("none", [(0, 1)])
-    with pytest.raises(Missing):
+    with pytest.raises(ObjectMissing):
         store.copy_new("none", "target")
     store.put_new("a/b", b"")
-    with pytest.raises(Missing):  # a folder is no object
+    with pytest.raises(ObjectMissing):  # a folder is no object
         store.get("a", limit=LIMIT)
     assert keys(store) == ["a/b"]
     assert keys(store, "none") == []
@@ -148,7 +148,7 @@ def test_ranges_of_another_version_are_not_read(store: ObjectStore) -> None:
     assert store.get_ranges("a", asked, version=first) == [b"x", b"x"]
     store.replace_if("a", b"y" * (3 << 20), first)
     for some in (asked, asked[:1]):
-        with pytest.raises(Changed):
+        with pytest.raises(ObjectChanged):
             store.get_ranges("a", some, version=first)
 
 
@@ -199,7 +199,7 @@ def test_a_listing_has_size_version_and_time(store: ObjectStore) -> None:
     assert (found.size, found.version) == (3, version)
     assert found.modified > 1e9
     store.replace_if("a/b", b"4567", found.version)
-    with pytest.raises(Changed):
+    with pytest.raises(ObjectChanged):
         store.replace_if("a/b", b"8", found.version)
 
 
@@ -239,7 +239,7 @@ def test_a_large_object(store: ObjectStore) -> None:
 def test_a_large_object_does_not_replace_another_one(store: ObjectStore) -> None:
     store.put_new("a", b"first")
     for size in (10, LARGE):
-        with pytest.raises(Exists):
+        with pytest.raises(ObjectExists):
             store.put_large("a", iter([b"x" * size]))
     assert store.get("a", limit=LIMIT).data == b"first"
     assert keys(store) == ["a"]
@@ -261,7 +261,7 @@ def test_a_copy_does_not_replace_another_object(store: ObjectStore) -> None:
     assert store.get("b/c", limit=LIMIT).stored.version == version
     assert store.get("b/c", limit=LIMIT).data == b"content"
     store.put_new("d", b"other")
-    with pytest.raises(Exists):
+    with pytest.raises(ObjectExists):
         store.copy_new("a", "d")
     assert store.get("d", limit=LIMIT).data == b"other"
 
@@ -278,6 +278,6 @@ def test_removing_ignores_what_is_missing(store: ObjectStore) -> None:
 def test_a_version_is_no_other_objects(store: ObjectStore) -> None:
     store.put_new("a", b"1")
     other = Version('"0123456789abcdef"', "1234567")
-    with pytest.raises(Changed):
+    with pytest.raises(ObjectChanged):
         store.replace_if("a", b"2", other)
     assert store.get("a", limit=LIMIT).data == b"1"

@@ -13,10 +13,10 @@ from distop.storage import storage_options
 from distop.storage.object_store import PART
 from distop.storage.opened_stores import open_store
 from distop.storage.store_errors import (
-    Changed,
     Denied,
-    Exists,
-    Missing,
+    ObjectChanged,
+    ObjectExists,
+    ObjectMissing,
     StoreError,
     Throttled,
     TimedOut,
@@ -73,7 +73,7 @@ def test_a_write_whose_answer_is_lost_is_found_by_reading(
     version = store.put_new("a", b"own")
     assert puts(proxy) == 1
     assert direct.get("a", limit=LIMIT).stored.version == version
-    with pytest.raises(Exists):
+    with pytest.raises(ObjectExists):
         direct.put_new("a", b"own")
 
 
@@ -83,7 +83,7 @@ def test_a_lost_answer_does_not_hide_another_writer(
 ) -> None:
     direct.put_new("a", b"same")
     proxy.lose_answers("PUT")
-    with pytest.raises(Exists):
+    with pytest.raises(ObjectExists):
         store.put_new("a", b"same")  # the same content, but another writer's token
     assert puts(proxy) == 1
 
@@ -133,7 +133,7 @@ def test_a_replacement_whose_answer_is_lost_is_found_by_reading(
     store.replace_if("a", b"3", second)
     assert direct.get("a", limit=LIMIT).data == b"3"
     proxy.lose_answers("PUT", times=0)
-    with pytest.raises(Changed):
+    with pytest.raises(ObjectChanged):
         store.replace_if("a", b"4", second)
 
 
@@ -186,7 +186,7 @@ def test_without_a_token_the_content_decides(store: ObjectStore, direct: ObjectS
     direct.put_new("own", b"content")
     direct.put_new("other", b"another")
     store.put_new("own", b"content")
-    with pytest.raises(Exists):
+    with pytest.raises(ObjectExists):
         store.put_new("other", b"content")
 
 
@@ -306,7 +306,7 @@ def test_a_copy_whose_answers_are_lost(store: ObjectStore, direct: ObjectStore, 
         version = store.copy_new("a", f"b{n}")
         assert direct.head(f"b{n}").version == version
         proxy.lose_answers(method)
-        with pytest.raises(Exists):
+        with pytest.raises(ObjectExists):
             store.copy_new("a", "other")
 
 
@@ -324,7 +324,7 @@ def test_a_removal_whose_answer_is_lost(store: ObjectStore, direct: ObjectStore,
 def test_refused_credentials_are_told_from_a_missing_object(
     store: ObjectStore, direct: ObjectStore, proxy: FaultyProxy
 ) -> None:
-    with pytest.raises(Missing, match="no such object"):
+    with pytest.raises(ObjectMissing, match="no such object"):
         store.head("a")
     proxy.answer("403 Forbidden", b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>")
     for call in (
@@ -364,7 +364,7 @@ def test_a_missing_bucket(served: Served, monkeypatch: pytest.MonkeyPatch) -> No
         lambda: list(store.list()),
         lambda: store.get("a", limit=1),
     ):
-        with pytest.raises(Missing, match="no such bucket"):
+        with pytest.raises(ObjectMissing, match="no such bucket"):
             call()
 
 

@@ -16,7 +16,7 @@ from distop.errors import InvalidArgument, UnsafePath
 from distop.storage.deletion import Place
 from distop.storage.folder_store import FolderStore
 from distop.storage.opened_stores import open_store
-from distop.storage.store_errors import Changed, Exists, Missing, StoreError, TimedOut, Unsupported
+from distop.storage.store_errors import ObjectChanged, ObjectExists, ObjectMissing, StoreError, TimedOut, Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,9 +51,9 @@ def test_a_link_is_not_followed(store: FolderStore, root: Path, tmp_path: Path) 
     ):
         with pytest.raises(UnsafePath, match="link"):
             call()
-    with pytest.raises(Exists):
+    with pytest.raises(ObjectExists):
         store.put_new("link", b"new")
-    with pytest.raises(Changed):
+    with pytest.raises(ObjectChanged):
         store.replace_if("link", b"new", store.put_new("other", b""))
     assert secret.read_text() == "content"
     store.delete_many(["link"])
@@ -90,7 +90,7 @@ def test_a_file_appears_when_it_is_complete(store: FolderStore, root: Path) -> N
         for _ in range(3):
             yield b"x" * 100_000
             assert [found.key for found in store.list()] == []
-            with pytest.raises(Missing):
+            with pytest.raises(ObjectMissing):
                 store.head("a")
 
     store.put_large("a", pieces())
@@ -188,7 +188,7 @@ def test_a_file_in_the_place_of_a_folder(store: FolderStore, root: Path) -> None
     store.put_new("a", b"")
     with pytest.raises(StoreError, match="cannot create .*/a/b: Not a directory"):
         store.put_new("a/b", b"")
-    with pytest.raises(Missing):
+    with pytest.raises(ObjectMissing):
         store.get("a/b", limit=1)
     assert files(root) == ["a"]
 
