@@ -34,8 +34,9 @@ def open_store(location: str) -> ObjectStore:
     def connect() -> tuple[Any, Any]:
         return access.obstore(), access.obstore(retries=_UPLOAD_RETRIES)
 
-    # obstore's threads end at a fork.
-    store, uploads = _clients.get((os.getpid(), access.bucket.prefix, access.options), connect)
+    # obstore's threads end at a fork, and a client keeps the credentials that it was made with.
+    key = (os.getpid(), access.bucket.prefix, access.options, access.credentials_id())
+    store, uploads = _clients.get(key, connect)
     return RemoteStore(
         location.rstrip("/"),
         store,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from datetime import timedelta
 from functools import cached_property
@@ -28,6 +29,8 @@ _PROVIDERS = ",".join(
     )
 )
 """The sources of credentials that obstore has as well; S3A's own list lacks the web identity."""
+_PROVIDERS_OF = ("AWS_", "AZURE_", "GOOGLE_")
+"""Starts of the names of variables from which obstore reads credentials."""
 _ELSEWHERE = (
     "AWS_ACCESS_KEY_ID",
     "AWS_WEB_IDENTITY_TOKEN_FILE",
@@ -81,6 +84,11 @@ class StorageAccess:
         """
         given = self.options.path_style
         return bool(self.options.endpoint) or "." in self.bucket.name if given is None else given
+
+    def credentials_id(self) -> str:
+        """Changes when the environment gives other credentials."""
+        told = sorted((name, value) for name, value in self._environment.items() if name.startswith(_PROVIDERS_OF))
+        return hashlib.sha256(repr(told).encode(errors="surrogatepass")).hexdigest()
 
     # ---- obstore
 

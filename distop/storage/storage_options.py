@@ -101,6 +101,12 @@ def _prefix(prefix: str) -> str:
     return found.prefix
 
 
+def as_prefix(prefix: str) -> str:
+    """The normal form of a prefix as it may be in a settings file."""
+    family, _, rest = prefix.partition("://")
+    return f"{prefix}.dfs.core.windows.net" if family == "abfs" and rest else prefix
+
+
 def _options(prefix: str, table: Any) -> StorageOptions:
     where = f"[storage.{shown(prefix)}]"
     if not isinstance(table, dict):

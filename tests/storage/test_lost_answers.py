@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 LIMIT = 1 << 24
 
+pytestmark = pytest.mark.timeout(300)  # Azurite starts slowly on a busy machine
 on_each = pytest.mark.parametrize("served", REMOTE, indirect=True)
 on_s3 = pytest.mark.parametrize("served", S3, indirect=True)
 
