@@ -16,10 +16,13 @@ from distop.protocol.behavior_declaration import LONGEST_TIME_LIMIT
 from distop.protocol.keys import check_type_name, encode
 from distop.protocol.texts import shown
 from distop.runtime import spark_rules
+from distop.storage.storage_options import read_settings
 from distop.store.connection_settings import split_endpoints
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from distop.storage.storage_options import StorageOptions
 
 ALL_TYPES = "*"
 """Stands for all types without a job time limit of their own."""
@@ -205,6 +208,16 @@ def pairs(value: Any) -> dict[str, str]:
             raise WrongPair(item)
         found[key.strip()] = rest
     return found
+
+
+def storage(value: Any) -> dict[str, StorageOptions]:
+    """Bucket or scheme → its configuration: tables, or a JSON object of them."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            value = None
+    return read_settings(value)
 
 
 def job_time_limits(value: Any) -> dict[str, float]:

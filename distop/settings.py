@@ -189,6 +189,12 @@ SETTINGS: Mapping[str, Setting] = {
         v.text, None, "FILE", "HMAC key that signs validation reports; not a TLS key (none)."
     ),
     "actions_log": Setting(v.text, None, "FILE", "Append one line of JSON for each action: who did what."),
+    "storage": Setting(
+        v.storage,
+        {},
+        help='How to reach buckets: a table for each bucket or scheme, such as `[storage."s3://lake"]`.',
+        secret=True,  # a refused value may have a credential
+    ),
     "data_dir": Setting(v.text, ".distop", "DIR", "Folder for all data (./.distop)."),
     "port": Setting(v.port, None, "N", "etcd's port (2379, or a free one)."),
 }

@@ -7,20 +7,23 @@ its source as Go modules. ``go`` fetches them, and refuses modules whose hash di
 
 from __future__ import annotations
 
-import fcntl
 import os
 import platform
 import shutil
 import subprocess
 import sys
 import tempfile
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import server_builds
+from server_builds import Unavailable, build_once, in_ci
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 VERSIONS = ("3.5.33", "3.6.16", "3.7.3")
 """The built servers: the newest release of each minor version that etcd's project maintains."""
@@ -42,10 +45,6 @@ _ON_EACH = "tests/conformance"
 _LEAST_GO = "1.26"
 
 
-class Unavailable(Exception):
-    """A server is not built and cannot be built here. The text has the cause and what to do."""
-
-
 class Server(NamedTuple):
     """An etcd server: its name in reports, and the folder with its programs."""
 
@@ -60,10 +59,9 @@ class Server(NamedTuple):
 # ---- locations
 
 
-def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """The user's cache of built servers (``XDG_CACHE_HOME``, else ``~/.cache``)."""
-    given = environment.get("XDG_CACHE_HOME", "")
-    return (Path(given) if given.startswith("/") else Path("~/.cache").expanduser()) / "distop" / "etcd"
+def cache_folder() -> Path:
+    """The user's cache of built servers."""
+    return server_builds.cache_folder("etcd")
 
 
 def folder_of(version: str) -> Path:
@@ -121,7 +119,7 @@ def wanted(arguments: Sequence[str]) -> tuple[str, ...]:
 def build(version: str) -> Server:
     """Build that version unless it exists. Raises Unavailable.
 
-    The build uses a scratch folder, which is renamed when complete. A second process waits for the first.
+    A second process waits for the first.
     """
     found = find(version)
     if found is not None:
@@ -132,33 +130,17 @@ def build(version: str) -> Server:
     go = shutil.which("go")
     if go is None:
         raise Unavailable(_without_go(version))
-    cache = cache_folder()
-    cache.mkdir(parents=True, exist_ok=True)
-    with _locked(cache / f".{version}.lock"):
-        found = find(version)
-        if found is not None:
-            return found
-        print(f"distop: building etcd {version} (once on this machine, about a minute)", file=sys.stderr, flush=True)
-        for left in cache.glob(f".{version}-*"):  # left by a killed build
-            shutil.rmtree(left, ignore_errors=True)
-        scratch = Path(tempfile.mkdtemp(prefix=f".{version}-", dir=cache))
-        try:
-            _build_in(scratch, version, go)
-            (scratch / "bin").rename(folder_of(version))
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
-    return Server(version, folder_of(version))
+    return Server(version, build_once(folder_of(version), version, partial(_built, version=version, go=go)))
+
+
+def _built(scratch: Path, version: str, go: str) -> Path:
+    print(f"distop: building etcd {version} (once on this machine, about a minute)", file=sys.stderr, flush=True)
+    _build_in(scratch, version, go)
+    return scratch / "bin"
 
 
 def _without_go(version: str) -> str:
     return f"Go is not on PATH, and etcd {version} has to be built with it: install Go {_LEAST_GO} or newer."
-
-
-@contextmanager
-def _locked(file: Path) -> Iterator[None]:
-    with file.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _build_in(scratch: Path, version: str, go: str) -> None:
@@ -206,11 +188,6 @@ def lock(version: str) -> None:
 
 
 # ---- use
-
-
-def in_ci(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether this run must not skip or replace a server (``CI=true``)."""
-    return environment.get("CI", "").lower() in {"1", "true", "yes"}
 
 
 def use() -> Server:

@@ -30,6 +30,8 @@ LONGEST = (
     "tests/acceptance: apply",
     "tests/acceptance",
     "tests/simulation/test_crash_points.py",
+    "tests/storage/test_contract.py",
+    "tests/storage/test_lost_answers.py",
     "tests/integration/test_worker_spark.py",
     "tests/integration/test_unable_nodes.py",
     "tests/acceptance/test_end_to_end.py",

@@ -2,21 +2,48 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from distop.cli import output
 from distop.cli.command_context import current
-from distop.errors import DistopError, describe
+from distop.errors import DistopError, InvalidArgument, describe
 
 if TYPE_CHECKING:
     from distop.client.async_client import Client
     from distop.services.doctor import Finding
 
 
-def doctor() -> None:
-    """Check etcd, this machine and the executors. Exits with 1 if a check is an error."""
+def doctor(
+    storage: Annotated[
+        str, typer.Option(metavar="URL", help="Try this URL or path with obstore, pyarrow and Spark instead.")
+    ] = "",
+    no_spark: Annotated[bool, typer.Option("--no-spark", help="With --storage: do not try Spark.")] = False,
+) -> None:
+    """Check etcd, this machine and the executors. Exits with 1 if a check is an error.
+
+    With --storage, check instead whether this machine can read and publish files at a URL. A few small files are
+    written below it and removed. Spark is tried on this machine, with the settings of spark-conf.
+    """
+    if storage:
+        _report(_storage(storage, no_spark))
+        return
+    if no_spark:
+        raise InvalidArgument("--no-spark belongs to --storage")
+    _doctor()
+
+
+def _storage(url: str, no_spark: bool) -> list[Finding]:
+    from distop.cli.interrupts import run
+    from distop.services.storage_doctor import check_storage
+
+    settings = current.settings()
+    spark_conf = None if no_spark else settings.get("spark_conf")
+    return run(check_storage(url, settings.get("storage"), spark_conf))
+
+
+def _doctor() -> None:
     from distop.services.doctor import Finding, check_cluster, check_machine
 
     findings = [Finding("settings", "warning" if current.file.ignored else "ok", current.file.text), *check_machine()]
@@ -32,6 +59,11 @@ def doctor() -> None:
             raise
         unreachable = error.exit_code
         findings.insert(0, Finding("etcd", "error", describe(error)))
+    _report(findings, unreachable)
+
+
+def _report(findings: list[Finding], unreachable: int = 0) -> None:
+    """Print the findings. Raises Exit if one is an error."""
     wrong = any(finding.status == "error" for finding in findings)
     if current.json:
         checks = [{"name": f.name, "status": f.status, "text": f.text} for f in findings]

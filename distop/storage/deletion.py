@@ -1,4 +1,6 @@
-"""Removes and writes files below tables, shared directories, stages and indexes; no other module does.
+"""Removes and writes files below tables, shared directories, stages and indexes.
+
+No other module does, except :mod:`distop.storage.folder_store`, in folders that are opened here.
 
 A :class:`Place` is derived from an operation, a partition and an attempt, or from an index, but never from a result, a
 plan or a file. A removed or written file has a path below its place. On a disk every folder is opened relative to its
@@ -237,6 +239,16 @@ def made_folder(place: Place) -> Iterator[int]:
     with _opened(place.anchor, parts, make=True, own=_UNSAFE_FOLDER if place.own else None) as opened:
         if opened is None:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), place.location)
+        yield opened
+
+
+@contextmanager
+def opened_folder(place: Place) -> Iterator[int | None]:
+    """Open a place's folder on a disk, without following links; yields a descriptor, or None if there is none.
+
+    Raises UnsafePath, and OSError.
+    """
+    with _opened(place.anchor, components(place.path) if place.path else []) as opened:
         yield opened
 
 

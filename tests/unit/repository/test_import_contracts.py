@@ -23,7 +23,7 @@ PURE = {
     "difflib", "enum", "functools", "hashlib", "heapq", "hmac", "itertools", "json", "marshal", "math", "operator",
     "re", "string", "types", "typing", "unicodedata", "urllib.parse", "zlib",
 }  # fmt: skip
-DATA = {"distop_behaviors", "numpy", "pandas", "py4j", "pyarrow", "pyiceberg", "pyspark"}
+DATA = {"distop_behaviors", "numpy", "obstore", "pandas", "py4j", "pyarrow", "pyiceberg", "pyspark"}
 HEAVY = DATA | {"asyncio", "google", "grpc", "jinja2", "jsonschema", "pydantic", "rich", "tenacity", "typer"}
 HEAVY |= {"prometheus_client"}
 CLOCK = {"now", "utcnow", "today"}

@@ -25,6 +25,7 @@ SMALL = "it writes only names, less than the node record, without which nothing 
 ITSELF = "it is the node record: a rejection could not be reported in it"
 DIVIDES = "a group is sent in smaller ones, and the caller reports the rejected item"
 LOCAL = "nothing is sent"
+NO_ETCD = "only object stores are asked"
 TOLD = "the caller is told"
 LOGGED = "it is logged, and the actor tries again: a limit of etcd may be raised"
 ELSE_DAEMONS = "it writes only names; daemons do the same later"
@@ -69,6 +70,10 @@ EXCEPTED = {
     "job_owner.Owner.own": "an earlier error is raised, and the claim ends after its duration",
     "nearest_names.unknown_table": READS,
     "status.alarms": READS,
+    "storage_doctor._conditional_writes": NO_ETCD,
+    "storage_doctor._finding": NO_ETCD,
+    "storage_doctor._others": NO_ETCD,
+    "storage_doctor._tried": NO_ETCD,
     "submit.try_to_start": TOLD,
     "transactional_start._outcome": ELSE_DAEMONS,
 }

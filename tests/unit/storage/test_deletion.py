@@ -57,6 +57,8 @@ ALSO_OF_VALUES = {"remove", "move", "replace"}
 
 ALLOWED = {
     "distop/storage/deletion.py": "the one function",
+    "distop/storage/folder_store.py": "objects, by their keys below the store's folder",
+    "distop/storage/remote_store.py": "objects, by their keys below the store's prefix",
     "distop/storage/files.py": "whole files, by fixed names and those of runs, in the work directory",
     "distop/daemon/local_jobs.py": "records of runs, by their own names, in a folder of the work directory",
     "distop/worker/daemon_side/child_logs.py": "logs of children, by their numbers, in the work directory",

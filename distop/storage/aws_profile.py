@@ -1,0 +1,114 @@
+"""Reads a profile of AWS's configuration files, which obstore does not know.
+
+A profile with an access key is read here. One with another source (a role, SSO, a program) is left to boto3, if that is
+installed. Secrets are known to :mod:`distop.runtime.secret_settings` before they are used.
+"""
+
+from __future__ import annotations
+
+import configparser
+from dataclasses import field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distop.errors import InvalidArgument
+from distop.protocol.frozen import frozen
+from distop.protocol.texts import did_you_mean, shown
+from distop.runtime import secret_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+DEFAULT = "default"
+
+
+@frozen
+class AwsProfile:
+    """A profile. Without an access key its credentials come from ``session``, a session of boto3."""
+
+    name: str
+    region: str = ""
+    access_key: str = field(default="", repr=False)
+    secret_key: str = field(default="", repr=False)
+    token: str = field(default="", repr=False)
+    session: Any = field(default=None, repr=False)
+
+    def keys(self) -> tuple[str, str, str]:
+        """Access key, secret key and session token, as they are now. Raises InvalidArgument if there are none."""
+        if self.session is None:
+            return self.access_key, self.secret_key, self.token
+        found = self.session.get_credentials()
+        if found is None:
+            raise InvalidArgument(f"the AWS profile {shown(self.name)} has no credentials")
+        frozen_now = found.get_frozen_credentials()
+        keys = frozen_now.access_key, frozen_now.secret_key, frozen_now.token or ""
+        secret_settings.hide(keys[1:])
+        return keys
+
+
+def find(name: str, environment: Mapping[str, str]) -> AwsProfile | None:
+    """The profile of this name; None if there is none. Raises InvalidArgument for files that cannot be read."""
+    sections = _sections(environment)
+    if name not in sections:
+        return None
+    values = sections[name]
+    region = values.get("region", "")
+    access, secret = values.get("aws_access_key_id", ""), values.get("aws_secret_access_key", "")
+    if access and secret:
+        token = values.get("aws_session_token", "")
+        secret_settings.hide([secret, token])
+        return AwsProfile(name, region, access, secret, token)
+    if set(values) <= {"region", "output", "endpoint_url", "services"}:
+        return AwsProfile(name, region)
+    return AwsProfile(name, region, session=_session(name))
+
+
+def required(name: str, environment: Mapping[str, str]) -> AwsProfile:
+    """The profile of this name, which has credentials. Raises InvalidArgument."""
+    found = find(name, environment)
+    if found is None:
+        near = did_you_mean(name, _sections(environment), "known")
+        raise InvalidArgument(f"there is no AWS profile {shown(name)}{near}")
+    if not found.access_key and found.session is None:
+        raise InvalidArgument(f"the AWS profile {shown(name)} has no credentials")
+    return found
+
+
+def _session(name: str) -> Any:
+    try:
+        from boto3 import Session  # type: ignore[import-untyped,unused-ignore]
+    except ImportError:
+        raise InvalidArgument(
+            f"the AWS profile {shown(name)} has no access key, and its credentials come from a role, SSO or a program: "
+            "install boto3 beside distop, or give the credentials in the environment"
+        ) from None
+    return Session(profile_name=name)
+
+
+def _sections(environment: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """The values of each profile; those of the credentials file win."""
+    home = Path(environment.get("HOME") or Path.home()) / ".aws"
+    found: dict[str, dict[str, str]] = {}
+    for variable, name in (("AWS_CONFIG_FILE", "config"), ("AWS_SHARED_CREDENTIALS_FILE", "credentials")):
+        path = Path(environment.get(variable) or home / name).expanduser()
+        for section, values in _parsed(path).items():
+            if name == "config" and section != DEFAULT:
+                if not section.startswith("profile "):
+                    continue
+                section = section.removeprefix("profile ").strip()
+            found.setdefault(section, {}).update(values)
+    return found
+
+
+def _parsed(path: Path) -> dict[str, dict[str, str]]:
+    parser = configparser.RawConfigParser(default_section="")
+    try:
+        parser.read_string(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise InvalidArgument(f"cannot read the file {path} of AWS profiles: {error.strerror}") from None
+    except (configparser.Error, UnicodeDecodeError):
+        # The parser's own error quotes a line of the file.
+        raise InvalidArgument(f"cannot read the file {path} of AWS profiles: it is not valid") from None
+    return {section: dict(parser.items(section)) for section in parser.sections()}

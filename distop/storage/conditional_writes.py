@@ -1,0 +1,147 @@
+"""Settles conditional writes whose answers are lost: what is in the store decides.
+
+A lost answer leaves two possibilities: the write was applied, or not (and may be applied later). Sending it again
+blindly would report ``ObjectExists`` or ``ObjectChanged`` for an own write. The same holds for a request that something
+on the way has duplicated: the answer to the second copy is a refusal by the first. So after a lost answer, and after
+each refusal, the object is read. Writes carry a token in the object's metadata, which shows whose write it is.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from distop.clock import time
+from distop.runtime.backoff import Backoff
+from distop.storage.store_errors import (
+    AnswerLost,
+    NotConnected,
+    ObjectChanged,
+    ObjectExists,
+    StoreError,
+    StoreUnavailable,
+    Throttled,
+    TimedOut,
+    UnknownWrite,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from distop.storage.object_store import Version
+
+T = TypeVar("T")
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
+
+
+class Deadline:
+    """A time limit with pauses between tries."""
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+        self._end = time.monotonic() + limit
+        self._backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
+
+    def pause(self) -> bool:
+        """Wait before another try; returns False if no time is left for one."""
+        left = self._end - time.monotonic()
+        if left <= 0:
+            return False
+        threading.Event().wait(min(self._backoff.pause(), left))
+        return True
+
+    def exceeded(self, error: StoreUnavailable) -> StoreUnavailable:
+        """The error for the caller after the last try, which had failed with ``error``."""
+        kind = Throttled if isinstance(error, Throttled) else TimedOut
+        return kind(f"{error} (given up after {self.limit:g} s)")
+
+
+def repeated(call: Callable[[], T], limit: float) -> T:
+    """The result of a call that changes nothing, or nothing more when repeated.
+
+    Repeats it while the store is unavailable. Raises the call's errors, Throttled and TimedOut.
+    """
+    deadline = Deadline(limit)
+    while True:
+        try:
+            return call()
+        except StoreUnavailable as error:
+            if not deadline.pause():
+                raise deadline.exceeded(error) from None
+
+
+class ReadBack(NamedTuple):
+    """What was read back. ``version``: None: there is no object. ``own``: it is that of this write."""
+
+    version: Version | None
+    own: bool
+
+
+def settled(
+    send: Callable[[], Version],
+    read_back: Callable[[bool], ReadBack],
+    *,
+    what: str,
+    limit: float,
+    expected: Version | None,
+) -> Version:
+    """Send a conditional write until it is settled; returns the new version.
+
+    ``read_back``: is told whether an answer is missing, so that the object may be an own one without a token.
+    ``expected``: the version that the write replaces; None: it creates the object.
+
+    Raises ObjectExists or ObjectChanged if another writer was first, UnknownWrite if that cannot be found out,
+    Throttled or TimedOut if nothing was written, and errors of the store.
+    """
+    deadline = Deadline(limit)
+    unanswered = unread = False
+    while True:
+        refusal: StoreError | None = None
+        last: StoreError
+        try:
+            return send()
+        except (ObjectExists, ObjectChanged) as error:
+            refusal = last = error
+        except (Throttled, NotConnected) as error:
+            last = error
+        except AnswerLost as error:
+            unanswered, last = True, error
+        except StoreError as error:
+            if unanswered:
+                raise _unknown(what, error) from None
+            raise
+        if refusal is not None or unanswered:
+            try:
+                found = read_back(unanswered)
+            except StoreUnavailable as error:
+                unread, last = True, error
+            except StoreError as error:
+                raise _unknown(what, error) from None
+            else:
+                unread = False
+                if found.own and found.version is not None:
+                    return found.version
+                if found.version != expected:
+                    raise _lost(what, unanswered, refusal, expected)
+        if not deadline.pause():
+            if unanswered or unread:
+                raise _unknown(what, last)
+            raise deadline.exceeded(last) if isinstance(last, StoreUnavailable) else last
+
+
+def _lost(what: str, unanswered: bool, refusal: StoreError | None, expected: Version | None) -> StoreError:
+    """The error for a write after which the object is another writer's."""
+    if expected is None:
+        return ObjectExists(f"cannot {what}: it exists already")
+    if unanswered:
+        # An own write may have been applied, and replaced since.
+        return _unknown(what, refusal or "another writer has replaced the object since")
+    return refusal or ObjectChanged(f"cannot {what}: the object has changed, or is gone")
+
+
+def _unknown(what: str, cause: object) -> UnknownWrite:
+    return UnknownWrite(
+        f"the answer to a request to {what} was lost, and what the store has now does not tell whether it was applied: "
+        f"{cause}"
+    )

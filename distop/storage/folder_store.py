@@ -1,0 +1,352 @@
+"""Objects as files of a local folder, also on a shared disk.
+
+A new file is written under a scratch name, flushed to the disk, and linked to its name: the link is atomic, fails if
+the name exists, and the name never shows a part of the content. obstore's local store does the same, but it follows
+links, opens files of any kind, and flushes nothing, so distop's own rules are kept here: folders are opened one below
+the other without following links (:mod:`distop.storage.deletion`), and only regular files are read.
+
+To replace or to remove a file takes a lock on its folder, so these exclude each other among distop's processes.
+Versions are derived from inode, size and modification time: distop itself never writes into an existing file.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from distop.errors import UnsafePath
+from distop.storage.conditional_writes import Deadline
+from distop.storage.deletion import made_folder, opened_folder
+from distop.storage.files import read_whole
+from distop.storage.object_store import (
+    PART,
+    Content,
+    FolderListing,
+    ObjectStore,
+    StoredObject,
+    Version,
+    check_key,
+    cut,
+    is_scratch,
+    merged,
+    scratch_name,
+)
+from distop.storage.store_errors import (
+    Denied,
+    ObjectChanged,
+    ObjectExists,
+    ObjectMissing,
+    StoreError,
+    TimedOut,
+    Unsupported,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from distop.storage.deletion import Place
+
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE_MODE = 0o644
+"""Of new files, before the umask: other users may never write there."""
+_UNSUPPORTED = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EBADF, errno.ENOLCK)
+"""Errors of hard links and of locks that a file system does not have."""
+_TRIES = 100
+"""Tries to write into a folder that another process removes meanwhile because it is empty."""
+
+
+class FolderStore(ObjectStore):
+    """The files below a folder, which need not exist. ``limit``: seconds to wait for the lock of a folder."""
+
+    def __init__(self, place: Place, *, limit: float = 120.0) -> None:
+        self.location = place.location
+        self._place = place
+        self._limit = limit
+
+    # ---- reading
+
+    def get(self, key: str, *, limit: int) -> Content:
+        with self._opened(key) as file:
+            stored = self._stored(key, os.fstat(file))
+            with os.fdopen(file, "rb", closefd=False) as stream, _errors(f"read {self.where(key)}"):
+                return Content(read_whole(stream, limit, self.where(key)), stored)
+
+    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]], *, version: Version | None = None) -> list[bytes]:
+        asked = merged(ranges, 0)
+        with self._opened(key) as file:
+            if version is not None and _version(os.fstat(file)) != version:
+                raise ObjectChanged(f"cannot read {self.where(key)}: the file has changed")
+            size = os.fstat(file).st_size
+            with _errors(f"read {self.where(key)}"):
+                read = [(start, _read_at(file, start, min(end, size))) for start, end in asked]
+        return cut(ranges, read)
+
+    def head(self, key: str) -> StoredObject:
+        with self._opened(key) as file:
+            return self._stored(key, os.fstat(file))
+
+    def list(self, folder: str = "", *, after: str = "") -> Iterator[StoredObject]:
+        if folder:
+            check_key(folder)
+        yield from self._list(folder, after)
+
+    def _list(self, folder: str, after: str) -> Iterator[StoredObject]:
+        start = f"{folder}/" if folder else ""
+        for name, found in self._entries(folder):
+            key = start + name
+            # Keys are sorted as texts, so the folder `a` comes where `a/` does.
+            if name.endswith("/"):
+                if key > after or after.startswith(key):
+                    yield from self._list(key[:-1], after)
+            elif key > after:
+                yield self._stored(key, found)
+
+    def list_folder(self, folder: str = "") -> FolderListing:
+        start = f"{check_key(folder)}/" if folder else ""
+        entries = self._entries(folder)
+        folders = tuple(sorted(name[:-1] for name, _ in entries if name.endswith("/")))
+        objects = tuple(self._stored(start + name, found) for name, found in entries if not name.endswith("/"))
+        return FolderListing(folders, objects)
+
+    def _entries(self, folder: str) -> Sequence[tuple[str, os.stat_result]]:
+        """The files of a folder, and its folders with a slash, sorted. Raises UnsafePath for anything else."""
+        found, what = [], f"list {self.where(folder)}"
+        with self._folder(folder, what) as opened, _errors(what):
+            for name in [] if opened is None else os.listdir(opened):  # noqa: PTH208 -- of a descriptor
+                if is_scratch(name):
+                    continue
+                try:
+                    info = os.stat(name, dir_fd=opened, follow_symlinks=False)
+                except FileNotFoundError:
+                    continue
+                if stat.S_ISDIR(info.st_mode):
+                    found.append((f"{name}/", info))
+                elif stat.S_ISREG(info.st_mode):
+                    found.append((name, info))
+                else:
+                    where = self.where(f"{folder}/{name}" if folder else name)
+                    raise UnsafePath(f"{where} is not a regular file: it is a link or a device")
+        return sorted(found, key=lambda one: one[0])
+
+    # ---- writing
+
+    def put_new(self, key: str, data: bytes) -> Version:
+        return self._create(key, [data])
+
+    def put_large(self, key: str, chunks: Iterable[bytes]) -> Version:
+        return self._create(key, chunks)
+
+    def copy_new(self, source: str, target: str) -> Version:
+        check_key(target)
+        with self._opened(source) as file:
+            return self._create(target, _pieces(file))
+
+    def _create(self, key: str, chunks: Iterable[bytes]) -> Version:
+        what = f"create {self.where(key)}"
+        folder, name = _split(key)
+        # The scratch file is in the store's own folder, which nobody removes because it is empty.
+        with self._made_root(what) as own, _scratch(own, chunks, what) as (scratch, version):
+            for left in reversed(range(_TRIES)):
+                with _errors(what):
+                    try:
+                        with made_folder(self._below(folder)) as opened:
+                            os.link(scratch, name, src_dir_fd=own, dst_dir_fd=opened, follow_symlinks=False)
+                            os.fsync(opened)
+                            break
+                    except FileExistsError:
+                        raise ObjectExists(f"cannot {what}: it exists already") from None
+                    except (FileNotFoundError, NotADirectoryError):
+                        # Another process has removed the folder, which was empty; or a file is in the way.
+                        if not left:
+                            raise
+            self._flush_parents(folder, what)
+            return version
+
+    def _flush_parents(self, folder: str, what: str) -> None:
+        """Let the names of new folders survive a crash of the machine."""
+        while folder:
+            folder = folder.rpartition("/")[0]
+            with self._folder(folder, what) as opened, _errors(what):
+                if opened is not None:
+                    os.fsync(opened)
+
+    def replace_if(self, key: str, data: bytes, version: Version) -> Version:
+        what = f"replace {self.where(key)}"
+        changed = ObjectChanged(f"cannot {what}: the file has changed, or is gone")
+        folder, name = _split(key)
+        with self._folder(folder, what) as opened:
+            if opened is None:
+                raise changed
+            with self._locked(opened, folder), _scratch(opened, [data], what) as (scratch, written), _errors(what):
+                try:
+                    found = os.stat(name, dir_fd=opened, follow_symlinks=False)
+                except FileNotFoundError:
+                    raise changed from None
+                if not stat.S_ISREG(found.st_mode) or _version(found) != version:
+                    raise changed
+                os.replace(scratch, name, src_dir_fd=opened, dst_dir_fd=opened)
+                os.fsync(opened)
+                return written
+
+    def delete_many(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            what = f"remove {self.where(key)}"
+            folder, name = _split(key)
+            with self._folder(folder, what) as opened:
+                if opened is None:
+                    continue
+                with self._locked(opened, folder), _errors(what), suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=opened)
+            self._remove_empty(folder, what)
+
+    def _remove_empty(self, folder: str, what: str) -> None:
+        """Remove a folder and its parents below the store's own, as far as they are empty."""
+        while folder:
+            parent, name = _split(folder)
+            with self._folder(parent, what) as opened:
+                if opened is None:
+                    return
+                try:
+                    os.rmdir(name, dir_fd=opened)
+                except OSError:
+                    return
+            folder = parent
+
+    # ---- folders
+
+    @contextmanager
+    def _folder(self, folder: str, what: str) -> Iterator[int | None]:
+        """Open a folder of the store; yields None if it does not exist."""
+        with ExitStack() as stack:
+            with _errors(what):
+                opened = stack.enter_context(opened_folder(self._below(folder)))
+            yield opened
+
+    @contextmanager
+    def _made_root(self, what: str) -> Iterator[int]:
+        """Open the store's own folder, which is created if it is missing."""
+        with ExitStack() as stack:
+            with _errors(what):
+                opened = stack.enter_context(made_folder(self._place))
+            yield opened
+
+    def _below(self, folder: str) -> Place:
+        return self._place.below(folder) if folder else self._place
+
+    @contextmanager
+    def _opened(self, key: str) -> Iterator[int]:
+        """Open a regular file to read it. Raises ObjectMissing, also for a folder, and UnsafePath for other kinds."""
+        what = f"read {self.where(key)}"
+        folder, name = _split(key)
+        missing = ObjectMissing(f"cannot {what}: there is no such file")
+        with self._folder(folder, what) as opened:
+            if opened is None:
+                raise missing
+            try:
+                file = os.open(name, _READ, dir_fd=opened)
+            except FileNotFoundError:
+                raise missing from None
+            except OSError as error:
+                if error.errno in (errno.ELOOP, errno.ENXIO):
+                    raise UnsafePath(f"{self.where(key)} is not a regular file: it is a link or a device") from None
+                raise _failed(what, error) from None
+        try:
+            mode = os.fstat(file).st_mode
+            if stat.S_ISDIR(mode):
+                raise missing
+            if not stat.S_ISREG(mode):
+                raise UnsafePath(f"{self.where(key)} is not a regular file: it is a pipe or a device")
+            yield file
+        finally:
+            os.close(file)
+
+    @contextmanager
+    def _locked(self, folder: int, name: str) -> Iterator[None]:
+        """Lock an open folder until it is closed."""
+        what = f"lock the folder {self.where(name)}"
+        deadline = Deadline(self._limit)
+        while True:
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if not deadline.pause():
+                    raise TimedOut(f"cannot {what}: another process holds the lock") from None
+            except OSError as error:
+                raise _failed(what, error) from None
+        try:
+            yield
+        finally:
+            fcntl.flock(folder, fcntl.LOCK_UN)
+
+    def _stored(self, key: str, found: os.stat_result) -> StoredObject:
+        return StoredObject(key, found.st_size, _version(found), found.st_mtime)
+
+
+@contextmanager
+def _scratch(folder: int, chunks: Iterable[bytes], what: str) -> Iterator[tuple[str, Version]]:
+    """Write a new file; yields its name and version. It is removed at the end if it still has this name."""
+    name = scratch_name()
+    try:
+        with _errors(what):
+            file = os.open(name, _NEW, _FILE_MODE, dir_fd=folder)
+        with os.fdopen(file, "wb") as stream:
+            for piece in chunks:
+                with _errors(what):
+                    stream.write(piece)
+            with _errors(what):
+                stream.flush()
+                os.fsync(file)
+                version = _version(os.fstat(file))
+        yield name, version
+    finally:
+        with suppress(OSError):
+            os.unlink(name, dir_fd=folder)
+
+
+@contextmanager
+def _errors(what: str) -> Iterator[None]:
+    """Raise the system's errors in this block as errors of a store."""
+    try:
+        yield
+    except StoreError:
+        raise
+    except OSError as error:
+        raise _failed(what, error) from None
+
+
+def _failed(what: str, error: OSError) -> StoreError:
+    told = f"cannot {what}: {error.strerror or error}"
+    if isinstance(error, PermissionError) and error.errno == errno.EACCES:
+        return Denied(told)
+    if error.errno in _UNSUPPORTED:
+        return Unsupported(f"{told}: this file system has no hard links, or no locks of folders")
+    return StoreError(told)
+
+
+def _split(key: str) -> tuple[str, str]:
+    """The folder of a key, and the name in it. Raises UnsafePath."""
+    folder, _, name = check_key(key).rpartition("/")
+    return folder, name
+
+
+def _version(found: os.stat_result) -> Version:
+    return Version(f"{found.st_ino:x}-{found.st_size:x}-{found.st_mtime_ns:x}")
+
+
+def _pieces(file: int) -> Iterator[bytes]:
+    while piece := os.read(file, PART):
+        yield piece
+
+
+def _read_at(file: int, start: int, end: int) -> bytes:
+    """The bytes of a file from ``start`` to ``end``, or to its end."""
+    found = bytearray()
+    while len(found) < end - start and (piece := os.pread(file, end - start - len(found), start + len(found))):
+        found += piece
+    return bytes(found)

@@ -1,0 +1,54 @@
+"""Opens the store of a location; stores of the same bucket share their connections."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from distop.errors import InvalidArgument
+from distop.protocol.texts import shown
+from distop.runtime.lru_cache import LruCache
+from distop.storage.deletion import Place
+from distop.storage.files import local_path
+from distop.storage.folder_store import FolderStore
+from distop.storage.remote_store import RemoteStore
+from distop.storage.storage_access import storage_options_for
+
+if TYPE_CHECKING:
+    from distop.storage.object_store import ObjectStore
+
+_CACHED_BUCKETS = 64
+_UPLOAD_RETRIES = 10
+_clients: LruCache[tuple[Any, Any]] = LruCache(_CACHED_BUCKETS)
+
+
+def open_store(location: str) -> ObjectStore:
+    """The store below a local path or a URL. Sends nothing. Raises InvalidArgument."""
+    local = local_path(location)
+    if local is not None:
+        if not local.is_absolute():
+            raise InvalidArgument(f"the location {shown(location)} of a store must be an absolute path or a URL")
+        return FolderStore(Place(str(local)))
+    access = storage_options_for(location)
+
+    def connect() -> tuple[Any, Any]:
+        return access.obstore(), access.obstore(retries=_UPLOAD_RETRIES)
+
+    # obstore's threads end at a fork, and a client keeps the credentials that it was made with.
+    key = (os.getpid(), access.bucket.prefix, access.options, access.credentials_id())
+    store, uploads = _clients.get(key, connect)
+    return RemoteStore(
+        location.rstrip("/"),
+        store,
+        prefix=access.bucket.path,
+        limit=access.time_limit,
+        uploads=uploads,
+        numbered=access.bucket.family == "gs",
+    )
+
+
+def memory_store() -> ObjectStore:
+    """A new store in the memory of this process, for tests."""
+    from obstore.store import MemoryStore
+
+    return RemoteStore("memory:", MemoryStore())

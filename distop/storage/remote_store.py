@@ -1,0 +1,361 @@
+"""Objects in S3, GCS, Azure and memory, by obstore.
+
+obstore repeats no request here: its own repetition of a conditional write would report an own write as another one's.
+Reads and conditional writes are repeated by :mod:`distop.storage.conditional_writes`. Only the parts of a large object,
+which has a name of its own until it is complete, are repeated by obstore.
+
+obstore's threads do not survive a fork: a process that has used a store must not be forked to use one.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from distop.clock import uuid
+from distop.errors import UnsafePath
+from distop.storage.conditional_writes import ReadBack, repeated, settled
+from distop.storage.files import TooLarge
+from distop.storage.object_store import (
+    LARGEST,
+    LONGEST_KEY,
+    PART,
+    Content,
+    FolderListing,
+    ObjectStore,
+    StoredObject,
+    Version,
+    check_key,
+    cut,
+    is_scratch,
+    merged,
+    scratch_name,
+)
+from distop.storage.store_errors import (
+    InvalidRange,
+    ObjectChanged,
+    ObjectMissing,
+    StoreError,
+    StoreUnavailable,
+    Unsupported,
+    translated,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+T = TypeVar("T")
+
+TOKEN = "distopwrite"
+"""The name of the metadata with the token of a write; Azure allows no hyphen."""
+_GAP = 1 << 20
+"""Bytes between two ranges that are read by one request."""
+_AT_ONCE = 8
+"""Requests of one call at the same time."""
+_PAGE = 1000
+"""Objects of one request of a listing or a removal: the limit of S3."""
+
+
+class RemoteStore(ObjectStore):
+    """Objects below a prefix of a bucket. ``limit``: seconds for one call."""
+
+    def __init__(
+        self,
+        location: str,
+        store: Any,
+        *,
+        prefix: str = "",
+        limit: float = 120.0,
+        uploads: Any = None,
+        numbered: bool = False,
+    ) -> None:
+        """``uploads``: the same store for the parts of large objects. ``numbered``: versions are numbers (GCS)."""
+        self.location = location
+        self._store = store
+        self._uploads = store if uploads is None else uploads
+        self._prefix = f"{prefix}/" if prefix else ""
+        self._limit = limit
+        self._numbered = numbered
+
+    # ---- reading
+
+    def get(self, key: str, *, limit: int) -> Content:
+        path, what = self._path(key), f"read {self.where(key)}"
+
+        def read() -> Content:
+            found = self._fetch(path, what)
+            stored = self._stored(found.meta)
+            if stored.size > limit:
+                raise TooLarge(f"{self.where(key)} has more than {limit} bytes, the limit for such an object")
+            return Content(bytes(self._asked(found.bytes, what)), stored)
+
+        return repeated(read, self._limit)
+
+    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]], *, version: Version | None = None) -> list[bytes]:
+        path, what = self._path(key), f"read {self.where(key)}"
+        asked = merged(ranges, _GAP)
+
+        def read(one: tuple[int, int]) -> tuple[Version | None, bytes]:
+            options: dict[str, Any] = {"range": one}
+            if version is not None and version.etag:
+                options["if_match"] = version.etag
+            try:
+                found = self._fetch(path, what, options)
+                return self._version(found.meta), bytes(self._asked(found.bytes, what))
+            except InvalidRange:
+                return None, b""
+
+        def read_repeatedly(one: tuple[int, int]) -> tuple[Version | None, bytes]:
+            return repeated(lambda: read(one), self._limit)
+
+        if len(asked) > 1:
+            with ThreadPoolExecutor(min(_AT_ONCE, len(asked))) as pool:
+                answers = list(pool.map(read_repeatedly, asked))
+        else:
+            answers = [read_repeatedly(one) for one in asked]
+        if len({found for found, _ in answers if found is not None} | ({version} - {None})) > 1:
+            raise ObjectChanged(f"cannot {what}: the object has changed")
+        return cut(ranges, [(start, data) for (start, _), (_, data) in zip(asked, answers, strict=True)])
+
+    def head(self, key: str) -> StoredObject:
+        import obstore
+
+        path, what = self._path(key), f"find {self.where(key)}"
+        return repeated(lambda: self._stored(self._asked(lambda: obstore.head(self._store, path), what)), self._limit)
+
+    def list(self, folder: str = "", *, after: str = "") -> Iterator[StoredObject]:
+        prefix, what = self._folder(folder), f"list {self.where(folder)}"
+        start = self._prefix + after if after else ""
+        last = ""
+        while True:
+            page, pages = repeated(partial(self._first_page, prefix, last or start.rstrip("/"), what), self._limit)
+            while page is not None:
+                for found in page:
+                    if found["path"] <= last:
+                        raise Unsupported(f"{self.location} lists objects unordered, which distop does not support")
+                    last = found["path"]
+                    if last > start and not is_scratch(last):
+                        yield self._stored(found)
+                try:
+                    page = self._asked(partial(next, pages, None), what)
+                except StoreUnavailable:
+                    break  # the page is requested again, from the last object on
+            else:
+                return
+
+    def _first_page(self, prefix: str, after: str, what: str) -> tuple[Any, Iterator[Any]]:
+        import obstore
+
+        pages = iter(obstore.list(self._store, prefix or None, offset=after or None, chunk_size=_PAGE))
+        return self._asked(partial(next, pages, None), what), pages
+
+    def list_folder(self, folder: str = "") -> FolderListing:
+        import obstore
+
+        prefix, what = self._folder(folder), f"list {self.where(folder)}"
+
+        def read() -> Any:
+            return self._asked(lambda: obstore.list_with_delimiter(self._store, prefix or None), what)
+
+        found = repeated(read, self._limit)
+        objects = sorted(map(self._stored, found["objects"]), key=lambda one: one.key)
+        folders = sorted(path.rstrip("/").rpartition("/")[2] for path in found["common_prefixes"])
+        return FolderListing(tuple(folders), tuple(one for one in objects if not is_scratch(one.key)))
+
+    # ---- writing
+
+    def put_new(self, key: str, data: bytes) -> Version:
+        return self._put(key, data, None, f"create {self.where(key)}")
+
+    def replace_if(self, key: str, data: bytes, version: Version) -> Version:
+        what = f"replace {self.where(key)}"
+        if not version.etag:
+            raise Unsupported(f"cannot {what}: the store gives it no version")
+        if self._numbered and not version.generation:  # the version is from a listing
+            try:
+                found = self.head(key).version
+            except ObjectMissing:
+                found = Version("")
+            if found != version:
+                raise ObjectChanged(f"cannot {what}: the object has changed, or is gone")
+            version = found
+        return self._put(key, data, version, what)
+
+    def put_large(self, key: str, chunks: Iterable[bytes]) -> Version:
+        check_key(key)
+        pieces = iter(chunks)
+        start = bytearray()
+        for piece in pieces:
+            start += piece
+            if len(start) > PART:
+                break
+        else:
+            return self.put_new(key, bytes(start))
+        scratch = "/".join(filter(None, (key.rpartition("/")[0], scratch_name())))
+        try:
+            self._upload(scratch, bytes(start), pieces, f"create {self.where(key)}")
+            return self.copy_new(scratch, key)
+        finally:
+            # Left by a killed process: a listing leaves it out.
+            with suppress(StoreError):
+                self.delete_many([scratch])
+
+    def copy_new(self, source: str, target: str) -> Version:
+        import obstore
+
+        what = f"copy {self.where(source)} to {self.where(target)}"
+        paths = self._path(source), self._path(target)
+
+        def send() -> Version:
+            self._asked(lambda: obstore.copy(self._store, *paths, overwrite=False), what)
+            return self.head(target).version
+
+        def read_back(unanswered: bool) -> ReadBack:
+            try:
+                found = self.head(target)
+            except ObjectMissing:
+                return ReadBack(None, own=False)
+            return ReadBack(found.version, own=self._are_equal(source, found))
+
+        return settled(send, read_back, what=what, limit=self._limit, expected=None)
+
+    def delete_many(self, keys: Iterable[str]) -> None:
+        import obstore
+
+        what = f"remove objects of {self.location}"
+
+        def remove(paths: Sequence[str]) -> None:
+            repeated(lambda: self._asked(lambda: obstore.delete(self._store, paths), what), self._limit)
+
+        paths = [self._path(key) for key in keys]
+        for n in range(0, len(paths), _PAGE):
+            some = paths[n : n + _PAGE]
+            try:
+                remove(some)
+            except ObjectMissing:
+                # GCS and Azure report a missing object, and may stop there.
+                for path in some:
+                    with suppress(ObjectMissing):
+                        remove([path])
+
+    def signed_url(self, key: str, seconds: float) -> str:
+        import obstore
+
+        path, what = self._path(key), f"sign a URL of {self.where(key)}"
+        try:
+            signed = self._asked(lambda: obstore.sign(self._store, "GET", path, timedelta(seconds=seconds)), what)
+        except ValueError:  # memory
+            return super().signed_url(key, seconds)
+        return str(signed)
+
+    # ---- parts
+
+    def _put(self, key: str, data: bytes, expected: Version | None, what: str) -> Version:
+        import obstore
+
+        path, token = self._path(key), uuid.uuid4().hex
+        mode: Any = "create" if expected is None else _condition(expected)
+
+        def send() -> Version:
+            attributes = {TOKEN: token}
+            answer = self._asked(lambda: obstore.put(self._store, path, data, attributes=attributes, mode=mode), what)
+            return self._version(answer)
+
+        def read_back(unanswered: bool) -> ReadBack:
+            try:
+                found = repeated(lambda: self._fetch(path, what, {"head": True}), self._limit)
+            except ObjectMissing:
+                return ReadBack(None, own=False)
+            stored, wrote = self._stored(found.meta), found.attributes.get(TOKEN)
+            if wrote is not None or not unanswered:
+                return ReadBack(stored.version, own=wrote == token)
+            # The store keeps no metadata: the content decides.
+            own = stored.size == len(data) and self.get(key, limit=len(data)).data == data
+            return ReadBack(stored.version, own=own)
+
+        return settled(send, read_back, what=what, limit=self._limit, expected=expected)
+
+    def _upload(self, key: str, start: bytes, pieces: Iterator[bytes], what: str) -> None:
+        """Upload the parts of an object under a name that nobody else uses."""
+        import obstore
+
+        path, size = self._path(key), 0
+        raised: list[Exception] = []
+
+        def counted() -> Iterator[bytes]:
+            nonlocal size
+            try:
+                for piece in _after(start, pieces):
+                    size += len(piece)
+                    if size > LARGEST:
+                        raise StoreError(f"cannot {what}: it has over {LARGEST} bytes, the limit of an object")
+                    yield piece
+            except Exception as error:
+                raised.append(error)
+                raise
+
+        try:
+            self._asked(lambda: obstore.put(self._uploads, path, counted(), use_multipart=True, chunk_size=PART), what)
+        except Exception:
+            if raised:
+                raise raised[0] from None
+            # The answer to the completion of the upload may be lost.
+            with suppress(ObjectMissing):
+                if self.head(key).size == size:
+                    return
+            raise
+
+    def _are_equal(self, source: str, target: StoredObject) -> bool:
+        if self.head(source).size != target.size:
+            return False
+        for at in range(0, target.size, PART):
+            some = [(at, at + PART)]
+            if self.get_ranges(source, some) != self.get_ranges(target.key, some, version=target.version):
+                return False
+        return True
+
+    def _fetch(self, path: str, what: str, options: Mapping[str, Any] | None = None) -> Any:
+        import obstore
+
+        return self._asked(lambda: obstore.get(self._store, path, options=options), what)  # type: ignore[arg-type]
+
+    def _asked(self, call: Callable[[], T], what: str) -> T:
+        """The answer to one request. Raises our errors for obstore's."""
+        from obstore.exceptions import BaseError
+
+        try:
+            return call()
+        except (BaseError, FileNotFoundError) as error:
+            raise translated(error, what) from None
+
+    def _path(self, key: str) -> str:
+        path = self._prefix + check_key(key)
+        if len(path.encode()) > LONGEST_KEY:
+            raise UnsafePath(f"{self.where(key)} has over {LONGEST_KEY} bytes after the bucket, the limit of stores")
+        return path
+
+    def _folder(self, folder: str) -> str:
+        return self._path(folder) if folder else self._prefix.rstrip("/")
+
+    def _version(self, answer: Mapping[str, Any]) -> Version:
+        etag = answer["e_tag"] or ""
+        # Azure's listings leave out the quotes.
+        quoted = etag if not etag or etag.endswith('"') else f'"{etag}"'
+        return Version(quoted, (answer["version"] or "") if self._numbered else "")
+
+    def _stored(self, meta: Mapping[str, Any]) -> StoredObject:
+        key = meta["path"][len(self._prefix) :]
+        return StoredObject(key, meta["size"], self._version(meta), meta["last_modified"].timestamp())
+
+
+def _condition(version: Version) -> dict[str, str]:
+    found = {"e_tag": version.etag, "version": version.generation}
+    return {name: value for name, value in found.items() if value}
+
+
+def _after(first: bytes, others: Iterator[bytes]) -> Iterator[bytes]:
+    yield first
+    yield from others

@@ -1,0 +1,125 @@
+"""Checks whether a store keeps what publication relies on: the self-test of conditional writes.
+
+Some stores accept conditional writes and ignore the condition (Garage lets each of 16 writers win), or list objects
+late. Whoever publishes there overwrites others. The check writes a few small objects below the location, and removes
+them.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from distop.clock import time, uuid
+from distop.protocol.frozen import frozen
+from distop.protocol.texts import plural, shown
+from distop.runtime.lru_cache import LruCache
+from distop.storage.object_store import Version
+from distop.storage.opened_stores import open_store
+from distop.storage.store_errors import ObjectChanged, ObjectExists, StoreError, Unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from distop.storage.object_store import ObjectStore
+
+WRITERS = 16
+CLOCK_TOLERANCE = 5.0
+"""Seconds."""
+_RESOLUTION = 1.0
+"""Seconds: stores give times in whole seconds."""
+_CACHED_PLACES = 256
+
+
+@frozen
+class StoreReport:
+    """What the check found. ``wrong``: why nothing may be published there; empty: the store is suitable.
+
+    ``clock``: seconds by which the store's clock is ahead of this machine's.
+    """
+
+    wrong: Sequence[str]
+    clock: float
+
+    @property
+    def suitable(self) -> bool:
+        return not self.wrong
+
+
+_reports: LruCache[StoreReport] = LruCache(_CACHED_PLACES)
+
+
+def check_store(store: ObjectStore) -> StoreReport:
+    """Check a store. Raises StoreError if it cannot be reached or refuses to write, which says nothing about it."""
+    folder = f"_distop-check-{uuid.uuid4().hex}"
+    wrong: list[str] = []
+    try:
+        wrong += _races(store, f"{folder}/race")
+        before = time.time() - _RESOLUTION
+        first = store.put_new(f"{folder}/a", b"first")
+        modified = store.head(f"{folder}/a").modified
+        clock = modified - min(max(modified, before), time.time())
+        wrong += _overwrites(store, f"{folder}/a", first)
+        wrong += _listing(store, folder, ["a", "race"])
+        return StoreReport(tuple(wrong), clock)
+    finally:
+        with suppress(StoreError):
+            store.delete_many([found.key for found in store.list(folder)] or [f"{folder}/a", f"{folder}/race"])
+
+
+def require_suitable(location: str) -> None:
+    """Check a location before something is published there, once for each place in this process.
+
+    Raises Unsupported if nothing may be published there, InvalidArgument for an invalid location, and StoreError if it
+    cannot be checked now.
+    """
+    report = _reports.get((os.getpid(), location.rstrip("/")), lambda: check_store(open_store(location)))
+    if not report.suitable:
+        raise Unsupported(
+            f"{shown(location)} is not suitable for publication, so nothing is written there: {'; '.join(report.wrong)}"
+        )
+
+
+def _races(store: ObjectStore, key: str) -> list[str]:
+    barrier = threading.Barrier(WRITERS)
+
+    def create(n: int) -> bool:
+        barrier.wait()
+        try:
+            store.put_new(key, b"%d" % n)
+        except ObjectExists:
+            return False
+        return True
+
+    with ThreadPoolExecutor(WRITERS) as pool:
+        won = sum(pool.map(create, range(WRITERS)))
+    return [] if won == 1 else [f"of {WRITERS} writers of a new object {won} won, not 1"]
+
+
+def _overwrites(store: ObjectStore, key: str, first: Version) -> list[str]:
+    wrong = []
+    with suppress(ObjectExists):
+        store.put_new(key, b"other")
+        wrong.append("it overwrites an object that must be new")
+        first = store.head(key).version
+    try:
+        second = store.replace_if(key, b"second", first)
+    except ObjectChanged:
+        return [*wrong, "it does not replace an object in its current version"]
+    for version, what in ((first, "an older"), (Version('"0123456789abcdef"', "1"), "an unknown")):
+        with suppress(ObjectChanged):
+            store.replace_if(key, b"third", version)
+            wrong.append(f"it replaces an object for {what} version")
+    data = store.get(key, limit=100)
+    if not wrong and (data.data != b"second" or data.stored.version != second):
+        wrong.append("it returns an old version of an object that was replaced")
+    return wrong
+
+
+def _listing(store: ObjectStore, folder: str, names: Sequence[str]) -> list[str]:
+    found = [one.key for one in store.list(folder)]
+    missing = [name for name in names if f"{folder}/{name}" not in found]
+    return [f"its listing lacks {plural(len(missing), 'object')} that had been written"] if missing else []

@@ -1,0 +1,151 @@
+"""Errors of object stores, named for what the caller does about them.
+
+Each is an OSError as well, of the kind that files have for the same case (FileExistsError and so on), so that code of
+files and of objects treats both alike.
+"""
+
+from __future__ import annotations
+
+import re
+
+from distop.errors import DistopError, message_of
+from distop.protocol.texts import one_line
+from distop.runtime import secret_settings
+
+_STATUS = re.compile(r"non-2xx status code: (\d{3})")
+_CODE = re.compile(r"<Code>([A-Za-z0-9]{1,60})</Code>|\(code: (\d{3})\)")
+_MESSAGE = re.compile(r"<Message>([^<]{1,200})")
+_SLOW = frozenset({"SlowDown", "RequestLimitExceeded", "Throttling", "ThrottlingException", "TooManyRequests"})
+"""Codes of stores that want fewer requests. ServerBusy (Azure) and others come with status 503 or 429."""
+_NO_PLACE = frozenset({"NoSuchBucket", "ContainerNotFound"})
+_CONNECT = "kind: Connect"
+_TIMEOUT = "kind: Timeout"
+_DEBUG = "Debug source:"
+_LONGEST_CAUSE = 300
+
+
+class StoreError(DistopError, OSError):
+    """A request to an object store failed, and a repetition would fail as well."""
+
+
+class ObjectExists(StoreError, FileExistsError):
+    """The object exists already, and another writer has created it. Nothing was written."""
+
+
+class ObjectChanged(StoreError):
+    """The object has another version than the expected one, or is gone. Nothing was read or written."""
+
+
+class ObjectMissing(StoreError, FileNotFoundError):
+    """There is no such object, or no such bucket or container."""
+
+
+class Denied(StoreError, PermissionError):
+    """The store refuses these credentials, or there are none."""
+
+
+class Unsupported(StoreError):
+    """The store does not support this kind of request."""
+
+
+class StoreUnavailable(StoreError):
+    """The store did not do what was asked, and may do it later. It says nothing about the object: retry later."""
+
+
+class Throttled(StoreUnavailable):
+    """The store wants fewer requests (503 SlowDown, 429), and has refused all of them within the time limit."""
+
+
+class TimedOut(StoreUnavailable, TimeoutError):
+    """No answer came within the time limit, and the request has changed nothing."""
+
+
+class UnknownWrite(StoreError):
+    """A write may or may not have been applied, and what was read back does not tell.
+
+    Only the caller can decide: read the object, and judge by its content.
+    """
+
+
+class AnswerLost(StoreUnavailable):
+    """The answer to one request was lost, or was a server's error. A write may have been applied.
+
+    :mod:`distop.storage.conditional_writes` settles it; callers of a store see one of the other errors.
+    """
+
+    def __init__(self, message: str, *, timed_out: bool = False) -> None:
+        super().__init__(message)
+        self.timed_out = timed_out
+
+
+class NotConnected(StoreUnavailable):
+    """No connection could be made, so the request was certainly not applied."""
+
+
+class InvalidRange(StoreError):
+    """The requested range starts behind the end of the object."""
+
+
+def translated(error: BaseException, what: str) -> StoreError:
+    """The error of obstore as one of ours. ``what``: the request, such as ``create s3://lake/a``."""
+    from obstore import exceptions as e
+
+    if isinstance(error, StoreError):
+        return error
+    text = message_of(error)
+    status, code = _status_of(text), _code_of(text)
+    told = f"cannot {what}: {_cause(text, status, code)}"
+    if code in _NO_PLACE:
+        return ObjectMissing(f"cannot {what}: there is no such bucket or container")
+    if isinstance(error, e.PermissionDeniedError | e.UnauthenticatedError) or status in (401, 403):
+        return Denied(told)
+    if isinstance(error, e.AlreadyExistsError):
+        return ObjectExists(f"cannot {what}: it exists already")
+    if isinstance(error, e.PreconditionError) or status in (409, 412):
+        return ObjectChanged(f"cannot {what}: the object has changed, or is gone")
+    if isinstance(error, FileNotFoundError) or status == 404:
+        return ObjectMissing(f"cannot {what}: there is no such object")
+    if status == 416 or "Invalid range: " in text:
+        return InvalidRange(told)
+    if isinstance(error, e.NotSupportedError) or status == 501:
+        return Unsupported(told)
+    return _transport_error(text, status, code, told)
+
+
+def _transport_error(text: str, status: int, code: str, told: str) -> StoreError:
+    if status in (429, 503) or code in _SLOW:
+        return Throttled(told)
+    if status >= 500 or status == 408:
+        return AnswerLost(told)
+    if status:
+        return StoreError(told)
+    if _CONNECT in text:
+        return NotConnected(told)
+    if "HttpError" in text:
+        return AnswerLost(told, timed_out=_TIMEOUT in text)
+    return StoreError(told)
+
+
+def _status_of(text: str) -> int:
+    found = _STATUS.search(text)
+    return int(found[1]) if found else 0
+
+
+def _code_of(text: str) -> str:
+    found = _CODE.search(text)
+    return (found[1] or found[2]) if found else ""
+
+
+def _cause(text: str, status: int, code: str) -> str:
+    """The cause in one line: the store's own code and message, without the ids and signatures of its answer."""
+    if status:
+        message = _MESSAGE.search(text)
+        parts = (f"status {status}", code, message[1].strip() if message else "")
+        where = ", for credentials" if "token request" in text or "169.254.169.254" in text else ""
+        return one_line(" ".join(filter(None, parts))) + where
+    if _CONNECT in text:
+        return "no connection"
+    if _TIMEOUT in text:
+        return "no answer in time"
+    plain = text.partition(_DEBUG)[0].strip().splitlines()
+    return secret_settings.shortened(one_line(plain[0] if plain else "no cause given"), _LONGEST_CAUSE)

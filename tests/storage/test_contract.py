@@ -1,0 +1,286 @@
+"""What each store promises, on each kind of store."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+
+from distop.errors import UnsafePath
+from distop.storage.files import TooLarge
+from distop.storage.folder_store import FolderStore
+from distop.storage.object_store import PART, Version
+from distop.storage.store_errors import ObjectChanged, ObjectExists, ObjectMissing
+from tests.storage.conftest import ALL
+
+if TYPE_CHECKING:
+    from distop.storage.object_store import ObjectStore
+
+THREADS = 16
+LARGE = 2 * PART + 12345
+LIMIT = 1 << 20
+
+pytestmark = [
+    pytest.mark.parametrize("store", ALL, indirect=True),
+    pytest.mark.timeout(300),  # Azurite starts slowly on a busy machine
+]
+
+
+def write(store: ObjectStore, *keys: str) -> None:
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(lambda key: store.put_new(key, key.encode()), keys))
+
+
+def keys(store: ObjectStore, folder: str = "", after: str = "") -> list[str]:
+    return [found.key for found in store.list(folder, after=after)]
+
+
+def test_an_object_is_read_as_it_was_written(store: ObjectStore) -> None:
+    version = store.put_new("a/b", b"content")
+    found = store.get("a/b", limit=LIMIT)
+    assert (found.data, found.stored.key, found.stored.size) == (b"content", "a/b", 7)
+    assert found.stored.version == version == store.head("a/b").version
+
+
+def test_an_empty_object(store: ObjectStore) -> None:
+    store.put_new("empty", b"")
+    assert store.get("empty", limit=0).data == b""
+    assert store.get_ranges("empty", [(0, 10)]) == [b""]
+
+
+def test_exactly_one_of_many_writers_creates_an_object(store: ObjectStore) -> None:
+    barrier = threading.Barrier(THREADS)
+
+    def create(n: int) -> int | None:
+        barrier.wait()
+        try:
+            store.put_new("race", b"%d" % n)
+        except ObjectExists:
+            return None
+        return n
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        won = [n for n in pool.map(create, range(THREADS)) if n is not None]
+    assert len(won) == 1
+    assert store.get("race", limit=LIMIT).data == b"%d" % won[0]
+
+
+def test_an_existing_object_is_not_overwritten_even_by_the_same_content(store: ObjectStore) -> None:
+    store.put_new("a", b"first")
+    for data in (b"second", b"first"):
+        with pytest.raises(ObjectExists):
+            store.put_new("a", data)
+    assert store.get("a", limit=LIMIT).data == b"first"
+
+
+def test_an_object_is_replaced_only_in_its_known_version(store: ObjectStore) -> None:
+    first = store.put_new("a", b"1")
+    second = store.replace_if("a", b"2", first)
+    assert second != first
+    with pytest.raises(ObjectChanged):
+        store.replace_if("a", b"3", first)
+    store.replace_if("a", b"4", second)
+    assert store.get("a", limit=LIMIT).data == b"4"
+
+
+def test_exactly_one_of_many_writers_replaces_a_version(store: ObjectStore) -> None:
+    first = store.put_new("a", b"first")
+    barrier = threading.Barrier(THREADS)
+
+    def replace(n: int) -> int | None:
+        barrier.wait()
+        try:
+            store.replace_if("a", b"%d" % n, first)
+        except ObjectChanged:
+            return None
+        return n
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        won = [n for n in pool.map(replace, range(THREADS)) if n is not None]
+    assert len(won) == 1
+    assert store.get("a", limit=LIMIT).data == b"%d" % won[0]
+
+
+def test_a_missing_object_is_not_replaced(store: ObjectStore) -> None:
+    version = store.put_new("a", b"1")
+    store.delete_many(["a"])
+    with pytest.raises(ObjectChanged):
+        store.replace_if("a", b"2", version)
+    assert keys(store) == []
+
+
+def test_what_is_missing(store: ObjectStore) -> None:
+    with pytest.raises(ObjectMissing):
+        store.get("none", limit=LIMIT)
+    with pytest.raises(ObjectMissing):
+        store.head("none/of/these")
+    with pytest.raises(ObjectMissing):
+        store.get_ranges("none", [(0, 1)])
+    with pytest.raises(ObjectMissing):
+        store.copy_new("none", "target")
+    store.put_new("a/b", b"")
+    with pytest.raises(ObjectMissing):  # a folder is no object
+        store.get("a", limit=LIMIT)
+    assert keys(store) == ["a/b"]
+    assert keys(store, "none") == []
+
+
+def test_an_object_over_the_limit_is_not_read(store: ObjectStore) -> None:
+    store.put_new("a", b"12345")
+    assert store.get("a", limit=5).data == b"12345"
+    with pytest.raises(TooLarge, match="more than 4 bytes"):
+        store.get("a", limit=4)
+
+
+def test_ranges(store: ObjectStore) -> None:
+    data = bytes(range(256)) * 20_000
+    store.put_new("a", data)
+    size = len(data)
+    asked = [(size - 4, size), (0, 4), (2, 6), (3_000_000, 3_000_100), (7, 7), (size - 2, size + 100), (size, size + 5)]
+    assert store.get_ranges("a", asked) == [data[start:end] for start, end in asked]
+    assert store.get_ranges("a", [(size + 10, size + 20)]) == [b""]
+    assert store.get_ranges("a", []) == []
+
+
+def test_ranges_of_another_version_are_not_read(store: ObjectStore) -> None:
+    first = store.put_new("a", b"x" * (3 << 20))
+    asked = [(0, 1), (2 << 20, (2 << 20) + 1)]
+    assert store.get_ranges("a", asked, version=first) == [b"x", b"x"]
+    store.replace_if("a", b"y" * (3 << 20), first)
+    for some in (asked, asked[:1]):
+        with pytest.raises(ObjectChanged):
+            store.get_ranges("a", some, version=first)
+
+
+def test_a_listing_shows_what_was_written_and_removed_before(store: ObjectStore) -> None:
+    for n in range(20):
+        store.put_new(f"a/{n:02d}", b"")
+        assert keys(store, "a")[-1] == f"a/{n:02d}"
+    store.delete_many([f"a/{n:02d}" for n in range(19)] + ["a/none"])
+    assert keys(store) == ["a/19"]
+
+
+def test_a_listing_is_sorted_by_key(store: ObjectStore) -> None:
+    names = ["a/b", "a.txt", "a0", "a/b/c", "a/b-c", "ab", "a", "Z", "é", "a/b.d"]
+    # A disk has either a file or a folder of a name.
+    wanted = [name for name in names if name not in ("a", "a/b")]
+    write(store, *wanted)
+    assert keys(store) == sorted(wanted)
+    assert keys(store, "a") == ["a/b-c", "a/b.d", "a/b/c"]
+    for after in ("a/b.d", "a/b/", "a/b/c", "a0", "a/c", "zz"):
+        assert keys(store, after=after) == [key for key in sorted(wanted) if key > after], after
+
+
+def test_a_listing_has_several_pages(store: ObjectStore) -> None:
+    # A folder has no pages, and flushes each file. A page of Azure has 5,000 objects.
+    count = 50 if isinstance(store, FolderStore) or store.location.startswith("abfss:") else 1100
+    wanted = [f"many/{n:05d}" for n in range(count)]
+    write(store, *wanted)
+    assert keys(store, "many") == wanted
+    assert keys(store, "many", f"many/{count - 20:05d}") == wanted[count - 19 :]
+    store.delete_many(wanted)
+    assert keys(store) == []
+
+
+def test_a_folder_is_listed_alone(store: ObjectStore) -> None:
+    write(store, "a/1", "a/2", "a/b/3", "a/c/d/4", "e")
+    found = store.list_folder("a")
+    assert (list(found.folders), [one.key for one in found.objects]) == (["b", "c"], ["a/1", "a/2"])
+    top = store.list_folder()
+    assert (list(top.folders), [one.key for one in top.objects]) == (["a"], ["e"])
+    none = store.list_folder("none")
+    assert (list(none.folders), list(none.objects)) == ([], [])
+
+
+def test_a_listing_has_size_version_and_time(store: ObjectStore) -> None:
+    version = store.put_new("a/b", b"123")
+    [found] = store.list("a")
+    assert found == store.head("a/b")
+    assert (found.size, found.version) == (3, version)
+    assert found.modified > 1e9
+    store.replace_if("a/b", b"4567", found.version)
+    with pytest.raises(ObjectChanged):
+        store.replace_if("a/b", b"8", found.version)
+
+
+def test_names_of_any_kind(store: ObjectStore) -> None:
+    names = ["k/a%b c#d=1", "k/%2E%2F?x&y+z", "k/ü", "k/.hidden", "k/~x*[]", "k/a:b", "k/'\"<>|", "k/\U0001f600"]
+    write(store, *names)
+    assert keys(store, "k") == sorted(names)
+    for name in names:
+        assert store.get(name, limit=LIMIT).data == name.encode()
+    store.delete_many(names)
+    assert keys(store) == []
+
+
+@pytest.mark.parametrize("key", ["", "/a", "a//b", "a/", "../a", "a/./b", "a\nb", "a\0b", "\ud800", "k" * 1025])
+def test_a_key_that_is_no_path_below_a_folder_is_refused(store: ObjectStore, key: str) -> None:
+    for call in (
+        lambda: store.put_new(key, b""),
+        lambda: store.get(key, limit=LIMIT),
+        lambda: store.put_large(key, [b""]),
+        lambda: store.copy_new("a", key),
+        lambda: store.delete_many([key]),
+    ):
+        with pytest.raises(UnsafePath):
+            call()
+
+
+def test_a_large_object(store: ObjectStore) -> None:
+    content = uuid.uuid4().bytes * (LARGE // 16)
+    pieces = [content[n : n + 1_000_000] for n in range(0, len(content), 1_000_000)]
+    version = store.put_large("a/large", iter(pieces))
+    found = store.get("a/large", limit=LARGE)
+    assert found.data == content
+    assert found.stored.version == version
+    assert keys(store) == ["a/large"]
+
+
+def test_a_large_object_does_not_replace_another_one(store: ObjectStore) -> None:
+    store.put_new("a", b"first")
+    for size in (10, LARGE):
+        with pytest.raises(ObjectExists):
+            store.put_large("a", iter([b"x" * size]))
+    assert store.get("a", limit=LIMIT).data == b"first"
+    assert keys(store) == ["a"]
+
+
+def test_a_large_object_that_fails_leaves_nothing(store: ObjectStore) -> None:
+    def pieces():  # type: ignore[no-untyped-def]
+        yield b"x" * LARGE
+        raise RuntimeError("no more")
+
+    with pytest.raises(RuntimeError, match="no more"):
+        store.put_large("a", pieces())
+    assert keys(store) == []
+
+
+def test_a_copy_does_not_replace_another_object(store: ObjectStore) -> None:
+    store.put_new("a", b"content")
+    version = store.copy_new("a", "b/c")
+    assert store.get("b/c", limit=LIMIT).stored.version == version
+    assert store.get("b/c", limit=LIMIT).data == b"content"
+    store.put_new("d", b"other")
+    with pytest.raises(ObjectExists):
+        store.copy_new("a", "d")
+    assert store.get("d", limit=LIMIT).data == b"other"
+
+
+def test_removing_ignores_what_is_missing(store: ObjectStore) -> None:
+    write(store, "a/1", "a/2", "b")
+    store.delete_many(["none", "a/1", "none/either", "b"])
+    assert keys(store) == ["a/2"]
+    store.delete_many([])
+    store.delete_many(["a/2", "a/2"])
+    assert keys(store) == []
+
+
+def test_a_version_is_no_other_objects(store: ObjectStore) -> None:
+    store.put_new("a", b"1")
+    other = Version('"0123456789abcdef"', "1234567")
+    with pytest.raises(ObjectChanged):
+        store.replace_if("a", b"2", other)
+    assert store.get("a", limit=LIMIT).data == b"1"
