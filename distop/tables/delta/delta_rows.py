@@ -49,6 +49,9 @@ def read(session: SparkSession, snapshot: DeltaSnapshot, files: Sequence[AddedFi
         # Delta's session extension would add the filter of deleted rows. Added here, it is in the plan in any session.
         plan = delta.PreprocessTableWithDVsStrategy(own).preprocessTablesWithDVs(plan)
         frame: DataFrame = ClassicFrame(jvm.org.apache.spark.sql.classic.Dataset.ofRows(own, plan), session)
+        if any(file.vector is not None for file in files):
+            # The filter of deleted rows needs the positions, which Spark would not read if no query selects them.
+            frame = frame.where(frame.metadataColumn("_metadata")["row_index"] >= 0)
         return frame
 
 
