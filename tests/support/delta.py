@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-MAVEN = f"Delta's jars: run scripts/delta-jars with access to Maven Central, for {' and '.join(map(str, spark_jars.DELTA))}"
+MAVEN = (
+    f"Delta's jars: run scripts/delta-jars with access to Maven Central, for {' and '.join(map(str, spark_jars.DELTA))}"
+)
 SETTINGS = {
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     "spark.sql.session.timeZone": "Asia/Kathmandu",
@@ -75,3 +77,9 @@ class DeltaLake:
         with active(self.session):
             frame: DataFrame = self.session.read.format("delta").load(str(self.root / name))
             return frame
+
+    def version(self, name: str) -> int:
+        """The newest version, from the names of commits."""
+        return max(
+            int(path.stem) for path in (self.root / name / "_delta_log").glob("[0-9]*.json") if path.stem.isdigit()
+        )

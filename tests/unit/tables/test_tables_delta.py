@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,9 +22,6 @@ from distop.tables.delta.table_features import KNOWN
 from distop.tables.delta.table_paths import vector_path
 from distop.tables.reading.file_facts import Gone
 from tests.support.delta_logs import DeltaLog, features, field, mapped, metadata, remove, statistics, vector
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 UUID_TEXT = "^(]<&u-VY!GpVjU9LJQb"
 
@@ -67,7 +64,7 @@ def test_an_unpartitioned_table_is_planned_in_groups(tmp_path: Path) -> None:
     assert {mtime for p in planned.partitions for _, _, mtime in p.files} == {0}
     assert planned_paths(tmp_path) == active(tmp_path)
     for path, size, _ in (file for p in planned.partitions for file in p.files):
-        assert os.stat(path).st_size == size
+        assert Path(path).stat().st_size == size
 
 
 def test_each_partition_value_is_a_partition_and_null_is_a_separate_one(tmp_path: Path) -> None:
