@@ -163,11 +163,11 @@ def installed(folder: Path, monkeypatch: pytest.MonkeyPatch, **entries: str) -> 
 
 def test_a_format_is_found_by_the_name_of_its_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installed(tmp_path, monkeypatch, csv="tests.acceptance.csv_format:FORMAT", odd="tests.acceptance.csv_format:TYPES")
-    assert names() == ("parquet", "iceberg", "spark", "csv", "odd")
+    assert names() == ("parquet", "iceberg", "delta", "spark", "csv", "odd")
     assert isinstance(format_of(TableRecord("t", "csv", "/t")), Format)
     with pytest.raises(UsageError, match="the entry point 'odd' of distop.formats is .* which is not a Format"):
         format_of(TableRecord("t", "odd", "/t"))
-    with pytest.raises(InvalidArgument, match=r"is not known \(known: parquet, iceberg, spark, csv, odd\)"):
+    with pytest.raises(InvalidArgument, match=r"is not known \(known: parquet, iceberg, delta, spark, csv, odd\)"):
         format_of(TableRecord("t", "tests.acceptance.csv_format:FORMAT", "/t"))
 
 
