@@ -79,9 +79,9 @@ class DeletionVector:
             )
 
 
-def vector_id(found: Mapping[str, Any] | None) -> str:
+def vector_id(found: Any) -> str:
     """The identity of the deletion vector of an ``add`` or ``remove``; "" without one."""
-    if not found:
+    if not isinstance(found, dict):
         return ""
     return f"{found.get('storageType')}{found.get('pathOrInlineDv')}@{found.get('offset')}"
 

@@ -37,6 +37,8 @@ _LOG_BYTES = 1 << 30
 _CHECKED_EVERY = 1_000
 """Number of actions between two checks whether to stop."""
 _PROVIDER = "parquet"
+_KINDS = ("protocol", "metaData", "add", "remove")
+"""The actions that define a version."""
 
 _snapshots: LruCache[DeltaSnapshot] = LruCache(4)
 
@@ -196,77 +198,72 @@ def _read(log: LogFiles, version: int, digest: str, check: Callable[[], None]) -
             if needed == version or needed < min(known, default=0):
                 raise _gone(log.root, version)
             raise InvalidArgument(f"the log of the Delta table {log.root!r} lacks version {needed}")
-    commits = [list(commit(log, number)) for number in range(first, version + 1)]
     replay = _Replay(log, check)
-    # A table with an unknown feature is refused before anything else is read.
-    later = [action["protocol"] for actions in commits for action in actions if "protocol" in action]
-    if later:
-        replay.set_protocol(later[-1])
     if checkpoint is not None:
         try:
-            replay.apply(checkpoints.actions(checkpoint, log.read, _lines, check), protocols=not later)
+            replay.apply(checkpoints.actions(checkpoint, log.read, _lines, check))
         except FileNotFoundError:
             raise _gone(log.root, version) from None
-    for actions in commits:
-        replay.apply(actions, protocols=False)
+    for number in range(first, version + 1):
+        replay.apply(commit(log, number))
     return replay.snapshot(version, digest)
 
 
 class _Replay:
-    """Applies the actions of a checkpoint and of commits in order."""
+    """Applies the actions of a checkpoint and of commits in order. Only the result is interpreted."""
 
     def __init__(self, log: LogFiles, check: Callable[[], None]) -> None:
         self._root = log.root
         self._allowed = log.files
         self._check = check
-        self._features: frozenset[str] | None = None
+        self._protocol: Mapping[str, Any] | None = None
         self._metadata: Mapping[str, Any] | None = None
-        self._active: dict[tuple[str, str], AddedFile] = {}
+        self._active: dict[tuple[str, str], Mapping[str, Any]] = {}
 
-    def set_protocol(self, protocol: Any) -> None:
-        """Raises InvalidArgument if it has an unknown feature."""
-        self._features = reader_features(self._object(protocol, "protocol"), self._root)
-
-    def apply(self, actions: Iterable[Mapping[str, Any]], *, protocols: bool) -> None:
-        """Apply the actions of one commit, or of a checkpoint. ``protocols``: also protocols.
-
-        Raises InvalidArgument.
-        """
-        added: dict[tuple[str, str], AddedFile] = {}
+    def apply(self, actions: Iterable[Mapping[str, Any]]) -> None:
+        """Apply the actions of one commit, or of a checkpoint. Raises InvalidArgument."""
+        added: dict[tuple[str, str], Mapping[str, Any]] = {}
         for n, action in enumerate(actions):
             if n % _CHECKED_EVERY == 0:
                 self._check()
-            if protocols and action.get("protocol") is not None:
-                self.set_protocol(action["protocol"])
-            if action.get("metaData") is not None:
-                self._metadata = self._object(action["metaData"], "metaData")
-            if action.get("remove") is not None:
-                self._active.pop(file_key(self._object(action["remove"], "remove")), None)
-            if action.get("add") is not None:
-                add = self._object(action["add"], "add")
-                added[file_key(add)] = self._added(add)
+            found = {kind: self._object(value, kind) for kind, value in action.items() if value and kind in _KINDS}
+            self._protocol = found.get("protocol", self._protocol)
+            self._metadata = found.get("metaData", self._metadata)
+            if "remove" in found:
+                self._active.pop(file_key(found["remove"]), None)
+            if "add" in found:
+                added[file_key(found["add"])] = found["add"]
         # A commit that deletes rows removes a file and adds it with its deletion vector.
         self._active |= added
 
     def snapshot(self, version: int, digest: str) -> DeltaSnapshot:
-        """The state after all actions. Raises InvalidArgument if it is incomplete, or has a file twice."""
-        if self._features is None or self._metadata is None:
+        """The state after all actions.
+
+        Raises InvalidArgument if it is incomplete, has an unknown reader feature, a file that may not belong to the
+        table, or a file twice.
+        """
+        if self._protocol is None or self._metadata is None:
             raise InvalidArgument(f"the log of the Delta table {self._root!r} has no protocol, or no metadata")
-        table_id = self._metadata.get("id")
+        # A table with an unknown feature is refused before anything else is interpreted.
+        features = reader_features(self._protocol, self._root)
+        table_id, given = self._metadata.get("id"), self._metadata.get("format") or {}
         if not isinstance(table_id, str) or not table_id:
             raise self._invalid("table id")
-        provider = (self._metadata.get("format") or {}).get("provider", _PROVIDER)
+        provider = self._object(given, "format").get("provider", _PROVIDER)
         if provider != _PROVIDER:
             raise InvalidArgument(
                 f"the Delta table {self._root!r} has files of the format {shown(provider)}: only parquet is supported"
             )
-        schema = DeltaSchema(self._metadata, self._features, self._root)
+        schema = DeltaSchema(self._metadata, features, self._root)
         found: dict[str, AddedFile] = {}
-        for file in self._active.values():
+        for n, add in enumerate(self._active.values()):
+            if n % _CHECKED_EVERY == 0:
+                self._check()
+            file = self._added(add)
             if file.path in found:
                 raise InvalidArgument(f"the log of the Delta table {self._root!r} has the file {file.path!r} twice")
             found[file.path] = file
-        return DeltaSnapshot(self._root, version, digest, table_id, schema, self._features, found)
+        return DeltaSnapshot(self._root, version, digest, table_id, schema, features, found)
 
     def _added(self, add: Mapping[str, Any]) -> AddedFile:
         path = data_path(self._root, add.get("path"), self._allowed)

@@ -317,6 +317,13 @@ def test_a_path_that_leaves_the_table_is_refused(path: str, match: str, tmp_path
     refused(log, match)
 
 
+def test_the_path_of_a_removed_file_does_not_matter(tmp_path: Path) -> None:
+    log = DeltaLog(tmp_path / "t").create()
+    log.commit({"add": log.add("a.parquet")["add"] | {"path": "s3://bucket/a.parquet"}}, log.add("b.parquet"))
+    log.commit(remove("s3://bucket/a.parquet"))
+    assert planned_paths(log.root) == {f"{log.root}/b.parquet"}
+
+
 def test_a_link_out_of_the_table_is_refused(tmp_path: Path) -> None:
     log = DeltaLog(tmp_path / "t").create()
     other = tmp_path / "other"
