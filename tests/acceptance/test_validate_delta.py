@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from distop import testing
 from distop.behavior import TableRecord
+from distop.behavior_source import BehaviorSource
 from distop.tables import plan_table, reader_of
 from distop_behaviors.reading.check_session import session_of
 from distop_behaviors.validate import Validate
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 
+ROOT = Path(__file__).parents[2]
 NOT_NULL = {"not_null": "c"}
 VECTORS = {"delta.enableDeletionVectors": "true"}
 FILL = "insert into {t} select id, cast(id % 2 as int), if(id % 5 = 0, null, concat('v', id)) from range(0, 100, 1, 1)"
@@ -159,9 +162,7 @@ def test_the_planned_version_is_read_after_later_commits(
     assert verdicts(run("later", NOT_NULL)) == [("violated", 1, True)]
 
 
-def test_all_rows_of_an_operation_are_read(lake: DeltaLake, context: Callable[[TableRecord], FakeContext]) -> None:
-    table = record(lake, "dirty")
-    ctx = context(table)
-    partitions = plan_table(table).partitions
-    assert sum(ctx.rows(partition).count() for partition in partitions) == 97
-    assert all(Path(file[0]).exists() for partition in partitions for file in partition.files)
+def test_the_example_behavior_counts_rows_without_deleted_ones(lake: DeltaLake, spark: SparkSession) -> None:
+    row_count = BehaviorSource.parse(f"{ROOT / 'examples' / 'row_count.py'}:RowCount").load()
+    ran = testing.run_operation(row_count, table=record(lake, "dirty"), spark=spark)
+    assert (ran.state, ran.report) == ("success", {"rows": 97})

@@ -25,5 +25,5 @@ def test_a_jar_for_another_spark_misfits(jar: str, wrong: bool) -> None:
 def test_the_error_names_the_tested_jars() -> None:
     for jar in DELTA:
         assert str(jar) in missing("4.1.4", None)
-    assert VERSION == DELTA[0].version
+    assert DELTA[0].version == VERSION
     assert "does not fit Spark 4.1.4" in missing("4.1.4", "x.jar")

@@ -140,7 +140,9 @@ def test_the_format_of_a_folder_is_detected(tmp_path: Path) -> None:
     (tmp_path / "p").mkdir()
     (tmp_path / "i" / "metadata").mkdir(parents=True)
     (tmp_path / "i" / "metadata" / "v1.metadata.json").touch()
-    assert [record_at(str(tmp_path / name)).format for name in ("p", "i")] == ["parquet", "iceberg"]
+    (tmp_path / "d" / "_delta_log").mkdir(parents=True)
+    (tmp_path / "d" / "_delta_log" / f"{0:020}.json").touch()
+    assert [record_at(str(tmp_path / name)).format for name in ("p", "i", "d")] == ["parquet", "iceberg", "delta"]
 
 
 def test_a_table_without_a_schema_cannot_be_changed() -> None:
@@ -185,5 +187,5 @@ def test_each_built_in_format_is_a_format(tmp_path: Path) -> None:
     found: list[Any] = [format_of(TableRecord("t", name, "/t")) for name in OWN]
     assert all(isinstance(one, Format) for one in found)
     assert [one.has_source(TableRecord("t", name, "/t")) for one, name in zip(found, OWN, strict=True)] == [
-        *(False, True, True),
+        *(False, True, True, True),
     ]
