@@ -192,7 +192,8 @@ class IsolatedScan:
         for part in parts:
             of_part = {file[0] for file in files[part.plan.partition]}
             facts += [one for one in part.facts if one.path in of_part]
-        if scanned.read is not None and scanned.read == row_counts.expected_rows(facts):
+        expected = row_counts.expected_rows(facts, deleted=group.reader.counts_deleted_rows)
+        if scanned.read is not None and scanned.read == expected:
             return
         found = None
         if group.all_rows and self._where is None:

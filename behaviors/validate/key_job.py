@@ -262,8 +262,9 @@ class KeyChecks:
         each file is counted by a separate query.
         """
         session = self._session
-        rows = row_counts.expected_rows([facts for _, files in read for facts in files])
-        if rows is not None and rows == row_counts.of_frame(found.frame):
+        expected = [row_counts.expected_rows(files, deleted=side.reader.counts_deleted_rows) for side, files in read]
+        rows = sum(one for one in expected if one is not None)
+        if None not in expected and rows == row_counts.of_frame(found.frame):
             return
         for side, files in read:
             if files:

@@ -22,7 +22,7 @@ NAME = Annotated[str, typer.Argument(metavar="NAME", help="The table's name, suc
 def add(
     name: NAME,
     format_name: Annotated[
-        str, typer.Option("--format", metavar="F", help="parquet, iceberg, spark, or an installed format.")
+        str, typer.Option("--format", metavar="F", help="parquet, iceberg, delta, spark, or an installed format.")
     ],
     location: Annotated[
         str,

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 LOCATIONS = "DISTOP_TABLE_LOCATIONS"
 """The environment variable with folders and URLs where any table may have files: ``/warehouse,s3://bucket/old``."""
 
-_METADATA = "metadata"
+_METADATA = ("metadata", "_delta_log")
+"""The folders below a table that have its metadata: of Iceberg, and of Delta."""
 _NAMES = r"(?:/(?!\.{0,2}(?:/|\Z))[^/\0]+)"
 _FORM = re.compile(rf"(?:file:(?://)?)?{_NAMES}+|(?!file:)[A-Za-z][A-Za-z0-9+.-]*://[^/\0]*{_NAMES}*")
 """An absolute path or a URL, without ``.``, ``..`` and empty names."""
@@ -56,7 +57,7 @@ def confine(some_tables_only: bool) -> None:
 
 
 def table_of(source: str) -> str:
-    """The folder of the Iceberg table with this metadata file.
+    """The folder of the Iceberg or Delta table with this metadata file.
 
     It is derived from the file's path, which the table's record or its catalog has; not from the ``location`` in the
     file, which the table's writer chooses.
@@ -64,7 +65,8 @@ def table_of(source: str) -> str:
     if source in _copies:
         return _copies[source]
     folder, _, _ = source.rpartition("/")
-    return folder.removesuffix(f"/{_METADATA}") or "/"
+    table, _, name = folder.rpartition("/")
+    return (table if name in _METADATA else folder) or "/"
 
 
 def own_folder(source: str, location: str) -> str:

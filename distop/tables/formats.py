@@ -35,6 +35,7 @@ ENTRY_POINTS = "distop.formats"
 OWN = {
     "parquet": "distop.tables.parquet.parquet_format",
     "iceberg": "distop.tables.iceberg.iceberg_format",
+    "delta": "distop.tables.delta.delta_format",
     "spark": "distop.tables.spark.spark_format",
 }
 """The modules of distop's own formats, each with its ``FORMAT``."""

@@ -58,6 +58,8 @@ class Reader(ABC):
     """The same for :meth:`closer_facts`. "" if there are no closer facts."""
     counted_by: ClassVar[CountedBy | None] = None
     """The source of a file's number of rows; None: unknown."""
+    counts_deleted_rows: ClassVar[bool] = False
+    """Whether Spark's counter of the rows that a scan has read includes deleted rows."""
     own_columns: ClassVar[bool] = True
     """Whether facts, and rows without ``columns``, have the files' own columns, which are matched by name.
 

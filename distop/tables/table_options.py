@@ -39,7 +39,12 @@ class TableOptions:
 
 
 _NUMBERS = ("group_bytes", "group_files")
-_KNOWN = {"parquet": (*_NUMBERS, "partition_types"), "iceberg": (*_NUMBERS, "catalog", "folder"), "spark": _NUMBERS}
+_KNOWN = {
+    "parquet": (*_NUMBERS, "partition_types"),
+    "iceberg": (*_NUMBERS, "catalog", "folder"),
+    "delta": _NUMBERS,
+    "spark": _NUMBERS,
+}
 
 
 def is_partition_type(text: str) -> bool:

@@ -10,6 +10,7 @@ from distop.worker.child_side.spark_session import FATAL_DEPTH, ignore_checksum_
 from distop_behaviors.reading.check_session import session_of
 from tests.acceptance.checked import Table
 from tests.support.context import FakeContext
+from tests.support.delta import jars
 from tests.support.lake import jar
 from tests.support.localspark import FRUGAL, local_spark
 
@@ -66,7 +67,7 @@ def cache_java_classes(session: SparkSession) -> None:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A session with two threads, Iceberg (if its jar is available) and a metastore, for all tests of the process.
+    """A session with two threads, Iceberg and Delta (if their jars are available) and a metastore, for all tests here.
 
     Its time zone is not UTC, because the meaning of a check must not depend on it.
     """
@@ -84,9 +85,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     )
     for setting, (value, _) in INTERPRETED.items():
         builder = builder.config(setting, value)
-    iceberg = jar()
-    if iceberg is not None:
-        builder = builder.config("spark.jars", str(iceberg))
+    found = [file for file in (jar(), *(jars() or ())) if file is not None]
+    if found:
+        builder = builder.config("spark.jars", ",".join(map(str, found)))
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("OFF")
     ignore_checksum_files(session)  # as in executors

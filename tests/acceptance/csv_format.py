@@ -1,4 +1,4 @@
-"""A sixth table format outside distop, in one module: folders of CSV files with a header.
+"""A table format outside distop, in one module: folders of CSV files with a header.
 
 The facts of a file are its columns only; all else needs a scan. A record must not span lines.
 """

@@ -15,15 +15,14 @@ from pyiceberg.table.metadata import new_table_metadata
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.table.update import update_table_metadata
 
-from distop.tables.iceberg.iceberg_jar import VERSION
-from scripts import iceberg_jars
+from scripts import spark_jars
 
 if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionSpec
     from pyiceberg.schema import Schema
 
-ARTIFACT = "iceberg-spark-runtime-4.1_2.13"
-COORDINATES = f"org.apache.iceberg:{ARTIFACT}:{VERSION}"
+ARTIFACT = spark_jars.ICEBERG.artifact
+COORDINATES = str(spark_jars.ICEBERG)
 MAVEN = f"Iceberg's jar: run scripts/iceberg-jar with access to Maven Central, for {COORDINATES}"
 
 
@@ -33,7 +32,7 @@ def jar(artifact: str = ARTIFACT) -> Path | None:
 
     ``artifact``: the jar for another version of Spark. Raises Unverified.
     """
-    return iceberg_jars.find(artifact)
+    return spark_jars.find(spark_jars.ICEBERG._replace(artifact=artifact))
 
 
 class Folder(NoopCatalog):

@@ -10,9 +10,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from distop.tables.iceberg.iceberg_fields import in_table, local_path
+from distop.tables.iceberg.iceberg_fields import local_path
 from distop.tables.reading import parquet_footers
 from distop.tables.reading.file_facts import Chunk, FileFacts, Unreadable
+from distop.tables.reading.table_leaves import in_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -49,6 +50,6 @@ def _in_table(facts: FileFacts, footer: FileFacts, wanted: Mapping[Path, Iceberg
         elif theirs is None and len(path) == 1 and not field.defaulted:
             chunks[path] = (Chunk(footer.rows or 0, footer.rows),)
         elif theirs is not None and theirs in footer.leaves:
-            leaves[path] = in_table(footer.leaves[theirs], field)
+            leaves[path] = in_table(footer.leaves[theirs], field.leaf)
             chunks[path] = footer.chunks[theirs]
     return replace(facts, leaves=leaves, chunks=chunks)

@@ -153,21 +153,6 @@ def spark_type(kind: Any) -> SparkType:
     return _PLAIN.get(text) or ("unreadable", f"Iceberg does not read the type {text} in Spark")
 
 
-def in_table(found: Leaf, field: IcebergField) -> Leaf:
-    """The table's leaf with the physical form of a file's leaf; its kind is "other" if bounds are not comparable."""
-    ours = field.leaf
-    kind = found.kind if ours.kind == found.kind and _widens(found, ours) else "other"
-    return Leaf(ours.path, kind, ours.type, found.bits, found.scale, found.optional)
-
-
-def _widens(found: Leaf, ours: Leaf) -> bool:
-    if found.type == ours.type:
-        return True
-    if ours.kind == "decimal":
-        return found.scale == ours.scale
-    return ours.kind in ("int", "float") and found.bits <= ours.bits
-
-
 def local_path(location: str) -> str | None:
     """The local path of a file on a disk, which Iceberg names with or without a scheme; None for other files."""
     found = _LOCAL.match(location)

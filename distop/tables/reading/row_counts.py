@@ -37,6 +37,7 @@ class CountedBy(NamedTuple):
 
 
 FOOTER = CountedBy("footer", "the footer states wrong positions")
+LOG = CountedBy("log", "the footer states wrong positions, or the log a wrong count")
 MANIFEST = CountedBy("manifest", "the footer states wrong positions, or the manifest a wrong count")
 
 
@@ -89,13 +90,17 @@ def of_frame(frame: DataFrame) -> int | None:
     return found.total() if found is not None else None
 
 
-def expected_rows(files: Sequence[FileFacts]) -> int | None:
-    """The number of rows that a reader must find in these files.
+def expected_rows(files: Sequence[FileFacts], *, deleted: bool = False) -> int | None:
+    """The number of rows that a reader must find in these files. ``deleted``: it also counts deleted rows.
 
     None if a reader may find more rows in a file than its footer counts, and so compensate for unread rows of another
     file: if deletes of a file are not counted, or if its footer contradicts itself.
     """
-    return None if any(facts.live_rows is None for facts in files) else sum(map(_counted, files))
+    return (
+        None
+        if any(facts.live_rows is None for facts in files)
+        else sum(_counted(facts) + (facts.deleted or 0 if deleted else 0) for facts in files)
+    )
 
 
 def _counted(facts: FileFacts) -> int:

@@ -140,7 +140,9 @@ def test_the_format_of_a_folder_is_detected(tmp_path: Path) -> None:
     (tmp_path / "p").mkdir()
     (tmp_path / "i" / "metadata").mkdir(parents=True)
     (tmp_path / "i" / "metadata" / "v1.metadata.json").touch()
-    assert [record_at(str(tmp_path / name)).format for name in ("p", "i")] == ["parquet", "iceberg"]
+    (tmp_path / "d" / "_delta_log").mkdir(parents=True)
+    (tmp_path / "d" / "_delta_log" / f"{0:020}.json").touch()
+    assert [record_at(str(tmp_path / name)).format for name in ("p", "i", "d")] == ["parquet", "iceberg", "delta"]
 
 
 def test_a_table_without_a_schema_cannot_be_changed() -> None:
@@ -163,11 +165,11 @@ def installed(folder: Path, monkeypatch: pytest.MonkeyPatch, **entries: str) -> 
 
 def test_a_format_is_found_by_the_name_of_its_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installed(tmp_path, monkeypatch, csv="tests.acceptance.csv_format:FORMAT", odd="tests.acceptance.csv_format:TYPES")
-    assert names() == ("parquet", "iceberg", "spark", "csv", "odd")
+    assert names() == ("parquet", "iceberg", "delta", "spark", "csv", "odd")
     assert isinstance(format_of(TableRecord("t", "csv", "/t")), Format)
     with pytest.raises(UsageError, match="the entry point 'odd' of distop.formats is .* which is not a Format"):
         format_of(TableRecord("t", "odd", "/t"))
-    with pytest.raises(InvalidArgument, match=r"is not known \(known: parquet, iceberg, spark, csv, odd\)"):
+    with pytest.raises(InvalidArgument, match=r"is not known \(known: parquet, iceberg, delta, spark, csv, odd\)"):
         format_of(TableRecord("t", "tests.acceptance.csv_format:FORMAT", "/t"))
 
 
@@ -185,5 +187,5 @@ def test_each_built_in_format_is_a_format(tmp_path: Path) -> None:
     found: list[Any] = [format_of(TableRecord("t", name, "/t")) for name in OWN]
     assert all(isinstance(one, Format) for one in found)
     assert [one.has_source(TableRecord("t", name, "/t")) for one, name in zip(found, OWN, strict=True)] == [
-        *(False, True, True),
+        *(False, True, True, True),
     ]

@@ -1,0 +1,156 @@
+"""Reads the checkpoints of a Delta log: classic ones, those in several parts, and v2 with sidecars.
+
+A checkpoint has the state of a table at a version, so that earlier commits need not be read. Its rows are returned as
+actions in the form of a commit.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from distop.errors import InvalidArgument, TableUnavailable
+from distop.protocol.frozen import frozen
+from distop.protocol.texts import shown
+from distop.tables.delta.table_paths import LOG, SIDECARS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    Action = Mapping[str, Any]
+
+_NAMED = re.compile(
+    r"([0-9]{20})\.checkpoint(?:\.(?P<part>[0-9]{10})\.(?P<parts>[0-9]{10})|\.(?P<uuid>[0-9a-fA-F-]{36}))?"
+    r"\.(?P<format>parquet|json)"
+)
+_ACTIONS = {
+    "add": ("path", "partitionValues", "size", "modificationTime", "stats", "stats_parsed", "deletionVector"),
+    "metaData": ("id", "format", "schemaString", "partitionColumns", "configuration"),
+    "protocol": ("minReaderVersion", "readerFeatures"),
+    "sidecar": ("path",),
+}
+"""The columns that are read, by kind of action."""
+_BATCH = 4_096
+_DECODED_BYTES = 1 << 30
+"""Maximum bytes of the columns that are read from one file, decoded."""
+_MOST_PARTS = 10_000
+
+
+@frozen
+class Checkpoint:
+    """A complete checkpoint: its version and the names of its files."""
+
+    version: int
+    names: tuple[str, ...]
+
+
+def newest(names: Iterable[str], version: int) -> Checkpoint | None:
+    """The newest complete checkpoint up to a version; None if there is none."""
+    whole: dict[int, str] = {}
+    parts: dict[tuple[int, int], dict[int, str]] = {}
+    for name in names:
+        found = _NAMED.fullmatch(name)
+        if found is None or int(found[1]) > version:
+            continue
+        if found["part"] is not None:
+            if found["format"] == "parquet" and 0 < int(found["parts"]) <= _MOST_PARTS:
+                parts.setdefault((int(found[1]), int(found["parts"])), {})[int(found["part"])] = name
+        elif found["format"] == "parquet" or found["uuid"] is not None:
+            at = int(found[1])
+            # A v2 checkpoint has a UUID. The classic name, if it exists as well, is for old readers.
+            if found["uuid"] is not None or at not in whole:
+                whole[at] = name
+    best = [Checkpoint(at, (name,)) for at, name in whole.items()]
+    for (at, count), named in parts.items():
+        if sorted(named) == list(range(1, count + 1)):
+            best.append(Checkpoint(at, tuple(named[n] for n in sorted(named))))
+    return max(best, key=lambda one: (one.version, len(one.names) == 1), default=None)
+
+
+def actions(
+    checkpoint: Checkpoint,
+    read: Callable[[str], bytes],
+    lines: Callable[[bytes, str], Iterator[Action]],
+    check: Callable[[], None],
+) -> Iterator[Action]:
+    """The actions of a checkpoint. ``read`` reads a file below the log; ``lines`` parses a JSON file.
+
+    Raises InvalidArgument for an invalid file, and the errors of ``read``, ``lines`` and ``check``.
+    """
+    sidecars: list[str] = []
+    for name in checkpoint.names:
+        data = read(name)
+        for action in lines(data, name) if name.endswith(".json") else _of_parquet(data, name, check):
+            if "sidecar" in action:
+                sidecars.append(_sidecar(action["sidecar"]))
+            else:
+                yield action
+    for name in sidecars:
+        inner = f"{SIDECARS}/{name}"
+        yield from _of_parquet(read(inner), inner, check)
+
+
+def _sidecar(found: Any) -> str:
+    path = found.get("path") if isinstance(found, dict) else None
+    name = unquote(path) if isinstance(path, str) else ""
+    if not name or "/" in name or "\0" in name or name in (".", ".."):
+        raise InvalidArgument(
+            f"a checkpoint has the sidecar {shown(path)}: only the name of a file in {LOG}/{SIDECARS} is supported"
+        )
+    return name
+
+
+def _of_parquet(data: bytes, name: str, check: Callable[[], None]) -> Iterator[Action]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(pa.BufferReader(data), coerce_int96_timestamp_unit="us") as file:
+            columns = _columns(file.schema_arrow)
+            _check_size(file.metadata, columns, name)
+            for batch in file.iter_batches(_BATCH, columns=columns, use_threads=False):
+                check()
+                for kind in batch.schema.names:
+                    for value in batch.column(kind).drop_null().to_pylist():
+                        yield {kind: _plain(kind, value)}
+    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise TableUnavailable(f"cannot read the checkpoint {name} of a Delta table: {reason}") from error
+
+
+def _columns(schema: Any) -> list[str]:
+    """The columns to read. ``stats_parsed`` only if there are no statistics as JSON."""
+    found = []
+    for kind, fields in _ACTIONS.items():
+        if kind not in schema.names:
+            continue
+        own = schema.field(kind).type
+        known = {own.field(n).name for n in range(own.num_fields)} if hasattr(own, "num_fields") else set()
+        left_out = "stats_parsed" if "stats" in known else "stats"
+        found += [f"{kind}.{field}" for field in fields if field in known and field != left_out]
+    return found
+
+
+def _check_size(metadata: Any, columns: list[str], name: str) -> None:
+    prefixes = tuple(f"{column}." for column in columns)
+    size = 0
+    for n in range(metadata.num_row_groups):
+        group = metadata.row_group(n)
+        for at in range(group.num_columns):
+            column = group.column(at)
+            if f"{column.path_in_schema}.".startswith(prefixes):
+                size += column.total_uncompressed_size
+    if size > _DECODED_BYTES:
+        raise InvalidArgument(
+            f"the checkpoint {name} of a Delta table has {size} bytes of data, but at most {_DECODED_BYTES} are "
+            "supported"
+        )
+
+
+def _plain(kind: str, value: dict[str, Any]) -> dict[str, Any]:
+    """A row with its maps as dictionaries."""
+    for key in {"add": ("partitionValues",), "metaData": ("configuration",)}.get(kind, ()):
+        if value.get(key) is not None:
+            value[key] = dict(value[key])
+    return value

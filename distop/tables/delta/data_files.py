@@ -1,0 +1,52 @@
+"""Checks that the data files of a Delta table still exist: VACUUM removes those of older versions."""
+
+from __future__ import annotations
+
+import os
+
+from distop.errors import TableUnavailable
+from distop.storage.files import NotRegular, check_regular, local_path, open_filesystem
+from distop.tables.reading.file_facts import Gone, Unreadable
+
+
+def check_length(path: str, size: int, *, local_only: bool = False) -> None:
+    """Raises Gone if a data file no longer exists, Unreadable if it does not have the size in the log.
+
+    A file that cannot be read must not be judged by its statistics. ``local_only``: object stores are not asked, since
+    that takes a request for each file. Raises TableUnavailable if a store cannot be reached.
+    """
+    local = local_path(path)
+    try:
+        if local is not None:
+            found = os.stat(local)  # noqa: PTH116
+            check_regular(path, found.st_mode)
+            length = found.st_size
+        elif local_only:
+            return
+        else:
+            length = _remote_length(path)
+    except FileNotFoundError:
+        raise Gone(
+            f"the file {path} is gone: since the operation was planned the table was vacuumed, or dropped"
+        ) from None
+    except NotRegular as error:
+        raise Unreadable(str(error)) from None
+    except OSError as error:
+        if local is None:
+            raise TableUnavailable(f"cannot reach the file {path}: {error}") from error
+        raise Unreadable(f"the file {path} cannot be read: {error.strerror or error}") from error
+    if length != size:
+        # Do not say how many bytes it has: a link could lead to any file of this process's user.
+        raise Unreadable(
+            f"the file {path} does not have the {size} bytes that the log says: it was truncated or overwritten"
+        )
+
+
+def _remote_length(path: str) -> int:
+    from pyarrow import fs
+
+    filesystem, inner = open_filesystem(path)
+    found = filesystem.get_file_info(inner)
+    if found.type != fs.FileType.File:
+        raise FileNotFoundError(path)
+    return int(found.size)

@@ -1,0 +1,88 @@
+"""The format of Delta Lake tables, which are given by their folder and planned from their log, without a JVM.
+
+The plan has the commit file of the newest version, which fixes files, deleted rows and schema, independent of later
+commits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from distop.errors import InvalidArgument, TableUnavailable
+from distop.storage.location import Location, root_of
+from distop.tables.delta import delta_plan
+from distop.tables.delta.delta_log import current_snapshot, current_version
+from distop.tables.delta.table_paths import LOG, parse_source
+from distop.tables.formats import Changes, Format
+from distop.tables.table_options import check_options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from distop.protocol.plan import PartitionPlan, Pinned, Planned
+    from distop.protocol.records import TableRecord
+    from distop.tables.formats import Spark
+    from distop.tables.reader import Reader
+
+
+class DeltaFormat(Format):
+    """Delta tables, by their folder."""
+
+    def check_table(self, record: TableRecord) -> TableRecord:
+        """Check a record; returns the record to store.
+
+        Raises InvalidArgument, with the name, for an unknown option, a location that cannot be opened, does not exist
+        or has no Delta table, and for a table with a reader feature that is not known.
+        """
+        check_options(record.options, "delta")
+        try:
+            location = Location.of(record.location)
+            current_snapshot(location)
+        except TableUnavailable as error:
+            raise InvalidArgument(str(error)) from error
+        return replace(record, location=location.text)
+
+    def plan_table(self, table: TableRecord, check: Callable[[], None], spark: Spark) -> Planned:
+        """Plan the newest version.
+
+        Raises InvalidArgument if there is no Delta table, its log is invalid, or it uses an unknown reader feature;
+        TableUnavailable if the log cannot be read.
+        """
+        options = check_options(table.options, "delta")
+        return delta_plan.plan(current_snapshot(Location.of(table.location), check), options)
+
+    def reader(self, table: TableRecord, plans: Sequence[PartitionPlan | Pinned]) -> Reader:
+        """The reader for plans of one version. Raises InvalidArgument for a plan of another table."""
+        from distop.tables.delta.delta_reader import DeltaReader
+
+        source = plans[0].source if plans else ""
+        if not source:
+            raise InvalidArgument(f"the plan of {table.name!r} has no version, so it is not a plan of this table")
+        if parse_source(source)[0] != root_of(table.location):
+            raise InvalidArgument(f"the plan of {table.name!r} names the commit file of another table")
+        return DeltaReader(table, plans, source)
+
+    def check_reachable(self, table: TableRecord, spark: Spark) -> None:
+        """Raises TableUnavailable if there is no table at the location: it was dropped, or its disk is missing."""
+        try:
+            current_version(Location.of(table.location))
+        except InvalidArgument as error:
+            raise TableUnavailable(
+                f"there is no Delta table at {table.location!r}: it was dropped, or its disk is not mounted here"
+            ) from error
+
+    def has_source(self, table: TableRecord) -> bool:
+        return True
+
+    def lies_at(self, location: Location) -> bool:
+        return any(name.endswith(".json") for name in location.names_in(LOG))
+
+    def changes(self, table: TableRecord) -> Changes:
+        raise InvalidArgument(
+            f"cannot change the schema of the Delta table {table.name!r}: apply does not support Delta tables yet, so "
+            "change it with Delta's ALTER TABLE"
+        )
+
+
+FORMAT = DeltaFormat()

@@ -1,0 +1,229 @@
+"""The reader of a version of a Delta table: facts come from the log and footers, rows from Delta's Spark reader.
+
+Columns are the table's, whatever their names in a file; deleted rows are left out, and files never change.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from distop.errors import InvalidArgument
+from distop.protocol.texts import did_you_mean
+from distop.storage.confinement import TableFiles
+from distop.tables.delta import delta_rows, file_statistics, footer_fallback
+from distop.tables.delta.data_files import check_length
+from distop.tables.delta.delta_log import snapshot_of
+from distop.tables.delta.delta_version import DeltaVersion
+from distop.tables.delta.table_paths import parse_source
+from distop.tables.reader import Reader
+from distop.tables.reading import spark_paths
+from distop.tables.reading.file_facts import FileFacts, Gone, Unreadable, ddl, match, problem
+from distop.tables.reading.row_counts import LOG
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from distop.protocol.plan import PartitionPlan, Pinned
+    from distop.protocol.records import TableRecord
+    from distop.tables.delta.delta_log import AddedFile, DeltaSnapshot
+    from distop.tables.delta.delta_schema import DeltaField, Path
+    from distop.tables.reading.file_facts import PlannedFile, SparkType
+
+
+class DeltaReader(Reader):
+    """Reads a version of a Delta table. ``source``: its commit file, which the plans have."""
+
+    closer_facts_from = "footers"
+    counted_by = LOG
+    counts_deleted_rows = True
+    own_columns = False
+
+    def __init__(self, table: TableRecord, plans: Sequence[PartitionPlan | Pinned], source: str) -> None:
+        super().__init__(table, plans)
+        self._source = source
+        self._wanted: Mapping[Path, DeltaField] = {}
+        """The fields that :meth:`facts` has read."""
+
+    def _snapshot(self, check: Callable[[], None] = lambda: None) -> DeltaSnapshot:
+        return snapshot_of(self._source, check)
+
+    def _known(self) -> DeltaSnapshot:
+        """The planned version. Raises InvalidArgument, also if the log no longer has it, and TableUnavailable."""
+        try:
+            return self._snapshot()
+        except Gone as error:
+            raise InvalidArgument(str(error)) from error
+
+    # ------------------------------------------------------------------ the table
+
+    def columns(self) -> Mapping[str, SparkType]:
+        return self._known().schema.columns
+
+    def identities(self, columns: Sequence[str]) -> Mapping[str, int | str]:
+        """The columns' ids by column mapping; without it, their types with the table's id."""
+        snapshot = self._known()
+        schema, found = snapshot.schema, dict[str, int | str]()
+        for column in columns:
+            name = match(column, schema.columns)
+            if name is None:
+                raise InvalidArgument(f"the table has no column {column!r}{did_you_mean(column, schema.columns)}")
+            kind = schema.columns[name]
+            if (why := problem(kind)) is not None:
+                raise Unreadable(why)
+            mapped = schema.mode != "none"
+            found[column] = schema.ids([name])[name].id if mapped else f"{snapshot.table_id} {ddl(kind)}"
+        return found
+
+    @property
+    def version(self) -> DeltaVersion:
+        return DeltaVersion(self._known())
+
+    # ------------------------------------------------------------------ facts
+
+    def facts(
+        self, files: Sequence[PlannedFile], wanted: frozenset[str], check: Callable[[], None], *, again: bool = False
+    ) -> list[FileFacts | Unreadable]:
+        try:
+            snapshot = self._snapshot(check)
+        except Unreadable as error:
+            return [error] * max(len(files), 1)
+        self._wanted = snapshot.schema.fields(wanted)
+        if not files:
+            return [FileFacts(self._source, 0, snapshot.schema.columns)]
+        found: list[FileFacts | Unreadable] = []
+        for file in files:
+            check()
+            found.append(self._facts(snapshot, file))
+        # The log need not have statistics.
+        uncounted = [n for n, facts in enumerate(found) if isinstance(facts, FileFacts) and facts.rows is None]
+        for n, footer in zip(uncounted, self._footers(snapshot, [files[n][0] for n in uncounted], check), strict=True):
+            facts = found[n]
+            assert isinstance(facts, FileFacts)
+            found[n] = self._counted(snapshot, facts, footer)
+        return found
+
+    def _facts(self, snapshot: DeltaSnapshot, file: PlannedFile) -> FileFacts | Unreadable:
+        try:
+            added = self._added(snapshot, file)
+            check_length(added.path, added.size, local_only=True)
+            return file_statistics.facts_of(added, snapshot.schema, self._wanted)
+        except Unreadable as error:
+            return error
+
+    def _counted(
+        self, snapshot: DeltaSnapshot, facts: FileFacts, footer: FileFacts | Unreadable
+    ) -> FileFacts | Unreadable:
+        """The facts of a file whose number of rows only its footer has."""
+        if isinstance(footer, Unreadable):
+            return footer
+        vector = snapshot.files[facts.path].vector
+        deleted = vector.rows if vector is not None else 0
+        if footer.live_rows is None or deleted > footer.live_rows:
+            return replace(facts, contradiction=footer.contradiction or "the log deletes more rows than it has")
+        wanted = self._wanted
+        known = {
+            path: (chunk,)
+            for path, field in wanted.items()
+            if path[0] in snapshot.schema.partition_columns
+            and (
+                chunk := file_statistics.of_partition(
+                    field, snapshot.files[facts.path].values.get(field.physical[0]), footer.live_rows
+                )
+            )
+            is not None
+        }
+        facts = replace(facts, rows=footer.live_rows, deleted=deleted, chunks=known)
+        return footer_fallback.with_footer(facts, footer, snapshot.schema, wanted) or facts
+
+    def _footers(
+        self, snapshot: DeltaSnapshot, paths: Sequence[str], check: Callable[[], None]
+    ) -> Sequence[FileFacts | Unreadable]:
+        return footer_fallback.read_footers(paths, snapshot.schema, self._wanted, check) if paths else ()
+
+    def closer_facts(
+        self, files: Sequence[FileFacts], wanted: frozenset[str], check: Callable[[], None]
+    ) -> dict[str, FileFacts]:
+        snapshot = self._known()
+        found: dict[str, FileFacts] = {}
+        for facts, footer in zip(files, self._footers(snapshot, [f.path for f in files], check), strict=True):
+            if isinstance(footer, Unreadable) or footer.live_rows != facts.rows:
+                continue  # the scan reports it
+            closer = footer_fallback.with_footer(facts, footer, snapshot.schema, self._wanted)
+            if closer is not None:
+                found[facts.path] = replace(facts, closer=closer)
+        return found
+
+    @staticmethod
+    def _added(snapshot: DeltaSnapshot, file: PlannedFile) -> AddedFile:
+        added = snapshot.files.get(file[0])
+        if added is None or added.size != file[1]:
+            raise Unreadable(f"the file {file[0]} is not in version {snapshot.version} of {snapshot.root}")
+        return added
+
+    # ------------------------------------------------------------------ rows
+
+    def rows(
+        self,
+        session: SparkSession,
+        files: Sequence[PlannedFile],
+        columns: Mapping[str, SparkType] | None = None,
+        partition_columns: Mapping[str, str] | None = None,
+        *,
+        staged: str = "",
+    ) -> DataFrame:
+        """The rows with all columns of the table: Spark reads only those that a query needs."""
+        snapshot = self._snapshot()
+        added = [self._added(snapshot, file) for file in files]
+        for one in added:
+            if one.vector is not None:
+                one.vector.check()
+        return delta_rows.read(session, snapshot, added)
+
+    def file_column(self, frame: DataFrame) -> Column:
+        return frame.metadataColumn("_metadata")["file_path"]
+
+    def position_column(self, frame: DataFrame) -> Column:
+        return frame.metadataColumn("_metadata")["row_index"]
+
+    def counting_column(self, frame: DataFrame) -> Column:
+        from pyspark.sql import functions as F
+
+        # For _metadata.file_path, Spark would create a struct per row, before the filter.
+        return F.input_file_name()
+
+    def planned_path(self, name: str) -> str:
+        return spark_paths.plain_path(name)
+
+    # ------------------------------------------------------------------ errors
+
+    def changed(self, files: Sequence[PlannedFile], check: Callable[[], None]) -> dict[str, Unreadable]:
+        """Empty: Delta never changes files."""
+        return {}
+
+    def not_present(
+        self, session: SparkSession, files: Sequence[PlannedFile], check: Callable[[], None]
+    ) -> dict[str, Unreadable]:
+        found: dict[str, Unreadable] = {}
+        try:
+            snapshot = self._snapshot(check)
+        except Unreadable as error:
+            return {file[0]: error for file in files}
+        for file in files:
+            check()
+            try:
+                added = self._added(snapshot, file)
+                check_length(added.path, added.size)
+                if added.vector is not None:
+                    added.vector.check()
+            except Unreadable as error:
+                found[file[0]] = error
+        return found
+
+    def broken_file(self, error: Exception, files: Sequence[PlannedFile]) -> str | None:
+        return spark_paths.broken_file(error, files)
+
+    def check_allowed(self, files: Sequence[PlannedFile]) -> None:
+        TableFiles(parse_source(self._source)[0]).check((path for path, _, _ in files), below=True)

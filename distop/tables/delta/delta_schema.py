@@ -1,0 +1,202 @@
+"""The columns of a Delta table according to its metadata: Spark's types, names in the files, and ids.
+
+With column mapping, a column's name in the files and its id never change, whereas the table's name may.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from distop.errors import InvalidArgument
+from distop.protocol.frozen import frozen
+from distop.protocol.texts import shown
+from distop.tables.delta.table_features import COLUMN_MAPPING
+from distop.tables.reading.file_facts import Leaf, decimal_of, folded
+from distop.tables.table_version import Field
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+
+    from distop.tables.reading.file_facts import SparkType
+
+Path = tuple[str, ...]
+
+_MODE = "delta.columnMapping.mode"
+_ID = "delta.columnMapping.id"
+_PHYSICAL = "delta.columnMapping.physicalName"
+_TYPE_CHANGES = "delta.typeChanges"
+_DEFAULT = "EXISTS_DEFAULT"
+"""Spark's metadata of a column with the value that files without the column have."""
+_ID_BITS = 53
+"""Bits of the ids that are made of names: certificates are JSON."""
+
+_PLAIN = {
+    "boolean": ("boolean", "bool", 1, 0),
+    "byte": ("tinyint", "int", 32, 0),
+    "short": ("smallint", "int", 32, 0),
+    "integer": ("int", "int", 32, 0),
+    "long": ("bigint", "int", 64, 0),
+    "float": ("float", "float", 32, 0),
+    "double": ("double", "float", 64, 0),
+    "date": ("date", "date", 32, 0),
+    "timestamp": ("timestamp", "timestamp", 64, 6),
+    "timestamp_ntz": ("timestamp_ntz", "timestamp", 64, 6),
+    "string": ("string", "string", 0, 0),
+    "binary": ("binary", "binary", 0, 0),
+    "variant": ("variant", "other", 0, 0),
+}
+"""Delta's type: Spark's type, and kind, bits and scale of a leaf."""
+
+
+@frozen
+class DeltaField:
+    """A column of single values outside of lists.
+
+    ``physical``: its path in files and statistics; ``id``: by column mapping; ``defaulted``: files without the column
+    may have a value instead of NULL; ``widened``: some files may have a narrower type.
+    """
+
+    leaf: Leaf
+    physical: Path
+    id: int | None = None
+    defaulted: bool = False
+    widened: bool = False
+
+
+class DeltaSchema:
+    """The schema in a table's metadata. ``mode``: of column mapping, ``none``, ``name`` or ``id``."""
+
+    def __init__(self, metadata: Mapping[str, Any], features: frozenset[str], location: str) -> None:
+        """Raises InvalidArgument if it is invalid."""
+        configuration = metadata.get("configuration") or {}
+        self.mode = str(configuration.get(_MODE, "none")) if isinstance(configuration, Mapping) else "none"
+        self._location = location
+        self.text = str(metadata.get("schemaString"))
+        if self.mode not in ("none", "name", "id") or (self.mode != "none" and COLUMN_MAPPING not in features):
+            raise self._invalid(f"has the column mapping {shown(self.mode)}, which its protocol does not allow")
+        try:
+            parsed = json.loads(self.text)
+            self._fields: list[Mapping[str, Any]] = list(parsed["fields"])
+            self.columns: Mapping[str, SparkType] = {str(f["name"]): spark_type(f["type"]) for f in self._fields}
+            self.physical = {str(f["name"]): self._physical(f) for f in self._fields}
+            self._ids = {str(f["name"]): dict(self._walk_ids([f], "")) for f in self._fields}
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise self._invalid(f"cannot be read: {type(error).__name__}") from error
+        if len({folded(name) for name in self.columns}) < len(self._fields):
+            raise self._invalid("has a column name twice")
+        named = metadata.get("partitionColumns") or []
+        if not isinstance(named, list) or any(name not in self.columns for name in named):
+            raise self._invalid("lacks a partition column")
+        self.partition_columns: Sequence[str] = [str(name) for name in named]
+
+    def _invalid(self, why: str) -> InvalidArgument:
+        return InvalidArgument(f"the schema of the Delta table {self._location!r} {why}")
+
+    def _physical(self, field: Mapping[str, Any]) -> str:
+        if self.mode == "none":
+            return str(field["name"])
+        return str(field["metadata"][_PHYSICAL])
+
+    def _id(self, field: Mapping[str, Any]) -> int | None:
+        return None if self.mode == "none" else int(field["metadata"][_ID])
+
+    def fields(self, wanted: frozenset[str]) -> dict[Path, DeltaField]:
+        """The fields below the ``wanted`` top-level columns (``file_facts.folded``), by their paths."""
+        chosen = [field for field in self._fields if folded(str(field["name"])) in wanted]
+        return {field.leaf.path: field for field in self._walk(chosen, (), (), defaulted=False)}
+
+    def _walk(
+        self, fields: Sequence[Mapping[str, Any]], path: Path, physical: Path, *, defaulted: bool
+    ) -> Iterator[DeltaField]:
+        for field in fields:
+            here, there = (*path, str(field["name"])), (*physical, self._physical(field))
+            own = field.get("metadata") or {}
+            given = defaulted or _DEFAULT in own
+            kind = field["type"]
+            if isinstance(kind, Mapping):
+                if kind["type"] == "struct":
+                    yield from self._walk(kind["fields"], here, there, defaulted=given)
+                continue
+            yield DeltaField(_leaf(here, kind), there, self._id(field), given, _TYPE_CHANGES in own)
+
+    # ------------------------------------------------------------------ ids
+
+    def ids(self, tops: Collection[str]) -> dict[str, Field]:
+        """These top-level columns with all nested fields, by dotted names."""
+        found: dict[str, Field] = {}
+        for top in self._ids:
+            if top in tops:
+                found |= self._ids[top]
+        return found
+
+    def name_of(self, field_id: int) -> str | None:
+        """The dotted name of a field; None if it does not exist."""
+        return next((name for name, field in self.ids(self._ids).items() if field.id == field_id), None)
+
+    def _walk_ids(self, fields: Sequence[Mapping[str, Any]], parent: str) -> Iterator[tuple[str, Field]]:
+        for field in fields:
+            name = f"{parent}{field['name']}"
+            yield from self._with_nested(name, field["type"], self._id(field))
+
+    def _with_nested(self, name: str, kind: Any, own: int | None) -> Iterator[tuple[str, Field]]:
+        number = _hashed(name) if own is None else own
+        if not isinstance(kind, Mapping):
+            yield name, Field(number, str(kind))
+            return
+        yield name, Field(number, str(kind["type"]))
+        if kind["type"] == "struct":
+            yield from self._walk_ids(kind["fields"], f"{name}.")
+            return
+        parts = {"array": {"element": "elementType"}, "map": {"key": "keyType", "value": "valueType"}}
+        for part, key in parts[str(kind["type"])].items():
+            # Elements of lists have no ids: theirs are made of the list's.
+            inner = None if own is None else _hashed(f"{own}.{part}")
+            yield from self._with_nested(f"{name}.{part}", kind[key], inner)
+
+
+def _hashed(text: str) -> int:
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    # Ids of column mapping are small numbers.
+    return (int.from_bytes(digest, "big") >> (64 - _ID_BITS)) | 1 << 32
+
+
+def schema_number(text: str) -> int:
+    """A number for a schema, which has none in Delta."""
+    return _hashed(text)
+
+
+def _leaf(path: Path, kind: Any) -> Leaf:
+    """The leaf of a field; optional also if the schema requires it, since older files may have NULLs."""
+    spark = spark_type(kind)
+    if not isinstance(spark, str):
+        return Leaf(path, "other", "", 0, 0)
+    if spark.startswith("decimal"):
+        return Leaf(path, "decimal", spark, 0, decimal_of(spark)[1])
+    _, found, bits, scale = _PLAIN[kind]
+    return Leaf(path, found, spark, bits, scale)
+
+
+def spark_type(kind: Any) -> SparkType:
+    """The Spark type of a type in a schema. Raises ValueError, KeyError and TypeError for an invalid one."""
+    if isinstance(kind, Mapping):
+        if kind["type"] == "struct":
+            return ("struct", tuple((str(f["name"]), spark_type(f["type"])) for f in kind["fields"]))
+        if kind["type"] == "array":
+            return ("array", spark_type(kind["elementType"]))
+        if kind["type"] == "map":
+            return ("map", spark_type(kind["keyType"]), spark_type(kind["valueType"]))
+        raise ValueError(f"unknown type {shown(kind['type'])}")
+    if not isinstance(kind, str):
+        raise TypeError(f"unknown type {shown(kind)}")
+    if kind in _PLAIN:
+        return _PLAIN[kind][0]
+    if kind.startswith("decimal"):
+        try:
+            precision, scale = decimal_of(kind)
+        except InvalidArgument as error:
+            return ("unreadable", str(error))
+        return f"decimal({precision},{scale})"
+    return ("unreadable", f"Delta's type {shown(kind)} is not supported")
