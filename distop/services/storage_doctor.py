@@ -85,9 +85,9 @@ async def _finding(name: str, work: Callable[[], str]) -> Finding:
 def _write_and_read(store: ObjectStore, key: str) -> str:
     store.put_new(key, _CONTENT)
     if store.get(key, limit=len(_CONTENT)).data != _CONTENT:
-        raise StoreError(f"{store.where(key)} has another content than was written")
+        raise StoreError(f"{store.location_of(key)} has another content than was written")
     if [found.key for found in store.list(key.rpartition("/")[0])] != [key]:
-        raise StoreError(f"a listing does not show {store.where(key)}, which was written")
+        raise StoreError(f"a listing does not show {store.location_of(key)}, which was written")
     return "writes, reads and lists files"
 
 

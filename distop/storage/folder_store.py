@@ -73,16 +73,16 @@ class FolderStore(ObjectStore):
     def get(self, key: str, *, limit: int) -> Content:
         with self._opened(key) as file:
             stored = self._stored(key, os.fstat(file))
-            with os.fdopen(file, "rb", closefd=False) as stream, _errors(f"read {self.where(key)}"):
-                return Content(read_whole(stream, limit, self.where(key)), stored)
+            with os.fdopen(file, "rb", closefd=False) as stream, _errors(f"read {self.location_of(key)}"):
+                return Content(read_whole(stream, limit, self.location_of(key)), stored)
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]], *, version: Version | None = None) -> list[bytes]:
         asked = merged(ranges, 0)
         with self._opened(key) as file:
             if version is not None and _version(os.fstat(file)) != version:
-                raise ObjectChanged(f"cannot read {self.where(key)}: the file has changed")
+                raise ObjectChanged(f"cannot read {self.location_of(key)}: the file has changed")
             size = os.fstat(file).st_size
-            with _errors(f"read {self.where(key)}"):
+            with _errors(f"read {self.location_of(key)}"):
                 read = [(start, _read_at(file, start, min(end, size))) for start, end in asked]
         return cut(ranges, read)
 
@@ -115,7 +115,7 @@ class FolderStore(ObjectStore):
 
     def _entries(self, folder: str) -> Sequence[tuple[str, os.stat_result]]:
         """The files of a folder, and its folders with a slash, sorted. Raises UnsafePath for anything else."""
-        found, what = [], f"list {self.where(folder)}"
+        found, what = [], f"list {self.location_of(folder)}"
         with self._folder(folder, what) as opened, _errors(what):
             for name in [] if opened is None else os.listdir(opened):  # noqa: PTH208 -- of a descriptor
                 if is_scratch(name):
@@ -129,7 +129,7 @@ class FolderStore(ObjectStore):
                 elif stat.S_ISREG(info.st_mode):
                     found.append((name, info))
                 else:
-                    where = self.where(f"{folder}/{name}" if folder else name)
+                    where = self.location_of(f"{folder}/{name}" if folder else name)
                     raise UnsafePath(f"{where} is not a regular file: it is a link or a device")
         return sorted(found, key=lambda one: one[0])
 
@@ -147,7 +147,7 @@ class FolderStore(ObjectStore):
             return self._create(target, _pieces(file))
 
     def _create(self, key: str, chunks: Iterable[bytes]) -> Version:
-        what = f"create {self.where(key)}"
+        what = f"create {self.location_of(key)}"
         folder, name = _split(key)
         # The scratch file is in the store's own folder, which nobody removes because it is empty.
         with self._made_root(what) as own, _scratch(own, chunks, what) as (scratch, version):
@@ -176,7 +176,7 @@ class FolderStore(ObjectStore):
                     os.fsync(opened)
 
     def replace_if(self, key: str, data: bytes, version: Version) -> Version:
-        what = f"replace {self.where(key)}"
+        what = f"replace {self.location_of(key)}"
         changed = ObjectChanged(f"cannot {what}: the file has changed, or is gone")
         folder, name = _split(key)
         with self._folder(folder, what) as opened:
@@ -195,7 +195,7 @@ class FolderStore(ObjectStore):
 
     def delete_many(self, keys: Iterable[str]) -> None:
         for key in keys:
-            what = f"remove {self.where(key)}"
+            what = f"remove {self.location_of(key)}"
             folder, name = _split(key)
             with self._folder(folder, what) as opened:
                 if opened is None:
@@ -241,7 +241,7 @@ class FolderStore(ObjectStore):
     @contextmanager
     def _opened(self, key: str) -> Iterator[int]:
         """Open a regular file to read it. Raises ObjectMissing, also for a folder, and UnsafePath for other kinds."""
-        what = f"read {self.where(key)}"
+        what = f"read {self.location_of(key)}"
         folder, name = _split(key)
         missing = ObjectMissing(f"cannot {what}: there is no such file")
         with self._folder(folder, what) as opened:
@@ -253,14 +253,16 @@ class FolderStore(ObjectStore):
                 raise missing from None
             except OSError as error:
                 if error.errno in (errno.ELOOP, errno.ENXIO):
-                    raise UnsafePath(f"{self.where(key)} is not a regular file: it is a link or a device") from None
+                    raise UnsafePath(
+                        f"{self.location_of(key)} is not a regular file: it is a link or a device"
+                    ) from None
                 raise _failed(what, error) from None
         try:
             mode = os.fstat(file).st_mode
             if stat.S_ISDIR(mode):
                 raise missing
             if not stat.S_ISREG(mode):
-                raise UnsafePath(f"{self.where(key)} is not a regular file: it is a pipe or a device")
+                raise UnsafePath(f"{self.location_of(key)} is not a regular file: it is a pipe or a device")
             yield file
         finally:
             os.close(file)
@@ -268,7 +270,7 @@ class FolderStore(ObjectStore):
     @contextmanager
     def _locked(self, folder: int, name: str) -> Iterator[None]:
         """Lock an open folder until it is closed."""
-        what = f"lock the folder {self.where(name)}"
+        what = f"lock the folder {self.location_of(name)}"
         deadline = Deadline(self._limit)
         while True:
             try:

@@ -138,7 +138,7 @@ class ObjectStore(ABC):
 
         raise Unsupported(f"{self.location} signs no URLs: only S3, GCS and Azure do")
 
-    def where(self, key: str) -> str:
+    def location_of(self, key: str) -> str:
         """The place of a key, for messages."""
         return f"{self.location.rstrip('/')}/{key}"
 

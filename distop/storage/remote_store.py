@@ -83,19 +83,19 @@ class RemoteStore(ObjectStore):
     # ---- reading
 
     def get(self, key: str, *, limit: int) -> Content:
-        path, what = self._path(key), f"read {self.where(key)}"
+        path, what = self._path(key), f"read {self.location_of(key)}"
 
         def read() -> Content:
             found = self._fetch(path, what)
             stored = self._stored(found.meta)
             if stored.size > limit:
-                raise TooLarge(f"{self.where(key)} has more than {limit} bytes, the limit for such an object")
+                raise TooLarge(f"{self.location_of(key)} has more than {limit} bytes, the limit for such an object")
             return Content(bytes(self._asked(found.bytes, what)), stored)
 
         return repeated(read, self._limit)
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]], *, version: Version | None = None) -> list[bytes]:
-        path, what = self._path(key), f"read {self.where(key)}"
+        path, what = self._path(key), f"read {self.location_of(key)}"
         asked = merged(ranges, _GAP)
 
         def read(one: tuple[int, int]) -> tuple[Version | None, bytes]:
@@ -123,11 +123,11 @@ class RemoteStore(ObjectStore):
     def head(self, key: str) -> StoredObject:
         import obstore
 
-        path, what = self._path(key), f"find {self.where(key)}"
+        path, what = self._path(key), f"find {self.location_of(key)}"
         return repeated(lambda: self._stored(self._asked(lambda: obstore.head(self._store, path), what)), self._limit)
 
     def list(self, folder: str = "", *, after: str = "") -> Iterator[StoredObject]:
-        prefix, what = self._folder(folder), f"list {self.where(folder)}"
+        prefix, what = self._folder(folder), f"list {self.location_of(folder)}"
         start = self._prefix + after if after else ""
         last = ""
         while True:
@@ -155,7 +155,7 @@ class RemoteStore(ObjectStore):
     def list_folder(self, folder: str = "") -> FolderListing:
         import obstore
 
-        prefix, what = self._folder(folder), f"list {self.where(folder)}"
+        prefix, what = self._folder(folder), f"list {self.location_of(folder)}"
 
         def read() -> Any:
             return self._asked(lambda: obstore.list_with_delimiter(self._store, prefix or None), what)
@@ -168,10 +168,10 @@ class RemoteStore(ObjectStore):
     # ---- writing
 
     def put_new(self, key: str, data: bytes) -> Version:
-        return self._put(key, data, None, f"create {self.where(key)}")
+        return self._put(key, data, None, f"create {self.location_of(key)}")
 
     def replace_if(self, key: str, data: bytes, version: Version) -> Version:
-        what = f"replace {self.where(key)}"
+        what = f"replace {self.location_of(key)}"
         if not version.etag:
             raise Unsupported(f"cannot {what}: the store gives it no version")
         if self._numbered and not version.generation:  # the version is from a listing
@@ -196,7 +196,7 @@ class RemoteStore(ObjectStore):
             return self.put_new(key, bytes(start))
         scratch = "/".join(filter(None, (key.rpartition("/")[0], scratch_name())))
         try:
-            self._upload(scratch, bytes(start), pieces, f"create {self.where(key)}")
+            self._upload(scratch, bytes(start), pieces, f"create {self.location_of(key)}")
             return self.copy_new(scratch, key)
         finally:
             # Left by a killed process: a listing leaves it out.
@@ -206,7 +206,7 @@ class RemoteStore(ObjectStore):
     def copy_new(self, source: str, target: str) -> Version:
         import obstore
 
-        what = f"copy {self.where(source)} to {self.where(target)}"
+        what = f"copy {self.location_of(source)} to {self.location_of(target)}"
         paths = self._path(source), self._path(target)
 
         def send() -> Version:
@@ -244,7 +244,7 @@ class RemoteStore(ObjectStore):
     def signed_url(self, key: str, seconds: float) -> str:
         import obstore
 
-        path, what = self._path(key), f"sign a URL of {self.where(key)}"
+        path, what = self._path(key), f"sign a URL of {self.location_of(key)}"
         try:
             signed = self._asked(lambda: obstore.sign(self._store, "GET", path, timedelta(seconds=seconds)), what)
         except ValueError:  # memory
@@ -334,7 +334,9 @@ class RemoteStore(ObjectStore):
     def _path(self, key: str) -> str:
         path = self._prefix + check_key(key)
         if len(path.encode()) > LONGEST_KEY:
-            raise UnsafePath(f"{self.where(key)} has over {LONGEST_KEY} bytes after the bucket, the limit of stores")
+            raise UnsafePath(
+                f"{self.location_of(key)} has over {LONGEST_KEY} bytes after the bucket, the limit of stores"
+            )
         return path
 
     def _folder(self, folder: str) -> str:

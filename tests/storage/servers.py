@@ -10,12 +10,13 @@ import json
 import os
 import socket
 import subprocess
+import threading
 import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass, field
 from email.utils import formatdate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from distop.storage.storage_options import StorageOptions
 from scripts import storage_servers
@@ -74,17 +75,29 @@ def versitygw(folder: Path) -> Iterator[Served]:
 
 @contextlib.contextmanager
 def moto() -> Iterator[Served]:
-    """moto's server in this process. It checks no credentials."""
-    from moto.server import ThreadedMotoServer
+    """moto's server in this process. It checks no credentials.
 
-    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
+    It serves one request at a time: its conditional writes are not atomic, so of two at once both may succeed.
+    """
+    from moto.server import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+    from werkzeug.serving import make_server
+
+    application, turn = DomainDispatcherApplication(create_backend_app), threading.Lock()
+
+    def in_turn(environ: Any, start_response: Any) -> list[bytes]:
+        with turn:
+            return list(application(environ, start_response))
+
+    server = make_server("127.0.0.1", 0, in_turn, threaded=True, request_handler=MotoRequestHandler)
+    serving = threading.Thread(target=server.serve_forever, daemon=True)
+    serving.start()
     try:
-        port = server.get_host_and_port()[1]
-        request(f"http://127.0.0.1:{port}/{BUCKET}", "PUT")
-        yield _s3("moto", port)
+        request(f"http://127.0.0.1:{server.port}/{BUCKET}", "PUT")
+        yield _s3("moto", server.port)
     finally:
-        server.stop()
+        server.shutdown()
+        serving.join()
+        server.server_close()
 
 
 @contextlib.contextmanager

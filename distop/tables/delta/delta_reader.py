@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from distop.protocol.plan import PartitionPlan, Pinned
     from distop.protocol.records import TableRecord
     from distop.tables.delta.delta_log import AddedFile, DeltaSnapshot
-    from distop.tables.delta.delta_schema import DeltaField, Path
-    from distop.tables.reading.file_facts import PlannedFile, SparkType
+    from distop.tables.delta.delta_schema import DeltaField
+    from distop.tables.reading.file_facts import Path, PlannedFile, SparkType
 
 
 class DeltaReader(Reader):

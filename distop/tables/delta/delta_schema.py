@@ -20,9 +20,7 @@ from distop.tables.table_version import Field
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-    from distop.tables.reading.file_facts import SparkType
-
-Path = tuple[str, ...]
+    from distop.tables.reading.file_facts import Path, SparkType
 
 _MODE = "delta.columnMapping.mode"
 _ID = "delta.columnMapping.id"

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from distop.tables.delta.delta_log import AddedFile
-    from distop.tables.delta.delta_schema import DeltaField, DeltaSchema, Path
+    from distop.tables.delta.delta_schema import DeltaField, DeltaSchema
+    from distop.tables.reading.file_facts import Path
 
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 -- times are compared as numbers
 _TIME = re.compile(

@@ -15,7 +15,8 @@ from distop.tables.reading.table_leaves import in_table
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from distop.tables.delta.delta_schema import DeltaField, DeltaSchema, Path
+    from distop.tables.delta.delta_schema import DeltaField, DeltaSchema
+    from distop.tables.reading.file_facts import Path
 
 
 def read_footers(

@@ -18,7 +18,8 @@ from distop.tables.reading.table_leaves import in_table
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from distop.tables.iceberg.iceberg_fields import IcebergField, Path
+    from distop.tables.iceberg.iceberg_fields import IcebergField
+    from distop.tables.reading.file_facts import Path
 
 
 def with_footers(

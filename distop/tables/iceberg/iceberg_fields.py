@@ -16,9 +16,7 @@ from distop.tables.reading.file_facts import Leaf, decimal_of, folded
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from distop.tables.reading.file_facts import SparkType
-
-Path = tuple[str, ...]
+    from distop.tables.reading.file_facts import Path, SparkType
 
 _LOCAL = re.compile("(?:file:)?/+(?=[^/])")
 

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from distop.storage.confinement import TableFiles
     from distop.tables.iceberg.avro import ManifestIO
-    from distop.tables.iceberg.iceberg_fields import IcebergField, Path
-    from distop.tables.reading.file_facts import PlannedFile, SparkType
+    from distop.tables.iceberg.iceberg_fields import IcebergField
+    from distop.tables.reading.file_facts import Path, PlannedFile, SparkType
 
 _DATA, _DELETES = 0, 1
 """The content of a manifest: data files or delete files."""

@@ -24,6 +24,8 @@ SparkType = Any
 PlannedFile = tuple[str, int, int]
 """Path, size in bytes, modification time in ns (0: the format never changes its files)."""
 
+Path = tuple[str, ...]
+"""A column as the names on the way to it: structs, lists and maps have several."""
 VOID = "void"
 """The type of a column that all files of a partition lack."""
 
