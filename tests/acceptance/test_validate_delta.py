@@ -78,7 +78,7 @@ def test_the_remaining_nulls_are_counted_and_shown(lake: DeltaLake, run: Callabl
         samples = [s for outcome in ran.outcomes for s in outcome.result["checks"][3].get("samples", [])]
         [sample] = samples
         # Positions in the file count deleted rows: the file of odd ids begins with 1.
-        assert sample["row"] == 1
+        assert sample["row_index"] == 1
 
 
 def test_statistics_decide_what_deletes_cannot_change(lake: DeltaLake, run: Callable[..., Ran]) -> None:

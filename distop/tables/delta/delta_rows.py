@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _SETTINGS_CHECK = "spark.databricks.delta.requiredSparkConfsCheck.enabled"
 """Delta's check that the session has Delta's extension and catalog, which serve SQL statements only."""
+_FIELD_IDS = "spark.sql.parquet.fieldId.read.enabled"
+"""Lets Spark's reader find columns by ids; those of schemas without ids are still found by their names."""
 _MODE = "delta.columnMapping.mode"
 _lock = threading.Lock()
 _folders: list[tempfile.TemporaryDirectory[str]] = []
@@ -39,6 +41,8 @@ def read(session: SparkSession, snapshot: DeltaSnapshot, files: Sequence[AddedFi
     jvm: Any = session._jvm
     check_installed(jvm)
     session.conf.set(_SETTINGS_CHECK, "false")
+    if snapshot.schema.mode == "id":
+        session.conf.set(_FIELD_IDS, "true")
     delta, own = jvm.org.apache.spark.sql.delta, session._jsparkSession
     with active(session):
         log = delta.DeltaLog.forTable(own, f"file://{_empty_folder()}")
