@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240), pytest.mark.rotating]
 
-SEEDS = 10
+SEEDS = 4
 SLOW_SEEDS = 200
 
 
