@@ -159,4 +159,4 @@ def test_a_format_that_is_not_installed_is_refused(tmp_path: Path) -> None:
     assert [entry for entry in entry_points(group=ENTRY_POINTS) if entry.name == "csv"] == []
     with pytest.raises(InvalidArgument, match=r"the format 'nowhere' of table 't' is not known \(known: parquet, ice"):
         check_table(TableRecord("t", "nowhere", str(tmp_path)))
-    assert names() == ("parquet", "iceberg", "spark")
+    assert names() == ("parquet", "iceberg", "delta", "spark")
