@@ -54,7 +54,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("url", HOSTILE)
 def test_hole_2_a_url_in_a_record_cannot_choose_a_host_or_an_identity(url: str) -> None:
-    for format_name in ("parquet", "iceberg", "spark"):
+    for format_name in ("parquet", "iceberg", "delta", "spark"):
         table = TableRecord("t", format_name, url)
         for ask in (check_table, plan_table, check_reachable):
             with pytest.raises(InvalidArgument, match=f"the location of a table, .*, {HOSTILE[url]}"):
