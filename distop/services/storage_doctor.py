@@ -14,7 +14,7 @@ from distop.storage import storage_options
 from distop.storage.files import local_path
 from distop.storage.opened_stores import open_store
 from distop.storage.storage_access import storage_options_for
-from distop.storage.store_check import CLOCK_TOLERANCE, check_store
+from distop.storage.store_check import CLOCK_TOLERANCE, WRITERS, check_store
 from distop.storage.store_errors import StoreError
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ async def _conditional_writes(store: ObjectStore) -> list[Finding]:
         return [Finding("conditional writes", "error", f"no answer within {_SPARK_SECONDS:g} s")]
     except DistopError as error:
         return [Finding("conditional writes", "error", describe(error))]
-    text = "one of 16 writers wins, nothing is overwritten, and listings are current"
+    text = f"one of {WRITERS} writers wins, nothing is overwritten, and listings are current"
     if not report.suitable:
         text = f"not suitable for publication, so distop writes nothing there: {'; '.join(report.wrong)}"
     found = [Finding("conditional writes", "ok" if report.suitable else "error", text)]

@@ -17,6 +17,8 @@ from distop.storage.store_errors import ObjectChanged, ObjectExists, ObjectMissi
 from tests.storage.conftest import ALL
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from distop.storage.object_store import ObjectStore
 
 THREADS = 16
@@ -38,6 +40,22 @@ def keys(store: ObjectStore, folder: str = "", after: str = "") -> list[str]:
     return [found.key for found in store.list(folder, after=after)]
 
 
+def winners(attempt: Callable[[int], object], refusal: type[Exception]) -> list[int]:
+    """The numbers of the threads whose attempt succeeds, of many at the same time."""
+    barrier = threading.Barrier(THREADS)
+
+    def wins(n: int) -> bool:
+        barrier.wait()
+        try:
+            attempt(n)
+        except refusal:
+            return False
+        return True
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        return [n for n, won in enumerate(pool.map(wins, range(THREADS))) if won]
+
+
 def test_an_object_is_read_as_it_was_written(store: ObjectStore) -> None:
     version = store.put_new("a/b", b"content")
     found = store.get("a/b", limit=LIMIT)
@@ -52,18 +70,7 @@ def test_an_empty_object(store: ObjectStore) -> None:
 
 
 def test_exactly_one_of_many_writers_creates_an_object(store: ObjectStore) -> None:
-    barrier = threading.Barrier(THREADS)
-
-    def create(n: int) -> int | None:
-        barrier.wait()
-        try:
-            store.put_new("race", b"%d" % n)
-        except ObjectExists:
-            return None
-        return n
-
-    with ThreadPoolExecutor(THREADS) as pool:
-        won = [n for n in pool.map(create, range(THREADS)) if n is not None]
+    won = winners(lambda n: store.put_new("race", b"%d" % n), ObjectExists)
     assert len(won) == 1
     assert store.get("race", limit=LIMIT).data == b"%d" % won[0]
 
@@ -88,18 +95,7 @@ def test_an_object_is_replaced_only_in_its_known_version(store: ObjectStore) -> 
 
 def test_exactly_one_of_many_writers_replaces_a_version(store: ObjectStore) -> None:
     first = store.put_new("a", b"first")
-    barrier = threading.Barrier(THREADS)
-
-    def replace(n: int) -> int | None:
-        barrier.wait()
-        try:
-            store.replace_if("a", b"%d" % n, first)
-        except ObjectChanged:
-            return None
-        return n
-
-    with ThreadPoolExecutor(THREADS) as pool:
-        won = [n for n in pool.map(replace, range(THREADS)) if n is not None]
+    won = winners(lambda n: store.replace_if("a", b"%d" % n, first), ObjectChanged)
     assert len(won) == 1
     assert store.get("a", limit=LIMIT).data == b"%d" % won[0]
 

@@ -1,50 +1,17 @@
-"""Checks that this executor's Spark has an Iceberg jar of a fitting version."""
+"""The jar with which Spark reads Iceberg tables."""
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING
+from typing import Any
 
-from distop.behavior import FatalError
-
-if TYPE_CHECKING:
-    from typing import Any
+from distop.tables.format_jars import FormatJars
 
 VERSION = "1.11.0"
 """The Iceberg release of the tests."""
-_SCALA = "2.13"
-"""PySpark's Scala version."""
+_JARS = FormatJars("Iceberg", "org.apache.iceberg", "iceberg-spark-runtime-", VERSION, "org/apache/iceberg/Table.class")
+misfits, missing = _JARS.misfits, _JARS.missing
 
 
 def check_installed(jvm: Any) -> None:
     """Raises FatalError if this JVM has no Iceberg, or one for another Spark."""
-    from py4j.java_gateway import JavaPackage
-    from pyspark import __version__
-
-    # A class compiled for another Spark cannot be linked, and looks like a missing one. So look for the file of a
-    # class that does not use Spark.
-    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
-    where = loader.getResource("org/apache/iceberg/Table.class")
-    jar = str(where.toString()).removeprefix("jar:").partition("!")[0] if where is not None else None
-    linked = not isinstance(jvm.org.apache.iceberg.spark.SparkRewriteTableCatalog, JavaPackage)
-    if jar is None or not linked or misfits(jar, __version__):
-        raise FatalError(missing(__version__, jar))
-
-
-def misfits(jar: str, spark: str) -> bool:
-    """Whether the jar's name has another version of Spark or Scala, so that reading would end in linkage errors."""
-    made_for = re.search(r"iceberg-spark-runtime-(\d+\.\d+)_(\d+\.\d+)", jar)
-    return made_for is not None and made_for.groups() != (_minor(spark), _SCALA)
-
-
-def missing(spark: str, jar: str | None) -> str:
-    """The error text if Spark has no Iceberg, or one that does not fit."""
-    what = "Spark has no Iceberg" if jar is None else f"the Iceberg of {jar} does not fit Spark {spark}"
-    return (
-        f"{what}: start the executors with --spark-conf spark.jars=FILE, where FILE is the jar "
-        f"org.apache.iceberg:iceberg-spark-runtime-{_minor(spark)}_{_SCALA}:{VERSION}"
-    )
-
-
-def _minor(spark: str) -> str:
-    return ".".join(spark.split(".")[:2])
+    _JARS.check_installed(jvm, jvm.org.apache.iceberg.spark.SparkRewriteTableCatalog)

@@ -332,11 +332,15 @@ def test_an_incarnation_ends_if_one_of_its_watches_fails(
     in_virtual_time(main)
 
 
-def test_an_incarnation_removes_directories_that_earlier_ones_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def _model_feeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Incarnations watch the model of etcd, and their sessions do not end."""
     monkeypatch.setattr(module, "Feed", ModelFeed)
     monkeypatch.setattr(module, "Session", EndlessSession)
+
+
+@pytest.mark.usefixtures("_model_feeds")
+def test_an_incarnation_removes_directories_that_earlier_ones_left(tmp_path: Path) -> None:
     ref = OperationRef("t", "noop", "", 1)
 
     async def main() -> None:
@@ -351,6 +355,7 @@ def test_an_incarnation_removes_directories_that_earlier_ones_left(
     in_virtual_time(main)
 
 
+@pytest.mark.usefixtures("_model_feeds")
 def test_an_incarnation_deletes_old_history_records_if_an_age_is_configured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -360,8 +365,6 @@ def test_an_incarnation_deletes_old_history_records_if_an_age_is_configured(
         async def keep_young(self, age: float) -> None:
             ages.append(age)
 
-    monkeypatch.setattr(module, "Feed", ModelFeed)
-    monkeypatch.setattr(module, "Session", EndlessSession)
     monkeypatch.setattr(module, "HistoryPruner", Pruner)
 
     async def main() -> None:
@@ -375,11 +378,8 @@ def test_an_incarnation_deletes_old_history_records_if_an_age_is_configured(
     in_virtual_time(main)
 
 
-def test_an_incarnation_removes_result_files_of_deleted_records(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "Feed", ModelFeed)
-    monkeypatch.setattr(module, "Session", EndlessSession)
+@pytest.mark.usefixtures("_model_feeds")
+def test_an_incarnation_removes_result_files_of_deleted_records(tmp_path: Path) -> None:
     ref = OperationRef("t", "large", "", 1)
 
     async def main() -> None:
