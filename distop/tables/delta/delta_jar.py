@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from distop.tables.format_jars import FormatJars
+from distop.tables.reading.format_jars import FormatJars
 
 VERSION = "4.4.0"
 """The Delta release of the tests."""

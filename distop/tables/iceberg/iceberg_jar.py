@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from distop.tables.format_jars import FormatJars
+from distop.tables.reading.format_jars import FormatJars
 
 VERSION = "1.11.0"
 """The Iceberg release of the tests."""
