@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from distop.behavior import FatalError
 from distop.tables.reading.format_jars import FormatJars
 
 VERSION = "4.4.0"
@@ -21,4 +22,5 @@ misfits, missing = _JARS.misfits, _JARS.missing
 
 def check_installed(jvm: Any) -> None:
     """Raises FatalError if this JVM has no Delta, or one for another Spark."""
-    _JARS.check_installed(jvm, jvm.org.apache.spark.sql.delta.DummySnapshot, jvm.io.delta.storage.LogStore)
+    if why := _JARS.problem_of(jvm, jvm.org.apache.spark.sql.delta.DummySnapshot, jvm.io.delta.storage.LogStore):
+        raise FatalError(why)

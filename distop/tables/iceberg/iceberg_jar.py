@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from distop.behavior import FatalError
 from distop.tables.reading.format_jars import FormatJars
 
 VERSION = "1.11.0"
@@ -14,4 +15,5 @@ misfits, missing = _JARS.misfits, _JARS.missing
 
 def check_installed(jvm: Any) -> None:
     """Raises FatalError if this JVM has no Iceberg, or one for another Spark."""
-    _JARS.check_installed(jvm, jvm.org.apache.iceberg.spark.SparkRewriteTableCatalog)
+    if why := _JARS.problem_of(jvm, jvm.org.apache.iceberg.spark.SparkRewriteTableCatalog):
+        raise FatalError(why)

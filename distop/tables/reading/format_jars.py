@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from distop.behavior import FatalError
 from distop.protocol.frozen import frozen
 
 if TYPE_CHECKING:
@@ -31,8 +30,8 @@ class FormatJars:
     resource: str
     others: Sequence[str] = ()
 
-    def check_installed(self, jvm: Any, *classes: Any) -> None:
-        """Raises FatalError if this JVM lacks the jars, or has those for another Spark.
+    def problem_of(self, jvm: Any, *classes: Any) -> str:
+        """The error text if this JVM lacks the jars, or has those for another Spark; "" if they fit.
 
         ``classes``: some that py4j finds in this JVM if they can be linked.
         """
@@ -46,7 +45,8 @@ class FormatJars:
         jar = str(where.toString()).removeprefix("jar:").partition("!")[0] if where is not None else None
         linked = not any(isinstance(one, JavaPackage) for one in classes)
         if jar is None or not linked or self.misfits(jar, __version__):
-            raise FatalError(self.missing(__version__, jar))
+            return self.missing(__version__, jar)
+        return ""
 
     def misfits(self, jar: str, spark: str) -> bool:
         """Whether the jar's name has another version of Spark or Scala, so that reading would end in linkage errors."""
