@@ -136,7 +136,7 @@ async def _start(etcd: EtcdClient, keys: Keys, tries: Sequence[StartAttempt], ca
     if at_once := [one for one, answer in _asked(tries).items() if not answer.request.waits]:
         try:
             await _check_conflicts(etcd, keys, table, type_name, of_type)
-        except Incompatible as error:
+        except (Incompatible, UnreadableRecord) as error:
             share(at_once, error)
     chosen, behind = _choose(of_type.declaration, _asked(tries))
     if not chosen:
@@ -300,7 +300,8 @@ def _excluded(ref: OperationRef, holder: OperationRef) -> Incompatible:
 async def _check_conflicts(etcd: EtcdClient, keys: Keys, table: str, type_name: str, of_type: OfType) -> None:
     """Raise Incompatible if a running operation and this type exclude each other (``conflicts_with`` of either).
 
-    The start compares runOps, so the check still holds when it is applied.
+    Raises UnreadableRecord if the declaration of a running type cannot be read. The start compares runOps, so the check
+    still holds when it is applied.
     """
     running, declared = of_type.counters.run_ops, of_type.declaration.conflicts_with
     _, types = await excluding(etcd, keys, type_name, running, declared)

@@ -338,6 +338,22 @@ def test_a_running_operation_excludes_only_the_starts_of_a_group_that_do_not_wai
     run(mixed)
 
 
+def test_an_unreadable_running_type_refuses_only_the_starts_of_a_group_that_do_not_wait() -> None:
+    async def mixed(etcd: Etcd) -> None:
+        etcd.publish("other")
+        await etcd.start(0, None, "other")
+        etcd.store.apply(Txn((), (Put(KEYS.behavior("other"), b"?"),)))
+        later = [request("noop", TABLE, dumps({"n": n}), StartOptions(delay=60), "me") for n in (1, 2)]
+        at_once = [wanted(n) for n in (3, 4)]
+        calls = [etcd.starts.start(one) for one in (at_once[0], *later, at_once[1])]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(one) for one in answers] == [UnreadableRecord, Started, Started, UnreadableRecord]
+        assert KEYS.behavior("other") in str(answers[0])
+        assert answers[0] is not answers[3]
+
+    run(mixed)
+
+
 def test_a_table_that_is_registered_anew_meanwhile_is_read_again_by_those_in_line() -> None:
     """A refusal returns the counters, but not the table's record."""
 
