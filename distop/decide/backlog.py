@@ -288,7 +288,7 @@ class Backlog:
                     yield pause
                 return
             begun = self._begin(refs, 1, 0, 0.0)
-            begun.borrowed, begun.jobs = borrowed, dict.fromkeys(refs, (0,))
+            begun.borrowed, begun.fresh = borrowed, True
             out.append(begun)
 
     def _rounds_of_others(self, now: float, out: list[Instruction]) -> Iterator[float]:
@@ -328,7 +328,7 @@ class Backlog:
         return rank(0 if missing else entry.gate.options.priority, 0.0 if entry.held else now - entry.since)
 
     def _begin(self, refs: Sequence[OperationRef], slots: int, rank: int, until: float) -> Round:
-        begun = Round(tuple(refs), {}, slots, rank, until)
+        begun = Round(tuple(refs), slots, rank=rank, until=until)
         self.free -= slots
         self._rounds.add(begun)
         for ref in refs:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from distop.errors import DistopError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from distop.protocol.plan import Gate
     from distop.protocol.records import OperationRef
@@ -215,14 +215,14 @@ class InvalidEvent(DistopError):
 class Round:
     """Claim jobs of these operations; the backlog waits for the end of the round.
 
-    ``jobs``: for newly opened operations of one job, the jobs to claim together with the read (none: read first). They
-    run in sequence, in one slot.
+    ``fresh``: they are newly opened operations of one job. Their jobs are claimed together with the read of their
+    records, and run in sequence, in one slot. Any other operation is read first.
     """
 
     refs: tuple[OperationRef, ...]
-    jobs: Mapping[OperationRef, Sequence[int]]
     slots: int
     """Slots that the round has taken so far."""
+    fresh: bool = False
     rank: int = 0
     until: float = 0.0
     """Until this time less urgent operations wait for the round."""

@@ -1,7 +1,7 @@
-"""Claims of untouched jobs of one or several operations in one transaction.
+"""Claims of untouched jobs in one transaction, all or none.
 
-It joins the transactions that would claim each operation alone, under the same guards. Records of an operation that are
-not known yet are read together with the claims. ``protocol.operation_transitions`` explains one-way guards.
+They are runs of jobs of one operation, or several operations of one job each, whose records are read together with the
+claims. ``protocol.operation_transitions`` explains one-way guards.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from distop.protocol.frozen import frozen
-from distop.protocol.keys import claim_ordinal
 from distop.protocol.txn import (
     Compare,
     Get,
@@ -18,13 +17,14 @@ from distop.protocol.txn import (
     Txn,
     TxnOperation,
     TxnResult,
+    absent,
     exists,
     none_within,
     unchanged,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from distop.protocol.jobs import Claim
     from distop.protocol.keys import Keys
@@ -39,88 +39,96 @@ PLANNED_PER_CLAIM = 25
 
 @frozen
 class Untouched:
-    """Jobs of an operation that were never claimed.
+    """An operation of one job that was never claimed.
 
-    ``runs``: runs of neighbours, (first, the one after the last). ``gate_mod``: the mod revision of its gate.
-    ``records``: reads that accompany the claims.
+    ``gate_mod``: the mod revision of its gate. ``records``: reads that accompany the claim.
     """
 
     ref: OperationRef
     gate_mod: int
-    runs: tuple[tuple[int, int], ...]
     records: tuple[Get, ...] = ()
-
-    @property
-    def jobs(self) -> tuple[int, ...]:
-        """The ordinals of the jobs."""
-        return tuple(p for first, after in self.runs for p in range(first, after))
 
 
 @frozen
 class Granted:
-    """Granted claims: the fence of each job, and the records read."""
+    """A granted claim: its fence, and the records read."""
 
-    fences: Mapping[int, int]
+    fence: int
     records: tuple[GetResult, ...]
 
 
-def _guards(keys: Keys, one: Untouched) -> tuple[Compare, ...]:
-    """Guards of one operation's claims.
+def claim_runs(
+    keys: Keys, ref: OperationRef, gate_mod: int, incarnation: str, runs: Sequence[tuple[int, int]], first: Claim
+) -> Txn:
+    """Claim runs of neighbouring jobs of one operation, all or none.
 
-    The gate is unchanged; the jobs have neither claim nor state. "No claim and no state" is one-way for each job while
-    the gate is unchanged. So "none in the run" is one-way as well (T5: the ranges are empty).
+    ``runs``: (first, the one after the last). After a refusal ``job_transitions.claim`` follows, which decides each job
+    on its own.
+
+    Guards: the gate is unchanged; my node key exists; the jobs have neither claim nor state. "No claim and no state" is
+    one-way for each job while the gate is unchanged. So "none in the run" is one-way as well (T5: the ranges are
+    empty).
     """
-    guards = [unchanged(keys.gate(one.ref), one.gate_mod)]
-    for first, after in one.runs:
+    guards = [exists(keys.node(incarnation)), unchanged(keys.gate(ref), gate_mod)]
+    for begin, after in runs:
         guards += (
-            none_within(*keys.claims_between(one.ref, first, after)),
-            none_within(*keys.jobs_between(one.ref, first, after)),
+            none_within(*keys.claims_between(ref, begin, after)),
+            none_within(*keys.jobs_between(ref, begin, after)),
         )
-    return tuple(guards)
-
-
-def _puts(keys: Keys, one: Untouched, value: bytes) -> tuple[TxnOperation, ...]:
-    return (*(Put(keys.claim(one.ref, p), value) for p in one.jobs), *one.records)
+    value = first.encode()
+    puts = tuple(Put(keys.claim(ref, p), value) for begin, after in runs for p in range(begin, after))
+    return Txn(tuple(guards), puts, (), "claim")
 
 
 def claim_together(keys: Keys, incarnation: str, asked: Sequence[Untouched], first: Claim) -> Txn:
-    """Claim these jobs and read the records, all or none.
+    """Claim the job of each of these operations and read the records, all or none.
 
-    This is the usual case behind new gates. After a refusal :func:`claim_apart` follows; for a single operation whose
-    plan is known ``job_transitions.claim``, which decides each job on its own.
+    This is the usual case behind new gates. After a refusal :func:`claim_apart` follows.
 
-    Guards: my node key exists. Of each operation: its gate is unchanged; its jobs have neither claim nor state.
+    Guards: my node key exists. Of each operation: its gate is unchanged; its job has neither claim nor state.
     """
     value = first.encode()
     return Txn(
         (exists(keys.node(incarnation)), *(guard for one in asked for guard in _guards(keys, one))),
-        tuple(op for one in asked for op in _puts(keys, one, value)),
+        tuple(op for one in asked for op in _operations(keys, one, value)),
         (),
         "claim_together" if len(asked) > 1 else "claim",
     )
 
 
 def claim_apart(keys: Keys, incarnation: str, asked: Sequence[Untouched], first: Claim) -> Txn:
-    """Claim the jobs of each operation on its own.
+    """Claim the job of each operation on its own.
 
-    The guards are those of :func:`claim_together`. Each failure branch reads the claims and records of its operation.
-    Claims that are already mine mean that an earlier copy of either transaction won them (T9).
+    The guards are those of :func:`claim_together`. Each failure branch reads the claim and the records of its
+    operation. A claim that is already mine means that an earlier copy of either transaction won it (T9).
     """
     value = first.encode()
-    parts = []
-    for one in asked:
-        claims = Get(*keys.claims_between(one.ref, one.runs[0][0], one.runs[-1][1]))
-        parts.append(Txn(_guards(keys, one), _puts(keys, one, value), (claims, *one.records)))
+    parts = (
+        Txn(_guards(keys, one), _operations(keys, one, value), (Get(keys.claim(one.ref, 0)), *one.records))
+        for one in asked
+    )
     return Txn((exists(keys.node(incarnation)),), tuple(parts), (), "claim_apart")
 
 
+def _guards(keys: Keys, one: Untouched) -> tuple[Compare, ...]:
+    return (
+        unchanged(keys.gate(one.ref), one.gate_mod),
+        absent(keys.claim(one.ref, 0)),
+        absent(keys.job(one.ref, 0, "state")),
+    )
+
+
+def _operations(keys: Keys, one: Untouched, value: bytes) -> tuple[TxnOperation, ...]:
+    return (Put(keys.claim(one.ref, 0), value), *one.records)
+
+
 def granted_together(answer: TxnResult, asked: Sequence[Untouched]) -> list[Granted]:
-    """The claims that an applied :func:`claim_together` granted, for each operation."""
+    """The claim of each operation that an applied :func:`claim_together` granted."""
     found, position = [], 0
     for one in asked:
-        begin = position + len(one.jobs)
+        begin = position + 1
         position = begin + len(one.records)
-        found.append(Granted(dict.fromkeys(one.jobs, answer.revision), _reads(answer.responses[begin:position])))
+        found.append(Granted(answer.revision, _reads(answer.responses[begin:position])))
     return found
 
 
@@ -132,18 +140,15 @@ def granted_apart(answer: TxnResult, asked: Sequence[Untouched], first: Claim) -
     """
     found: list[Granted | None] = [None] * len(asked)
     value = first.encode()
-    for n, (one, nested) in enumerate(zip(asked, answer.responses, strict=False)):
+    for n, nested in enumerate(answer.responses):
         if not isinstance(nested, TxnResult):
             continue
         if nested.succeeded:
-            records = _reads(nested.responses[len(one.jobs) :])
-            found[n] = Granted(dict.fromkeys(one.jobs, answer.revision), records)
+            found[n] = Granted(answer.revision, _reads(nested.responses[1:]))
             continue
-        claims, *read = _reads(nested.responses)
-        mine = {claim_ordinal(kv.key): kv.mod_revision for kv in claims.kvs if kv.value == value}
-        fences = {p: mine[p] for p in one.jobs if p in mine}
-        if fences:
-            found[n] = Granted(fences, tuple(read))
+        claim, *read = _reads(nested.responses)
+        if claim.kv is not None and claim.kv.value == value:
+            found[n] = Granted(claim.kv.mod_revision, tuple(read))
     return found
 
 

@@ -33,7 +33,10 @@ from tests.simulator import scenes
 ALWAYS = absent("no such key")
 
 
-CLAIMS = ((job_transitions, "claim"), (batch_claims, "claim_together"), (batch_claims, "claim_apart"))
+CLAIMS = (
+    (job_transitions, "claim"),
+    *((batch_claims, name) for name in ("claim_runs", "claim_together", "claim_apart")),
+)
 """Functions that build claims of jobs with an open gate."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -97,9 +97,9 @@ def forget_claims(patch: Patch) -> None:
     calls: WeakKeyDictionary[Claimer, Iterator[int]] = WeakKeyDictionary()
 
     async def claim_fresh(
-        self: Claimer, jobs: Mapping[OperationRef, Sequence[int]]
+        self: Claimer, refs: Iterable[OperationRef]
     ) -> tuple[list[OpenOperation], dict[OperationRef, Exception]]:
-        won, failures = await former(self, jobs)
+        won, failures = await former(self, refs)
         forgets = next(calls.setdefault(self, count(1))) % 3 == 0
         return ([] if forgets else won), failures
 

@@ -192,21 +192,23 @@ class Claimer:
         return done.error
 
     async def claim_fresh(
-        self, jobs: Mapping[OperationRef, Sequence[int]]
+        self, refs: Iterable[OperationRef]
     ) -> tuple[list[OpenOperation], dict[OperationRef, Exception]]:
-        """Claim jobs of newly opened operations, and read these operations.
+        """Claim the jobs of newly opened operations of one job, and read these operations.
 
-        One transaction does both; if it is refused, each operation is decided alone. Returns the operations with
-        claimed jobs, and the errors of operations that cannot be read, whose jobs are given back. Raises EtcdRejected
+        One transaction does both; if it is refused, each operation is decided alone. Returns the operations with a
+        claimed job, and the errors of operations that cannot be read, whose jobs are given back. Raises EtcdRejected
         if etcd rejects the transaction.
         """
-        ctx, gates = self._ctx, {ref: gate for ref in jobs if (gate := self._ctx.cluster.gates.get(ref)) is not None}
-        first = Claim(ctx.executor_id, ctx.incarnation, 1, 0)
-        asked = []
-        for ref, gate in gates.items():
-            runs = job_transitions.runs([job_transitions.Want(p, first) for p in self._claimable(ref, jobs[ref])])
-            if runs is not None:
-                asked.append(batch_claims.Untouched(ref, gate.mod, tuple(runs), OpenOperation.records(ctx.keys, ref)))
+        ctx, first = self._ctx, Claim(self._ctx.executor_id, self._ctx.incarnation, 1, 0)
+        gates = {
+            ref: gate
+            for ref in refs
+            if (gate := ctx.cluster.gates.get(ref)) is not None and (ref, 0) not in self._returning
+        }
+        asked = [
+            batch_claims.Untouched(ref, gate.mod, OpenOperation.records(ctx.keys, ref)) for ref, gate in gates.items()
+        ]
         won: list[OpenOperation] = []
         failures: dict[OperationRef, Exception] = {}
         if not asked:
@@ -218,26 +220,23 @@ class Claimer:
         else:
             apart = await ctx.commit(batch_claims.claim_apart(ctx.keys, ctx.incarnation, asked, first))
             granted = batch_claims.granted_apart(apart, asked, first)
-        for one, grant in zip(asked, granted, strict=True):
+        for (ref, gate), grant in zip(gates.items(), granted, strict=True):
             if grant is None:
                 continue
             try:
-                won.append(await self._opened(one, gates[one.ref], grant, first))
+                won.append(await self._opened(ref, gate, grant, first))
             except Exception as error:
-                # Nobody here could run them, and others would wait for that until the poll finds them.
-                for p, fence in grant.fences.items():
-                    self.give_back(one.ref, p, first, fence)
-                failures[one.ref] = error
+                # Nobody here could run it, and others would wait for that until the poll finds it.
+                self.give_back(ref, 0, first, grant.fence)
+                failures[ref] = error
         return won, failures
 
     async def _opened(
-        self, one: batch_claims.Untouched, gate: Seen[Gate], grant: batch_claims.Granted, first: Claim
+        self, ref: OperationRef, gate: Seen[Gate], grant: batch_claims.Granted, first: Claim
     ) -> OpenOperation:
-        ctx, ref = self._ctx, one.ref
-        op = await OpenOperation.of(grant.records, ctx.client, ctx.keys, ref, one.gate_mod)
+        op = await OpenOperation.of(grant.records, self._ctx.client, self._ctx.keys, ref, gate.mod)
         op.gate = gate.value
-        for p, fence in grant.fences.items():
-            self._hold(op, job_transitions.Want(p, first), fence)
+        self._hold(op, job_transitions.Want(0, first), grant.fence)
         return op
 
     def give_back(self, ref: OperationRef, partition: int, claim: Claim, mod: int) -> None:
@@ -286,8 +285,9 @@ class Claimer:
         """
         ctx = self._ctx
         if (runs := job_transitions.runs(wants)) is not None:
-            whole = batch_claims.Untouched(op.ref, gate_mod, tuple(runs))
-            result = await ctx.commit(batch_claims.claim_together(ctx.keys, ctx.incarnation, [whole], wants[0].claim))
+            result = await ctx.commit(
+                batch_claims.claim_runs(ctx.keys, op.ref, gate_mod, ctx.incarnation, runs, wants[0].claim)
+            )
             if result.succeeded:
                 won.partitions += [self._hold(op, want, result.revision) for want in wants]
                 return

@@ -296,14 +296,14 @@ class Executor:
 
     async def _serve(self, todo: Round) -> None:
         """List known operations if necessary; claim jobs of newly opened ones with their reading."""
-        if todo.jobs and await self._claim_fresh(todo):
+        if todo.fresh and await self._claim_fresh(todo):
             return
         await self._serve_known(todo, todo.refs[0])
 
     async def _claim_fresh(self, todo: Round) -> bool:
         """Returns False if the operation must be claimed on its own: etcd rejected the transaction as invalid."""
         try:
-            opened, failures = await self._claimer.claim_fresh(todo.jobs)
+            opened, failures = await self._claimer.claim_fresh(todo.refs)
         except EtcdRejected as error:
             if len(todo.refs) > 1:
                 self._backlog.apart(todo)  # etcd takes none of them together

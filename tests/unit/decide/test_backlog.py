@@ -184,7 +184,7 @@ def test_an_operation_is_read_claimed_and_run() -> None:
     one = Driven()
     one.open(A)
     (under,) = one.next()
-    assert (under.refs, under.jobs, under.slots) == ((A,), {}, 1)
+    assert (under.refs, under.fresh, under.slots) == ((A,), False, 1)
     assert one.state(A) is EntryState.CLAIMING
     assert one.looked(under, FULL_LOOK) == Grant(2)
     assert one.end(under, one=RoundResult((0, 1), open_jobs=38)) == [RunJobs(((A, (0,)),)), RunJobs(((A, (1,)),))]
@@ -740,7 +740,7 @@ def all_taken(one: Driven) -> list[OperationRef]:
 def test_several_new_operations_are_claimed_together_and_run_in_sequence_in_one_slot() -> None:
     one = with_new(5)
     first, second = one.next()
-    assert (first.jobs, first.slots) == (dict.fromkeys([new(1), new(2), new(3)], (0,)), 1)
+    assert (first.refs, first.fresh, first.slots) == ((new(1), new(2), new(3)), True, 1)
     assert second.refs == (new(4), new(5))
     for ref in first.refs:
         one.backlog.read(ref, 1, batch=False)
@@ -852,7 +852,7 @@ def test_an_operation_claimed_by_others_is_read_before_the_next_claim() -> None:
     assert one.state(new(1)) is EntryState.LEFT
     one.backlog.hint()
     (under,) = one.next()
-    assert under.jobs == {}
+    assert not under.fresh
 
 
 # --------------------------------------------------------------- at random
@@ -942,7 +942,7 @@ class Random:
             assert all(before[ref] <= 0 for ref in begun.refs), "it begins before its time"
 
     def looks(self) -> None:
-        waiting = [one for one in self.one.under_way if len(one.refs) == 1 and not one.jobs and one not in self.looked]
+        waiting = [one for one in self.one.under_way if len(one.refs) == 1 and not one.fresh and one not in self.looked]
         if not waiting:
             return
         under = self.chance.choice(waiting)
@@ -965,15 +965,15 @@ class Random:
         return [p for p in range(self.counts[ref]) if p not in taken]
 
     def claims(self, under: Round | None = None) -> None:
-        ready = [one for one in self.one.under_way if one.jobs or one in self.looked]
+        ready = [one for one in self.one.under_way if one.fresh or one in self.looked]
         if under is None and not ready:
             return
         under = under or self.chance.choice(ready)
         grant = self.looked.pop(under, None)
         got: dict[OperationRef, RoundResult] = {}
         for ref in under.refs:
-            if under.jobs and self.chance.random() < 0.8:
-                won = tuple(p for p in under.jobs.get(ref, ()) if p in self.free_jobs(ref))
+            if under.fresh and self.chance.random() < 0.8:
+                won = (0,) if 0 in self.free_jobs(ref) else ()
                 self.one.backlog.read(ref, self.counts[ref], batch=False)
                 got[ref] = RoundResult(won)
             elif grant is not None:

@@ -1,5 +1,6 @@
-"""Claims of several operations of one job in one transaction: what each would be claimed with alone, all or none; and
-what an earlier copy has won is known by itself.
+"""Claims of untouched jobs in one transaction, all or none: of several operations of one job, and of runs of jobs.
+
+Claims that an earlier copy of the transaction won are recognized.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from distop.invariants.checker import check
 from distop.protocol import batch_claims as g
 from distop.protocol.jobs import Claim, JobState
 from distop.protocol.records import OperationRef
-from distop.protocol.txn import MAX_OPERATIONS, Get, TxnResult, operations
+from distop.protocol.txn import MAX_OPERATIONS, Get, Txn, TxnResult, operations
 from distop.services.open_operation import OpenOperation
 from tests.support.world import World
 
@@ -40,7 +41,7 @@ def opened(count: int) -> tuple[World, list[OperationRef]]:
 def seen(world: World, refs: list[OperationRef]) -> list[g.Untouched]:
     keys = world.keys
     mods = {ref: world.store.mod(keys.gate(ref)) for ref in refs}
-    return [g.Untouched(ref, mods[ref], ((0, 1),), OpenOperation.records(keys, ref)) for ref in refs]
+    return [g.Untouched(ref, mods[ref], OpenOperation.records(keys, ref)) for ref in refs]
 
 
 def together(world: World, refs: list[OperationRef]) -> TxnResult:
@@ -52,7 +53,7 @@ def test_several_operations_are_claimed_and_read_in_one_revision() -> None:
     before, asked = world.store.revision, seen(world, refs)
     result = world.store.apply(g.claim_together(world.keys, "a", asked, MINE))
     granted = g.granted_together(result, asked)
-    assert [one.fences for one in granted] == [{0: before + 1}] * 3
+    assert [one.fence for one in granted] == [before + 1] * 3
     for ref, one in zip(refs, granted, strict=True):
         assert world.claim_of(ref, 0) == MINE
         spec, arg, plan, chunk = one.records
@@ -104,7 +105,7 @@ def test_claims_of_an_earlier_copy_are_recognized_after_the_gate_was_closed() ->
     assert not world.store.apply(g.claim_together(world.keys, "a", asked, MINE)).succeeded
     revision = world.store.revision
     found = g.granted_apart(world.store.apply(g.claim_apart(world.keys, "a", asked, MINE)), asked, MINE)
-    assert [one.fences for one in found if one is not None] == [{0: first.revision}] * 3
+    assert [one.fence for one in found if one is not None] == [first.revision] * 3
     assert world.store.revision == revision, "nothing was written again"
 
 
@@ -117,59 +118,45 @@ def test_an_expired_session_claims_nothing() -> None:
     assert [world.claim_of(ref, 0) for ref in refs] == [None, None]
 
 
-def test_several_jobs_of_several_operations_are_claimed_in_one_transaction() -> None:
-    world, refs = opened(2)
-    large = world.next_ref()
-    world.do(world.start(large))
-    world.do(world.plan(large, 6))
-    keys = world.keys
-    some = g.Untouched(large, world.store.mod(keys.gate(large)), ((0, 2), (4, 5)), OpenOperation.records(keys, large))
-    asked = [*seen(world, refs), some]
-    first = world.store.apply(g.claim_together(keys, "a", asked, MINE))
-    granted = g.granted_together(first, asked)
-    assert [one.fences for one in granted] == [{0: first.revision}] * 2 + [dict.fromkeys((0, 1, 4), first.revision)]
-    assert [len(one.records) for one in granted] == [4, 4, 4]
-    world.do(world.claim(large, "b", [3]))
-    again = g.granted_apart(world.store.apply(g.claim_apart(keys, "a", asked, MINE)), asked, MINE)
-    assert [one.fences for one in again if one is not None] == [one.fences for one in granted]
-    assert not check(keys, world.store.history)
+RUNS = ((0, 2), (3, 5), (6, 9))
+JOBS = [p for first, after in RUNS for p in range(first, after)]
 
 
-def of_several_runs() -> tuple[World, list[g.Untouched]]:
-    """An operation with three runs of neighbouring jobs to claim, and an operation with one job."""
-    world, refs = opened(1)
-    large = world.next_ref()
-    world.do(world.start(large))
-    world.do(world.plan(large, 9))
-    gate = world.store.mod(world.keys.gate(large))
-    return world, [g.Untouched(large, gate, ((0, 2), (3, 5), (6, 9))), *seen(world, refs)]
+def of_nine_jobs() -> tuple[World, OperationRef, Txn]:
+    """An operation of nine jobs, and a claim of three runs of them."""
+    world, _ = opened(0)
+    ref = world.next_ref()
+    world.do(world.start(ref))
+    world.do(world.plan(ref, 9))
+    gate = world.store.mod(world.keys.gate(ref))
+    return world, ref, g.claim_runs(world.keys, ref, gate, "a", RUNS, MINE)
 
 
-def test_a_claim_of_each_operation_on_its_own_claims_each_job_of_each_run() -> None:
-    world, asked = of_several_runs()
-    result = world.do(g.claim_apart(world.keys, "a", asked, MINE))
-    granted = g.granted_apart(result, asked, MINE)
-    assert [one.fences if one is not None else {} for one in granted] == [
-        dict.fromkeys(one.jobs, result.revision) for one in asked
-    ]
-    assert [[world.claim_of(one.ref, p) for p in one.jobs] for one in asked] == [[MINE] * 7, [MINE]]
+def test_a_claim_of_runs_claims_each_job_of_each_run() -> None:
+    world, ref, txn = of_nine_jobs()
+    world.do(txn)
+    assert [p for p in range(9) if world.claim_of(ref, p) == MINE] == JOBS
     assert not check(world.keys, world.store.history)
 
 
-@pytest.mark.parametrize("job", [0, 1, 3, 4, 6, 7, 8])
+@pytest.mark.parametrize("job", JOBS)
 @pytest.mark.parametrize("happens", [taken, ended])
-def test_a_changed_job_in_any_run_prevents_all_claims_of_its_operation_and_no_others(
+def test_a_changed_job_in_any_run_prevents_all_claims_of_the_runs(
     happens: Callable[[World, OperationRef, int], None], job: int
 ) -> None:
-    world, asked = of_several_runs()
-    large, single = asked
-    happens(world, large.ref, job)
-    before = [world.claim_of(large.ref, p) for p in large.jobs]
-    granted = g.granted_apart(world.do(g.claim_apart(world.keys, "a", asked, MINE)), asked, MINE)
-    assert [one is not None for one in granted] == [False, True]
-    assert [world.claim_of(large.ref, p) for p in large.jobs] == before
-    assert world.claim_of(single.ref, 0) == MINE
+    world, ref, txn = of_nine_jobs()
+    happens(world, ref, job)
+    listing = world.store.listing()
+    assert not world.store.apply(txn).succeeded
+    assert world.store.listing() == listing
     assert not check(world.keys, world.store.history)
+
+
+def test_an_expired_session_claims_no_runs() -> None:
+    world, ref, txn = of_nine_jobs()
+    world.die("a")
+    assert not world.store.apply(txn).succeeded
+    assert [world.claim_of(ref, p) for p in JOBS] == [None] * len(JOBS)
 
 
 @pytest.mark.parametrize("guard", [0, 1, 2])

@@ -317,8 +317,7 @@ def test_the_guard_of_each_chunk_of_a_plan_is_needed() -> None:
 def test_the_guards_of_each_run_of_jobs_in_a_claim_are_needed() -> None:
     world, (ref,) = opened(1, 9)
     gate = world.store.mod(world.keys.gate(ref))
-    runs = batch_claims.Untouched(ref, gate, ((0, 2), (3, 5), (6, 9)))
-    txn = batch_claims.claim_together(world.keys, "a", [runs], FIRST)
+    txn = batch_claims.claim_runs(world.keys, ref, gate, "a", ((0, 2), (3, 5), (6, 9)), FIRST)
     taken = [Put(world.keys.claim(ref, p), FIRST.encode()) for p in (1, 4, 8)]
     ended = [Put(world.keys.job(ref, p, "state"), word(JobState.SUCCESS)) for p in (0, 3, 6)]
     each_alone_refuses(world, txn, [*taken, *ended])
@@ -327,7 +326,7 @@ def test_the_guards_of_each_run_of_jobs_in_a_claim_are_needed() -> None:
 def test_the_guards_of_each_operation_in_a_batch_claim_are_needed() -> None:
     world, refs = opened()
     gates = [kv for ref in refs if (kv := world.store.get(world.keys.gate(ref)))]
-    listed = [batch_claims.Untouched(ref, kv.mod_revision, ((0, 1),)) for ref, kv in zip(refs, gates, strict=True)]
+    listed = [batch_claims.Untouched(ref, kv.mod_revision) for ref, kv in zip(refs, gates, strict=True)]
     txn = batch_claims.claim_together(world.keys, "a", listed, FIRST)
     ended = [Put(world.keys.job(ref, 0, "state"), word(JobState.SUCCESS)) for ref in refs]
     changes = [*(Put(kv.key, kv.value) for kv in gates), *claims(world, refs), *ended]

@@ -538,7 +538,7 @@ def test_untouched_runs_are_claimed_all_or_none() -> None:
     claim = Claim("ex-a", "a", 1, 0)
 
     def claims(incarnation: str, *runs: tuple[int, int], gate: int = gate) -> Txn:
-        return batch_claims.claim_together(world.keys, incarnation, [batch_claims.Untouched(ref, gate, runs)], claim)
+        return batch_claims.claim_runs(world.keys, ref, gate, incarnation, runs, claim)
 
     whole = claims("a", (0, 2), (3, 5))
     assert world.store.apply(whole).succeeded
@@ -555,19 +555,19 @@ def test_untouched_runs_are_claimed_all_or_none() -> None:
 
 def test_a_small_operation_is_claimed_and_read_in_one_transaction() -> None:
     world, ref = ready(planned_first=False)
-    world.do(world.plan(ref, 2))
+    world.do(world.plan(ref, 1))
     gate = world.store.get(world.keys.gate(ref))
-    assert Gate.decode(gate.value).count == 2
+    assert Gate.decode(gate.value).count == 1
     first, records = Claim("ex-a", "a", 1, 0), OpenOperation.records(world.keys, ref)
-    asked = [batch_claims.Untouched(ref, gate.mod_revision, ((0, 2),), records)]
+    asked = [batch_claims.Untouched(ref, gate.mod_revision, records)]
     txn = batch_claims.claim_together(world.keys, "a", asked, first)
     done = world.store.apply(txn)
     assert done.succeeded
-    assert [world.claim_of(ref, p) for p in range(2)] == [first, first]
+    assert world.claim_of(ref, 0) == first
     spec, arg, plan, chunk = done.responses[-4:]
-    assert (Spec.decode(spec.kv.value), Plan.decode(plan.kv.value).count) == (world.spec(ref), 2)
+    assert (Spec.decode(spec.kv.value), Plan.decode(plan.kv.value).count) == (world.spec(ref), 1)
     assert arg.kv.key == world.keys.of(ref, "arg")
-    assert [p.partition for p in decode_chunk(chunk.kvs[0].value)] == [0, 1]
+    assert [p.partition for p in decode_chunk(chunk.kvs[0].value)] == [0]
     assert not world.store.apply(txn).succeeded, "sent again"
 
 
@@ -851,7 +851,7 @@ def test_the_largest_transactions_fit_into_the_limits_of_etcd() -> None:
         ),
         job_transitions.claim(keys, ref, 1, "a", wants),
         job_transitions.claim(keys, ref, 1, "a", wants, dead),
-        *(batch_claims.claim_together(keys, "a", [batch_claims.Untouched(ref, 1, runs)], claim) for runs in most_runs),
+        *(batch_claims.claim_runs(keys, ref, 1, "a", runs, claim) for runs in most_runs),
         job_transitions.group(reports),
         job_transitions.one_by_one(reports),
         job_transitions.fail_lost(keys, ref, 1, "a", "b", lost),
