@@ -65,6 +65,9 @@ def hold(sim: Simulation, observed: Observed, held: Held) -> None:
             return 0.0
         if kills:
             sim.loop.world_at(sim.loop.now + 0.0001, _kill, sim, process)
+        # The request and the kill may come after the scenario's last fault. A job that was killed near its end starts
+        # again, so the limit of liveness, which covers one such job, is counted from the end of this fault.
+        sim.fault_lasts_until(sim.loop.now + max(lasts, AWAY if kills else 0.0))
         return lasts
 
     sim.network.sending = sending

@@ -401,7 +401,8 @@ class Simulation:
     def _run_loop(self) -> None:
         self.loop.run(lambda: False, self.scenario.calm)
         self._end_faults()
-        calm = self._progress_at = self.loop.now
+        calm = self.loop.now
+        self.fault_lasts_until(calm)
         within = LIVENESS + LISTED_AGAIN * any(fault.kind in LOSES_EVENTS for fault in self.scenario.faults)
         while not self.loop.run(self._over, self._progress_at + within):
             if self.loop.now >= calm + MAX_LIVENESS * within:
@@ -411,6 +412,13 @@ class Simulation:
                 self._not_over("liveness", f"has not ended, without progress for {within:g} s")
                 break
         self._check_at_end()
+
+    def fault_lasts_until(self, at: float) -> None:
+        """Count the time without progress from ``at`` at the earliest: then a fault ends, and its repair begins.
+
+        The scenario's faults end before the calm. A fault that is added to a run may come later.
+        """
+        self._progress_at = max(self._progress_at, at)
 
     def _offering(self) -> int:
         started = {OperationRef.parse(op).type for op in self._accepted}

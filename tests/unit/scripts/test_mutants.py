@@ -13,7 +13,9 @@ from mutate import decisive_nowhere, half, judged, kind
 from mutating import child_processes, source_mutants
 from mutating.catalogue import Catalogue, Place, imports
 from mutating.child_processes import Steps, in_children
+from mutating.held_requests import Requests, hold
 from mutating.hooks import Observed, observing, plant
+from mutating.late_copies import labelling
 from mutating.search import Verdict
 from mutating.started_processes import report_from
 from mutating.transaction_mutants import (
@@ -42,8 +44,10 @@ from distop.protocol.txn import Compare, Delete, Put, Txn, absent, unchanged, va
 from distop.testing.model_store import ModelStore
 from distop.worker import guardian
 from distop.worker.child_side import outbox
-from tests.simulator import Simulation, draw_scenario
+from tests.simulator import Simulation, draw_scenario, simulated_behaviors
 from tests.simulator.run import without_logs
+from tests.simulator.scenario import Submission, plain
+from tests.simulator.simulated_behaviors import Script
 from tests.support.world import World, outcome
 
 KEYS = Keys("prod")
@@ -290,6 +294,22 @@ def test_a_schedule_is_observed_and_a_mutant_breaches_it() -> None:
     assert found["mutant"]
     with without_logs():
         assert Simulation(draw_scenario(1)).run().breaches == []
+
+
+def test_a_job_that_starts_again_after_a_held_report_breaches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its executor is killed minutes after the last fault of the scenario, when the job is nearly done."""
+    monkeypatch.setattr(simulated_behaviors, "script", lambda *_: Script(100.0, 1, "success"))
+    arg = {"seed": 5, "partitions": 1, "pace": 0.1, "trouble": 0.0, "chunk": 100_000, "calls": 0.05, "name": "x"}
+    scenario = plain(11, 2, [Submission(0, 0.3, "check", "a", arg, None, "collect_all", ())])
+    with labelling(None) as observed, without_logs():
+        requests, sim = Requests(observed), Simulation(scenario)
+        requests.watch(sim)
+        assert sim.run().breaches == []
+        (report,) = requests.labels["report"]
+        sim = Simulation(scenario)
+        hold(sim, observed, (report, 7.0, True))
+        assert sim.run().breaches == []
+    assert sim.loop.now > 200, "the job did not start again"
 
 
 def test_a_hanging_child_is_reported_as_hung(monkeypatch: pytest.MonkeyPatch) -> None:
