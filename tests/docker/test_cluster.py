@@ -28,7 +28,7 @@ for day in range(1, 9):
 """
 
 
-def engine_says() -> str | None:
+def engine_problem() -> str | None:
     """Why no container can be run here, or None."""
     if shutil.which("docker") is None:
         return "no docker command on PATH"
@@ -85,7 +85,7 @@ def distop(*arguments: str) -> Any:
 @pytest.fixture(scope="module")
 def cluster(request: pytest.FixtureRequest) -> Iterator[None]:
     """The cluster, up and well, with the table ``t``: eight partitions of 100 rows, one NULL among them."""
-    reason = engine_says()
+    reason = engine_problem()
     if reason is not None:
         pytest.skip(f"needs a container engine: {reason}")
     with pytest.MonkeyPatch.context() as environment:

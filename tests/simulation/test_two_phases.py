@@ -96,7 +96,7 @@ ALARM = (
 
 
 @pytest.mark.parametrize(
-    ("values", "said", "ended", "text"),
+    ("values", "answer", "ended", "text"),
     [
         ((BEGINS,), "", "success", "started without a confirmation"),
         ((BEGINS,), "refused", "success", "was told that it never would"),
@@ -108,8 +108,8 @@ ALARM = (
     ],
 )
 def test_wrong_ends_of_prepared_operations_are_reported(
-    values: tuple[tuple[str, bytes], ...], said: str, ended: str, text: str
+    values: tuple[tuple[str, bytes], ...], answer: str, ended: str, text: str
 ) -> None:
-    found = list(follow(*values).breaches({str(REF): said} if said else {}, {str(REF): ended}))
+    found = list(follow(*values).breaches({str(REF): answer} if answer else {}, {str(REF): ended}))
     assert len(found) == bool(text)
     assert all(text in description for _, description in found)

@@ -66,17 +66,17 @@ class ChildCalls(ChildKeeper):
                     self._machine.check_served(OperationRef.parse(op), self.config.incarnation, what)
                     child.calls.append(op)
                     done = self._machine.step(self._process, f"child: {what}")
-                    tell: Callable[..., None] = settle
+                    resolve: Callable[..., None] = settle
                     value: Any = None
                     try:
                         if child.alive:
                             value = await work(child)
                     except WorkerError as error:
-                        tell, value = fail, error
+                        resolve, value = fail, error
                     done()
                     child.calls.remove(op)
                     if child.alive:
-                        self._to_daemon(tell, answer, value)
+                        self._to_daemon(resolve, answer, value)
 
                 if not self._process.dead:  # it may have been killed in this callback
                     child.spawn(answering())

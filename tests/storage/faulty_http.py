@@ -93,12 +93,12 @@ class FaultyProxy:
     def answer(self, status: str, body: bytes = b"", *, method: str = "", times: int = 1 << 30) -> None:
         """Answer the first requests of a method ("": any) with a status."""
         left = [times]
-        told = f"HTTP/1.1 {status}\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body
+        response = f"HTTP/1.1 {status}\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body
 
         def fault(seen: Seen, forward: Callable[[bytes], bytes]) -> bytes | None:
             if (not method or seen.method == method) and left[0] > 0:
                 left[0] -= 1
-                return told
+                return response
             return forward(seen.whole)
 
         self.fault = fault

@@ -49,23 +49,23 @@ class XmlWrites:
             upload = str(next(self._ids))
             with self._lock:
                 self._parts[upload], self._metadata[upload] = {}, metadata
-            return _told(
+            return _response(
                 f"<InitiateMultipartUploadResult><UploadId>{upload}</UploadId></InitiateMultipartUploadResult>"
             )
         if "partNumber" in query:
             with self._lock:
                 self._parts[query["uploadId"]][int(query["partNumber"])] = body
-            return _told("", {"ETag": f'"{query["partNumber"]}"'})
+            return _response("", {"ETag": f'"{query["partNumber"]}"'})
         if "uploadId" in query:
             with self._lock:
                 kept = self._parts.pop(query["uploadId"], {})
                 metadata = self._metadata.pop(query["uploadId"], {})
             if seen.method == "DELETE":
-                return _told("")
+                return _response("")
             body = b"".join(data for _, data in sorted(kept.items()))
             answer = self._insert(forward, bucket, name, body, metadata, None)
             etag = "<CompleteMultipartUploadResult><ETag>x</ETag></CompleteMultipartUploadResult>"
-            return _told(etag, _versions(answer)) if _status(answer) == 200 else answer
+            return _response(etag, _versions(answer)) if _status(answer) == 200 else answer
         if source := headers.get("x-goog-copy-source"):
             path = "/".join(map(quote, unquote(source).removeprefix("/").split("/", 1)))
             answer = forward(f"GET /{path} HTTP/1.1\r\nHost: {self._host}\r\n\r\n".encode())
@@ -73,7 +73,7 @@ class XmlWrites:
                 return answer
             body = answer.partition(b"\r\n\r\n")[2]
         answer = self._insert(forward, bucket, name, body, metadata, condition)
-        return _told("", _versions(answer)) if _status(answer) == 200 else answer
+        return _response("", _versions(answer)) if _status(answer) == 200 else answer
 
     def _addressed(self, whole: bytes) -> bytes:
         """A request with the server's own host: the server finds the bucket by it."""
@@ -90,10 +90,10 @@ class XmlWrites:
         metadata: Mapping[str, str],
         condition: str | None,
     ) -> bytes:
-        told = json.dumps({"name": name, "metadata": metadata}).encode()
+        description = json.dumps({"name": name, "metadata": metadata}).encode()
         start = f"--{_BOUNDARY}\r\nContent-Type: application/json\r\n\r\n".encode()
         middle = f"\r\n--{_BOUNDARY}\r\nContent-Type: application/octet-stream\r\n\r\n".encode()
-        content = start + told + middle + body + f"\r\n--{_BOUNDARY}--\r\n".encode()
+        content = start + description + middle + body + f"\r\n--{_BOUNDARY}--\r\n".encode()
         asked = "" if condition is None else f"&ifGenerationMatch={condition}"
         head = (
             f"POST /upload/storage/v1/b/{bucket}/o?uploadType=multipart{asked} HTTP/1.1\r\nHost: {self._host}\r\n"
@@ -123,7 +123,7 @@ def _unchunked(body: bytes) -> bytes:
     return found
 
 
-def _told(body: str, headers: Mapping[str, str] | None = None) -> bytes:
+def _response(body: str, headers: Mapping[str, str] | None = None) -> bytes:
     lines = [f"{name}: {value}" for name, value in (headers or {}).items()]
     head = "\r\n".join(["HTTP/1.1 200 OK", f"Content-Length: {len(body)}", "Connection: close", *lines])
     return f"{head}\r\n\r\n{body}".encode()

@@ -117,8 +117,8 @@ def fake_gcs(folder: Path) -> Iterator[Served]:
         request(f"{endpoint}/storage/v1/b?project=p", "POST", json.dumps({"name": BUCKET}).encode())
         account = folder / "account.json"
         # obstore signs writes even if it is told not to, except with an account like this one.
-        told = {"gcs_base_url": endpoint, "disable_oauth": True, "client_email": "", "private_key": ""}
-        account.write_text(json.dumps({**told, "private_key_id": ""}))
+        credentials = {"gcs_base_url": endpoint, "disable_oauth": True, "client_email": "", "private_key": ""}
+        account.write_text(json.dumps({**credentials, "private_key_id": ""}))
         yield Served("fake-gcs-server", f"gs://{BUCKET}", port, {"GOOGLE_SERVICE_ACCOUNT": str(account)})
 
 

@@ -50,7 +50,7 @@ class Steps(Behavior):
 
     def start_or_resume_job(self, arg: StepsArg, partition: PartitionPlan, ctx: JobContext) -> Any:
         done = ctx.progress.load() or 0
-        tell(arg, f"start {partition.name} at {done} attempt {ctx.attempt}")
+        log_line(arg, f"start {partition.name} at {done} attempt {ctx.attempt}")
         (ctx.work_dir / f"local-{partition.name}").touch()
         for step in range(done + 1, arg.steps + 1):
             while step in arg.hold and not Path(arg.folder, f"go-{partition.name}-{step}").exists():
@@ -64,12 +64,12 @@ class Steps(Behavior):
             try:
                 ctx.progress.save("x" * 70_000 if step in arg.broken else step, force=arg.forced)
             except InvalidArgument:
-                tell(arg, f"not saved {partition.name} {step}")
-            tell(arg, f"step {partition.name} {step}")
+                log_line(arg, f"not saved {partition.name} {step}")
+            log_line(arg, f"step {partition.name} {step}")
         return output(arg, partition).read_text().split()
 
     def cancel_job_and_cleanup(self, arg: StepsArg, partition: PartitionPlan, ctx: JobContext) -> None:
-        tell(arg, f"{'clean-local' if ctx.superseded else 'clean'} {partition.name}")
+        log_line(arg, f"{'clean-local' if ctx.superseded else 'clean'} {partition.name}")
         if not ctx.superseded:
             output(arg, partition).unlink(missing_ok=True)
         (ctx.work_dir / f"local-{partition.name}").unlink(missing_ok=True)
@@ -86,7 +86,7 @@ def output(arg: StepsArg, partition: PartitionPlan) -> Path:
     return Path(arg.folder, f"out-{partition.name}")
 
 
-def tell(arg: StepsArg, line: str) -> None:
+def log_line(arg: StepsArg, line: str) -> None:
     with Path(arg.folder, "diary.txt").open("a") as file:
         file.write(line + "\n")
 

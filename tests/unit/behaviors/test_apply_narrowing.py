@@ -174,11 +174,11 @@ class Layout:
             stage_of(self.shared, Attempt(op, 0, fence, "inc")), self.shared, "c0ffee", str(self.table)
         )
 
-    def write(self, stage: StageFolders, told: str = "{}") -> StageFolders:
+    def write(self, stage: StageFolders, content: str = "{}") -> StageFolders:
         """Write the files of an attempt: its metadata and one data file."""
         metadata = Path(stage.table) / "metadata"
         metadata.mkdir(parents=True)
-        (metadata / "v1.metadata.json").write_text(told)
+        (metadata / "v1.metadata.json").write_text(content)
         Path(stage.data.location).mkdir(parents=True)
         (Path(stage.data.location) / "a.parquet").touch()
         return stage

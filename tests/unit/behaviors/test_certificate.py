@@ -128,8 +128,8 @@ def test_a_list_with_partition_names_is_written_for_each_certificate(tmp_path: P
     ctx.operation = "t/validate/1"
     for name in ("@table", "k=1"):
         file_lists.write_file_list("named", lambda name=name: [("/t/a", 1, 1, name)], ctx)
-        told = json.loads((tmp_path / "certificates" / "t" / "named.json").read_text())
-        assert told["files"] == [["/t/a", 1, 1, name]]
+        written = json.loads((tmp_path / "certificates" / "t" / "named.json").read_text())
+        assert written["files"] == [["/t/a", 1, 1, name]]
 
 
 def test_only_a_valid_validation_of_the_whole_table_has_a_certificate(

@@ -71,8 +71,8 @@ def account(*partitions: Partition, **fields: Any) -> Account:
     return Account(True, 5, partitions=partitions, **about)
 
 
-def parsed(record: History | None, told: Account, snapshot: Snapshot | None = None) -> Parsed:
-    return Parsed(render(page_of(record, told, snapshot)))
+def parsed(record: History | None, known: Account, snapshot: Snapshot | None = None) -> Parsed:
+    return Parsed(render(page_of(record, known, snapshot)))
 
 
 # ------------------------------------------------------------------ the sentence

@@ -123,7 +123,7 @@ class Running:
         return self._jobs.started
 
     @property
-    def told(self) -> dict[str, str]:
+    def rejections(self) -> dict[str, str]:
         return dict(self.executor._ctx.rejected_writes.published)
 
     def sees(self) -> None:

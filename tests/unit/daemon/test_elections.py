@@ -65,19 +65,19 @@ class Daemon(Incarnation):
     def _count(self, monkeypatch: pytest.MonkeyPatch) -> None:
         informed, capable = Coordinator.cluster_changed, ClusterView.capable
 
-        def told(role: Coordinator) -> None:
+        def count_informed(role: Coordinator) -> None:
             self.informed[role] += 1
             informed(role)
 
-        def asked(view: ClusterView, *args: Any, **named: Any) -> list[str]:
+        def count_capable(view: ClusterView, *args: Any, **named: Any) -> list[str]:
             self.capable += 1
             return capable(view, *args, **named)
 
         async def start(role: Coordinator) -> None:
             """Without watches."""
 
-        monkeypatch.setattr(Coordinator, "cluster_changed", told)
-        monkeypatch.setattr(ClusterView, "capable", asked)
+        monkeypatch.setattr(Coordinator, "cluster_changed", count_informed)
+        monkeypatch.setattr(ClusterView, "capable", count_capable)
         monkeypatch.setattr(Coordinator, "start", start)
 
     def serves(self, type_name: str, tables: Sequence[str]) -> bool:

@@ -147,7 +147,7 @@ async def test_other_executors_are_notified_of_released_claims() -> None:
         messages.append("written")
 
     async def announce() -> None:
-        messages.append("told")
+        messages.append("announced")
 
     ctx.reporter = SimpleNamespace(drain=drain)  # type: ignore[assignment]
     ctx.announce_released = announce  # type: ignore[method-assign]
@@ -156,7 +156,7 @@ async def test_other_executors_are_notified_of_released_claims() -> None:
         executor.hint_released()
     for _ in range(5):
         await asyncio.sleep(0)
-    assert messages == ["written", "told"]
+    assert messages == ["written", "announced"]
 
 
 async def test_a_lasting_error_is_logged_once_and_a_missing_record_not_at_all(

@@ -25,9 +25,9 @@ class Timers:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.pauses: list[float] = []
-        self.told: list[Mapping[str, str]] = []
+        self.published: list[Mapping[str, str]] = []
         self.nodes = 3
-        self.doing = JobStatuses(lambda: self.nodes, lambda: self.told.append(self.doing.published))
+        self.doing = JobStatuses(lambda: self.nodes, lambda: self.published.append(self.doing.published))
         monkeypatch.setattr(asyncio.get_running_loop(), "call_later", self._call_later)
 
     def _call_later(self, pause: float, due: object, *_: object, **__: object) -> asyncio.TimerHandle:
@@ -47,18 +47,18 @@ async def test_the_status_of_a_long_run_is_published_until_it_ends(monkeypatch: 
     statuses.set_tasks(FIRST, 3, 2_000)
     statuses.set_tasks(SECOND, 0, 1)
     statuses.set_tasks(OTHER, 1, 1)
-    assert (timers.pauses, timers.told) == ([job_progress.LEAST_PAUSE], []), "one timer for all of them"
+    assert (timers.pauses, timers.published) == ([job_progress.LEAST_PAUSE], []), "one timer for all of them"
     timers.come()
     both = {"t/sample/1": "scanning 9 files: 3 of 2,000 Spark tasks (and 1 more)", "u/sample/1": "1 of 1 Spark tasks"}
-    assert timers.told == [both]
+    assert timers.published == [both]
     statuses.set_text(FIRST, "fetching samples")
     for run in (SECOND, OTHER):
         statuses.remove(run)
     timers.come()
-    assert timers.told[1:] == [{"t/sample/1": "fetching samples"}]
+    assert timers.published[1:] == [{"t/sample/1": "fetching samples"}]
     statuses.remove(FIRST)
     timers.come()
-    assert timers.told[2:] == [{}]
+    assert timers.published[2:] == [{}]
 
 
 async def test_a_job_with_an_empty_status_reports_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +68,7 @@ async def test_a_job_with_an_empty_status_reports_nothing(monkeypatch: pytest.Mo
     timers.come()
     timers.doing.set_text(FIRST, "")
     timers.come()
-    assert timers.told == [{"t/sample/1": "starting Spark"}, {}]
+    assert timers.published == [{"t/sample/1": "starting Spark"}, {}]
 
 
 async def test_the_status_of_a_short_run_is_never_published(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +76,7 @@ async def test_the_status_of_a_short_run_is_never_published(monkeypatch: pytest.
     timers.doing.set_text(FIRST, "reading footers")
     timers.doing.remove(FIRST)
     timers.come()
-    assert timers.told == []
+    assert timers.published == []
 
 
 async def test_statuses_are_published_less_often_with_more_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +87,7 @@ async def test_statuses_are_published_less_often_with_more_nodes(monkeypatch: py
         timers.doing.set_text(run, "x" * 10_000)
     assert timers.pauses == [job_progress.PAUSE_PER_NODE * 1_000]
     timers.come()
-    (report,) = timers.told
+    (report,) = timers.published
     assert len(report) <= job_progress.MOST_OPERATIONS
     node = replace(Node("e", "h", 2, ("sample",)), doing=report)
     assert Node.decode(node.encode()) == node

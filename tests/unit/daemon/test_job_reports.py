@@ -125,8 +125,8 @@ class Picky:
         self.refused = set(refused)
         self.answers: dict[int, int] = {}
         log = ContextLogger(logging.getLogger("tests"), {})
-        self.rejected_writes = RejectedWrites(log, lambda: self.told.append(self.rejected_writes.published))
-        self.told: list[Any] = []
+        self.rejected_writes = RejectedWrites(log, lambda: self.published.append(self.rejected_writes.published))
+        self.published: list[Any] = []
         """What the node record was to say after each change."""
         self.lost: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.reporter = Reporter(context(self.client, self.lost, self.rejected_writes))
@@ -179,11 +179,11 @@ def test_a_rejected_write_stays_reported_when_another_one_is_applied(monkeypatch
         one = Picky(monkeypatch, progress(2), progress(5))
         one.submit(2, 5)
         await one.reporter.drain()
-        one.told.clear()
+        one.published.clear()
         one.refused.remove(progress(2))
         await asyncio.wait(set(one.reporter._aside), timeout=20, return_when=asyncio.FIRST_COMPLETED)
         assert list(one.answers) == [2]
-        assert one.told == [{"t/noop/1": "reports: the progress was refused: too large"}]
+        assert one.published == [{"t/noop/1": "reports: the progress was refused: too large"}]
         one.reporter.close()
 
     asyncio.run(main())

@@ -172,7 +172,7 @@ async def test_an_applied_report_whose_answer_was_lost_counts(tmp_path: Path, ca
     """The retry is refused, because the first copy deleted the claim (T9): nobody else has the job."""
     here = HoldingExecutor(tmp_path)
     here.etcd.lost = True
-    here.child.script = lambda tell: tell([JobEnded(p, "success", {"rows": p}) for p in (0, 1)])
+    here.child.script = lambda send: send([JobEnded(p, "success", {"rows": p}) for p in (0, 1)])
     with caplog.at_level(logging.INFO, "distop"):
         await here.jobs.run(here.op, [0, 1])
         await here.jobs.drain()
@@ -192,7 +192,7 @@ async def test_a_report_that_lost_its_fence_does_not_count(tmp_path: Path, caplo
     here.etcd.store.apply(
         job_transitions.group([job_transitions.report(here.keys, REF, 1, guard, JobState.FAILED, theirs)])
     )
-    here.child.script = lambda tell: tell([JobEnded(p, "success") for p in (0, 1, 2)])
+    here.child.script = lambda send: send([JobEnded(p, "success") for p in (0, 1, 2)])
     with caplog.at_level(logging.INFO, "distop"):
         await here.jobs.run(here.op, [0, 1, 2])
         await here.jobs.drain()
@@ -219,8 +219,8 @@ async def test_a_failing_run_releases_only_jobs_whose_end_is_not_being_written(t
     here = HoldingExecutor(tmp_path)
     here.etcd.open.clear()
 
-    def script(tell: Callable[[list[JobEnded]], None]) -> None:
-        tell([JobEnded(0, "success"), JobEnded(1, "error", None, "it failed")])
+    def script(send: Callable[[list[JobEnded]], None]) -> None:
+        send([JobEnded(0, "success"), JobEnded(1, "error", None, "it failed")])
         raise RuntimeError("the pipe is closed")
 
     here.child.script = script
@@ -243,7 +243,7 @@ async def test_a_failing_cleanup_leaves_no_job_held(tmp_path: Path) -> None:
         raise RuntimeError("no such file")
 
     here.child.cleans = fails
-    here.child.script = lambda tell: tell([JobEnded(0, "fatal", None, "no such column")])
+    here.child.script = lambda send: send([JobEnded(0, "fatal", None, "no such column")])
     await here.jobs.run(here.op, [0])
     await here.jobs.drain()
     assert (here.state(0), here.outcome(0).error) == ("failed", "no such column")
@@ -254,7 +254,7 @@ async def test_a_failing_cleanup_leaves_no_job_held(tmp_path: Path) -> None:
 async def test_the_cleanup_of_a_job_with_a_fatal_error_gets_its_checkpoint(resumable: bool, tmp_path: Path) -> None:
     here = HoldingExecutor(tmp_path, Rules(resumable=resumable))
     assert await here.jobs._checkpoints.save(here.op, 0, {"at": 41})
-    here.child.script = lambda tell: tell([JobEnded(0, "fatal", None, "no such column")])
+    here.child.script = lambda send: send([JobEnded(0, "fatal", None, "no such column")])
     await here.jobs.run(here.op, [0])
     await here.jobs.drain()
     assert here.state(0) == "failed"
@@ -272,7 +272,7 @@ async def test_a_checkpoint_is_abandoned_before_the_cleanup_that_removes_its_fil
         stored.append(here.decode(kv.value))
 
     here.child.cleans = cleans
-    here.child.script = lambda tell: tell([JobEnded(0, "fatal", None, "no such column")])
+    here.child.script = lambda send: send([JobEnded(0, "fatal", None, "no such column")])
     await here.jobs.run(here.op, [0])
     await here.jobs.drain()
     assert [(to_go_on_from(one), for_cleanup(one)) for one in stored] == [(None, {"at": 41})]
@@ -294,7 +294,7 @@ def test_a_cleanup_waits_while_etcd_refuses_to_read_the_checkpoint(tmp_path: Pat
             return await read(*gets)
 
         here.etcd.read = refuse  # type: ignore[method-assign]
-        here.child.script = lambda tell: tell([JobEnded(0, "fatal", None, "no such column")])
+        here.child.script = lambda send: send([JobEnded(0, "fatal", None, "no such column")])
         await here.jobs.run(here.op, [0])
         await here.jobs.drain()
         assert [item.progress for item in here.child.cleaned] == [{"at": 41}]
@@ -332,7 +332,7 @@ async def test_no_cleanup_runs_if_the_checkpoint_cannot_be_abandoned(tmp_path: P
     assert await here.jobs._checkpoints.save(here.op, 0, {"at": 41})
     other = Claim("ex-other", "other", 2, 1)
     here.etcd.store.apply(Txn((), (Put(here.keys.claim(REF, 0), other.encode()),)))
-    here.child.script = lambda tell: tell([JobEnded(0, "fatal", None, "no such column")])
+    here.child.script = lambda send: send([JobEnded(0, "fatal", None, "no such column")])
     await here.jobs.run(here.op, [0])
     await here.jobs.drain()
     assert (here.child.cleaned, here.state(0), here.claim(0)) == ([], "", other)
@@ -343,7 +343,7 @@ async def test_an_end_that_cannot_be_encoded_is_an_error_of_its_job_alone(
     attempts: int, states: tuple[str, str], tmp_path: Path
 ) -> None:
     here = HoldingExecutor(tmp_path, Rules(retry=Retry(attempts=attempts), cleans=False))
-    here.child.script = lambda tell: tell([JobEnded(0, "success", object()), JobEnded(1, "success")])
+    here.child.script = lambda send: send([JobEnded(0, "success", object()), JobEnded(1, "success")])
     await here.jobs.run(here.op, [0, 1])
     await here.jobs.drain()
     assert (here.state(0), here.state(1)) == states
@@ -362,7 +362,7 @@ async def test_the_pause_before_the_next_attempt_doubles_and_is_random(
     clock.now, clock.least = 1e9, least
     rules = Rules(retry=Retry(attempts=9, initial=2.0, maximum=10.0))
     here = HoldingExecutor(tmp_path, rules, attempt=failures, failures=failures - 1)
-    here.child.script = lambda tell: tell([JobEnded(0, "error", None, "it failed"), JobEnded(1, "crash")])
+    here.child.script = lambda send: send([JobEnded(0, "error", None, "it failed"), JobEnded(1, "crash")])
     await here.jobs.run(here.op, [0, 1])
     await here.jobs.drain()
     for claim in (here.claim(0), here.claim(1)):
@@ -374,7 +374,7 @@ async def test_the_pause_before_the_next_attempt_doubles_and_is_random(
 async def test_a_momentary_failure_releases_the_job_without_counting_as_a_failure(tmp_path: Path) -> None:
     here = HoldingExecutor(tmp_path, Rules(cleans=False))
     here.cluster.nodes["other"] = Node("ex-other", "host", 1, ("noop",))
-    here.child.script = lambda tell: tell([JobEnded(0, "unavailable", None, "its Spark session did not start")])
+    here.child.script = lambda send: send([JobEnded(0, "unavailable", None, "its Spark session did not start")])
     await here.jobs.run(here.op, [0])
     await here.jobs.drain()
     lacks = Tried(1, "ex-me", "this executor could not run it: its Spark session did not start")
@@ -387,7 +387,7 @@ async def test_a_momentary_failure_counts_if_no_other_node_can_run_the_job(
     tmp_path: Path,
 ) -> None:
     here = HoldingExecutor(tmp_path, Rules(retry=Retry(attempts=2), cleans=False))
-    here.child.script = lambda tell: tell([JobEnded(0, "unavailable", None, "its Spark session did not start")])
+    here.child.script = lambda send: send([JobEnded(0, "unavailable", None, "its Spark session did not start")])
     await here.jobs.run(here.op, [0])
     await here.jobs.drain()
     claim = here.claim(0)
@@ -403,7 +403,7 @@ async def test_a_failure_counts_if_each_node_has_given_the_job_back(tmp_path: Pa
     given_back = job_claims.released(here.op.held[0].claim, "ex-other", "its Spark session did not start")
     assert given_back.failures == 0
     here.op.held[0] = replace(here.op.held[0], claim=replace(here.op.held[0].claim, tried=given_back.tried))
-    here.child.script = lambda tell: tell([JobEnded(0, "unavailable", None, "its Spark session did not start")])
+    here.child.script = lambda send: send([JobEnded(0, "unavailable", None, "its Spark session did not start")])
     await here.jobs.run(here.op, [0])
     await here.jobs.drain()
     claim = here.claim(0)
@@ -431,7 +431,7 @@ async def test_fatal_errors_count_neither_for_nor_against_a_node(can_fail: bool,
         JobEnded(2, "verdict"),
         JobEnded(3, "crash"),
     ]
-    here.child.script = lambda tell: tell(ends)
+    here.child.script = lambda send: send(ends)
     await here.jobs.run(here.op, [0, 1, 2, 3])
     await here.jobs.drain()
     assert calls == ["failed", "ended", "failed"]

@@ -45,7 +45,7 @@ async def test_a_group_that_is_too_large_is_claimed_in_smaller_ones(
     running = Running(world, clock)
     monkeypatch.setattr(txns, "MAX_OPERATIONS", 24)
     assert await running.serve(ref) == [p for p in range(200) if p not in ended]
-    assert running.told == {}
+    assert running.rejections == {}
     assert running.wait(ref) <= 0
 
 
@@ -57,7 +57,7 @@ async def test_a_claim_that_is_rejected_alone_is_reported_and_the_others_are_gra
     pauses = []
     for _ in range(4):
         assert await running.serve(ref) == others
-        assert running.told == {str(ref): "claims: etcdserver: request is too large"}
+        assert running.rejections == {str(ref): "claims: etcdserver: request is too large"}
         pauses.append(running.wait(ref))
         running.executor._backlog.ran(ref)
         assert running.wait(ref) == pauses[-1], "the end of another job does not shorten the pause"
@@ -65,7 +65,7 @@ async def test_a_claim_that_is_rejected_alone_is_reported_and_the_others_are_gra
     assert PAUSE[0] / 2 <= pauses[0] < pauses[-1]
     running.poisoned.clear()
     assert await running.serve(ref) == list(range(100))
-    assert running.told == {}
+    assert running.rejections == {}
     assert running.wait(ref) <= 0
 
 
@@ -78,7 +78,7 @@ async def test_an_operation_whose_claims_are_rejected_blocks_no_other(clock: Sta
     running.poisoned = {world.keys.claim(ref, p) for p in range(3)}
     await running.serve(ref)
     assert (running.held(ref), running.held(other)) == ([], [0, 1])
-    assert list(running.told) == [str(ref)]
+    assert list(running.rejections) == [str(ref)]
 
 
 @pytest.mark.parametrize("poisoned", [False, True])
@@ -91,7 +91,7 @@ async def test_a_claim_without_a_read_that_is_rejected_is_retried_with_a_read(
     running.poisoned = {world.keys.claim(ref, 29)} if poisoned else set()
     monkeypatch.setattr(txns, "MAX_OPERATIONS", 24)
     assert await running.serve(ref) == list(range(29 if poisoned else 30))
-    assert list(running.told) == ([str(ref)] if poisoned else [])
+    assert list(running.rejections) == ([str(ref)] if poisoned else [])
 
 
 @pytest.mark.parametrize("attempt", [1, 3])
@@ -109,13 +109,13 @@ async def test_takeovers_and_ends_of_lost_jobs_are_sent_in_smaller_groups(
     await running.serve(ref)  # assumes that all are free
     for _ in range(2):
         held = await running.serve(ref)
-        assert list(running.told) == [str(ref)]
+        assert list(running.rejections) == [str(ref)]
     ended = [p for p in range(60) if world.job_stage(ref, p) is JobStage.FAILED]
     assert len(ended) == (0 if attempt == 1 else 39)
     assert sorted([*held, *ended]) == [p for p in range(60) if p != 7]
     running.poisoned.clear()
     await running.serve(ref)
-    assert running.told == {}
+    assert running.rejections == {}
 
 
 async def test_lost_claims_that_no_claim_compares_are_revoked_in_smaller_groups(
@@ -132,11 +132,11 @@ async def test_lost_claims_that_no_claim_compares_are_revoked_in_smaller_groups(
     for _ in range(2):
         held = await running.serve(ref)
         assert len(held) == 39, "the one that is rejected counts as live"
-        assert list(running.told) == [str(ref)]
+        assert list(running.rejections) == [str(ref)]
     assert [p for p, seen in world.op(ref).claims.items() if seen.value.incarnation == "b"] == [7]
     running.poisoned.clear()
     await running.serve(ref)
-    assert running.told == {}
+    assert running.rejections == {}
 
 
 async def test_one_rejected_small_operation_is_reported_and_the_others_are_claimed(clock: StandingClock) -> None:
@@ -156,7 +156,7 @@ async def test_one_rejected_small_operation_is_reported_and_the_others_are_claim
     running.executor._assign()  # the one that is rejected waits
     await asyncio.gather(*running.executor._rounds)
     assert [len(running.held(ref)) for ref in refs] == [1, 1, 0, 1, 1, 1]
-    assert list(running.told) == [str(refs[2])]
+    assert list(running.rejections) == [str(refs[2])]
 
 
 @pytest.mark.parametrize("how", ["gone", "drained"])
@@ -165,11 +165,11 @@ async def test_operations_that_are_not_claimed_any_more_are_not_reported(how: st
     running = Running(world, clock)
     running.poisoned = {world.keys.claim(ref, p) for p in range(3)}
     await running.serve(ref)
-    assert list(running.told) == [str(ref)]
+    assert list(running.rejections) == [str(ref)]
     ctx = running.executor._ctx
     if how == "gone":
         ctx.cluster.gates.clear()
     else:
         ctx.cluster.drains.add("ex-a")
     running.executor.cluster_changed(hint=True)
-    assert running.told == {}
+    assert running.rejections == {}

@@ -31,7 +31,7 @@ def outcome(incarnation: str, attempt: int) -> Outcome:
 
 
 @pytest.mark.parametrize(
-    ("state", "claim", "told", "fate"),
+    ("state", "claim", "reported", "fate"),
     [
         (None, None, None, Disposition.CLEANED),
         (State.SUCCESS, None, None, Disposition.CLEANED),
@@ -49,9 +49,9 @@ def outcome(incarnation: str, attempt: int) -> Outcome:
     ],
 )
 def test_each_fate_of_a_former_attempt(
-    state: State | None, claim: Claim | None, told: Outcome | None, fate: Disposition
+    state: State | None, claim: Claim | None, reported: Outcome | None, fate: Disposition
 ) -> None:
-    assert judge(("old", 1), state, claim, told, LIVE, "ann", "now") is fate
+    assert judge(("old", 1), state, claim, reported, LIVE, "ann", "now") is fate
 
 
 def item(partition: int, attempt: int = 1) -> JobItem:

@@ -28,7 +28,7 @@ class Clauses:
     def __init__(self) -> None:
         self.names: list[str] = []
         self.off = ""
-        """The clause that tells nothing."""
+        """The clause that reports nothing."""
         self.reached: set[str] = set()
         """Clauses that were reached, those that are off included."""
         parts = [self._compiled(name) for name in PARTS]
@@ -38,7 +38,7 @@ class Clauses:
                 if name in vars(self.judge) and getattr(value, "__module__", "") == part.__name__:
                     setattr(self.judge, name, value)
 
-    def _tells(self, clause: str) -> bool:
+    def _reports(self, clause: str) -> bool:
         self.reached.add(clause)
         return clause != self.off
 
@@ -49,7 +49,7 @@ class Clauses:
         tree = switches.visit(ast.parse(Path(source.__file__).read_text()))
         self.names += switches.names
         module = ModuleType(source.__name__)
-        vars(module)["_tells"] = self._tells
+        vars(module)["_tells"] = self._reports
         exec(compile(ast.fix_missing_locations(tree), source.__file__, "exec"), vars(module))
         return module
 
@@ -72,11 +72,11 @@ class _Switches(ast.NodeTransformer):
         return ast.If(self._switch(node), [node], []) if found or isinstance(value, ast.Yield) else node
 
     def visit_Return(self, node: ast.Return) -> ast.AST:
-        told = node.value
+        value = node.value
         if self._returns_text and (
-            (isinstance(told, ast.Constant) and told.value)
-            or isinstance(told, ast.JoinedStr)
-            or (isinstance(told, ast.IfExp) and isinstance(told.body, ast.JoinedStr))
+            (isinstance(value, ast.Constant) and value.value)
+            or isinstance(value, ast.JoinedStr)
+            or (isinstance(value, ast.IfExp) and isinstance(value.body, ast.JoinedStr))
         ):
             return ast.If(self._switch(node), [node], [ast.Return(ast.Constant(""))])
         return node

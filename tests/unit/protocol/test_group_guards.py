@@ -263,12 +263,12 @@ def test_the_guards_of_each_operation_that_finishes_and_ends_are_needed() -> Non
     each_alone_refuses(world, txn, changes)
 
 
-@pytest.mark.parametrize("told", [False, True])
-def test_the_guards_of_each_cleaned_operation_are_needed(told: bool) -> None:
-    """``told``: the first one also signals its successors in this transaction."""
+@pytest.mark.parametrize("signals", [False, True])
+def test_the_guards_of_each_cleaned_operation_are_needed(signals: bool) -> None:
+    """``signals``: the first one also signals its successors in this transaction."""
     world, refs = done(decided=True)
     world.do(world.finish_all(refs))
-    ends = refs[1:] if told else refs
+    ends = refs[1:] if signals else refs
     txn = grouped([*(world.signal(ref) for ref in refs if ref not in ends), *(world.end(ref) for ref in ends)])
     pending = [Put(world.keys.pending(ref), word(Phase.COMPLETING)) for ref in refs]
     each_alone_refuses(world, txn, [*pending, *edges(world, ends, "next")])

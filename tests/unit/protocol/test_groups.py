@@ -214,12 +214,12 @@ MOVES: list[tuple[bool, Callable[[World, OperationRef], None], int, bool]] = [
     (True, another_begins, 1, False),
 ]
 """With a decision or without one; what happens to the second of three; how many guards it breaks; and whether the
-refusal tells that it is this one."""
+refusal names it."""
 
 
-@pytest.mark.parametrize(("decided", "happens", "guards", "told"), MOVES)
+@pytest.mark.parametrize(("decided", "happens", "guards", "named"), MOVES)
 def test_each_guard_refuses_a_group_of_finishes_on_its_own(
-    decided: bool, happens: Callable[[World, OperationRef], None], guards: int, told: bool
+    decided: bool, happens: Callable[[World, OperationRef], None], guards: int, named: bool
 ) -> None:
     world, ops = running(3, decided=decided)
     txn, seen = world.finish_all(ops), world.counters()
@@ -230,7 +230,7 @@ def test_each_guard_refuses_a_group_of_finishes_on_its_own(
     assert not result.succeeded
     assert world.store.listing() == before
     refused = f.finish_refused(result, seen.run_ops_mod, finals)
-    assert refused.gone == (False, told, False)
+    assert refused.gone == (False, named, False)
     assert refused.moved is (happens is another_begins)
     assert refused.run_ops == world.store.get(world.keys.run_ops(TABLE))
     broken = [one for one in txn.compares if not world.store.apply(Txn((one,))).succeeded]

@@ -381,15 +381,15 @@ def test_L35_aging_finally_ranks_the_least_urgent_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "fail_fast", "total", "may"),
+    ("budget", "fail_fast", "total", "may"),
     [
         *(("", True, 100, 0), ("", False, 100, 100), ("5", True, 100, 5), ("5", False, 3, 5), ("0", False, 9, 0)),
         *(("2%", True, 100, 2), ("2%", True, 149, 2), ("0.5%", True, 1000, 5), ("33.3%", True, 10, 3)),
         *((".5%", True, 400, 2), ("100%", True, 7, 7)),
     ],
 )
-def test_a_failure_budget_is_a_count_or_a_share(said: str, fail_fast: bool, total: int, may: int) -> None:
-    assert allowance(said, fail_fast, total) == may
+def test_a_failure_budget_is_a_count_or_a_share(budget: str, fail_fast: bool, total: int, may: int) -> None:
+    assert allowance(budget, fail_fast, total) == may
 
 
 def test_an_operation_continues_within_its_failure_budget_and_fails_at_the_end() -> None:

@@ -22,7 +22,7 @@ def test_labels_are_sorted_by_key() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "says"),
+    ("value", "message"),
     [
         (["a=b"], "labels are a mapping"),
         ("a=b", "labels are a mapping"),
@@ -40,10 +40,10 @@ def test_labels_are_sorted_by_key() -> None:
         ({"a": "\x1b[2J"}, "printable"),
     ],
 )
-def test_invalid_labels_are_refused_in_one_sentence(value: Any, says: str) -> None:
+def test_invalid_labels_are_refused_in_one_sentence(value: Any, message: str) -> None:
     with pytest.raises(InvalidArgument) as refused:
         labels(value)
-    assert says in str(refused.value)
+    assert message in str(refused.value)
     assert "\n" not in str(refused.value)
     with pytest.raises(InvalidArgument, match="label"):
         request("noop", "t", b"{}", StartOptions(labels=value), "me")

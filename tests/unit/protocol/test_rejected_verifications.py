@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.malformed
 
-SAID = "verification: etcdserver: request is too large"
+REJECTION = "verification: etcdserver: request is too large"
 
 
 class Daemon:
@@ -89,7 +89,7 @@ class Daemon:
         return found.value.state if found is not None else None
 
     @property
-    def told(self) -> dict[str, str]:
+    def rejections(self) -> dict[str, str]:
         return dict(self.rejected_writes.published)
 
     async def until(self, reached: Callable[[], bool]) -> None:
@@ -117,12 +117,12 @@ async def test_each_rejected_write_of_a_verification_is_reported_and_retried(
     await daemon.prepare(verify=verify)
     daemon.refused = lambda txn: daemon.sent > which
     daemon.begin()
-    await daemon.until(lambda: daemon.told == {"hold prepared:x": SAID})
+    await daemon.until(lambda: daemon.rejections == {"hold prepared:x": REJECTION})
     await daemon.until(lambda: daemon.sent > which + 2)
     assert daemon.state() is HoldState.HELD
     daemon.refused = lambda txn: False  # as somebody raises its limit
     await daemon.until(lambda: not daemon.keeper._verifying._at_work)
-    assert daemon.told == {}
+    assert daemon.rejections == {}
     assert daemon.state() is becomes
     assert daemon.asked == (["x"] if verify else []), "what a verifier said is not forgotten"
     daemon.keeper.close()
@@ -134,10 +134,10 @@ async def test_an_ended_operation_that_cannot_be_denied_is_reported(monkeypatch:
     daemon.etcd.put(KEYS.of(OperationRef(TABLE, "noop", "", 1), "state"), b"success")
     daemon.refused = lambda txn: True
     daemon.begin()
-    await daemon.until(lambda: daemon.told == {"hold prepared:x": SAID})
+    await daemon.until(lambda: daemon.rejections == {"hold prepared:x": REJECTION})
     daemon.refused = lambda txn: False
     await daemon.until(lambda: daemon.state() is HoldState.DENIED)
-    await daemon.until(lambda: daemon.told == {})
+    await daemon.until(lambda: daemon.rejections == {})
     daemon.keeper.close()
 
 
@@ -150,7 +150,7 @@ async def test_rejected_holds_delay_no_other_hold(monkeypatch: pytest.MonkeyPatc
     for name in bad:
         assert daemon.begin(name)
         await daemon.until(partial(daemon.keeper._verifying._rejected.__contains__, p.hold_id(name)))
-    assert len(daemon.told) + daemon.rejected_writes.more == len(bad)
+    assert len(daemon.rejections) + daemon.rejected_writes.more == len(bad)
     assert daemon.begin("x")
     await daemon.until(lambda: daemon.state("x") is None)
     assert daemon.asked == ["x"]
@@ -164,14 +164,14 @@ async def test_a_hold_that_other_executors_handle_is_not_reported(how: str, monk
     await daemon.prepare(verify="orders")
     daemon.refused = lambda txn: True
     daemon.begin()
-    await daemon.until(lambda: bool(daemon.told))
+    await daemon.until(lambda: bool(daemon.rejections))
     if how == "confirmed":
         await daemon.etcd.client.confirm("x")
     else:
         daemon.etcd.put(KEYS.hold(p.hold_id("x")), daemon.cluster.holds[p.hold_id("x")].value.encode())
     daemon.sees()
     await daemon.until(lambda: not daemon.keeper._verifying._at_work)
-    assert daemon.told == {}
+    assert daemon.rejections == {}
     daemon.keeper.close()
 
 
@@ -187,7 +187,7 @@ async def test_a_hold_that_was_deleted_meanwhile_is_not_reported(monkeypatch: py
     daemon.refused = goes
     daemon.begin()
     await daemon.until(lambda: not daemon.keeper._verifying._at_work)
-    assert (daemon.told, daemon.sent) == ({}, 1)
+    assert (daemon.rejections, daemon.sent) == ({}, 1)
     daemon.keeper.close()
 
 
@@ -196,7 +196,7 @@ async def test_a_stopping_daemon_reports_no_rejected_holds(monkeypatch: pytest.M
     await daemon.prepare(verify="orders")
     daemon.refused = lambda txn: True
     daemon.begin()
-    await daemon.until(lambda: bool(daemon.told))
+    await daemon.until(lambda: bool(daemon.rejections))
     daemon.keeper.close()
     await daemon.until(lambda: not daemon.keeper._verifying._at_work)
-    assert daemon.told == {}
+    assert daemon.rejections == {}

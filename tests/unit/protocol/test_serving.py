@@ -69,7 +69,7 @@ def test_the_settings_come_from_a_flag_a_variable_or_the_file() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         ({"tables": "*"}, "--tables: '*' is neither a table nor a namespace"),
         ({"tables": ".*"}, "--tables: '.*' is neither"),
@@ -83,10 +83,10 @@ def test_the_settings_come_from_a_flag_a_variable_or_the_file() -> None:
         ({"types": ""}, "--types must be an operation type or a list of them"),
     ],
 )
-def test_bad_types_and_tables_are_refused_in_one_sentence(flags: dict[str, str], said: str) -> None:
+def test_bad_types_and_tables_are_refused_in_one_sentence(flags: dict[str, str], message: str) -> None:
     with pytest.raises(InvalidArgument) as refused:
         config(**flags)
-    assert str(refused.value).startswith(said)
+    assert str(refused.value).startswith(message)
     assert "\n" not in str(refused.value)
 
 

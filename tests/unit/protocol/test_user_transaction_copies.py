@@ -126,7 +126,7 @@ class ReachedBy(Etcd):
         return answer
 
 
-async def told_and_done(decisions: Decisions, failure: list[Any], request_id: str | None, **bounds: int) -> str:
+async def violation_in_run(decisions: Decisions, failure: list[Any], request_id: str | None, **bounds: int) -> str:
     """The violation in one run, or ""."""
     etcd = ReachedBy()
     network = Network(etcd, decisions, **bounds)
@@ -186,7 +186,7 @@ def test_C9_C10_one_branch_is_applied_and_reported_whatever_copies_do(
         clock.least = True  # it pauses for no time before it tries again
         source.set(clock)
         for decisions in all_decisions():
-            wrong = await told_and_done(decisions, failure, request_id, **bounds)
+            wrong = await violation_in_run(decisions, failure, request_id, **bounds)
             assert wrong == "", decisions.made
             runs += 1
         return runs

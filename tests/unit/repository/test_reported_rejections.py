@@ -26,7 +26,7 @@ ITSELF = "it is the node record: a rejection could not be reported in it"
 DIVIDES = "a group is sent in smaller ones, and the caller reports the rejected item"
 LOCAL = "nothing is sent"
 NO_ETCD = "only object stores are asked"
-TOLD = "the caller is told"
+ANSWERED = "the caller gets the error"
 LOGGED = "it is logged, and the actor tries again: a limit of etcd may be raised"
 ELSE_DAEMONS = "it writes only names; daemons do the same later"
 
@@ -74,7 +74,7 @@ EXCEPTED = {
     "storage_doctor._finding": NO_ETCD,
     "storage_doctor._others": NO_ETCD,
     "storage_doctor._tried": NO_ETCD,
-    "submit.try_to_start": TOLD,
+    "submit.try_to_start": ANSWERED,
     "transactional_start._outcome": ELSE_DAEMONS,
 }
 """Function → why its handler need neither raise nor report a rejected write."""

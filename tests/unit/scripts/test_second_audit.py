@@ -140,11 +140,11 @@ def twin(state: str, pending: str, instance: int = 2) -> dict[str, Any]:
     }
 
 
-def recurring(told: Life) -> None:
+def recurring(history: Life) -> None:
     """Make the operation one of a series: it keeps its id until the next one takes it, and is cleaned up then."""
-    told[START][f"{ROOT}.spec"] = SPEC | {"series": {"interval": 60.0}}
-    del told[FINISH][UNIQUE]
-    told.insert(CLEAN, again())
+    history[START][f"{ROOT}.spec"] = SPEC | {"series": {"interval": 60.0}}
+    del history[FINISH][UNIQUE]
+    history.insert(CLEAN, again())
 
 
 BEGUN = {
@@ -155,9 +155,9 @@ BEGUN = {
 INFORMED = {"distOp.t.other.1.after.e": None, f"{ROOT}.next.e": None}
 
 
-def audited(told: Life, clock: Callable[[], float] | None = None) -> SecondAuditor:
+def audited(history: Life, clock: Callable[[], float] | None = None) -> SecondAuditor:
     auditor = SecondAuditor(clock=clock)
-    for number, changes in enumerate(told, 2):
+    for number, changes in enumerate(history, 2):
         auditor.feed(Revision(number, {key: _spelled(value) for key, value in changes.items()}))
     return auditor
 
@@ -207,12 +207,12 @@ def at(moment: int) -> Callable[[dict[str, Any]], Break]:
     """A change of one revision: further writes, or (Ellipsis) omitted ones."""
 
     def written(changes: dict[str, Any]) -> Break:
-        def apply(told: Life) -> None:
+        def apply(history: Life) -> None:
             for key, value in changes.items():
                 if value is ...:
-                    del told[moment][key]
+                    del history[moment][key]
                 else:
-                    told[moment][key] = value
+                    history[moment][key] = value
 
         return apply
 
@@ -222,8 +222,8 @@ def at(moment: int) -> Callable[[dict[str, Any]], Break]:
 def beside(moment: int, *more: dict[str, Any]) -> Break:
     """Further revisions, before the one at this place."""
 
-    def apply(told: Life) -> None:
-        told[moment:moment] = list(more)
+    def apply(history: Life) -> None:
+        history[moment:moment] = list(more)
 
     return apply
 
@@ -256,8 +256,8 @@ BROKEN: list[tuple[str, str, Break]] = [
     ("history", "says failed", at(FINISH)({HISTORY: record("failed", 1)})),
     ("history", "counts (0, 1)", at(FINISH)({HISTORY: record("success", 0, 1)})),
     ("history", "2 jobs, of which 1 ended", at(FINISH)({HISTORY: record("success", 1, total=2)})),
-    ("history", "succeeded with 1 failed jobs", lambda told: (
-        told[REPORT].update({f"{JOB}.state": "failed"}), told[FINISH].update({HISTORY: record("success", 0, 1)}),
+    ("history", "succeeded with 1 failed jobs", lambda history: (
+        history[REPORT].update({f"{JOB}.state": "failed"}), history[FINISH].update({HISTORY: record("success", 0, 1)}),
         None)[-1]),
     ("one request, one operation", "same request id 'r'", beside(TAKE, {
         "distOp.t.noop.2.arg": {}, "distOp.t.noop.2.spec": {"request_id": "r"}, "distOp.t.noop.2.state": "pending",
@@ -273,22 +273,22 @@ BROKEN: list[tuple[str, str, Break]] = [
     ("one of an id", "names t/noop/1, which has not this id", beside(TAKE, {f"{UNIQUE}-2": "t/noop/1"})),
     ("one of an id", "no longer names t/noop/1, which has not ended", beside(TAKE, {UNIQUE: None}, {
         UNIQUE: "t/noop/1"})),
-    ("one of an id", "has ended, and the id 'nightly' still names it", lambda told: (
-        recurring(told), told.pop(CLEAN), None)[-1]),
+    ("one of an id", "has ended, and the id 'nightly' still names it", lambda history: (
+        recurring(history), history.pop(CLEAN), None)[-1]),
     ("series", "follows t/noop/1, which has not ended", beside(TAKE, again())),
     ("series", "follows t/noop/1, which belongs to no series", beside(CLEAN, again())),
-    ("series", "follows t/noop/1, which was cancelled", lambda told: (
-        recurring(told), told[FINISH].update({f"{ROOT}.state": "cancelled"}), None)[-1]),
-    ("series", "follows t/noop/1, whose keys are deleted", lambda told: (
-        recurring(told), told.append(told.pop(CLEAN)), None)[-1]),
+    ("series", "follows t/noop/1, which was cancelled", lambda history: (
+        recurring(history), history[FINISH].update({f"{ROOT}.state": "cancelled"}), None)[-1]),
+    ("series", "follows t/noop/1, whose keys are deleted", lambda history: (
+        recurring(history), history.append(history.pop(CLEAN)), None)[-1]),
     ("edges", "still waited for 1 others", beside(TAKE, waiting(), BEGUN)),
     ("edges", "no other end", at(START)({f"{ROOT}.next.e": {"op": "t/other/1", "on": "end"}})),
     ("edges", "which had ended", beside(CLEAN, waiting())),
     ("edges", "no longer waits", beside(TAKE, waiting(), INFORMED)),
     ("edges", "its edge says that", beside(TAKE, waiting(), {
         "distOp.t.other.1.after.e": {"op": "t/noop/1", "on": "success", "broken": "failed"}})),
-    ("edges", "before t/other/1 was informed", lambda told: (
-        told.insert(TAKE, waiting()), told[-1].update({f"{ROOT}.next.e": None}), None)[-1]),
+    ("edges", "before t/other/1 was informed", lambda history: (
+        history.insert(TAKE, waiting()), history[-1].update({f"{ROOT}.next.e": None}), None)[-1]),
     ("holds", "began under the hold h", beside(TAKE, second(hold="h") | {"distOpHold.h": {"state": "held"}}, BEGUN)),
     ("holds", "while its graph is being inserted", beside(TAKE, second(hold="h") | {
         "distOpHold.h": {"kind": "graph", "state": "held"}}, {
@@ -316,7 +316,7 @@ BROKEN: list[tuple[str, str, Break]] = [
     ("claims", "in a cancel", beside(REPORT, CANCELLED, {CLAIM: None, "distOpPermit.t.noop.1.000000": "free"})),
     ("claims", "a checkpoint was written", beside(TAKE, {f"{JOB}.progress": 1})),
     ("labels", "n3, which lacks", at(TAKE)({CLAIM: claimed("n3", permit=0)})),
-    *(("serves", "n1, which does not serve", lambda told, limit=limit: told[0].update(
+    *(("serves", "n1, which does not serve", lambda history, limit=limit: history[0].update(
         {"distOpNode.n1": {**NODE, **limit}})) for limit in ({"types": ["other"]}, {"tables": ["other.*", "tt"]})),
     ("jobs end once", "state was written again", beside(FINISH, {f"{JOB}.state": "success"})),
     ("jobs end once", "outcome was deleted before", beside(FINISH, {f"{JOB}.outcome": None})),
@@ -330,16 +330,16 @@ BROKEN: list[tuple[str, str, Break]] = [
     ("permits", "held for job 0, which has no claim", at(REPORT)({"distOpPermit.t.noop.1.000000": ...})),
     ("permits", "left job 0, whose claim goes on", beside(REPORT, {"distOpPermit.t.noop.1.000000": "free"})),
     ("permits", "left job 0, whose claim goes on", beside(REPORT, {"distOpPermit.t.noop.1.000000": None})),
-    *(("one request, one operation", f"and names {said}", beside(
+    *(("one request, one operation", f"and names {named}", beside(
         when, {"distOpRequest.t.noop.r": "t/noop/1"}, {"distOpRequest.t.noop.r": now}))
-        for when in (TAKE, CLEAN) for now, said in ((None, "nothing"), ("t/noop/2", "t/noop/2"))),
-    ("limits", "2 jobs run where max_jobs is 1", lambda told: (
-        told[PLAN].update({f"{ROOT}.plan": planned(2)}),
-        told.insert(REPORT, {"distOpClaim.t.noop.1.000001": claimed()}), None)[-1]),
-    ("limits", "2 jobs run on n1", lambda told: (
-        told[PLAN].update({f"{ROOT}.plan": planned(2)}),
-        told[START].update({f"{ROOT}.options": {"max_jobs_per_executor": 1}}),
-        told.insert(REPORT, {"distOpClaim.t.noop.1.000001": claimed()}), None)[-1]),
+        for when in (TAKE, CLEAN) for now, named in ((None, "nothing"), ("t/noop/2", "t/noop/2"))),
+    ("limits", "2 jobs run where max_jobs is 1", lambda history: (
+        history[PLAN].update({f"{ROOT}.plan": planned(2)}),
+        history.insert(REPORT, {"distOpClaim.t.noop.1.000001": claimed()}), None)[-1]),
+    ("limits", "2 jobs run on n1", lambda history: (
+        history[PLAN].update({f"{ROOT}.plan": planned(2)}),
+        history[START].update({f"{ROOT}.options": {"max_jobs_per_executor": 1}}),
+        history.insert(REPORT, {"distOpClaim.t.noop.1.000001": claimed()}), None)[-1]),
     ("instance numbers", "counted [1, 2]", at(START)({NEXT: 3})),
     ("instance numbers", "the counter did not move", at(START)({NEXT: ...})),
     ("runOps", "counts {'noop': 2}", at(START)({"distOp.t.runOps": {"noop": 2}})),
@@ -362,10 +362,11 @@ BROKEN: list[tuple[str, str, Break]] = [
     ("plans", "do not match the digest", at(PLAN)({f"{ROOT}.plan.000000": "[1]"})),
     ("plans", "plan.000000 was deleted before", beside(TAKE, {f"{ROOT}.plan.000000": None})),
     ("plans", "plan was deleted before", beside(TAKE, {f"{ROOT}.plan": None})),
-    ("series", "were deleted before the next operation", lambda told: (recurring(told), told.pop(CLEAN), None)[-1]),
+    ("series", "were deleted before the next operation", lambda history: (
+        recurring(history), history.pop(CLEAN), None)[-1]),
     ("watermarks", "names revision 5, which was not there", beside(TAKE, {WATERMARK: "5", YOUNG: ""})),
     ("watermarks", "without its young key", beside(TAKE, {WATERMARK: "4"})),
-    ("history for an hour", "no watermark shows", lambda told: told.append({HISTORY: None})),
+    ("history for an hour", "no watermark shows", lambda history: history.append({HISTORY: None})),
     ("readable records", "is not JSON", at(START)({f"{ROOT}.spec": "{"})),
 ]  # fmt: skip
 

@@ -246,7 +246,7 @@ def test_an_operation_replaces_another_only_by_its_policy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "told", "started", "written", "wrong"),
+    ("kind", "committed", "started", "written", "wrong"),
     [
         ("turns", [True, True], True, ("success", 1), 0),
         ("turns", [False, False], False, ("failure", 1), 0),
@@ -261,14 +261,14 @@ def test_an_operation_replaces_another_only_by_its_policy() -> None:
     ],
 )
 def test_one_branch_of_a_transaction_is_applied_once_and_reported_to_its_client(
-    kind: str, told: list[bool], started: bool, written: tuple[str, int] | None, wrong: int
+    kind: str, committed: list[bool], started: bool, written: tuple[str, int] | None, wrong: int
 ) -> None:
     ran = Ran("transaction", kind)
     if started:
         ran.op(f"{ran.workflow.request}0")
     if written:
         ran.written[workflow_checks.branch_key(ran.workflow.name)] = written
-    ran.answers.committed = told
+    ran.answers.committed = committed
     assert len(ran.problems()) == wrong
 
 
@@ -435,10 +435,10 @@ def test_files_left_in_the_moment_after_a_machine_woke_up_are_allowed(tmp_path: 
 class Machine:
     """A fake machine of a daemon."""
 
-    def __init__(self, name: str, told: list[str]) -> None:
+    def __init__(self, name: str, answers: list[str]) -> None:
         self.name = name
         self.process = SimpleNamespace(poll=lambda: None)
-        self._answers = told
+        self._answers = answers
 
     def suspend(self) -> list[int]:
         self._answers.append(f"{self.name} stands still")
@@ -469,10 +469,10 @@ class Machines:
 class Members:
     """Three members of etcd; one ended by itself with this log. Each can be restarted."""
 
-    def __init__(self, folder: Path, version: str, said: str) -> None:
+    def __init__(self, folder: Path, version: str, text: str) -> None:
         self.answers: list[str] = []
         log = folder / "etcd.log"
-        log.write_text(said)
+        log.write_text(text)
         self.all = [SimpleNamespace(running=number != 1, log_file=log, restart=self.restart) for number in range(3)]
         cluster: Any = SimpleNamespace(version=version, etcd=SimpleNamespace(members=self.all, replace=self.replace))
         cluster.etcdctl = None
@@ -505,12 +505,12 @@ def test_a_member_that_ended_by_a_known_defect_is_restarted_or_replaced(tmp_path
     assert (members.faults.ended, members.faults.problems) == (1, [])
 
 
-@pytest.mark.parametrize(("version", "said"), [("3.5.5", PANIC), ("3.5.1", "out of memory")])
-def test_a_member_that_ended_for_another_reason_is_a_problem(tmp_path: Path, version: str, said: str) -> None:
-    members = Members(tmp_path, version, said)
+@pytest.mark.parametrize(("version", "text"), [("3.5.5", PANIC), ("3.5.1", "out of memory")])
+def test_a_member_that_ended_for_another_reason_is_a_problem(tmp_path: Path, version: str, text: str) -> None:
+    members = Members(tmp_path, version, text)
     members.faults.step()
     (problem,) = members.faults.problems
-    assert problem == f"member 1 of etcd crashed: {said}"
+    assert problem == f"member 1 of etcd crashed: {text}"
 
 
 def test_a_member_that_a_fault_has_stopped_is_left_to_that_fault(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def as_json() -> Iterator[None]:
     use(GlobalOptions())
 
 
-async def told(*steps: HistoryStep) -> AsyncGenerator[HistoryStep, None]:
+async def stream_of(*steps: HistoryStep) -> AsyncGenerator[HistoryStep, None]:
     for step in steps:
         yield step
 
@@ -54,7 +54,7 @@ def run(world: World, ref: OperationRef | None = None, *after: HistoryStep) -> i
     """The command's exit code."""
     checked = Audit(world.keys, ref)
     try:
-        asyncio.run(command.run(checked, told(*steps(world), *after), str(ref) if ref else None))
+        asyncio.run(command.run(checked, stream_of(*steps(world), *after), str(ref) if ref else None))
     except typer.Exit as left:
         return left.exit_code
     return 0
@@ -130,11 +130,11 @@ def test_an_audit_of_one_operation_reports_only_its_violations() -> None:
     assert run(world, ref) == 1, "it depends on the counters of its table"
 
 
-def told_of(ref: OperationRef, world: World, *after: HistoryStep, follow: bool = False) -> Audit:
+def audit_of(ref: OperationRef, world: World, *after: HistoryStep, follow: bool = False) -> Audit:
     """The audit of an operation where history is compacted up to the present."""
     listing = HistoryStart(world.store.revision, 1, tuple(world.store.listing()))
     checked = Audit(world.keys, ref)
-    history = told(listing, *after, CaughtUp(world.store.revision + len(after)))
+    history = stream_of(listing, *after, CaughtUp(world.store.revision + len(after)))
     asyncio.run(command.run(checked, history, str(ref), follow=follow))
     return checked
 
@@ -149,7 +149,7 @@ def test_an_operation_with_only_a_history_record_counts_as_unchecked() -> None:
     ref = world.run_operation(1)
     at = world.store.revision
     with pytest.raises(NotFound, match=f"'{ref}' was not checked: etcd's history is compacted up to revision {at}"):
-        told_of(ref, world, stranger(world))
+        audit_of(ref, world, stranger(world))
 
 
 def test_deleting_the_history_record_does_not_make_an_operation_checked() -> None:
@@ -158,7 +158,7 @@ def test_deleting_the_history_record_does_not_make_an_operation_checked() -> Non
     age_model_history(world.store, world.keys)
     dropped = Revision(world.store.revision + 1, tuple(_deleted_record(world, ref)))
     with pytest.raises(NotFound, match="was not checked"):
-        told_of(ref, world, dropped)
+        audit_of(ref, world, dropped)
 
 
 def _deleted_record(world: World, ref: OperationRef) -> list[Change]:
@@ -171,13 +171,13 @@ def _deleted_record(world: World, ref: OperationRef) -> list[Change]:
 def test_an_unchanged_open_operation_counts_as_unchecked() -> None:
     world, ref = opened()
     with pytest.raises(NotFound, match="no later revision has a key of it"):
-        told_of(ref, world, stranger(world))
+        audit_of(ref, world, stranger(world))
 
 
 def test_an_unchanged_open_operation_is_followed(as_json: None, capsys: pytest.CaptureFixture[str]) -> None:
     world, ref = opened()
     at = world.store.revision
-    told_of(ref, world, stranger(world), follow=True)
+    audit_of(ref, world, stranger(world), follow=True)
     output = json.loads(capsys.readouterr().out)
     assert (output["operations"], output["jobs"]) == (0, 0)
     assert output["summary"] == (
@@ -189,7 +189,7 @@ def test_an_audit_without_revisions_after_the_compaction_says_so(capsys: pytest.
     world, _ = opened()
     at = world.store.revision
     listing = HistoryStart(at, 1, tuple(world.store.listing()))
-    asyncio.run(command.run(Audit(world.keys), told(listing, CaughtUp(at)), None))
+    asyncio.run(command.run(Audit(world.keys), stream_of(listing, CaughtUp(at)), None))
     assert capsys.readouterr().out == (
         f"checked nothing: there are no revisions after {at}; not checked: revisions 1–{at}; no violation\n"
     )
@@ -217,7 +217,7 @@ def test_compacted_history_is_reported(as_json: None, capsys: pytest.CaptureFixt
     world.do(world.claim(ref, "a", [0]))
     later = [Revision(n, tuple(changes)) for n, changes in world.store.history if n > at]
     checked = Audit(world.keys)
-    asyncio.run(command.run(checked, told(listing, *later, CaughtUp(world.store.revision)), None))
+    asyncio.run(command.run(checked, stream_of(listing, *later, CaughtUp(world.store.revision)), None))
     printed = capsys.readouterr()
     assert json.loads(printed.out)["lost"] == [[1, at]]
     assert json.loads(printed.out)["first_revision"] == at + 1
@@ -237,7 +237,7 @@ def test_history_that_is_compacted_during_the_audit_is_reported(
     after = [Revision(n, tuple(changes)) for n, changes in world.store.history if n == wrong]
     checked = Audit(world.keys)
     with pytest.raises(typer.Exit):
-        asyncio.run(command.run(checked, told(*before, gap, *after), None))
+        asyncio.run(command.run(checked, stream_of(*before, gap, *after), None))
     printed = capsys.readouterr()
     found = json.loads(printed.out)
     assert (found["first_revision"], found["lost"]) == (1, [[at + 1, wrong - 1]])
@@ -253,7 +253,7 @@ def test_a_good_result_says_what_was_not_checked(capsys: pytest.CaptureFixture[s
     world.do(world.report(ref, 0, JobState.SUCCESS))
     gap = HistoryStart(at + 2, at + 1, tuple(world.store.listing()))
     checked = Audit(world.keys)
-    asyncio.run(command.run(checked, told(*before, gap, CaughtUp(at + 2)), None))
+    asyncio.run(command.run(checked, stream_of(*before, gap, CaughtUp(at + 2)), None))
     assert capsys.readouterr().out.endswith(f" 18 invariants; not checked: revisions {at + 1}–{at + 2}; no violation\n")
     assert f"not checked: revisions {at + 1}–{at + 2}" in checked.to_json()["summary"]
 

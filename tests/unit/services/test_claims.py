@@ -193,21 +193,21 @@ def test_a_refused_return_has_its_cause() -> None:
     outcome = Outcome("p", "w", "", 1, "", "", grant=CLAIM.grant)
     waiting = job_claims.released(CLAIM, "w")
 
-    def told(wanted: JobState | Claim, *found: bytes | None) -> actor_claims.RefusedReturn:
+    def refused(wanted: JobState | Claim, *found: bytes | None) -> actor_claims.RefusedReturn:
         return actor_claims.refused_return(TOKEN, answer(*found), wanted)
 
-    assert told(JobState.SUCCESS, CLAIM.encode(), None, None).held == (CLAIM, 50), "it was extended meanwhile"
-    assert told(JobState.SUCCESS, None, b"success", outcome.encode()).returned
-    assert not told(JobState.SUCCESS, None, b"failed", outcome.encode()).returned
-    assert "already" in told(JobState.SUCCESS, None, b"failed", outcome.encode()).text
+    assert refused(JobState.SUCCESS, CLAIM.encode(), None, None).held == (CLAIM, 50), "it was extended meanwhile"
+    assert refused(JobState.SUCCESS, None, b"success", outcome.encode()).returned
+    assert not refused(JobState.SUCCESS, None, b"failed", outcome.encode()).returned
+    assert "already" in refused(JobState.SUCCESS, None, b"failed", outcome.encode()).text
     lost = replace(outcome, grant="", error="lost")
-    assert not told(JobState.FAILED, None, b"failed", lost.encode()).returned, "written for an actor that is gone"
-    assert told(waiting, waiting.encode(), None, None).returned
-    assert "waits" in told(JobState.SUCCESS, waiting.encode(), None, None).text
-    taken = told(JobState.SUCCESS, other.encode(), None, None)
+    assert not refused(JobState.FAILED, None, b"failed", lost.encode()).returned, "written for an actor that is gone"
+    assert refused(waiting, waiting.encode(), None, None).returned
+    assert "waits" in refused(JobState.SUCCESS, waiting.encode(), None, None).text
+    taken = refused(JobState.SUCCESS, other.encode(), None, None)
     assert (taken.held, taken.returned, taken.gone) == (None, False, False)
     assert "granted to v" in taken.text
-    assert told(JobState.SUCCESS, None, None, None).gone
+    assert refused(JobState.SUCCESS, None, None, None).gone
 
 
 def test_a_refused_extension_has_its_cause() -> None:

@@ -208,15 +208,15 @@ def test_the_bucket_in_the_host_of_an_endpoint() -> None:
 
 
 def test_s3_from_the_environment() -> None:
-    told = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9000", "AWS_DEFAULT_REGION": "eu-2", "AWS_ALLOW_HTTP": "true"}
-    found = access("s3://lake/a", **told)
+    variables = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9000", "AWS_DEFAULT_REGION": "eu-2", "AWS_ALLOW_HTTP": "true"}
+    found = access("s3://lake/a", **variables)
     assert (found.options.endpoint, found.region) == ("http://127.0.0.1:9000", "eu-2")
     assert found.obstore_config()["endpoint"] == "http://127.0.0.1:9000"
     assert arguments(found)["scheme"] == "http"
     assert found.spark()[f"{BUCKET}.connection.ssl.enabled"] == "false"
-    first = access("s3://lake/a", {"region": "file"}, **told, AWS_REGION="eu-3", AWS_ENDPOINT_URL_S3="https://h")
+    first = access("s3://lake/a", {"region": "file"}, **variables, AWS_REGION="eu-3", AWS_ENDPOINT_URL_S3="https://h")
     assert (first.options.endpoint, first.region) == ("https://h", "file")
-    assert access("s3://lake/a", **{**told, "AWS_REGION": "eu-3"}).region == "eu-3"
+    assert access("s3://lake/a", **{**variables, "AWS_REGION": "eu-3"}).region == "eu-3"
     with pytest.raises(InvalidArgument, match="the environment has the endpoint http://127.0.0.1:9000"):
         access("s3://lake/a", AWS_ENDPOINT_URL="http://127.0.0.1:9000")
 
