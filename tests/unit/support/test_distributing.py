@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from scripts import etcd_servers
 from tests.distributing import APART, LONGEST, SHARING, TURNS, has_turn, own_share_first, rank, unit_of
 
 ROOT = Path(__file__).parents[3]
@@ -34,8 +35,15 @@ def test_each_process_collects_its_own_share_first() -> None:
 
 
 def test_each_rotating_test_has_one_turn_and_no_turn_is_empty() -> None:
-    nodes = [f"tests/faults/test_x.py::test_y[{n}]" for n in range(30)]
+    nodes = [f"tests/faults/test_x.py::test_y[{n}]" for n in range(90)]
     turns = [[node for node in nodes if has_turn(node, turn)] for turn in range(7, 7 + TURNS)]
     assert sorted(node for some in turns for node in some) == sorted(nodes)
     assert all(turns)
     assert all(has_turn("tests/acceptance/test_x.py::test_hole_2_y", turn) for turn in range(TURNS))
+
+
+def test_each_turn_has_one_other_server() -> None:
+    tests = [(f"tests/conformance/test_x.py::test_y[{s}-{n}]", s) for n in range(30) for s in etcd_servers.OTHERS]
+    turns = [[test for test in tests if has_turn(test[0], turn, test[1])] for turn in range(7, 7 + TURNS)]
+    assert sorted(test for some in turns for test in some) == sorted(tests)
+    assert [{server for _, server in some} for some in turns] == [{etcd_servers.of_turn(7 + n)} for n in range(TURNS)]
