@@ -154,7 +154,7 @@ class JobContext(ABC):
     shared_dir: str
     """A path or URL that every node can reach, for data that is too large for etcd. Only this namespace uses it."""
     shared: Place | None
-    """``shared_dir`` as an argument for :mod:`distop.storage.deletion`. None if there is no shared directory."""
+    """``shared_dir`` as a place, for :func:`distop.storage.opened_stores.store_of`. None if there is none."""
     space: str
     """An identifier of this namespace in this etcd, for names in a folder that several namespaces write into."""
     log: logging.LoggerAdapter[logging.Logger]
@@ -180,7 +180,7 @@ class JobContext(ABC):
 
     @property
     def stage_place(self) -> Place:
-        """The stage as an argument for :mod:`distop.storage.deletion`.
+        """The stage as a place, for :func:`distop.storage.opened_stores.store_of`.
 
         Does not create the directory.
         """

@@ -18,6 +18,7 @@ from distop.storage import deletion
 from distop.storage.confinement import note_copy
 from distop.storage.files import open_regular
 from distop.storage.location import Location
+from distop.storage.opened_stores import store_of
 from distop.storage.storage_urls import check_paths
 from distop.tables.iceberg import iceberg_jar, iceberg_rows, java_tables, manifest_facts
 from distop.tables.iceberg.iceberg_fields import local_path
@@ -103,7 +104,7 @@ def stage(
         contents = contents_of(paths, int(raw["current-schema-id"]), int(raw["last-column-id"]), ids)
         contents |= {"snapshot": manifest_facts.snapshot_of(source, frozenset()).id, "staged": staged.model_dump()}
         contents["made_for"] = purpose_of(certificate, narrowed)
-        deletion.write(into.place, CONTENTS, json.dumps(contents).encode())
+        store_of(into.place).put(CONTENTS, json.dumps(contents).encode())
     except BaseException:
         discard(into, frozenset(), ctx.log)
         raise
@@ -115,8 +116,9 @@ def _write_metadata(into: StageFolders, raw: Mapping[str, Any], schema: Mapping[
     for place in (into.place, into.data):
         deletion.check_unlinked(place)
     metadata = staging_metadata(raw, schema, f"file://{into.table}", f"file://{into.data.location}")
-    deletion.write(into.place, f"{TABLE}/metadata/v1.metadata.json", json.dumps(metadata).encode())
-    deletion.write(into.place, f"{TABLE}/metadata/version-hint.text", b"1")
+    store = store_of(into.place)
+    store.put(f"{TABLE}/metadata/v1.metadata.json", json.dumps(metadata).encode())
+    store.put(f"{TABLE}/metadata/version-hint.text", b"1")
 
 
 def _staged_in(location: str) -> Staged:
@@ -234,7 +236,7 @@ def view(ctx: JobContext, source: str, schema_id: int, place: Place) -> str:
     metadata = {n: v for n, v in raw.items() if n not in ("schema", "partition-spec")}
     name = f"view-{uuid.uuid4().hex}.metadata.json"
     path = f"{place.location}/{name}"
-    deletion.write(place, name, json.dumps(metadata | {"current-schema-id": schema_id}).encode())
+    store_of(place).put_new(name, json.dumps(metadata | {"current-schema-id": schema_id}).encode())
     note_copy(source, path)
     return path
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import logging
 import uuid
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from distop.errors import UnsafePath
+from distop.errors import InvalidArgument, describe
 from distop.storage.confinement import note_copy, own_folder
-from distop.storage.deletion import Place, delete, delete_or_log, write
+from distop.storage.deletion import Place
+from distop.storage.opened_stores import store_of
 from distop.tables.iceberg.iceberg_fields import local_path
 from distop.tables.iceberg.java_tables import check_manifests_of, check_same, table_of, uri
 from distop.tables.iceberg.metadata_file import read_file
@@ -22,7 +23,7 @@ from distop.tables.iceberg.snapshot_plan import NO_SNAPSHOT
 from distop.tables.iceberg.written_folders import check_folder, check_metadata_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from distop_behaviors.apply.schema_target import Rewrite
 
@@ -124,11 +125,9 @@ class Production:
             return
         manifests = [m for m in snapshot.allManifests(self._table.io()) if m.snapshotId() == snapshot.snapshotId()]
         place = Place(_local(str(self._table.location())), _METADATA)
-        for path in (*(_local(str(m.path())) for m in manifests), _local(str(snapshot.manifestListLocation()))):
-            folder, _, name = path.rpartition("/")
-            if folder == place.location:
-                delete_or_log(place, name, log)
-                delete_or_log(place, f".{name}.crc", log)
+        written = (*(_local(str(m.path())) for m in manifests), _local(str(snapshot.manifestListLocation())))
+        found = (path.rpartition("/") for path in written)
+        _remove_or_log(place, [name for folder, _, name in found if folder == place.location])
 
     def _data_files(self) -> Iterator[Any]:
         """The data files of the loaded snapshot, with their statistics."""
@@ -178,21 +177,28 @@ def without_catalog(session: Any, source: str) -> Iterator[Any]:
     table = _local(own_folder(source, str(file.content.location)))
     check_metadata_folder(table)
     place = Place(table, f"{_METADATA}/{FOLDER}{uuid.uuid4().hex}")
-    folder = place.below(_METADATA)
-    write(folder, "v1.metadata.json", file.text.encode())
-    note_copy(source, f"{folder.location}/v1.metadata.json")
-    write(folder, "version-hint.text", b"1")
+    folder, written = place.below(_METADATA), ("v1.metadata.json", "version-hint.text")
+    store = store_of(folder)
+    store.put_new(written[0], file.text.encode())
+    note_copy(source, f"{folder.location}/{written[0]}")
+    store.put_new(written[1], b"1")
     try:
         check_folder(folder)
         conf = session._jsparkSession.sessionState().newHadoopConf()
         yield session._jvm.org.apache.iceberg.hadoop.HadoopTables(conf).load(uri(place.location))
     finally:
-        for name in ("v1.metadata.json", "version-hint.text"):
-            delete_or_log(folder, name, log)
-            delete_or_log(folder, f".{name}.crc", log)
-        with suppress(OSError, UnsafePath):  # the folders stay if they hold manifests
-            delete(place, _METADATA, only_empty=True)
-            delete(place.parent, place.name, only_empty=True)
+        # The folders stay if they hold manifests.
+        _remove_or_log(place.parent, [f"{place.name}/{_METADATA}/{name}" for name in written])
+
+
+def _remove_or_log(place: Place, names: Sequence[str]) -> None:
+    """Remove files of a place, and the checksums that Hadoop keeps beside local files. Logs errors."""
+    inner = (name.rpartition("/") for name in names)
+    checksums = [f"{folder}{slash}.{name}.crc" for folder, slash, name in inner]
+    try:
+        store_of(place).delete_many([*names, *checksums])
+    except (OSError, InvalidArgument) as error:
+        log.warning("Cannot remove files of a transaction in %s: %s", place.location, describe(error))
 
 
 def _local(path: str) -> str:

@@ -18,7 +18,8 @@ from distop.protocol.frozen import frozen
 from distop.storage import deletion
 from distop.storage.deletion import Place
 from distop.storage.location import Location
-from distop.storage.places import STAGE
+from distop.storage.opened_stores import store_of
+from distop.storage.places import STAGE, remove_place_or_log
 from distop.tables.iceberg.iceberg_fields import local_path
 from distop.tables.iceberg.metadata_file import current_metadata_file, read_file
 from distop.tables.iceberg.staged_metadata import check_staged
@@ -124,7 +125,7 @@ def staged_data(
     wanted = contents_of(files, schema, last_column, ids)
     try:
         stage.check_own()
-        contents = json.loads(deletion.read_regular(stage.place, CONTENTS, _CONTENTS_BYTES))
+        contents = json.loads(store_of(stage.place).get(CONTENTS, limit=_CONTENTS_BYTES).data)
         if contents["made_for"] == wanted_for:
             if not wanted.items() <= contents.items():
                 return None
@@ -153,7 +154,7 @@ def discard(stage: StageFolders, live: frozenset[str], log: Log) -> None:
         except (OSError, UnsafePath) as error:
             log.warning("Cannot remove the staged data files %s; retrying later: %s", stage.data.location, error)
             return
-    deletion.delete_or_log(stage.place.parent, stage.place.name, log)
+    remove_place_or_log(stage.place, log)
 
 
 def stages_below(place: Place) -> Iterator[Place]:

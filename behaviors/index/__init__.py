@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from distop.behavior import Behavior, PartitionPlan, Planned
 from distop.errors import InvalidArgument
 from distop.protocol.records import OperationRef
-from distop.storage.deletion import delete, delete_or_log, names
-from distop.storage.places import STAGE, operation_path, remove_stages, series_of
+from distop.storage.opened_stores import store_of
+from distop.storage.places import STAGE, operation_path, remove_place, remove_place_or_log, remove_stages, series_of
 from distop_behaviors.index.index_argument import BuildArgument, BuildReport, BuildResult, DropArgument, DropReport
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class BuildIndex(Behavior):
 
     def cancel_job_and_cleanup(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> None:
         """Remove the stage of the attempt. No other attempt needs it."""
-        delete_or_log(ctx.stage_place.parent, ctx.stage_place.name, ctx.log)
+        remove_place_or_log(ctx.stage_place, ctx.log)
 
     def complete_operation(self, arg: Any, table: TableRecord | None, summary: Summary, ctx: JobContext) -> Any:
         """Merge and publish the segments of the jobs, and remove the stages.
@@ -144,12 +144,12 @@ class DropIndex(Behavior):
         shared, ref = ctx.shared, OperationRef.parse(ctx.operation)
         _check_name(name, ref)
         builds_of = str(replace(ref, type=BuildIndex.type_name))
-        given_up = names(series_of(shared, builds_of)) if shared is not None else []
+        given_up = store_of(series_of(shared, builds_of)).list_folder().folders if shared is not None else ()
         dropped = Folder(_root(ctx.table, ctx), name, ctx.space).drop(ctx.operation, after, builds)
         if shared is not None:
             for instance in given_up:
-                delete(series_of(shared, builds_of), instance)
-            delete_or_log(shared.below(STAGE), operation_path(ctx.operation), ctx.log)
+                remove_place(series_of(shared, builds_of).below(instance))
+            remove_place_or_log(shared.below(f"{STAGE}/{operation_path(ctx.operation)}"), ctx.log)
         return DropReport(name=name, dropped=dropped)
 
     def complete_operation(self, arg: Any, table: TableRecord | None, summary: Summary, ctx: JobContext) -> Any:

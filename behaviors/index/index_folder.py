@@ -28,9 +28,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from distop.errors import InvalidArgument
 from distop.protocol.texts import shown
-from distop.storage.deletion import Place, delete, made_folder, names, new_file, write
+from distop.storage.deletion import Place, delete, made_folder, names, new_file
 from distop.storage.deletion import check_unlinked as _check_unlinked
 from distop.storage.files import METADATA_BYTES, open_regular, read
+from distop.storage.object_store import scratch_name
+from distop.storage.opened_stores import store_of
+from distop.storage.store_errors import ObjectExists
 from distop_behaviors.index.generation import Generation
 
 if TYPE_CHECKING:
@@ -59,6 +62,7 @@ class Folder:
 
     def __init__(self, location: str, name: str, space: str = "") -> None:
         self._place = Place(location, f"_distop/index/{name}")
+        self._store = store_of(self._place)
         self._space = space
         self.root = Path(location) / "_distop" / "index" / name
         self.data = self.root / "data"
@@ -136,11 +140,9 @@ class Folder:
         self.check_unlinked()
         try:
             for folder in ("data", "generations"):
-                with made_folder(self._place.below(folder)):
-                    pass
-            probe = self.data / f".probe-{uuid.uuid4().hex}"
-            write(self._place, f"data/{probe.name}", b"")
-            self._delete(probe)
+                probe = f"{folder}/{scratch_name()}"
+                self._store.put_new(probe, b"")
+                self._store.delete_many([probe])
         except OSError as e:
             raise InvalidArgument(
                 f"cannot write into {self.root} ({e.strerror or e}): an index is stored beside its table, so executors "
@@ -149,15 +151,12 @@ class Folder:
 
     def publish(self, generation: Generation) -> None:
         """Make the generation the current one. Raises Superseded if its number is taken, UnsafePath and OSError."""
+        self.check_unlinked()
         path = self._path(generation.number)
-        # A drop's file has no instance in its name, because drops and builds have separate sequences of instances.
-        whose = "drop" if generation.dropped else generation.operation.rpartition("/")[2]
-        scratch = self.data / self.own(f"{whose}-generation.new-{uuid.uuid4().hex}")
         try:
-            write(self._place, f"data/{scratch.name}", generation.to_json().encode())
-            self._link(scratch, path)
-        finally:
-            self._delete(scratch)
+            self._store.put_new(f"generations/{path.name}", generation.to_json().encode())
+        except ObjectExists:
+            raise Superseded(f"the name {path} is taken") from None
 
     def _delete(self, path: Path) -> bool:
         """Remove a file or folder of the index; returns whether it existed. Raises UnsafePath and OSError."""

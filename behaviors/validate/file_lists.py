@@ -12,9 +12,11 @@ from distop.behavior import is_wide
 from distop.errors import InvalidArgument
 from distop.protocol.records import OperationRef
 from distop.protocol.texts import shown
-from distop.storage.deletion import read_regular, write
-from distop.storage.files import gone, identity, local_path
+from distop.storage.files import TooLarge
+from distop.storage.opened_stores import store_of
 from distop.storage.places import folder
+from distop.storage.store_check import publishing_store
+from distop.storage.store_errors import ObjectMissing
 from distop_behaviors.validate.certificate import digest_of
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
     from distop.behavior import JobContext, PartitionPlan
     from distop.storage.deletion import Place
+    from distop.storage.object_store import Version
     from distop.tables.reader import Reader
     from distop_behaviors.validate.certificate import Certificate
 
@@ -32,8 +35,8 @@ _FOLDER = "certificates"
 _LIST_BYTES = 1 << 30
 """Maximum bytes of a list of files."""
 CACHED_LISTS = 256
-_written: dict[str, tuple[tuple[str, ...], str]] = {}
-"""Lists that this process has written: by location, the file's identity and the list's digest.
+_written: dict[str, tuple[Version, str]] = {}
+"""Lists that this process has written: by location, the file's version and the list's digest.
 
 A network file system may still show a removed list for a while. A certificate may then name it; validating ``since``
 that certificate fails with an error that says what to do.
@@ -65,29 +68,33 @@ def write_file_list(version: str, files: Callable[[], Iterable[Entry]], ctx: Job
     """Write the list of a table's files for certificates of this version; returns its digest.
 
     Does nothing, and does not call ``files``, if this process has written the list and nothing has replaced it since.
-    Raises the errors of ``files``, and OSError.
+    Raises the errors of ``files``, InvalidArgument for a shared directory that is not allowed or not suitable, and
+    OSError.
     """
     shared = _shared(ctx)
     name = file_list_path(OperationRef.parse(ctx.operation).table, version)
     location = shared.below(name).location
-    if location in _written and _written[location][0] == _identity_of(location):
+    if location in _written and _written[location][0] == _version_of(shared, name):
         return _written[location][1]
     listed = sorted(list(file) for file in files())
     digest = digest_of({"files": listed})
-    write(shared, name, json.dumps({"version": version, "files": listed, "digest": digest}).encode())
+    content = json.dumps({"version": version, "files": listed, "digest": digest}).encode()
+    written = publishing_store(shared).put(name, content)
     # A list without partition names only depends on the version. Partition names also depend on the argument: a job
     # over several partitions has its own name.
-    if all(len(file) == 3 for file in listed) and (found := _identity_of(location)) is not None:
+    if all(len(file) == 3 for file in listed):
         if len(_written) >= CACHED_LISTS:
             _written.clear()
-        _written[location] = found, digest
+        _written[location] = written, digest
     return digest
 
 
-def _identity_of(location: str) -> tuple[str, ...] | None:
-    """The identity of a list's file, which changes if it is replaced; None for a URL, which has only a name."""
-    found = identity(location)
-    return found if local_path(location) is not None and found != gone(location) else None
+def _version_of(shared: Place, name: str) -> Version | None:
+    """The version of a list's file, which changes if it is replaced; None if there is none."""
+    try:
+        return store_of(shared).head(name).version
+    except ObjectMissing:
+        return None
 
 
 def certified_files(certificate: Certificate, ctx: JobContext) -> list[Entry]:
@@ -125,9 +132,12 @@ def _shared(ctx: JobContext) -> Place:
 def read_list(table: str, version: str, ctx: JobContext) -> tuple[list[Entry], str]:
     """The files in the list of a version, and their digest. Raises InvalidArgument for an invalid list, and OSError."""
     name = file_list_path(table, version)
-    text = read_regular(_shared(ctx), name, _LIST_BYTES)
-    if len(text) > _LIST_BYTES:
-        raise InvalidArgument(f"the list of files {name} has more than {_LIST_BYTES} bytes: validate the whole table")
+    try:
+        text = store_of(_shared(ctx)).get(name, limit=_LIST_BYTES).data
+    except TooLarge:
+        raise InvalidArgument(
+            f"the list of files {name} has more than {_LIST_BYTES} bytes: validate the whole table"
+        ) from None
     try:
         content = json.loads(text)
         if content["version"] == version:

@@ -1,6 +1,7 @@
-"""Removes and writes files below tables, shared directories, stages and indexes.
+"""Opens, creates and removes folders on a disk: below tables, shared directories, stages and indexes.
 
-No other module does, except :mod:`distop.storage.folder_store`, in folders that are opened here.
+:mod:`distop.storage.folder_store` writes files in folders that are opened here. No other module removes or writes files
+there.
 
 A :class:`Place` is derived from an operation, a partition and an attempt, or from an index, but never from a result, a
 plan or a file. A removed or written file has a path below its place. On a disk every folder is opened relative to its
@@ -20,12 +21,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
-from distop.clock import uuid
 from distop.errors import UnsafePath, describe
 from distop.protocol.frozen import frozen
-from distop.storage.files import local_path, open_filesystem
+from distop.storage.files import local_path
 from distop.storage.folder_ownership import changeable, walked
 
 if TYPE_CHECKING:
@@ -97,9 +97,6 @@ def delete(place: Place, path: str, *, only_empty: bool = False) -> bool:
     of its place or through a link, and OSError.
     """
     parts = components(path)
-    whole = place.below(path)
-    if local_path(place.anchor) is None:
-        return _delete_remote(whole, only_empty)
     if place.path:
         parts = [*components(place.path), *parts]
     with _opened(place.anchor, parts[:-1]) as folder:
@@ -116,14 +113,6 @@ def delete_or_log(place: Place, path: str, log: Log) -> None:
 
 def names(place: Place) -> list[str]:
     """The names in a place; empty if it is not a folder. Raises UnsafePath, and OSError."""
-    if local_path(place.anchor) is None:
-        from pyarrow import fs
-
-        filesystem, inner = _remote(place)
-        try:
-            return [info.base_name for info in filesystem.get_file_info(fs.FileSelector(inner, allow_not_found=True))]
-        except NotADirectoryError:
-            return []
     with _opened(place.anchor, components(place.path) if place.path else []) as folder:
         return [] if folder is None else os.listdir(folder)  # noqa: PTH208 -- of a descriptor
 
@@ -135,72 +124,9 @@ def check_unlinked(place: Place) -> None:
             pass
 
 
-def read_regular(place: Place, path: str, limit: int) -> bytes:
-    """Read a file in a place; on a disk only a regular file, without following links.
-
-    Returns at most ``limit`` bytes, and one more if the file is larger. Raises UnsafePath, FileNotFoundError, and
-    OSError.
-    """
-    parts = components(path)
-    if local_path(place.anchor) is None:
-        filesystem, inner = _remote(place.below(path))
-        with filesystem.open_input_stream(inner) as stream:
-            return bytes(stream.read(limit + 1))
-    with _opened(place.anchor, [*(components(place.path) if place.path else []), *parts[:-1]]) as folder:
-        if folder is None:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), place.below(path).location)
-        # O_NONBLOCK: opening a pipe would otherwise block.
-        try:
-            file = os.open(parts[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
-        except OSError as error:
-            if error.errno != errno.ELOOP:
-                raise
-            raise UnsafePath(f"{place.below(path).location} is a symbolic link, which is not followed") from None
-    with os.fdopen(file, "rb") as opened:
-        if not stat.S_ISREG(os.fstat(file).st_mode):
-            raise UnsafePath(f"{place.below(path).location} is not a regular file: it is a folder or a device")
-        return opened.read(limit + 1)
-
-
-def write(place: Place, path: str, data: bytes) -> None:
-    """Write a file in a place atomically, with its folders. Raises UnsafePath, and OSError.
-
-    On a disk, no link is followed, and a link of the file's name is replaced.
-    """
-    parts = components(path)
-    whole = place.below(path)
-    if local_path(place.anchor) is None:
-        filesystem, inner = _remote(whole)
-        filesystem.create_dir(inner.rpartition("/")[0], recursive=True)
-        with filesystem.open_output_stream(inner) as stream:
-            stream.write(data)
-        return
-    parent = whole.parent
-    with made_folder(parent) as opened:
-        temporary = f".{parts[-1]}.{uuid.uuid4().hex}"
-        file = os.open(temporary, _NEW, _FILE_MODE, dir_fd=opened)
-        try:
-            with os.fdopen(file, "wb") as stream:
-                stream.write(data)
-                stream.flush()
-                os.fsync(stream.fileno())
-            os.replace(temporary, parts[-1], src_dir_fd=opened, dst_dir_fd=opened)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(temporary, dir_fd=opened)
-            raise
-
-
 def make_new(place: Place, mode: int = 0o700) -> None:
-    """Create a folder and its parents; on an object store, check that nothing exists there.
-
-    Raises FileExistsError if something exists already, UnsafePath, and OSError.
-    """
+    """Create a folder and its parents. Raises FileExistsError if something exists already, UnsafePath, and OSError."""
     taken = f"{place.location} exists already, but only its attempt may create it: remove it; its content is not used"
-    if local_path(place.anchor) is None:
-        if names(place):
-            raise FileExistsError(taken)
-        return
     with made_folder(place.parent) as folder:
         try:
             os.mkdir(place.name, mode, dir_fd=folder)
@@ -372,37 +298,3 @@ def _delete_local(folder: int, name: str, only_empty: bool) -> bool:
                 return False
             raise
     raise AssertionError("the last try returns or raises")
-
-
-# ------------------------------------------------------------------ on an object store
-
-
-def _remote(place: Place) -> tuple[Any, str]:
-    """The file system of a place, and its path there, which has at least a bucket."""
-    filesystem, root = open_filesystem(place.anchor)
-    root = root.strip("/")
-    if not root:
-        raise UnsafePath(f"nothing is removed or written below {place.anchor!r}: it names no bucket, or no folder")
-    inner = "/".join((*components(root), *(components(place.path) if place.path else ())))
-    try:
-        inner.encode()
-    except UnicodeEncodeError:
-        raise UnsafePath(f"{inner!r} is not UTF-8, as names in an object store are") from None
-    return filesystem, inner
-
-
-def _delete_remote(whole: Place, only_empty: bool) -> bool:
-    from pyarrow import fs
-
-    filesystem, inner = _remote(whole)
-    kind = filesystem.get_file_info(inner).type
-    if kind == fs.FileType.NotFound:
-        return False
-    if kind != fs.FileType.Directory:
-        filesystem.delete_file(inner)
-    elif only_empty and filesystem.get_file_info(fs.FileSelector(inner)):
-        return False
-    else:
-        # pyarrow adds a slash to the prefix, so ``a/bc`` is not removed with ``a/b``.
-        filesystem.delete_dir(inner)
-    return True

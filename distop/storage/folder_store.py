@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from distop.errors import UnsafePath
 from distop.storage.conditional_writes import Deadline
-from distop.storage.deletion import made_folder, opened_folder
+from distop.storage.deletion import delete, made_folder, opened_folder
 from distop.storage.files import read_whole
 from distop.storage.object_store import (
     PART,
@@ -203,6 +203,10 @@ class FolderStore(ObjectStore):
                 with self._locked(opened, folder), _errors(what), suppress(FileNotFoundError):
                     os.unlink(name, dir_fd=opened)
             self._remove_empty(folder, what)
+
+    def delete_folder(self, folder: str) -> None:
+        with _errors(f"remove {self.location_of(check_key(folder))}"):
+            delete(self._place, folder)
 
     def _remove_empty(self, folder: str, what: str) -> None:
         """Remove a folder and its parents below the store's own, as far as they are empty."""

@@ -19,6 +19,7 @@ from distop.errors import UnsafePath
 from distop.protocol.frozen import frozen
 from distop.protocol.texts import shown
 from distop.storage.deletion import components
+from distop.storage.store_errors import ObjectChanged, ObjectExists, ObjectMissing, Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -29,6 +30,8 @@ LARGEST = 5 << 30
 """Bytes of an object: S3 copies no larger one in one part."""
 PART = 8 << 20
 """Bytes of one part of a large object. An object of at most one part is written by a single request."""
+_TRIES = 10
+"""Tries to replace an object that other writers replace meanwhile."""
 _SCRATCH = ".distop-", ".tmp"
 """Start and end of the names of objects and files that are not complete."""
 
@@ -132,15 +135,41 @@ class ObjectStore(ABC):
     def delete_many(self, keys: Iterable[str]) -> None:
         """Remove objects. Those that do not exist are ignored."""
 
+    @abstractmethod
+    def delete_folder(self, folder: str) -> None:
+        """Remove everything below a folder, also objects that are not complete. A missing folder is ignored.
+
+        On a disk this removes links, never their targets.
+        """
+
+    def put(self, key: str, data: bytes) -> Version:
+        """Create an object, or replace the one that is there: the last of several writers wins.
+
+        Raises ObjectChanged if others keep replacing it, and UnknownWrite.
+        """
+        for left in reversed(range(_TRIES)):
+            try:
+                return self.put_large(key, _pieces(data))
+            except ObjectExists:
+                try:
+                    return self.replace_if(key, data, self.head(key).version)
+                except (ObjectChanged, ObjectMissing):
+                    if not left:
+                        raise
+        raise AssertionError("the last try returns or raises")
+
     def signed_url(self, key: str, seconds: float) -> str:
         """A URL by which anyone may read an object for a time. Raises Unsupported."""
-        from distop.storage.store_errors import Unsupported
-
         raise Unsupported(f"{self.location} signs no URLs: only S3, GCS and Azure do")
 
     def location_of(self, key: str) -> str:
         """The place of a key, for messages."""
         return f"{self.location.rstrip('/')}/{key}"
+
+
+def _pieces(data: bytes) -> Iterator[bytes]:
+    for start in range(0, len(data), PART):
+        yield data[start : start + PART]
 
 
 def check_key(key: str) -> str:

@@ -11,8 +11,10 @@ from distop.runtime.lru_cache import LruCache
 from distop.storage.deletion import Place
 from distop.storage.files import local_path
 from distop.storage.folder_store import FolderStore
+from distop.storage.object_store import check_key
 from distop.storage.remote_store import RemoteStore
 from distop.storage.storage_access import storage_options_for
+from distop.storage.storage_options import bucket_of
 
 if TYPE_CHECKING:
     from distop.storage.object_store import ObjectStore
@@ -30,6 +32,8 @@ def open_store(location: str) -> ObjectStore:
             raise InvalidArgument(f"the location {shown(location)} of a store must be an absolute path or a URL")
         return FolderStore(Place(str(local)))
     access = storage_options_for(location)
+    if path := location.partition("://")[2].partition("/")[2].removesuffix("/"):
+        check_key(path)
 
     def connect() -> tuple[Any, Any]:
         return access.obstore(), access.obstore(retries=_UPLOAD_RETRIES)
@@ -45,6 +49,17 @@ def open_store(location: str) -> ObjectStore:
         uploads=uploads,
         numbered=access.bucket.family == "gs",
     )
+
+
+def store_of(place: Place) -> ObjectStore:
+    """The store below a place. Sends nothing. Raises InvalidArgument, and UnsafePath if the place's path is ambiguous.
+
+    On a disk, links are followed in the anchor only.
+    """
+    if local_path(place.anchor) is not None:
+        return FolderStore(place)
+    bucket_of(place.anchor)  # else the path could name the bucket
+    return open_store(place.location)
 
 
 def memory_store() -> ObjectStore:

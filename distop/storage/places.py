@@ -10,11 +10,13 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from distop.errors import UnsafePath
+from distop.errors import InvalidArgument, describe
 from distop.protocol.frozen import frozen
 from distop.protocol.keys import encode
 from distop.protocol.records import OperationRef
-from distop.storage.deletion import Place, check_own, delete_or_log, make_new, names
+from distop.storage.deletion import Place, check_own, make_new
+from distop.storage.files import local_path
+from distop.storage.opened_stores import store_of
 
 if TYPE_CHECKING:
     from distop.protocol.records import TableRecord
@@ -105,7 +107,7 @@ class Stages:
         with self._lock:
             found = again or place in self._made
             try:
-                make_new(place)
+                make_stage(place)
             except FileExistsError:
                 if not found:
                     raise
@@ -113,10 +115,28 @@ class Stages:
             self._made.add(place)
 
 
+def make_stage(place: Place) -> None:
+    """Create a folder for a stage; in an object store, check that there is no object below it.
+
+    Raises FileExistsError if something is there already, UnsafePath, and OSError.
+    """
+    if local_path(place.anchor) is not None:
+        make_new(place)
+    elif any(store_of(place).list()):
+        raise FileExistsError(
+            f"{place.location} exists already, but only its attempt may create it: remove it; its content is not used"
+        )
+
+
+def result_key(attempt: Attempt) -> str:
+    """The path in the shared directory of an attempt's result that is too large for etcd."""
+    name = f"{attempt.partition:06d}-{attempt.fence}-{folder(attempt.incarnation)}.json"
+    return f"{RESULTS}/{operation_path(attempt.op)}/{name}"
+
+
 def result_of(shared: Place, attempt: Attempt) -> Place:
     """The file of an attempt's result that is too large for etcd."""
-    name = f"{attempt.partition:06d}-{attempt.fence}-{folder(attempt.incarnation)}.json"
-    return shared.below(f"{RESULTS}/{operation_path(attempt.op)}/{name}")
+    return shared.below(result_key(attempt))
 
 
 def series_of(shared: Place, op: str) -> Place:
@@ -125,8 +145,9 @@ def series_of(shared: Place, op: str) -> Place:
 
 
 def instances(series: Place, last: int) -> list[int]:
-    """The instances up to ``last`` that have a folder in a place. Raises UnsafePath and OSError."""
-    found = {int(name) for name in names(series) if name.isascii() and name.isdigit() and name == str(int(name))}
+    """The instances up to ``last`` that have a folder in a place. Raises InvalidArgument and OSError."""
+    names = store_of(series).list_folder().folders
+    found = {int(name) for name in names if name.isascii() and name.isdigit() and name == str(int(name))}
     return sorted(n for n in found if n <= last)
 
 
@@ -138,8 +159,21 @@ def remove_stages(shared: Place, op: str, log: Log) -> None:
     series = series_of(shared, op)
     try:
         found = instances(series, OperationRef.parse(op).instance)
-    except (OSError, UnsafePath) as error:
+    except (OSError, InvalidArgument) as error:
         log.warning("Cannot list the stages in %s; the next operation retries: %s", series.location, error)
         return
     for instance in found:
-        delete_or_log(series, str(instance), log)
+        remove_place_or_log(series.below(str(instance)), log)
+
+
+def remove_place(place: Place) -> None:
+    """Remove everything at a place, on a disk without following links. Raises InvalidArgument and OSError."""
+    store_of(place.parent).delete_folder(place.name)
+
+
+def remove_place_or_log(place: Place, log: Log) -> None:
+    """Remove everything at a place like :func:`remove_place`, but log errors; the next call retries."""
+    try:
+        remove_place(place)
+    except (OSError, InvalidArgument) as error:
+        log.warning("Cannot remove %s; retrying later: %s", place.location, describe(error))

@@ -53,6 +53,8 @@ TOKEN = "distopwrite"
 """The name of the metadata with the token of a write; Azure allows no hyphen."""
 _GAP = 1 << 20
 """Bytes between two ranges that are read by one request."""
+ONE_READ = 4 * PART
+"""Maximum bytes of an object that is read by one request."""
 _AT_ONCE = 8
 """Requests of one call at the same time."""
 _PAGE = 1000
@@ -90,9 +92,15 @@ class RemoteStore(ObjectStore):
             stored = self._stored(found.meta)
             if stored.size > limit:
                 raise TooLarge(f"{self.location_of(key)} has more than {limit} bytes, the limit for such an object")
-            return Content(bytes(self._asked(found.bytes, what)), stored)
+            return Content(b"" if stored.size > ONE_READ else bytes(self._asked(found.bytes, what)), stored)
 
-        return repeated(read, self._limit)
+        found = repeated(read, self._limit)
+        size, version = found.stored.size, found.stored.version
+        if size <= ONE_READ:
+            return found
+        # One request for all bytes could exceed the time limit of a request.
+        parts = (self.get_ranges(key, [(at, at + PART)], version=version)[0] for at in range(0, size, PART))
+        return Content(b"".join(parts), found.stored)
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]], *, version: Version | None = None) -> list[bytes]:
         path, what = self._path(key), f"read {self.location_of(key)}"
@@ -127,6 +135,9 @@ class RemoteStore(ObjectStore):
         return repeated(lambda: self._stored(self._asked(lambda: obstore.head(self._store, path), what)), self._limit)
 
     def list(self, folder: str = "", *, after: str = "") -> Iterator[StoredObject]:
+        return (found for found in self._list(folder, after) if not is_scratch(found.key))
+
+    def _list(self, folder: str, after: str) -> Iterator[StoredObject]:
         prefix, what = self._folder(folder), f"list {self.location_of(folder)}"
         start = self._prefix + after if after else ""
         last = ""
@@ -137,7 +148,7 @@ class RemoteStore(ObjectStore):
                     if found["path"] <= last:
                         raise Unsupported(f"{self.location} lists objects unordered, which distop does not support")
                     last = found["path"]
-                    if last > start and not is_scratch(last):
+                    if last > start:
                         yield self._stored(found)
                 try:
                     page = self._asked(partial(next, pages, None), what)
@@ -240,6 +251,10 @@ class RemoteStore(ObjectStore):
                 for path in some:
                     with suppress(ObjectMissing):
                         remove([path])
+
+    def delete_folder(self, folder: str) -> None:
+        check_key(folder)
+        self.delete_many([found.key for found in self._list(folder, "")])
 
     def signed_url(self, key: str, seconds: float) -> str:
         import obstore

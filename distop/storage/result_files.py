@@ -1,4 +1,4 @@
-"""Stores results too large for etcd in files of the shared directory; the outcome has size and checksum.
+"""Stores results too large for etcd in the shared directory; the outcome has size and checksum.
 
 The outcome is the commit point, as for all output: a file without an outcome belongs to a superseded attempt. The
 outcome has no path: the path is derived from the operation, the partition and the attempt, so that a forged record
@@ -10,11 +10,12 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Any
 
-from distop.errors import InvalidArgument, NotFound, UnreadableRecord, UnsafePath, describe
+from distop.errors import InvalidArgument, NotFound, UnreadableRecord, describe
 from distop.protocol.json_codec import loads
-from distop.storage.deletion import read_regular
-from distop.storage.deletion import write as write_file
-from distop.storage.places import result_of
+from distop.storage.files import TooLarge
+from distop.storage.opened_stores import store_of
+from distop.storage.places import result_key
+from distop.storage.store_check import publishing_store
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,12 +32,13 @@ MAX_BYTES = 64 * 1024 * 1024
 def write(shared: Place, attempt: Attempt, data: bytes) -> dict[str, Any]:
     """Write a result's JSON to its file; returns the outcome's pointer to it.
 
-    Raises UnsafePath, OSError, and ValueError if it is too large.
+    Raises UnsafePath, OSError, ValueError if it is too large, and InvalidArgument for a shared directory that is not
+    allowed or not suitable.
     """
     if len(data) > MAX_BYTES:
         raise ValueError(f"it has {len(data)} bytes: at most {MAX_BYTES} are allowed in a file; return less")
-    place = result_of(shared, attempt)
-    write_file(place.parent, place.name, data)
+    # An earlier process may have run the same attempt.
+    publishing_store(shared).put(result_key(attempt), data)
     return {POINTER: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}}
 
 
@@ -71,12 +73,14 @@ def resolve(result: Any, shared: Place | None, attempt: Attempt | None) -> Any:
             f"{what} is in a file of the shared directory, which is not configured here: give the executors' "
             "--shared-dir (shared_dir of connect, or DISTOP_SHARED_DIR)"
         )
-    place = result_of(shared, attempt)
+    location = shared.below(result_key(attempt)).location
+    changed = UnreadableRecord(f"{what} is in the file {location}, whose size or checksum has changed")
     try:
-        data = read_regular(place.parent, place.name, size)  # type: ignore[arg-type]
-    except (OSError, UnsafePath) as error:
-        reason = getattr(error, "strerror", None) or describe(error)
-        raise NotFound(f"{what} is in the file {place.location}, which cannot be read here: {reason}") from None
+        data = store_of(shared).get(result_key(attempt), limit=size).data  # type: ignore[arg-type]
+    except TooLarge:
+        raise changed from None
+    except (OSError, InvalidArgument) as error:
+        raise NotFound(f"{what} is in the file {location}, which cannot be read here: {describe(error)}") from None
     if len(data) != size or hashlib.sha256(data).hexdigest() != digest:
-        raise UnreadableRecord(f"{what} is in the file {place.location}, whose size or checksum has changed")
+        raise changed
     return loads(data)

@@ -14,16 +14,19 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from distop.clock import time, uuid
+from distop.errors import InvalidArgument
 from distop.protocol.frozen import frozen
 from distop.protocol.texts import plural, shown
 from distop.runtime.lru_cache import LruCache
+from distop.storage.files import local_path
 from distop.storage.object_store import Version
-from distop.storage.opened_stores import open_store
+from distop.storage.opened_stores import open_store, store_of
 from distop.storage.store_errors import ObjectChanged, ObjectExists, StoreError, Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from distop.storage.deletion import Place
     from distop.storage.object_store import ObjectStore
 
 WRITERS = 16
@@ -70,17 +73,32 @@ def check_store(store: ObjectStore) -> StoreReport:
             store.delete_many([found.key for found in store.list(folder)] or [f"{folder}/a", f"{folder}/race"])
 
 
+class UnsuitableStore(Unsupported, InvalidArgument):
+    """The store does not keep what publication relies on."""
+
+
 def require_suitable(location: str) -> None:
     """Check a location before something is published there, once for each place in this process.
 
-    Raises Unsupported if nothing may be published there, InvalidArgument for an invalid location, and StoreError if it
-    cannot be checked now.
+    Raises UnsuitableStore if nothing may be published there, InvalidArgument for an invalid location, and StoreError if
+    it cannot be checked now.
     """
     report = _reports.get((os.getpid(), location.rstrip("/")), lambda: check_store(open_store(location)))
     if not report.suitable:
-        raise Unsupported(
+        raise UnsuitableStore(
             f"{shown(location)} is not suitable for publication, so nothing is written there: {'; '.join(report.wrong)}"
         )
+
+
+def publishing_store(place: Place, below: str = "") -> ObjectStore:
+    """The store of a place to write into, after :func:`require_suitable` for a URL.
+
+    Local folders are not checked: a link to a new file is atomic, or the file system refuses it. ``below``: a path in
+    the place; the store is the one there, but the place is checked. Raises the errors of :func:`require_suitable`.
+    """
+    if local_path(place.anchor) is None:
+        require_suitable(place.location)
+    return store_of(place.below(below) if below else place)
 
 
 def _races(store: ObjectStore, key: str) -> list[str]:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from distop.errors import UnsafePath
+from distop.storage import remote_store
 from distop.storage.files import TooLarge
 from distop.storage.folder_store import FolderStore
-from distop.storage.object_store import PART, Version
+from distop.storage.object_store import PART, Version, scratch_name
 from distop.storage.store_errors import ObjectChanged, ObjectExists, ObjectMissing
 from tests.storage.conftest import ALL
 
@@ -280,3 +281,32 @@ def test_a_version_is_no_other_objects(store: ObjectStore) -> None:
     with pytest.raises(ObjectChanged):
         store.replace_if("a", b"2", other)
     assert store.get("a", limit=LIMIT).data == b"1"
+
+
+def test_an_object_is_replaced_by_the_last_writer(store: ObjectStore) -> None:
+    store.put("a", b"1")
+    version = store.put("a", b"2")
+    found = store.get("a", limit=LIMIT)
+    assert (found.data, found.stored.version) == (b"2", version)
+    contents = [b"%d" % n for n in range(THREADS)]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda data: store.put("b", data), contents))
+    assert store.get("b", limit=LIMIT).data in contents
+
+
+def test_a_folder_is_removed_with_everything_in_it(store: ObjectStore) -> None:
+    write(store, "a/b/1", "a/b/c/2", "a/bc/3", "a/b.4", f"a/b/{scratch_name()}")
+    for _ in range(2):
+        store.delete_folder("a/b")
+        assert keys(store) == ["a/b.4", "a/bc/3"]
+    write(store, "a/b")
+    with pytest.raises(UnsafePath):
+        store.delete_folder("")
+
+
+def test_an_object_larger_than_one_request_is_read_whole(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_store, "ONE_READ", PART - 1)
+    content = uuid.uuid4().bytes * (LARGE // 16)
+    version = store.put_large("a", [content])
+    found = store.get("a", limit=LARGE)
+    assert (found.data == content, found.stored.version) == (True, version)

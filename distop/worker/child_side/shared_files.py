@@ -1,4 +1,4 @@
-"""Files in the shared directory (a local path or a URL for pyarrow): file lists of plans, and results."""
+"""Files in the shared directory (a local path or a URL): file lists of plans, and results."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from distop.errors import InvalidArgument, UnsafePath
 from distop.protocol.json_codec import dumps, loads
 from distop.protocol.plan import MAX_CHUNK_BYTES, PartitionPlan, Pinned, files_of
 from distop.protocol.records import OperationRef, TableRecord
-from distop.storage import deletion
 from distop.storage.confinement import TableFiles, resolve_once, table_of
-from distop.storage.places import RESULTS, instances, operation_path
+from distop.storage.files import TooLarge
+from distop.storage.opened_stores import store_of
+from distop.storage.places import RESULTS, instances, operation_path, remove_place
 from distop.storage.storage_urls import check_paths
+from distop.storage.store_check import publishing_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -54,7 +56,7 @@ def _spilled(listed: L, shared: Place, place: str) -> L:
     path = f"{place}-{uuid.uuid4().hex}.json"
     files = [list(f) for f in listed.files]
     content = {"files": files, "folders": dict(listed.folders)} if listed.folders else files
-    deletion.write(shared, path, dumps(content))
+    publishing_store(shared).put(path, dumps(content))
     return replace(listed, files=(), folders={}, files_at=path)
 
 
@@ -81,13 +83,13 @@ def operations_with_results(shared: Place, ops: Iterable[str]) -> list[str]:
 
 
 def remove_results(shared: Place, op: str) -> None:
-    """Remove the result files of an operation, if there are any. Raises UnsafePath and OSError."""
-    deletion.delete(shared.below(RESULTS), operation_path(op))
+    """Remove the result files of an operation, if there are any. Raises InvalidArgument and OSError."""
+    remove_place(shared.below(f"{RESULTS}/{operation_path(op)}"))
 
 
 def remove_plans(shared: Place, op: str) -> None:
-    """Remove the file lists of all plannings of an operation, if there are any. Raises UnsafePath and OSError."""
-    deletion.delete(shared, _plans(op))
+    """Remove the file lists of all plannings of an operation, if there are any. Raises InvalidArgument and OSError."""
+    remove_place(shared.below(_plans(op)))
 
 
 def check_below_folder(table: TableRecord, paths: Sequence[str]) -> None:
@@ -152,9 +154,10 @@ def _read_list(spilled: L, shared: Place, op: str) -> L:
     where, _, name = spilled.files_at.rpartition("/")
     if where != _plans(op):
         raise UnsafePath(f"the plan of {op} names {spilled.files_at!r}, which is not a file list of this operation")
-    text = deletion.read_regular(shared.below(where), name, MAX_LIST_BYTES)
-    if len(text) > MAX_LIST_BYTES:
-        raise InvalidArgument(f"the file list {spilled.files_at} is larger than {MAX_LIST_BYTES} bytes")
+    try:
+        text = store_of(shared.below(where)).get(name, limit=MAX_LIST_BYTES).data
+    except TooLarge:
+        raise InvalidArgument(f"the file list {spilled.files_at} is larger than {MAX_LIST_BYTES} bytes") from None
     content = loads(text)
     if isinstance(content, list):
         return replace(spilled, files=files_of(content))

@@ -18,8 +18,8 @@ from pyiceberg.types import LongType, NestedField
 
 from distop.behavior import OutcomeRow, PartitionPlan, Summary, TableRecord
 from distop.errors import InvalidArgument, UnsafePath
-from distop.storage import deletion
 from distop.storage.deletion import Place
+from distop.storage.opened_stores import store_of
 from distop.storage.places import Attempt, stage_of
 from distop.tables.iceberg.table_properties import for_reading, for_writing
 from distop_behaviors.apply import file_rewrite, staged_files, type_narrowing
@@ -293,7 +293,7 @@ def test_the_completion_rewrites_files_that_no_executor_has_staged(
     ids = type_narrowing.new_ids(metadata, mine._narrowed)
     made_for = staged_files.purpose_of(mine._certificate.digest, mine._narrowed)
     contents = staged_files.contents_of(["/t/0"], 1, 4, ids) | {**staged, "snapshot": "7", "made_for": made_for}
-    deletion.write(stage, staged_files.CONTENTS, json.dumps(contents).encode())
+    store_of(stage).put(staged_files.CONTENTS, json.dumps(contents).encode())
     rows = [
         OutcomeRow(0, "a", True, staged, "", stage),
         OutcomeRow(1, "b", True, staged, ""),
@@ -314,7 +314,7 @@ def test_hole_2_a_stage_that_another_user_may_have_written_is_not_read(layout: L
     stage, ids = layout.write(layout.stage("t/apply/7")), {1: 5}
     contents = staged_files.contents_of(["/t/0"], 1, 4, ids)
     contents |= {"staged": {"files": 1, "rows": 2, "bytes": 3}, "snapshot": "7", "made_for": "it"}
-    deletion.write(stage.place, staged_files.CONTENTS, json.dumps(contents).encode())
+    store_of(stage.place).put(staged_files.CONTENTS, json.dumps(contents).encode())
     assert staged_files.staged_data(stage, ["/t/0"], 1, 4, ids, "it") is not None
     others = Path(layout.shared.location) / where
     others.chmod(0o777)

@@ -13,23 +13,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pyarrow import fs
+from obstore.store import MemoryStore
 
 from distop.errors import InvalidArgument, UnsafePath
 from distop.protocol.plan import MAX_CHUNK_BYTES, PartitionPlan
 from distop.protocol.records import TableRecord
-from distop.storage import deletion, result_files
+from distop.storage import deletion, places, result_files
 from distop.storage.deletion import Place, check_unlinked, delete, delete_or_log, names, regular_file
+from distop.storage.object_store import scratch_name
+from distop.storage.opened_stores import store_of
 from distop.storage.places import (
     Attempt,
     instances,
     operation_path,
+    remove_place,
     remove_stages,
     result_of,
     series_of,
     shared_of,
     stage_of,
 )
+from distop.storage.remote_store import RemoteStore
+from distop.storage.storage_options import bucket_of
 from distop.worker.child_side import shared_files
 from distop_behaviors.index.generation import Generation
 from distop_behaviors.index.index_folder import Folder
@@ -284,20 +289,23 @@ def test_no_index_is_published_through_a_link(name: str, tmp_path: Path) -> None
     assert list(outside.iterdir()) == []
 
 
-def test_a_write_replaces_a_link_with_the_name_of_the_file(tmp_path: Path) -> None:
-    place, outside = Place(str(tmp_path / "new"), "a"), tmp_path / "outside"
+def test_a_link_with_the_name_of_a_written_file_is_refused(tmp_path: Path) -> None:
+    store, outside = store_of(Place(str(tmp_path / "new"), "a")), tmp_path / "outside"
     outside.write_text("of somebody else")
-    deletion.write(place, "b/c", b"one")
+    store.put("b/c", b"one")
+    store.put("b/c", b"two")
+    assert (tmp_path / "new/a/b/c").read_bytes() == b"two"
     (tmp_path / "new/a/b/c").unlink()
     (tmp_path / "new/a/b/c").symlink_to(outside)
-    deletion.write(place, "b/c", b"two")
-    assert (outside.read_text(), (tmp_path / "new/a/b/c").read_bytes()) == ("of somebody else", b"two")
-    assert [path.name for path in (tmp_path / "new/a/b").iterdir()] == ["c"], "no temporary file is left"
+    with pytest.raises(UnsafePath, match="is a link"):
+        store.put("b/c", b"three")
+    assert outside.read_text() == "of somebody else"
+    assert [path.name for path in (tmp_path / "new/a").rglob("*")] == ["b", "c"], "no temporary file is left"
     with pytest.raises(UnsafePath):
-        deletion.write(place, "../c", b"")
+        store.put("../c", b"")
     (tmp_path / "new/a/d").write_text("a file")
-    with pytest.raises(NotADirectoryError):
-        deletion.write(place, "d/c", b"")
+    with pytest.raises(OSError, match="Not a directory"):
+        store.put("d/c", b"")
 
 
 def test_a_path_cannot_be_redirected_between_check_and_use(tmp_path: Path) -> None:
@@ -447,21 +455,25 @@ def test_a_byte_outside_the_place_never_changes(block: int, tmp_path: Path) -> N
 
 
 class Bucket:
-    """An object store in memory, as pyarrow has one for its own tests."""
+    """The bucket ``s3://b`` in memory."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.filesystem = fs._MockFileSystem()
-        monkeypatch.setattr(deletion, "open_filesystem", lambda url: (self.filesystem, url.partition("://")[2]))
+        self._memory = MemoryStore()
+        monkeypatch.setattr(places, "store_of", self.store_of)
 
-    def put(self, *paths: str) -> None:
-        for path in paths:
-            self.filesystem.create_dir(path.rpartition("/")[0], recursive=True)
-            with self.filesystem.open_output_stream(path) as stream:
-                stream.write(b"x")
+    def store_of(self, place: Place) -> RemoteStore:
+        return RemoteStore(place.location, self._memory, prefix=bucket_of(place.location).path)
+
+    def put(self, *keys: str) -> None:
+        for key in keys:
+            self.store_of(Place("s3://b")).put_new(key, b"x")
 
     def files(self) -> list[str]:
-        selector = fs.FileSelector("", recursive=True)
-        return sorted(i.path for i in self.filesystem.get_file_info(selector) if i.type == fs.FileType.File)
+        return [found.key for found in self.store_of(Place("s3://b")).list()]
+
+    def names(self, place: Place) -> list[str]:
+        found = self.store_of(place).list_folder()
+        return [*found.folders, *(one.key for one in found.objects)]
 
 
 @pytest.fixture
@@ -470,29 +482,33 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Bucket:
 
 
 def test_a_common_prefix_is_not_a_folder(bucket: Bucket) -> None:
-    bucket.put("b/a/b/1", "b/a/b/c/2", "b/a/bc/3", "b/a/b.4")
+    bucket.put("a/b/1", "a/b/c/2", "a/bc/3", "a/b.4")
     place = Place("s3://b", "a")
-    assert not delete(place, "bcd")
-    assert delete(place, "b")
-    assert bucket.files() == ["b/a/b.4", "b/a/bc/3"]
-    assert delete(place, "b.4")
-    assert not delete(place, "bc", only_empty=True)
-    assert names(place) == ["bc"]
-    assert bucket.files() == ["b/a/bc/3"]
+    remove_place(place.below("bcd"))
+    remove_place(place.below("b"))
+    assert bucket.files() == ["a/b.4", "a/bc/3"]
+    remove_place(place.below("b.4"))
+    assert bucket.files() == ["a/b.4", "a/bc/3"], "an object is no folder"
+    assert bucket.names(place) == ["bc", "b.4"]
+
+
+def test_an_upload_that_a_killed_process_left_is_removed_with_its_folder(bucket: Bucket) -> None:
+    bucket.put(f"a/b/{scratch_name()}", "a/c")
+    remove_place(Place("s3://b", "a/b"))
+    everything = bucket.store_of(Place("s3://b"))._list("", "")
+    assert [found.key for found in everything] == ["a/c"]
 
 
 @pytest.mark.parametrize("anchor", ["s3://", "s3:///", "s3:////"])
-def test_a_store_without_a_bucket_is_refused_as_a_place(anchor: str, bucket: Bucket) -> None:
-    bucket.put("b/1")
-    with pytest.raises(UnsafePath, match="names no bucket"):
-        delete(Place(anchor), "b")
-    assert bucket.files() == ["b/1"]
+def test_a_store_without_a_bucket_is_refused_as_a_place(anchor: str) -> None:
+    with pytest.raises(InvalidArgument, match="names no bucket"):
+        remove_place(Place(anchor, "b"))
 
 
 @pytest.mark.parametrize("anchor", ["s3://b/../c", "s3://b//c", "s3://b/./c"])
-def test_an_ambiguous_url_is_refused_as_a_place(anchor: str, bucket: Bucket) -> None:
+def test_an_ambiguous_url_is_refused_as_a_place(anchor: str) -> None:
     with pytest.raises(UnsafePath):
-        delete(Place(anchor), "x")
+        remove_place(Place(anchor, "x"))
 
 
 @pytest.mark.parametrize("seed", mostly_slow(range(100), 30))
@@ -500,21 +516,18 @@ def test_an_object_outside_the_place_never_changes(seed: int, bucket: Bucket) ->
     rng = random.Random(seed)
     plain = [n for n in NAMES if "\udcff" not in n and "\n" not in n]
     for _ in range(25):
-        path = "/".join(rng.sample(plain, rng.randint(1, 4)))
-        if not any(path == f or path.startswith(f"{f}/") or f.startswith(f"b/{path}/") for f in bucket.files()):
-            try:
-                bucket.put(f"b/{path}")
-            except OSError:
-                continue  # a folder has that name
+        key = "/".join(rng.sample(plain, rng.randint(1, 4)))
+        if not any(key == f or key.startswith(f"{f}/") or f.startswith(f"{key}/") for f in bucket.files()):
+            bucket.put(key)
     place = Place("s3://b", "/".join(rng.sample(plain, rng.randint(1, 2))))
-    own = f"b/{place.path}/"
+    own = f"{place.path}/"
     before = [f for f in bucket.files() if not f.startswith(own)]
-    for name in [*names(place), *rng.sample(plain, 5), "..", "", "../a"]:
+    for name in [*bucket.names(place), *rng.sample(plain, 5), "..", "", "../a"]:
         try:
-            delete(place, name)
+            remove_place(place.below(name))
         except (UnsafePath, OSError):
             continue
-    assert bucket.files() == before, "only objects below the place are removed"
+    assert [f for f in bucket.files() if not f.startswith(own)] == before
 
 
 # ---------------------------------------------------------------------- places
@@ -529,9 +542,9 @@ def test_a_space_is_a_folder_of_the_shared_directory() -> None:
 
 def test_hole_9_two_namespaces_in_one_folder_do_not_sweep_files_of_each_other(tmp_path: Path) -> None:
     table = TableRecord("t", "parquet", str(tmp_path))
-    places = [shared_of("", space, table) for space in ("a", "b", "c")]
+    shared = [shared_of("", space, table) for space in ("a", "b", "c")]
     for n in range(1, 4):
-        for place in places:
+        for place in shared:
             assert place is not None
             op = f"t/sample/{n}"
             stage = Path(stage_of(place, Attempt(op, 0, 5, "inc")).location)
@@ -541,7 +554,7 @@ def test_hole_9_two_namespaces_in_one_folder_do_not_sweep_files_of_each_other(tm
             for name in (result.location, f"{place.location}/plans/{operation_path(op)}/x"):
                 Path(name).parent.mkdir(parents=True)
                 Path(name).touch()
-    one, two, three = places
+    one, two, three = shared
     assert one is not None
     before = [snapshot(Path(place.location), tmp_path / "none") for place in (two, three) if place is not None]
     assert shared_files.operations_with_results(one, ["t/sample/2"]) == ["t/sample/1", "t/sample/2"]

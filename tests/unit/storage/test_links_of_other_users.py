@@ -14,9 +14,10 @@ from distop.errors import InvalidArgument, UnsafePath
 from distop.protocol.records import TableRecord
 from distop.storage import deletion
 from distop.storage.confinement import LOCATIONS, TableFiles, check_metadata
-from distop.storage.deletion import Place, check_own, delete, names, read_regular
+from distop.storage.deletion import Place, check_own, delete, names
 from distop.storage.files import NotRegular, open_regular
 from distop.storage.location import Location
+from distop.storage.opened_stores import store_of
 from distop.tables.parquet import parquet_format
 from distop.tables.spark import spark_format
 from distop.tables.spark.spark_catalog import CatalogPartition, Described
@@ -114,10 +115,10 @@ def test_hole_3_nothing_is_removed_read_or_written_behind_a_link_of_another_user
     for act in (
         lambda: delete(place, "stage"),
         lambda: names(place),
-        lambda: read_regular(place, "a", 1),
-        lambda: deletion.write(place, "a", b""),
+        lambda: store_of(place).get("a", limit=1),
+        lambda: store_of(place).put_new("a", b""),
         lambda: deletion.make_new(place.below("new")),
-        lambda: deletion.write(Place(str(tables / "mine" / "new")), "a", b""),
+        lambda: store_of(Place(str(tables / "mine" / "new"))).put_new("a", b""),
     ):
         with pytest.raises(UnsafePath, match=f"below the link {tables}/mine, which belongs to the user {STRANGER}"):
             act()

@@ -19,6 +19,8 @@ from distop.services.claims.owned_jobs import checked
 from distop.services.inspection import outcomes
 from distop.storage import result_files
 from distop.storage.deletion import Place
+from distop.storage.folder_store import FolderStore
+from distop.storage.object_store import Content
 from distop.storage.places import Attempt, result_of
 
 OP = "t/large/1"
@@ -100,13 +102,13 @@ def test_hole_9_only_a_regular_file_is_read_and_no_link_is_followed(tmp_path: Pa
 def test_hole_9_no_more_than_the_recorded_bytes_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pointer = written(tmp_path)
     asked: list[int] = []
-    real = result_files.read_regular
+    real = FolderStore.get
 
-    def reading(place: Place, name: str, limit: int) -> bytes:
+    def reading(store: FolderStore, key: str, *, limit: int) -> Content:
         asked.append(limit)
-        return real(place, name, limit)
+        return real(store, key, limit=limit)
 
-    monkeypatch.setattr(result_files, "read_regular", reading)
+    monkeypatch.setattr(FolderStore, "get", reading)
     path(tmp_path).write_bytes(DATA * 1000)
     with pytest.raises(UnreadableRecord, match="size or checksum has changed"):
         read(pointer, tmp_path)

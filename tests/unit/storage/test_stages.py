@@ -9,13 +9,13 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from pyarrow import fs
 
 from distop.behavior import PartitionPlan
 from distop.errors import UnsafePath
 from distop.protocol.records import TableRecord
-from distop.storage import deletion
+from distop.storage import deletion, places
 from distop.storage.deletion import Place
+from distop.storage.opened_stores import memory_store, store_of
 from distop.storage.places import Attempt, shared_of, stage_of
 from distop.tables import reader_of
 from distop.testing import MemoryProgress
@@ -73,17 +73,15 @@ def test_hole_3_a_stage_that_exists_before_its_attempt_is_an_error(table: Path, 
 
 
 def test_hole_3_a_prefix_with_objects_before_its_attempt_is_an_error(
-    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    table: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
-    monkeypatch.setattr(deletion, "open_filesystem", lambda _: (store, "bucket"))
+    store = memory_store()
+    monkeypatch.setattr(places, "store_of", lambda place: store)
     ctx = context(table, shared="s3://bucket")
-    planted = tmp_path / "bucket" / ctx.stage_place.path
-    planted.mkdir(parents=True)
-    (planted / "journal.jsonl").touch()
+    store.put_new("journal.jsonl", b"")
     with pytest.raises(FileExistsError, match="exists already, but only its attempt"):
         _ = ctx.stage
-    (planted / "journal.jsonl").unlink()
+    store.delete_many(["journal.jsonl"])
     assert ctx.stage == ctx.stage_place.location
 
 
@@ -142,7 +140,7 @@ def test_hole_3_folders_are_writable_by_their_owner_only_for_any_umask(table: Pa
     try:
         ctx = context(table)
         assert Path(ctx.stage).is_dir()
-        deletion.write(ctx.stage_place, "a/b", b"")
+        store_of(ctx.stage_place).put_new("a/b", b"")
         with deletion.new_file(ctx.stage_place, "a/c"):
             pass
     finally:

@@ -10,8 +10,9 @@ import pytest
 from distop.errors import InvalidArgument
 from distop.protocol.plan import PartitionPlan, Pinned
 from distop.protocol.records import TableRecord
-from distop.storage.deletion import Place, write
+from distop.storage.deletion import Place
 from distop.storage.files import open_filesystem, read
+from distop.storage.opened_stores import store_of
 from distop.storage.storage_urls import HOSTS, check_paths, check_place, holds_secret
 from distop.tables import check_reachable, check_table, plan_table
 from distop.tables.iceberg.avro import ManifestIO
@@ -65,7 +66,7 @@ def test_hole_2_a_url_in_a_record_cannot_choose_a_host_or_an_identity(url: str) 
 def test_hole_2_a_url_in_a_plan_a_file_list_or_metadata_cannot_choose_a_host(url: str, tmp_path: Path) -> None:
     shared, path = Place(str(tmp_path)), url if "?" in url or "#" in url else f"{url}/part-0.parquet"
     table = TableRecord("other", "parquet", "/other")
-    write(shared, "plans/t/sample/1/list.json", json.dumps([[path, 1, 1]]).encode())
+    store_of(shared).put_new("plans/t/sample/1/list.json", json.dumps([[path, 1, 1]]).encode())
     for partition in (
         PartitionPlan(0, "p", files=((path, 1, 1),)),
         PartitionPlan(0, "p", files_at="plans/t/sample/1/list.json"),
@@ -105,7 +106,7 @@ def test_a_valid_url_without_a_path_does_not_make_other_urls_valid() -> None:
     "path", ["../../etc/list.json", "plans/../../list.json", "/etc/list.json", "results/t/sample/1/list.json"]
 )
 def test_a_plan_cannot_name_a_file_list_outside_of_the_plans(path: str, tmp_path: Path) -> None:
-    write(Place(str(tmp_path)), "list.json", b"[]")
+    store_of(Place(str(tmp_path))).put_new("list.json", b"[]")
     with pytest.raises(InvalidArgument, match="not a file list of this operation"):
         with_files(PartitionPlan(0, "p", files_at=path), Place(str(tmp_path / "shared")), "t/sample/1")
 
