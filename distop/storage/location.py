@@ -16,7 +16,9 @@ from distop.storage.deletion import Place, names
 from distop.storage.files import NotRegular, TooLarge, check_regular, open_filesystem, open_regular, read_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+    HiddenFolder = Callable[[str, str], None]
 
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _MAGIC = b"PAR1"
@@ -120,20 +122,38 @@ class Location:
             raise TableUnavailable(f"the location {text!r} does not exist")
         return cls(text.rstrip("/"), root.rstrip("/"), filesystem, text[: text.index("://") + 3])
 
-    def walk(self, *, deep: bool = True) -> Iterator[ListedFile]:
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return self.root.rpartition("/")[2]
+
+    def above(self) -> Location | None:
+        """The folder around the location; None at the top."""
+        root, slash, _ = self.root.rpartition("/")
+        if not slash or not root:
+            return None
+        return Location(self.text.rpartition("/")[0], root, self.filesystem, self.scheme)
+
+    def walk(
+        self, *, deep: bool = True, hidden_folder: HiddenFolder = lambda folder, name: None
+    ) -> Iterator[ListedFile]:
         """All files at the location that are not hidden, unordered. ``deep``: also those in subfolders.
+
+        ``hidden_folder``: called for each hidden folder, with the folder around it and its name; in an object store for
+        each file in it.
 
         Files that are removed meanwhile may be missing. Raises TableUnavailable if a folder cannot be read,
         InvalidArgument for a pipe, a device, or a link out of the location.
         """
+        walk = self._walk_remote if self.filesystem is not None else self._walk_local
         try:
-            yield from self._walk_remote(deep) if self.filesystem is not None else self._walk_local(deep)
+            yield from walk(deep, hidden_folder)
         except NotRegular as e:
             raise InvalidArgument(str(e)) from None
         except _ERRORS as e:
             raise TableUnavailable(f"the location {self.text!r} cannot be listed: {_line(e)}") from e
 
-    def _walk_local(self, deep: bool) -> Iterator[ListedFile]:
+    def _walk_local(self, deep: bool, hidden_folder: HiddenFolder) -> Iterator[ListedFile]:
         files = TableFiles(self.root)
         info = files.resolved_stat(self.root)
         if not stat.S_ISDIR(info.st_mode):
@@ -156,6 +176,8 @@ class Location:
                     entries = list(found)
                 for entry in entries:
                     if hidden(entry.name):
+                        if entry.is_dir():
+                            hidden_folder(relative, entry.name)
                         continue
                     inner = os.path.join(path, entry.name)
                     try:
@@ -191,7 +213,7 @@ class Location:
         why = ": its files were removed, or its disk is not mounted here" if self.filesystem is None else ""
         return TableUnavailable(f"the location {self.text!r} is empty{why}")
 
-    def _walk_remote(self, deep: bool) -> Iterator[ListedFile]:
+    def _walk_remote(self, deep: bool, hidden_folder: HiddenFolder) -> Iterator[ListedFile]:
         from pyarrow import fs
 
         info = self.filesystem.get_file_info(self.root)
@@ -202,7 +224,11 @@ class Location:
             if found.type != fs.FileType.File:
                 continue
             relative = found.path[len(self.root) :].lstrip("/")
-            if any(hidden(part) for part in relative.split("/")):
+            parts = relative.split("/")
+            first = next((n for n, part in enumerate(parts) if hidden(part)), None)
+            if first is not None:
+                if first < len(parts) - 1:
+                    hidden_folder("/".join(parts[:first]), parts[first])
                 continue
             yield ListedFile(relative.rpartition("/")[0], f"{self.text}/{relative}", found.size, found.mtime_ns or 0)
 

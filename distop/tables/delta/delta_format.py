@@ -76,7 +76,7 @@ class DeltaFormat(Format):
         return True
 
     def lies_at(self, location: Location) -> bool:
-        return any(name.endswith(".json") for name in location.names_in(LOG))
+        return bool(location.names_in(LOG))
 
     def changes(self, table: TableRecord) -> Changes:
         raise InvalidArgument(

@@ -27,6 +27,7 @@ from distop.tables.delta.delta_schema import DeltaSchema
 from distop.tables.delta.table_features import reader_features
 from distop.tables.delta.table_paths import LOG, data_path, parse_source, source_of
 from distop.tables.reading.file_facts import Gone
+from distop.tables.reading.table_folders import advice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -92,7 +93,9 @@ def current_version(location: Location) -> int:
     checkpoint = checkpoints.newest(names, 10**20)
     newest = max(newest, checkpoint.version if checkpoint is not None else -1)
     if newest < 0:
-        raise InvalidArgument(f"the location {location.text!r} has no Delta table: it has no {LOG} with commits")
+        raise InvalidArgument(
+            f"the location {location.text!r} has no Delta table: it has no {LOG} with commits{advice(location)}"
+        )
     return newest
 
 

@@ -13,12 +13,12 @@ from urllib.parse import quote, unquote
 from distop.errors import InvalidArgument
 from distop.protocol.texts import shown
 from distop.storage.files import local_path
+from distop.tables.reading.table_folders import DELTA_LOG
 
 if TYPE_CHECKING:
     from distop.storage.confinement import TableFiles
 
-LOG = "_delta_log"
-"""The folder below a table that has its log."""
+LOG = DELTA_LOG
 SIDECARS = "_sidecars"
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")

@@ -17,13 +17,13 @@ from distop.runtime.lru_cache import LruCache
 from distop.storage.confinement import TableFiles, check_metadata, table_of
 from distop.storage.files import NotRegular, identity
 from distop.tables.iceberg.avro import ManifestIO
+from distop.tables.reading.table_folders import ICEBERG_METADATA, advice
 
 if TYPE_CHECKING:
     from distop.storage.location import Location
     from distop.tables.iceberg.bounded_io import BoundedIO
 
-METADATA = "metadata"
-"""The folder below a table that has its metadata files."""
+METADATA = ICEBERG_METADATA
 
 _HINT = "version-hint.text"
 _HINT_BYTES = 64
@@ -135,7 +135,9 @@ def current_metadata_file(location: Location) -> str:
                 f"the table at {location.text!r} belongs to a catalog, and only that knows its current metadata: "
                 "register it with --option catalog=…, and its name in the catalog as its location"
             )
-        raise InvalidArgument(f"the location {location.text!r} has no Iceberg table: it has no metadata file")
+        raise InvalidArgument(
+            f"the location {location.text!r} has no Iceberg table: it has no metadata file{advice(location)}"
+        )
     hint = _HINTED.fullmatch(location.text_in(f"{METADATA}/{_HINT}", _HINT_BYTES) if _HINT in names else "")
     if hint is None:
         # Iceberg uses its first line, or lists the folder: Spark might read another file than was checked here.

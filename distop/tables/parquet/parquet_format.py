@@ -6,6 +6,7 @@ import hashlib
 import logging
 import re
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
@@ -14,6 +15,7 @@ from distop.errors import InvalidArgument, TableUnavailable
 from distop.protocol.plan import MAX_PARTITIONS, PartitionPlan, Planned
 from distop.storage.location import Location, named_parquet
 from distop.tables.formats import Format
+from distop.tables.reading import table_folders
 from distop.tables.table_options import check_options
 
 if TYPE_CHECKING:
@@ -49,13 +51,14 @@ class ParquetFormat(Format):
         """Check a record; returns the record to store. The first files must be Parquet, by their names or first bytes.
 
         Hidden files are ignored. Raises InvalidArgument, with the name, for an unknown option, for a location that
-        cannot be opened, does not exist, has no Parquet file or has other files, and for the type of a column that is
-        not a partition column.
+        cannot be opened, does not exist, has no Parquet file or has other files, for a folder of a Delta, Iceberg or
+        Hudi table, and for the type of a column that is not a partition column.
         """
         options = check_options(record.options)
         try:
             location = Location.of(record.location)
-            first_files = list(islice(location.walk(), _CHECKED_FILES))
+            table_folders.check_plain(location)
+            first_files = list(islice(_files(location), _CHECKED_FILES))
         except TableUnavailable as error:
             raise InvalidArgument(str(error)) from error
         if not first_files:
@@ -79,12 +82,13 @@ class ParquetFormat(Format):
         If some files have names of Parquet files, other files count only if they start like Parquet files; the rest is
         logged. If no file has such a name, all files count, and a file of another format fails its partition's job.
 
-        Raises InvalidArgument for a mixed layout, TableUnavailable if the location cannot be reached from here or has
-        no file: without partitions, every check of the table would succeed.
+        Raises InvalidArgument for a mixed layout and for a folder of a Delta, Iceberg or Hudi table; TableUnavailable
+        if the location cannot be reached from here or has no file: without partitions, every check of the table would
+        succeed.
         """
         location = Location.of(table.location)
         entries: list[ListedFile] = []
-        for entry in location.walk():
+        for entry in _files(location):
             if len(entries) % _CHECKED_EVERY == 0:
                 check()
             entries.append(entry)
@@ -96,6 +100,14 @@ class ParquetFormat(Format):
         from distop.tables.parquet.parquet_reader import ParquetReader
 
         return ParquetReader(table, plans, check_options(table.options).partition_types)
+
+
+def _files(location: Location) -> Iterator[ListedFile]:
+    """The files at the location. Raises InvalidArgument if they are, or belong to, a table of another kind."""
+    table_folders.check_above(location)
+    for entry in location.walk(hidden_folder=partial(table_folders.check_subfolder, location)):
+        table_folders.check_file(location, entry)
+        yield entry
 
 
 def natural(text: str) -> tuple[tuple[int, int, str], ...]:

@@ -44,7 +44,7 @@ def tables(tmp_path: Path) -> Path:
     for name in ("mine", "other"):
         for part in ("", "metadata", "day=1", "_distop", "_distop/stage"):
             (folder / name / part).mkdir()
-        (folder / name / "metadata" / "v1.metadata.json").write_text("{}")
+        (folder / name / "metadata" / "v1.json").write_text("{}")
         pq.write_table(pa.table({"who": [name]}), folder / name / "day=1" / "a.parquet")
     for part in ("", "metadata", "day=1", "day=1/a.parquet"):
         given_away(folder / "mine" / part)

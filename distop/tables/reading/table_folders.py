@@ -1,0 +1,106 @@
+"""Recognizes folders of Delta, Iceberg and Hudi tables, which another format would read wrongly.
+
+Such a folder also has data files that the table no longer has. Only its log or its metadata shows which.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from distop.errors import InvalidArgument, TableUnavailable
+from distop.protocol.frozen import frozen
+
+if TYPE_CHECKING:
+    from distop.storage.location import ListedFile, Location
+
+DELTA_LOG = "_delta_log"
+"""The folder below a Delta table that has its log."""
+ICEBERG_METADATA = "metadata"
+"""The folder below an Iceberg table that has its metadata files."""
+_ICEBERG_DATA = "data"
+_ICEBERG_FILES = (".metadata.json", ".metadata.json.gz")
+
+
+@frozen
+class FolderKind:
+    """A kind of table: its name, with an article, and its format; "" if distop has none for it."""
+
+    article: str
+    name: str
+    format: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.article} {self.name} table"
+
+
+DELTA = FolderKind("a", "Delta", "delta")
+ICEBERG = FolderKind("an", "Iceberg", "iceberg")
+_BY_FOLDER = {DELTA_LOG: DELTA, ".hoodie": FolderKind("a", "Hudi")}
+"""The kinds of tables that are shown by a folder below them, if that is not empty."""
+
+
+def kind_at(location: Location) -> FolderKind | None:
+    """The kind of table whose folder this is; None for other folders. Raises InvalidArgument and TableUnavailable."""
+    for folder, kind in _BY_FOLDER.items():
+        if location.names_in(folder):
+            return kind
+    if any(name.endswith(_ICEBERG_FILES) for name in location.names_in(ICEBERG_METADATA)):
+        return ICEBERG
+    return None
+
+
+def advice(location: Location) -> str:
+    """For the error about a folder without the expected table: what other table it is; "" if it is none."""
+    kind = kind_at(location)
+    return f"; it is {kind}, so register it with --format {kind.format}" if kind is not None and kind.format else ""
+
+
+def check_plain(location: Location) -> None:
+    """Raises InvalidArgument if a folder is the folder of such a table, and TableUnavailable."""
+    kind = kind_at(location)
+    if kind is not None:
+        raise _refused(f"the location {location.text!r} is {kind}", kind, "it")
+
+
+def check_above(location: Location) -> None:
+    """Raises InvalidArgument if a folder is a partition or the data of such a table.
+
+    Folders above that cannot be listed are skipped: this process may have rights for the location only.
+    """
+    above: Location | None = location
+    while above is not None and ("=" in above.name or above.name == _ICEBERG_DATA):
+        above = above.above()
+        try:
+            kind = None if above is None else kind_at(above)
+        except TableUnavailable:
+            continue
+        if above is not None and kind is not None:
+            raise _refused(f"the location {location.text!r} belongs to {kind}", kind, above.text)
+
+
+def check_subfolder(location: Location, folder: str, name: str) -> None:
+    """Raises InvalidArgument if a hidden folder shows such a table. ``folder``: the one around it, "" at the root."""
+    kind = _BY_FOLDER.get(name)
+    if kind is not None and location.names_in(f"{folder}/{name}" if folder else name):
+        raise _inside(location, folder, kind)
+
+
+def check_file(location: Location, file: ListedFile) -> None:
+    """Raises InvalidArgument if a file is the metadata of an Iceberg table."""
+    around, _, name = file.folder.rpartition("/")
+    if name == ICEBERG_METADATA and file.path.endswith(_ICEBERG_FILES):
+        raise _inside(location, around, ICEBERG)
+
+
+def _inside(location: Location, folder: str, kind: FolderKind) -> InvalidArgument:
+    if not folder:
+        return _refused(f"the location {location.text!r} is {kind}", kind, "it")
+    return _refused(f"the location {location.text!r} has the {kind.name} table {folder!r}", kind, "it")
+
+
+def _refused(what: str, kind: FolderKind, table: str) -> InvalidArgument:
+    if not kind.format:
+        return InvalidArgument(f"{what}, which distop does not support: its removed rows would count")
+    return InvalidArgument(
+        f"{what}: as Parquet files, its removed rows would count; register {table} with --format {kind.format}"
+    )
