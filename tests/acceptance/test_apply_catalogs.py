@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.rotating
+
 NOT_NULL = {"not_null": "c"}
 POSITIVE = {"range": {"column": "id", "min": 0}, "name": "positive"}
 NAME = "sales.orders"

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from tests.support.context import FakeContext, Ran
     from tests.support.evolving_tables import Evolved
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(240), pytest.mark.rotating]
 
 SEEDS = [100, 101, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(102, 106))]
 """Each run: position deletes and deletion vectors, with and without partitions."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tests.acceptance.checked import Table
     from tests.support.context import Ran
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.rotating]
 
 VICTIM = "p=1/a.parquet"
 CHECKS = [{"not_null": "a"}, between("a", high=100), {"matches": {"column": "w", "pattern": "^w"}}]

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from distop.behavior import TableRecord
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.rotating]
 
 IN_PROCESS = [kind for kind in damaged.KINDS if kind != "huge-page"]
 """Other kinds may end the JVM."""

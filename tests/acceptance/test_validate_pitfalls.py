@@ -22,7 +22,7 @@ from tests.support.slow_cases import mostly_slow
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.rotating]
 
 
 def test_nan_is_above_every_bound_without_appearing_in_statistics(table: Table) -> None:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from tests.support.command import Ran
     from tests.support.daemons import Daemons
 
+pytestmark = pytest.mark.rotating
+
 TABLE = "t"
 
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from tests.support.daemons import Daemons
 
+pytestmark = pytest.mark.rotating
+
 TABLE = "t"
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from distop.blocking import Operation
     from tests.support.daemons import Daemons
 
-pytestmark = pytest.mark.etcd
+pytestmark = [pytest.mark.etcd, pytest.mark.rotating]
 
 TABLE = "t"
 LIMIT = 60

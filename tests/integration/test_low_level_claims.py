@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from distop.services.claims.owned_jobs import OwnedJob
     from tests.support.daemons import Daemons
 
-pytestmark = pytest.mark.etcd
+pytestmark = [pytest.mark.etcd, pytest.mark.rotating]
 
 LIMIT = 60
 QUICK = Rule(attempts=3, initial=0.05, maximum=0.2)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from distop import OwnedJob
     from tests.support.daemons import Daemons
 
-pytestmark = pytest.mark.etcd
+pytestmark = [pytest.mark.etcd, pytest.mark.rotating]
 
 LIMIT = 60
 NARROW = 2_000

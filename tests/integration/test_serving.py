@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tests.support.command import Ran
     from tests.support.daemons import Daemons
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.rotating]
 
 
 def jobs(*names: str) -> dict[str, Any]:

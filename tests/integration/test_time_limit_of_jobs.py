@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from distop.worker.daemon_side.host import WorkerHost
     from tests.support.daemons import Daemons
 
+pytestmark = pytest.mark.rotating
+
 __all__ = ["sample_env", "worker"]
 
 SENTENCE = "the job ran longer than its time limit of 0.5 s"

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from tests.support.daemons import Daemon, Daemons
 
+pytestmark = pytest.mark.rotating
+
 __all__ = ["sample_env"]
 
 TABLE = "t"

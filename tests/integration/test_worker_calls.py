@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from distop.worker.daemon_side.result_handlers import Fetch
 
+pytestmark = pytest.mark.rotating
+
 __all__ = ["sample_env"]
 
 OP = "t/sample/1"

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
     from distop.worker.daemon_side.requests import PlanResult
 
+pytestmark = pytest.mark.rotating
+
 __all__ = ["sample_env"]
 
 OP = "t/sample/1"
