@@ -16,7 +16,8 @@ from distop.protocol.behavior_declaration import LONGEST_TIME_LIMIT
 from distop.protocol.keys import check_type_name, encode
 from distop.protocol.texts import shown
 from distop.runtime import spark_rules
-from distop.storage.storage_options import read_settings
+from distop.storage.files import local_path
+from distop.storage.storage_options import bucket_of, read_settings
 from distop.store.connection_settings import split_endpoints
 
 if TYPE_CHECKING:
@@ -38,6 +39,14 @@ def text(value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError("a text")
     return value
+
+
+def shared_dir(value: Any) -> str:
+    """A local path, or the URL of a folder in an object store."""
+    found = text(value)
+    if local_path(found) is None:
+        bucket_of(found)
+    return found
 
 
 def number(value: Any) -> float:

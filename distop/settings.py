@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from distop.settings_file import SettingsFile
+    from distop.storage.storage_options import StorageOptions
 
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 LOG_FORMATS = ("text", "json")
@@ -49,6 +50,8 @@ class ClientConfig:
     namespace: str = ""
     shared_dir: str = ""
     """The executors' shared directory, in which large results are; "": ``_distop/`` under each table's location."""
+    storage: Mapping[str, StorageOptions] = field(default_factory=dict)
+    """How this process reaches buckets (:func:`distop.storage.storage_options.configure`)."""
 
 
 @frozen
@@ -56,7 +59,8 @@ class ExecutorConfig:
     """The settings of an executor daemon.
 
     ``executor_id`` None: made from the host's name, and kept in the work directory. ``shared_dir`` "": ``_distop/``
-    under each table's location. ``slots``: jobs, or batches of one operation's jobs, at a time. ``ttl``: seconds
+    under each table's location. ``storage``: how to reach buckets. ``slots``: jobs, or batches of one operation's jobs,
+    at a time. ``ttl``: seconds
     until a silent daemon counts as gone. ``poll``: seconds between the listings behind the watches of gates, nodes
     and elections (claims and jobs: 300, or ``poll`` where it is longer). ``history_limit``: history records kept per
     table. ``history_age``: seconds for which they are kept; None: as long as the limit lets them. ``metrics``: host and
@@ -74,6 +78,7 @@ class ExecutorConfig:
     namespace: str = ""
     executor_id: str | None = None
     shared_dir: str = ""
+    storage: Mapping[str, StorageOptions] = field(default_factory=dict)
     slots: int = 1
     spark_master: str = "local[*]"
     spark_conf: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -144,7 +149,7 @@ SETTINGS: Mapping[str, Setting] = {
     "log_format": Setting(v.one_of(LOG_FORMATS), "text", "F", "text or json; always on stderr."),
     "id": Setting(v.name, None, "NAME", "The executor's name (the host's, and kept)."),
     "work_dir": Setting(v.text, None, "DIR", "Folder for local files of one cluster; kept between starts."),
-    "shared_dir": Setting(v.text, "", "DIR", "Shared by all executors (<location>/_distop)."),
+    "shared_dir": Setting(v.shared_dir, "", "DIR", "Folder or URL shared by all executors (<location>/_distop)."),
     "slots": Setting(v.count, None, "N", "Jobs or batches at a time (the cores)."),
     "spark_master": Setting(v.text, "local[*]", "URL", "Spark's master (local[*])."),
     "spark_conf": Setting(v.pairs, {}, "K=V", "A Spark setting (repeatable).", repeatable=True, secret=True),
@@ -343,7 +348,7 @@ def etcd_config(settings: Settings, *, for_ever: bool = False) -> EtcdConfig:
 def client_config(settings: Settings) -> ClientConfig:
     """The settings of a client. Raises InvalidArgument."""
     etcd = etcd_config(settings)
-    return ClientConfig(etcd, etcd.namespace, settings.get("shared_dir"))
+    return ClientConfig(etcd, etcd.namespace, settings.get("shared_dir"), settings.get("storage"))
 
 
 def default_work_dir(executor_id: str | None, env: Mapping[str, str]) -> Path:
@@ -382,7 +387,7 @@ def executor_config(settings: Settings, env: Mapping[str, str] | None = None) ->
     path = Path(work_dir) if work_dir else default_work_dir(executor_id, os.environ if env is None else env)
     same = (
         *("shared_dir", "spark_master", "spark_conf", "ttl", "poll", "log_level", "log_format", "history_limit"),
-        *("history_age", "metrics", "call_limit", "trusted_spark_catalogs", "actions_log"),
+        *("history_age", "metrics", "call_limit", "trusted_spark_catalogs", "actions_log", "storage"),
     )
     return ExecutorConfig(
         etcd=etcd_config(settings, for_ever=True),

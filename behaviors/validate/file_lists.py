@@ -79,7 +79,7 @@ def write_file_list(version: str, files: Callable[[], Iterable[Entry]], ctx: Job
     listed = sorted(list(file) for file in files())
     digest = digest_of({"files": listed})
     content = json.dumps({"version": version, "files": listed, "digest": digest}).encode()
-    written = publishing_store(shared).put(name, content)
+    written = write(shared, name, content)
     # A list without partition names only depends on the version. Partition names also depend on the argument: a job
     # over several partitions has its own name.
     if all(len(file) == 3 for file in listed):
@@ -87,6 +87,11 @@ def write_file_list(version: str, files: Callable[[], Iterable[Entry]], ctx: Job
             _written.clear()
         _written[location] = written, digest
     return digest
+
+
+def write(shared: Place, name: str, content: bytes) -> Version:
+    """Write or replace a list; returns its version. Raises the errors of :func:`publishing_store`, and OSError."""
+    return publishing_store(shared).put(name, content)
 
 
 def _version_of(shared: Place, name: str) -> Version | None:

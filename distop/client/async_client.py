@@ -36,6 +36,7 @@ from distop.services.submission.start_batches import Starts
 from distop.services.submission.start_options import StartOptions, takes_options
 from distop.services.submission.start_request import acting, derived, request
 from distop.services.submission.transactional_start import commit_with, own, submission
+from distop.storage import storage_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -90,6 +91,8 @@ class Client:
         from distop.store.client import EtcdClient
 
         self.config = config
+        if config.storage:
+            storage_options.configure(config.storage)
         self._keys = Keys(config.namespace)
         self._etcd = etcd if etcd is not None else EtcdClient(config.etcd)
         self._starts = Starts(self._etcd, self._keys)

@@ -247,7 +247,7 @@ class Incarnation(Context):
     def _worker_config(self) -> WorkerConfig:
         same = (
             *("work_dir", "slots", "shared_dir", "spark_master", "spark_conf", "ttl", "log_level", "call_limit"),
-            *("verifier_urls", "trusted_spark_catalogs", "serves", "behaviors"),
+            *("verifier_urls", "trusted_spark_catalogs", "serves", "behaviors", "storage"),
         )
         return WorkerConfig(
             executor=self.executor_id,

@@ -96,7 +96,7 @@ async def _others(
 ) -> list[Finding]:
     if local_path(url) is not None:
         return []
-    request = {"url": url, "key": key, "tables": _as_given(tables)}
+    request = {"url": url, "key": key, "tables": storage_options.as_given(tables)}
     found = [await _tried("pyarrow", _PYARROW, request, time_limit.LIMIT)]
     if spark_conf is None:
         return [*found, Finding("spark reader", "skipped", "not tried (--no-spark)")]
@@ -123,18 +123,6 @@ async def _tried(name: str, function: str, request: Any, limit: float) -> Findin
     if size != len(_CONTENT):
         return Finding(name, "error", f"reads {size} of the {len(_CONTENT)} bytes that obstore has written")
     return Finding(name, "ok", "reads what obstore has written")
-
-
-def _as_given(tables: Mapping[str, StorageOptions]) -> dict[str, Any]:
-    """The tables as in the settings file, which hold no secrets."""
-    default = storage_options.StorageOptions()
-    names = storage_options.NAMES
-    return {
-        storage_options.as_prefix(prefix): {
-            name: getattr(options, name) for name in names if getattr(options, name) != getattr(default, name)
-        }
-        for prefix, options in tables.items()
-    }
 
 
 async def _conditional_writes(store: ObjectStore) -> list[Finding]:

@@ -16,6 +16,7 @@ from distop.storage.files import TooLarge
 from distop.storage.opened_stores import store_of
 from distop.storage.places import result_key
 from distop.storage.store_check import publishing_store
+from distop.storage.store_errors import ObjectMissing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -80,7 +81,8 @@ def resolve(result: Any, shared: Place | None, attempt: Attempt | None) -> Any:
     except TooLarge:
         raise changed from None
     except (OSError, InvalidArgument) as error:
-        raise NotFound(f"{what} is in the file {location}, which cannot be read here: {describe(error)}") from None
+        reason = "there is no such file" if isinstance(error, ObjectMissing) else describe(error)
+        raise NotFound(f"{what} is in the file {location}, which cannot be read here: {reason}") from None
     if len(data) != size or hashlib.sha256(data).hexdigest() != digest:
         raise changed
     return loads(data)

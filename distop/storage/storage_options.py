@@ -107,6 +107,17 @@ def as_prefix(prefix: str) -> str:
     return f"{prefix}.dfs.core.windows.net" if family == "abfs" and rest else prefix
 
 
+def as_given(tables: Mapping[str, StorageOptions]) -> dict[str, Any]:
+    """The tables as in the settings file, for :func:`read_settings` of another process. They hold no secrets."""
+    default = StorageOptions()
+    return {
+        as_prefix(prefix): {
+            name: getattr(options, name) for name in NAMES if getattr(options, name) != getattr(default, name)
+        }
+        for prefix, options in tables.items()
+    }
+
+
 def _options(prefix: str, table: Any) -> StorageOptions:
     where = f"[storage.{shown(prefix)}]"
     if not isinstance(table, dict):

@@ -58,6 +58,8 @@ class ConfigMessage(TypedDict):
     t: Literal["config"]
     work_dir: str
     shared_dir: str
+    storage: dict[str, Any]
+    """How to reach buckets, as in the settings file."""
     space: str
     spark_master: str
     spark_conf: dict[str, str]

@@ -89,7 +89,7 @@ def test_P9_results_are_parsed_as_models_and_read_one_by_one(
     with pytest.raises(UnreadableRecord, match="whose size or checksum has changed"):
         list(op.results())
     path.unlink()
-    with pytest.raises(NotFound, match=r"cannot be read here: No such file"):
+    with pytest.raises(NotFound, match=r"cannot be read here: there is no such file"):
         list(op.results())
 
 

@@ -161,3 +161,14 @@ def _read_message(client: socket.socket) -> bytes:
             return b""
         found += piece
     return bytes(found)
+
+
+def without_header(name: bytes) -> Callable[[Seen, Callable[[bytes], bytes]], bytes]:
+    """A fault: requests lose a header."""
+
+    def fault(seen: Seen, forward: Callable[[bytes], bytes]) -> bytes:
+        head, end, body = seen.whole.partition(b"\r\n\r\n")
+        lines = [line for line in head.split(b"\r\n") if not line.lower().startswith(name + b":")]
+        return forward(b"\r\n".join(lines) + end + body)
+
+    return fault

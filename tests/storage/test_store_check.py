@@ -16,6 +16,7 @@ from distop.storage.opened_stores import open_store
 from distop.storage.store_check import check_store, require_suitable
 from distop.storage.store_errors import TimedOut, Unsupported
 from tests.storage.conftest import ALL, S3
+from tests.storage.faulty_http import without_header
 from tests.support.needs import need
 
 if TYPE_CHECKING:
@@ -33,17 +34,6 @@ on_moto = pytest.mark.parametrize("served", ["moto"], indirect=True)  # it check
 @pytest.fixture
 def location(served: Served) -> str:
     return f"{served.url}/{uuid.uuid4().hex}"
-
-
-def without_header(name: bytes) -> Callable[[Seen, Callable[[bytes], bytes]], bytes]:
-    """A fault: requests lose a header."""
-
-    def fault(seen: Seen, forward: Callable[[bytes], bytes]) -> bytes:
-        head, end, body = seen.whole.partition(b"\r\n\r\n")
-        lines = [line for line in head.split(b"\r\n") if not line.lower().startswith(name + b":")]
-        return forward(b"\r\n".join(lines) + end + body)
-
-    return fault
 
 
 @pytest.mark.parametrize("store", ALL, indirect=True)

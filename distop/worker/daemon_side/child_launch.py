@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from distop.errors import describe
 from distop.protocol.behavior_declaration import Declaration
 from distop.runtime import secret_settings
+from distop.storage import storage_options
 from distop.worker import child_messages, guardian, spark_settings
 from distop.worker.daemon_side import child_logs, oom_kills
 from distop.worker.daemon_side.requests import Death, WorkerError, no_history
@@ -397,6 +398,7 @@ def _config_message(config: WorkerConfig) -> child_messages.ConfigMessage:
         t="config",
         work_dir=str(config.work_dir),
         shared_dir=config.shared_dir,
+        storage=storage_options.as_given(config.storage),
         space=config.space,
         spark_master=config.spark_master,
         spark_conf=dict(config.spark_conf),

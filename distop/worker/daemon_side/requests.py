@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from distop.protocol.records import TableRecord
+    from distop.storage.storage_options import StorageOptions
     from distop.worker.child_messages import EndKind
     from distop.worker.daemon_side.result_handlers import Fetch, Page
 
@@ -44,6 +45,8 @@ class WorkerConfig:
     """Maximum number of concurrent runs."""
     shared_dir: str = ""
     """A path or URL that every node can reach; "": ``<table location>/_distop``."""
+    storage: Mapping[str, StorageOptions] = field(default_factory=dict)
+    """How to reach buckets."""
     space: str = ""
     """The namespace's folder in the shared directory (:mod:`distop.store.cluster_identity`); "": no folder."""
     spark_master: str = "local[*]"
