@@ -34,7 +34,7 @@ POINTS: dict[str, tuple[Any, str]] = {
     "data": (Folder, "_empty"),
     "sweep": (Folder, "sweep"),
     "stages": (index, "remove_stages"),
-    "given-back": (index, "delete_or_log"),
+    "given-back": (index, "remove_place_or_log"),
 }
 """Functions that change a file which other attempts or readers can see, and the end of a job."""
 MOMENTS = [
