@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import uuid
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from distop.settings import Settings, client_config, executor_config
 from distop.storage import storage_options
 from distop.storage.opened_stores import open_store
 from distop.store.embedded import EmbeddedEtcd
-from tests.integration.test_history import advance_an_hour
+from tests.integration.test_history import advance_an_hour, record, write_now
 from tests.storage.conftest import S3
 from tests.storage.faulty_http import FaultyProxy, without_header
 from tests.support.behaviors import sample_env
@@ -78,11 +79,17 @@ def test_large_results_are_read_by_their_clients_until_their_operation_is_remove
         assert next(results).result == {"text": "xxx"}
         with pytest.raises(NotFound, match=f"is in the file {shared}-other/.*there is no such file"):
             next(results)
-    group.client.start_operation("large", "t", {"sizes": [3]}).wait(120)
     assert daemon.stop() == 0
+    kept = keys(shared)
+    write_now(group, record("t/large/90", time.time() - 5 * 3600))
+    store = open_store(shared)
+    (folder,) = store.list_folder().folders
+    for instance in ("90", "95"):
+        store.put_new(f"{folder}/results/t/large/{instance}/000000-7-i.json", b"{}")
     advance_an_hour(group)
-    group.start("b", options=("--shared-dir", shared, "--history-limit", "1"), env=sample_env)
-    group.eventually(lambda: keys(shared) == [], "the results of the removed record are removed", seconds=60)
+    group.start("b", options=("--shared-dir", shared, "--history-age", "4h"), env=sample_env)
+    kept.append("results/t/large/95/000000-7-i.json")
+    group.eventually(lambda: keys(shared) == kept, "the results of the removed record are removed", seconds=60)
 
 
 @on_s3
@@ -135,5 +142,5 @@ def test_a_store_without_conditional_writes_is_refused_in_one_sentence(
 def test_a_shared_directory_that_no_store_can_be_is_refused_by_clients_and_executors(url: str) -> None:
     settings = Settings({"shared_dir": url})
     for read in (client_config, lambda given: executor_config(given, {})):
-        with pytest.raises(InvalidArgument, match="URL"):
+        with pytest.raises(InvalidArgument, match="URL|names no bucket"):
             read(settings)
