@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from distop.behavior import Planned
-from distop.errors import InvalidArgument
+from distop.errors import InvalidArgument, UnsafePath
 from distop.protocol.texts import did_you_mean, plural
 from distop.tables.reading.file_facts import Ambiguous, Unreadable, match, widened
 from distop_behaviors.index.covered_files import covered_files, file_list
@@ -67,7 +67,7 @@ def base_of(argument: BuildArgument, folder: Folder, table: CurrentTable) -> Gen
         return None
     try:
         file_list(folder, current, ["file"])
-    except (OSError, ValueError):  # Arrow's errors are ValueErrors, too
+    except (OSError, ValueError, UnsafePath):  # Arrow's errors are ValueErrors, too
         return None
     return current
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
-from distop.storage.files import TooLarge, open_regular
+from distop.storage.files import TooLarge
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,14 +44,18 @@ def covered_files(folder: Folder, generation: Generation | None) -> dict[str, tu
 
 
 def file_list(folder: Folder, generation: Generation, columns: list[str] | None = None) -> pa.Table:
-    """The list of files of a generation. Raises OSError, Arrow's errors if it is damaged, and TooLarge."""
+    """The list of files of a generation.
+
+    Raises OSError, UnsafePath if it is no regular file, Arrow's errors if it is damaged, and TooLarge.
+    """
     import pyarrow.parquet as pq
 
     assert generation.files is not None
-    path = str(folder.data / generation.files.name)
-    with open_regular(path, follow=False) as file:
-        found = pq.ParquetFile(file, page_checksum_verification=True)
+    key = folder.key_of(generation.files.name)
+    with folder.store.open(key) as opened:
+        found = pq.ParquetFile(opened.file, page_checksum_verification=True)
         groups = (found.metadata.row_group(n) for n in range(found.num_row_groups))
-        if max(os.fstat(file.fileno()).st_size, sum(group.total_byte_size for group in groups)) > LIST_BYTES:
-            raise TooLarge(f"the list of files {path} is larger than the maximum of {LIST_BYTES} bytes")
+        if max(opened.stored.size, sum(group.total_byte_size for group in groups)) > LIST_BYTES:
+            where = folder.store.location_of(key)
+            raise TooLarge(f"the list of files {where} is larger than the maximum of {LIST_BYTES} bytes")
         return found.read(columns)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import time
 import uuid
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -17,8 +16,10 @@ from pydantic import ValidationError
 from distop.behavior import Progress
 from distop.errors import UnsafePath
 from distop.protocol.frozen import frozen
-from distop.storage.deletion import check_own, delete_or_log, make_new, regular_file
-from distop.storage.files import open_regular
+from distop.storage.deletion import check_own
+from distop.storage.opened_stores import store_of
+from distop.storage.places import make_stage, remove_place_or_log
+from distop.storage.store_errors import UnknownWrite
 from distop.tables.reading.file_facts import widened
 from distop_behaviors.index import file_summaries, postings
 from distop_behaviors.index.build_plan import base_of, build_options
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
     from distop.behavior import JobContext, Summary, TableRecord
     from distop.storage.deletion import Place
+    from distop.storage.object_store import ObjectStore
     from distop_behaviors.index.index_argument import BuildArgument
     from distop_behaviors.index.segments import FileEntry, Line
 
@@ -65,9 +67,10 @@ class _Segment:
     lines: Sequence[Line]
     numbers: Mapping[int, int]
 
-    def path(self, line: Line) -> Path:
-        """The path of a line's segment, which was checked when it was collected."""
-        return Path(self.stage.location) / line.segment
+    @property
+    def store(self) -> ObjectStore:
+        """The store with the segments, which were checked when they were collected."""
+        return store_of(self.stage)
 
 
 class Completion:
@@ -97,7 +100,8 @@ class Completion:
     def run(self, summary: Summary) -> BuildReport:
         """Publish the generation, unless it is already published or nothing is new.
 
-        Raises OSError, after removing its files, and InvalidArgument if a job had another argument.
+        Raises OSError, after removing its files, and InvalidArgument if a job had another argument. The files stay if
+        it is unknown whether the generation was published.
         """
         self._build = _build(summary)
         if self._newest is not None and self._is_own(self._newest):
@@ -107,11 +111,13 @@ class Completion:
             self._collect(self._journals(summary))
             self._catch_up(scratch)
             return self._publish()
+        except UnknownWrite:
+            raise
         except OSError:
             self._folder.sweep(self._instance, own=True)
             raise
         finally:
-            delete_or_log(scratch.parent, scratch.name, self._ctx.log)
+            remove_place_or_log(scratch, self._ctx.log)
             self._folder.sweep(self._instance)
 
     def _is_own(self, generation: Generation) -> bool:
@@ -187,7 +193,7 @@ class Completion:
         if not new or self._ids == {} or sum(f[1] for f in new) > CATCH_UP_BYTES:
             return
         self._ctx.log.info("Indexing %d files that are new since planning or whose segments were lost", len(new))
-        make_new(scratch)
+        make_stage(scratch)
         reader = self._table.reader
         # The files may be of a cached plan whose files were not checked.
         reader.check_allowed(new)
@@ -283,8 +289,8 @@ class Completion:
         for segment in self._segments:
             for line in segment.lines:
                 if line.segment:
-                    with open_regular(str(segment.path(line)), follow=False) as file:
-                        part = pq.read_table(file, page_checksum_verification=True)
+                    with segment.store.open(line.segment) as opened:
+                        part = pq.read_table(opened.file, page_checksum_verification=True)
                     mapped = [segment.numbers.get(n, -1) for n in part.column("file").to_pylist()]
                     part = file_summaries.fitted(part, schema)
                     parts.append(part.set_column(0, schema.field(0), pa.array(mapped, pa.int32())))
@@ -305,7 +311,9 @@ class Completion:
         numbers: Any = table.column("file").to_numpy()
         live[numbers] = numbers
         inputs = [
-            postings.Input(self._folder.data / run.name, run.digest, run.rows, (run.low, run.high), live)
+            postings.Input(
+                self._folder.store, self._folder.key_of(run.name), run.digest, run.rows, (run.low, run.high), live
+            )
             for run in runs
             if run.level in again
         ]
@@ -315,7 +323,7 @@ class Completion:
             for number, n in segment.numbers.items():
                 mapping[number] = n
             inputs += [
-                postings.Input(segment.path(line), line.digest, line.rows, line.sample, mapping)
+                postings.Input(segment.store, line.segment, line.digest, line.rows, line.sample, mapping)
                 for line in segment.lines
                 if line.segment and line.rows
             ]
@@ -373,7 +381,7 @@ def _levels_to_merge(runs: Sequence[Named], old: pa.Table | None, kept: pa.Table
 def _whole(stage: Place, line: Line) -> bool:
     """Whether the line's segment is a file of the stage and has the digest of the journal."""
     try:
-        return digest_of(regular_file(stage, line.segment)) == line.digest
+        return digest_of(store_of(stage), line.segment) == line.digest
     except (OSError, UnsafePath):
         return False
 

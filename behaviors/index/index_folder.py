@@ -1,11 +1,10 @@
 """The folder of an index, and the atomic publication of its generations.
 
 ``<table>/_distop/index/<name>/`` has ``generations/NNNNNN.json``, one file per generation of the index, and ``data/``
-with the generations' Parquet files. The current generation is the one with the highest number. A file system has no
-compare-and-swap, but creating a hard link fails if the name is taken. So a generation is written to a temporary file
-and then linked to its number; if two writers publish at once, the slower one fails. The current generation is never
-removed: a drop adds a last generation, marked as dropped. So a late writer, whose number was taken and removed since,
-publishes a generation that is not the current one.
+with the generations' Parquet files. The current generation is the one with the highest number. To publish a generation
+is to create its file, which fails if the number is taken: if two writers publish at once, the slower one fails. The
+current generation is never removed: a drop adds a last generation, marked as dropped. So a late writer, whose number
+was taken and removed since, publishes a generation that is not the current one.
 
 Files under ``data/`` never change. A generation's files are removed only after it is superseded.
 
@@ -18,33 +17,41 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import re
-import stat
 import time
 import uuid
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from distop.errors import InvalidArgument
+from distop.errors import InvalidArgument, UnsafePath
 from distop.protocol.texts import shown
-from distop.storage.deletion import Place, delete, made_folder, names, new_file
+from distop.storage.deletion import Place
 from distop.storage.deletion import check_unlinked as _check_unlinked
-from distop.storage.files import METADATA_BYTES, open_regular, read
+from distop.storage.files import METADATA_BYTES
 from distop.storage.object_store import scratch_name
 from distop.storage.opened_stores import store_of
-from distop.storage.store_errors import ObjectExists
+from distop.storage.store_check import publishing_store
+from distop.storage.store_errors import ObjectExists, ObjectMissing, StoreUnavailable, UnknownWrite
 from distop_behaviors.index.generation import Generation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     import pyarrow as pa
+
+    from distop.storage.object_store import ObjectStore
+    from distop_behaviors.index.generation import Named
 
 GRACE = 600.0
 """Seconds for which the files of a superseded generation are kept: a lookup may be reading them."""
 
+INCOMPLETE = 3600.0
+"""Seconds after which a file that is not complete belongs to a killed process."""
 _NUMBERED = re.compile(r"([0-9]{6}|[1-9][0-9]{6,17})\.json")
+DATA, GENERATIONS = "data", "generations"
+_AT_ONCE = 8
+"""Files that are examined at the same time."""
 _LISTINGS = 100
 """Maximum retries if the newest generation is removed between listing and reading it."""
 _OF_OPERATION = re.compile(r"(?:catch-up-)?(\d+)-.+")
@@ -62,11 +69,17 @@ class Folder:
 
     def __init__(self, location: str, name: str, space: str = "") -> None:
         self._place = Place(location, f"_distop/index/{name}")
-        self._store = store_of(self._place)
+        self.store = store_of(self._place)
         self._space = space
-        self.root = Path(location) / "_distop" / "index" / name
-        self.data = self.root / "data"
-        self._generations = self.root / "generations"
+
+    @property
+    def location(self) -> str:
+        """The path or URL of the folder."""
+        return self._place.location
+
+    def key_of(self, name: str) -> str:
+        """The key of a data file in :attr:`store`."""
+        return f"{DATA}/{name}"
 
     def current(self) -> Generation | None:
         """The current generation; None if the index was never built or was dropped.
@@ -89,32 +102,32 @@ class Folder:
         )
 
     def _numbers(self) -> list[int]:
-        try:
-            names = [path.name for path in self._generations.iterdir()]
-        except (FileNotFoundError, NotADirectoryError):
-            return []
+        names = _names(self.store, GENERATIONS)
         return sorted(int(found[1]) for name in names if (found := _NUMBERED.fullmatch(name)))
 
     def _read(self, number: int) -> Generation:
-        path = self._path(number)
         try:
-            found = Generation.from_json(read(str(path), METADATA_BYTES, follow=False).decode())
+            found = Generation.from_json(self.store.get(_generation_key(number), limit=METADATA_BYTES).data.decode())
             if found.number != number:
                 raise ValueError(f"it has the generation {shown(found.number)}")
             return found
         except (ValueError, KeyError, TypeError) as e:
-            raise InvalidArgument(f"cannot read the index file {path}: {e}") from e
+            raise InvalidArgument(f"cannot read the index file {self._path(number)}: {e}") from e
 
-    def _path(self, number: int) -> Path:
-        return self._generations / f"{number:06}.json"
+    def _path(self, number: int) -> str:
+        return self.store.location_of(_generation_key(number))
 
     def is_whole(self, generation: Generation) -> bool:
-        """Whether all files of the generation exist and have their sizes."""
-        try:
-            found = (((self.data / one.name).lstat(), one.size) for one in generation.named())
-            return all(stat.S_ISREG(now.st_mode) and now.st_size == size for now, size in found)
-        except FileNotFoundError:
-            return False
+        """Whether all files of the generation exist and have their sizes. Raises OSError."""
+
+        def is_there(one: Named) -> bool:
+            try:
+                return self.store.head(self.key_of(one.name)).size == one.size
+            except (ObjectMissing, UnsafePath):
+                return False
+
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            return all(pool.map(is_there, generation.named()))
 
     def own(self, name: str) -> str:
         """The name of a file with the prefix of this namespace."""
@@ -132,65 +145,52 @@ class Folder:
 
     def check_unlinked(self) -> None:
         """Raises UnsafePath if the index or its folders are behind a symbolic link."""
-        for folder in ("data", "generations"):
+        for folder in (DATA, GENERATIONS):
             _check_unlinked(self._place.below(folder))
 
     def check_writable(self) -> None:
-        """Raises InvalidArgument if the folder cannot be written, UnsafePath if it is behind a symbolic link."""
+        """Raises InvalidArgument if the folder cannot be written, UnsafePath if it is behind a symbolic link.
+
+        Raises StoreError if that cannot be found out now.
+        """
         self.check_unlinked()
         try:
-            for folder in ("data", "generations"):
+            store = publishing_store(self._place)
+            for folder in (DATA, GENERATIONS):
                 probe = f"{folder}/{scratch_name()}"
-                self._store.put_new(probe, b"")
-                self._store.delete_many([probe])
+                store.put_new(probe, b"")
+                store.delete_many([probe])
+        except (StoreUnavailable, UnknownWrite):
+            raise  # a later attempt may succeed
         except OSError as e:
             raise InvalidArgument(
-                f"cannot write into {self.root} ({e.strerror or e}): an index is stored beside its table, so executors "
-                "need write access to the table's folder"
+                f"cannot write into {self.location} ({e.strerror or e}): an index is stored beside its table, so "
+                "executors need write access to the table's folder"
             ) from e
 
     def publish(self, generation: Generation) -> None:
         """Make the generation the current one. Raises Superseded if its number is taken, UnsafePath and OSError."""
         self.check_unlinked()
-        path = self._path(generation.number)
         try:
-            self._store.put_new(f"generations/{path.name}", generation.to_json().encode())
+            key, data = _generation_key(generation.number), generation.to_json().encode()
+            publishing_store(self._place).put_new(key, data)
         except ObjectExists:
-            raise Superseded(f"the name {path} is taken") from None
-
-    def _delete(self, path: Path) -> bool:
-        """Remove a file or folder of the index; returns whether it existed. Raises UnsafePath and OSError."""
-        return delete(self._place, path.relative_to(self.root).as_posix())
-
-    def _link(self, scratch: Path, path: Path) -> None:
-        """Link a data file to another name. Raises Superseded if the name is taken, UnsafePath and OSError."""
-        place = self._place.below(path.parent.relative_to(self.root).as_posix())
-        with made_folder(self._place.below("data")) as data, made_folder(place) as folder:
-            try:
-                os.link(scratch.name, path.name, src_dir_fd=data, dst_dir_fd=folder, follow_symlinks=False)
-            except FileExistsError:
-                raise Superseded(f"the name {path} is taken") from None
-            os.fsync(folder)
+            raise Superseded(f"the name {self._path(generation.number)} is taken") from None
 
     def add(self, name: str, write: Callable[[BinaryIO], None]) -> tuple[int, str]:
         """Create a data file by ``write``; returns its size and digest. An existing file with the name is used instead.
 
-        Raises the errors of ``write``, after removing the file.
+        Raises the errors of ``write``, and OSError.
         """
-        with made_folder(self._place.below("data")):
-            path = self.data / name
-        if not path.exists():
-            scratch = self.data / f"{name}.new-{uuid.uuid4().hex}"
-            try:
-                with new_file(self._place, f"data/{scratch.name}") as file:
-                    write(file)
-                    file.flush()
-                    os.fsync(file.fileno())
-                with contextlib.suppress(Superseded):
-                    self._link(scratch, path)
-            finally:
-                self._delete(scratch)
-        return path.stat().st_size, digest_of(path)
+        key = self.key_of(name)
+        try:
+            self.store.head(key)
+        except ObjectMissing:
+            file = BytesIO()
+            write(file)
+            with contextlib.suppress(ObjectExists):
+                publishing_store(self._place).put_large(key, [file.getvalue()])
+        return self.store.head(key).size, digest_of(self.store, key)
 
     def sweep(self, instance: int, *, grace: float = GRACE, own: bool = False) -> None:
         """Remove files of generations that were superseded more than ``grace`` seconds ago, and orphan files.
@@ -214,26 +214,40 @@ class Folder:
                 continue
             kept |= named
             after = generation.published
-        for folder in (self.data, self.root):
-            for path in self._list(folder):
-                found = self._instance_of(path.name)
+        old_files = []
+        for folder in (DATA, ""):
+            for name in self._names_in(folder):
+                found = self._instance_of(name)
                 old = found is not None and found < instance + own
-                old = old or (self._whose(path.name) or "").startswith("drop-")
+                old = old or (self._whose(name) or "").startswith("drop-")
                 # A file of another namespace: only if it belongs to superseded generations alone.
-                if (old or (folder == self.data and path.name in gone)) and path.name not in kept:
-                    self._try_delete(path)
-        # Generations are removed last: if this call is interrupted, they still name the files to remove.
-        for number in superseded:
-            self._try_delete(self._path(number))
-
-    def _list(self, folder: Path) -> list[Path]:
-        inner = folder.relative_to(self.root).as_posix()
-        return [folder / name for name in names(self._place if inner == "." else self._place.below(inner))]
-
-    def _try_delete(self, path: Path) -> None:
-        """Remove a file if possible; the next sweep retries it."""
+                if (old or (folder == DATA and name in gone)) and name not in kept:
+                    old_files.append(_key(folder, name))
+        self._try_remove(old_files)
         with contextlib.suppress(OSError):
-            self._delete(path)
+            for folder in ("", DATA):
+                self.store.delete_incomplete(folder, older_than=INCOMPLETE)
+        # Generations are removed last: if this call is interrupted, they still name the files to remove.
+        self._try_remove(map(_generation_key, superseded))
+
+    def _names_in(self, folder: str) -> Sequence[str]:
+        """The names of files and folders (with a slash) in a folder of the index, without its own two folders."""
+        return [name for name in _names(self.store, folder) if folder or name not in (f"{DATA}/", f"{GENERATIONS}/")]
+
+    def _remove(self, keys: Iterable[str]) -> None:
+        """Remove files and folders (with a slash) of the index. Raises UnsafePath and OSError."""
+        files = []
+        for key in keys:
+            if key.endswith("/"):
+                self.store.delete_folder(key[:-1])
+            else:
+                files.append(key)
+        self.store.delete_many(files)
+
+    def _try_remove(self, keys: Iterable[str]) -> None:
+        """Remove files if possible; the next sweep retries it."""
+        with contextlib.suppress(OSError):
+            self._remove(keys)
 
     def scratch(self, instance: int) -> Place:
         """A temporary folder for an operation. Does not create it."""
@@ -242,8 +256,8 @@ class Folder:
     def last_build(self) -> int:
         """The highest instance of an operation of this namespace that has files here, or 0."""
         found = [0]
-        for folder in (self.data, self.root):
-            found += [n for path in self._list(folder) if (n := self._instance_of(path.name)) is not None]
+        for folder in (DATA, ""):
+            found += [n for name in self._names_in(folder) if (n := self._instance_of(name)) is not None]
         return max(found)
 
     def drop(self, operation: str, after: int, builds: int) -> bool:
@@ -256,18 +270,16 @@ class Folder:
         """
         while (newest := self.newest()) is not None and not newest.dropped:
             if self._was_dropped(after, newest.number):
-                raise Superseded(f"the index at {self.root} was built again after this drop had ended")
+                raise Superseded(f"the index at {self.location} was built again after this drop had ended")
             with contextlib.suppress(Superseded):
                 self.publish(Generation(newest.number + 1, operation, dropped=True, published=time.time()))
         former = [number for number in self._numbers() if newest is not None and number < newest.number]
         named = self._named_by(former)
-        for folder in (self.data, self.root):
+        for folder in (DATA, ""):
             self._empty(folder, builds, named)
+            self.store.delete_incomplete(folder)
         # Generations are removed last: if this attempt is interrupted, they still name the files to remove.
-        for number in former:
-            self._delete(self._path(number))
-        with contextlib.suppress(OSError):
-            delete(self._place, "data", only_empty=True)
+        self._remove(map(_generation_key, former))
         return newest is not None and newest.operation == operation and newest.number > after
 
     def _was_dropped(self, after: int, until: int) -> bool:
@@ -284,19 +296,31 @@ class Folder:
                 found.update(one.name for one in self._read(number).named())
         return found
 
-    def _empty(self, folder: Path, builds: int, named: set[str]) -> None:
+    def _empty(self, folder: str, builds: int, named: set[str]) -> None:
         """Remove the files of drops, and of builds of this namespace up to ``builds``, in a folder.
 
         Files of other namespaces are removed only if they are in ``named``: files of generations before the drop.
         """
-        for path in self._list(folder):
-            if path in (self.data, self._generations):
+        for name in self._names_in(folder):
+            found = self._instance_of(name)
+            others = self._whose(name) is None and _OF_ANOTHER.fullmatch(name)
+            if (found is not None and found > builds) or (others and name not in named):
                 continue
-            found = self._instance_of(path.name)
-            others = self._whose(path.name) is None and _OF_ANOTHER.fullmatch(path.name)
-            if (found is not None and found > builds) or (others and path.name not in named):
-                continue
-            self._delete(path)
+            self._remove([_key(folder, name)])
+
+
+def _key(folder: str, name: str) -> str:
+    return f"{folder}/{name}" if folder else name
+
+
+def _generation_key(number: int) -> str:
+    return f"{GENERATIONS}/{number:06}.json"
+
+
+def _names(store: ObjectStore, folder: str) -> Sequence[str]:
+    """The names of files and folders (with a slash) in a folder. Raises UnsafePath and OSError."""
+    found = store.list_folder(folder)
+    return [*(f"{name}/" for name in found.folders), *(one.key.rpartition("/")[2] for one in found.objects)]
 
 
 def write_parquet(table: pa.Table, file: BinaryIO, row_group: int, level: int = 3, **options: Any) -> None:
@@ -316,7 +340,7 @@ def write_parquet(table: pa.Table, file: BinaryIO, row_group: int, level: int = 
     )
 
 
-def digest_of(path: Path) -> str:
-    """The digest of a regular file. Raises OSError."""
-    with open_regular(str(path), follow=False) as file:
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+def digest_of(store: ObjectStore, key: str) -> str:
+    """The digest of a file. Raises OSError, and UnsafePath if it is no regular file."""
+    with store.open(key) as opened:
+        return hashlib.file_digest(opened.file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from distop.errors import InvalidArgument, NotFound, TableUnavailable
+from distop.errors import InvalidArgument, NotFound, TableUnavailable, UnsafePath
 from distop.protocol.frozen import frozen
 from distop.tables.reading import arrow_types
 from distop.tables.reading.arrow_rows import Blocks
@@ -145,7 +145,7 @@ def find(table: TableRecord | str, index: str, keys: Iterable[Any], spark: Spark
             return _Lookup(now, folder, generation, None).ask(given)
         try:
             return _Lookup(now, folder, generation, file_list(folder, generation)).ask(given)
-        except (OSError, ValueError) as e:
+        except (OSError, ValueError, UnsafePath) as e:
             # It was superseded and removed meanwhile; or it is damaged, then the same generation is found again.
             log.warning("Cannot read generation %d of the index %s; retrying: %s", generation.number, index, e)
             tried = generation.number
@@ -246,7 +246,7 @@ def _by_postings(
     for run in generation.runs:
         first, after = np.searchsorted(wanted, run.low, "left"), np.searchsorted(wanted, run.high, "right")
         if first < after:
-            hits = postings.find(folder.data / run.name, wanted[first:after], row_lookup.LOCAL_ROWS)
+            hits = postings.find(folder.store, folder.key_of(run.name), wanted[first:after], row_lookup.LOCAL_ROWS)
             found.update(hits.files.tolist())
             parts = [*parts, hits.places] if parts is not None and hits.places is not None else None
     if parts is None:

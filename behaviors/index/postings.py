@@ -15,16 +15,15 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from distop.protocol.frozen import frozen
 from distop.runtime.lru_cache import LruCache
-from distop.storage.files import open_regular
 from distop_behaviors.index.index_folder import write_parquet
 from distop_behaviors.index.key_values import key_numbers, numbers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-    from pathlib import Path
 
     import pyarrow as pa
 
+    from distop.storage.object_store import ObjectStore, OpenObject
     from distop_behaviors.index.index_folder import Folder
     from distop_behaviors.index.key_columns import Piece, SourceFile
     from distop_behaviors.index.key_values import Numbers, Whole
@@ -140,7 +139,8 @@ def write(table: pa.Table, file: BinaryIO, level: int) -> None:
 class Input:
     """A sorted file of postings. ``mapping``: the new number of each of its files; -1: left out."""
 
-    path: Path
+    store: ObjectStore
+    key: str
     digest: str
     rows: int
     sample: Sequence[int]
@@ -231,7 +231,7 @@ def _run(parts: Sequence[Part], folder: Folder, name: str) -> PostingsRun:
 def _slices(one: Input, low: int | None, high: int | None) -> Iterator[Part]:
     import numpy as np
 
-    for table in _groups(one.path, low, high):
+    for table in _groups(one.store, one.key, low, high):
         keys = table.column("key").to_numpy()
         first = 0 if low is None else int(np.searchsorted(keys, low, "left"))
         after = len(keys) if high is None else int(np.searchsorted(keys, high, "left"))
@@ -244,13 +244,13 @@ def _slices(one: Input, low: int | None, high: int | None) -> Iterator[Part]:
             yield keys[first:after][keep], mapped[keep], blocks[keep]
 
 
-def _groups(path: Path, low: int | None, high: int | None) -> Iterator[pa.Table]:
+def _groups(store: ObjectStore, key: str, low: int | None, high: int | None) -> Iterator[pa.Table]:
     """The row groups that may have keys in ``[low, high)``, one after the other."""
     import pyarrow.parquet as pq
 
     with (
-        open_regular(str(path), follow=False) as opened,
-        pq.ParquetFile(opened, page_checksum_verification=True) as file,
+        store.open(key) as opened,
+        pq.ParquetFile(opened.file, page_checksum_verification=True) as file,
     ):
         for n in range(file.metadata.num_row_groups):
             bounds = file.metadata.row_group(n).column(0).statistics
@@ -269,24 +269,26 @@ class Hits:
     places: Places | None
 
 
-def find(path: Path, wanted: Numbers, most: int) -> Hits:
+def find(store: ObjectStore, key: str, wanted: Numbers, most: int) -> Hits:
     """Find sorted keys in a run: the files, and up to ``most`` postings.
 
-    Raises OSError and Arrow's errors if the run is gone or damaged.
+    Raises OSError and Arrow's errors if the run is gone or damaged, and UnsafePath if it is no regular file.
     """
+    with store.open(key) as opened:
+        return _find(store.location_of(key), opened, wanted, most)
+
+
+def _find(location: str, opened: OpenObject, wanted: Numbers, most: int) -> Hits:
     import numpy as np
     import pyarrow.parquet as pq
 
     found, places, rows = [np.zeros(0, np.int32)], [_nowhere()], 0
-    bounds = _bounds_of(path)
+    bounds = _bounds_of(location, opened)
     first, after = np.searchsorted(wanted, bounds.low, "left"), np.searchsorted(wanted, bounds.high, "right")
     groups = np.flatnonzero(first < after).tolist()
     if not groups:
         return Hits(found[0], places[0])
-    with (
-        open_regular(str(path), follow=False) as opened,
-        pq.ParquetFile(opened, metadata=bounds.metadata, page_checksum_verification=True) as file,
-    ):
+    with pq.ParquetFile(opened.file, metadata=bounds.metadata, page_checksum_verification=True) as file:
         for n in groups:
             table = file.read_row_group(n, ["key", "file", "block"][: 3 if rows <= most else 2], use_threads=False)
             keys, some = table.column("key").to_numpy(), wanted[first[n] : after[n]]
@@ -324,18 +326,17 @@ class _Bounds:
     high: Numbers
 
 
-def _bounds_of(path: Path) -> _Bounds:
+def _bounds_of(location: str, opened: OpenObject) -> _Bounds:
     """The bounds of a run, cached for the next lookup: files of an index never change."""
-    found = path.stat()
-    return _bounds.get((str(path), found.st_size, found.st_mtime_ns, found.st_ino), lambda: _read_bounds(path))
+    stored = opened.stored
+    return _bounds.get((location, stored.size, stored.version), lambda: _read_bounds(opened))
 
 
-def _read_bounds(path: Path) -> _Bounds:
+def _read_bounds(opened: OpenObject) -> _Bounds:
     import numpy as np
     import pyarrow.parquet as pq
 
-    with open_regular(str(path), follow=False) as file:
-        metadata = pq.read_metadata(file)
+    metadata = pq.ParquetFile(opened.file).metadata
     columns = [metadata.row_group(n).column(0).statistics for n in range(metadata.num_row_groups)]
     low, high = (np.array([getattr(c, name) for c in columns], np.int64) for name in ("min", "max"))
     return _Bounds(metadata, low, high)

@@ -1,9 +1,10 @@
 """One job of an index build: writes the segments of a partition's files, and a journal of them, into its stage.
 
 A segment has the postings or summaries of consecutive files. Small files share a segment, because creating a file takes
-longer than writing a few thousand rows; a large file may have several segments. The journal gets a line when a segment
-is closed, and the checkpoint has the valid length of the journal. A further attempt links the segments of the
-checkpoint into its own stage, so that the cleanup of the earlier attempt cannot remove them.
+longer than writing a few thousand rows; a large file may have several segments. The journal gets a line, which is a
+file of its own, when a segment is closed, and the checkpoint has the valid length of the journal in bytes. A further
+attempt copies the segments of the checkpoint into its own stage, so that the cleanup of the earlier attempt cannot
+remove them.
 """
 
 from __future__ import annotations
@@ -11,21 +12,21 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import re
-import shutil
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
 
 from distop.errors import InvalidArgument, UnsafePath
 from distop.protocol.frozen import frozen
 from distop.storage import deletion
-from distop.storage.files import open_regular
+from distop.storage.opened_stores import store_of
+from distop.storage.store_check import publishing_store
+from distop.storage.store_errors import ObjectExists
 from distop.tables.reading.file_facts import Unreadable
 from distop_behaviors.index import file_summaries, postings
 from distop_behaviors.index.index_argument import BuildResult
-from distop_behaviors.index.index_folder import digest_of
 from distop_behaviors.index.key_columns import open_file, pieces
 from distop_behaviors.index.key_values import Unindexable
 from distop_behaviors.index.table_files import escaped
@@ -45,8 +46,14 @@ SEGMENT_ROWS = 1 << 20
 """Rows after which a segment is closed, at the end of a file."""
 SEGMENT_FILES = 256
 """Files after which a segment is closed: at most this many are indexed again after a crash."""
-JOURNAL = "journal.jsonl"
+JOURNAL = "journal"
+"""The folder in a stage with a file for each line of the journal."""
+SEGMENT_BYTES = 1 << 31
+"""Maximum bytes of a segment."""
+_AT_ONCE = 8
+"""Lines of a journal that are read at the same time."""
 _SEGMENT = re.compile(r"\d{6,}\.parquet")
+_LINE = re.compile(rf"{JOURNAL}/(\d{{6,}})\.json")
 _ATTEMPT = re.compile(r"\d+-[^/]+")
 """The name of an attempt's stage, in the folder of its job."""
 
@@ -142,7 +149,7 @@ class SegmentWriter:
         self._argument = argument
         self._files = files
         self._place = stage
-        self._stage = Path(stage.location)
+        self._store = publishing_store(stage)
         self._reader = reader
         self._ids = ids
         self._check = check
@@ -166,18 +173,17 @@ class SegmentWriter:
     def run(self, progress: Progress) -> BuildResult:
         """Index the files that no earlier attempt has indexed.
 
-        Raises OSError if the stage cannot be written, after removing the unfinished file.
+        Raises OSError if the stage cannot be written.
         """
         # An earlier process may have run the same attempt.
-        deletion.delete(self._place, JOURNAL)
-        with deletion.new_file(self._place, JOURNAL) as self._journal:
-            self._append(Header(self._argument.model_dump(mode="json"), self._ids).to_json())
-            return self._index_files(progress)
+        self._store.delete_folder(JOURNAL)
+        self._append(0, Header(self._argument.model_dump(mode="json"), self._ids).to_json())
+        return self._index_files(progress)
 
     def _index_files(self, progress: Progress) -> BuildResult:
         after = self._resume(progress.load())
         if after:
-            # The segments are linked into this stage, so the earlier stage is no longer needed.
+            # The segments are copied into this stage, so the earlier stage is no longer needed.
             progress.save({"stage": self._place.name, "bytes": self._bytes}, force=True)
         for number in range(after, len(self._files)):
             self._check()
@@ -238,33 +244,32 @@ class SegmentWriter:
         if not self._writer.rows:
             return "", "", 0, []
         table = self._writer.table()
-        path = self._stage / f"{self._lines:06}.parquet"
         sample: list[int] = []
-        try:
-            with self._new(path.name) as file:
-                if isinstance(self._writer, postings.Postings):
-                    postings.write(table, file, 1)
-                    sample = postings.sample_of(table)
-                else:
-                    file_summaries.write(table, file)
-        except BaseException:
-            deletion.delete_or_log(self._place, path.name, log)
-            raise
-        return path.name, digest_of(path), table.num_rows, sample
+        file = BytesIO()
+        if isinstance(self._writer, postings.Postings):
+            postings.write(table, file, 1)
+            sample = postings.sample_of(table)
+        else:
+            file_summaries.write(table, file)
+        name, data = f"{self._lines:06}.parquet", file.getvalue()
+        self._new(name, data)
+        return name, _digest(data), table.num_rows, sample
 
-    def _new(self, name: str) -> BinaryIO:
-        """A new file of the stage. It replaces an unfinished file of this attempt."""
-        deletion.delete(self._place, name)
-        return deletion.new_file(self._place, name)
+    def _new(self, key: str, data: bytes) -> None:
+        """Write a new file of the stage. It replaces one of an earlier process that has run this attempt."""
+        try:
+            self._store.put_large(key, [data])
+        except ObjectExists:
+            self._store.delete_many([key])
+            self._store.put_large(key, [data])
 
     def _write(self, line: Line) -> None:
-        self._append(line.to_json())
         self._lines += 1
+        self._append(self._lines, line.to_json())
 
-    def _append(self, line: str) -> None:
+    def _append(self, number: int, line: str) -> None:
         text = line.encode()
-        self._journal.write(text)
-        self._journal.flush()
+        self._new(f"{JOURNAL}/{number:06}.json", text)
         self._digest.update(text)
         self._bytes += len(text)
 
@@ -308,26 +313,18 @@ class SegmentWriter:
         return self._place.parent.below(name)
 
     def _take_over(self, former: Place, name: str, digest: str, number: int) -> str:
-        """Link a segment of an earlier attempt into this stage; returns its new name.
+        """Copy a segment of an earlier attempt into this stage; returns its new name.
 
         Raises UnsafePath if it is not a file of that stage, OSError if it is missing or does not have the digest.
         """
         if not name:
             return ""
-        segment = deletion.regular_file(former, name)
-        path = self._stage / f"{number:06}.parquet"
-        deletion.delete(self._place, path.name)
-        try:
-            os.link(segment, path, follow_symlinks=False)
-        except FileNotFoundError:
-            raise
-        except OSError:
-            with open_regular(str(segment), follow=False) as source, self._new(path.name) as copy:
-                shutil.copyfileobj(source, copy)
-        if digest_of(path) != digest:
-            deletion.delete(self._place, path.name)
-            raise OSError(f"the segment {segment} is damaged")
-        return path.name
+        store = store_of(former)
+        data = store.get(name, limit=SEGMENT_BYTES).data
+        if _digest(data) != digest:
+            raise OSError(f"the segment {store.location_of(name)} is damaged")
+        self._new(f"{number:06}.parquet", data)
+        return f"{number:06}.parquet"
 
 
 def line_groups(lines: Iterable[Line]) -> Iterator[list[Line]]:
@@ -355,10 +352,18 @@ def journal_of(stage: Place, size: int, digest: str = "") -> tuple[Header, list[
 
     Raises OSError if it is gone, shorter, or does not have the digest, UnsafePath if it is not a file of that stage.
     """
-    journal = deletion.regular_file(stage, JOURNAL)
-    with open_regular(str(journal), follow=False) as file:
-        data = file.read(size)
-    if len(data) != size or (digest and hashlib.blake2b(data, digest_size=16).hexdigest() != digest):
+    store, journal = store_of(stage), stage.below(JOURNAL).location
+    found = {int(match[1]): one for one in store.list(JOURNAL) if (match := _LINE.fullmatch(one.key))}
+    wanted, left = [], size
+    for number in sorted(found):
+        if left > 0:
+            wanted.append(found[number])
+            left -= found[number].size
+    if left:
+        raise OSError(f"the journal {journal} is damaged")
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        data = b"".join(pool.map(lambda one: store.get(one.key, limit=one.size).data, wanted))
+    if len(data) != size or (digest and _digest(data) != digest):
         raise OSError(f"the journal {journal} is damaged")
     header, *lines = data.splitlines() or [b""]
     try:
@@ -366,3 +371,7 @@ def journal_of(stage: Place, size: int, digest: str = "") -> tuple[Header, list[
     except (ValueError, LookupError, TypeError) as error:
         raise OSError(f"the journal {journal} is damaged: {error}") from error
     return first, [Line.from_json(line) for line in lines]
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()

@@ -45,18 +45,10 @@ class CurrentTable:
 
 
 def root_of(record: TableRecord, check: Callable[[], None] = lambda: None, spark: Spark | None = None) -> str:
-    """The table's folder, which also has its indexes.
-
-    Raises InvalidArgument if it is not a local path, and the errors of planning.
-    """
+    """The table's folder, a path or URL, which also has its indexes. Raises the errors of planning."""
     place = place_of(record, check, spark) if spark is not None else place_of(record, check)
     location = Location.of(str(local_path(place) or place))
-    if location.filesystem is not None:
-        raise InvalidArgument(
-            f"the table at {place!r} cannot have an index: this needs a local path, or a file system that all nodes "
-            "have mounted at the same path"
-        )
-    return location.root
+    return location.root if location.filesystem is None else location.text
 
 
 def current_table(

@@ -21,9 +21,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
-from distop.errors import UnsafePath, describe
+from distop.errors import UnsafePath
 from distop.protocol.frozen import frozen
 from distop.storage.files import local_path
 from distop.storage.folder_ownership import changeable, walked
@@ -31,14 +31,11 @@ from distop.storage.folder_ownership import changeable, walked
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from distop.runtime.logs import Log
-
 _TRIES = 1000
 """Maximum repetitions of the removal of a folder while another process removes files from it."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_FOLDER_MODE, _FILE_MODE = 0o755, 0o644
-"""Modes of new folders and files, before the umask: other users may never write there."""
+_FOLDER_MODE = 0o755
+"""Mode of new folders, before the umask: other users may never write there."""
 _UNSAFE_FOLDER = ("nothing is staged", "give the executors a --shared-dir that only their user can change or replace")
 _UNSAFE_LINK = (
     "nothing is read, removed or written",
@@ -103,14 +100,6 @@ def delete(place: Place, path: str, *, only_empty: bool = False) -> bool:
         return folder is not None and _delete_local(folder, parts[-1], only_empty)
 
 
-def delete_or_log(place: Place, path: str, log: Log) -> None:
-    """Remove a path like :func:`delete`, but log errors; the next call retries."""
-    try:
-        delete(place, path)
-    except (OSError, UnsafePath) as error:
-        log.warning("Cannot remove %s; retrying later: %s", place.below(path).location, describe(error))
-
-
 def names(place: Place) -> list[str]:
     """The names in a place; empty if it is not a folder. Raises UnsafePath, and OSError."""
     with _opened(place.anchor, components(place.path) if place.path else []) as folder:
@@ -143,16 +132,6 @@ def check_own(place: Place, text: tuple[str, str] = _UNSAFE_FOLDER, *, missing: 
         with _opened(place.anchor, components(place.path) if place.path else [], own=text) as folder:
             if folder is None and not missing:
                 raise UnsafePath(f"{place.location} is not a folder")
-
-
-def new_file(place: Place, path: str) -> BinaryIO:
-    """Create a file in a place on a disk, with its folders, and open it for writing.
-
-    Raises FileExistsError if it exists, UnsafePath, and OSError.
-    """
-    whole = place.below(path)
-    with made_folder(whole.parent) as folder:
-        return os.fdopen(os.open(whole.name, _NEW, _FILE_MODE, dir_fd=folder), "wb")
 
 
 @contextmanager

@@ -18,6 +18,7 @@ import stat
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from distop.clock import time
 from distop.errors import UnsafePath
 from distop.storage.conditional_writes import Deadline
 from distop.storage.deletion import delete, made_folder, opened_folder
@@ -27,6 +28,7 @@ from distop.storage.object_store import (
     Content,
     FolderListing,
     ObjectStore,
+    OpenObject,
     StoredObject,
     Version,
     check_key,
@@ -85,6 +87,11 @@ class FolderStore(ObjectStore):
             with _errors(f"read {self.location_of(key)}"):
                 read = [(start, _read_at(file, start, min(end, size))) for start, end in asked]
         return cut(ranges, read)
+
+    @contextmanager
+    def open(self, key: str) -> Iterator[OpenObject]:
+        with self._opened(key) as file, os.fdopen(file, "rb", closefd=False) as stream:
+            yield OpenObject(stream, self._stored(key, os.fstat(file)))
 
     def head(self, key: str) -> StoredObject:
         with self._opened(key) as file:
@@ -207,6 +214,16 @@ class FolderStore(ObjectStore):
     def delete_folder(self, folder: str) -> None:
         with _errors(f"remove {self.location_of(check_key(folder))}"):
             delete(self._place, folder)
+
+    def delete_incomplete(self, folder: str = "", *, older_than: float = 0.0) -> None:
+        what, limit = f"remove files of {self.location_of(folder)}", time.time() - older_than
+        with self._folder(folder, what) as opened, _errors(what):
+            for name in [] if opened is None else os.listdir(opened):  # noqa: PTH208 -- of a descriptor
+                with suppress(FileNotFoundError):
+                    if is_scratch(name) and (
+                        not older_than or os.stat(name, dir_fd=opened, follow_symlinks=False).st_mtime < limit
+                    ):
+                        os.unlink(name, dir_fd=opened)
 
     def _remove_empty(self, folder: str, what: str) -> None:
         """Remove a folder and its parents below the store's own, as far as they are empty."""

@@ -23,6 +23,8 @@ from distop.storage.store_errors import ObjectChanged, ObjectExists, ObjectMissi
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+    from contextlib import AbstractContextManager
+    from typing import BinaryIO
 
 LONGEST_KEY = 1024
 """Bytes of a key with the store's prefix: the limit of S3 and GCS."""
@@ -63,6 +65,14 @@ class Content:
 
 
 @frozen
+class OpenObject:
+    """An object that is open for reading: its bytes as a file, all of one version."""
+
+    file: BinaryIO
+    stored: StoredObject
+
+
+@frozen
 class FolderListing:
     """The objects whose keys have no further slash, and the names that are followed by one; both sorted."""
 
@@ -91,6 +101,13 @@ class ObjectStore(ABC):
         Near ranges are read by one request. All bytes are of one version.
 
         Raises ObjectMissing, and ObjectChanged if that is not ``version``.
+        """
+
+    @abstractmethod
+    def open(self, key: str) -> AbstractContextManager[OpenObject]:
+        """Open an object to read parts of it. Raises ObjectMissing.
+
+        Its reads raise ObjectChanged if the object has another version meanwhile.
         """
 
     @abstractmethod
@@ -142,6 +159,13 @@ class ObjectStore(ABC):
         On a disk this removes links, never their targets.
         """
 
+    @abstractmethod
+    def delete_incomplete(self, folder: str = "", *, older_than: float = 0.0) -> None:
+        """Remove objects in a folder that are not complete, as killed processes leave them.
+
+        ``older_than``: seconds; a slower writer of such an object fails. 0: also those that are written now.
+        """
+
     def put(self, key: str, data: bytes) -> Version:
         """Create an object, or replace the one that is there: the last of several writers wins.
 
@@ -149,7 +173,7 @@ class ObjectStore(ABC):
         """
         for left in reversed(range(_TRIES)):
             try:
-                return self.put_large(key, _pieces(data))
+                return self.put_large(key, [data])
             except ObjectExists:
                 try:
                     return self.replace_if(key, data, self.head(key).version)
@@ -165,11 +189,6 @@ class ObjectStore(ABC):
     def location_of(self, key: str) -> str:
         """The place of a key, for messages."""
         return f"{self.location.rstrip('/')}/{key}"
-
-
-def _pieces(data: bytes) -> Iterator[bytes]:
-    for start in range(0, len(data), PART):
-        yield data[start : start + PART]
 
 
 def check_key(key: str) -> str:

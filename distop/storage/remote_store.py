@@ -10,12 +10,13 @@ obstore's threads do not survive a fork: a process that has used a store must no
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
+from io import SEEK_CUR, SEEK_END, SEEK_SET, BufferedReader, RawIOBase
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from distop.clock import uuid
+from distop.clock import time, uuid
 from distop.errors import UnsafePath
 from distop.storage.conditional_writes import ReadBack, repeated, settled
 from distop.storage.files import TooLarge
@@ -26,6 +27,7 @@ from distop.storage.object_store import (
     Content,
     FolderListing,
     ObjectStore,
+    OpenObject,
     StoredObject,
     Version,
     check_key,
@@ -53,6 +55,8 @@ TOKEN = "distopwrite"
 """The name of the metadata with the token of a write; Azure allows no hyphen."""
 _GAP = 1 << 20
 """Bytes between two ranges that are read by one request."""
+_READ_AHEAD = 1 << 18
+"""Bytes that are read at least by one request for a part of an open object."""
 ONE_READ = 4 * PART
 """Maximum bytes of an object that is read by one request."""
 _AT_ONCE = 8
@@ -128,6 +132,12 @@ class RemoteStore(ObjectStore):
             raise ObjectChanged(f"cannot {what}: the object has changed")
         return cut(ranges, [(start, data) for (start, _), (_, data) in zip(asked, answers, strict=True)])
 
+    @contextmanager
+    def open(self, key: str) -> Iterator[OpenObject]:
+        stored = self.head(key)
+        with BufferedReader(_Ranges(self, stored), _READ_AHEAD) as file:
+            yield OpenObject(file, stored)
+
     def head(self, key: str) -> StoredObject:
         import obstore
 
@@ -164,6 +174,10 @@ class RemoteStore(ObjectStore):
         return self._asked(partial(next, pages, None), what), pages
 
     def list_folder(self, folder: str = "") -> FolderListing:
+        found = self._list_folder(folder)
+        return FolderListing(found.folders, tuple(one for one in found.objects if not is_scratch(one.key)))
+
+    def _list_folder(self, folder: str) -> FolderListing:
         import obstore
 
         prefix, what = self._folder(folder), f"list {self.location_of(folder)}"
@@ -174,7 +188,7 @@ class RemoteStore(ObjectStore):
         found = repeated(read, self._limit)
         objects = sorted(map(self._stored, found["objects"]), key=lambda one: one.key)
         folders = sorted(path.rstrip("/").rpartition("/")[2] for path in found["common_prefixes"])
-        return FolderListing(tuple(folders), tuple(one for one in objects if not is_scratch(one.key)))
+        return FolderListing(tuple(folders), tuple(objects))
 
     # ---- writing
 
@@ -255,6 +269,11 @@ class RemoteStore(ObjectStore):
     def delete_folder(self, folder: str) -> None:
         check_key(folder)
         self.delete_many([found.key for found in self._list(folder, "")])
+
+    def delete_incomplete(self, folder: str = "", *, older_than: float = 0.0) -> None:
+        limit = time.time() - older_than
+        found = (one for one in self._list_folder(folder).objects if is_scratch(one.key))
+        self.delete_many([one.key for one in found if not older_than or one.modified < limit])
 
     def signed_url(self, key: str, seconds: float) -> str:
         import obstore
@@ -366,6 +385,39 @@ class RemoteStore(ObjectStore):
     def _stored(self, meta: Mapping[str, Any]) -> StoredObject:
         key = meta["path"][len(self._prefix) :]
         return StoredObject(key, meta["size"], self._version(meta), meta["last_modified"].timestamp())
+
+
+class _Ranges(RawIOBase):
+    """An object as a file, whose reads are requests for ranges of one version."""
+
+    def __init__(self, store: RemoteStore, stored: StoredObject) -> None:
+        super().__init__()
+        self._store = store
+        self._stored = stored
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = SEEK_SET) -> int:
+        self._at = offset + {SEEK_SET: 0, SEEK_CUR: self._at, SEEK_END: self._stored.size}[whence]
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        end = min(self._at + len(buffer), self._stored.size)
+        if end <= self._at:
+            return 0
+        some = [(self._at, end)]
+        data = self._store.get_ranges(self._stored.key, some, version=self._stored.version)[0]
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
 
 
 def _condition(version: Version) -> dict[str, str]:

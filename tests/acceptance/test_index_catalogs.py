@@ -18,7 +18,7 @@ from distop_behaviors.index.index_folder import Folder
 from distop_behaviors.index.key_lookup import find
 from tests.acceptance.sparklake import Lake
 from tests.support.icebergrest import RestCatalogServer, configure
-from tests.support.index_runs import Indexes
+from tests.support.index_runs import Indexes, root_of
 from tests.support.lake import MAVEN, jar
 from tests.support.needs import need
 
@@ -96,7 +96,7 @@ def test_a_lookup_in_a_table_of_sparks_catalog_returns_the_rows_of_a_filter(
     # A new table with the same name must not use the index of the previous one.
     place = place_of(indexes.record, spark=lambda: spark)
     assert Folder(place, "i").current() is not None
-    kept = Folder(place, "i").root
+    kept = root_of(Folder(place, "i"))
     kept.rename(tmp_path / "kept")
     spark.sql("drop table indexed.t")
     spark.sql("create table indexed.t (id string, word string, later int) using parquet partitioned by (day int)")

@@ -18,7 +18,7 @@ from distop_behaviors.index import lookup
 from distop_behaviors.index.key_lookup import find
 from scripts.validate_oracle.random_tables import VALUES, generate
 from tests.acceptance.sparklake import Lake
-from tests.support.index_runs import Indexes
+from tests.support.index_runs import Indexes, data_of
 from tests.support.lake import MAVEN, jar
 from tests.support.needs import need
 
@@ -120,7 +120,7 @@ def test_lookups_of_many_or_missing_keys_and_with_partition_columns(spark: Spark
     assert [tuple(r) for r in lookup(spark, indexes.record, "i", ["1/3"]).collect()] == [("1/3", 3, None, 1)]
     current = indexes.folder().current()
     assert current is not None
-    runs = [str(indexes.folder().data / run.name) for run in current.runs]
+    runs = [str(data_of(indexes.folder()) / run.name) for run in current.runs]
     ordinary = spark.read.option("__globPaths__", "false").parquet(*runs)
     assert (ordinary.columns, ordinary.count()) == (["key", "file", "block"], 1500)
 

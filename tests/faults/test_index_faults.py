@@ -29,6 +29,7 @@ from tests.faults.held_index import DROP_MOMENTS, FULL, MOMENTS
 from tests.faults.test_self_fencing import child_of, command
 from tests.support import lake
 from tests.support.daemons import SPARK
+from tests.support.index_runs import data_of, root_of
 from tests.support.needs import need
 from tests.support.processes import machine
 
@@ -129,14 +130,14 @@ class Indexed:
     def assert_clean(self) -> None:
         """Assert that all files of the index belong to a kept generation."""
         where = self.index
-        generations = [where._read(int(path.stem)) for path in (where.root / "generations").iterdir()]
-        assert {path.name for path in where.data.iterdir()} == {n.name for g in generations for n in g.named()}
-        assert sorted(path.name for path in where.root.iterdir()) == ["data", "generations"]
+        generations = [where._read(int(path.stem)) for path in (root_of(where) / "generations").iterdir()]
+        assert {path.name for path in data_of(where).iterdir()} == {n.name for g in generations for n in g.named()}
+        assert sorted(path.name for path in root_of(where).iterdir()) == ["data", "generations"]
         assert self.staged() == []
 
     def index_files(self) -> dict[Path, int]:
         """The files of the index and their sizes in bytes."""
-        return {path: path.stat().st_size for path in self.index.root.rglob("*") if path.is_file()}
+        return {path: path.stat().st_size for path in root_of(self.index).rglob("*") if path.is_file()}
 
     def staged(self) -> list[Path]:
         return [path for path in (self.table / "_distop").glob("*/stage/**/*") if path.is_file()]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -310,3 +312,38 @@ def test_an_object_larger_than_one_request_is_read_whole(store: ObjectStore, mon
     version = store.put_large("a", [content])
     found = store.get("a", limit=LARGE)
     assert (found.data == content, found.stored.version) == (True, version)
+
+
+def test_an_open_object_is_read_in_parts(store: ObjectStore) -> None:
+    content = bytes(range(256)) * 4096
+    version = store.put_new("a", content)
+    with store.open("a") as found:
+        assert (found.stored.size, found.stored.version) == (len(content), version)
+        assert found.file.seek(-4, os.SEEK_END) == len(content) - 4
+        assert found.file.read() == content[-4:]
+        found.file.seek(300_000)
+        assert found.file.read(600_000) == content[300_000:900_000]
+        assert found.file.tell() == 900_000
+    with pytest.raises(ObjectMissing), store.open("b"):
+        pass
+
+
+def test_objects_that_killed_processes_left_incomplete_are_removed(store: ObjectStore) -> None:
+    left = [f"{folder}{scratch_name()}" for folder in ("", "a/", "a/b/")]
+    write(store, *left, "a/c", "d")
+
+    def there() -> list[str]:
+        found = []
+        for key in left:
+            with suppress(ObjectMissing):
+                found.append(store.head(key).key)
+        return found
+
+    store.delete_incomplete("a", older_than=3600.0)
+    assert there() == left, "they may be written now"
+    store.delete_incomplete("a")
+    assert there() == [left[0], left[2]]
+    store.delete_incomplete()
+    store.delete_incomplete("missing")
+    assert there() == [left[2]]
+    assert keys(store) == ["a/c", "d"]

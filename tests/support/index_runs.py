@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distop.behavior import JobCancelled, OutcomeRow, Summary, TableRecord
@@ -13,12 +14,21 @@ from tests.support.context import FakeContext
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from pyspark.sql import SparkSession
 
     from distop.behavior import Behavior, PartitionPlan
     from distop_behaviors.index.index_argument import BuildReport
+
+
+def root_of(folder: Folder) -> Path:
+    """The folder of an index on a disk."""
+    return Path(folder.location)
+
+
+def data_of(folder: Folder) -> Path:
+    """The folder with the data files of an index on a disk."""
+    return root_of(folder) / "data"
 
 
 class Attempt(FakeContext):
@@ -122,8 +132,8 @@ class Indexes:
         """Files in the index's folder and in stages that no generation references, and missing referenced files."""
         folder = self.folder(name)
         referenced = {n.name for number in folder._numbers() for n in folder._read(number).named()}
-        data = [path.name for path in folder.data.iterdir()] if folder.data.exists() else []
-        names = [path.name for path in folder.root.iterdir()] if folder.root.exists() else []
+        data = [path.name for path in data_of(folder).iterdir()] if data_of(folder).exists() else []
+        names = [path.name for path in root_of(folder).iterdir()] if root_of(folder).exists() else []
         others = [name for name in names if name not in ("data", "generations")]
         return sorted({*data} ^ referenced) + others + [str(path) for path in self.staged_files()]
 

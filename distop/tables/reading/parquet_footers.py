@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -37,21 +38,25 @@ _cached: dict[tuple[Any, ...], FileFacts] = {}
 """Facts by path, size, modification time and ``wanted``."""
 
 
+def size_and_time(path: str) -> tuple[int, int]:
+    """The size in bytes and the modification time in ns of a file. Raises OSError, including NotRegular."""
+    if parquet_tail.is_remote(path):
+        from pyarrow import fs
+
+        filesystem, inner = open_filesystem(path)
+        info = filesystem.get_file_info(inner)
+        if info.type != fs.FileType.File:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return info.size, info.mtime_ns or 0
+    status = os.stat(path)  # noqa: PTH116
+    check_regular(path, status.st_mode)
+    return status.st_size, status.st_mtime_ns
+
+
 def check_unchanged(path: str, size: int, mtime_ns: int) -> None:
     """Raises Unreadable if a file's size or modification time differs from the plan, or it cannot be examined."""
     try:
-        if parquet_tail.is_remote(path):
-            from pyarrow import fs
-
-            filesystem, inner = open_filesystem(path)
-            info = filesystem.get_file_info(inner)
-            if info.type != fs.FileType.File:
-                raise FileNotFoundError
-            found = (info.size, info.mtime_ns or 0)
-        else:
-            status = os.stat(path)  # noqa: PTH116
-            check_regular(path, status.st_mode)
-            found = (status.st_size, status.st_mtime_ns)
+        found = size_and_time(path)
     except FileNotFoundError:
         raise Unreadable(f"the file {path} is gone since the operation was planned") from None
     except NotRegular as e:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _PLANS = "plans"
 MAX_LIST_BYTES = 1 << 30
 """Maximum bytes of one file list: some millions of files."""
+_INCOMPLETE = 3600.0
+"""Seconds after which a file that is not complete belongs to a killed process."""
 L = TypeVar("L", PartitionPlan, Pinned)
 """A type with a list of files."""
 
@@ -68,8 +70,9 @@ def _plans(op: str) -> str:
 def operations_with_results(shared: Place, ops: Iterable[str]) -> list[str]:
     """The operations that have result files: ``ops`` and all earlier ones of the same table, type and object.
 
-    Raises UnsafePath and OSError.
+    Also removes files that killed processes have left incomplete. Raises InvalidArgument and OSError.
     """
+    store_of(shared).delete_incomplete(older_than=_INCOMPLETE)
     newest: dict[str, OperationRef] = {}
     for op in ops:
         ref, folder_of = OperationRef.parse(op), operation_path(op).rpartition("/")[0]

@@ -26,7 +26,7 @@ from distop_behaviors.index import DropIndex, file_summaries, generation_build, 
 from distop_behaviors.index.index_folder import Folder, Superseded
 from distop_behaviors.index.key_lookup import find
 from tests.support.footers import with_rows_of_groups, with_values
-from tests.support.index_runs import Indexes, Operation, is_cancelled
+from tests.support.index_runs import Indexes, Operation, data_of, is_cancelled, root_of
 from tests.support.lake import Folder as Lake
 
 if TYPE_CHECKING:
@@ -128,10 +128,10 @@ def clean(indexes: Indexes, name: str = "i") -> None:
 def test_a_repeated_build_changes_nothing(kind: str, indexes: Indexes) -> None:
     first = indexes.build(kind=kind, columns=["k"])
     assert (first.generation, first.files, first.rows, first.indexed) == (1, 3, 3 * (ROWS + 2), 3)
-    before = {path: path.read_bytes() for path in indexes.folder().root.rglob("*") if path.is_file()}
+    before = {path: path.read_bytes() for path in root_of(indexes.folder()).rglob("*") if path.is_file()}
     again = indexes.build(kind=kind, columns=["k"])
     assert (again.generation, again.indexed, again.removed, again.files) == (1, 0, 0, 3)
-    assert {path: path.read_bytes() for path in indexes.folder().root.rglob("*") if path.is_file()} == before
+    assert {path: path.read_bytes() for path in root_of(indexes.folder()).rglob("*") if path.is_file()} == before
     holds(indexes)
     assert indexes.build(kind=kind, columns=["k"], refresh="full").generation == 2
     holds(indexes)
@@ -275,7 +275,7 @@ def test_a_drop_that_is_killed_at_any_commit_point_is_repeated(tmp_path: Path, m
         if died:
             operation.run(partition, operation.attempt(partition, fence=2))
         assert operation.complete() == {"name": "i", "dropped": True}, at
-        assert [p.name for p in indexes.folder().root.rglob("*") if p.is_file()] == ["000003.json"], at
+        assert [p.name for p in root_of(indexes.folder()).rglob("*") if p.is_file()] == ["000003.json"], at
         assert indexes.orphan_files() == [], at
         at += 1
     assert indexes.build(columns=["k"]).generation == 4
@@ -423,7 +423,7 @@ def test_two_simultaneous_completions_publish_once(indexes: Indexes, monkeypatch
     during_publish(monkeypatch, lambda: reports.append(operation.complete()))
     reports.append(operation.complete())
     assert reports[0] == reports[1]
-    assert [path.name for path in (indexes.folder().root / "generations").iterdir()] == ["000001.json"]
+    assert [path.name for path in (root_of(indexes.folder()) / "generations").iterdir()] == ["000001.json"]
     holds(indexes)
     indexes.build(columns=["k"])
     clean(indexes)
@@ -529,7 +529,7 @@ def test_a_drop_removes_the_index_and_is_idempotent(indexes: Indexes) -> None:
     assert indexes.staged_files()
     assert indexes.drop()
     assert not indexes.drop()
-    left = [p.name for p in indexes.folder().root.rglob("*") if p.is_file()]
+    left = [p.name for p in root_of(indexes.folder()).rglob("*") if p.is_file()]
     assert left == ["000002.json"]
     assert indexes.staged_files() == []
     with pytest.raises(NotFound, match="has no index 'i'"):
@@ -546,18 +546,18 @@ def test_files_of_a_superseded_generation_are_kept_for_readers(
     former = indexes.folder().current()
     assert former is not None
     indexes.build(columns=["k"], refresh="full")
-    assert all((indexes.folder().data / one.name).exists() for one in former.named())
+    assert all((data_of(indexes.folder()) / one.name).exists() for one in former.named())
     monkeypatch.setattr(Folder.sweep, "__kwdefaults__", {"grace": -1.0, "own": False})
     real = postings.find
 
-    def swept(path: Path, wanted: Any, most: int) -> Any:
+    def swept(*arguments: Any) -> Any:
         monkeypatch.setattr(postings, "find", real)
         indexes.build(columns=["k"], refresh="full")
-        return real(path, wanted, most)
+        return real(*arguments)
 
     monkeypatch.setattr(postings, "find", swept)
     assert named(indexes, 107) == ["1"], "after a sweep the reader reads the newer files"
-    assert len(list((indexes.folder().root / "generations").iterdir())) == 1
+    assert len(list((root_of(indexes.folder()) / "generations").iterdir())) == 1
     clean(indexes)
 
 
@@ -584,12 +584,12 @@ def test_a_full_disk_fails_the_attempt_and_leaves_nothing(indexes: Indexes, monk
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
     limited(lambda: operation.run(partition))
-    assert [path.name for path in indexes.staged_files()] == ["journal.jsonl"]
+    assert [path.name for path in indexes.staged_files()] == ["000000.json"]
     operation.run(partition, operation.attempt(partition, fence=2))
     limited(operation.complete)
     current = indexes.folder().current()
     assert current is not None
-    assert {path.name for path in indexes.folder().data.iterdir()} == {one.name for one in current.named()}
+    assert {path.name for path in data_of(indexes.folder()).iterdir()} == {one.name for one in current.named()}
     assert [Path(f[0]).stem for f in find(indexes.record, "i", [107]).files] == ["1", "3"]
     assert operation.complete().files == 4
     assert named(indexes, keys[7]) == ["3"]
@@ -628,7 +628,7 @@ def test_a_folder_that_becomes_read_only_fails_the_attempt_and_leaves_nothing(
         monkeypatch.setattr(pq, "write_table", former)
         current = indexes.folder().current()
         assert current is not None
-        assert {path.name for path in indexes.folder().data.iterdir()} == {one.name for one in current.named()}
+        assert {path.name for path in data_of(indexes.folder()).iterdir()} == {one.name for one in current.named()}
         assert [Path(f[0]).stem for f in find(indexes.record, "i", [107]).files] == ["1", "3"]
 
     fails(lambda: operation.run(partition))
@@ -670,7 +670,7 @@ def test_a_file_with_fewer_rows_than_its_footer_counts_is_left_to_lookups(kind: 
 def test_a_damaged_index_is_ignored_by_lookups_and_rebuilt(indexes: Indexes) -> None:
     indexes.build(columns=["k"])
     for pattern in ("*-00.parquet", "*-files-*.parquet"):
-        (path,) = [p for p in indexes.folder().data.glob(pattern) if ("files" in p.name) == ("files" in pattern)]
+        (path,) = [p for p in data_of(indexes.folder()).glob(pattern) if ("files" in p.name) == ("files" in pattern)]
         path.write_bytes(path.read_bytes()[:-20])
         found = find(indexes.record, "i", [7])
         assert (len(found.named), len(found.uncovered)) == (0, 3)
@@ -678,7 +678,7 @@ def test_a_damaged_index_is_ignored_by_lookups_and_rebuilt(indexes: Indexes) -> 
     holds(indexes)
     current = indexes.folder().current()
     assert current is not None
-    (indexes.folder().data / current.runs[0].name).unlink()
+    (data_of(indexes.folder()) / current.runs[0].name).unlink()
     assert len(find(indexes.record, "i", [7]).uncovered) == 3
     assert indexes.build(columns=["k"]).indexed == 3
     holds(indexes)
@@ -842,7 +842,7 @@ def test_an_index_of_an_iceberg_table_survives_renamed_columns(kind: str, tmp_pa
     rename(("k", "b"), ("was", "k"))
     assert operation.complete().files == 1
     assert (read(1), read(7)) == ((1, 0), (0, 0)), "renamed while the index was built"
-    path = max((indexes.folder().root / "generations").iterdir())
+    path = max((root_of(indexes.folder()) / "generations").iterdir())
     generation = json.loads(path.read_text())
     path.write_text(json.dumps({name: value for name, value in generation.items() if name != "ids"}))
     assert read(1) == (0, 1), "a generation without ids of columns"

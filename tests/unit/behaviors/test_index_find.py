@@ -17,7 +17,7 @@ from distop.errors import InvalidArgument, NotFound
 from distop_behaviors.index import file_summaries, key_lookup, key_values, postings
 from distop_behaviors.index.key_lookup import find
 from scripts.validate_oracle.random_tables import generate
-from tests.support.index_runs import Indexes
+from tests.support.index_runs import Indexes, data_of
 from tests.support.slow_cases import mostly_slow
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def test_a_skip_index_accepts_keys_of_some_of_its_columns(tmp_path: Path) -> Non
     assert named({"b": "nowhere"}) == []
     with pytest.raises(InvalidArgument, match="must have exactly the columns a"):
         named({"a": 1}, {"b": "x"})
-    summary = pq.ParquetFile(next((indexes.folder("s").data).glob("*-files-*.parquet"))).read().to_pylist()[0]
+    summary = pq.ParquetFile(next((data_of(indexes.folder("s"))).glob("*-files-*.parquet"))).read().to_pylist()[0]
     assert (summary["a.min"], summary["a.max"], summary["a.values"], summary["b.nulls"]) == (0, 0, [0], 0)
     assert summary["b.values"] is None, "there are more values than are kept"
 
@@ -214,7 +214,7 @@ def test_truncated_or_invalid_texts_exclude_no_file(tmp_path: Path) -> None:
     indexes = Indexes(table, tmp_path / "shared")
     indexes.build(kind="skip", columns=["c"], distinct=0)
     assert [f[0][-11:] for f in find(str(table), "i", [between]).named] == ["odd.parquet"]
-    rows = pq.ParquetFile(next(indexes.folder().data.glob("*-files-*.parquet"))).read().to_pylist()
+    rows = pq.ParquetFile(next(data_of(indexes.folder()).glob("*-files-*.parquet"))).read().to_pylist()
     low = {row["path"]: row["c.min"] for row in rows}
     assert low["odd.parquet"] is None
     assert low["long.parquet"] == "a" + "\u00e9" * 127, "255 bytes: the next character would be cut"

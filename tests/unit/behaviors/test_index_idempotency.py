@@ -14,7 +14,7 @@ from distop.errors import NotFound
 from distop_behaviors.index import BuildIndex, DropIndex, segments
 from distop_behaviors.index.key_lookup import find
 from scripts.validate_oracle.random_tables import generate
-from tests.support.index_runs import Indexes, Operation, is_cancelled
+from tests.support.index_runs import Indexes, Operation, data_of, is_cancelled, root_of
 from tests.support.repeated_attempts import bytes_below
 
 if TYPE_CHECKING:
@@ -66,9 +66,9 @@ class World:
                 find(self.indexes.record, "i", [])
             return None
         assert current.files is not None
-        files = pq.read_table(self.folder.data / current.files.name, partitioning=None)
+        files = pq.read_table(data_of(self.folder) / current.files.name, partitioning=None)
         paths = dict(zip(files.column("file").to_pylist(), files.column("path").to_pylist(), strict=True))
-        runs = [pq.read_table(self.folder.data / run.name, partitioning=None) for run in current.runs]
+        runs = [pq.read_table(data_of(self.folder) / run.name, partitioning=None) for run in current.runs]
         rows = [row for run in runs for row in run.to_pylist()]
         # Postings of removed files stay until there are many.
         postings = sorted((r["key"], paths[r["file"]], r["block"]) for r in rows if r["file"] in paths)
@@ -148,7 +148,7 @@ def test_repeated_operations_change_nothing_in_a_random_history(
         state = one.state(keys)
         assert two.state(keys) == state
         assert two.indexes.orphan_files() == []
-        before = bytes_below(two.folder.root)
+        before = bytes_below(root_of(two.folder))
         again = _comparable(two.twice(behavior, arg, rng))
         assert two.state(keys) == state
         if dropped:
@@ -156,6 +156,6 @@ def test_repeated_operations_change_nothing_in_a_random_history(
         elif refresh == "incremental":
             assert again == {**_comparable(reports[1]), "indexed": 0, "removed": 0}
         if refresh == "incremental" or dropped:
-            assert bytes_below(two.folder.root) == before
+            assert bytes_below(root_of(two.folder)) == before
         assert two.indexes.orphan_files() == []
         assert two.rows() == rows

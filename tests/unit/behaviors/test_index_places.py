@@ -14,14 +14,14 @@ import pytest
 
 from distop.behavior import OutcomeRow
 from distop.errors import InvalidArgument, UnsafePath
-from distop.storage.files import NotRegular, TooLarge
+from distop.storage.files import TooLarge
 from distop_behaviors.index import DropIndex, covered_files, postings, segments
 from distop_behaviors.index import index_folder as folder
 from distop_behaviors.index.covered_files import file_list
 from distop_behaviors.index.generation import Generation, Named
 from distop_behaviors.index.index_folder import Folder
 from distop_behaviors.index.key_lookup import find
-from tests.support.index_runs import Indexes, Operation
+from tests.support.index_runs import Indexes, Operation, data_of, root_of
 from tests.unit.behaviors.test_index_build import add, clean, holds, indexes, named
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def test_the_stage_of_another_operation_is_not_published(indexes: Indexes, tmp_p
     holds(indexes)
 
 
-@pytest.mark.parametrize("what", ["journal.jsonl", "000000.parquet"])
+@pytest.mark.parametrize("what", ["000001.json", "000000.parquet"])
 def test_a_link_in_a_stage_is_not_published(indexes: Indexes, tmp_path: Path, what: str) -> None:
     operation = indexes.plan(columns=["k"]).run_all()
     (path, *_) = [p for p in indexes.staged_files() if p.name == what]
@@ -138,8 +138,8 @@ def test_a_link_created_after_planning_is_not_followed(indexes: Indexes, tmp_pat
     indexes.build(columns=["k"])
     operation = Operation(indexes, DropIndex(), {"name": "i"})
     outside = tmp_path / "outside"
-    indexes.folder().data.rename(outside)
-    indexes.folder().data.symlink_to(outside)
+    data_of(indexes.folder()).rename(outside)
+    data_of(indexes.folder()).symlink_to(outside)
     before = sorted(outside.iterdir())
     with pytest.raises(UnsafePath):
         operation.run_all()
@@ -148,7 +148,7 @@ def test_a_link_created_after_planning_is_not_followed(indexes: Indexes, tmp_pat
 
 def test_a_generation_that_names_a_file_elsewhere_is_not_read(indexes: Indexes) -> None:
     indexes.build(columns=["k"])
-    (path,) = (indexes.folder().root / "generations").iterdir()
+    (path,) = (root_of(indexes.folder()) / "generations").iterdir()
     text = path.read_text()
     current = indexes.folder().current()
     assert current is not None
@@ -163,7 +163,7 @@ def test_a_generation_that_names_a_file_elsewhere_is_not_read(indexes: Indexes) 
 def test_files_with_other_names_are_not_generations(indexes: Indexes, name: str) -> None:
     """It counted as number 7, which does not exist and was looked for without end."""
     indexes.build(columns=["k"])
-    (indexes.folder().root / "generations" / name).write_text("{}")
+    (root_of(indexes.folder()) / "generations" / name).write_text("{}")
     current = indexes.folder().current()
     assert current is not None
     assert current.number == 1
@@ -174,8 +174,8 @@ def test_a_generation_of_another_number_than_its_name_is_not_read(indexes: Index
     """A drop tried to add the generation after it forever."""
     indexes.build(columns=["k"])
     folder = indexes.folder()
-    text = (folder.root / "generations" / "000001.json").read_text()
-    (folder.root / "generations" / "000005.json").write_text(text)
+    text = (root_of(folder) / "generations" / "000001.json").read_text()
+    (root_of(folder) / "generations" / "000005.json").write_text(text)
     for ask in (folder.current, lambda: folder.drop("9-drop", 5, 5)):
         with pytest.raises(InvalidArgument, match="000005.json: it has the generation 1"):
             ask()
@@ -211,7 +211,7 @@ def test_two_namespaces_take_turns_with_one_index(two: tuple[Indexes, Indexes]) 
     holds(one, files=("0", "1", "2", "3"))
     holds(other, files=("0", "1", "2", "3"))
     assert one.drop()
-    assert [p.name for p in one.folder().root.rglob("*") if p.is_file()] == ["000003.json"]
+    assert [p.name for p in root_of(one.folder()).rglob("*") if p.is_file()] == ["000003.json"]
 
 
 def test_a_sweep_keeps_unpublished_files_of_another_namespace(
@@ -242,7 +242,7 @@ def test_superseded_files_of_another_namespace_are_removed(
     monkeypatch.setattr(Folder.sweep, "__kwdefaults__", {"grace": -1.0, "own": False})
     one.build(columns=["k"], refresh="full")
     one.build(columns=["k"], refresh="full")
-    assert {path.name.partition(".")[0] for path in one.folder().data.iterdir()} == {"c0ffee"}
+    assert {path.name.partition(".")[0] for path in data_of(one.folder()).iterdir()} == {"c0ffee"}
     assert folder.GRACE > 0
     assert len(find(one.record, "i", [-1]).named) == 3
 
@@ -250,10 +250,10 @@ def test_superseded_files_of_another_namespace_are_removed(
 def test_a_drop_keeps_unpublished_files_of_another_namespace(two: tuple[Indexes, Indexes]) -> None:
     one, other = two
     one.build(columns=["k"])
-    written = other.folder().data / other.folder().own("1-0000-abc-00.parquet")
+    written = data_of(other.folder()) / other.folder().own("1-0000-abc-00.parquet")
     written.touch()
     assert one.drop()
-    assert [path.name for path in one.folder().data.iterdir()] == [written.name]
+    assert [path.name for path in data_of(one.folder()).iterdir()] == [written.name]
 
 
 def test_only_outcomes_of_executors_have_a_stage() -> None:
@@ -271,7 +271,7 @@ def test_hole_3_an_index_is_read_from_regular_files_only(
     current = found.current()
     assert current is not None
     name = {"files": current.files, "runs": current.runs[0]}.get(which)
-    path = found.data / name.name if name is not None else max((found.data.parent / "generations").iterdir())
+    path = data_of(found) / name.name if name is not None else max((data_of(found).parent / "generations").iterdir())
     kept = tmp_path / "kept"
     path.rename(kept)
     if planted == "pipe":
@@ -282,14 +282,14 @@ def test_hole_3_an_index_is_read_from_regular_files_only(
     readers: list[Any] = {
         "files": [lambda: file_list(found, current)],
         "runs": [
-            lambda: postings.find(path, np.array([1], np.int64), 9),
-            lambda: list(postings._groups(path, None, None)),
-            lambda: folder.digest_of(path),
+            lambda: postings.find(found.store, f"data/{path.name}", np.array([1], np.int64), 9),
+            lambda: list(postings._groups(found.store, f"data/{path.name}", None, None)),
+            lambda: folder.digest_of(found.store, f"data/{path.name}"),
         ],
         "generation": [found.current],
     }[which]
     for read in readers:
-        with pytest.raises(NotRegular):
+        with pytest.raises(UnsafePath, match="is not a regular file"):
             within(read)
 
 

@@ -19,7 +19,7 @@ from distop.errors import InvalidArgument, UnsafePath
 from distop.protocol.plan import MAX_CHUNK_BYTES, PartitionPlan
 from distop.protocol.records import TableRecord
 from distop.storage import deletion, places, result_files
-from distop.storage.deletion import Place, check_unlinked, delete, delete_or_log, names, regular_file
+from distop.storage.deletion import Place, check_unlinked, delete, names, regular_file
 from distop.storage.object_store import scratch_name
 from distop.storage.opened_stores import store_of
 from distop.storage.places import (
@@ -27,6 +27,7 @@ from distop.storage.places import (
     instances,
     operation_path,
     remove_place,
+    remove_place_or_log,
     remove_stages,
     result_of,
     series_of,
@@ -40,6 +41,7 @@ from distop_behaviors.index.generation import Generation
 from distop_behaviors.index.index_folder import Folder
 from distop_behaviors.validate import file_lists
 from tests.support.context import FakeContext
+from tests.support.index_runs import root_of
 from tests.support.slow_cases import mostly_slow
 from tests.unit.support.source_trees import sources
 
@@ -54,14 +56,21 @@ REMOVES = {
     *("delete", "delete_files", "delete_data_files", "rename", "renames", "replace", "truncate", "ftruncate"),
     *("write_text", "write_bytes", "open_output_stream", "copy_file", "copy_files", "copyfile", "copytree"),
     *("deleteIfExists", "deleteQuietly", "forceDelete", "deleteRecursively", "deleteOnExit", "expire_snapshots"),
-    *("overwrite", "O_TRUNC", "rm"),
+    *("overwrite", "O_TRUNC", "rm", "delete_many", "delete_folder", "delete_incomplete"),
 }
-"""Functions of Python, pyarrow, pyiceberg and Java that remove, rename or empty files."""
+"""Functions of Python, pyarrow, pyiceberg, Java and our stores that remove, rename or empty files."""
 ALSO_OF_VALUES = {"remove", "move", "replace"}
 """Methods of lists, sets, texts and times have these names, too."""
 
 ALLOWED = {
-    "distop/storage/deletion.py": "the one function",
+    "distop/storage/deletion.py": "the one function for folders on a disk",
+    "distop/storage/places.py": "stages and results, by places that follow from operations",
+    "distop/storage/store_check.py": "objects of the self-test, by names that it has made",
+    "distop/services/storage_doctor.py": "an object that it has written",
+    "distop/worker/child_side/shared_files.py": "files of killed processes, by their names",
+    "behaviors/index/index_folder.py": "files of an index, by the names of operations and generations",
+    "behaviors/index/segments.py": "files of an own stage, by their numbers",
+    "behaviors/apply/new_metadata.py": "manifests of an own transaction, in the table's folder of metadata",
     "distop/storage/folder_store.py": "objects, by their keys below the store's folder",
     "distop/storage/remote_store.py": "objects, by their keys below the store's prefix",
     "distop/storage/files.py": "whole files, by fixed names and those of runs, in the work directory",
@@ -282,8 +291,8 @@ def test_nothing_is_written_through_a_link(name: str, writes: Callable[[Place], 
 def test_no_index_is_published_through_a_link(name: str, tmp_path: Path) -> None:
     _, outside = _linked(tmp_path, "unused")
     index = Folder(str(tmp_path / "t"), "i")
-    index.root.mkdir(parents=True)
-    (index.root / name).symlink_to(outside)
+    root_of(index).mkdir(parents=True)
+    (root_of(index) / name).symlink_to(outside)
     with pytest.raises(UnsafePath, match=f"{name} is a symbolic link"):
         index.publish(Generation(1, "t/build-index/1"))
     assert list(outside.iterdir()) == []
@@ -328,8 +337,8 @@ def test_a_path_cannot_be_redirected_between_check_and_use(tmp_path: Path) -> No
     swapping.start()
     try:
         for _ in range(3000):
-            delete_or_log(Place(str(tmp_path), "p"), "q", logging.getLogger("tests.quiet"))
-            delete_or_log(Place(str(tmp_path)), "p/q/kept", logging.getLogger("tests.quiet"))
+            remove_place_or_log(Place(str(tmp_path), "p/q"), logging.getLogger("tests.quiet"))
+            remove_place_or_log(Place(str(tmp_path), "p/q/kept"), logging.getLogger("tests.quiet"))
             assert (outside / "kept").exists()
     finally:
         stop.set()

@@ -1,0 +1,108 @@
+"""An index of a table on S3: built, refreshed, searched and dropped, with its stages on S3 as well."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import distop
+from distop.protocol.records import TableRecord
+from distop.storage import storage_options
+from distop.storage.opened_stores import open_store
+from distop_behaviors.index import row_lookup
+from distop_behaviors.index.key_lookup import _read_here, find
+from tests.storage.conftest import S3
+from tests.storage.faulty_http import FaultyProxy
+from tests.storage.test_shared_dir import group, shared
+from tests.support.behaviors import sample_env
+
+if TYPE_CHECKING:
+    from tests.storage.servers import Served
+    from tests.support.daemons import Daemons
+
+__all__ = ["group", "sample_env", "shared"]
+
+pytestmark = [pytest.mark.etcd, pytest.mark.timeout(300)]
+KIND = ["posting", "skip"]
+
+
+@pytest.fixture
+def location(served: Served, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The location of a table, which pyarrow reaches by the environment."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{served.port}")
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    return f"{served.url}/{uuid.uuid4().hex}/t"
+
+
+def add(location: str, n: int) -> None:
+    """Add a file with the keys from ``10 n`` to ``10 n + 9``."""
+    rows = pa.BufferOutputStream()
+    pq.write_table(pa.table({"k": [10 * n + i for i in range(10)], "n": [n] * 10}), rows)
+    open_store(location).put_new(f"{n}.parquet", rows.getvalue().to_pybytes())
+
+
+def rows(record: TableRecord, *keys: int) -> list[dict[str, int]]:
+    found = find(record, "i", keys)
+    assert not found.uncovered
+    return sorted(_read_here(found, row_lookup.LOCAL_BYTES).to_pylist(), key=lambda row: row["k"])
+
+
+def files(location: str) -> list[str]:
+    return [found.key.rpartition("/")[2] for found in open_store(f"{location}/_distop").list()]
+
+
+@pytest.mark.parametrize("served", S3, indirect=True)
+@pytest.mark.parametrize("kind", KIND)
+def test_an_index_is_built_refreshed_searched_and_dropped(
+    group: Daemons, shared: str, location: str, sample_env: dict[str, str], kind: str
+) -> None:
+    for n in range(3):
+        add(location, n)
+    record = TableRecord("lake", "parquet", location)
+    group.client.add_table(record)
+    group.start("a", options=("--shared-dir", shared), env=sample_env)
+
+    def run(type_name: str, **argument: object) -> distop.OperationResult:
+        return group.client.start_operation(type_name, "lake", {"name": "i", **argument}).wait(120).raise_for_state()
+
+    report = run("build-index", columns=["k"], kind=kind).report
+    assert (report["generation"], report["files"], report["rows"], report["not_indexed"]) == (1, 3, 30, [])
+    assert [f[0].rpartition("/")[2] for f in find(record, "i", [17]).files] == ["1.parquet"]
+    add(location, 3)
+    report = run("build-index", columns=["k"], kind=kind).report
+    assert (report["generation"], report["indexed"], report["files"]) == (2, 1, 4)
+    assert [f[0].rpartition("/")[2] for f in find(record, "i", [31]).files] == ["3.parquet"]
+    if kind == "posting":
+        assert rows(record, 17, 31) == [{"k": 17, "n": 1}, {"k": 31, "n": 3}]
+    assert list(open_store(shared).list()) == [], "the stages are removed"
+    assert run("drop-index").report["dropped"] is True
+    assert files(location) == ["000003.json"]
+    assert sorted(key.key for key in open_store(location).list_folder().objects) == [f"{n}.parquet" for n in range(4)]
+
+
+@pytest.mark.parametrize("served", ["moto"], indirect=True)  # it checks no signatures
+@pytest.mark.parametrize("fault", ["lost answers", "repeated requests"])
+def test_an_index_is_published_once_whatever_happens_to_the_answers(
+    group: Daemons, shared: str, location: str, served: Served, sample_env: dict[str, str], fault: str
+) -> None:
+    add(location, 0)
+    group.client.add_table(TableRecord("lake", "parquet", location))
+    with FaultyProxy(served.port) as front:
+        if fault == "lost answers":
+            front.lose_answers("PUT", times=1 << 30)
+        else:
+            front.repeat_requests("PUT")
+        settings = json.dumps(storage_options.as_given(served.options(front.port)))
+        group.start("a", options=("--shared-dir", shared), env={**sample_env, "DISTOP_STORAGE": settings})
+        argument = {"name": "i", "columns": ["k"]}
+        result = group.client.start_operation("build-index", "lake", argument).wait(200).raise_for_state()
+        assert front.seen
+    assert result.report["generation"] == 1
+    assert [name for name in files(location) if name.endswith(".json")] == ["000001.json"]
+    assert rows(TableRecord("lake", "parquet", location), 7) == [{"k": 7, "n": 0}]
