@@ -86,6 +86,12 @@ class FolderStore(ObjectStore):
                 read = [(start, _read_at(file, start, min(end, size))) for start, end in asked]
         return cut(ranges, read)
 
+    def get_end(self, key: str, count: int) -> Content:
+        with self._opened(key) as file:
+            stored = self._stored(key, os.fstat(file))
+            with _errors(f"read {self.location_of(key)}"):
+                return Content(_read_at(file, max(0, stored.size - count), stored.size), stored)
+
     def head(self, key: str) -> StoredObject:
         with self._opened(key) as file:
             return self._stored(key, os.fstat(file))

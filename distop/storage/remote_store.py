@@ -128,6 +128,23 @@ class RemoteStore(ObjectStore):
             raise ObjectChanged(f"cannot {what}: the object has changed")
         return cut(ranges, [(start, data) for (start, _), (_, data) in zip(asked, answers, strict=True)])
 
+    def get_end(self, key: str, count: int) -> Content:
+        path, what = self._path(key), f"read {self.location_of(key)}"
+
+        def read() -> Content:
+            found = self._fetch(path, what, {"range": {"suffix": count}})
+            return Content(bytes(self._asked(found.bytes, what)), self._stored(found.meta))
+
+        try:
+            return repeated(read, self._limit)
+        except (InvalidRange, Unsupported) as error:  # the object is empty, or the store is Azure
+            if isinstance(error, Unsupported) and error.status:
+                raise
+            stored = self.head(key)
+            start = max(0, stored.size - count)
+            [data] = self.get_ranges(key, [(start, stored.size)], version=stored.version)
+            return Content(data, stored)
+
     def head(self, key: str) -> StoredObject:
         import obstore
 

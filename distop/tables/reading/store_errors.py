@@ -10,6 +10,16 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from distop.runtime.java import java_exceptions
+from distop.storage.store_errors import (
+    BucketMissing,
+    Denied,
+    ObjectChanged,
+    ObjectMissing,
+    StoreError,
+    Throttled,
+    TimedOut,
+    Unreachable,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -98,6 +108,16 @@ _OF_CODES: Sequence[tuple[re.Pattern[str], str]] = (
 )
 
 
+_BAD_CREDENTIALS = frozenset(
+    {
+        *("InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken", "TokenRefreshRequired"),
+        *("AuthenticationFailed", "InvalidAuthenticationInfo"),
+    }
+)
+"""Codes of S3 and Azure."""
+_OF_STORE = ((Unreachable, CONNECTION), (TimedOut, SILENT))
+
+
 def cause_of_spark_error(error: Exception) -> str | None:
     """The store's cause of a Spark error; None if the store did not cause it.
 
@@ -129,7 +149,9 @@ def _classes(one: Any) -> Iterator[str]:
 
 
 def cause_of_python_error(error: BaseException | None) -> str | None:
-    """The store's cause of a Python or pyarrow error, or None."""
+    """The store's cause of an error of Python, pyarrow or our own storage layer, or None."""
+    if isinstance(error, StoreError):
+        return _cause_of_store_error(error)
     if not isinstance(error, OSError):
         return None
     if error.errno in _OF_ERRNO:
@@ -139,6 +161,21 @@ def cause_of_python_error(error: BaseException | None) -> str | None:
     if found is None and (status := _PYARROW_STATUS.search(text)) is not None:
         return _cause_of_status(int(status[1]))
     return found
+
+
+def _cause_of_store_error(error: StoreError) -> str | None:
+    if isinstance(error, BucketMissing):
+        return BUCKET
+    if isinstance(error, ObjectMissing | ObjectChanged):
+        return None
+    if isinstance(error, Throttled):
+        return THROTTLED
+    if error.code in _BAD_CREDENTIALS:
+        return CREDENTIALS
+    if error.status:
+        return _cause_of_status(error.status)
+    found = next((cause for kind, cause in _OF_STORE if isinstance(error, kind)), None)
+    return CREDENTIALS if found is None and isinstance(error, Denied) else found
 
 
 def _cause_of_status(status: int) -> str | None:
