@@ -13,14 +13,21 @@ import stat
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from distop.errors import InvalidArgument, TableUnavailable
+from distop.errors import InvalidArgument, TableBusy, TableRefused, TableUnavailable
 from distop.protocol.frozen import frozen
 from distop.storage.confinement import TableFiles
 from distop.storage.deletion import Place, names
 from distop.storage.files import NotRegular, TooLarge, check_regular, open_filesystem, open_regular, read_whole
 from distop.storage.opened_stores import bucket_and_key, open_store
 from distop.storage.storage_options import in_object_store
-from distop.storage.store_errors import ObjectMissing
+from distop.storage.store_errors import (
+    BucketMissing,
+    Denied,
+    ObjectMissing,
+    StoreError,
+    Throttled,
+    TimedOut,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -58,8 +65,18 @@ def _may_be_folder(key: str) -> bool:
 
 _BEFORE_BUCKET = 2
 """Number of slashes before a bucket's name."""
+_REFUSALS = range(300, 500)
+"""Statuses of an answer that a repetition does not change."""
 _ERRORS = (OSError, ValueError, NotImplementedError, TypeError, KeyError, IndexError)
 """The errors of pyarrow's file systems for a path or an answer."""
+
+
+def _unavailable(text: str, error: BaseException) -> TableUnavailable:
+    """The error for a location. An object store's refusal is final."""
+    if isinstance(error, Throttled | TimedOut):
+        return TableBusy(text)
+    refused = isinstance(error, Denied | BucketMissing) or (isinstance(error, StoreError) and error.status in _REFUSALS)
+    return TableRefused(text) if refused else TableUnavailable(text)
 
 
 def _line(error: BaseException) -> str:
@@ -192,7 +209,7 @@ class Location:
         except NotRegular as e:
             raise InvalidArgument(str(e)) from None
         except _ERRORS as e:
-            raise TableUnavailable(f"the location {self.text!r} cannot be listed: {_line(e)}") from e
+            raise _unavailable(f"the location {self.text!r} cannot be listed: {_line(e)}", e) from e
 
     def _walk_local(self, deep: bool, hidden_folder: HiddenFolder) -> Iterator[ListedFile]:
         files = TableFiles(self.root)
@@ -246,7 +263,7 @@ class Location:
                 if next(self.store.list(), None) is None:
                     raise self._missing()
             except OSError as e:
-                raise TableUnavailable(f"the location {self.text!r} cannot be listed: {_line(e)}") from e
+                raise _unavailable(f"the location {self.text!r} cannot be listed: {_line(e)}", e) from e
         if self.is_local and os.path.isdir(self.root):
             try:
                 with os.scandir(self.root) as entries:
@@ -261,7 +278,7 @@ class Location:
         return TableUnavailable(f"the location {self.text!r} is empty{why}")
 
     def _missing(self) -> TableUnavailable:
-        return TableUnavailable(f"the location {self.text!r} does not exist")
+        return TableRefused(f"the location {self.text!r} does not exist")
 
     def _walk_store(self, store: ObjectStore, deep: bool, hidden_folder: HiddenFolder) -> Iterator[ListedFile]:
         """The objects below the location, or the object at it."""
@@ -342,7 +359,7 @@ class Location:
         except (FileNotFoundError, NotADirectoryError):
             return frozenset()
         except _ERRORS as e:
-            raise TableUnavailable(f"the folder {folder!r} of {self.text!r} cannot be listed: {_line(e)}") from e
+            raise _unavailable(f"the folder {folder!r} of {self.text!r} cannot be listed: {_line(e)}", e) from e
 
     def text_in(self, name: str, limit: int) -> str:
         """The text of a small file at the location.
@@ -367,7 +384,7 @@ class Location:
         except NotRegular as e:
             raise InvalidArgument(str(e)) from None
         except _ERRORS as e:
-            raise TableUnavailable(f"the file {name!r} of {self.text!r} cannot be read: {_line(e)}") from e
+            raise _unavailable(f"the file {name!r} of {self.text!r} cannot be read: {_line(e)}", e) from e
 
     def has_parquet_magic(self, entry: ListedFile) -> bool:
         """Whether a file starts with Parquet's magic number. Raises OSError if it cannot be read."""

@@ -218,9 +218,7 @@ def _by_group(files: list[PlannedFile], options: TableOptions) -> Iterator[Parti
         yield PartitionPlan(ordinal, name, sum(f[1] for f in group), tuple(group))
 
 
-def in_groups(
-    files: Iterable[PlannedFile], options: TableOptions
-) -> Iterator[tuple[str, list[PlannedFile]]]:
+def in_groups(files: Iterable[PlannedFile], options: TableOptions) -> Iterator[tuple[str, list[PlannedFile]]]:
     """Groups the files of a table without partitions, in order; yields name and files of each group."""
     group: list[PlannedFile] = []
     size = ordinal = 0

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from distop.errors import TableUnavailable
+from distop.errors import TableBusy, TableUnavailable
 from distop.storage.files import NotRegular, check_regular, local_path, open_filesystem
 from distop.storage.opened_stores import OpenedBuckets
 from distop.storage.storage_options import in_object_store
@@ -19,7 +19,7 @@ from distop.tables.reading.file_facts import FileFacts, Unreadable
 from distop.tables.reading.footer_facts import Schemas, facts_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from concurrent.futures import Future
 
     from distop.tables.reading.file_facts import PlannedFile
@@ -125,7 +125,7 @@ def read_all(
 def changed(files: Sequence[PlannedFile], check: Callable[[], None]) -> dict[str, Unreadable]:
     """The errors of files that differ from the plan, by path, in order.
 
-    Raises TableUnavailable if a file does not answer, and the errors of ``check``.
+    Raises TableUnavailable if a file does not answer, TableBusy, and the errors of ``check``.
     """
     found: dict[str, Unreadable] = {}
     if not files:
@@ -137,10 +137,13 @@ def changed(files: Sequence[PlannedFile], check: Callable[[], None]) -> dict[str
             page = files[n : n + CHECKED_EVERY]
             # An object store answers requests in parallel; for a disk, further threads would take longer.
             parts = [page] if local_path(page[0][0]) is not None else [[file] for file in page]
-            checks = [(at, pool.submit(_changed, part, at, buckets)) for part in parts for at in (_Progress(part[0][0]),)]
+            checks = [
+                (at, pool.submit(_changed, part, at, buckets)) for part in parts for at in (_Progress(part[0][0]),)
+            ]
             for at, one in checks:
                 wrong: dict[str, Unreadable] = _wait_for(at, one, check)
                 found |= wrong
+    _check_busy(found.values())
     return found
 
 
@@ -218,16 +221,24 @@ def refusal(found: Sequence[FileFacts | Unreadable | None]) -> str | None:
 
 
 def check_store(facts: Sequence[FileFacts | Unreadable]) -> None:
-    """Raises TableUnavailable if the store refuses all of these files for one cause.
+    """Raises TableUnavailable if the store refuses all of these files for one cause, or is busy.
 
-    Such a refusal is no fault of the files, and another node may have access.
+    Such a refusal is no fault of the files. Of an object store it is final (TableRefused), unless the store is busy.
     """
     asked = facts[:THREADS]
     cause = refusal(asked)
     if cause is not None and all(isinstance(fact, Unreadable) for fact in facts):
-        raise TableUnavailable(
-            f"cannot read any file of this batch (files: {len(facts)}) from this executor: {cause} ({asked[0]})"
-        )
+        text = f"cannot read any file of this batch (files: {len(facts)}) from this executor: {cause} ({asked[0]})"
+        stored = isinstance(asked[0], Unreadable) and isinstance(asked[0].__cause__, StoreError)
+        raise store_errors.unavailable(cause, text) if stored else TableUnavailable(text)
+    _check_busy(facts)
+
+
+def _check_busy(facts: Iterable[FileFacts | Unreadable]) -> None:
+    """Raises TableBusy if the store may answer a request for one of the files later."""
+    for one in facts:
+        if isinstance(one, Unreadable) and store_errors.busy(one.__cause__):
+            raise TableBusy(str(one))
 
 
 def _read(file: PlannedFile, schemas: Schemas, buckets: OpenedBuckets, immutable: bool) -> FileFacts | Unreadable:

@@ -9,6 +9,7 @@ import errno
 import re
 from typing import TYPE_CHECKING, Any
 
+from distop.errors import TableBusy, TableRefused, TableUnavailable
 from distop.runtime.java import java_exceptions
 from distop.storage.store_errors import (
     BucketMissing,
@@ -38,6 +39,9 @@ THROTTLED = "there are too many requests for the service"
 STATUS = "the service answers with HTTP status"
 SCHEME = "no file system for this kind of location is installed"
 
+FOR_NOW = frozenset({THROTTLED, SILENT})
+"""Causes that pass by themselves."""
+_FOR_GOOD = frozenset({DENIED, CREDENTIALS, BUCKET, REDIRECTED, NOT_ACCEPTED, PROXY, SCHEME})
 PROBED = 3
 """Number of files that are read one by one, to find out whether the store refuses all files or a single one."""
 
@@ -161,6 +165,18 @@ def cause_of_python_error(error: BaseException | None) -> str | None:
     if found is None and (status := _PYARROW_STATUS.search(text)) is not None:
         return _cause_of_status(int(status[1]))
     return found
+
+
+def unavailable(cause: str, text: str) -> TableUnavailable:
+    """The error for a table of which an object store refuses all files for this cause."""
+    if cause in FOR_NOW:
+        return TableBusy(text)
+    return TableRefused(text) if cause in _FOR_GOOD or cause.startswith(STATUS) else TableUnavailable(text)
+
+
+def busy(error: BaseException | None) -> bool:
+    """Whether a store may answer the request later. It says nothing about the file."""
+    return isinstance(error, StoreError) and _cause_of_store_error(error) in FOR_NOW
 
 
 def _cause_of_store_error(error: StoreError) -> str | None:

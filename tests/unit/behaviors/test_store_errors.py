@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from distop.behavior import TableRecord, TableUnavailable, load, select
+from distop.behavior import TableRecord, load, select
+from distop.errors import TableRefused
 from distop.storage import storage_options
 from distop.storage.storage_options import StorageOptions
 from distop.tables import plan_table
@@ -207,7 +208,7 @@ def test_a_check_of_keys_gives_no_verdict_on_a_table_that_cannot_be_read(
         planned = behavior.partitions(table, arg, ctx)
         plans = [p for p in select(behavior.jobs(arg, planned.partitions, None, ctx), None) if p.name == "@table"]
         assert len(plans) == 1
-        with pytest.raises(TableUnavailable, match=rf"files: {FILES}\) from this executor: access is denied"):
+        with pytest.raises(TableRefused, match=rf"files: {FILES}\) from this executor: access is denied"):
             list(behavior.run_batch(arg, plans, ctx))
 
 
@@ -223,7 +224,7 @@ def test_a_table_that_can_be_listed_but_not_read_gets_no_verdict(
         assert len(plans) == FILES
         behavior = load("validate")
         arg = behavior.Arg.model_validate({"checks": [{"not_null": "a"}], "statistics": mode})
-        with pytest.raises(TableUnavailable, match=rf"files: {FILES}\) from this executor: access is denied"):
+        with pytest.raises(TableRefused, match=rf"files: {FILES}\) from this executor: access is denied"):
             list(behavior.run_batch(arg, plans, FakeContext(tmp_path, table)))
         asked = {line.partition("?")[0] for line in store.requests if "day" in line}
     assert len(asked) == parquet_footers.THREADS
