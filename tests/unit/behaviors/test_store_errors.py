@@ -172,11 +172,12 @@ def test_refused_files_do_not_affect_other_files(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.timeout(60)
-def test_an_unreachable_store_of_google_is_abandoned_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_store_of_google_is_abandoned_soon(request: pytest.FixtureRequest) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     options = StorageOptions(endpoint=f"http://127.0.0.1:{port}", allow_http=True, time_limit=1.0)
-    monkeypatch.setattr(storage_options, "_configured", {"gs://bucket": options})
+    request.addfinalizer(lambda: storage_options.configure({}))
+    storage_options.configure({"gs://bucket": options})
     plan = [(f"gs://anonymous@bucket/{n}.parquet", 1_000, 1) for n in range(20)]
     assert (
         parquet_footers.refusal(parquet_footers.read_all(plan, frozenset({"a"}))[: parquet_footers.THREADS])
