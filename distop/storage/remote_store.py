@@ -38,6 +38,7 @@ from distop.storage.store_errors import (
     InvalidRange,
     ObjectChanged,
     ObjectMissing,
+    RangeIgnored,
     StoreError,
     StoreUnavailable,
     Unsupported,
@@ -137,7 +138,7 @@ class RemoteStore(ObjectStore):
 
         try:
             return repeated(read, self._limit)
-        except (InvalidRange, Unsupported) as error:  # the object is empty, or the store is Azure
+        except (InvalidRange, RangeIgnored, Unsupported) as error:  # the object is empty, or the store is Azure
             if isinstance(error, Unsupported) and error.status:
                 raise
             stored = self.head(key)

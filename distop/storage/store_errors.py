@@ -20,6 +20,7 @@ _SLOW = frozenset({"SlowDown", "RequestLimitExceeded", "Throttling", "Throttling
 _NO_PLACE = frozenset({"NoSuchBucket", "ContainerNotFound"})
 _REDIRECTED = "Received redirect without LOCATION"
 """obstore's text for an answer 301 or 307 of S3, which is in another region."""
+_WHOLE = "Received non-partial response when range requested"
 _CONNECT = "kind: Connect"
 _TIMEOUT = "kind: Timeout"
 _DEBUG = "Debug source:"
@@ -102,6 +103,10 @@ class InvalidRange(StoreError):
     """The requested range starts behind the end of the object."""
 
 
+class RangeIgnored(StoreError):
+    """The store sends a whole object instead of the requested range."""
+
+
 def translated(error: BaseException, what: str) -> StoreError:
     """The error of obstore as one of ours. ``what``: the request, such as ``create s3://lake/a``."""
     if isinstance(error, StoreError):
@@ -127,6 +132,8 @@ def _translated(error: BaseException, what: str, text: str, status: int, code: s
         return ObjectChanged(f"cannot {what}: the object has changed, or is gone")
     if isinstance(error, FileNotFoundError) or status == 404:
         return ObjectMissing(f"cannot {what}: there is no such object")
+    if _WHOLE in text:
+        return RangeIgnored(told)
     if status == 416 or "Invalid range: " in text:
         return InvalidRange(told)
     if isinstance(error, e.NotSupportedError) or status == 501:
