@@ -21,6 +21,7 @@ _NO_PLACE = frozenset({"NoSuchBucket", "ContainerNotFound"})
 _REDIRECTED = "Received redirect without LOCATION"
 """obstore's text for an answer 301 or 307 of S3, which is in another region."""
 _WHOLE = "Received non-partial response when range requested"
+_BAD_RANGE = "Failed to parse value for CONTENT_RANGE header"
 _CONNECT = "kind: Connect"
 _TIMEOUT = "kind: Timeout"
 _DEBUG = "Debug source:"
@@ -104,7 +105,7 @@ class InvalidRange(StoreError):
 
 
 class RangeIgnored(StoreError):
-    """The store sends a whole object instead of the requested range."""
+    """The store sends a whole object instead of the requested range, or gives no valid range for an empty one."""
 
 
 def translated(error: BaseException, what: str) -> StoreError:
@@ -132,7 +133,7 @@ def _translated(error: BaseException, what: str, text: str, status: int, code: s
         return ObjectChanged(f"cannot {what}: the object has changed, or is gone")
     if isinstance(error, FileNotFoundError) or status == 404:
         return ObjectMissing(f"cannot {what}: there is no such object")
-    if _WHOLE in text:
+    if _WHOLE in text or _BAD_RANGE in text:
         return RangeIgnored(told)
     if status == 416 or "Invalid range: " in text:
         return InvalidRange(told)

@@ -9,10 +9,10 @@ import pytest
 from distop.worker.child_side.spark_session import FATAL_DEPTH, ignore_checksum_files
 from distop_behaviors.reading.check_session import session_of
 from tests.acceptance.checked import Table
+from tests.support import s3_spark
 from tests.support.context import FakeContext
 from tests.support.delta import jars
 from tests.support.lake import jar
-from tests.support import s3_spark
 from tests.support.localspark import FRUGAL, local_spark
 
 if TYPE_CHECKING:
