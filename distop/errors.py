@@ -120,6 +120,10 @@ class TableUnavailable(DistopError):
     """
 
 
+class TableBusy(TableUnavailable):
+    """The store of a table's files asks for fewer requests, or gives no answer in time. Wait, and ask it again."""
+
+
 class NotServed(DistopError):
     """This executor does not serve the operation's type or tables (``types``, ``tables``)."""
 
@@ -129,6 +133,10 @@ class FatalError(DistopError):
 
     A job then fails at once (with ``can_fail``), as planning or completion does. Other unexpected errors are retried.
     """
+
+
+class TableRefused(TableUnavailable, FatalError):
+    """The store refuses a table's files: access is denied, or there is no such place. A retry cannot fix it."""
 
 
 class JobCancelled(DistopError):

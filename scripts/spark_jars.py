@@ -1,4 +1,4 @@
-"""Fetches the jars of Iceberg and Delta for Spark once per user, and uses them only if their SHA-256 matches."""
+"""Fetches the jars of Iceberg, Delta and S3 for Spark once per user, and uses them only if their SHA-256 matches."""
 
 from __future__ import annotations
 
@@ -37,13 +37,23 @@ DELTA = (
     Jar("io.delta", "delta-spark_4.1_2.13", delta_jar.VERSION),
     Jar("io.delta", "delta-storage", delta_jar.VERSION),
 )
-TESTED = {"iceberg": (ICEBERG,), "delta": DELTA}
-"""The tested jars of each format."""
+S3 = (
+    Jar("org.apache.hadoop", "hadoop-aws", "3.4.2"),
+    # It has the classes of Amazon's SDK, and is a tenth of the SDK's own bundle, which hadoop-aws names.
+    Jar("org.apache.iceberg", "iceberg-aws-bundle", iceberg_jar.VERSION),
+    # hadoop-aws needs it, and the bundle lacks it; of the bundle's version of the SDK.
+    Jar("software.amazon.awssdk", "s3-transfer-manager", "2.44.4"),
+)
+TESTED = {"iceberg": (ICEBERG,), "delta": DELTA, "s3": S3}
+"""The tested jars of each format, and of S3."""
 SHA256 = {
     "iceberg-spark-runtime-4.1_2.13-1.11.0.jar": "d6ea6c5d099288daeb7d5a92061bd3d7d8f296492632b42378e5f2f0e3066242",
     "iceberg-spark-runtime-4.0_2.13-1.11.0.jar": "63c3b812549dc232c1920865ff42436df8604a9bbacd693930985c06bd97e6dc",
     "delta-spark_4.1_2.13-4.4.0.jar": "75a9400986853c061f5109f012547de2545a5759e5e752e5ef633dabe16a4f10",
     "delta-storage-4.4.0.jar": "c46735481fa8e326b0957be02b4420cbcab4b325bb08009b7f2045a95133f1cc",
+    "hadoop-aws-3.4.2.jar": "d2d24e6b715b5656b9d238bf13b6682a07e2004dd36aad74a73aeb854319f4d9",
+    "iceberg-aws-bundle-1.11.0.jar": "38f01da7e96850cdd05e6616d758b77b43314b712a8808e3f9a824d56976162f",
+    "s3-transfer-manager-2.44.4.jar": "dbcad736b19f6eb8471f9edf027d9fffe994228f25f415894efd01fd80cb6c02",
 }
 """File name → SHA-256. A new version needs new values here and in docs/reference/tables.md."""
 
@@ -105,7 +115,7 @@ def fetch(jar: Jar, folder: Path) -> Path | None:
 
 
 def main(arguments: list[str]) -> int:
-    """``scripts/iceberg-jar`` and ``scripts/delta-jars``: print the paths of a format's tested jars for spark.jars."""
+    """``scripts/iceberg-jar``, ``delta-jars`` and ``s3-jars``: print the paths of tested jars for spark.jars."""
     found = []
     for jar in TESTED[arguments[0]]:
         try:

@@ -27,7 +27,7 @@ def list_schema() -> pa.Schema:
     return pa.schema([pa.field(name, kind, nullable=False) for name, kind in kinds.items()])
 
 
-def unchanged(old: pa.Table, here: Mapping[str, tuple[int, int]], again: set[str]) -> Any:
+def unchanged(old: pa.Table, here: Mapping[str, tuple[int, int | str]], again: set[str]) -> Any:
     """A mask of the covered files that are unchanged and were not indexed again."""
     import pyarrow as pa
 
@@ -35,7 +35,7 @@ def unchanged(old: pa.Table, here: Mapping[str, tuple[int, int]], again: set[str
     return pa.array([here.get(p) == (s, m) and p not in again for p, s, m in zip(*columns, strict=True)], pa.bool_())
 
 
-def covered_files(folder: Folder, generation: Generation | None) -> dict[str, tuple[int, int]]:
+def covered_files(folder: Folder, generation: Generation | None) -> dict[str, tuple[int, int | str]]:
     """The files that a generation covers, with size and modification time."""
     if generation is None or generation.files is None:
         return {}

@@ -94,7 +94,7 @@ class Completion:
         self._entries: dict[int, FileEntry] = {}
         self._segments: list[_Segment] = []
         self._schemas: list[Any] = [self._base.schema] if self._base is not None else []
-        self._refused: dict[str, tuple[int, int, str]] = {}
+        self._refused: dict[str, tuple[int, int | str, str]] = {}
         """Files that are not indexed: size, time, and the reason."""
 
     def run(self, summary: Summary) -> BuildReport:

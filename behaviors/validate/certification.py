@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from distop_behaviors.validate.validate_argument import Argument, Check
     from distop_behaviors.validate.validate_report import ValidateReport
 
-    File = tuple[str, int, int]
+    File = tuple[str, int, int | str]
 
 NOTHING_NEW = "nothing-new"
 """The name of the only partition, without files, if a table of a format with versions has no new files."""

@@ -11,7 +11,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from distop.behavior import TableUnavailable
+from distop.errors import TableBusy
 from distop.protocol.texts import plural
+from distop.storage.storage_options import in_object_store
 from distop.tables.reading import row_counts, store_errors
 from distop.tables.reading.file_facts import Gone
 from distop_behaviors.validate import scan, spark_errors
@@ -297,10 +299,15 @@ def check_store(session: SparkSession, group: scan.FileGroup, error: Exception, 
     """Probe a few files of a group after an error that the store may have caused.
 
     Returns True if one of them can be read, and False if the store is not the cause. Raises TableUnavailable if the
-    store refuses all of them for the same cause, unexpected errors, and the errors of ``stop``.
+    store refuses all of them for the same cause (TableBusy, if it may answer later), unexpected errors, and the errors
+    of ``stop``.
     """
-    cause = store_errors.cause_of_spark_error(error) if len(group.files) > 1 else None
-    if cause is None:
+    cause = store_errors.cause_of_spark_error(error)
+    text = f"({spark_errors.message_of(error)})"
+    stored = in_object_store(group.files[0][0])
+    if stored and cause in store_errors.FOR_NOW:
+        raise TableBusy(f"{cause} {text}")
+    if cause is None or len(group.files) == 1:
         return False
     for file in store_errors.evenly_spaced(group.files):
         stop()
@@ -312,7 +319,5 @@ def check_store(session: SparkSession, group: scan.FileGroup, error: Exception, 
             if store_errors.cause_of_spark_error(e) == cause:
                 continue
         return True
-    raise TableUnavailable(
-        f"Spark on this executor cannot read any of {plural(len(group.files), 'file')}: {cause} "
-        f"({spark_errors.message_of(error)})"
-    )
+    text = f"Spark on this executor cannot read any of {plural(len(group.files), 'file')}: {cause} {text}"
+    raise store_errors.unavailable(cause, text) if stored else TableUnavailable(text)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.behavior import is_wide
 from distop.errors import InvalidArgument
+from distop.protocol.plan import files_of
 from distop.protocol.records import OperationRef
 from distop.protocol.texts import shown
 from distop.storage.files import TooLarge
@@ -147,7 +148,7 @@ def read_list(table: str, version: str, ctx: JobContext) -> tuple[list[Entry], s
         content = json.loads(text)
         if content["version"] == version:
             digest = digest_of({"files": content["files"]})
-            return [(str(f[0]), int(f[1]), int(f[2]), *map(str, f[3:])) for f in content["files"]], digest
+            return [(str(f[0]), *files_of([f])[0][1:], *map(str, f[3:])) for f in content["files"]], digest
     except (ValueError, LookupError, TypeError) as error:
         raise InvalidArgument(f"cannot read the list of files {name} ({error}): validate the whole table") from error
     raise InvalidArgument(f"the list of files {name} belongs to another version: validate the whole table")

@@ -41,8 +41,10 @@ def add(
     from distop.protocol.keys import encode
     from distop.protocol.records import TableRecord
     from distop.services.table_registry import check_record
+    from distop.storage import storage_options
     from distop.tables import check_within_limit
 
+    storage_options.configure(current.settings().get("storage"))
     encode(name)
     given = TableRecord(name, format_name, location, dict(parse_options(option)))
     check_record(given)

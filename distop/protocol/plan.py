@@ -37,9 +37,9 @@ def is_wide(name: str) -> bool:
     return name.startswith(WIDE) and "=" not in name
 
 
-def files_of(rows: Iterable[Sequence[Any]]) -> tuple[tuple[str, int, int], ...]:
+def files_of(rows: Iterable[Sequence[Any]]) -> tuple[tuple[str, int, int | str], ...]:
     """A list of files from its JSON form."""
-    return tuple((f[0], int(f[1]), int(f[2])) for f in rows)
+    return tuple((f[0], int(f[1]), f[2] if isinstance(f[2], str) else int(f[2])) for f in rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Pinned:
 
     table: TableRecord
     version: str = ""
-    files: tuple[tuple[str, int, int], ...] = ()
+    files: tuple[tuple[str, int, int | str], ...] = ()
     files_at: str = ""
     source: str = ""
     folders: Mapping[str, str] = field(default_factory=dict)
@@ -85,13 +85,14 @@ class Pinned:
 class PartitionPlan:
     """One partition as planned.
 
-    ``files``: (path, size in bytes, mtime in ns; 0: the format never changes a written file).
+    ``files``: (path, size in bytes, stamp). The stamp changes when the file is replaced: its mtime in ns, or the
+    version of an object (0: the format never changes a written file).
     """
 
     partition: int
     name: str
     bytes: int = 0
-    files: tuple[tuple[str, int, int], ...] = ()
+    files: tuple[tuple[str, int, int | str], ...] = ()
     files_at: str = ""
     """Path of the file list under the shared directory, if it is too large for etcd."""
     values: Mapping[str, Any] = field(default_factory=dict)

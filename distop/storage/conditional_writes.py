@@ -23,6 +23,7 @@ from distop.storage.store_errors import (
     Throttled,
     TimedOut,
     UnknownWrite,
+    Unreachable,
 )
 
 if TYPE_CHECKING:
@@ -53,8 +54,11 @@ class Deadline:
 
     def exceeded(self, error: StoreUnavailable) -> StoreUnavailable:
         """The error for the caller after the last try, which had failed with ``error``."""
-        kind = Throttled if isinstance(error, Throttled) else TimedOut
-        return kind(f"{error} (given up after {self.limit:g} s)")
+        kinds = ((Throttled, Throttled), (NotConnected, Unreachable))
+        kind = next((mine for kind, mine in kinds if isinstance(error, kind)), TimedOut)
+        found = kind(f"{error} (given up after {self.limit:g} s)")
+        found.status, found.code = error.status, error.code
+        return found
 
 
 def repeated(call: Callable[[], T], limit: float) -> T:

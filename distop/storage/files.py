@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distop.storage.folder_ownership import walked
+from distop.storage.storage_access import storage_options_for
+from distop.storage.storage_options import in_object_store
 from distop.storage.storage_urls import check_place
 
 if TYPE_CHECKING:
@@ -50,10 +52,6 @@ def gone(location: str) -> tuple[str, ...]:
     return (location, "gone")
 
 
-GCS_RETRIES = 20.0
-"""Seconds for which Google's client retries a failed request; its default is a quarter of an hour."""
-
-
 def open_filesystem(location: str) -> tuple[Any, str]:
     """pyarrow's file system for a URL, and the path in it.
 
@@ -63,8 +61,8 @@ def open_filesystem(location: str) -> tuple[Any, str]:
     from pyarrow import fs
 
     check_place("the URL", location)
-    if location.lower().startswith(("gs://", "gcs://")):
-        location += f"?retry_limit_seconds={GCS_RETRIES:g}"
+    if in_object_store(location):
+        return storage_options_for(location).pyarrow()
     opened: tuple[Any, str] = fs.FileSystem.from_uri(location)
     return opened
 
@@ -151,6 +149,11 @@ def read(location: str, limit: int, *, follow: bool = True) -> bytes:
     if path is not None:
         with open_regular(str(path), follow=follow) as file:
             return read_whole(file, limit, location)
+    if in_object_store(location):
+        from distop.storage.opened_stores import bucket_and_key, open_store
+
+        bucket, key = bucket_and_key(location)
+        return open_store(bucket).get(key, limit=limit).data
     filesystem, inner = open_filesystem(location)
     with filesystem.open_input_stream(inner) as stream:
         return read_whole(stream, limit, location)

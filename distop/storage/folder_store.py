@@ -93,6 +93,12 @@ class FolderStore(ObjectStore):
         with self._opened(key) as file, os.fdopen(file, "rb", closefd=False) as stream:
             yield OpenObject(stream, self._stored(key, os.fstat(file)))
 
+    def get_end(self, key: str, count: int) -> Content:
+        with self._opened(key) as file:
+            stored = self._stored(key, os.fstat(file))
+            with _errors(f"read {self.location_of(key)}"):
+                return Content(_read_at(file, max(0, stored.size - count), stored.size), stored)
+
     def head(self, key: str) -> StoredObject:
         with self._opened(key) as file:
             return self._stored(key, os.fstat(file))

@@ -1,5 +1,9 @@
 # ruff: noqa: PTH100, PTH111, PTH112, PTH118 -- os.scandir and os.path list a hundred thousand folders fast
-"""A table's location: lists and reads its files, with ``os.scandir`` for local folders, else with pyarrow."""
+"""A table's location: lists and reads its files.
+
+Local folders are listed with ``os.scandir``, object stores through :mod:`distop.storage.object_store`, and HDFS with
+pyarrow.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +13,28 @@ import stat
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from distop.errors import InvalidArgument, TableUnavailable
+from distop.errors import InvalidArgument, TableBusy, TableRefused, TableUnavailable
 from distop.protocol.frozen import frozen
 from distop.storage.confinement import TableFiles
 from distop.storage.deletion import Place, names
 from distop.storage.files import NotRegular, TooLarge, check_regular, open_filesystem, open_regular, read_whole
+from distop.storage.opened_stores import bucket_and_key, open_store
+from distop.storage.storage_options import in_object_store
+from distop.storage.store_errors import (
+    BucketMissing,
+    Denied,
+    ObjectMissing,
+    StoreError,
+    Throttled,
+    TimedOut,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     HiddenFolder = Callable[[str, str], None]
+
+    from distop.storage.object_store import ObjectStore, StoredObject
 
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _MAGIC = b"PAR1"
@@ -26,16 +42,41 @@ _SUFFIXES = (".parquet", ".parq", ".pq")
 
 
 class ListedFile(NamedTuple):
-    """A file: its folder relative to the location ("" at the root), its path, size in bytes and mtime in ns."""
+    """A file: its folder relative to the location ("" at the root), its path, size in bytes and stamp.
+
+    ``stamp``: changes when the file is replaced: its mtime in ns, or the version of an object (ETag).
+    """
 
     folder: str
     path: str
     size: int
-    mtime_ns: int
+    stamp: int | str
 
 
+def stamp_of(one: StoredObject) -> int | str:
+    """What changes when an object is replaced: its ETag; without one, the time of its change in ns."""
+    return one.version.etag or int(one.modified * 1e9)
+
+
+def _may_be_folder(key: str) -> bool:
+    """Whether an empty object of this name may be a folder: it has no suffix of a data file."""
+    return "." not in key.rpartition("/")[2]
+
+
+_BEFORE_BUCKET = 2
+"""Number of slashes before a bucket's name."""
+_REFUSALS = range(300, 500)
+"""Statuses of an answer that a repetition does not change."""
 _ERRORS = (OSError, ValueError, NotImplementedError, TypeError, KeyError, IndexError)
 """The errors of pyarrow's file systems for a path or an answer."""
+
+
+def _unavailable(text: str, error: BaseException) -> TableUnavailable:
+    """The error for a location. An object store's refusal is final."""
+    if isinstance(error, Throttled | TimedOut):
+        return TableBusy(text)
+    refused = isinstance(error, Denied | BucketMissing) or (isinstance(error, StoreError) and error.status in _REFUSALS)
+    return TableRefused(text) if refused else TableUnavailable(text)
 
 
 def _line(error: BaseException) -> str:
@@ -78,22 +119,33 @@ def hidden(name: str) -> bool:
 
 @frozen
 class Location:
-    """An opened location. ``filesystem`` is None for local paths, else pyarrow's; ``root`` is the path in it."""
+    """An opened location.
+
+    ``store``: its object store; ``filesystem``: that of pyarrow for HDFS, with the path ``root`` in it. Both are None
+    for a local path.
+    """
 
     text: str
     root: str
     filesystem: Any = None
-    scheme: str = ""
+    store: ObjectStore | None = None
+
+    @property
+    def is_local(self) -> bool:
+        return self.filesystem is None and self.store is None
 
     @classmethod
     def of(cls, text: str) -> Location:
         """Open a location.
 
         Raises InvalidArgument for an invalid location, and for one behind another user's link; TableUnavailable if it
-        does not exist.
+        does not exist. An object store is not asked here: the listing finds out whether the location exists.
         """
         if not text or "\0" in text:
             raise InvalidArgument(f"the location of a table must be a path or a URL, not {text!r}")
+        if in_object_store(text):
+            url = text.rstrip("/")
+            return cls(url, url, store=open_store(url))
         if _is_remote(text):
             return cls._remote(text)
         root = root_of(text)
@@ -120,7 +172,7 @@ class Location:
             raise wrong(f"the location {text!r} cannot be opened: {_line(e)}") from e
         if kind == fs.FileType.NotFound:
             raise TableUnavailable(f"the location {text!r} does not exist")
-        return cls(text.rstrip("/"), root.rstrip("/"), filesystem, text[: text.index("://") + 3])
+        return cls(text.rstrip("/"), root.rstrip("/"), filesystem)
 
     @property
     def name(self) -> str:
@@ -132,7 +184,10 @@ class Location:
         root, slash, _ = self.root.rpartition("/")
         if not slash or not root:
             return None
-        return Location(self.text.rpartition("/")[0], root, self.filesystem, self.scheme)
+        text = self.text.rpartition("/")[0]
+        if self.store is not None:
+            return Location.of(text) if text.count("/") >= _BEFORE_BUCKET else None
+        return Location(text, root, self.filesystem)
 
     def walk(
         self, *, deep: bool = True, hidden_folder: HiddenFolder = lambda folder, name: None
@@ -142,16 +197,19 @@ class Location:
         ``hidden_folder``: called for each hidden folder, with the folder around it and its name; in an object store for
         each file in it.
 
-        Files that are removed meanwhile may be missing. Raises TableUnavailable if a folder cannot be read,
-        InvalidArgument for a pipe, a device, or a link out of the location.
+        Files that are removed meanwhile may be missing. Raises TableUnavailable if a folder cannot be read or does not
+        exist, InvalidArgument for a pipe, a device, or a link out of the location.
         """
-        walk = self._walk_remote if self.filesystem is not None else self._walk_local
         try:
-            yield from walk(deep, hidden_folder)
+            if self.store is not None:
+                yield from self._walk_store(self.store, deep, hidden_folder)
+            else:
+                walk = self._walk_remote if self.filesystem is not None else self._walk_local
+                yield from walk(deep, hidden_folder)
         except NotRegular as e:
             raise InvalidArgument(str(e)) from None
         except _ERRORS as e:
-            raise TableUnavailable(f"the location {self.text!r} cannot be listed: {_line(e)}") from e
+            raise _unavailable(f"the location {self.text!r} cannot be listed: {_line(e)}", e) from e
 
     def _walk_local(self, deep: bool, hidden_folder: HiddenFolder) -> Iterator[ListedFile]:
         files = TableFiles(self.root)
@@ -200,7 +258,13 @@ class Location:
 
         The mount point may have hidden files, which distop has written there meanwhile.
         """
-        if self.filesystem is None and os.path.isdir(self.root):
+        if self.store is not None:
+            try:
+                if next(self.store.list(), None) is None:
+                    raise self._missing()
+            except OSError as e:
+                raise _unavailable(f"the location {self.text!r} cannot be listed: {_line(e)}", e) from e
+        if self.is_local and os.path.isdir(self.root):
             try:
                 with os.scandir(self.root) as entries:
                     if all(hidden(entry.name) for entry in entries):
@@ -210,8 +274,53 @@ class Location:
 
     def nothing_there(self) -> TableUnavailable:
         """The error for an empty location: a missing disk looks like a table whose files were removed."""
-        why = ": its files were removed, or its disk is not mounted here" if self.filesystem is None else ""
+        why = ": its files were removed, or its disk is not mounted here" if self.is_local else ""
         return TableUnavailable(f"the location {self.text!r} is empty{why}")
+
+    def _missing(self) -> TableUnavailable:
+        return TableRefused(f"the location {self.text!r} does not exist")
+
+    def _walk_store(self, store: ObjectStore, deep: bool, hidden_folder: HiddenFolder) -> Iterator[ListedFile]:
+        """The objects below the location, or the object at it."""
+        empty: list[StoredObject] = []
+        folders: set[str] = set()
+        any_found = False
+        for one in store.list() if deep else store.list_folder().objects:
+            any_found = True
+            parts = one.key.split("/")
+            at = next((n for n, part in enumerate(parts) if hidden(part)), None)
+            if at is not None:
+                if at < len(parts) - 1:
+                    hidden_folder("/".join(parts[:at]), parts[at])
+                continue
+            folder = one.key.rpartition("/")[0]
+            while folder and folder not in folders:
+                folders.add(folder)
+                folder = folder.rpartition("/")[0]
+            if one.size == 0:
+                empty.append(one)
+            else:
+                yield self._listed(one, one.key)
+        for one in empty:
+            # Tools create empty objects as folders.
+            if one.key not in folders and not _may_be_folder(one.key):
+                yield self._listed(one, one.key)
+        if not any_found:
+            yield self._object_at()
+
+    def _object_at(self) -> ListedFile:
+        """The object at the location, which is no folder."""
+        bucket, key = bucket_and_key(self.text)
+        if not key:
+            raise self._missing()
+        try:
+            return self._listed(open_store(bucket).head(key), "")
+        except ObjectMissing:
+            raise self._missing() from None
+
+    def _listed(self, one: StoredObject, relative: str) -> ListedFile:
+        path = f"{self.text}/{relative}" if relative else self.text
+        return ListedFile(relative.rpartition("/")[0], path, one.size, stamp_of(one))
 
     def _walk_remote(self, deep: bool, hidden_folder: HiddenFolder) -> Iterator[ListedFile]:
         from pyarrow import fs
@@ -238,8 +347,11 @@ class Location:
         Raises InvalidArgument for a link, TableUnavailable if it cannot be listed.
         """
         try:
-            if self.filesystem is None:
+            if self.is_local:
                 return frozenset(names(Place(self.root, folder)))
+            if self.store is not None:
+                found_in = self.store.list_folder(folder)
+                return frozenset((*found_in.folders, *(one.key.rpartition("/")[2] for one in found_in.objects)))
             from pyarrow import fs
 
             found = self.filesystem.get_file_info(fs.FileSelector(f"{self.root}/{folder}"))
@@ -247,7 +359,7 @@ class Location:
         except (FileNotFoundError, NotADirectoryError):
             return frozenset()
         except _ERRORS as e:
-            raise TableUnavailable(f"the folder {folder!r} of {self.text!r} cannot be listed: {_line(e)}") from e
+            raise _unavailable(f"the folder {folder!r} of {self.text!r} cannot be listed: {_line(e)}", e) from e
 
     def text_in(self, name: str, limit: int) -> str:
         """The text of a small file at the location.
@@ -256,9 +368,11 @@ class Location:
         if it cannot be read.
         """
         try:
-            if self.filesystem is None:
+            if self.is_local:
                 with open_regular(os.path.join(self.root, name), follow=False) as f:
                     data = read_whole(f, limit, name)
+            elif self.store is not None:
+                data = self.store.get(name, limit=limit).data
             else:
                 with self.filesystem.open_input_stream(f"{self.root}/{name}") as stream:
                     data = read_whole(stream, limit, name)
@@ -270,13 +384,16 @@ class Location:
         except NotRegular as e:
             raise InvalidArgument(str(e)) from None
         except _ERRORS as e:
-            raise TableUnavailable(f"the file {name!r} of {self.text!r} cannot be read: {_line(e)}") from e
+            raise _unavailable(f"the file {name!r} of {self.text!r} cannot be read: {_line(e)}", e) from e
 
     def has_parquet_magic(self, entry: ListedFile) -> bool:
         """Whether a file starts with Parquet's magic number. Raises OSError if it cannot be read."""
-        if self.filesystem is None:
+        if self.is_local:
             with open_regular(entry.path) as f:
                 return f.read(4) == _MAGIC
+        if self.store is not None:
+            bucket, key = bucket_and_key(entry.path)
+            return open_store(bucket).get_ranges(key, [(0, len(_MAGIC))]) == [_MAGIC]
         path = self.root + entry.path[len(self.text) :]
         with self.filesystem.open_input_stream(path) as stream:
             return bytes(stream.read(4)) == _MAGIC

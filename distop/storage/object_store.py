@@ -111,6 +111,10 @@ class ObjectStore(ABC):
         """
 
     @abstractmethod
+    def get_end(self, key: str, count: int) -> Content:
+        """The last bytes of an object, at most ``count``; all of it if it is smaller. Raises ObjectMissing."""
+
+    @abstractmethod
     def head(self, key: str) -> StoredObject:
         """An object without its bytes. Raises ObjectMissing."""
 

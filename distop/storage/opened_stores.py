@@ -15,6 +15,7 @@ from distop.storage.object_store import check_key
 from distop.storage.remote_store import RemoteStore
 from distop.storage.storage_access import storage_options_for
 from distop.storage.storage_options import bucket_of
+from distop.storage.storage_urls import check_place
 
 if TYPE_CHECKING:
     from distop.storage.object_store import ObjectStore
@@ -60,6 +61,29 @@ def store_of(place: Place) -> ObjectStore:
         return FolderStore(place)
     bucket_of(place.anchor)  # else the path could name the bucket
     return open_store(place.location)
+
+
+def bucket_and_key(path: str) -> tuple[str, str]:
+    """The URL of a file's bucket, and its key in it. Raises InvalidArgument for a URL that is not allowed in data."""
+    check_place("the URL", path)
+    scheme, _, rest = path.partition("://")
+    name, _, key = rest.partition("/")
+    return f"{scheme}://{name}", key
+
+
+class OpenedBuckets:
+    """The stores of the buckets of some files; each is opened once. Thread-safe, to be used for a short time."""
+
+    def __init__(self) -> None:
+        self._stores: dict[str, ObjectStore] = {}
+
+    def find(self, path: str) -> tuple[ObjectStore, str]:
+        """The store of a file's bucket, and the file's key. Raises InvalidArgument."""
+        bucket, key = bucket_and_key(path)
+        store = self._stores.get(bucket)
+        if store is None:
+            store = self._stores[bucket] = open_store(bucket)
+        return store, key
 
 
 def memory_store() -> ObjectStore:

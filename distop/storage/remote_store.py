@@ -40,6 +40,7 @@ from distop.storage.store_errors import (
     InvalidRange,
     ObjectChanged,
     ObjectMissing,
+    RangeIgnored,
     StoreError,
     StoreUnavailable,
     Unsupported,
@@ -137,6 +138,23 @@ class RemoteStore(ObjectStore):
         stored = self.head(key)
         with BufferedReader(_Ranges(self, stored), _READ_AHEAD) as file:
             yield OpenObject(file, stored)
+
+    def get_end(self, key: str, count: int) -> Content:
+        path, what = self._path(key), f"read {self.location_of(key)}"
+
+        def read() -> Content:
+            found = self._fetch(path, what, {"range": {"suffix": count}})
+            return Content(bytes(self._asked(found.bytes, what)), self._stored(found.meta))
+
+        try:
+            return repeated(read, self._limit)
+        except (InvalidRange, RangeIgnored, Unsupported) as error:  # the object is empty, or the store is Azure
+            if isinstance(error, Unsupported) and error.status:
+                raise
+            stored = self.head(key)
+            start = max(0, stored.size - count)
+            [data] = self.get_ranges(key, [(start, stored.size)], version=stored.version)
+            return Content(data, stored)
 
     def head(self, key: str) -> StoredObject:
         import obstore

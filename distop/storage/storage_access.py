@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 from datetime import timedelta
 from functools import cached_property
@@ -11,14 +12,18 @@ from urllib.parse import urlsplit
 
 from distop.errors import InvalidArgument
 from distop.protocol.texts import shown
-from distop.storage import aws_profile
+from distop.storage import aws_profile, storage_options
 from distop.storage.storage_options import StorageBucket, StorageOptions, bucket_of, configured
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+log = logging.getLogger("distop.storage")
+
 CONNECT_TIMEOUT, REQUEST_TIMEOUT, TIME_LIMIT = 5.0, 30.0, 120.0
 """Default seconds for a connection, for one request, and for a call with its repetitions."""
+_LEAST_CONNECT_TIMEOUT = 15.0
+"""Seconds: S3A accepts no shorter time."""
 _S3A = "org.apache.hadoop.fs.s3a"
 _SDK = "software.amazon.awssdk.auth.credentials"
 _PROVIDERS = ",".join(
@@ -29,6 +34,8 @@ _PROVIDERS = ",".join(
     )
 )
 """The sources of credentials that obstore has as well; S3A's own list lacks the web identity."""
+_OF_SETTINGS = f"{_S3A}.TemporaryAWSCredentialsProvider,{_S3A}.SimpleAWSCredentialsProvider"
+"""Credentials that a user gives in settings of Spark; S3A asks them first as well."""
 _PROVIDERS_OF = ("AWS_", "AZURE_", "GOOGLE_")
 """Starts of the names of variables from which obstore reads credentials."""
 _ELSEWHERE = (
@@ -203,29 +210,35 @@ class StorageAccess:
     # ---- Spark
 
     def spark(self) -> dict[str, str]:
-        """Settings of Spark for an S3 bucket, without secrets. Raises InvalidArgument for other stores."""
+        """Settings of Spark for an S3 bucket, without secrets. Raises InvalidArgument for other stores.
+
+        Without a bucket's name: for all buckets.
+        """
         if self.bucket.family != "s3":
             raise InvalidArgument(
                 f"distop configures no Spark for {shown(self.bucket.prefix)}: set the connector's options in spark-conf"
             )
-        options, start = self.options, f"spark.hadoop.fs.s3a.bucket.{self.bucket.name}"
+        options, name = self.options, self.bucket.name
+        start = f"spark.hadoop.fs.s3a.bucket.{name}" if name else "spark.hadoop.fs.s3a"
         found = {
             "spark.hadoop.fs.s3.impl": f"{_S3A}.S3AFileSystem",
             f"{start}.path.style.access": _java(self.path_style),
-            f"{start}.aws.credentials.provider": _PROVIDERS,
         }
+        provider = _PROVIDERS
         if options.endpoint:
             found[f"{start}.endpoint"] = options.endpoint
             found[f"{start}.connection.ssl.enabled"] = _java(options.endpoint.startswith("https:"))
         if self.region:
             found[f"{start}.endpoint.region"] = self.region
         if options.anonymous:
-            found[f"{start}.aws.credentials.provider"] = f"{_S3A}.AnonymousAWSCredentialsProvider"
+            provider = f"{_S3A}.AnonymousAWSCredentialsProvider"
         elif self.profile is not None:
-            found[f"{start}.aws.credentials.provider"] = f"{_S3A}.auth.ProfileAWSCredentialsProvider"
+            provider = f"{_S3A}.auth.ProfileAWSCredentialsProvider"
             found[f"{start}.auth.profile.name"] = self.profile.name
+        found[f"{start}.aws.credentials.provider"] = provider if name else f"{_OF_SETTINGS},{provider}"
         if options.connect_timeout:
-            found[f"{start}.connection.establish.timeout"] = f"{options.connect_timeout * 1000:.0f}ms"
+            seconds = max(options.connect_timeout, _LEAST_CONNECT_TIMEOUT)
+            found[f"{start}.connection.establish.timeout"] = f"{seconds * 1000:.0f}ms"
         if options.request_timeout:
             found[f"{start}.connection.timeout"] = f"{options.request_timeout * 1000:.0f}ms"
         return found
@@ -243,6 +256,24 @@ def storage_options_for(url: str, environment: Mapping[str, str] | None = None) 
     bucket = bucket_of(url)
     own = os.environ if environment is None else environment
     return StorageAccess(bucket, configured(bucket, own), own)
+
+
+def spark_settings(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Settings of Spark for S3: for all buckets, and for each configured one. They have no secrets.
+
+    A bucket whose profile cannot be read is left out and logged: planning reports the error for each of its tables.
+    """
+    own = os.environ if environment is None else environment
+    found: dict[str, str] = {}
+    known = storage_options.tables()
+    for prefix in ("s3://", *(one for one in known if one.startswith("s3://") and one != "s3://")):
+        bucket = StorageBucket("s3", prefix.removeprefix("s3://"))
+        try:
+            found |= StorageAccess(bucket, configured(bucket, own), own).spark()
+        except InvalidArgument as error:
+            if prefix in known:
+                log.warning("Cannot configure Spark for the storage of %s; its settings are ignored: %s", prefix, error)
+    return {"spark.hadoop.fs.s3.impl": f"{_S3A}.S3AFileSystem", **found}
 
 
 def _java(value: bool) -> str:

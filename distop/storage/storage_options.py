@@ -222,6 +222,12 @@ def configured(bucket: StorageBucket, environment: Mapping[str, str]) -> Storage
     return StorageOptions(**given)
 
 
+def in_object_store(path: str) -> bool:
+    """Whether a location or a file is in a store that distop opens by obstore."""
+    scheme, separator, _ = path.partition("://")
+    return bool(separator) and scheme.strip().lower() in FAMILIES
+
+
 def bucket_of(url: str) -> StorageBucket:
     """The place of a URL. Raises InvalidArgument for a URL that is not allowed, or of no object store."""
     check_place("the URL", url)

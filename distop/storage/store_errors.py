@@ -18,6 +18,10 @@ _MESSAGE = re.compile(r"<Message>([^<]{1,200})")
 _SLOW = frozenset({"SlowDown", "RequestLimitExceeded", "Throttling", "ThrottlingException", "TooManyRequests"})
 """Codes of stores that want fewer requests. ServerBusy (Azure) and others come with status 503 or 429."""
 _NO_PLACE = frozenset({"NoSuchBucket", "ContainerNotFound"})
+_REDIRECTED = "Received redirect without LOCATION"
+"""obstore's text for an answer 301 or 307 of S3, which is in another region."""
+_WHOLE = "Received non-partial response when range requested"
+_BAD_RANGE = "Failed to parse value for CONTENT_RANGE header"
 _CONNECT = "kind: Connect"
 _TIMEOUT = "kind: Timeout"
 _DEBUG = "Debug source:"
@@ -25,7 +29,13 @@ _LONGEST_CAUSE = 300
 
 
 class StoreError(DistopError, OSError):
-    """A request to an object store failed, and a repetition would fail as well."""
+    """A request to an object store failed, and a repetition would fail as well.
+
+    ``status`` and ``code``: of the store's answer (0 and "": there was none, or it had none).
+    """
+
+    status = 0
+    code = ""
 
 
 class ObjectExists(StoreError, FileExistsError):
@@ -38,6 +48,10 @@ class ObjectChanged(StoreError):
 
 class ObjectMissing(StoreError, FileNotFoundError):
     """There is no such object, or no such bucket or container."""
+
+
+class BucketMissing(ObjectMissing):
+    """There is no such bucket or container."""
 
 
 class Denied(StoreError, PermissionError):
@@ -58,6 +72,10 @@ class Throttled(StoreUnavailable):
 
 class TimedOut(StoreUnavailable, TimeoutError):
     """No answer came within the time limit, and the request has changed nothing."""
+
+
+class Unreachable(TimedOut):
+    """No connection could be made within the time limit."""
 
 
 class UnknownWrite(StoreError):
@@ -86,17 +104,27 @@ class InvalidRange(StoreError):
     """The requested range starts behind the end of the object."""
 
 
+class RangeIgnored(StoreError):
+    """The store sends a whole object instead of the requested range, or gives no valid range for an empty one."""
+
+
 def translated(error: BaseException, what: str) -> StoreError:
     """The error of obstore as one of ours. ``what``: the request, such as ``create s3://lake/a``."""
-    from obstore import exceptions as e
-
     if isinstance(error, StoreError):
         return error
     text = message_of(error)
     status, code = _status_of(text), _code_of(text)
+    found = _translated(error, what, text, status, code)
+    found.status, found.code = status, code
+    return found
+
+
+def _translated(error: BaseException, what: str, text: str, status: int, code: str) -> StoreError:
+    from obstore import exceptions as e
+
     told = f"cannot {what}: {_cause(text, status, code)}"
     if code in _NO_PLACE:
-        return ObjectMissing(f"cannot {what}: there is no such bucket or container")
+        return BucketMissing(f"cannot {what}: there is no such bucket or container")
     if isinstance(error, e.PermissionDeniedError | e.UnauthenticatedError) or status in (401, 403):
         return Denied(told)
     if isinstance(error, e.AlreadyExistsError):
@@ -105,6 +133,8 @@ def translated(error: BaseException, what: str) -> StoreError:
         return ObjectChanged(f"cannot {what}: the object has changed, or is gone")
     if isinstance(error, FileNotFoundError) or status == 404:
         return ObjectMissing(f"cannot {what}: there is no such object")
+    if _WHOLE in text or _BAD_RANGE in text:
+        return RangeIgnored(told)
     if status == 416 or "Invalid range: " in text:
         return InvalidRange(told)
     if isinstance(error, e.NotSupportedError) or status == 501:
@@ -128,7 +158,9 @@ def _transport_error(text: str, status: int, code: str, told: str) -> StoreError
 
 def _status_of(text: str) -> int:
     found = _STATUS.search(text)
-    return int(found[1]) if found else 0
+    if found:
+        return int(found[1])
+    return 301 if _REDIRECTED in text else 0
 
 
 def _code_of(text: str) -> str:

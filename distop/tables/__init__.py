@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from distop.errors import InvalidArgument, TableUnavailable
 from distop.protocol.records import TableRecord
 from distop.protocol.texts import shown
+from distop.storage import storage_options
 from distop.storage.storage_urls import check_paths, check_place
 from distop.tables.formats import OWN, format_of
 
@@ -75,9 +76,10 @@ async def check_within_limit(record: TableRecord) -> TableRecord:
     # A catalog has its own time limit; its error names the catalog.
     limit = time_limit.LIMIT + (ANSWER_TIMEOUT if "catalog" in record.options else 0.0)
     where = f"the location {shown(record.location)}"
+    asked = {"table": record.to_json(), "storage": storage_options.as_given(storage_options.tables())}
     try:
         if _is_remote(record) and time_limit.runs_python():
-            checked = await time_limit.in_process("distop.tables:check_json", record.to_json(), limit)
+            checked = await time_limit.in_process("distop.tables:check_json", asked, limit)
             return TableRecord.from_json(checked)
         return await time_limit.in_thread(lambda: check_table(record), limit)
     except time_limit.TimeLimitExceeded:
@@ -89,9 +91,10 @@ async def check_within_limit(record: TableRecord) -> TableRecord:
         raise InvalidArgument(f"cannot open {where}: {error}") from None
 
 
-def check_json(record: Mapping[str, Any]) -> dict[str, Any]:
-    """:func:`check_table` for a record as JSON."""
-    return check_table(TableRecord.from_json(record)).to_json()
+def check_json(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """:func:`check_table` in a new process: of ``table``, with the configuration ``storage``, as JSON."""
+    storage_options.configure(storage_options.read_settings(asked["storage"]))
+    return check_table(TableRecord.from_json(asked["table"])).to_json()
 
 
 def _is_remote(record: TableRecord) -> bool:

@@ -9,6 +9,7 @@ import pytest
 from distop.worker.child_side.spark_session import FATAL_DEPTH, ignore_checksum_files
 from distop_behaviors.reading.check_session import session_of
 from tests.acceptance.checked import Table
+from tests.support import s3_spark
 from tests.support.context import FakeContext
 from tests.support.delta import jars
 from tests.support.lake import jar
@@ -67,7 +68,7 @@ def cache_java_classes(session: SparkSession) -> None:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A session with two threads, Iceberg and Delta (if their jars are available) and a metastore, for all tests here.
+    """A session with two threads, Iceberg, Delta and S3 (if their jars are available) and a metastore, for all tests.
 
     Its time zone is not UTC, because the meaning of a check must not depend on it.
     """
@@ -85,7 +86,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     )
     for setting, (value, _) in INTERPRETED.items():
         builder = builder.config(setting, value)
-    found = [file for file in (jar(), *(jars() or ())) if file is not None]
+    found = [file for file in (jar(), *(jars() or ()), *(s3_spark.jars() or ())) if file is not None]
     if found:
         builder = builder.config("spark.jars", ",".join(map(str, found)))
     session = builder.getOrCreate()

@@ -59,6 +59,18 @@ def winners(attempt: Callable[[int], object], refusal: type[Exception]) -> list[
         return [n for n, won in enumerate(pool.map(wins, range(THREADS))) if won]
 
 
+def test_the_end_of_an_object_is_read_with_its_size_and_version(store: ObjectStore) -> None:
+    version = store.put_new("a/b", b"content")
+    for count, data in ((4, b"tent"), (7, b"content"), (100, b"content")):
+        found = store.get_end("a/b", count)
+        assert (found.data, found.stored) == (data, store.head("a/b"))
+        assert found.stored.version == version
+    store.put_new("a/empty", b"")
+    assert store.get_end("a/empty", 4).data == b""
+    with pytest.raises(ObjectMissing):
+        store.get_end("a/c", 4)
+
+
 def test_an_object_is_read_as_it_was_written(store: ObjectStore) -> None:
     version = store.put_new("a/b", b"content")
     found = store.get("a/b", limit=LIMIT)

@@ -15,7 +15,7 @@ def _listing(files: Mapping[str, bytes | None]) -> bytes:
     rows = "".join(
         f"<Contents><Key>{key}</Key><Size>{len(data or b'x')}</Size>"
         "<LastModified>2013-01-31T18:00:00.000Z</LastModified></Contents>"
-        for key, data in files.items()
+        for key, data in sorted(files.items())
     )
     count = f"<KeyCount>{len(files)}</KeyCount>"
     return f"<ListBucketResult>{count}<IsTruncated>false</IsTruncated>{rows}</ListBucketResult>".encode()
@@ -53,15 +53,21 @@ class RefusingStore:
                 first, last = 0, len(data) - 1
                 if byte_range := self.headers.get("Range"):
                     begin, _, end = byte_range.partition("=")[2].partition("-")
-                    first, last = int(begin), min(int(end or last), last)
-                self._send(206 if byte_range else 200, data[first : last + 1])
+                    if begin:
+                        first, last = int(begin), min(int(end or last), last)
+                    else:
+                        first = max(0, len(data) - int(end))
+                told = {"Content-Range": f"bytes {first}-{last}/{len(data)}"} if byte_range else {}
+                self._send(206 if byte_range else 200, data[first : last + 1], told)
 
             def _refuse(self) -> None:
                 body = f'<?xml version="1.0"?><Error><Code>{code}</Code><Message>no</Message></Error>'.encode()
                 self._send(status, body)
 
-            def _send(self, status: int, body: bytes) -> None:
+            def _send(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
                 self.send_response(status)
+                for name, value in (headers or {}).items():
+                    self.send_header(name, value)
                 self.send_header("Content-Type", "application/xml")
                 self.send_header("Last-Modified", "Thu, 31 Jan 2013 18:00:00 GMT")
                 self.send_header("Content-Length", str(len(body)))
@@ -82,9 +88,10 @@ class RefusingStore:
         return f"http://127.0.0.1:{self._server.server_port}"
 
     def serve(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Set the environment variables with which pyarrow uses this server as S3."""
+        """Set the environment variables with which this server is used as S3."""
         for name, value in {
             "AWS_ENDPOINT_URL": self.url,
+            "AWS_ALLOW_HTTP": "true",
             "AWS_ACCESS_KEY_ID": "key",
             "AWS_SECRET_ACCESS_KEY": "secret",
             "AWS_DEFAULT_REGION": "us-east-1",

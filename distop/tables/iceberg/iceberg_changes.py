@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from distop.tables.iceberg.avro import ManifestIO
 
-    File = tuple[str, int, int]
+    File = tuple[str, int, int | str]
 
 _READ_AS = 3
 """The format version whose manifest entries are read; fields that older versions lack are None."""

@@ -143,10 +143,10 @@ class IcebergReader(Reader):
     # ------------------------------------------------------------------ without Spark
 
     def on_disk(self, file: PlannedFile) -> PlannedFile:
-        """The file with its local path, size and time: plans have no times, and may have URLs."""
+        """The file with its local path, size and stamp: plans have no times, and may have URLs."""
         path = iceberg_fields.local_path(file[0]) or file[0]
         if parquet_tail.is_remote(path):
-            return path, *parquet_footers.size_and_time(path)
+            return path, *parquet_footers.size_and_stamp(path)
         found = Path(path).stat()
         return path, found.st_size, found.st_mtime_ns
 

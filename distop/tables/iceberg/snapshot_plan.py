@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from distop.protocol.records import TableRecord
+    from distop.tables.reading.file_facts import PlannedFile
     from distop.tables.table_options import TableOptions
 
 NO_SNAPSHOT = "no snapshot"
@@ -72,8 +73,8 @@ def _planned(
     metadata, io = file.content, file.manifests()
     snapshot = metadata.current_snapshot()
     version = str(snapshot.snapshot_id) if snapshot is not None else NO_SNAPSHOT
-    folders: dict[str, list[tuple[str, int, int]]] = {}
-    unpartitioned: dict[str, list[tuple[str, int, int]]] = {}
+    folders: dict[str, list[PlannedFile]] = {}
+    unpartitioned: dict[str, list[PlannedFile]] = {}
     manifests: list[FileIdentity] = []
     if snapshot is not None:
         try:

@@ -80,10 +80,10 @@ def main() -> int:
     Prints an empty line before each file, so the caller knows how far this process came.
     """
     files, wanted = json.load(sys.stdin)
-    for path, size, mtime_ns in files:
+    for path, size, stamp in files:
         sys.stdout.write("\n")
         sys.stdout.flush()
-        parquet_footers.read_all([(path, size, mtime_ns)], frozenset(wanted))
+        parquet_footers.read_all([(path, size, stamp)], frozenset(wanted))
     return 0
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from distop.storage.location import ListedFile
     from distop.tables.formats import Spark
     from distop.tables.reader import Reader
+    from distop.tables.reading.file_facts import PlannedFile
     from distop.tables.table_options import TableOptions
 
 log = logging.getLogger("distop.tables")
@@ -77,7 +78,7 @@ class ParquetFormat(Format):
         return replace(record, location=location.text)
 
     def plan_table(self, table: TableRecord, check: Callable[[], None], spark: Spark) -> Planned:
-        """List the table's files and plan its partitions: files with path, size and modification time.
+        """List the table's files and plan its partitions: files with path, size and stamp.
 
         If some files have names of Parquet files, other files count only if they start like Parquet files; the rest is
         logged. If no file has such a name, all files count, and a file of another format fails its partition's job.
@@ -165,9 +166,9 @@ def _may_be_data(entry: ListedFile, location: Location) -> bool:
 
 def plan(entries: Iterable[ListedFile], location: Location, options: TableOptions) -> Planned:
     """Plan the listed files. Raises InvalidArgument for a mixed layout, or more than a million partitions."""
-    folders: dict[str, list[tuple[str, int, int]]] = {}
+    folders: dict[str, list[PlannedFile]] = {}
     for entry in entries:
-        folders.setdefault(entry.folder, []).append((entry.path, entry.size, entry.mtime_ns))
+        folders.setdefault(entry.folder, []).append((entry.path, entry.size, entry.stamp))
     for files in folders.values():
         files.sort(key=lambda f: (natural(f[0]), f[0]))
     partitioned = set(folders) - {""}
@@ -190,7 +191,7 @@ def plan(entries: Iterable[ListedFile], location: Location, options: TableOption
 
 
 def _by_folder(
-    folders: dict[str, list[tuple[str, int, int]]], location: Location, options: TableOptions
+    folders: dict[str, list[PlannedFile]], location: Location, options: TableOptions
 ) -> Iterator[PartitionPlan]:
     columns: list[str] | None = None
     first = ""
@@ -212,16 +213,14 @@ def _by_folder(
         yield PartitionPlan(ordinal, folder, sum(f[1] for f in files), tuple(files), values=values)
 
 
-def _by_group(files: list[tuple[str, int, int]], options: TableOptions) -> Iterator[PartitionPlan]:
+def _by_group(files: list[PlannedFile], options: TableOptions) -> Iterator[PartitionPlan]:
     for ordinal, (name, group) in enumerate(in_groups(files, options)):
         yield PartitionPlan(ordinal, name, sum(f[1] for f in group), tuple(group))
 
 
-def in_groups(
-    files: Iterable[tuple[str, int, int]], options: TableOptions
-) -> Iterator[tuple[str, list[tuple[str, int, int]]]]:
+def in_groups(files: Iterable[PlannedFile], options: TableOptions) -> Iterator[tuple[str, list[PlannedFile]]]:
     """Groups the files of a table without partitions, in order; yields name and files of each group."""
-    group: list[tuple[str, int, int]] = []
+    group: list[PlannedFile] = []
     size = ordinal = 0
     for file in files:
         if group and (size + file[1] > options.group_bytes or len(group) >= options.group_files):
@@ -253,7 +252,7 @@ def _version(partitions: list[PartitionPlan]) -> str:
 
 def files_text(partition: PartitionPlan) -> bytes:
     """A partition's files as bytes, for the digest that is a table's version."""
-    text = "".join(f"{path}\0{size}\0{mtime_ns}\n" for path, size, mtime_ns in partition.files)
+    text = "".join(f"{path}\0{size}\0{stamp}\n" for path, size, stamp in partition.files)
     return text.encode("utf-8", "surrogateescape")
 
 

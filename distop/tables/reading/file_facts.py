@@ -21,8 +21,11 @@ if TYPE_CHECKING:
 SparkType = Any
 """str or tuple, see above."""
 
-PlannedFile = tuple[str, int, int]
-"""Path, size in bytes, modification time in ns (0: the format never changes its files)."""
+PlannedFile = tuple[str, int, int | str]
+"""Path, size in bytes, and stamp, which changes when the file is replaced.
+
+The stamp is the modification time in ns, or an object's version (0: the format never changes its files).
+"""
 
 Path = tuple[str, ...]
 """A column as the names on the way to it: structs, lists and maps have several."""

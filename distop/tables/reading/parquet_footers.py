@@ -10,14 +10,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from distop.errors import TableUnavailable
+from distop.errors import TableBusy, TableUnavailable
 from distop.storage.files import NotRegular, check_regular, local_path, open_filesystem
+from distop.storage.location import stamp_of
+from distop.storage.opened_stores import OpenedBuckets
+from distop.storage.storage_options import in_object_store
+from distop.storage.store_errors import BucketMissing, StoreError
 from distop.tables.reading import parquet_tail, store_errors
 from distop.tables.reading.file_facts import FileFacts, Unreadable
 from distop.tables.reading.footer_facts import Schemas, facts_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from concurrent.futures import Future
 
     from distop.tables.reading.file_facts import PlannedFile
@@ -38,8 +42,15 @@ _cached: dict[tuple[Any, ...], FileFacts] = {}
 """Facts by path, size, modification time and ``wanted``."""
 
 
-def size_and_time(path: str) -> tuple[int, int]:
-    """The size in bytes and the modification time in ns of a file. Raises OSError, including NotRegular."""
+def size_and_stamp(path: str, buckets: OpenedBuckets | None = None) -> tuple[int, int | str]:
+    """The size in bytes and the stamp of a file. Raises OSError, including NotRegular.
+
+    ``buckets``: to be shared by the calls for several files.
+    """
+    if in_object_store(path):
+        store, key = (OpenedBuckets() if buckets is None else buckets).find(path)
+        found = store.head(key)
+        return found.size, stamp_of(found)
     if parquet_tail.is_remote(path):
         from pyarrow import fs
 
@@ -53,18 +64,27 @@ def size_and_time(path: str) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def check_unchanged(path: str, size: int, mtime_ns: int) -> None:
-    """Raises Unreadable if a file's size or modification time differs from the plan, or it cannot be examined."""
+def check_unchanged(path: str, size: int, stamp: int | str, buckets: OpenedBuckets | None = None) -> None:
+    """Raises Unreadable if a file's size or stamp differs from the plan, or it cannot be examined.
+
+    ``buckets``: to be shared by the calls for several files.
+    """
     try:
-        found = size_and_time(path)
-    except FileNotFoundError:
-        raise Unreadable(f"the file {path} is gone since the operation was planned") from None
+        found = size_and_stamp(path, buckets)
+    except FileNotFoundError as e:
+        raise _gone(path, e) from e
     except NotRegular as e:
         raise Unreadable(str(e)) from None
     except OSError as e:
         raise Unreadable(f"the file {path} cannot be read: {e.strerror or e}") from e
-    if found != (size, mtime_ns):
+    if found != (size, stamp):
         raise Unreadable(f"the file {path} has changed since the operation was planned")
+
+
+def _gone(path: str, error: FileNotFoundError) -> Unreadable:
+    if isinstance(error, BucketMissing):
+        return Unreadable(f"the file {path} cannot be read: {error}")
+    return Unreadable(f"the file {path} is gone since the operation was planned")
 
 
 def read_all(
@@ -91,13 +111,13 @@ def read_all(
             found[i] = wrong.get(files[i][0], found[i])
     unread = [i for i, facts in enumerate(found) if facts is None]
     if unread:
-        schemas = Schemas(wanted)
+        schemas, buckets = Schemas(wanted), OpenedBuckets()
         with _pool() as pool:
             n, size = 0, THREADS
             while n < len(unread):
                 check()
                 page = unread[n : n + size]
-                reading = [(i, pool.submit(_read, files[i], schemas, immutable)) for i in page]
+                reading = [(i, pool.submit(_read, files[i], schemas, buckets, immutable)) for i in page]
                 for i, one in reading:
                     found[i] = _wait_for(_Progress(files[i][0]), one, check)
                 if n == 0 and len(unread) > size and (cause := refusal([found[i] for i in page])) is not None:
@@ -113,30 +133,34 @@ def read_all(
 def changed(files: Sequence[PlannedFile], check: Callable[[], None]) -> dict[str, Unreadable]:
     """The errors of files that differ from the plan, by path, in order.
 
-    Raises TableUnavailable if a file does not answer, and the errors of ``check``.
+    Raises TableUnavailable if a file does not answer, TableBusy, and the errors of ``check``.
     """
     found: dict[str, Unreadable] = {}
     if not files:
         return found
+    buckets = OpenedBuckets()
     with _pool() as pool:
         for n in range(0, len(files), CHECKED_EVERY):
             check()
             page = files[n : n + CHECKED_EVERY]
             # An object store answers requests in parallel; for a disk, further threads would take longer.
             parts = [page] if local_path(page[0][0]) is not None else [[file] for file in page]
-            checks = [(at, pool.submit(_changed, part, at)) for part in parts for at in (_Progress(part[0][0]),)]
+            checks = [
+                (at, pool.submit(_changed, part, at, buckets)) for part in parts for at in (_Progress(part[0][0]),)
+            ]
             for at, one in checks:
                 wrong: dict[str, Unreadable] = _wait_for(at, one, check)
                 found |= wrong
+    _check_busy(found.values())
     return found
 
 
-def _changed(files: Sequence[PlannedFile], at: _Progress) -> dict[str, Unreadable]:
+def _changed(files: Sequence[PlannedFile], at: _Progress, buckets: OpenedBuckets) -> dict[str, Unreadable]:
     found: dict[str, Unreadable] = {}
     for file in files:
         at.path, at.since = file[0], time.monotonic()
         try:
-            check_unchanged(*file)
+            check_unchanged(*file, buckets)
         except Unreadable as e:
             found[file[0]] = e
     return found
@@ -205,21 +229,32 @@ def refusal(found: Sequence[FileFacts | Unreadable | None]) -> str | None:
 
 
 def check_store(facts: Sequence[FileFacts | Unreadable]) -> None:
-    """Raises TableUnavailable if the store refuses all of these files for one cause.
+    """Raises TableUnavailable if the store refuses all of these files for one cause, or is busy.
 
-    Such a refusal is no fault of the files, and another node may have access.
+    Such a refusal is no fault of the files. Of an object store it is final (TableRefused), unless the store is busy.
     """
     asked = facts[:THREADS]
     cause = refusal(asked)
     if cause is not None and all(isinstance(fact, Unreadable) for fact in facts):
-        raise TableUnavailable(
-            f"cannot read any file of this batch (files: {len(facts)}) from this executor: {cause} ({asked[0]})"
-        )
+        text = f"cannot read any file of this batch (files: {len(facts)}) from this executor: {cause} ({asked[0]})"
+        stored = isinstance(asked[0], Unreadable) and isinstance(asked[0].__cause__, StoreError)
+        raise store_errors.unavailable(cause, text) if stored else TableUnavailable(text)
+    _check_busy(facts)
 
 
-def _read(file: PlannedFile, schemas: Schemas, immutable: bool) -> FileFacts | Unreadable:
+def _check_busy(facts: Iterable[FileFacts | Unreadable]) -> None:
+    """Raises TableBusy if the store may answer a request for one of the files later."""
+    for one in facts:
+        if isinstance(one, Unreadable) and store_errors.busy(one.__cause__):
+            raise TableBusy(str(one))
+
+
+def _read(file: PlannedFile, schemas: Schemas, buckets: OpenedBuckets, immutable: bool) -> FileFacts | Unreadable:
     try:
-        facts = _read_footer(file[0], schemas) if immutable else _read_planned(file, schemas)
+        if in_object_store(file[0]):
+            facts = _read_object(file, schemas, buckets, immutable)
+        else:
+            facts = _read_footer(file[0], schemas) if immutable else _read_planned(file, schemas)
     except Unreadable as e:
         return e
     if immutable or shows_replacement(file):
@@ -241,19 +276,34 @@ def _read_planned(file: PlannedFile, schemas: Schemas) -> FileFacts:
         check_unchanged(*file)
 
 
+def _read_object(file: PlannedFile, schemas: Schemas, buckets: OpenedBuckets, immutable: bool) -> FileFacts:
+    """The facts of a file in an object store, which are of its planned version. Raises Unreadable."""
+    try:
+        return _read_footer(file[0], schemas, None if immutable else file, buckets)
+    except Unreadable as e:
+        cause = e.__cause__
+        if isinstance(cause, FileNotFoundError):
+            raise _gone(file[0], cause) from cause
+        if isinstance(cause, StoreError):
+            raise Unreadable(f"the file {file[0]} cannot be read: {cause}") from cause
+        raise
+
+
 def shows_replacement(file: PlannedFile) -> bool:
-    """Whether the file's time is precise enough to show its replacement by a file of the same size.
+    """Whether the file's stamp shows its replacement by a file of the same size.
 
-    Object stores have whole seconds, or no time.
+    Stores without ETags may have times in whole seconds, or none.
     """
-    return file[2] % 1_000_000_000 != 0
+    return isinstance(file[2], str) or file[2] % 1_000_000_000 != 0
 
 
-def _read_footer(path: str, schemas: Schemas) -> FileFacts:
+def _read_footer(
+    path: str, schemas: Schemas, planned: PlannedFile | None = None, buckets: OpenedBuckets | None = None
+) -> FileFacts:
     import pyarrow as pa
 
     try:
-        return facts_of(path, parquet_tail.read(path), schemas)
+        return facts_of(path, parquet_tail.read(path, planned, buckets), schemas)
     except (pa.ArrowException, OSError, ValueError) as e:
         reason = str(e).strip().split("\n")[0]
         raise Unreadable(f"the file {path} is not a readable Parquet file: {reason}") from e

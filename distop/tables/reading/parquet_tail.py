@@ -12,10 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from distop.protocol.frozen import frozen
 from distop.storage.files import METADATA_BYTES, open_filesystem, open_regular
+from distop.storage.location import stamp_of
+from distop.storage.opened_stores import OpenedBuckets
+from distop.storage.storage_options import in_object_store
 from distop.tables.reading.file_facts import Unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from distop.storage.object_store import StoredObject
+    from distop.tables.reading.file_facts import PlannedFile
 
 FIRST_READ = 64 * 1024
 """Bytes read at first; nearly every footer is shorter."""
@@ -43,12 +49,18 @@ class Footer:
     size: int
 
 
-def read(path: str) -> Footer:
-    """The footer of a file. Raises Unreadable if it is encrypted, truncated, or not a footer, and OSError."""
+def read(path: str, planned: PlannedFile | None = None, buckets: OpenedBuckets | None = None) -> Footer:
+    """The footer of a file. Raises Unreadable if it is encrypted, truncated, or not a footer, and OSError.
+
+    An object is compared with its plan, if ``planned`` is given: all bytes are of the planned version. ``buckets``: to
+    be shared by the calls for several files.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    if is_remote(path):
+    if in_object_store(path):
+        tail, size = _of_object(path, planned, OpenedBuckets() if buckets is None else buckets)
+    elif is_remote(path):
         filesystem, inner = open_filesystem(path)
         with filesystem.open_input_file(inner) as file:
             size = file.size()
@@ -66,6 +78,29 @@ def read(path: str) -> Footer:
     if _length(tail) - metadata.serialized_size == _SIGNATURE:
         raise Unreadable(f"the file {path} cannot be read: its columns are encrypted, and {_KEYS}")
     return Footer(metadata, size)
+
+
+def check_planned(planned: PlannedFile, found: StoredObject) -> None:
+    """Raises Unreadable if an object differs from its plan."""
+    path, size, stamp = planned
+    if (found.size, stamp_of(found)) != (size, stamp):
+        raise Unreadable(f"the file {path} has changed since the operation was planned")
+
+
+def _of_object(path: str, planned: PlannedFile | None, buckets: OpenedBuckets) -> tuple[bytes, int]:
+    """The last bytes of an object, at least its whole footer, and its size. Takes one request for nearly all files."""
+    store, key = buckets.find(path)
+    end = store.get_end(key, FIRST_READ)
+    if planned is not None:
+        check_planned(planned, end.stored)
+    size = end.stored.size
+
+    def last(count: int) -> bytes:
+        if count <= len(end.data):
+            return end.data[len(end.data) - count :]
+        return store.get_ranges(key, [(size - count, size)], version=end.stored.version)[0]
+
+    return _tail(path, size, last), size
 
 
 def _tail(path: str, size: int, last: Callable[[int], bytes]) -> bytes:

@@ -9,7 +9,18 @@ import errno
 import re
 from typing import TYPE_CHECKING, Any
 
+from distop.errors import TableBusy, TableRefused, TableUnavailable
 from distop.runtime.java import java_exceptions
+from distop.storage.store_errors import (
+    BucketMissing,
+    Denied,
+    ObjectChanged,
+    ObjectMissing,
+    StoreError,
+    Throttled,
+    TimedOut,
+    Unreachable,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -28,6 +39,9 @@ THROTTLED = "there are too many requests for the service"
 STATUS = "the service answers with HTTP status"
 SCHEME = "no file system for this kind of location is installed"
 
+FOR_NOW = frozenset({THROTTLED, SILENT})
+"""Causes that pass by themselves."""
+_FOR_GOOD = frozenset({DENIED, CREDENTIALS, BUCKET, REDIRECTED, NOT_ACCEPTED, PROXY, SCHEME})
 PROBED = 3
 """Number of files that are read one by one, to find out whether the store refuses all files or a single one."""
 
@@ -98,6 +112,16 @@ _OF_CODES: Sequence[tuple[re.Pattern[str], str]] = (
 )
 
 
+_BAD_CREDENTIALS = frozenset(
+    {
+        *("InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken", "TokenRefreshRequired"),
+        *("AuthenticationFailed", "InvalidAuthenticationInfo"),
+    }
+)
+"""Codes of S3 and Azure."""
+_OF_STORE = ((Unreachable, CONNECTION), (TimedOut, SILENT))
+
+
 def cause_of_spark_error(error: Exception) -> str | None:
     """The store's cause of a Spark error; None if the store did not cause it.
 
@@ -129,7 +153,9 @@ def _classes(one: Any) -> Iterator[str]:
 
 
 def cause_of_python_error(error: BaseException | None) -> str | None:
-    """The store's cause of a Python or pyarrow error, or None."""
+    """The store's cause of an error of Python, pyarrow or our own storage layer, or None."""
+    if isinstance(error, StoreError):
+        return _cause_of_store_error(error)
     if not isinstance(error, OSError):
         return None
     if error.errno in _OF_ERRNO:
@@ -139,6 +165,33 @@ def cause_of_python_error(error: BaseException | None) -> str | None:
     if found is None and (status := _PYARROW_STATUS.search(text)) is not None:
         return _cause_of_status(int(status[1]))
     return found
+
+
+def unavailable(cause: str, text: str) -> TableUnavailable:
+    """The error for a table of which an object store refuses all files for this cause."""
+    if cause in FOR_NOW:
+        return TableBusy(text)
+    return TableRefused(text) if cause in _FOR_GOOD or cause.startswith(STATUS) else TableUnavailable(text)
+
+
+def busy(error: BaseException | None) -> bool:
+    """Whether a store may answer the request later. It says nothing about the file."""
+    return isinstance(error, StoreError) and _cause_of_store_error(error) in FOR_NOW
+
+
+def _cause_of_store_error(error: StoreError) -> str | None:
+    if isinstance(error, BucketMissing):
+        return BUCKET
+    if isinstance(error, ObjectMissing | ObjectChanged):
+        return None
+    if isinstance(error, Throttled):
+        return THROTTLED
+    if error.code in _BAD_CREDENTIALS:
+        return CREDENTIALS
+    if error.status:
+        return _cause_of_status(error.status)
+    found = next((cause for kind, cause in _OF_STORE if isinstance(error, kind)), None)
+    return CREDENTIALS if found is None and isinstance(error, Denied) else found
 
 
 def _cause_of_status(status: int) -> str | None:

@@ -232,7 +232,7 @@ def _by_value(
 def _files(table: TableFiles, folder: str, *, deep: bool = False) -> list[PlannedFile]:
     """The files of a folder, without those of subfolders, which Spark does not read."""
     table.check_partition(folder)
-    found = [(e.path, e.size, e.mtime_ns) for e in Location.of(folder).walk(deep=deep)]
+    found = [(e.path, e.size, e.stamp) for e in Location.of(folder).walk(deep=deep)]
     return sorted(found, key=lambda f: (natural(f[0]), f[0]))
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from distop.errors import UsageError
 from distop.runtime import gc_tuning, java, secret_settings, spark_rules
+from distop.storage import storage_access
 from distop.worker import spark_settings
 from distop.worker.child_side import spark_submit
 from distop.worker.child_side.error_texts import headline
@@ -104,6 +105,7 @@ def settings(master: str, executor: str, work_dir: Path, ttl: float, user: Mappi
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.warehouse.dir": str(local / "warehouse"),
         "spark.local.dir": str(local / "local"),
+        **storage_access.spark_settings(),
     }
     if _IN_ONE_PROCESS.fullmatch(master):
         # Otherwise every user of this machine could read settings and data blocks at the driver's ports, and send it

@@ -11,8 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from distop.behavior import TableRecord, TableUnavailable, load, select
-from distop.storage import files
+from distop.behavior import TableRecord, load, select
+from distop.errors import TableRefused
+from distop.storage import storage_options
+from distop.storage.storage_options import StorageOptions
 from distop.tables import plan_table
 from distop.tables.reading import parquet_footers, store_errors
 from distop.tables.reading.file_facts import Unreadable
@@ -41,11 +43,12 @@ def parquet() -> bytes:
     ("status", "code", "cause"),
     [
         (403, "AccessDenied", store_errors.DENIED),
-        (403, "SignatureDoesNotMatch", store_errors.DENIED),  # S3 gives no other code for HEAD
+        (403, "SignatureDoesNotMatch", store_errors.CREDENTIALS),
         (301, "PermanentRedirect", store_errors.REDIRECTED),
         (307, "TemporaryRedirect", store_errors.REDIRECTED),
-        (400, "ExpiredToken", store_errors.NOT_ACCEPTED),
-        (401, "Unauthorized", store_errors.DENIED),
+        (400, "ExpiredToken", store_errors.CREDENTIALS),
+        (400, "InvalidRequest", store_errors.NOT_ACCEPTED),
+        (401, "Unauthorized", store_errors.CREDENTIALS),
         (407, "ProxyAuthenticationRequired", store_errors.PROXY),
         (418, "Teapot", f"{store_errors.STATUS} 418"),
         (501, "NotImplemented", store_errors.FAILING),
@@ -169,11 +172,12 @@ def test_refused_files_do_not_affect_other_files(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.timeout(60)
-def test_an_unreachable_store_of_google_is_abandoned_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By default its client retries for 15 minutes, for each file."""
-    monkeypatch.setattr(files, "GCS_RETRIES", 1.0)
+def test_an_unreachable_store_of_google_is_abandoned_soon(request: pytest.FixtureRequest) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        monkeypatch.setenv("CLOUD_STORAGE_EMULATOR_ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
+        port = server.getsockname()[1]
+    options = StorageOptions(endpoint=f"http://127.0.0.1:{port}", allow_http=True, time_limit=1.0)
+    request.addfinalizer(lambda: storage_options.configure({}))
+    storage_options.configure({"gs://bucket": options})
     plan = [(f"gs://anonymous@bucket/{n}.parquet", 1_000, 1) for n in range(20)]
     assert (
         parquet_footers.refusal(parquet_footers.read_all(plan, frozenset({"a"}))[: parquet_footers.THREADS])
@@ -205,7 +209,7 @@ def test_a_check_of_keys_gives_no_verdict_on_a_table_that_cannot_be_read(
         planned = behavior.partitions(table, arg, ctx)
         plans = [p for p in select(behavior.jobs(arg, planned.partitions, None, ctx), None) if p.name == "@table"]
         assert len(plans) == 1
-        with pytest.raises(TableUnavailable, match=rf"files: {FILES}\) from this executor: access is denied"):
+        with pytest.raises(TableRefused, match=rf"files: {FILES}\) from this executor: access is denied"):
             list(behavior.run_batch(arg, plans, ctx))
 
 
@@ -221,7 +225,7 @@ def test_a_table_that_can_be_listed_but_not_read_gets_no_verdict(
         assert len(plans) == FILES
         behavior = load("validate")
         arg = behavior.Arg.model_validate({"checks": [{"not_null": "a"}], "statistics": mode})
-        with pytest.raises(TableUnavailable, match=rf"files: {FILES}\) from this executor: access is denied"):
+        with pytest.raises(TableRefused, match=rf"files: {FILES}\) from this executor: access is denied"):
             list(behavior.run_batch(arg, plans, FakeContext(tmp_path, table)))
         asked = {line.partition("?")[0] for line in store.requests if "day" in line}
     assert len(asked) == parquet_footers.THREADS

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from scripts import spark_jars
-from scripts.spark_jars import DELTA, ICEBERG, Jar
+from scripts.spark_jars import DELTA, ICEBERG, S3, Jar
 
 ROOT = Path(__file__).parents[3]
 NAME = ICEBERG.name
@@ -61,5 +61,5 @@ def test_a_jar_with_its_checksum_is_fetched_once(cache: Path, monkeypatch: pytes
 
 def test_the_docs_have_the_checksums() -> None:
     text = (ROOT / "docs/reference/tables.md").read_text()
-    for jar in (ICEBERG, *DELTA):
+    for jar in (ICEBERG, *DELTA, *S3):
         assert f"{spark_jars.SHA256[jar.name]}  {jar.name}" in text

@@ -177,7 +177,7 @@ def test_s3_at_an_endpoint_of_its_own() -> None:
         f"{BUCKET}.endpoint.region": "eu-1",
         f"{BUCKET}.path.style.access": "true",
         f"{BUCKET}.connection.ssl.enabled": "true",
-        f"{BUCKET}.connection.establish.timeout": "2000ms",
+        f"{BUCKET}.connection.establish.timeout": "15000ms",
         f"{BUCKET}.connection.timeout": "3000ms",
         f"{BUCKET}.aws.credentials.provider": (
             "software.amazon.awssdk.auth.credentials.EnvironmentVariableCredentialsProvider,"

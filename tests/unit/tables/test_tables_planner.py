@@ -274,7 +274,7 @@ def test_other_file_systems_are_listed_by_url(tmp_path: Path) -> None:
     put(tmp_path, "p=1/a.parquet", "_distop/x.parquet")
     from pyarrow import fs
 
-    remote = Location("mem://bucket/t", str(tmp_path), fs.LocalFileSystem(), "mem://")
+    remote = Location("mem://bucket/t", str(tmp_path), fs.LocalFileSystem())
     entries = list(remote.walk())
     assert [(e.folder, e.path, e.size) for e in entries] == [("p=1", "mem://bucket/t/p=1/a.parquet", 12)]
     assert remote.has_parquet_magic(entries[0])

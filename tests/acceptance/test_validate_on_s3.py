@@ -1,0 +1,98 @@
+"""validate with Spark on tables in an object store, with distop's one configuration."""
+
+from __future__ import annotations
+
+import io
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from distop.behavior import TableRecord
+from distop.storage import storage_options
+from distop.storage.opened_stores import open_store
+from distop.tables import plan_table
+from distop_behaviors.validate import Validate
+from tests.storage import servers
+from tests.storage.faulty_http import FaultyProxy
+from tests.support import s3_spark
+from tests.support.context import run_operation
+from tests.support.needs import need
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pyspark.sql import SparkSession
+
+    from distop.storage.object_store import ObjectStore
+    from tests.support.context import FakeContext, Ran
+
+CHECKS = ({"not_null": "a"}, {"check": "a < 100"}, {"range": {"column": "b", "max": 1.0}})
+
+
+@pytest.fixture(scope="module")
+def proxy() -> Iterator[FaultyProxy]:
+    """A proxy in front of an object store."""
+    with servers.moto() as served, FaultyProxy(served.port) as found:
+        yield found
+
+
+@pytest.fixture
+def store(proxy: FaultyProxy, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
+    """A new place in it, which distop and Spark are configured for."""
+    need(s3_spark.jars(), s3_spark.MAVEN)
+    for name, value in (("AWS_ACCESS_KEY_ID", servers.KEY), ("AWS_SECRET_ACCESS_KEY", servers.SECRET)):
+        monkeypatch.setenv(name, value)
+    options = servers.Served("moto", f"s3://{servers.BUCKET}", proxy.port).options()
+    storage_options.configure(options)
+    s3_spark.configure(spark, f"s3://{servers.BUCKET}", servers.KEY, servers.SECRET)
+    proxy.fault = lambda seen, forward: forward(seen.whole)
+    yield open_store(f"s3://{servers.BUCKET}/{uuid.uuid4().hex}")
+    storage_options.configure({})
+
+
+def parquet(**columns: Any) -> bytes:
+    data = io.BytesIO()
+    pq.write_table(pa.table(columns), data)
+    return data.getvalue()
+
+
+def validate(store: ObjectStore, context: Callable[[TableRecord], FakeContext], **arg: Any) -> Ran:
+    table = TableRecord("t", "parquet", store.location)
+    return run_operation(Validate(), table, {"checks": list(CHECKS), **arg}, context)
+
+
+def test_a_scan_of_objects_finds_the_rows_that_statistics_do_not_decide(
+    store: ObjectStore, context: Callable[[TableRecord], FakeContext]
+) -> None:
+    store.put_new("day=1/a.parquet", parquet(a=[1, 2, None], b=[0.5, 1.0, 2.0]))
+    store.put_new("day=a%3A b/c d+é.parquet", parquet(a=[1, 200], b=[0.0, 0.0]))
+    for statistics in ("auto", "never"):
+        report = validate(store, context, statistics=statistics, sample=1).report
+        assert [(c["verdict"], c["violations"]) for c in report["checks"]] == [("violated", 1)] * 3
+        assert [(c["samples"][0]["file"], c["samples"][0]["row_index"]) for c in report["checks"]] == [
+            (f"{store.location}/day=1/a.parquet", 2),
+            (f"{store.location}/day=a%3A b/c d+é.parquet", 1),
+            (f"{store.location}/day=1/a.parquet", 2),
+        ]
+
+
+def test_an_object_that_is_replaced_while_spark_reads_it_gets_no_verdict(
+    store: ObjectStore, context: Callable[[TableRecord], FakeContext]
+) -> None:
+    """Its size is the same, and so is its time in seconds."""
+    old, new = parquet(a=[1, 2], b=[0.5, 0.5]), parquet(a=[1, 200], b=[0.5, 0.5])
+    assert len(old) == len(new)
+    store.put_new("day=1/a.parquet", old)
+    store.put_new("day=2/a.parquet", old)
+    table = TableRecord("t", "parquet", store.location)
+    plans = plan_table(table).partitions
+    store.replace_if("day=2/a.parquet", new, store.head("day=2/a.parquet").version)
+    arg = {"checks": list(CHECKS), "statistics": "never"}
+    ran = run_operation(Validate(), table, arg, context, partitions=plans)
+    text = f"the file {store.location}/day=2/a.parquet has changed since the operation was planned"
+    verdicts = {name: row.result["verdict"] for name, row in ran.by_name.items()}
+    assert verdicts == {"day=1": "valid", "day=2": "error"}
+    assert text in str(ran.report)

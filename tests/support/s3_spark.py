@@ -1,0 +1,37 @@
+"""Spark's connector for S3 in tests: its jars, and its settings for a server."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from distop.storage.storage_access import storage_options_for
+from scripts import spark_jars
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+MAVEN = f"the jars of S3: run scripts/s3-jars with access to Maven Central, for {' and '.join(map(str, spark_jars.S3))}"
+
+
+@functools.cache
+def jars() -> list[Path] | None:
+    """The jars from the user's cache; None if one is not there and cannot be downloaded. Raises Unverified."""
+    found = [spark_jars.find(jar) for jar in spark_jars.S3]
+    return None if None in found else [jar for jar in found if jar is not None]
+
+
+def configure(spark: SparkSession, url: str, key: str, secret: str) -> None:
+    """Let a running session reach a bucket as distop is configured for it.
+
+    The JVM runs already, so it gets the credentials as settings instead of from its environment.
+    """
+    hadoop: Any = spark.sparkContext._jsc.hadoopConfiguration()
+    access = storage_options_for(url)
+    start = f"fs.s3a.bucket.{access.bucket.name}"
+    settings = {name.removeprefix("spark.hadoop."): value for name, value in access.spark().items()}
+    settings[f"{start}.aws.credentials.provider"] = "org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider"
+    for name, value in {**settings, f"{start}.access.key": key, f"{start}.secret.key": secret}.items():
+        hadoop.set(name, value)
