@@ -138,6 +138,20 @@ def test_a_v2_checkpoint_and_widened_types_are_read_as_by_delta(
         ]
 
 
+def test_rows_that_are_deleted_between_two_validations_do_not_count(lake: DeltaLake, run: Callable[..., Ran]) -> None:
+    """The file keeps its path and size, and Spark's plans of the first validation are in the cache."""
+    shutil.copytree(lake.root / "dirty", lake.root / "between")
+    for statement, nulls in (
+        ("delete from {t} where id = 10", 18),
+        ("delete from {t} where id in (15, 20)", 17),
+        ("restore table {t} to version as of 2", 15),
+        ("", 18),
+    ):
+        assert verdicts(run("between", NOT_NULL, statistics="never")) == [("violated", nulls, True)]
+        if statement:
+            lake.sql(statement, "between")
+
+
 @pytest.mark.parametrize("feature", ["", "supported"])
 def test_features_of_writers_do_not_matter(feature: str, lake: DeltaLake, run: Callable[..., Ran]) -> None:
     """Delta checks that the protocol of a table has the features that its schema uses."""

@@ -5,6 +5,7 @@ Columns are the table's, whatever their names in a file; deleted rows are left o
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -175,12 +176,26 @@ class DeltaReader(Reader):
         staged: str = "",
     ) -> DataFrame:
         """The rows with all columns of the table: Spark reads only those that a query needs."""
+        snapshot, added = self._files_of(files)
+        return delta_rows.read(session, snapshot, added)
+
+    def _files_of(self, files: Sequence[PlannedFile]) -> tuple[DeltaSnapshot, list[AddedFile]]:
+        """The version and these files of it, whose deletion vectors exist. Raises Unreadable."""
         snapshot = self._snapshot()
         added = [self._added(snapshot, file) for file in files]
         for one in added:
             if one.vector is not None:
                 one.vector.check()
-        return delta_rows.read(session, snapshot, added)
+        return snapshot, added
+
+    def stage(self, session: SparkSession, files: Sequence[PlannedFile]) -> str:
+        """A digest of what Delta's reader gets besides the files: a file keeps its path if rows in it are deleted."""
+        snapshot, added = self._files_of(files)
+        schema = (snapshot.table_id, snapshot.schema.text, snapshot.schema.mode, sorted(snapshot.features))
+        digest = hashlib.blake2b(repr(schema).encode("utf-8", "surrogatepass"), digest_size=16)
+        for one in added:
+            digest.update(repr((sorted(one.values.items()), one.vector)).encode("utf-8", "surrogatepass"))
+        return digest.hexdigest()
 
     def file_column(self, frame: DataFrame) -> Column:
         return frame.metadataColumn("_metadata")["file_path"]
