@@ -53,9 +53,10 @@ def open_file(
 ) -> SourceFile:
     """Open a file and find its key columns.
 
-    ``ids``: the identities of the columns (``table_files.identities``). If they are types, a file with another family
-    is not indexed, because only Spark can convert its values. Raises Unreadable if the file differs from the plan or
-    cannot be read, Unindexable if its columns cannot be indexed.
+    ``ids``: the identities of the columns (``table_files.identities``). If they are types in a catalog, a file with
+    another family is not indexed, because only Spark can convert its values.
+
+    Raises Unreadable if the file differs from the plan or cannot be read, Unindexable if its columns cannot be indexed.
     """
     try:
         found = reader.open_file(file, columns, ids)
@@ -66,7 +67,7 @@ def open_file(
         id_ = ids[column] if ids is not None else None
         try:
             families.append(None if name is None else family_of(found.columns[name]))
-            if name is not None and isinstance(id_, str) and families[-1] != family_of(id_):
+            if name is not None and reader.own_columns and isinstance(id_, str) and families[-1] != family_of(id_):
                 raise Unindexable(f"it is {ddl(found.columns[name])} in the file, but {id_} in the catalog")
         except Unindexable as e:
             raise Unindexable(f"the column {column!r}: {e}") from None

@@ -138,6 +138,38 @@ def test_a_v2_checkpoint_and_widened_types_are_read_as_by_delta(
         ]
 
 
+def test_rows_that_are_deleted_between_two_validations_do_not_count(lake: DeltaLake, run: Callable[..., Ran]) -> None:
+    """The file keeps its path and size, and Spark's plans of the first validation are in the cache."""
+    shutil.copytree(lake.root / "dirty", lake.root / "between")
+    for statement, nulls in (
+        ("delete from {t} where id = 10", 18),
+        ("delete from {t} where id in (15, 20)", 17),
+        ("restore table {t} to version as of 2", 15),
+        ("", 18),
+    ):
+        assert verdicts(run("between", NOT_NULL, statistics="never")) == [("violated", nulls, True)]
+        if statement:
+            lake.sql(statement, "between")
+
+
+@pytest.mark.parametrize("feature", ["", "supported"])
+def test_features_of_writers_do_not_matter(feature: str, lake: DeltaLake, run: Callable[..., Ran]) -> None:
+    """Delta checks that the protocol of a table has the features that its schema uses."""
+    name = f"writers_{feature}"
+    columns = "id bigint not null, c string default 'x', twice bigint generated always as (id * 2), "
+    columns += "number bigint generated always as identity"
+    given = {"delta.feature.allowColumnDefaults": "supported"}
+    if feature:
+        given |= VECTORS | {"delta.enableChangeDataFeed": "true", "delta.enableRowTracking": "true"}
+    lake.create(name, columns, "cluster by (id)" if feature else "", **given)
+    lake.sql("alter table {t} add constraint small check (id < 1000)", name)
+    lake.sql("insert into {t} (id, c) select id, if(id % 5 = 0, null, 'v') from range(0, 100, 1, 1)", name)
+    checks = [NOT_NULL, {"check": "twice = id * 2"}, {"unique": "number"}, {"not_null": "id"}]
+    ran = run(name, *checks, statistics="never")
+    assert verdicts(ran) == [("violated", 20, True), ("valid", 0, True), ("valid", 0, True), ("valid", 0, True)]
+    assert ran.report["rows"] == 100
+
+
 def test_a_vacuumed_file_is_an_error_that_says_so(lake: DeltaLake, run: Callable[..., Ran]) -> None:
     for what in ("part-*.parquet", "deletion_vector_*.bin"):
         name = f"gone_{what[0]}"

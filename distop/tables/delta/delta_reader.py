@@ -5,32 +5,39 @@ Columns are the table's, whatever their names in a file; deleted rows are left o
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from distop.errors import InvalidArgument
+from distop.errors import InvalidArgument, TableUnavailable
 from distop.protocol.texts import did_you_mean
 from distop.storage.confinement import TableFiles
-from distop.tables.delta import delta_rows, file_statistics, footer_fallback
+from distop.storage.files import local_path
+from distop.tables.delta import delta_columns, delta_rows, file_statistics, footer_fallback
 from distop.tables.delta.data_files import check_length
 from distop.tables.delta.delta_log import snapshot_of
 from distop.tables.delta.delta_version import DeltaVersion
 from distop.tables.delta.table_paths import parse_source
-from distop.tables.reader import Reader
-from distop.tables.reading import spark_paths
+from distop.tables.reader import FileColumns, Reader
+from distop.tables.reading import arrow_rows, parquet_footers, spark_paths
+from distop.tables.reading.arrow_types import SparkOnly, widens
 from distop.tables.reading.file_facts import FileFacts, Gone, Unreadable, ddl, match, problem
 from distop.tables.reading.row_counts import LOG
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    import pyarrow as pa
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from distop.protocol.plan import PartitionPlan, Pinned
     from distop.protocol.records import TableRecord
     from distop.tables.delta.delta_log import AddedFile, DeltaSnapshot
     from distop.tables.delta.delta_schema import DeltaField
-    from distop.tables.reading.file_facts import Path, PlannedFile, SparkType
+    from distop.tables.reading.arrow_rows import Blocks
+    from distop.tables.reading.file_facts import Path as LeafPath
+    from distop.tables.reading.file_facts import PlannedFile, SparkType
 
 
 class DeltaReader(Reader):
@@ -44,7 +51,7 @@ class DeltaReader(Reader):
     def __init__(self, table: TableRecord, plans: Sequence[PartitionPlan | Pinned], source: str) -> None:
         super().__init__(table, plans)
         self._source = source
-        self._wanted: Mapping[Path, DeltaField] = {}
+        self._wanted: Mapping[LeafPath, DeltaField] = {}
         """The fields that :meth:`facts` has read."""
 
     def _snapshot(self, check: Callable[[], None] = lambda: None) -> DeltaSnapshot:
@@ -63,7 +70,10 @@ class DeltaReader(Reader):
         return self._known().schema.columns
 
     def identities(self, columns: Sequence[str]) -> Mapping[str, int | str]:
-        """The columns' ids by column mapping; without it, their types with the table's id."""
+        """The table's id with the columns' ids by column mapping, and their types: another type needs another index.
+
+        Raises Unreadable also for a partition column, which files lack, and for texts with a length or a collation.
+        """
         snapshot = self._known()
         schema, found = snapshot.schema, dict[str, int | str]()
         for column in columns:
@@ -73,8 +83,12 @@ class DeltaReader(Reader):
             kind = schema.columns[name]
             if (why := problem(kind)) is not None:
                 raise Unreadable(why)
-            mapped = schema.mode != "none"
-            found[column] = schema.ids([name])[name].id if mapped else f"{snapshot.table_id} {ddl(kind)}"
+            if name in schema.partition_columns:
+                raise Unreadable("it is a partition column, which needs no index: a filter on it skips files")
+            if why := schema.spark_only(name):
+                raise Unreadable(why)
+            number = schema.mapped_id(name)
+            found[column] = " ".join(map(str, filter(None, (snapshot.table_id, number, ddl(kind)))))
         return found
 
     @property
@@ -175,12 +189,26 @@ class DeltaReader(Reader):
         staged: str = "",
     ) -> DataFrame:
         """The rows with all columns of the table: Spark reads only those that a query needs."""
+        snapshot, added = self._files_of(files)
+        return delta_rows.read(session, snapshot, added)
+
+    def _files_of(self, files: Sequence[PlannedFile]) -> tuple[DeltaSnapshot, list[AddedFile]]:
+        """The version and these files of it, whose deletion vectors exist. Raises Unreadable."""
         snapshot = self._snapshot()
         added = [self._added(snapshot, file) for file in files]
         for one in added:
             if one.vector is not None:
                 one.vector.check()
-        return delta_rows.read(session, snapshot, added)
+        return snapshot, added
+
+    def stage(self, session: SparkSession, files: Sequence[PlannedFile]) -> str:
+        """A digest of what Delta's reader gets besides the files: a file keeps its path if rows in it are deleted."""
+        snapshot, added = self._files_of(files)
+        schema = (snapshot.table_id, snapshot.schema.text, snapshot.schema.mode, sorted(snapshot.features))
+        digest = hashlib.blake2b(repr(schema).encode("utf-8", "surrogatepass"), digest_size=16)
+        for one in added:
+            digest.update(repr((sorted(one.values.items()), one.vector)).encode("utf-8", "surrogatepass"))
+        return digest.hexdigest()
 
     def file_column(self, frame: DataFrame) -> Column:
         return frame.metadataColumn("_metadata")["file_path"]
@@ -224,6 +252,49 @@ class DeltaReader(Reader):
 
     def broken_file(self, error: Exception, files: Sequence[PlannedFile]) -> str | None:
         return spark_paths.broken_file(error, files)
+
+    # ------------------------------------------------------------------ without Spark
+
+    def on_disk(self, file: PlannedFile) -> PlannedFile:
+        """The file with its local path, size and time: plans have no times, and may have URLs."""
+        path = str(local_path(file[0]) or file[0])
+        found = Path(path).stat()
+        return path, found.st_size, found.st_mtime_ns
+
+    def check_same(self, file: PlannedFile) -> None:
+        parquet_footers.check_unchanged(*file)
+
+    def open_file(
+        self, file: PlannedFile, columns: Sequence[str], identities: Mapping[str, int | str] | None
+    ) -> FileColumns:
+        """Open a file.
+
+        Raises SparkOnly for a column that has another type in the file, or that the file lacks but may have a default.
+        """
+        schema = self._known().schema
+        facts = arrow_rows.facts_of(file)
+        known = delta_columns.names_of_file(file[0], schema)
+        names: list[str | None] = []
+        for column in columns:
+            own = match(column, schema.columns) or column
+            mine = known.get(own)
+            if mine is None and (own not in known or schema.defaulted(own)):
+                raise SparkOnly(f"it does not have the column {column!r}")
+            if mine is not None and not widens(facts.columns[mine], schema.columns[own]):
+                raise SparkOnly(f"the column {column!r} has the type {ddl(facts.columns[mine])} in it")
+            names.append(mine)
+        return FileColumns(facts.rows or 0, facts.columns, tuple(names))
+
+    def batches(self, path: str, names: Sequence[str], size: int) -> Iterator[tuple[int, int, pa.RecordBatch | None]]:
+        return arrow_rows.batches(path, names, size)
+
+    def rows_at(self, blocks: Sequence[Blocks], columns: Mapping[str, SparkType], most: int) -> pa.Table:
+        try:
+            snapshot = self._known()
+            added = [self._added(snapshot, one.file) for one in blocks]
+        except (Unreadable, TableUnavailable) as error:
+            raise SparkOnly(str(error)) from error
+        return delta_columns.rows_at(snapshot, added, blocks, columns, most, self.on_disk)
 
     def check_allowed(self, files: Sequence[PlannedFile]) -> None:
         TableFiles(parse_source(self._source)[0]).check((path for path, _, _ in files), below=True)

@@ -29,6 +29,8 @@ _SETTINGS_CHECK = "spark.databricks.delta.requiredSparkConfsCheck.enabled"
 _FIELD_IDS = "spark.sql.parquet.fieldId.read.enabled"
 """Lets Spark's reader find columns by ids; those of schemas without ids are still found by their names."""
 _MODE = "delta.columnMapping.mode"
+_BY_SCHEMA = frozenset({"allowColumnDefaults", "generatedColumns", "identityColumns", "invariants"})
+"""The features for writers that a schema may use. Delta requires that the protocol has them, also to read."""
 _lock = threading.Lock()
 _folders: list[tempfile.TemporaryDirectory[str]] = []
 """The empty folder in place of a table's folder: paths are absolute, so Delta needs no log."""
@@ -78,9 +80,12 @@ def _parsed(jvm: Any, actions: Sequence[dict[str, Any]]) -> tuple[Any, Any, Any]
 
 
 def _protocol(snapshot: DeltaSnapshot) -> dict[str, Any]:
-    """The protocol with deletion vectors, without which Delta's reader hides the positions of rows."""
+    """The protocol with deletion vectors, without which Delta's reader hides the positions of rows.
+
+    It has each feature for writers that a schema may use: a table's protocol may have them without listing them.
+    """
     features = sorted(snapshot.features | {DELETION_VECTORS})
-    writer = sorted({*features, COLUMN_MAPPING} if snapshot.schema.mode != "none" else features)
+    writer = sorted({*features, *_BY_SCHEMA, *((COLUMN_MAPPING,) if snapshot.schema.mode != "none" else ())})
     found = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": features, "writerFeatures": writer}
     return {"protocol": found}
 

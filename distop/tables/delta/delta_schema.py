@@ -28,6 +28,8 @@ _PHYSICAL = "delta.columnMapping.physicalName"
 _TYPE_CHANGES = "delta.typeChanges"
 _DEFAULT = "EXISTS_DEFAULT"
 """Spark's metadata of a column with the value that files without the column have."""
+_CHAR = "__CHAR_VARCHAR_TYPE_STRING"
+"""Spark's metadata of a column of the type ``char`` or ``varchar``."""
 _ID_BITS = 53
 """Bits of the ids that are made of names: certificates are JSON."""
 
@@ -101,6 +103,35 @@ class DeltaSchema:
     def _id(self, field: Mapping[str, Any]) -> int | None:
         return None if self.mode == "none" else int(field["metadata"][_ID])
 
+    def mapped_id(self, column: str) -> int | None:
+        """The id of a column by column mapping; None without that."""
+        return self._id(self._field(column))
+
+    def defaulted(self, column: str) -> bool:
+        """Whether files without the column may have a value instead of NULL."""
+        return _DEFAULT in (self._field(column).get("metadata") or {})
+
+    def spark_only(self, column: str) -> str:
+        """Why only Spark reads a column's values correctly; "" if others can.
+
+        That holds for texts with a length or a collation, and for nested fields with other names in files.
+        """
+        field = self._field(column)
+        own = field.get("metadata") or {}
+        if any(key == _CHAR or "collation" in key.lower() for key in own):
+            return f"the column {column!r} has texts with a collation or a length"
+        nested = isinstance(field["type"], Mapping)
+        if nested and (self.mode == "id" or (self.mode == "name" and not _same_names(field["type"]))):
+            return f"the column {column!r} has nested fields with other names in files"
+        return ""
+
+    def required(self, column: str) -> bool:
+        """Whether a top-level column may have no NULL."""
+        return self._field(column).get("nullable") is False
+
+    def _field(self, column: str) -> Mapping[str, Any]:
+        return next(field for field in self._fields if field["name"] == column)
+
     def fields(self, wanted: frozenset[str]) -> dict[Path, DeltaField]:
         """The fields below the ``wanted`` top-level columns (``file_facts.folded``), by their paths."""
         chosen = [field for field in self._fields if folded(str(field["name"])) in wanted]
@@ -153,6 +184,16 @@ class DeltaSchema:
             # Elements of lists have no ids: theirs are made of the list's.
             inner = None if own is None else _hashed(f"{own}.{part}")
             yield from self._with_nested(f"{name}.{part}", kind[key], inner)
+
+
+def _same_names(kind: Any) -> bool:
+    """Whether all fields nested in a type of a mapped schema have their own names in files, too."""
+    if not isinstance(kind, Mapping):
+        return True
+    if kind["type"] == "struct":
+        return all(f["name"] == f["metadata"][_PHYSICAL] and _same_names(f["type"]) for f in kind["fields"])
+    parts = ("elementType",) if kind["type"] == "array" else ("keyType", "valueType")
+    return all(_same_names(kind[part]) for part in parts)
 
 
 def _hashed(text: str) -> int:

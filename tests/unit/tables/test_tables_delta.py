@@ -451,7 +451,9 @@ def test_ids_of_column_mapping_show_a_renamed_and_a_replaced_column(tmp_path: Pa
     log.commit({"metaData": metadata(mapped("number", "long", 1, "c1"), mapped("id", "long", 4, "c4"), **given)})
     second = reader_of(log.record, plan_table(log.record).partitions)
     assert (second.version.name_of(1), second.version.name_of(3)) == ("number", None)
-    assert second.identities(["id", "NUMBER"]) == {"id": 4, "NUMBER": 1}
+    table = first.version.table_id
+    assert first.identities(["id"]) == {"id": f"{table} 1 bigint"}
+    assert second.identities(["id", "NUMBER"]) == {"id": f"{table} 4 bigint", "NUMBER": f"{table} 1 bigint"}
     assert second.version.schema_id != first.version.schema_id
     assert second.version.table_id == first.version.table_id
 
