@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 from distop.storage.files import TooLarge
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     import pyarrow as pa
 
@@ -19,10 +20,10 @@ LIST_BYTES = 1 << 30
 
 
 def list_schema() -> pa.Schema:
-    """The schema of a list of files, without the summaries of a skip index."""
+    """The schema of a list of files, without the summaries of a skip index. ``stamp``: JSON, an integer or a string."""
     import pyarrow as pa
 
-    kinds = {"file": pa.int32(), "path": pa.string(), "size": pa.int64(), "mtime_ns": pa.int64()}
+    kinds = {"file": pa.int32(), "path": pa.string(), "size": pa.int64(), "stamp": pa.string()}
     kinds |= {"rows": pa.int64(), "null_keys": pa.int64()}
     return pa.schema([pa.field(name, kind, nullable=False) for name, kind in kinds.items()])
 
@@ -31,16 +32,25 @@ def unchanged(old: pa.Table, here: Mapping[str, tuple[int, int | str]], again: s
     """A mask of the covered files that are unchanged and were not indexed again."""
     import pyarrow as pa
 
-    columns = (old.column(name).to_pylist() for name in ("path", "size", "mtime_ns"))
-    return pa.array([here.get(p) == (s, m) and p not in again for p, s, m in zip(*columns, strict=True)], pa.bool_())
+    same = (here.get(path) == found and path not in again for path, found in _with_stamps(old))
+    return pa.array(list(same), pa.bool_())
 
 
 def covered_files(folder: Folder, generation: Generation | None) -> dict[str, tuple[int, int | str]]:
-    """The files that a generation covers, with size and modification time."""
+    """The files that a generation covers, with size and stamp."""
     if generation is None or generation.files is None:
         return {}
-    found = file_list(folder, generation, ["path", "size", "mtime_ns"])
-    return {p: (s, m) for p, s, m in zip(*(column.to_pylist() for column in found.columns), strict=True)}
+    return dict(_with_stamps(file_list(folder, generation, ["path", "size", "stamp"])))
+
+
+def _with_stamps(files: pa.Table) -> Iterator[tuple[str, tuple[int, int | str]]]:
+    paths, sizes = files.column("path").to_pylist(), files.column("size").to_pylist()
+    return zip(paths, zip(sizes, stamps_of(files), strict=True), strict=True)
+
+
+def stamps_of(files: pa.Table) -> list[int | str]:
+    """The stamps in a list of files."""
+    return [json.loads(text) for text in files.column("stamp").to_pylist()]
 
 
 def file_list(folder: Folder, generation: Generation, columns: list[str] | None = None) -> pa.Table:

@@ -7,6 +7,7 @@ names, or with the same content, and only one run publishes (:mod:`distop_behavi
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 import uuid
 from typing import TYPE_CHECKING, Any
@@ -263,7 +264,7 @@ class Completion:
                 "file": n,
                 "path": names[n],
                 "size": self._entries[n].file[1],
-                "mtime_ns": self._entries[n].file[2],
+                "stamp": json.dumps(self._entries[n].file[2]),
                 "rows": self._entries[n].rows,
                 "null_keys": self._entries[n].nulls,
             }

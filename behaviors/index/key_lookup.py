@@ -13,7 +13,7 @@ from distop.tables.reading.arrow_types import SparkOnly
 from distop.tables.reading.file_facts import Unreadable, ddl, match, may_match, problem, quote, widened
 from distop_behaviors.index import file_summaries, postings, row_lookup
 from distop_behaviors.index import lookup_keys as keys_of
-from distop_behaviors.index.covered_files import file_list
+from distop_behaviors.index.covered_files import file_list, stamps_of
 from distop_behaviors.index.index_folder import Folder
 from distop_behaviors.index.key_values import Unindexable, arrow_type, canonical, key_numbers, numbers
 from distop_behaviors.index.table_files import current_table, ids_now, record_of
@@ -162,10 +162,10 @@ class _Lookup:
         self._live: dict[int, PlannedFile] = {}
         """Covered files that are unchanged since they were indexed, by their numbers."""
         if files is not None:
-            columns = [files.column(name).to_pylist() for name in ("file", "path", "size", "mtime_ns")]
-            for number, path, size, time_ns in zip(*columns, strict=True):
+            columns = [files.column(name).to_pylist() for name in ("file", "path", "size")]
+            for number, path, size, stamp in zip(*columns, stamps_of(files), strict=True):
                 file = table.files.get(path)
-                if file is not None and (file[1], file[2]) == (size, time_ns):
+                if file is not None and (file[1], file[2]) == (size, stamp):
                     self._live[number] = file
 
     def ask(self, given: Sequence[Any]) -> CandidateFiles:

@@ -19,7 +19,7 @@ from distop.storage.confinement import TableFiles
 from distop.storage.deletion import Place, names
 from distop.storage.files import NotRegular, TooLarge, check_regular, open_filesystem, open_regular, read_whole
 from distop.storage.opened_stores import bucket_and_key, open_store
-from distop.storage.storage_options import in_object_store
+from distop.storage.storage_options import bucket_of, in_object_store
 from distop.storage.store_errors import (
     BucketMissing,
     Denied,
@@ -144,6 +144,7 @@ class Location:
         if not text or "\0" in text:
             raise InvalidArgument(f"the location of a table must be a path or a URL, not {text!r}")
         if in_object_store(text):
+            bucket_of(text)  # without its bucket, the URL would be a path
             url = text.rstrip("/")
             return cls(url, url, store=open_store(url))
         if _is_remote(text):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -11,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import pytest
 
@@ -19,11 +20,12 @@ from distop import tables
 from distop.errors import InvalidArgument, NotFound, TableUnavailable
 from distop.protocol.records import TableRecord
 from distop.runtime import time_limit
+from distop.storage import storage_options
 from distop.storage.location import Location
 from distop.tables import check_within_limit
 from tests.support.processes import children
 
-LOCATIONS = {"s3": "s3://bucket/table", "gs": "gs://anonymous@bucket/table"}
+LOCATIONS = {"s3": "s3://bucket/table", "gs": "gs://bucket/table"}
 """A location for each kind of object store, by its scheme."""
 
 
@@ -40,11 +42,11 @@ class SilentServer:
     def address(self) -> str:
         return f"127.0.0.1:{self._socket.getsockname()[1]}"
 
-    def serve(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Make this server the object store of all :data:`LOCATIONS` for pyarrow."""
-        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{self.address}")
-        monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        monkeypatch.setenv("CLOUD_STORAGE_EMULATOR_ENDPOINT", f"http://{self.address}")
+    @property
+    def settings(self) -> dict[str, dict[str, Any]]:
+        """The settings by which this server is the object store of all :data:`LOCATIONS`."""
+        options = {"endpoint": f"http://{self.address}", "allow_http": True, "anonymous": True}
+        return {"s3://bucket": {**options, "region": "us-east-1"}, "gs://bucket": options}
 
     def _serve(self) -> None:
         while True:
@@ -90,9 +92,9 @@ def test_a_call_in_a_thread_is_abandoned_at_its_limit() -> None:
 
 def test_a_call_in_a_process_returns_its_result_and_raises_its_error() -> None:
     assert asyncio.run(time_limit.in_process("os.path:basename", "/a/b")) == "b"
-    record = TableRecord("t", "parquet", "/no/such/folder").to_json()
+    asked = {"table": TableRecord("t", "parquet", "/no/such/folder").to_json(), "storage": {}}
     with pytest.raises(InvalidArgument, match="'/no/such/folder' does not exist"):
-        asyncio.run(time_limit.in_process("distop.tables:check_json", record))
+        asyncio.run(time_limit.in_process("distop.tables:check_json", asked))
 
 
 def test_a_process_without_an_answer_is_reported_with_its_last_output() -> None:
@@ -124,10 +126,14 @@ def test_a_location_that_never_answers_is_refused_after_the_limit(
 ) -> None:
     monkeypatch.setattr(time_limit, "LIMIT", 5.0)
     with SilentServer() as server:
-        server.serve(monkeypatch)
-        record = TableRecord("t", file_format, LOCATIONS[scheme])
-        with pytest.raises(InvalidArgument, match=f"{scheme}://.* did not answer within 5 s: check its address"):
-            asyncio.run(check_within_limit(record))
+        storage_options.configure(storage_options.read_settings(server.settings))
+        try:
+            record = TableRecord("t", file_format, LOCATIONS[scheme])
+            with pytest.raises(InvalidArgument, match=f"{scheme}://.* did not answer within 5 s: check its address"):
+                asyncio.run(check_within_limit(record))
+        finally:
+            storage_options.configure({})
+        assert server.connected.is_set()
 
 
 def test_L13_a_job_does_not_wait_forever_for_a_location_that_does_not_respond(
@@ -144,11 +150,16 @@ def test_L13_a_job_does_not_wait_forever_for_a_location_that_does_not_respond(
         away.set()
 
 
-def test_ctrl_c_ends_the_registration_of_a_table_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_ends_the_registration_of_a_table_that_never_answers(tmp_path: Path) -> None:
     with SilentServer() as server:
-        server.serve(monkeypatch)
+        settings = tmp_path / "distop.toml"
+        sections = (
+            [f'[storage."{place}"]', *(f"{k} = {json.dumps(v)}" for k, v in options.items())]
+            for place, options in server.settings.items()
+        )
+        settings.write_text("\n".join(line for section in sections for line in section))
         command = ["table", "add", "t", "--format", "parquet", "--location", LOCATIONS["gs"]]
-        argv = [sys.executable, "-m", "distop.cli", *command, "--etcd", "127.0.0.1:1"]
+        argv = [sys.executable, "-m", "distop.cli", *command, "--etcd", "127.0.0.1:1", "--config", str(settings)]
         process = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True)
         try:
             assert server.connected.wait(60)
