@@ -78,6 +78,7 @@ def test_the_commands_of_the_page_run(lake: tuple[Served, FaultyProxy], tmp_path
     table_in(open_store(f"s3://{servers.BUCKET}/customers"), served.port, {"a": [1], "b": [1]}, {"a": [2], "b": [2]})
     jars = ",".join(map(str, (jar(), *(s3_spark.jars() or ()))))
     config = ("--config", str(tmp_path / "distop.toml"))
+    (tmp_path / "daemons").mkdir()
     with EmbeddedEtcd() as etcd, daemons(etcd.endpoint, tmp_path / "daemons") as group:
         group.start("ann", ttl=10, options=(*SPARK, *config, "--spark-conf", f"spark.jars={jars}"))
         proxy.seen.clear()
