@@ -25,6 +25,7 @@ from benchmarks import (
     size,
     skew,
     starts,
+    storage,
     unique,
     validate,
     waiting,
@@ -46,6 +47,7 @@ RUNS = {
     "many": many.run,
     "index": index.run,
     "skew": skew.run,
+    "storage": storage.run,
     "size": size.run,
     "failover": failover.run,
 }
@@ -80,6 +82,11 @@ def main() -> int:
         ("many", "validate on thousands of partitions", {"partitions": 10_000, "runs": 7}),
         ("index", "build-index and lookup, relative to hand-written Spark code", {"scale": 1.0, "runs": 7}),
         ("skew", "partitions of very different sizes on two executors", {"megabytes": 300, "tiny": 2_000, "runs": 7}),
+        (
+            "storage",
+            "validate from statistics on S3, relative to bare requests and a local folder",
+            {"files": 10_000, "runs": 5},
+        ),
         ("size", "import time, memory, a very large operation", {"partitions": 100_000}),
         ("failover", "executors killed and stopped while they run jobs", {"runs": 50, "ttl": (10,)}),
         ("behaviors", "operation types, relative to hand-written code: " + ", ".join(SEVERAL["behaviors"]), {}),

@@ -6,6 +6,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from distop.clock import time
+from distop.protocol.executor_nodes import WAITS_FOR_STORE
 from distop.runtime.backoff import Backoff
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class _Waits:
             raise error
         until = min(now + self._backoff.pause(), self._end)
         self._ctx.log.warning("The store is busy; trying again in %.0f s: %s", until - now, error)
-        self._ctx.status(f"waiting for the store: {error}")
+        self._ctx.status(f"{WAITS_FOR_STORE}: {error}")
         while (left := until - time.monotonic()) > 0:
             self._ctx.check_cancelled()
             threading.Event().wait(min(_STEP, left))

@@ -94,12 +94,24 @@ def where_condition(session: SparkSession, text: str) -> Column:
 def where_true(frame: DataFrame, condition: Column) -> DataFrame:
     """The rows of the frame for which the condition is true.
 
-    With floats or timestamps in the frame, the condition is not pushed down to the file reader. A pushed-down filter
-    would wrongly skip rows: bounds leave out NaN, dictionaries distinguish -0.0 from 0.0, and a literal loses its
-    microseconds if the file has milliseconds.
+    A condition on floats or timestamps is not pushed down to the file reader. A pushed-down filter would wrongly skip
+    rows: bounds leave out NaN, dictionaries distinguish -0.0 from 0.0, and a literal loses its microseconds if the file
+    has milliseconds.
     """
     skips = any(_may_skip_too_many(field.dataType) for field in frame.schema)
+    if skips:
+        used = _columns_of(frame, condition)
+        skips = any(_may_skip_too_many(field.dataType) for field in frame.schema if field.name in used)
     return frame.where(not_pushed_down(condition) if skips else condition)
+
+
+def _columns_of(frame: DataFrame, condition: Column) -> frozenset[str]:
+    """The columns of the frame that a condition names; all of them if Spark has changed the filter's form."""
+    plan = frame.where(condition)._jdf.queryExecution().analyzed()
+    if str(plan.nodeName()) != "Filter":
+        return frozenset(frame.columns)
+    found = plan.condition().references().toSeq()
+    return frozenset(str(found.apply(n).name()) for n in range(found.size()))
 
 
 def not_pushed_down(*conditions: Column) -> Column:

@@ -11,6 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from distop.protocol.records import TableRecord
+from distop.tables.iceberg import java_tables
+from distop.tables.reading.file_facts import Unreadable
 from distop_behaviors.validate import Validate
 from tests.support.context import run_operation
 from tests.support.lake import MAVEN, jar
@@ -70,10 +72,10 @@ def is_error(answer: tuple[str, int, str | None], sentence: str) -> bool:
 
 
 @pytest.mark.parametrize("name", ["time", "timestamp_ns", pytest.param("timestamptz_ns", marks=pytest.mark.slow)])
-def test_columns_without_a_spark_type_are_decided_by_statistics_or_an_error(
+def test_a_column_without_a_spark_type_does_not_prevent_checks_of_other_columns(
     name: str, spark: SparkSession, tmp_path: Path, context: Callable[[TableRecord], FakeContext]
 ) -> None:
-    """Spark reads no rows of such a table: checks that footers do not decide are errors that name the column."""
+    """Its own checks are decided by statistics, or are errors that name the column."""
     need(jar(), MAVEN)
     record = create(spark, tmp_path / "t", name)
     for mode in ("auto", "only"):
@@ -87,10 +89,21 @@ def test_columns_without_a_spark_type_are_decided_by_statistics_or_an_error(
     unread = f"the column 'x' of the file .*/1.parquet cannot be read: Iceberg does not read the type {name} in Spark"
     for check in ({"range": {"column": "x", "min": "2020-01-01"}}, {"unique": "x"}, {"check": "x IS NOT NULL"}):
         assert is_error(verdict_of(record, check, context), unread), check
-    none = f"the table's column 'x' has the type {name}, and Spark reads no row of a table with such a column"
-    assert is_error(verdict_of(record, {"not_null": "id"}, context, statistics="never"), none)
-    for other in ({"unique": "id"}, {"check": "id > 1"}):
-        assert is_error(verdict_of(record, other, context), none), other
+    assert verdict_of(record, {"not_null": "id"}, context, statistics="never") == ("valid", 0, None)
+    assert verdict_of(record, {"unique": "id"}, context) == ("valid", 0, None)
+    assert verdict_of(record, {"check": "id > 1"}, context) == ("violated", 1, None)
+
+
+@pytest.mark.parametrize("needed", ["partition", "delete"])
+def test_a_column_without_a_spark_type_that_spark_needs_is_named(needed: str) -> None:
+    fields = [{"id": 1, "name": "id", "type": "long"}, {"id": 2, "name": "x", "type": "time"}]
+    nested = {"type": "struct", "fields": [{"id": 4, "name": "y", "type": "timestamp_ns"}]}
+    schema = {"fields": [*fields, {"id": 3, "name": "s", "type": nested}]}
+    java_tables.check_not_needed(schema, [1])
+    assert java_tables.supported(schema) == {"fields": fields[:1]}
+    column, number = ("x", 2) if needed == "partition" else ("s.y", 4)
+    with pytest.raises(Unreadable, match=f"the table's column '{column}' has the type"):
+        java_tables.check_not_needed(schema, [number])
 
 
 @pytest.mark.parametrize("mode", ["auto", pytest.param("never", marks=pytest.mark.slow)])

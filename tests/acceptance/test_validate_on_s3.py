@@ -11,14 +11,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from distop.behavior import TableRecord
+from distop.errors import TableRefused
 from distop.storage import storage_options
 from distop.storage.opened_stores import open_store
 from distop.tables import plan_table
 from distop_behaviors.validate import Validate
 from tests.storage import servers
 from tests.storage.faulty_http import FaultyProxy
+from tests.storage.iceberg_tables import table_in
 from tests.support import s3_spark
 from tests.support.context import run_operation
+from tests.support.lake import MAVEN, jar
 from tests.support.needs import need
 
 if TYPE_CHECKING:
@@ -27,15 +30,23 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from distop.storage.object_store import ObjectStore
+    from tests.storage.faulty_http import Seen
+    from tests.storage.servers import Served
     from tests.support.context import FakeContext, Ran
 
 CHECKS = ({"not_null": "a"}, {"check": "a < 100"}, {"range": {"column": "b", "max": 1.0}})
 
 
 @pytest.fixture(scope="module")
-def proxy() -> Iterator[FaultyProxy]:
-    """A proxy in front of an object store."""
-    with servers.moto() as served, FaultyProxy(served.port) as found:
+def served() -> Iterator[Served]:
+    with servers.moto() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def proxy(served: Served) -> Iterator[FaultyProxy]:
+    """A proxy in front of the object store."""
+    with FaultyProxy(served.port) as found:
         yield found
 
 
@@ -96,3 +107,39 @@ def test_an_object_that_is_replaced_while_spark_reads_it_gets_no_verdict(
     verdicts = {name: row.result["verdict"] for name, row in ran.by_name.items()}
     assert verdicts == {"day=1": "valid", "day=2": "error"}
     assert text in str(ran.report)
+
+
+def test_an_iceberg_table_is_scanned(
+    store: ObjectStore, served: Served, context: Callable[[TableRecord], FakeContext]
+) -> None:
+    need(jar(), MAVEN)
+    table_in(store, served.port, {"a": [1, 2, 3], "b": [1, None, 3]}, {"a": [4, None], "b": [5, 6]})
+    table = TableRecord("t", "iceberg", store.location)
+    checks = [{"not_null": "a"}, {"check": "b < 6"}]
+    for statistics in ("auto", "never"):
+        report = run_operation(Validate(), table, {"checks": checks, "statistics": statistics}, context).report
+        assert [(c["verdict"], c["violations"]) for c in report["checks"]] == [("violated", 1)] * 2
+
+
+def test_the_one_cause_is_reported_if_spark_may_not_read_the_objects(
+    store: ObjectStore, proxy: FaultyProxy, context: Callable[[TableRecord], FakeContext]
+) -> None:
+    """Its batch was divided file by file, which took minutes."""
+    for n in range(40):
+        store.put_new(f"day={n}/a.parquet", parquet(a=[1], b=[0.5]))
+    table = TableRecord("t", "parquet", store.location)
+    plans = plan_table(table).partitions
+    argument = {"checks": [{"check": "a < 100"}], "statistics": "never"}
+    run_operation(Validate(), table, argument, context, partitions=plans[:1])
+    denied = b"<?xml version='1.0'?><Error><Code>AccessDenied</Code><Message>no</Message></Error>"
+    head = f"HTTP/1.1 403 Forbidden\r\ncontent-length: {len(denied)}\r\nconnection: close\r\n\r\n".encode()
+
+    def only_footers(seen: Seen, forward: Callable[[bytes], bytes]) -> bytes:
+        of_spark = b"hadoop" in seen.whole.lower() or b"aws-sdk-java" in seen.whole.lower()
+        return head + denied if of_spark else forward(seen.whole)
+
+    proxy.fault = only_footers
+    proxy.seen.clear()
+    with pytest.raises(TableRefused, match=r"Spark on this executor cannot read any of 40 files: access is denied"):
+        run_operation(Validate(), table, argument, context, partitions=plans)
+    assert sum(b"aws-sdk-java" in seen.whole for seen in proxy.seen) < 80

@@ -18,8 +18,12 @@ from pyiceberg.table.update import update_table_metadata
 from scripts import spark_jars
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pyiceberg.partitioning import PartitionSpec
     from pyiceberg.schema import Schema
+
+    from distop.storage.object_store import ObjectStore
 
 ARTIFACT = spark_jars.ICEBERG.artifact
 COORDINATES = str(spark_jars.ICEBERG)
@@ -33,6 +37,37 @@ def jar(artifact: str = ARTIFACT) -> Path | None:
     ``artifact``: the jar for another version of Spark. Raises Unverified.
     """
     return spark_jars.find(spark_jars.ICEBERG._replace(artifact=artifact))
+
+
+class Remote(NoopCatalog):
+    """Like :class:`Folder` in an object store. ``properties``: pyiceberg's for the store."""
+
+    def __init__(self, store: ObjectStore, properties: Mapping[str, str]) -> None:
+        super().__init__("remote")
+        self.store = store
+        self.io = load_file_io(dict(properties), store.location)
+        self.version = 0
+
+    def new(self, schema: Schema, spec: PartitionSpec = UNPARTITIONED_PARTITION_SPEC, **properties: str) -> Table:
+        metadata = new_table_metadata(
+            location=self.store.location,
+            schema=schema,
+            partition_spec=spec,
+            sort_order=UNSORTED_SORT_ORDER,
+            properties=properties,
+        )
+        return Table(("t",), metadata, self.write(metadata), self.io, self)
+
+    def write(self, metadata: Any) -> str:
+        """Write the next version of the metadata; returns its URL."""
+        self.version += 1
+        key = f"metadata/v{self.version}.metadata.json"
+        self.store.put_new(key, metadata.model_dump_json().encode())
+        return f"{self.store.location}/{key}"
+
+    def commit_table(self, table: Table, requirements: Any, updates: Any) -> CommitTableResponse:
+        metadata = update_table_metadata(table.metadata, updates)
+        return CommitTableResponse(metadata=metadata, metadata_location=self.write(metadata))
 
 
 class Folder(NoopCatalog):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from distop.decide import coordinator_ranking
 from distop.decide.job_claims import abandoned_in
 from distop.protocol.dependencies import GRAPH, hold_named
-from distop.protocol.executor_nodes import NodeState, named, refusal
+from distop.protocol.executor_nodes import WAITS_FOR_STORE, NodeState, named, refusal
 from distop.protocol.frozen import frozen
 from distop.protocol.json_codec import SCHEMA_VERSION, parse_time, rfc3339
 from distop.protocol.operation_options import fits
@@ -78,6 +78,7 @@ class Code(StrEnum):
     JOB_LIMIT = "job-limit"
     NO_CORES = "no-cores"
     PARTLY_NO_CORES = "partly-no-cores"
+    BUSY_STORE = "busy-store"
 
 
 ADVICE: Mapping[Code, str] = {
@@ -119,6 +120,8 @@ ADVICE: Mapping[Code, str] = {
     Code.JOB_LIMIT: "raise the limit with `distop alter`, if more of its jobs may run at once",
     Code.NO_CORES: "give the Spark cluster more cores, or stop the applications that hold them (see the Spark master's "
     "web page). If the master no longer knows the session, distop replaces it",
+    Code.BUSY_STORE: "nothing, if it passes: the jobs continue by themselves, and it counts as no attempt. Else check "
+    "the store's limits, and its endpoint with `distop doctor --storage URL`",
     Code.PARTLY_NO_CORES: "give the Spark cluster more cores if these executors should work, too",
 }
 """The advice for each reason, with the fields that :func:`reasons` fills in."""
@@ -376,6 +379,7 @@ def _open(view: View) -> Iterator[tuple[Code, str]]:
         if 0 < view.job_limit <= view.running and (left is None or left > view.running):
             yield Code.JOB_LIMIT, f"its own limit of {_jobs(view.job_limit)} at once"
         yield from _cores(view)
+        yield from _busy_store(view)
         yield from _overdue(view)
         return
     # A released job has no time for its retry: it waits for an executor like a job that was never claimed.
@@ -421,6 +425,17 @@ def _cores(view: View) -> Iterator[tuple[Code, str]]:
         code = Code.NO_CORES if len(without) == len(holders) else Code.PARTLY_NO_CORES
         first = min(without)
         yield code, f"Spark cores on {_some(sorted(without))} ({first_line(without[first])})"
+
+
+def _busy_store(view: View) -> Iterator[tuple[Code, str]]:
+    """The store of the table's files, for which running jobs wait."""
+    ref = str(view.snapshot.ref)
+    found = {node.executor: node.doing.get(ref, "") for node in view.nodes.values()}
+    waiting = {executor: text for executor, text in found.items() if text.startswith(WAITS_FOR_STORE)}
+    if waiting:
+        first = min(waiting)
+        cause = waiting[first].removeprefix(WAITS_FOR_STORE).lstrip(": ")
+        yield Code.BUSY_STORE, f"the store of its table, on {_some(sorted(waiting))} ({first_line(cause)})"
 
 
 def _lost(lost: list[Claim]) -> str:

@@ -11,11 +11,16 @@ from pyiceberg.io import PY_IO_IMPL, FileIO, InputFile, OutputFile, load_file_io
 
 from distop.errors import UnsafePath
 from distop.storage.confinement import check_form
-from distop.storage.files import METADATA_BYTES, local_path, open_regular, read_whole
+from distop.storage.files import METADATA_BYTES, local_path, open_regular, read, read_whole
+from distop.storage.opened_stores import OpenedBuckets
+from distop.storage.storage_access import storage_options_for
+from distop.storage.storage_options import bucket_of, in_object_store
 from distop.storage.storage_urls import check_paths
 
 INNER_IMPL = "distop.py-io-impl"
 """The setting of a catalog for its original ``py-io-impl``."""
+_OF_STORAGE = ("s3.", "gcs.", "adls.", "client.", INNER_IMPL)
+"""Starts of the names of properties with which a catalog, or its settings here, say how to open files."""
 
 _COMPRESSED = ".gz.metadata.json"
 """Suffix of files that pyiceberg decompresses."""
@@ -45,9 +50,16 @@ class BoundedIO(FileIO):
     """
 
     def new_input(self, location: str) -> InputFile:
+        check_paths((location,))
+        check_form(location)
+        own = not any(name.startswith(_OF_STORAGE) for name in self.properties)
+        if own and in_object_store(location):
+            return _BoundedFile(_StoredFile(location))
         return _BoundedFile(self._of(location).new_input(location))
 
     def new_output(self, location: str) -> OutputFile:
+        check_paths((location,))
+        check_form(location)
         return self._of(location).new_output(location)
 
     def delete(self, location: str | InputFile | OutputFile) -> None:
@@ -56,12 +68,40 @@ class BoundedIO(FileIO):
         raise UnsafePath(f"{where} was not removed: distop does not remove files that a table's metadata name")
 
     def _of(self, location: str) -> FileIO:
-        check_paths((location,))
-        check_form(location)
         rest = {name: value for name, value in self.properties.items() if name not in (PY_IO_IMPL, INNER_IMPL)}
         if INNER_IMPL in self.properties:
             rest[PY_IO_IMPL] = self.properties[INNER_IMPL]
-        return load_file_io(rest, location)
+        return load_file_io({**_configuration(location), **rest}, location)
+
+
+def _configuration(location: str) -> dict[str, str]:
+    """This process's configuration of a bucket of S3 as properties for pyiceberg; without credentials."""
+    if not in_object_store(location) or bucket_of(location).family != "s3":
+        return {}
+    access = storage_options_for(location)
+    found = {"s3.force-virtual-addressing": str(not access.path_style).lower()}
+    if access.options.endpoint:
+        found["s3.endpoint"] = access.options.endpoint
+    if access.region:
+        found["s3.region"] = access.region
+    return found
+
+
+class _StoredFile(InputFile):
+    """An object that distop's own storage layer reads."""
+
+    def __len__(self) -> int:
+        store, key = OpenedBuckets().find(self.location)
+        return store.head(key).size
+
+    def exists(self) -> bool:
+        try:
+            return len(self) >= 0
+        except FileNotFoundError:
+            return False
+
+    def open(self, seekable: bool = True) -> Any:
+        return io.BytesIO(read(self.location, METADATA_BYTES))
 
 
 class _BoundedFile(InputFile):

@@ -19,8 +19,18 @@ from distop.behavior import TableUnavailable
 from distop.protocol.frozen import frozen
 from distop.runtime.lru_cache import LruCache
 from distop.storage.files import identity
+from distop.tables.iceberg.iceberg_changes import equality_ids
 from distop.tables.iceberg.iceberg_jar import check_installed
-from distop.tables.iceberg.java_tables import check_columns, check_manifests_of, readable, table_cache, table_of, uri
+from distop.tables.iceberg.java_tables import (
+    check_columns,
+    check_manifests_of,
+    check_not_needed,
+    readable,
+    supported,
+    table_cache,
+    table_of,
+    uri,
+)
 from distop.tables.iceberg.metadata_file import read_file
 from distop.tables.iceberg.missing_files import check_length, file_gone, snapshot_gone
 from distop.tables.iceberg.scan_tasks import ScanTasks
@@ -33,6 +43,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
+    from distop.tables.iceberg.metadata_file import MetadataFile
     from distop.tables.reading.file_facts import PlannedFile
 
 T = TypeVar("T")
@@ -169,7 +180,7 @@ def _load(session: SparkSession, source: str, *, lineage: bool) -> _Snapshot:
         current = table.currentSnapshot()
         _or_gone(source, lambda: check_manifests_of(file, current, table.io()))
         id_ = str(current.snapshotId())
-        check_columns(json.loads(iceberg.SchemaParser.toJson(table.schema())))
+        _check_types(file, json.loads(iceberg.SchemaParser.toJson(table.schema())), lineage=lineage)
         files = table.newScan().planFiles()
         try:
             tasks = ScanTasks(session, files, f"the snapshot {id_} of {source}")
@@ -183,6 +194,16 @@ def _load(session: SparkSession, source: str, *, lineage: bool) -> _Snapshot:
         if error.java_exception.getClass().getName() in _GONE:
             raise Gone(snapshot_gone(source, str(error.java_exception.getMessage()))) from error
         raise
+
+
+def _check_types(file: MetadataFile, schema: Any, *, lineage: bool) -> None:
+    """Raises Unreadable if Spark needs a column whose type it lacks. ``schema``: the current one, as JSON."""
+    if lineage:
+        check_columns(schema)
+    elif supported(schema) != schema:
+        of_partitions = {field.source_id for spec in file.content.partition_specs for field in spec.fields}
+        deletes = _or_gone(file.source, lambda: equality_ids(file.content, file.manifests()))
+        check_not_needed(schema, of_partitions.union(*deletes))
 
 
 def _or_gone(source: str, check: Callable[[], T]) -> T:

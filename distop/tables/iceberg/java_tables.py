@@ -73,13 +73,47 @@ def _manifests(snapshot: Any, io: Any) -> list[str]:
 
 
 def check_columns(schema: Any) -> None:
-    """Raises Unreadable if a schema, as JSON, has a column whose type Spark lacks: it cannot read the table then."""
+    """Raises Unreadable if a schema, as JSON, has a column whose type Spark lacks: it cannot read all columns then."""
     for name, kind in _leaves(schema, ""):
         if kind in _UNSUPPORTED:
             raise Unreadable(
-                f"the table's column {name!r} has the type {kind}, and Spark reads no row of a table with such a "
-                "column: only checks that statistics decide are possible, on any column"
+                f"the table's column {name!r} has the type {kind}, which Spark lacks: it cannot read all columns"
             )
+
+
+def check_not_needed(schema: Any, needed: Iterable[int]) -> None:
+    """Raises Unreadable if Spark must read a column whose type it lacks to find the rows of a table.
+
+    ``schema``: as JSON; ``needed``: the ids of columns of partitions and of equality deletes.
+    """
+    ids = frozenset(needed)
+    for field in schema["fields"]:
+        for name, kind in _leaves(field["type"], field["name"]):
+            if kind in _UNSUPPORTED and (field["id"] in ids or not ids.isdisjoint(_ids(field["type"]))):
+                raise Unreadable(
+                    f"the table's column {name!r} has the type {kind}, which Spark lacks, and partitions or deletes of "
+                    "the table need it: only checks that statistics decide are possible, on any column"
+                )
+
+
+def _ids(kind: Any) -> Iterable[int]:
+    """The ids of the fields in a type."""
+    if isinstance(kind, dict):
+        for field in kind.get("fields", ()):
+            yield field["id"]
+            yield from _ids(field["type"])
+        for part in ("element", "key", "value"):
+            if part in kind:
+                yield kind[f"{part}-id"]
+                yield from _ids(kind[part])
+
+
+def supported(schema: Any) -> Any:
+    """A schema, as JSON, without the columns that have, or contain, a type that Spark lacks."""
+    fields = [
+        field for field in schema["fields"] if not any(kind in _UNSUPPORTED for _, kind in _leaves(field["type"], ""))
+    ]
+    return {**schema, "fields": fields}
 
 
 def _leaves(kind: Any, name: str) -> Iterable[tuple[str, Any]]:
@@ -99,18 +133,27 @@ def readable(iceberg: Any, table: Any, location: str, *, lineage: bool) -> Any:
     A writer that started before a column became required may still write NULLs. Spark would trust the schema, and find
     no NULL even if the files have some. With row ids among the columns, which a rewrite of version 3 needs, Spark does
     not find its other metadata columns; so the reader gets format version 2 (deletes are in the scan tasks, not in the
-    metadata). Of the properties it only gets those of ``table_properties``.
+    metadata). Of the properties it only gets those of ``table_properties``. Columns whose types Spark lacks are left
+    out, and so are sort orders, which may name them; with ``lineage`` the table must have none (:func:`check_columns`).
     """
     metadata = table.operations().current()
     parser = iceberg.TableMetadataParser
     written = json.loads(parser.toJson(metadata))
     schemas = [optional(schema) for schema in written["schemas"]]
+    sorting: dict[str, Any] = {}
+    if not lineage and (known := [supported(schema) for schema in schemas]) != schemas:
+        schemas = known
+        sorting = {"sort-orders": [{"order-id": 0, "fields": []}], "default-sort-order-id": 0}
     version = metadata.formatVersion() if lineage else min(metadata.formatVersion(), ROW_LINEAGE - 1)
     properties = written.get("properties", {})
     changed = {"format-version": version, "schemas": schemas, "properties": for_reading(properties)}
-    if changed == {"format-version": metadata.formatVersion(), "schemas": written["schemas"], "properties": properties}:
+    if not sorting and changed == {
+        "format-version": metadata.formatVersion(),
+        "schemas": written["schemas"],
+        "properties": properties,
+    }:
         return table
-    edited = {name: value for name, value in written.items() if name != "schema"} | changed
+    edited = {name: value for name, value in written.items() if name != "schema"} | changed | sorting
     return iceberg.BaseTable(
         iceberg.StaticTableOperations(parser.fromJson(location, json.dumps(edited)), table.io()), location
     )

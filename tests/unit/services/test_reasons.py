@@ -10,7 +10,7 @@ import pytest
 
 from distop.protocol.behavior_declaration import Rules
 from distop.protocol.dependencies import Hold
-from distop.protocol.executor_nodes import NodeState, Serves
+from distop.protocol.executor_nodes import WAITS_FOR_STORE, NodeState, Serves
 from distop.protocol.jobs import Claim
 from distop.protocol.json_codec import rfc3339
 from distop.protocol.operation_options import Options
@@ -35,6 +35,7 @@ FAILING = {"i1": replace(NODE, failing={"noop": "no JVM"})}
 ELSEWHERE = {"i1": replace(NODE, serves=Serves(tables=("sales.*",)))}
 ONLY_T = {"i1": replace(NODE, serves=Serves(tables=("t",)))}
 ONLY_VALIDATE = {"i1": replace(NODE, behaviors=("validate",), serves=Serves(types=("validate",)))}
+BUSY = {"i1": replace(NODE, doing={str(REF): f"{WAITS_FOR_STORE}: cannot read s3://a/b: status 503"})}
 UNREAD = "it cannot read the operation: no plan; it tries again within 120 s"
 SPEC = Spec("r", rfc3339(NOW), "me", Rules())
 PLANNING = Snapshot(REF, State.RUNNING, Phase.PLANNING, SPEC)
@@ -149,6 +150,8 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("job-limit", {"snapshot": replace(OPEN, claims={0: HELD}), "job_limit": 1}, "its own limit of 1 job at once"),
     ("job-limit", {"snapshot": replace(OPEN, claims={0: HELD}, options=Options(max_jobs=1))}, "limit of 1 job"),
     ("no-cores", {"snapshot": replace(OPEN, claims={0: HELD}), "nodes": STARVED}, "Spark cores on e1 (no cores from"),
+    ("busy-store", {"snapshot": replace(OPEN, claims={0: HELD}), "nodes": BUSY},
+     "the store of its table, on e1 (cannot read s3://a/b: status 503)"),
     ("partly-no-cores", {"snapshot": replace(OPEN, claims={0: HELD, 1: HELD_TOO}), "nodes": STARVED},
      "Spark cores on e1 ("),
 ]  # fmt: skip

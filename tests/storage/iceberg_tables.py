@@ -1,0 +1,30 @@
+"""Iceberg tables in the object stores of these tests."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyiceberg.schema import Schema
+from pyiceberg.types import LongType, NestedField
+
+from tests.storage import servers
+from tests.support.lake import Remote
+
+if TYPE_CHECKING:
+    from distop.storage.object_store import ObjectStore
+
+SCHEMA = Schema(NestedField(1, "a", LongType()), NestedField(2, "b", LongType()))
+
+
+def table_in(store: ObjectStore, port: int, *appended: dict[str, Any]) -> None:
+    """Write a table to a store of S3 at a port, with one commit and one data file for each of ``appended``."""
+    properties = {
+        "s3.endpoint": f"http://127.0.0.1:{port}",
+        "s3.access-key-id": servers.KEY,
+        "s3.secret-access-key": servers.SECRET,
+        "s3.region": "us-east-1",
+    }
+    table = Remote(store, properties).new(SCHEMA)
+    for columns in appended:
+        table.append(pa.table(columns, schema=pa.schema([("a", pa.int64()), ("b", pa.int64())])))
