@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests.support
 
 from benchmarks import (
     coordination,
+    delta,
     failover,
     fanin,
     iceberg,
@@ -43,6 +44,7 @@ RUNS = {
     "waiting": waiting.run,
     "validate": validate.run,
     "iceberg": iceberg.run,
+    "delta": delta.run,
     "unique": unique.run,
     "many": many.run,
     "index": index.run,
@@ -51,7 +53,7 @@ RUNS = {
     "size": size.run,
     "failover": failover.run,
 }
-SEVERAL = {"behaviors": ("validate", "iceberg", "unique", "many", "index", "skew"), "all": tuple(RUNS)}
+SEVERAL = {"behaviors": ("validate", "iceberg", "delta", "unique", "many", "index", "skew"), "all": tuple(RUNS)}
 
 
 def main() -> int:
@@ -78,6 +80,7 @@ def main() -> int:
         ),
         ("validate", "validate, relative to hand-written Spark SQL", {"scale": 1.0, "runs": 7, "lives": 3}),
         ("iceberg", "the same on an Iceberg table", {"scale": 1.0, "runs": 7, "lives": 3}),
+        ("delta", "the same on a Delta table", {"scale": 1.0, "runs": 7, "lives": 3}),
         ("unique", "unique and references, relative to hand-written Spark SQL", {"scale": 1.0, "runs": 5, "lives": 1}),
         ("many", "validate on thousands of partitions", {"partitions": 10_000, "runs": 7}),
         ("index", "build-index and lookup, relative to hand-written Spark code", {"scale": 1.0, "runs": 7}),

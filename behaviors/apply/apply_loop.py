@@ -16,15 +16,10 @@ from typing import TYPE_CHECKING, Any
 from distop.behavior import JobFailed, PartitionPlan
 from distop.errors import InvalidArgument
 from distop.protocol.texts import plural
-from distop.tables.iceberg.iceberg_changes import new_files
-from distop.tables.iceberg.iceberg_version import IcebergVersion
-from distop.tables.iceberg.metadata_file import read_metadata
-from distop.tables.iceberg.snapshot_checks import check_opened
-from distop.tables.iceberg.snapshot_plan import NO_SNAPSHOT, plan_metadata
+from distop.tables import changes_of, reader_of
 from distop.tables.iceberg.table_properties import NAME_MAPPING
-from distop.tables.table_options import check_options
 from distop_behaviors.apply.apply_report import ApplyOutcome, Made, checks_of
-from distop_behaviors.apply.constraints import PREFIX, column_of, schema_changes
+from distop_behaviors.apply.constraints import column_of, schema_changes
 from distop_behaviors.apply.schema_target import CommitUnknown, Conflict, SchemaChange
 from distop_behaviors.validate.batch import PartitionBatch
 from distop_behaviors.validate.certification import check_columns, check_table
@@ -62,7 +57,7 @@ class Applying:
         self._certificate = request.certificate
         self._settle_seconds = request.settle_seconds
         self._checks = checks_of(request.certificate)
-        self._wanted = schema_changes(request.certificate)
+        self._wanted = schema_changes(request.certificate, delta=changes_of(table).delta)
         self._table = table
         self._target = target
         self._ctx = ctx
@@ -103,30 +98,29 @@ class Applying:
 
         Returns False if the metadata must be loaded again. Raises JobFailed.
         """
-        metadata, io = read_metadata(head.source)
-        check_columns(self._certificate, IcebergVersion(head.source, metadata))
-        current = metadata.current_snapshot()
-        snapshot = str(current.snapshot_id) if current is not None else NO_SNAPSHOT
-        found = new_files(metadata, io, self._covered, self._ctx.check_cancelled)
+        schema = self._target.schema(head)
+        check_columns(self._certificate, schema.version)
+        schema.check_change(self._required().values(), self._wanted)
+        found = schema.version.new_files(self._covered, self._ctx.check_cancelled)
         if found is None:
-            options = check_options(self._table.options, "iceberg")
-            planned = plan_metadata(head.source, self._table, options, self._ctx.check_cancelled)
-            found = [file for partition in planned.partitions for file in partition.files]
-        if not self.judge_files(head.source, found, snapshot, current=head.source):
+            found = schema.files(self._ctx.check_cancelled)
+        if not self.judge_files(head.source, found, schema.snapshot, current=head.source):
             return False
-        self._covered = self.outcome.snapshot = snapshot
+        self._covered = self.outcome.snapshot = schema.snapshot
         return True
 
     def judge_files(self, source: str, found: Sequence[PlannedFile], snapshot: str, *, current: str = "") -> bool:
-        """Validate these files of the metadata file ``source``. Raises JobFailed.
+        """Validate these files of the state of the table with this ``source``, as in plans. Raises JobFailed.
 
-        ``current``: the current metadata file. Returns False if files could not be read and it has changed since.
+        ``current``: the source of the current state. Returns False if files could not be read and it has changed since.
         """
         if not found:
             return True
         self._ctx.status(f"validating {plural(len(found), 'new file')}")
-        check_opened(source, (path for path, _, _ in found), ())
-        result = self._run_checks(PartitionPlan(0, NEW_FILES, files=tuple(found), source=source))
+        plan = PartitionPlan(0, NEW_FILES, files=tuple(found), source=source)
+        # The files may be of cached metadata whose files were checked earlier.
+        reader_of(self._table, [plan]).check_allowed(found)
+        result = self._run_checks(plan)
         if result.verdict == "error" and current and self._target.load().source != current:
             return False  # a commit may have replaced a file, which was then removed
         self.outcome.files += len(found)
@@ -229,8 +223,8 @@ class Applying:
 
     def _change(self, head: Head) -> tuple[SchemaChange, str]:
         """The change, and the mark in it."""
-        schema = read_metadata(head.source)[0].schema()
-        required = [i for i in self._required().values() if not schema.find_field(i).required]
+        schema = self._target.schema(head)
+        required = [i for i in self._required().values() if not schema.required(i)]
         mark = {
             "operation": self._ctx.operation,
             "certificate": self._certificate.digest,
@@ -254,9 +248,9 @@ class Applying:
 
     def _check_stands(self, head: Head) -> None:
         """Raises InvalidArgument if another writer has reverted the change."""
-        schema = read_metadata(head.source)[0].schema()
-        names = {field_id: schema.find_column_name(field_id) for field_id in self._required().values()}
-        undone = [str(name) for i, name in names.items() if name is None or not schema.find_field(i).required]
+        schema = self._target.schema(head)
+        names = {field_id: schema.version.name_of(field_id) for field_id in self._required().values()}
+        undone = [str(name) for i, name in names.items() if name is None or not schema.required(i)]
         undone += [name for name, value in self._wanted.properties.items() if head.properties.get(name) != value]
         if undone:
             raise InvalidArgument(f"another writer has reverted the change of {', '.join(undone)}: apply again")
@@ -271,10 +265,10 @@ class Applying:
         return {name: value for name, value in found if name in own and isinstance(value, str | None)}
 
     def _still_required(self, head: Head, mark: Mapping[str, Any]) -> list[int]:
-        schema = read_metadata(head.source)[0].schema()
+        schema = self._target.schema(head)
         own = set(self._required().values())
-        known = [i for i in mark["required"] if i in own and schema.find_column_name(i) is not None]
-        return [i for i in known if schema.find_field(i).required]
+        known = [i for i in mark["required"] if i in own and schema.version.name_of(i) is not None]
+        return [i for i in known if schema.required(i)]
 
     def _changes_made(self, mark: Mapping[str, Any]) -> list[Made]:
         made = [
@@ -288,7 +282,7 @@ class Applying:
                 Made.model_validate({"check": one.check, "column": one.name, "type": one.type, "before": before})
             )
         for name in self._wanted.properties:
-            check = name.removeprefix(PREFIX)
+            check = self._wanted.checks[name]
             made.append(Made(check=check, property=name, before="other" if name in mark["properties"] else "same"))
         return made
 

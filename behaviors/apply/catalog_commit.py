@@ -18,6 +18,7 @@ from distop.tables.iceberg import iceberg_catalogs
 from distop.tables.iceberg.iceberg_fields import local_path
 from distop.tables.iceberg.iceberg_jar import check_installed
 from distop.tables.iceberg.written_folders import check_data_folder, check_metadata_folder
+from distop_behaviors.apply.iceberg_schema import IcebergHeadSchema
 from distop_behaviors.apply.new_metadata import Production, without_catalog
 from distop_behaviors.apply.schema_target import CommitUnknown, Conflict, Head, SchemaChange
 
@@ -57,6 +58,10 @@ class CatalogTarget:
         """See Target. Raises InvalidArgument if the catalog no longer has the table."""
         with iceberg_catalogs.opened(self._table, self._check) as found:
             return Head(local_path(found.source) or found.source, dict(found.metadata.properties), found.source)
+
+    def schema(self, head: Head) -> IcebergHeadSchema:
+        """See Target."""
+        return IcebergHeadSchema(head.source, self._table)
 
     def swap(self, head: Head, change: SchemaChange) -> None:
         """See Target."""

@@ -1,4 +1,4 @@
-"""Converts certified checks to changes of an Iceberg table's schema.
+"""Converts certified checks to changes of an Iceberg or a Delta table's schema.
 
 Pure except for pydantic.
 """
@@ -6,11 +6,13 @@ Pure except for pydantic.
 from __future__ import annotations
 
 import json
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from distop.errors import InvalidArgument
 from distop.protocol.frozen import frozen
 from distop.protocol.texts import did_you_mean
+from distop.tables.delta.metadata_commit import CONSTRAINT
 from distop.tables.reading.file_facts import Ambiguous, decimal_of, match, quote, split_path
 from distop_behaviors.validate.certificate import columns_in_expression
 from distop_behaviors.validate.typed_bounds import canonical
@@ -27,6 +29,11 @@ PREFIX = "distop.constraint."
 _REFUSED = {
     "unique": "Iceberg has no unique columns, and no engine enforces its identifier fields: leave the check out",
     "references": "Iceberg has no foreign keys: leave the check out",
+}
+_REFUSED_BY_DELTA = {
+    "unique": "Delta has no unique columns: leave the check out",
+    "references": "Delta has no foreign keys: leave the check out",
+    "fits": "Delta cannot narrow a column: leave the check out, and write the table anew with the type",
 }
 _COMMENT = "--"
 _KEPT = ("check", "range", "in_set", "length", "matches")
@@ -62,13 +69,19 @@ class SchemaChanges:
     """The name of the check → the column, as the check names it."""
     properties: dict[str, str]
     narrowed: tuple[Narrowed, ...] = ()
+    checks: dict[str, str] = field(default_factory=dict)
+    """The name of the property → the name of its check."""
 
 
-def schema_changes(certificate: Certificate) -> SchemaChanges:
-    """The schema changes for all checks of a certificate. Raises InvalidArgument if one has none."""
+def schema_changes(certificate: Certificate, *, delta: bool = False) -> SchemaChanges:
+    """The schema changes for all checks of a certificate. ``delta``: of a Delta table; False: of an Iceberg table.
+
+    Raises InvalidArgument if a check has none.
+    """
     required: dict[str, str] = {}
     properties: dict[str, str] = {}
     narrowed: list[Narrowed] = []
+    checks: dict[str, str] = {}
     for certified in certificate.checks:
         check = Check.model_validate({**certified.check, "name": certified.name})
         if check.not_null is not None:
@@ -78,15 +91,24 @@ def schema_changes(certificate: Certificate) -> SchemaChanges:
                     f"only validated rows where {certificate.where}: validate without 'where'"
                 )
             required[certified.name] = check.not_null
-        elif check.fits is not None:
+        elif check.fits is not None and not delta:
             narrowed.append(_narrowed(check, certificate))
         elif check.kind in _KEPT:
-            properties[PREFIX + certified.name] = _property(check, certificate)
+            name = CONSTRAINT + certified.name.lower() if delta else PREFIX + certified.name
+            if name in properties:
+                raise InvalidArgument(
+                    f"{checks[name]} and {certified.name}: Delta's constraints do not distinguish these names: "
+                    "validate them under other names"
+                )
+            properties[name] = _enforced(check, certificate) if delta else _property(check, certificate)
+            checks[name] = certified.name
         else:
-            why = _REFUSED.get(check.kind, f"a table has no constraint for {check.kind!r}")
+            why = (_REFUSED_BY_DELTA if delta else _REFUSED).get(
+                check.kind, f"a table has no constraint for {check.kind!r}"
+            )
             raise InvalidArgument(f"{certified.name} cannot be applied: {why}")
     _check_together(narrowed, certificate)
-    return SchemaChanges(required, properties, tuple(narrowed))
+    return SchemaChanges(required, properties, tuple(narrowed), checks)
 
 
 def iceberg_type(spark: str) -> str | None:
@@ -158,6 +180,14 @@ def _property(check: Check, certificate: Certificate) -> str:
         sql = f"({_bracketed(certificate.where)} IS NOT TRUE) OR {_bracketed(sql)}"
     ids = {name: column.id for name, column in certificate.columns.items()}
     return json.dumps({**content, "sql": sql, "field_ids": ids}, ensure_ascii=False, sort_keys=True)
+
+
+def _enforced(check: Check, certificate: Certificate) -> str:
+    """The check as the condition of a Delta constraint, which must be TRUE for each row: NULL is refused as well."""
+    sql = condition(check, certificate.null_is)
+    if certificate.where is not None:
+        sql = f"({_bracketed(certificate.where)} IS NOT TRUE) OR {_bracketed(sql)}"
+    return f"{_bracketed(sql)} IS NOT FALSE"
 
 
 def condition(check: Check, null_is: str) -> str:

@@ -19,6 +19,7 @@ from distop.tables.iceberg.iceberg_jar import check_installed
 from distop.tables.iceberg.java_tables import uri
 from distop.tables.iceberg.metadata_file import current_metadata_file, read_metadata
 from distop.tables.iceberg.written_folders import check_data_folder, check_metadata_folder
+from distop_behaviors.apply.iceberg_schema import IcebergHeadSchema
 from distop_behaviors.apply.new_metadata import Production, properties, with_full_log
 from distop_behaviors.apply.schema_target import CommitUnknown, Conflict, Head, SchemaChange
 
@@ -81,6 +82,10 @@ class HadoopTarget:
         base = table.operations().current()
         check_metadata(_source(base))
         return Head(_source(base), dict(base.properties()), (table, base, jvm))
+
+    def schema(self, head: Head) -> IcebergHeadSchema:
+        """See Target."""
+        return IcebergHeadSchema(head.source, self._table)
 
     def swap(self, head: Head, change: SchemaChange) -> None:
         """See Target."""

@@ -1,23 +1,28 @@
 """The interface for changing a table's schema: load the current metadata, and compare-and-swap it.
 
-The table's format says whether its schema can be changed, and how (:mod:`distop.tables.formats`). Tables by path use
-:mod:`distop_behaviors.apply.hadoop_commit`, tables of a catalog :mod:`distop_behaviors.apply.catalog_commit`. To add
-another kind, implement :class:`SwapTarget` in a module and add it to :func:`target_of`. ``swap`` must compare the whole
+The table's format says whether its schema can be changed, and how (:mod:`distop.tables.formats`). Iceberg tables by
+path use :mod:`distop_behaviors.apply.hadoop_commit`, those of a catalog :mod:`distop_behaviors.apply.catalog_commit`,
+Delta tables :mod:`distop_behaviors.apply.delta_commit`. To add another kind, implement :class:`SwapTarget` in a module
+and add it to :func:`target_of`. ``swap`` must compare the whole
 loaded metadata, by its file or by snapshot *and* schema. Comparing the schema alone, as Iceberg's ``UpdateSchema`` does
 with a REST catalog, would accept commits that were not validated.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Protocol
 
 from distop.protocol.frozen import frozen
 from distop.tables import changes_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from distop.behavior import JobContext, TableRecord
+    from distop.tables.reading.file_facts import PlannedFile
+    from distop.tables.table_version import TableVersion
+    from distop_behaviors.apply.constraints import SchemaChanges
     from distop_behaviors.apply.staged_files import StageFolders
 
 
@@ -39,6 +44,25 @@ class Head:
     source: str
     properties: Mapping[str, str]
     base: Any
+
+
+class HeadSchema(ABC):
+    """The schema and the files of loaded metadata. ``snapshot``: the version in plans of it."""
+
+    version: TableVersion
+    snapshot: str
+
+    @abstractmethod
+    def required(self, field_id: int) -> bool:
+        """Whether a column, which exists, is required."""
+
+    @abstractmethod
+    def files(self, check: Callable[[], None]) -> Sequence[PlannedFile]:
+        """All data files. ``check`` raises to stop."""
+
+    @abstractmethod
+    def check_change(self, required: Collection[int], wanted: SchemaChanges) -> None:
+        """Raises InvalidArgument if the table cannot get these required columns, by their ids, and properties."""
 
 
 @frozen
@@ -81,6 +105,9 @@ class SwapTarget(Protocol):
     def load(self) -> Head:
         """The current metadata, not cached. Raises TableUnavailable if there is no table."""
 
+    def schema(self, head: Head) -> HeadSchema:
+        """The schema of the loaded metadata. Raises InvalidArgument and TableUnavailable if it cannot be read."""
+
     def swap(self, head: Head, change: SchemaChange) -> None:
         """Make the change if the metadata is still ``head``. Raises Conflict, CommitUnknown, and unexpected errors."""
 
@@ -105,7 +132,12 @@ def target_of(table: TableRecord, ctx: JobContext, *, stoppable: bool = True) ->
     ``stoppable``: waiting for a catalog ends if the job must stop. Raises InvalidArgument if the table's schema cannot
     be changed, TableUnavailable if its catalog is not configured on this executor.
     """
-    if not changes_of(table).by_catalog:
+    changes = changes_of(table)
+    if changes.delta:
+        from distop_behaviors.apply.delta_commit import DeltaTarget
+
+        return DeltaTarget(table, ctx)
+    if not changes.by_catalog:
         from distop_behaviors.apply.hadoop_commit import HadoopTarget
 
         return HadoopTarget(table, ctx)

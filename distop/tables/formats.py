@@ -109,8 +109,8 @@ class Format(ABC):
     def changes(self, table: TableRecord) -> Changes:
         """How the table's schema can be changed. Raises InvalidArgument if it cannot be changed."""
         raise InvalidArgument(
-            f"the table {table.name!r} is a folder of {table.format} files, which has no schema: only Iceberg tables "
-            "have a schema to change"
+            f"the table {table.name!r} is a folder of {table.format} files, which has no schema: only Iceberg and "
+            "Delta tables have a schema to change"
         )
 
 
@@ -144,9 +144,13 @@ def _loaded(record: TableRecord) -> Format:
 
 @frozen
 class Changes:
-    """The way to change a table's schema. ``catalog``: the table's registered catalog; None: a table in a folder."""
+    """The way to change a table's schema. ``catalog``: the table's registered catalog; None: a table in a folder.
+
+    ``delta``: a Delta table, whose schema is changed by a commit in its log.
+    """
 
     catalog: Catalog | None
+    delta: bool = False
 
     @property
     def by_catalog(self) -> bool:

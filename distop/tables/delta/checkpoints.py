@@ -26,8 +26,10 @@ _NAMED = re.compile(
 )
 _ACTIONS = {
     "add": ("path", "partitionValues", "size", "modificationTime", "stats", "stats_parsed", "deletionVector"),
-    "metaData": ("id", "format", "schemaString", "partitionColumns", "configuration"),
-    "protocol": ("minReaderVersion", "readerFeatures"),
+    "metaData": (
+        *("id", "name", "description", "format", "schemaString", "partitionColumns", "createdTime", "configuration"),
+    ),
+    "protocol": ("minReaderVersion", "minWriterVersion", "readerFeatures", "writerFeatures"),
     "sidecar": ("path",),
 }
 """The columns that are read, by kind of action."""
@@ -153,4 +155,7 @@ def _plain(kind: str, value: dict[str, Any]) -> dict[str, Any]:
     for key in {"add": ("partitionValues",), "metaData": ("configuration",)}.get(kind, ()):
         if value.get(key) is not None:
             value[key] = dict(value[key])
+    given = value.get("format") if kind == "metaData" else None
+    if isinstance(given, dict) and given.get("options") is not None:
+        given["options"] = dict(given["options"])
     return value

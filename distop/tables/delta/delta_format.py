@@ -79,10 +79,7 @@ class DeltaFormat(Format):
         return bool(location.names_in(LOG))
 
     def changes(self, table: TableRecord) -> Changes:
-        raise InvalidArgument(
-            f"cannot change the schema of the Delta table {table.name!r}: apply does not support Delta tables yet, so "
-            "change it with Delta's ALTER TABLE"
-        )
+        return Changes(None, delta=True)
 
 
 FORMAT = DeltaFormat()

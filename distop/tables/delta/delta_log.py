@@ -62,7 +62,10 @@ class AddedFile:
 
 @frozen
 class DeltaSnapshot:
-    """A version of a Delta table. ``digest``: of its commit, "" if that was removed after a checkpoint."""
+    """A version of a Delta table. ``digest``: of its commit, "" if that was removed after a checkpoint.
+
+    ``protocol`` and ``metadata``: the actions, as the log has them.
+    """
 
     root: str
     version: int
@@ -71,6 +74,8 @@ class DeltaSnapshot:
     schema: DeltaSchema
     features: frozenset[str]
     files: Mapping[str, AddedFile] = field(default_factory=dict)
+    protocol: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def source(self) -> str:
@@ -266,7 +271,9 @@ class _Replay:
             if file.path in found:
                 raise InvalidArgument(f"the log of the Delta table {self._root!r} has the file {file.path!r} twice")
             found[file.path] = file
-        return DeltaSnapshot(self._root, version, digest, table_id, schema, features, found)
+        return DeltaSnapshot(
+            self._root, version, digest, table_id, schema, features, found, self._protocol, self._metadata
+        )
 
     def _added(self, add: Mapping[str, Any]) -> AddedFile:
         path = data_path(self._root, add.get("path"), self._allowed)

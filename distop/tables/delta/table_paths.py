@@ -30,7 +30,12 @@ _ENCODED_UUID = 20
 
 def source_of(root: str, version: int) -> str:
     """The path of a version's commit file, which is the ``source`` of plans of this version."""
-    return f"{root}/{LOG}/{version:020}.json"
+    return f"{root}/{LOG}/{commit_name(version)}"
+
+
+def commit_name(version: int) -> str:
+    """The name of a version's commit file in the log."""
+    return f"{version:020}.json"
 
 
 def parse_source(source: str) -> tuple[str, int]:

@@ -40,8 +40,9 @@ CHANGES = {
     *(f"distop.tables.iceberg.{name}" for name in ("metadata_file", "staged_metadata", "written_folders")),
     *(f"distop.tables.iceberg.{name}" for name in ("manifest_facts", "table_properties", "java_tables")),
     *(f"distop.tables.iceberg.{name}" for name in ("snapshot_plan", "snapshot_checks")),
+    *(f"distop.tables.delta.{name}" for name in ("delta_log", "delta_version", "metadata_commit", "table_paths")),
 }
-"""Further modules that ``apply`` imports: it changes tables of the only format that can be changed.
+"""Further modules that ``apply`` imports: it changes tables of the two formats that can be changed.
 
 Whether a table can be changed, the format decides (``changes_of``).
 """

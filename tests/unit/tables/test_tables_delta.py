@@ -117,8 +117,7 @@ def test_a_delta_table_is_registered_and_recognized(tmp_path: Path) -> None:
     write_deltalake(tmp_path, rows("a"))
     assert check_table(record(tmp_path)) == record(tmp_path)
     assert record_at(str(tmp_path)).format == "delta"
-    with pytest.raises(InvalidArgument, match="apply does not support Delta tables yet"):
-        changes_of(record(tmp_path))
+    assert changes_of(record(tmp_path)).delta
     with pytest.raises(InvalidArgument, match="'catalog' is not known for delta"):
         check_table(record(tmp_path, catalog="c"))
 

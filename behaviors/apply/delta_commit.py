@@ -1,0 +1,162 @@
+"""Changes the schema of a Delta table by a commit in its log, without a JVM.
+
+The commit is the file of the next version, which is created only if nobody has created it: so it asserts the version
+that was loaded. It changes protocol and metadata, and no rows. A Delta writer that began before it fails, because it
+compares both.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from distop.behavior import TableUnavailable
+from distop.errors import InvalidArgument
+from distop.storage import deletion
+from distop.storage.deletion import Place
+from distop.storage.location import Location, root_of
+from distop.storage.opened_stores import open_store
+from distop.storage.store_errors import ObjectExists, StoreError, UnknownWrite
+from distop.tables.delta import metadata_commit
+from distop.tables.delta.delta_log import LogFiles, current_snapshot
+from distop.tables.delta.delta_version import DeltaVersion
+from distop.tables.delta.metadata_commit import CHECK_CONSTRAINTS, CONSTRAINT, INVARIANTS
+from distop.tables.delta.table_paths import LOG, commit_name
+from distop_behaviors.apply.schema_target import CommitUnknown, Conflict, Head, HeadSchema, SchemaChange
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from distop.behavior import JobContext, TableRecord
+    from distop.tables.delta.delta_log import DeltaSnapshot
+    from distop.tables.reading.file_facts import PlannedFile
+    from distop_behaviors.apply.constraints import SchemaChanges
+    from distop_behaviors.apply.schema_target import Rewrite
+
+_UNSAFE = (
+    "the table is not changed, because others could change its log",
+    f"let only the executors' user and root change or replace the table's folder and its {LOG}",
+)
+_OPERATION = "distop apply"
+"""The name of the operation in the table's history."""
+
+
+class DeltaHeadSchema(HeadSchema):
+    """The schema and files of a version."""
+
+    def __init__(self, snapshot: DeltaSnapshot) -> None:
+        self.version = DeltaVersion(snapshot)
+        self.snapshot = snapshot.id
+        self._snapshot = snapshot
+
+    def required(self, field_id: int) -> bool:
+        return self._snapshot.schema.required(self._top(field_id))
+
+    def files(self, check: Callable[[], None]) -> Sequence[PlannedFile]:
+        return [(file.path, file.size, 0) for file in self._snapshot.files.values()]
+
+    def check_change(self, required: Collection[int], wanted: SchemaChanges) -> None:
+        """Also for an unknown writer feature, and for a constraint of another condition under the same name."""
+        metadata_commit.check_writable(self._snapshot)
+        for field_id in required:
+            self._top(field_id)
+        present = metadata_commit.configuration(self._snapshot)
+        for name, sql in wanted.properties.items():
+            if name in present and present[name] != sql:
+                raise InvalidArgument(
+                    f"the table has another constraint {name.removeprefix(CONSTRAINT)!r} already: {present[name]}; "
+                    "drop it first, or validate the check under another name"
+                )
+
+    def _top(self, field_id: int) -> str:
+        """The name of a column at the top level of the table. Raises InvalidArgument for a nested one."""
+        name = self.version.name_of(field_id)
+        if name is None or name not in self._snapshot.schema.columns:
+            raise InvalidArgument(
+                f"the column {name or field_id!r} is inside another column: in a Delta table, only columns at the top "
+                "level can be made NOT NULL"
+            )
+        return name
+
+
+class DeltaTarget:
+    """A Delta table in a folder."""
+
+    def __init__(self, table: TableRecord, ctx: JobContext) -> None:
+        self._table = table
+        self._ctx = ctx
+        self._root = root_of(table.location)
+
+    def check_folders(self, *, rewritten: bool) -> None:
+        """See Target."""
+        deletion.check_own(Place(self._root, LOG), _UNSAFE, missing=True)
+
+    def load(self) -> Head:
+        """See Target."""
+        try:
+            # The log is listed anew each time; a version that was read before is only read again if it has changed.
+            snapshot = current_snapshot(Location.of(self._table.location), self._ctx.check_cancelled)
+        except (InvalidArgument, TableUnavailable):
+            self._ctx.check_reachable()
+            raise
+        return Head(snapshot.source, metadata_commit.configuration(snapshot), snapshot)
+
+    def schema(self, head: Head) -> DeltaHeadSchema:
+        """See Target."""
+        return DeltaHeadSchema(head.base)
+
+    def swap(self, head: Head, change: SchemaChange) -> None:
+        """See Target. Also raises TableUnavailable if the store refuses, UnsafePath, and InvalidArgument."""
+        snapshot: DeltaSnapshot = head.base
+        data = metadata_commit.commit_text(self._info(snapshot), *_changed(snapshot, change))
+        self.check_folders(rewritten=False)
+        if LogFiles(self._root).digest(snapshot.version) != snapshot.digest:
+            raise Conflict(f"version {snapshot.version} of {self._root} is now another one: the table was replaced")
+        try:
+            open_store(f"{self._root}/{LOG}").put_new(commit_name(snapshot.version + 1), data)
+        except ObjectExists as error:
+            raise Conflict(f"another writer has committed version {snapshot.version + 1} of {self._root}") from error
+        except UnknownWrite as error:
+            raise CommitUnknown(str(error)) from error
+        except StoreError as error:
+            raise TableUnavailable(str(error)) from error
+
+    def _info(self, snapshot: DeltaSnapshot) -> dict[str, Any]:
+        """The information about the commit for the table's history. ``txnId`` makes each commit unique."""
+        return {
+            "timestamp": int(time.time() * 1000),
+            "operation": _OPERATION,
+            "operationParameters": {"operation": self._ctx.operation},
+            "readVersion": snapshot.version,
+            "isolationLevel": "Serializable",
+            "isBlindAppend": False,
+            "operationMetrics": {},
+            "engineInfo": "distop",
+            "txnId": str(uuid.uuid4()),
+        }
+
+    def rewrite(self, head: Head, rewrite: Rewrite) -> None:
+        """Not supported: a Delta table is not rewritten."""
+        raise NotImplementedError("a Delta table is not rewritten")
+
+    def roll_back(
+        self, head: Head, schema: int, snapshot: int | None, kept: frozenset[str], change: Mapping[str, str | None]
+    ) -> None:
+        """Not supported: a Delta table is not rewritten."""
+        raise NotImplementedError("a Delta table is not rewritten")
+
+
+def _changed(snapshot: DeltaSnapshot, change: SchemaChange) -> tuple[Mapping[str, Any] | None, Mapping[str, Any]]:
+    """The protocol (None if it stays) and the metadata after a change. Raises InvalidArgument."""
+    schema, properties = DeltaHeadSchema(snapshot), change.properties or {}
+    nullable = {schema.version.name_of(i): False for i in change.required}
+    nullable |= {schema.version.name_of(i): True for i in change.optional}
+    needed = {INVARIANTS} if change.required else set()
+    if any(name.startswith(CONSTRAINT) and value is not None for name, value in properties.items()):
+        needed.add(CHECK_CONSTRAINTS)
+    protocol = metadata_commit.with_features(snapshot, needed)
+    metadata = metadata_commit.with_nullability(
+        snapshot, {name: value for name, value in nullable.items() if name is not None}, properties
+    )
+    return protocol, metadata
