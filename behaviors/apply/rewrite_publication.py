@@ -88,10 +88,21 @@ class Narrowing(Applying):
         metadata, io = read_metadata(plan.source)
         self._validate(metadata, io, plan.source, plan.files)
         ids = type_narrowing.new_ids(metadata, self._narrowed)
-        self._ctx.stage_of(plan)  # creates the stage of this attempt
+        if stage.place == self._ctx.stage_place:
+            self._ctx.stage_of(plan)  # creates the stage of this attempt
+        else:
+            self._make_stage(stage.place)
         self.outcome.staged = self._rewrite_files(plan.source, plan.files, ids, stage)
         self.outcome.verdict = "staged"
         return self.outcome
+
+    def _make_stage(self, place: Place) -> None:
+        try:
+            deletion.make_new(place)
+        except FileExistsError:
+            if not self._ctx.again:
+                raise
+            deletion.check_own(place)
 
     def discard(self) -> None:
         """Remove the files that this attempt has staged, unless they are published."""
@@ -139,42 +150,39 @@ class Narrowing(Applying):
 
         If a stage cannot be removed, it is logged, and the next operation removes it.
         """
-        if self._ctx.shared is None or local_path(self._ctx.shared.location) is None:
-            return  # without a shared directory on a disk there are no stages
-        series, log = places.series_of(self._ctx.shared, self._ctx.operation), self._ctx.log
+        if self._ctx.shared is None:
+            return  # there are no stages
+        shared, log = self._ctx.shared, self._ctx.log
+        if local_path(shared.anchor) is None:
+            shared = places.shared_below(self._table_folder(), self._ctx.space)
+        series = places.series_of(shared, self._ctx.operation)
         mine, live = OperationRef.parse(self._ctx.operation).instance, None
         try:
             for instance in places.instances(series, mine):
                 for place in staged_files.stages_below(series.below(str(instance))):
                     live = self._live() if live is None else live
-                    staged_files.discard(self._stage_at(place), live, log)
-                self._remove_emptied(series.below(str(instance)))
+                    stage = StageFolders.of(place, shared, self._ctx.space, self._table_folder())
+                    staged_files.discard(stage, live, log)
         except (OSError, UnsafePath) as error:
             log.warning("Cannot remove staged files in %s; the next apply removes them: %s", series.location, error)
 
-    @staticmethod
-    def _remove_emptied(operation: Place) -> None:
-        for name in deletion.names(operation):
-            deletion.delete(operation, name, only_empty=True)
-        deletion.delete(operation.parent, operation.name, only_empty=True)
-
     def _shared(self) -> Place:
-        shared = self._ctx.shared
-        if shared is None or local_path(shared.location) is None:
-            where = "there is none" if shared is None else f"it is {shared.location}"
-            raise InvalidArgument(
-                f"rewriting a table needs a shared directory on a disk, but {where}: set --shared-dir"
-            )
-        return shared
+        if self._ctx.shared is None:
+            raise InvalidArgument("rewriting a table needs a shared directory, but there is none: set --shared-dir")
+        return self._ctx.shared
 
     def _stage_at(self, place: Place) -> StageFolders:
+        return StageFolders.of(place, self._shared(), self._ctx.space, self._table_folder())
+
+    def _table_folder(self) -> str:
+        """The table's folder. Raises InvalidArgument if it is not on a disk."""
         if self._folder is None:
             location = iceberg_format.FORMAT.place_of(self._table, self._ctx.check_cancelled, lambda: self._ctx.spark)
             folder = local_path(location)
             if folder is None:
                 raise InvalidArgument(f"only a table on a local path can be rewritten, but this one is at {location}")
             self._folder = str(folder)
-        return StageFolders.of(place, self._shared(), self._ctx.space, self._folder)
+        return self._folder
 
     def _units(self, summary: Summary, metadata: Any) -> list[_Unit]:
         """The staged files of the jobs, according to their stages.

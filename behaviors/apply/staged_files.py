@@ -10,16 +10,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distop.errors import InvalidArgument, UnsafePath
 from distop.protocol.frozen import frozen
 from distop.storage import deletion
 from distop.storage.deletion import Place
+from distop.storage.files import local_path as path_on_disk
 from distop.storage.location import Location
 from distop.storage.opened_stores import store_of
-from distop.storage.places import STAGE, remove_place_or_log
+from distop.storage.places import STAGE, shared_below, staging
 from distop.tables.iceberg.iceberg_fields import local_path
 from distop.tables.iceberg.metadata_file import current_metadata_file, read_file
 from distop.tables.iceberg.staged_metadata import check_staged
@@ -57,11 +57,14 @@ class StageFolders:
     def of(cls, place: Place, shared: Place, space: str, table: str) -> StageFolders:
         """The stage at a place in the shared directory. ``table``: the table's folder.
 
-        Raises UnsafePath if the place is not below the folder of stages.
+        Iceberg writes the staging table by path. If the shared directory is in an object store, the stage is at the
+        same path in the default one, below the table. Raises UnsafePath if the place is not below the folder of stages.
         """
         inner = place.path.removeprefix(f"{shared.path}/" if shared.path else "").removeprefix(f"{STAGE}/")
         if place.anchor != shared.anchor or place != shared.below(f"{STAGE}/{inner}"):
             raise UnsafePath(f"{place.location} is not a stage in {shared.location}")
+        if path_on_disk(shared.anchor) is None:
+            place = staging(shared_below(table, space)).below(f"{STAGE}/{inner}")
         return cls(place, Place(table, f"{DATA}/{space}/{inner}" if space else f"{DATA}/{inner}"))
 
     @property
@@ -83,8 +86,9 @@ class StageFolders:
         the errors of :func:`~distop.tables.iceberg.staged_metadata.check_staged`.
         """
         self.check_own()
-        found = Path(current_metadata_file(Location.of(self.table)))
-        file = read_file(str(deletion.regular_file(self.place, f"{TABLE}/metadata/{found.name}")))
+        name = current_metadata_file(Location.of(self.table)).rpartition("/")[2]
+        found = store_of(self.place).head(f"{TABLE}/metadata/{name}")
+        file = read_file(f"{self.place.location}/{found.key}")
         return file, check_staged(file, self.data.location, check)
 
     def check_file(self, path: str) -> None:
@@ -92,12 +96,12 @@ class StageFolders:
         local, folder = local_path(path) or path, f"{self.data.location}/"
         if not local.startswith(folder):
             raise UnsafePath(f"{self.table} has the file {path}, which is not in {folder}: nothing was changed")
-        deletion.regular_file(self.data, local.removeprefix(folder))
+        store_of(self.data).head(local.removeprefix(folder))
 
     def begun(self) -> bool:
         """Whether files may have been written into ``data``."""
         try:
-            deletion.regular_file(self.place, f"{TABLE}/metadata/v1.metadata.json")
+            store_of(self.place).head(f"{TABLE}/metadata/v1.metadata.json")
         except (OSError, UnsafePath):
             return False
         return True
@@ -147,14 +151,20 @@ def discard(stage: StageFolders, live: frozenset[str], log: Log) -> None:
     data = os.path.realpath(stage.data.location)
     if stage.begun() and not any(folder == data or folder.startswith(f"{data}/") for folder in live):
         try:
-            job = stage.data.parent
-            deletion.delete(job, stage.data.name)
-            deletion.delete(job.parent, job.name, only_empty=True)
-            deletion.delete(job.parent.parent, job.parent.name, only_empty=True)
+            _remove(stage.data)
         except (OSError, UnsafePath) as error:
             log.warning("Cannot remove the staged data files %s; retrying later: %s", stage.data.location, error)
             return
-    remove_place_or_log(stage.place, log)
+    try:
+        _remove(stage.place)
+    except (OSError, UnsafePath) as error:
+        log.warning("Cannot remove the stage %s; retrying later: %s", stage.place.location, error)
+
+
+def _remove(place: Place) -> None:
+    """Remove a folder of an attempt, and those of its job and its operation if they are empty."""
+    job = place.parent
+    store_of(job.parent.parent).delete_folder(f"{job.parent.name}/{job.name}/{place.name}")
 
 
 def stages_below(place: Place) -> Iterator[Place]:
@@ -162,8 +172,9 @@ def stages_below(place: Place) -> Iterator[Place]:
 
     Raises UnsafePath and OSError.
     """
-    for name in deletion.names(place):
-        for attempt in deletion.names(place.below(name)):
+    store = store_of(place)
+    for name in store.list_folder().folders:
+        for attempt in store.list_folder(name).folders:
             yield place.below(f"{name}/{attempt}")
 
 

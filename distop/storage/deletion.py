@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _TRIES = 1000
-"""Maximum repetitions of the removal of a folder while another process removes files from it."""
+"""Maximum repetitions while another process removes files from a folder, or the folder."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER_MODE = 0o755
 """Mode of new folders, before the umask: other users may never write there."""
@@ -87,17 +87,16 @@ class Place:
         return Place(self.anchor, f"{self.path}/{path}" if self.path else path, self.own)
 
 
-def delete(place: Place, path: str, *, only_empty: bool = False) -> bool:
+def delete(place: Place, path: str) -> bool:
     """Remove a file, a link (never its target), or a folder with its content; returns whether anything was removed.
 
-    ``path``: below the place. ``only_empty``: keep a folder that is not empty. Raises UnsafePath if the path leads out
-    of its place or through a link, and OSError.
+    ``path``: below the place. Raises UnsafePath if it leads out of its place or through a link, and OSError.
     """
     parts = components(path)
     if place.path:
         parts = [*components(place.path), *parts]
     with _opened(place.anchor, parts[:-1]) as folder:
-        return folder is not None and _delete_local(folder, parts[-1], only_empty)
+        return folder is not None and _delete_local(folder, parts[-1])
 
 
 def names(place: Place) -> list[str]:
@@ -116,11 +115,17 @@ def check_unlinked(place: Place) -> None:
 def make_new(place: Place, mode: int = 0o700) -> None:
     """Create a folder and its parents. Raises FileExistsError if something exists already, UnsafePath, and OSError."""
     taken = f"{place.location} exists already, but only its attempt may create it: remove it; its content is not used"
-    with made_folder(place.parent) as folder:
-        try:
-            os.mkdir(place.name, mode, dir_fd=folder)
-        except FileExistsError:
-            raise FileExistsError(taken) from None
+    for left in reversed(range(_TRIES)):
+        with made_folder(place.parent) as folder:
+            try:
+                os.mkdir(place.name, mode, dir_fd=folder)
+                return
+            except FileExistsError:
+                raise FileExistsError(taken) from None
+            except FileNotFoundError:
+                # Another process has removed the parent, which was empty.
+                if not left:
+                    raise
 
 
 def check_own(place: Place, text: tuple[str, str] = _UNSAFE_FOLDER, *, missing: bool = False) -> None:
@@ -155,21 +160,6 @@ def opened_folder(place: Place) -> Iterator[int | None]:
     """
     with _opened(place.anchor, components(place.path) if place.path else []) as opened:
         yield opened
-
-
-def regular_file(place: Place, path: str) -> Path:
-    """The path of a regular file in a place. Raises UnsafePath for other kinds and links, and OSError."""
-    parts = components(path)
-    found = local_path(place.below(path).location)
-    if found is None:
-        raise UnsafePath(f"{place.below(path).location} is not a path on this machine")
-    with _opened(place.anchor, [*(components(place.path) if place.path else []), *parts[:-1]]) as folder:
-        if folder is None:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(found))
-        mode = os.stat(parts[-1], dir_fd=folder, follow_symlinks=False).st_mode
-    if not stat.S_ISREG(mode):
-        raise UnsafePath(f"{found} is not a regular file: it is a link, a folder or a device")
-    return found
 
 
 # ---------------------------------------------------------------------- on a disk
@@ -253,15 +243,13 @@ def _mode(folder: int, name: str) -> int | None:
         return None
 
 
-def _delete_local(folder: int, name: str, only_empty: bool) -> bool:
+def _delete_local(folder: int, name: str) -> bool:
     removed = False
     for left in reversed(range(_TRIES)):
         try:
             mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
             if not stat.S_ISDIR(mode):
                 os.unlink(name, dir_fd=folder)
-            elif only_empty:
-                os.rmdir(name, dir_fd=folder)
             else:
                 removed = True
                 shutil.rmtree(name, dir_fd=folder)
@@ -272,8 +260,4 @@ def _delete_local(folder: int, name: str, only_empty: bool) -> bool:
                 return removed
             if not left:
                 raise
-        except OSError as error:
-            if only_empty and error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-                return False
-            raise
     raise AssertionError("the last try returns or raises")

@@ -218,8 +218,10 @@ class FolderStore(ObjectStore):
             self._remove_empty(folder, what)
 
     def delete_folder(self, folder: str) -> None:
-        with _errors(f"remove {self.location_of(check_key(folder))}"):
+        what = f"remove {self.location_of(check_key(folder))}"
+        with _errors(what):
             delete(self._place, folder)
+        self._remove_empty(folder.rpartition("/")[0], what)
 
     def delete_incomplete(self, folder: str = "", *, older_than: float = 0.0) -> None:
         what, limit = f"remove files of {self.location_of(folder)}", time.time() - older_than

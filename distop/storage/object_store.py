@@ -160,7 +160,7 @@ class ObjectStore(ABC):
     def delete_folder(self, folder: str) -> None:
         """Remove everything below a folder, also objects that are not complete. A missing folder is ignored.
 
-        On a disk this removes links, never their targets.
+        On a disk this removes links, never their targets, and then folders above that are empty.
         """
 
     @abstractmethod

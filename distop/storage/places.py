@@ -16,7 +16,7 @@ from distop.protocol.keys import encode
 from distop.protocol.records import OperationRef
 from distop.storage.deletion import Place, check_own, make_new
 from distop.storage.files import local_path
-from distop.storage.opened_stores import store_of
+from distop.storage.opened_stores import has_store, store_of
 
 if TYPE_CHECKING:
     from distop.protocol.records import TableRecord
@@ -67,13 +67,19 @@ def folder(name: str) -> str:
 def shared_of(configured: str, space: str, table: TableRecord | None) -> Place | None:
     """The folder of a namespace (``space``) in the shared directory.
 
-    The shared directory is the configured one, else ``<table location>/_distop`` if the table has a folder, else None.
+    The shared directory is the configured one, else ``<table location>/_distop`` if the table has a folder, on a disk
+    or in an object store, else None.
     """
     if configured:
         return Place(configured.rstrip("/") or configured, space)
-    if table is None or not table.folder:
+    if table is None or not table.folder or not has_store(table.folder):
         return None
-    return Place(table.folder.rstrip("/"), f"_distop/{space}" if space else "_distop")
+    return shared_below(table.folder, space)
+
+
+def shared_below(folder: str, space: str) -> Place:
+    """The folder of a namespace in the default shared directory of a table, whose folder this is."""
+    return Place(folder.rstrip("/"), f"_distop/{space}" if space else "_distop")
 
 
 def attempt_path(attempt: Attempt) -> str:

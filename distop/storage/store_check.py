@@ -18,6 +18,7 @@ from distop.errors import InvalidArgument
 from distop.protocol.frozen import frozen
 from distop.protocol.texts import plural, shown
 from distop.runtime.lru_cache import LruCache
+from distop.storage.deletion import Place
 from distop.storage.files import local_path
 from distop.storage.object_store import Version
 from distop.storage.opened_stores import open_store, store_of
@@ -26,7 +27,6 @@ from distop.storage.store_errors import ObjectChanged, ObjectExists, StoreError,
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from distop.storage.deletion import Place
     from distop.storage.object_store import ObjectStore
 
 WRITERS = 16
@@ -90,15 +90,16 @@ def require_suitable(location: str) -> None:
         )
 
 
-def publishing_store(place: Place, below: str = "") -> ObjectStore:
+def publishing_store(place: Place) -> ObjectStore:
     """The store of a place to write into, after :func:`require_suitable` for a URL.
 
-    Local folders are not checked: a link to a new file is atomic, or the file system refuses it. ``below``: a path in
-    the place; the store is the one there, but the place is checked. Raises the errors of :func:`require_suitable`.
+    All places in one folder of the anchor are checked together: of a namespace in the shared directory, or of a table.
+    Local folders are not checked: a link to a new file is atomic, or the file system refuses it. Raises the errors of
+    :func:`require_suitable`.
     """
     if local_path(place.anchor) is None:
-        require_suitable(place.location)
-    return store_of(place.below(below) if below else place)
+        require_suitable(Place(place.anchor, place.path.partition("/")[0]).location)
+    return store_of(place)
 
 
 def _races(store: ObjectStore, key: str) -> list[str]:

@@ -13,6 +13,7 @@ import pytest
 
 from distop.behavior import OperationFailed, OutcomeRow, PartitionPlan, Summary, TableRecord
 from distop.errors import InvalidArgument, UnsafePath
+from distop.storage.deletion import Place
 from distop.storage.location import Location
 from distop.tables.iceberg import iceberg_format
 from distop.tables.iceberg.metadata_file import current_metadata_file, read_metadata
@@ -167,6 +168,19 @@ def test_a_column_is_narrowed_and_the_rows_are_the_same(bench: NarrowingBench) -
     assert sum(c["files_scanned"] for c in valid["checks"]) == 0
     lake.sql(f"insert into {{{name}}} values (7, 70, 'c')")
     assert bench.rows()[-1] == (7, 70, "c")
+
+
+def test_a_column_is_narrowed_with_a_shared_directory_in_an_object_store(bench: NarrowingBench) -> None:
+    """The stages are below the table, because Iceberg writes them by path. No request is sent."""
+    certificate, ctx = bench.certificate(), bench.context()
+    ctx.shared = Place("s3://lake/shared", "c0ffee")
+    ran = bench.apply(certificate, ctx)
+    assert ran.report["verdict"] == "applied", ran.message
+    assert (bench.kind, bench.rows()) == ("int", ROWS)
+    assert bench.folders() == bench.live_folders()
+    below = bench.lake.path(bench.name) / "_distop" / "c0ffee"
+    assert below.is_dir()
+    assert [path for path in below.rglob("*") if path.is_file()] == []
 
 
 def test_hole_2_properties_of_a_table_choose_no_file_system_of_its_writer(bench: NarrowingBench) -> None:

@@ -22,6 +22,8 @@ from tests.storage.test_shared_dir import group, shared
 from tests.support.behaviors import sample_env
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.storage.servers import Served
     from tests.support.daemons import Daemons
 
@@ -84,6 +86,23 @@ def test_an_index_is_built_refreshed_searched_and_dropped(
     assert run("drop-index").report["dropped"] is True
     assert files(location) == ["000003.json"]
     assert sorted(key.key for key in open_store(location).list_folder().objects) == [f"{n}.parquet" for n in range(4)]
+
+
+@pytest.mark.parametrize("served", ["moto"], indirect=True)
+def test_an_index_of_a_table_on_a_disk_has_its_stages_on_s3(
+    group: Daemons, shared: str, sample_env: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "t").mkdir()
+    pq.write_table(pa.table({"k": [1, 2, 3], "n": [0, 0, 0]}), tmp_path / "t" / "0.parquet")
+    group.start("a", options=("--shared-dir", shared), env=sample_env)
+    for generation in (1, 2):
+        argument = {"name": "i", "columns": ["k"], "refresh": "full"}
+        result = group.client.start_operation("build-index", "t", argument).wait(120).raise_for_state()
+        assert result.report["generation"] == generation
+        assert list(open_store(shared).list()) == []
+    assert [row["k"] for row in rows(TableRecord("t", "parquet", str(tmp_path / "t")), 2)] == [2]
+    names = [path.name for path in (tmp_path / "t" / "_distop").iterdir()]
+    assert names == ["index"], "nothing is staged below the table"
 
 
 @pytest.mark.parametrize("served", ["moto"], indirect=True)  # it checks no signatures

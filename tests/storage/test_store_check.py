@@ -12,8 +12,9 @@ import pytest
 from distop.cli.main import run
 from distop.errors import InvalidArgument
 from distop.storage import storage_options
+from distop.storage.deletion import Place
 from distop.storage.opened_stores import open_store
-from distop.storage.store_check import check_store, require_suitable
+from distop.storage.store_check import check_store, publishing_store, require_suitable
 from distop.storage.store_errors import TimedOut, Unsupported
 from tests.storage.conftest import ALL, S3
 from tests.storage.faulty_http import without_header
@@ -105,6 +106,18 @@ def test_a_place_is_checked_once(proxy: FaultyProxy, location: str) -> None:
     require_suitable(f"{location}/")
     assert len(proxy.seen) == seen
     require_suitable(f"{location}/below")
+    assert len(proxy.seen) > seen
+
+
+@on_moto
+def test_all_stages_of_a_namespace_are_checked_together(proxy: FaultyProxy, location: str) -> None:
+    publishing_store(Place(location, "c0ffee/stage/a"))
+    seen = len(proxy.seen)
+    assert seen > 16
+    publishing_store(Place(location, "c0ffee/stage/b"))
+    publishing_store(Place(location, "c0ffee"))
+    assert len(proxy.seen) == seen
+    publishing_store(Place(location, "beefed/stage/a"))
     assert len(proxy.seen) > seen
 
 

@@ -189,6 +189,16 @@ def layout(tmp_path: Path) -> Layout:
     return Layout(tmp_path)
 
 
+def test_stages_are_below_the_table_if_the_shared_directory_is_in_an_object_store(layout: Layout) -> None:
+    attempt, table = Attempt(OPERATION, 0, 1, "inc"), str(layout.table)
+    remote, default = Place("s3://lake/shared", "c0ffee"), Place(table, "_distop/c0ffee")
+    stage = StageFolders.of(stage_of(remote, attempt), remote, "c0ffee", table)
+    assert stage == StageFolders.of(stage_of(default, attempt), default, "c0ffee", table)
+    assert stage.place.own, "only in folders that no other user may change"
+    with pytest.raises(UnsafePath, match="is not a stage in"):
+        StageFolders.of(stage_of(Place("s3://other", "c0ffee"), attempt), remote, "c0ffee", table)
+
+
 def test_discarding_removes_a_stage_and_no_file_of_the_table(layout: Layout) -> None:
     stages = [layout.write(layout.stage(fence=n)) for n in range(3)]
     live = staged_files.live_folders([f"file:{stages[1].data.location}/a.parquet", str(layout.data / "b.parquet")])

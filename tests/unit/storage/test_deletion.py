@@ -19,7 +19,7 @@ from distop.errors import InvalidArgument, UnsafePath
 from distop.protocol.plan import MAX_CHUNK_BYTES, PartitionPlan
 from distop.protocol.records import TableRecord
 from distop.storage import deletion, places, result_files
-from distop.storage.deletion import Place, check_unlinked, delete, names, regular_file
+from distop.storage.deletion import Place, check_unlinked, delete, names
 from distop.storage.object_store import scratch_name
 from distop.storage.opened_stores import store_of
 from distop.storage.places import (
@@ -70,6 +70,7 @@ ALLOWED = {
     "distop/worker/child_side/shared_files.py": "files of killed processes, by their names",
     "behaviors/index/index_folder.py": "files of an index, by the names of operations and generations",
     "behaviors/index/segments.py": "files of an own stage, by their numbers",
+    "behaviors/apply/staged_files.py": "stages and data files of attempts, by places that follow from operations",
     "behaviors/apply/new_metadata.py": "manifests of an own transaction, in the table's folder of metadata",
     "distop/storage/folder_store.py": "objects, by their keys below the store's folder",
     "distop/storage/remote_store.py": "objects, by their keys below the store's prefix",
@@ -173,9 +174,10 @@ def test_files_are_removed_by_one_function_only() -> None:
 @pytest.mark.parametrize("path", ["", "/", "/etc", "..", ".", "a/..", "a/../../b", "./a", "a//b", "a/", "a\0b"])
 def test_a_path_that_does_not_lead_downwards_is_refused(path: str, tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
-    for act in (delete, regular_file):
+    place = Place(str(tmp_path), "p")
+    for act in (lambda: delete(place, path), lambda: store_of(place).head(path)):
         with pytest.raises(UnsafePath, match="is not a path below a folder"):
-            act(Place(str(tmp_path), "p"), path)
+            act()
     if path:
         with pytest.raises(UnsafePath):
             delete(Place(str(tmp_path), path), "a")
@@ -211,13 +213,17 @@ def test_a_link_is_removed_and_its_target_stays(tmp_path: Path) -> None:
     assert (tmp_path / "target" / "inner").is_dir()
 
 
-def test_a_folder_that_is_not_empty_stays_with_only_empty(tmp_path: Path) -> None:
-    (tmp_path / "a" / "b").mkdir(parents=True)
-    place = Place(str(tmp_path))
-    assert not delete(place, "a", only_empty=True)
-    assert delete(place, "a/b", only_empty=True)
-    assert delete(place, "a", only_empty=True)
-    assert not delete(place, "a", only_empty=True)
+def test_a_folder_is_removed_with_the_empty_folders_above_it(tmp_path: Path) -> None:
+    for name in ("a/b/c", "a/d", "e/f"):
+        (tmp_path / "own" / name).mkdir(parents=True)
+    store = store_of(Place(str(tmp_path), "own"))
+    store.delete_folder("a/b/c")
+    assert sorted(path.name for path in (tmp_path / "own" / "a").iterdir()) == ["d"]
+    store.delete_folder("a/d")
+    store.delete_folder("a/missing")
+    assert [path.name for path in (tmp_path / "own").iterdir()] == ["e"]
+    store.delete_folder("e/f")
+    assert list((tmp_path / "own").iterdir()) == [], "the store's own folder stays"
 
 
 def test_a_missing_place_has_no_names(tmp_path: Path) -> None:
@@ -237,14 +243,14 @@ def test_only_a_regular_file_is_read_back(tmp_path: Path) -> None:
     (tmp_path / "p" / "f").touch()
     (tmp_path / "p" / "link").symlink_to(tmp_path / "p" / "f")
     os.mkfifo(tmp_path / "p" / "pipe")
-    place = Place(str(tmp_path), "p")
-    assert regular_file(place, "f") == tmp_path / "p" / "f"
+    store = store_of(Place(str(tmp_path), "p"))
+    assert store.head("f").size == 0
     for name in ("link", "pipe"):
         with pytest.raises(UnsafePath, match="is not a regular file"):
-            regular_file(place, name)
+            store.head(name)
     for name in ("none", "none/f"):
         with pytest.raises(FileNotFoundError):
-            regular_file(place, name)
+            store.head(name)
 
 
 def _linked(tmp_path: Path, name: str) -> tuple[Place, Path]:
@@ -450,7 +456,7 @@ def test_a_byte_outside_the_place_never_changes(block: int, tmp_path: Path) -> N
             f"{rng.choice(NAMES)}/{rng.choice(NAMES)}",
         ]:
             try:
-                delete(place, name, only_empty=rng.random() < 0.1)
+                delete(place, name)
             except (UnsafePath, OSError):
                 continue
         assert snapshot(root, own if linked > 4 else root / "none") == before, seed
@@ -547,6 +553,9 @@ def test_a_space_is_a_folder_of_the_shared_directory() -> None:
     assert shared_of("", "abc", table) == Place("/tables/t", "_distop/abc")
     assert shared_of("/shared/", "abc", table) == Place("/shared", "abc")
     assert shared_of("", "abc", TableRecord("t", "spark", "db.t")) is None
+    assert shared_of("", "abc", TableRecord("t", "parquet", "s3://lake/t")) == Place("s3://lake/t", "_distop/abc")
+    assert shared_of("", "abc", TableRecord("t", "parquet", "hdfs:///t")) is None
+    assert shared_of("s3://lake/shared", "abc", TableRecord("t", "parquet", "hdfs:///t")) is not None
 
 
 def test_hole_9_two_namespaces_in_one_folder_do_not_sweep_files_of_each_other(tmp_path: Path) -> None:
