@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from distop.behavior import JobContext, TableRecord
     from distop.tables.reading.file_facts import PlannedFile
     from distop_behaviors.apply.apply_report import CertifiedArgument
-    from distop_behaviors.apply.schema_target import Head, SwapTarget
+    from distop_behaviors.apply.constraints import Widened
+    from distop_behaviors.apply.schema_target import Head, HeadSchema, SwapTarget
+    from distop_behaviors.validate.certificate import Certificate
     from distop_behaviors.validate.partition_result import Result
 
 MARK = "distop.applied"
@@ -99,7 +101,7 @@ class Applying:
         Returns False if the metadata must be loaded again. Raises JobFailed.
         """
         schema = self._target.schema(head)
-        check_columns(self._certificate, schema.version)
+        check_columns(self._certificate_after(schema), schema.version)
         schema.check_change(self._required().values(), self._wanted)
         found = schema.version.new_files(self._covered, self._ctx.check_cancelled)
         if found is None:
@@ -225,11 +227,13 @@ class Applying:
         """The change, and the mark in it."""
         schema = self._target.schema(head)
         required = [i for i in self._required().values() if not schema.required(i)]
+        widened = {one.id: one.type for one in self._wanted.widened if not schema.has_type(one.id, one.type)}
         mark = {
             "operation": self._ctx.operation,
             "certificate": self._certificate.digest,
             "snapshot": self._covered,
             "required": required,
+            **({"widened": sorted(widened)} if widened else {}),
             "properties": {
                 name: head.properties.get(name)
                 for name, value in self._wanted.properties.items()
@@ -237,7 +241,24 @@ class Applying:
             },
         }
         text = json.dumps(mark, ensure_ascii=False, sort_keys=True)
-        return SchemaChange(required=tuple(required), properties={**self._wanted.properties, MARK: text}), text
+        properties = {**self._wanted.properties, MARK: text}
+        return SchemaChange(required=tuple(required), properties=properties, widened=widened), text
+
+    def _certificate_after(self, schema: HeadSchema) -> Certificate:
+        """The certificate with the types of columns that are widened already."""
+        types = {one.name: one.type for one in self._wanted.widened if self._has_type(schema, one)}
+        if not types:
+            return self._certificate
+        now = schema.version.fields(list(types))
+        columns = {
+            name: column.model_copy(update={"type": now[name].type}) if name in types and name in now else column
+            for name, column in self._certificate.columns.items()
+        }
+        return self._certificate.model_copy(update={"columns": columns})
+
+    @staticmethod
+    def _has_type(schema: HeadSchema, one: Widened) -> bool:
+        return schema.version.name_of(one.id) is not None and schema.has_type(one.id, one.type)
 
     def _required(self) -> dict[str, int]:
         """The field ids of the columns that become required, by the names of their checks."""
@@ -251,6 +272,7 @@ class Applying:
         schema = self._target.schema(head)
         names = {field_id: schema.version.name_of(field_id) for field_id in self._required().values()}
         undone = [str(name) for i, name in names.items() if name is None or not schema.required(i)]
+        undone += [one.name for one in self._wanted.widened if not self._has_type(schema, one)]
         undone += [name for name, value in self._wanted.properties.items() if head.properties.get(name) != value]
         if undone:
             raise InvalidArgument(f"another writer has reverted the change of {', '.join(undone)}: apply again")
@@ -280,6 +302,11 @@ class Applying:
             before = "other" if str(one.id) in narrowed else "same"
             made.append(
                 Made.model_validate({"check": one.check, "column": one.name, "type": one.type, "before": before})
+            )
+        for two in self._wanted.widened:
+            before = "other" if two.id in mark.get("widened", ()) else "same"
+            made.append(
+                Made.model_validate({"check": two.check, "column": two.name, "type": two.type, "before": before})
             )
         for name in self._wanted.properties:
             check = self._wanted.checks[name]

@@ -33,7 +33,6 @@ _REFUSED = {
 _REFUSED_BY_DELTA = {
     "unique": "Delta has no unique columns: leave the check out",
     "references": "Delta has no foreign keys: leave the check out",
-    "fits": "Delta cannot narrow a column: leave the check out, and write the table anew with the type",
 }
 _COMMENT = "--"
 _KEPT = ("check", "range", "in_set", "length", "matches")
@@ -62,8 +61,18 @@ class Narrowed:
 
 
 @frozen
+class Widened:
+    """A column to be widened without a rewrite. ``name`` and ``id``: of the certificate; ``type``: Spark's."""
+
+    check: str
+    name: str
+    id: int
+    type: str
+
+
+@frozen
 class SchemaChanges:
-    """The wanted changes of the schema: required columns, narrowed columns, and table properties."""
+    """The wanted changes of the schema: required, narrowed and widened columns, and table properties."""
 
     required: dict[str, str]
     """The name of the check → the column, as the check names it."""
@@ -71,6 +80,7 @@ class SchemaChanges:
     narrowed: tuple[Narrowed, ...] = ()
     checks: dict[str, str] = field(default_factory=dict)
     """The name of the property → the name of its check."""
+    widened: tuple[Widened, ...] = ()
 
 
 def schema_changes(certificate: Certificate, *, delta: bool = False) -> SchemaChanges:
@@ -82,6 +92,7 @@ def schema_changes(certificate: Certificate, *, delta: bool = False) -> SchemaCh
     properties: dict[str, str] = {}
     narrowed: list[Narrowed] = []
     checks: dict[str, str] = {}
+    widened: list[Widened] = []
     for certified in certificate.checks:
         check = Check.model_validate({**certified.check, "name": certified.name})
         if check.not_null is not None:
@@ -91,7 +102,10 @@ def schema_changes(certificate: Certificate, *, delta: bool = False) -> SchemaCh
                     f"only validated rows where {certificate.where}: validate without 'where'"
                 )
             required[certified.name] = check.not_null
-        elif check.fits is not None and not delta:
+        elif check.fits is not None and delta:
+            name = column_of(certified.name, check.fits.column, certificate)
+            widened.append(Widened(certified.name, name, certificate.columns[name].id, canonical(check.fits.type)))
+        elif check.fits is not None:
             narrowed.append(_narrowed(check, certificate))
         elif check.kind in _KEPT:
             name = CONSTRAINT + certified.name.lower() if delta else PREFIX + certified.name
@@ -108,7 +122,12 @@ def schema_changes(certificate: Certificate, *, delta: bool = False) -> SchemaCh
             )
             raise InvalidArgument(f"{certified.name} cannot be applied: {why}")
     _check_together(narrowed, certificate)
-    return SchemaChanges(required, properties, tuple(narrowed), checks)
+    if widened and (required or properties):
+        raise InvalidArgument(
+            f"{widened[0].check} changes a type, which cannot be reverted if another check is violated later: validate "
+            "and apply it by itself"
+        )
+    return SchemaChanges(required, properties, tuple(narrowed), checks, tuple(widened))
 
 
 def iceberg_type(spark: str) -> str | None:

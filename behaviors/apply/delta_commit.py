@@ -53,6 +53,9 @@ class DeltaHeadSchema(HeadSchema):
     def required(self, field_id: int) -> bool:
         return self._snapshot.schema.required(self._top(field_id))
 
+    def has_type(self, field_id: int, spark: str) -> bool:
+        return bool(self._snapshot.schema.columns[self._top(field_id)] == spark)
+
     def files(self, check: Callable[[], None]) -> Sequence[PlannedFile]:
         return [(file.path, file.size, 0) for file in self._snapshot.files.values()]
 
@@ -61,6 +64,9 @@ class DeltaHeadSchema(HeadSchema):
         metadata_commit.check_writable(self._snapshot)
         for field_id in required:
             self._top(field_id)
+        for one in wanted.widened:
+            if not self.has_type(one.id, one.type):
+                metadata_commit.check_widening(self._snapshot, self._top(one.id), one.type)
         present = metadata_commit.configuration(self._snapshot)
         for name, sql in wanted.properties.items():
             if name in present and present[name] != sql:
@@ -75,7 +81,7 @@ class DeltaHeadSchema(HeadSchema):
         if name is None or name not in self._snapshot.schema.columns:
             raise InvalidArgument(
                 f"the column {name or field_id!r} is inside another column: in a Delta table, only columns at the top "
-                "level can be made NOT NULL"
+                "level can be changed"
             )
         return name
 
@@ -156,7 +162,10 @@ def _changed(snapshot: DeltaSnapshot, change: SchemaChange) -> tuple[Mapping[str
     if any(name.startswith(CONSTRAINT) and value is not None for name, value in properties.items()):
         needed.add(CHECK_CONSTRAINTS)
     protocol = metadata_commit.with_features(snapshot, needed)
-    metadata = metadata_commit.with_nullability(
-        snapshot, {name: value for name, value in nullable.items() if name is not None}, properties
+    metadata = metadata_commit.changed_metadata(
+        snapshot,
+        {name: value for name, value in nullable.items() if name is not None},
+        {str(schema.version.name_of(i)): kind for i, kind in change.widened.items()},
+        properties,
     )
     return protocol, metadata

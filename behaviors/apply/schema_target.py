@@ -11,6 +11,7 @@ with a REST catalog, would accept commits that were not validated.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from distop.protocol.frozen import frozen
@@ -56,6 +57,10 @@ class HeadSchema(ABC):
     def required(self, field_id: int) -> bool:
         """Whether a column, which exists, is required."""
 
+    def has_type(self, field_id: int, spark: str) -> bool:
+        """Whether a column, which exists, has this type of Spark. Only for formats that widen columns."""
+        raise NotImplementedError
+
     @abstractmethod
     def files(self, check: Callable[[], None]) -> Sequence[PlannedFile]:
         """All data files. ``check`` raises to stop."""
@@ -70,12 +75,13 @@ class SchemaChange:
     """A change of a schema.
 
     ``required`` and ``optional``: field ids of columns that become so. ``properties``: table properties to set, or
-    (None) to remove.
+    (None) to remove. ``widened``: Spark's types by the field ids of columns that get them without a rewrite.
     """
 
     required: tuple[int, ...] = ()
     optional: tuple[int, ...] = ()
     properties: Mapping[str, str | None] | None = None
+    widened: Mapping[int, str] = field(default_factory=dict)
 
 
 @frozen

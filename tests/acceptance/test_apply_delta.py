@@ -94,6 +94,28 @@ def test_delta_enforces_the_change_after_it(spark: SparkSession, tmp_path: Path,
     lake.sql("insert into {t} (id, c) values (-1, 'x')", "t")
 
 
+def test_a_column_is_widened_as_by_delta(spark: SparkSession, tmp_path: Path) -> None:
+    need(jars(), MAVEN)
+    lake = DeltaLake(writing_session(spark), tmp_path)
+    given = {"delta.enableTypeWidening": "true", "delta.feature.timestampNtz": "supported"}
+    for name in ("t", "by_delta"):
+        lake.create(name, "id int, d decimal(9,2), day date", **given)
+        lake.sql("insert into {t} values (1, 1.25, date '2020-01-01'), (null, null, null)", name)
+        lake.sql("alter table {t} alter column id type bigint", name)
+    bench = Bench(tmp_path, spark)
+    for column, kind in {"id": "decimal(20,0)", "d": "decimal(12,4)", "day": "timestamp_ntz"}.items():
+        ran = bench.apply(bench.context(), bench.certificate({"fits": {"column": column, "type": kind}}))
+        assert ran.report["verdict"] == "applied", ran.message
+        change = ran.report["changes"][0]
+        assert (change["column"], change["type"], change["before"]) == (column, kind, "other")
+        lake.sql(f"alter table {{t}} alter column {column} type {kind}", "by_delta")
+    for name in ("t", "by_delta"):
+        lake.sql("insert into {t} values (10000000000000000000, 1.1234, timestamp_ntz '2020-01-01 01:02:03')", name)
+    ours, theirs = lake.read("t"), lake.read("by_delta")
+    assert [(f.dataType, f.metadata) for f in ours.schema] == [(f.dataType, f.metadata) for f in theirs.schema]
+    assert sorted(map(repr, ours.collect())) == sorted(map(repr, theirs.collect()))
+
+
 def test_a_transaction_of_delta_that_began_before_the_change_fails(spark: SparkSession, tmp_path: Path) -> None:
     need(jars(), MAVEN)
     lake = DeltaLake(writing_session(spark), tmp_path)

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 _MODE = "delta.columnMapping.mode"
 _ID = "delta.columnMapping.id"
 _PHYSICAL = "delta.columnMapping.physicalName"
-_TYPE_CHANGES = "delta.typeChanges"
+TYPE_CHANGES = "delta.typeChanges"
+"""The metadata of a column with its former types."""
 _DEFAULT = "EXISTS_DEFAULT"
 """Spark's metadata of a column with the value that files without the column have."""
 _CHAR = "__CHAR_VARCHAR_TYPE_STRING"
@@ -149,7 +150,7 @@ class DeltaSchema:
                 if kind["type"] == "struct":
                     yield from self._walk(kind["fields"], here, there, defaulted=given)
                 continue
-            yield DeltaField(_leaf(here, kind), there, self._id(field), given, _TYPE_CHANGES in own)
+            yield DeltaField(_leaf(here, kind), there, self._id(field), given, TYPE_CHANGES in own)
 
     # ------------------------------------------------------------------ ids
 
@@ -216,6 +217,11 @@ def _leaf(path: Path, kind: Any) -> Leaf:
         return Leaf(path, "decimal", spark, 0, decimal_of(spark)[1])
     _, found, bits, scale = _PLAIN[kind]
     return Leaf(path, found, spark, bits, scale)
+
+
+def delta_type(spark: str) -> str:
+    """Delta's name of a plain type of Spark."""
+    return next((name for name, found in _PLAIN.items() if found[0] == spark), spark)
 
 
 def spark_type(kind: Any) -> SparkType:

@@ -7,10 +7,13 @@ writer feature that is not known is refused, because its commits may need more t
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 from distop.errors import InvalidArgument
 from distop.protocol.texts import shown
+from distop.tables.delta.delta_schema import TYPE_CHANGES, delta_type
+from distop.tables.reading.file_facts import decimal_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -30,6 +33,13 @@ KNOWN = frozenset(
     }
 )
 """The writer features that ask nothing of a commit without files, except to keep what the metadata has."""
+TYPE_WIDENING = "typeWidening"
+_WIDENING_ENABLED = "delta.enableTypeWidening"
+_NTZ = "timestampNtz"
+_WHOLE = ("tinyint", "smallint", "int", "bigint")
+_OTHERS = (("float", "double"), ("date", "timestamp_ntz"))
+_DERIVED = frozenset({"delta.generationExpression", "delta.invariants"})
+"""The metadata of a column with expressions of other columns."""
 _BY_FEATURES = 7
 """The writer version from which a protocol lists features."""
 _LEGACY = {INVARIANTS: 2, CHECK_CONSTRAINTS: 3}
@@ -75,14 +85,70 @@ def with_features(snapshot: DeltaSnapshot, needed: Collection[str]) -> Mapping[s
     return {**protocol, "writerFeatures": [*present, *missing]} if missing else None
 
 
-def with_nullability(
-    snapshot: DeltaSnapshot, nullable: Mapping[str, bool], properties: Mapping[str, str | None]
+def check_widening(snapshot: DeltaSnapshot, column: str, wide: str) -> None:
+    """Raises InvalidArgument if a top-level column cannot get this type of Spark without a rewrite."""
+    narrow, configured = snapshot.schema.columns[column], configuration(snapshot)
+    if not isinstance(narrow, str) or not may_widen(narrow, wide):
+        raise InvalidArgument(
+            f"the column {column!r} of a Delta table cannot get the type {wide}, because its type {narrow} is no "
+            "narrower: write the table anew with the type, and leave the check out"
+        )
+    if TYPE_WIDENING not in snapshot.features or configured.get(_WIDENING_ENABLED) != "true":
+        raise InvalidArgument(
+            f"the Delta table does not allow that the column {column!r} is widened to {wide}: set its property "
+            f"{_WIDENING_ENABLED} to true first"
+        )
+    if wide == "timestamp_ntz" and _NTZ not in snapshot.features:
+        raise InvalidArgument(
+            f"the Delta table does not allow columns of the type {wide}: set its property delta.feature.{_NTZ} to "
+            "supported first"
+        )
+    metadata = [field.get("metadata") or {} for field in json.loads(snapshot.schema.text)["fields"]]
+    texts = [value for name, value in configured.items() if name.startswith(CONSTRAINT)]
+    texts += [str(own[key]) for own in metadata for key in _DERIVED & own.keys()]
+    # Whole words in any case: one in a text or a comment counts as well.
+    word = re.compile(rf"(?<!\w){re.escape(column)}(?!\w)", re.IGNORECASE)
+    if column in snapshot.schema.partition_columns or any(word.search(text) for text in texts):
+        raise InvalidArgument(
+            f"the column {column!r} cannot be widened: it is a partition column, or a constraint or a generated column "
+            "names it"
+        )
+
+
+def may_widen(narrow: str, wide: str) -> bool:
+    """Whether Delta allows to change one type of Spark to another without a rewrite, by its protocol."""
+    if wide.startswith("decimal"):
+        precision, scale = decimal_of(wide)
+        if narrow in _WHOLE:
+            return precision - scale >= (20 if narrow == "bigint" else 10)
+        if not narrow.startswith("decimal"):
+            return False
+        less, fewer = decimal_of(narrow)
+        return narrow != wide and precision - less >= scale - fewer >= 0
+    if narrow in _WHOLE and wide in _WHOLE:
+        return _WHOLE.index(narrow) < _WHOLE.index(wide)
+    return (narrow in _WHOLE[:3] and wide == "double") or (narrow, wide) in _OTHERS
+
+
+def changed_metadata(
+    snapshot: DeltaSnapshot,
+    nullable: Mapping[str, bool],
+    widened: Mapping[str, str],
+    properties: Mapping[str, str | None],
 ) -> Mapping[str, Any]:
-    """The metadata with this nullability of top-level columns, and these properties set or (None) removed."""
+    """The metadata with this nullability and these types of top-level columns, and these properties.
+
+    ``widened``: Spark's types. ``properties``: to set or (None) to remove.
+    """
     schema = json.loads(snapshot.schema.text)
     for field in schema["fields"]:
         if field["name"] in nullable:
             field["nullable"] = nullable[field["name"]]
+        if field["name"] in widened:
+            kind = delta_type(widened[field["name"]])
+            own = field["metadata"] = dict(field.get("metadata") or {})
+            own[TYPE_CHANGES] = [*own.get(TYPE_CHANGES, ()), {"fromType": field["type"], "toType": kind}]
+            field["type"] = kind
     changed = {**configuration(snapshot), **properties}
     return {
         **snapshot.metadata,

@@ -13,9 +13,10 @@ from deltalake import write_deltalake
 from deltalake.exceptions import DeltaError
 
 from distop.errors import InvalidArgument, UnsafePath
+from distop.tables.delta.metadata_commit import check_widening, may_widen
 from distop_behaviors.apply import Apply
 from distop_behaviors.apply.apply_loop import MARK, ROUNDS, Applying
-from distop_behaviors.apply.constraints import SchemaChanges
+from distop_behaviors.apply.constraints import SchemaChanges, Widened
 from distop_behaviors.apply.delta_commit import DeltaTarget
 from distop_behaviors.apply.schema_target import CommitUnknown, Conflict, SchemaChange
 from tests.acceptance.applying import At, crashes
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NOT_NULL = {"not_null": "c"}
+GENERATED = "delta.generationExpression"
 POSITIVE = {"range": {"column": "id", "min": 0}, "name": "Positive"}
 
 
@@ -238,8 +240,13 @@ def test_an_unknown_writer_version_is_refused(tmp_path: Path) -> None:
 
 def test_what_delta_has_no_constraint_for_is_refused(bench: Bench) -> None:
     fits = bench.certificate({"fits": {"column": "id", "type": "int"}})
-    with pytest.raises(InvalidArgument, match="Delta cannot narrow a column"):
+    with pytest.raises(InvalidArgument, match="cannot get the type int, because its type bigint is no narrower"):
         bench.apply(bench.context(), fits)
+    wide = {"fits": {"column": "id", "type": "decimal(22,2)"}}
+    with pytest.raises(InvalidArgument, match=r"set its property delta\.enableTypeWidening to true first"):
+        bench.apply(bench.context(), bench.certificate(wide))
+    with pytest.raises(InvalidArgument, match="apply it by itself"):
+        bench.apply(bench.context(), bench.certificate(wide, NOT_NULL))
     both = bench.certificate(POSITIVE, {"range": {"column": "id", "max": 9}, "name": "positive"})
     with pytest.raises(InvalidArgument, match="Positive and positive: Delta's constraints do not distinguish"):
         bench.apply(bench.context(), both)
@@ -247,6 +254,50 @@ def test_what_delta_has_no_constraint_for_is_refused(bench: Bench) -> None:
     with pytest.raises(InvalidArgument, match="has another constraint 'positive' already: id > -9; drop it first"):
         bench.apply(bench.context(), bench.certificate(POSITIVE))
     assert bench.properties[VALUE] == "id > -9"
+
+
+@pytest.mark.parametrize(
+    ("narrow", "wide", "allowed"),
+    [
+        ("tinyint", "int", True),
+        ("int", "double", True),
+        ("bigint", "double", False),
+        ("int", "decimal(10,0)", True),
+        ("int", "decimal(10,1)", False),
+        ("bigint", "decimal(20,0)", True),
+        ("bigint", "decimal(19,0)", False),
+        ("decimal(9,2)", "decimal(12,4)", True),
+        ("decimal(9,2)", "decimal(9,4)", False),
+        ("decimal(9,2)", "decimal(9,2)", False),
+        ("float", "double", True),
+        ("double", "float", False),
+        ("date", "timestamp_ntz", True),
+        ("date", "timestamp", False),
+        ("int", "string", False),
+    ],
+)
+def test_types_are_widened_as_the_protocol_of_delta_allows(narrow: str, wide: str, allowed: bool) -> None:
+    assert may_widen(narrow, wide) == allowed
+
+
+def test_a_column_that_others_depend_on_is_not_widened(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    fields = [field("id", "integer"), field("p", "integer"), field("g", "long", **{GENERATED: "n + 1"})]
+    fields += [field("n", "integer"), field("ids", "integer"), field("day", "date")]
+    given = {VALUE: "ID > 0", "delta.enableTypeWidening": "true"}
+    DeltaLog(bench.path).create(features("typeWidening"), fields=fields, partitions=("p",), configuration=given)
+    target = DeltaTarget(bench.record, bench.context())
+    schema = target.schema(target.load())
+    with pytest.raises(InvalidArgument, match=r"set its property delta\.feature\.timestampNtz"):
+        check_widening(target.load().base, "day", "timestamp_ntz")
+    ids = {name: found.id for name, found in schema.version.fields(["id", "p", "n", "ids"]).items()}
+    for name, number in ids.items():
+        wanted = SchemaChanges({}, {}, widened=(Widened("check", name, number, "bigint"),))
+        if name == "ids":
+            schema.check_change([], wanted)
+        else:
+            with pytest.raises(InvalidArgument, match=f"'{name}' cannot be widened"):
+                schema.check_change([], wanted)
 
 
 def test_a_nested_column_is_refused(tmp_path: Path) -> None:
