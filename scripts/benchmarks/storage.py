@@ -11,6 +11,7 @@ import tempfile
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +48,7 @@ def run(files: int = 10_000, runs: int = 5) -> Result:
         (place / "gateway").mkdir()
         with servers.versitygw(place / "gateway") as served:
             os.environ.update(served.environment)
-            storage_options.configure(served.options())
+            _configure(served, served.port)
             store = _stored_table(served.url, files, data)
             for n in range(runs):
                 times["bare"].append(_timed(lambda: _bare(store.location)))
@@ -66,6 +67,12 @@ def run(files: int = 10_000, runs: int = 5) -> Result:
         Row("requests for a listing", requests["listings"], "in 1,000 objects", 1.0),
     ]
     return result
+
+
+def _configure(served: servers.Served, port: int) -> None:
+    """Configure distop for the server, with time limits for a busy machine."""
+    tables = served.options(port).items()
+    storage_options.configure({prefix: replace(one, request_timeout=60.0) for prefix, one in tables})
 
 
 def _file(columns: int) -> bytes:
@@ -132,7 +139,7 @@ def _requests(served: servers.Served, files: int, data: bytes, folder: Path) -> 
     """Requests for each footer, and for each 1,000 objects of the listing."""
     store = _stored_table(served.url, files, data)
     with FaultyProxy(served.port) as proxy:
-        storage_options.configure(served.options(proxy.port))
+        _configure(served, proxy.port)
         _validate(store.location, 0, folder)
         footers = sum(".parquet?" in f"{seen.target}?" for seen in proxy.seen)
         listings = sum("list-type=2" in seen.target for seen in proxy.seen)

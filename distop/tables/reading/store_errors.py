@@ -17,6 +17,7 @@ from distop.storage.store_errors import (
     ObjectChanged,
     ObjectMissing,
     StoreError,
+    StoreUnavailable,
     Throttled,
     TimedOut,
     Unreachable,
@@ -176,7 +177,7 @@ def unavailable(cause: str, text: str) -> TableUnavailable:
 
 def busy(error: BaseException | None) -> bool:
     """Whether a store may answer the request later. It says nothing about the file."""
-    return isinstance(error, StoreError) and _cause_of_store_error(error) in FOR_NOW
+    return isinstance(error, StoreUnavailable)
 
 
 def _cause_of_store_error(error: StoreError) -> str | None:

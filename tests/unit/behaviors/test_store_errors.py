@@ -12,12 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from distop.behavior import TableRecord, load, select
-from distop.errors import TableRefused
+from distop.errors import TableBusy, TableRefused
 from distop.storage import storage_options
 from distop.storage.storage_options import StorageOptions
+from distop.storage.store_errors import Denied, StoreError, Throttled, TimedOut, Unreachable
 from distop.tables import plan_table
 from distop.tables.reading import parquet_footers, store_errors
-from distop.tables.reading.file_facts import Unreadable
+from distop.tables.reading.file_facts import FileFacts, Unreadable
 from tests.support.context import FakeContext
 from tests.support.refusing_store import RefusingStore
 
@@ -159,6 +160,18 @@ def test_the_cause_of_a_system_error_is_derived_from_its_number() -> None:
     refused = ConnectionRefusedError(errno.ECONNREFUSED, "no")
     assert store_errors.cause_of_python_error(refused) == store_errors.CONNECTION
     assert store_errors.cause_of_python_error(FileNotFoundError(errno.ENOENT, "no")) is None
+
+
+@pytest.mark.parametrize("error", [Throttled("no"), TimedOut("no"), Unreachable("no")])
+def test_a_store_that_fails_in_the_middle_of_a_batch_gives_no_file_a_verdict(error: StoreError) -> None:
+    """The files that were not read had the verdict error, although the store said nothing about them."""
+    unread = Unreadable("the file s3://bucket/b cannot be read")
+    unread.__cause__ = error
+    read = FileFacts("s3://bucket/a", 1)
+    with pytest.raises(TableBusy, match="s3://bucket/b"):
+        parquet_footers.check_store([read, unread])
+    unread.__cause__ = Denied("no")
+    parquet_footers.check_store([read, unread])
 
 
 def test_refused_files_do_not_affect_other_files(monkeypatch: pytest.MonkeyPatch) -> None:
