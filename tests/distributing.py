@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SHARING = {
-    "tests/acceptance/test_apply": "tests/acceptance: apply",
-    "tests/acceptance/test_iceberg_end_to_end": "tests/acceptance: apply",
     "tests/acceptance/test_validate_spark_catalog": "tests/acceptance",
     "tests/acceptance/test_validate_iceberg": "tests/acceptance",
     "tests/acceptance/test_validate": "tests/acceptance: validate",
@@ -29,7 +27,6 @@ session, because a session takes as long to warm up as many of these tests take 
 """
 LONGEST = (
     "tests/acceptance: validate",
-    "tests/acceptance: apply",
     "tests/acceptance",
     "tests/simulation/test_crash_points.py",
     "tests/storage/test_contract.py",

@@ -69,6 +69,7 @@ def test_a_deleted_null_is_no_violation(lake: DeltaLake, run: Callable[..., Ran]
             assert ran.report["rows"] == 80
 
 
+@pytest.mark.rotating
 def test_the_remaining_nulls_are_counted_and_shown(lake: DeltaLake, run: Callable[..., Ran]) -> None:
     checks = [NOT_NULL, {"range": {"column": "id", "min": 2}}, {"unique": "id"}, {"check": "id <> 3"}]
     for mode in ("auto", "never"):
@@ -81,11 +82,13 @@ def test_the_remaining_nulls_are_counted_and_shown(lake: DeltaLake, run: Callabl
         assert sample["row_index"] == 1
 
 
+@pytest.mark.rotating
 def test_statistics_decide_what_deletes_cannot_change(lake: DeltaLake, run: Callable[..., Ran]) -> None:
     ran = run("dirty", {"range": {"column": "id", "min": 0, "max": 99}}, {"not_null": "k"}, statistics="only")
     assert verdicts(ran) == [("valid", 0, True), ("valid", 0, True)]
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("mode", ["name", pytest.param("id", marks=pytest.mark.slow)])
 def test_columns_keep_their_identity(mode: str, lake: DeltaLake, run: Callable[..., Ran]) -> None:
     name = f"mapped_{mode}"
@@ -112,6 +115,7 @@ def test_columns_keep_their_identity(mode: str, lake: DeltaLake, run: Callable[.
     assert run(name, {"not_null": "id"}, since=first).report["rows"] == 1
 
 
+@pytest.mark.rotating
 def test_a_v2_checkpoint_and_widened_types_are_read_as_by_delta(
     lake: DeltaLake, run: Callable[..., Ran], spark: SparkSession
 ) -> None:
@@ -138,6 +142,7 @@ def test_a_v2_checkpoint_and_widened_types_are_read_as_by_delta(
         ]
 
 
+@pytest.mark.rotating
 def test_rows_that_are_deleted_between_two_validations_do_not_count(lake: DeltaLake, run: Callable[..., Ran]) -> None:
     """The file keeps its path and size, and Spark's plans of the first validation are in the cache."""
     shutil.copytree(lake.root / "dirty", lake.root / "between")
@@ -152,6 +157,7 @@ def test_rows_that_are_deleted_between_two_validations_do_not_count(lake: DeltaL
             lake.sql(statement, "between")
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("feature", ["", "supported"])
 def test_features_of_writers_do_not_matter(feature: str, lake: DeltaLake, run: Callable[..., Ran]) -> None:
     """Delta checks that the protocol of a table has the features that its schema uses."""
@@ -170,6 +176,7 @@ def test_features_of_writers_do_not_matter(feature: str, lake: DeltaLake, run: C
     assert ran.report["rows"] == 100
 
 
+@pytest.mark.rotating
 def test_a_vacuumed_file_is_an_error_that_says_so(lake: DeltaLake, run: Callable[..., Ran]) -> None:
     for what in ("part-*.parquet", "deletion_vector_*.bin"):
         name = f"gone_{what[0]}"
@@ -183,6 +190,7 @@ def test_a_vacuumed_file_is_an_error_that_says_so(lake: DeltaLake, run: Callable
         assert "since the operation was planned the table was vacuumed, or dropped" in reasons
 
 
+@pytest.mark.rotating
 def test_the_planned_version_is_read_after_later_commits(
     lake: DeltaLake, run: Callable[..., Ran], spark: SparkSession
 ) -> None:
@@ -194,6 +202,7 @@ def test_the_planned_version_is_read_after_later_commits(
     assert verdicts(run("later", NOT_NULL)) == [("violated", 1, True)]
 
 
+@pytest.mark.rotating
 def test_the_example_behavior_counts_rows_without_deleted_ones(lake: DeltaLake, spark: SparkSession) -> None:
     row_count = BehaviorSource.parse(f"{ROOT / 'examples' / 'row_count.py'}:RowCount").load()
     ran = testing.run_operation(row_count, table=record(lake, "dirty"), spark=spark)

@@ -18,7 +18,7 @@ from tests.simulator.run import without_logs
 from tests.simulator.shrinking import TRIES_AT_ONCE, smallest
 
 ROOT = Path(__file__).resolve().parents[2]
-CI_SCHEDULES = 150
+CI_SCHEDULES = 100
 """Number of schedules that ``.ci/run`` runs besides the tests."""
 SEEDS = [2_000 + n for n in (26, 27, 28, 38, 42, 44, 46, 47, 48, 49, 50, 54, 55, 61, 103)]
 """Schedules that the tests run: few of forty consecutive seeds, which together take all paths."""

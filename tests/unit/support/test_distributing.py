@@ -20,7 +20,7 @@ def test_the_listed_slow_tests_exist_and_start_first() -> None:
 def test_acceptance_tests_share_few_processes_except_those_with_their_own_spark() -> None:
     files = [f"tests/acceptance/{path.name}" for path in (ROOT / "tests/acceptance").glob("test_*.py")]
     assert {unit_of(f"{file}::test[a::b]") for file in files} == {*SHARING.values(), *APART}
-    assert unit_of("tests/acceptance/test_apply_catalogs.py::test_x") == "tests/acceptance: apply"
+    assert unit_of("tests/acceptance/test_apply_catalogs.py::test_x") == "tests/acceptance"
     assert [prefix for prefix in SHARING if not any(file.startswith(prefix) for file in files)] == []
     assert unit_of("tests/unit/test_x.py::test_y") == "tests/unit/test_x.py"
 
