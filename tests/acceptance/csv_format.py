@@ -83,14 +83,14 @@ class CsvReader(Reader):
 
     def changed(self, files: Sequence[PlannedFile], check: Callable[[], None]) -> dict[str, Unreadable]:
         found: dict[str, Unreadable] = {}
-        for path, size, mtime_ns in files:
+        for path, size, stamp in files:
             check()
             try:
                 now = Path(path).stat()
             except FileNotFoundError:
                 found[path] = Unreadable(f"the file {path} is gone since the operation was planned")
                 continue
-            if (now.st_size, now.st_mtime_ns) != (size, mtime_ns):
+            if (now.st_size, now.st_mtime_ns) != (size, stamp):
                 found[path] = Unreadable(f"the file {path} has changed since the operation was planned")
         return found
 
@@ -117,7 +117,7 @@ class CsvFormat(Format):
         for n, entry in enumerate(entries):
             check()
             digest.update(f"{entry[1:]}\n".encode())
-            file = (entry.path, entry.size, entry.mtime_ns)
+            file = (entry.path, entry.size, entry.stamp)
             plans.append(PartitionPlan(n, Path(entry.path).stem, entry.size, (file,)))
         return Planned(plans, f"files-{digest.hexdigest()}")
 
