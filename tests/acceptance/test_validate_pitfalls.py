@@ -428,6 +428,7 @@ def test_missing_changed_and_damaged_files_are_errors_of_their_partitions(table:
     paths["rubbish"].write_bytes(b"\0" * 500)
     fresh = {p.name: p for p in plan_table(table.record).partitions}
     plans = [fresh[p.name] if p.name in ("p=cut", "p=rubbish") else p for p in plans]
+    plans = [replace(plan, partition=n) for n, plan in enumerate(plans)]
     for check in (between("x", 0), {"check": "x >= 0"}, {"check": "length(y) > 0 AND x >= 0"}):
         ran = run_operation(Validate(), table.record, {"checks": [check]}, table.context, partitions=plans)
         verdicts = {n: o.result["verdict"] for n, o in ran.by_name.items()}
