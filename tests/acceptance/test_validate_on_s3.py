@@ -58,9 +58,9 @@ def store(proxy: FaultyProxy, spark: SparkSession, monkeypatch: pytest.MonkeyPat
         monkeypatch.setenv(name, value)
     options = servers.Served("moto", f"s3://{servers.BUCKET}", proxy.port).options()
     storage_options.configure(options)
-    s3_spark.configure(spark, f"s3://{servers.BUCKET}", servers.KEY, servers.SECRET)
     proxy.fault = lambda seen, forward: forward(seen.whole)
-    yield open_store(f"s3://{servers.BUCKET}/{uuid.uuid4().hex}")
+    with s3_spark.configured(spark, f"s3://{servers.BUCKET}", servers.KEY, servers.SECRET):
+        yield open_store(f"s3://{servers.BUCKET}/{uuid.uuid4().hex}")
     storage_options.configure({})
 
 

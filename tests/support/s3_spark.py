@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from distop.storage.storage_access import storage_options_for
 from scripts import spark_jars
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -23,8 +25,9 @@ def jars() -> list[Path] | None:
     return None if None in found else [jar for jar in found if jar is not None]
 
 
-def configure(spark: SparkSession, url: str, key: str, secret: str) -> None:
-    """Let a running session reach a bucket as distop is configured for it.
+@contextmanager
+def configured(spark: SparkSession, url: str, key: str, secret: str) -> Iterator[None]:
+    """Let a running session reach a bucket as distop is configured for it, until the end of the block.
 
     The JVM runs already, so it gets the credentials as settings instead of from its environment.
     """
@@ -33,5 +36,9 @@ def configure(spark: SparkSession, url: str, key: str, secret: str) -> None:
     start = f"fs.s3a.bucket.{access.bucket.name}"
     settings = {name.removeprefix("spark.hadoop."): value for name, value in access.spark().items()}
     settings[f"{start}.aws.credentials.provider"] = "org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider"
-    for name, value in {**settings, f"{start}.access.key": key, f"{start}.secret.key": secret}.items():
+    settings |= {f"{start}.access.key": key, f"{start}.secret.key": secret}
+    for name, value in settings.items():
         hadoop.set(name, value)
+    yield
+    for name in settings:
+        hadoop.unset(name)
