@@ -63,6 +63,15 @@ def _may_be_folder(key: str) -> bool:
     return "." not in key.rpartition("/")[2]
 
 
+def _is_hidden(relative: str, hidden_folder: HiddenFolder) -> bool:
+    """Whether a part of a file's path is hidden. Calls ``hidden_folder`` if that is a folder."""
+    parts = relative.split("/")
+    first = next((n for n, part in enumerate(parts) if hidden(part)), None)
+    if first is not None and first < len(parts) - 1:
+        hidden_folder("/".join(parts[:first]), parts[first])
+    return first is not None
+
+
 _BEFORE_BUCKET = 2
 """Number of slashes before a bucket's name."""
 _REFUSALS = range(300, 500)
@@ -288,11 +297,7 @@ class Location:
         any_found = False
         for one in store.list() if deep else store.list_folder().objects:
             any_found = True
-            parts = one.key.split("/")
-            at = next((n for n, part in enumerate(parts) if hidden(part)), None)
-            if at is not None:
-                if at < len(parts) - 1:
-                    hidden_folder("/".join(parts[:at]), parts[at])
+            if _is_hidden(one.key, hidden_folder):
                 continue
             folder = one.key.rpartition("/")[0]
             while folder and folder not in folders:
@@ -334,11 +339,7 @@ class Location:
             if found.type != fs.FileType.File:
                 continue
             relative = found.path[len(self.root) :].lstrip("/")
-            parts = relative.split("/")
-            first = next((n for n, part in enumerate(parts) if hidden(part)), None)
-            if first is not None:
-                if first < len(parts) - 1:
-                    hidden_folder("/".join(parts[:first]), parts[first])
+            if _is_hidden(relative, hidden_folder):
                 continue
             yield ListedFile(relative.rpartition("/")[0], f"{self.text}/{relative}", found.size, found.mtime_ns or 0)
 

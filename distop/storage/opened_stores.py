@@ -14,7 +14,7 @@ from distop.storage.folder_store import FolderStore
 from distop.storage.object_store import check_key
 from distop.storage.remote_store import RemoteStore
 from distop.storage.storage_access import storage_options_for
-from distop.storage.storage_options import FAMILIES, bucket_of
+from distop.storage.storage_options import bucket_of, in_object_store
 from distop.storage.storage_urls import check_place
 
 if TYPE_CHECKING:
@@ -54,8 +54,7 @@ def open_store(location: str) -> ObjectStore:
 
 def has_store(location: str) -> bool:
     """Whether a location is a local path, or of a kind of object store that distop can write to. HDFS is none."""
-    scheme = location.partition("://")[0].strip().lower()
-    return local_path(location) is not None or scheme in FAMILIES
+    return local_path(location) is not None or in_object_store(location)
 
 
 def store_of(place: Place) -> ObjectStore:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distop.errors import InvalidArgument, TableUnavailable
@@ -256,10 +255,9 @@ class DeltaReader(Reader):
     # ------------------------------------------------------------------ without Spark
 
     def on_disk(self, file: PlannedFile) -> PlannedFile:
-        """The file with its local path, size and time: plans have no times, and may have URLs."""
+        """The file with its local path, size and stamp: plans have no times, and may have URLs."""
         path = str(local_path(file[0]) or file[0])
-        found = Path(path).stat()
-        return path, found.st_size, found.st_mtime_ns
+        return path, *parquet_footers.size_and_stamp(path)
 
     def check_same(self, file: PlannedFile) -> None:
         parquet_footers.check_unchanged(*file)

@@ -5,7 +5,6 @@ Columns are found by their ids, deletes are applied, and files never change.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distop.errors import InvalidArgument
@@ -15,7 +14,7 @@ from distop.tables.iceberg.iceberg_version import IcebergVersion
 from distop.tables.iceberg.metadata_file import read_metadata
 from distop.tables.iceberg.snapshot_checks import check_opened
 from distop.tables.reader import FileColumns, Reader, RowCounts
-from distop.tables.reading import arrow_rows, parquet_footers, parquet_tail
+from distop.tables.reading import arrow_rows, parquet_footers
 from distop.tables.reading.arrow_types import SparkOnly
 from distop.tables.reading.file_facts import FileFacts, Unreadable, match
 from distop.tables.reading.row_counts import MANIFEST
@@ -145,10 +144,7 @@ class IcebergReader(Reader):
     def on_disk(self, file: PlannedFile) -> PlannedFile:
         """The file with its local path, size and stamp: plans have no times, and may have URLs."""
         path = iceberg_fields.local_path(file[0]) or file[0]
-        if parquet_tail.is_remote(path):
-            return path, *parquet_footers.size_and_stamp(path)
-        found = Path(path).stat()
-        return path, found.st_size, found.st_mtime_ns
+        return path, *parquet_footers.size_and_stamp(path)
 
     def check_same(self, file: PlannedFile) -> None:
         parquet_footers.check_unchanged(*file)
