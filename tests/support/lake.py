@@ -20,6 +20,7 @@ from scripts import spark_jars
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from pyiceberg.io import FileIO
     from pyiceberg.partitioning import PartitionSpec
     from pyiceberg.schema import Schema
 
@@ -39,18 +40,16 @@ def jar(artifact: str = ARTIFACT) -> Path | None:
     return spark_jars.find(spark_jars.ICEBERG._replace(artifact=artifact))
 
 
-class Remote(NoopCatalog):
-    """Like :class:`Folder` in an object store. ``properties``: pyiceberg's for the store."""
+class Versions(NoopCatalog):
+    """A table at a location, of which each commit writes a metadata file with the next number."""
 
-    def __init__(self, store: ObjectStore, properties: Mapping[str, str]) -> None:
-        super().__init__("remote")
-        self.store = store
-        self.io = load_file_io(dict(properties), store.location)
-        self.version = 0
+    location: str
+    io: FileIO
+    version = 0
 
     def new(self, schema: Schema, spec: PartitionSpec = UNPARTITIONED_PARTITION_SPEC, **properties: str) -> Table:
         metadata = new_table_metadata(
-            location=self.store.location,
+            location=self.location,
             schema=schema,
             partition_spec=spec,
             sort_order=UNSORTED_SORT_ORDER,
@@ -59,35 +58,39 @@ class Remote(NoopCatalog):
         return Table(("t",), metadata, self.write(metadata), self.io, self)
 
     def write(self, metadata: Any) -> str:
-        """Write the next version of the metadata; returns its URL."""
-        self.version += 1
-        key = f"metadata/v{self.version}.metadata.json"
-        self.store.put_new(key, metadata.model_dump_json().encode())
-        return f"{self.store.location}/{key}"
+        """Write the next version of the metadata; returns its path or URL."""
+        raise NotImplementedError
 
     def commit_table(self, table: Table, requirements: Any, updates: Any) -> CommitTableResponse:
         metadata = update_table_metadata(table.metadata, updates)
         return CommitTableResponse(metadata=metadata, metadata_location=self.write(metadata))
 
 
-class Folder(NoopCatalog):
+class Remote(Versions):
+    """Like :class:`Folder` in an object store. ``properties``: pyiceberg's for the store."""
+
+    def __init__(self, store: ObjectStore, properties: Mapping[str, str]) -> None:
+        super().__init__("remote")
+        self.store = store
+        self.location = store.location
+        self.io = load_file_io(dict(properties), store.location)
+
+    def write(self, metadata: Any) -> str:
+        """Write the next version of the metadata; returns its URL."""
+        self.version += 1
+        key = f"metadata/v{self.version}.metadata.json"
+        self.store.put_new(key, metadata.model_dump_json().encode())
+        return f"{self.store.location}/{key}"
+
+
+class Folder(Versions):
     """A table in a folder, like Iceberg's file-system tables, with metadata files ``vN.metadata.json`` and a hint."""
 
     def __init__(self, root: Path) -> None:
         super().__init__("folder")
         self.root = root
+        self.location = str(root)
         self.io = load_file_io({}, str(root))
-        self.version = 0
-
-    def new(self, schema: Schema, spec: PartitionSpec = UNPARTITIONED_PARTITION_SPEC, **properties: str) -> Table:
-        metadata = new_table_metadata(
-            location=str(self.root),
-            schema=schema,
-            partition_spec=spec,
-            sort_order=UNSORTED_SORT_ORDER,
-            properties=properties,
-        )
-        return Table(("t",), metadata, self.write(metadata), self.io, self)
 
     def write(self, metadata: Any) -> str:
         """Write the next version of the metadata; returns its path."""
@@ -97,7 +100,3 @@ class Folder(NoopCatalog):
         ToOutputFile.table_metadata(metadata, self.io.new_output(str(path)))
         (path.parent / "version-hint.text").write_text(str(self.version))
         return str(path)
-
-    def commit_table(self, table: Table, requirements: Any, updates: Any) -> CommitTableResponse:
-        metadata = update_table_metadata(table.metadata, updates)
-        return CommitTableResponse(metadata=metadata, metadata_location=self.write(metadata))
