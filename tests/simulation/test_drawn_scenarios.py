@@ -8,10 +8,12 @@ from dataclasses import replace
 
 import pytest
 
+from distop.protocol.operation_options import fits
 from distop.protocol.records import CLUSTER_TABLE
 from distop.protocol.size_limits import DEFAULT, Limits
 from scripts import etcd_servers
 from tests.simulator import Simulation, draw_scenario
+from tests.simulator.departures import needs_departing
 from tests.simulator.run import Report, without_logs
 from tests.simulator.scenario import CROWD, FORMS, VERSIONS, Fault, Scenario, Submission, expected, plain
 from tests.simulator.scenes import FOCUSED, SCENES, Focus, Scene, drawn_scene, in_scene, simplified, three_members
@@ -44,6 +46,19 @@ def test_most_executors_offer_what_is_started(drawn: list[Scenario]) -> None:
     assert statistics.median(scenario.workers for scenario in drawn) >= 3
     assert sum(scenario.workers == len(scenario.hosts) for scenario in drawn) > 0.75 * len(drawn)
     assert {1, 2, 3} <= {scenario.workers for scenario in drawn if len(scenario.hosts) > scenario.workers}
+
+
+def test_each_label_selector_fits_an_executor_that_can_run_the_type(drawn: list[Scenario]) -> None:
+    """Otherwise the operation waits for such an executor for ever, rightly.
+
+    Seed 171773 drew the labels for one type, and replaced the type.
+    """
+    for scenario in (*drawn, draw_scenario(171773)):
+        for one in scenario.submissions:
+            where = one.options.get("where", {})
+            if where and not needs_departing(one.type, one.table, where):
+                able = [h for h in scenario.hosts if one.type in h.types and one.type not in h.unable]
+                assert any(fits(where, host.labels) for host in able), (scenario.seed, one)
 
 
 def test_sizes_are_small_in_half_of_the_seeds(drawn: list[Scenario]) -> None:

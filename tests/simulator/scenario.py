@@ -416,7 +416,9 @@ def _graphs(chance: random.Random, submissions: Sequence[Submission]) -> tuple[S
         return ()
     model = chance.choice(submissions)
     if chance.random() < 0.5:
-        model = replace(model, type="noop", table=CLUSTER_TABLE)
+        # The labels were chosen for the executors of the former type.
+        options = {name: value for name, value in model.options.items() if name != "where"}
+        model = replace(model, type="noop", table=CLUSTER_TABLE, options=options)
     arg = {name: value for name, value in model.arg.items() if name not in ("objects", "follows")}
     arg |= {"partitions": 1, "trouble": 0.0, "calls": 0.05, "pace": chance.choice((0.0, 0.001, 0.02, 0.1))}
     model = replace(
