@@ -150,10 +150,10 @@ def read(location: str, limit: int, *, follow: bool = True) -> bytes:
         with open_regular(str(path), follow=follow) as file:
             return read_whole(file, limit, location)
     if in_object_store(location):
-        from distop.storage.opened_stores import bucket_and_key, open_store
+        from distop.storage.opened_stores import object_at
 
-        bucket, key = bucket_and_key(location)
-        return open_store(bucket).get(key, limit=limit).data
+        store, key = object_at(location)
+        return store.get(key, limit=limit).data
     filesystem, inner = open_filesystem(location)
     with filesystem.open_input_stream(inner) as stream:
         return read_whole(stream, limit, location)

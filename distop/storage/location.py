@@ -13,21 +13,14 @@ import stat
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from distop.errors import InvalidArgument, TableBusy, TableRefused, TableUnavailable
+from distop.errors import InvalidArgument, TableRefused, TableUnavailable
 from distop.protocol.frozen import frozen
 from distop.storage.confinement import TableFiles
 from distop.storage.deletion import Place, names
 from distop.storage.files import NotRegular, TooLarge, check_regular, open_filesystem, open_regular, read_whole
-from distop.storage.opened_stores import bucket_and_key, open_store
+from distop.storage.opened_stores import object_at, open_store
 from distop.storage.storage_options import bucket_of, in_object_store
-from distop.storage.store_errors import (
-    BucketMissing,
-    Denied,
-    ObjectMissing,
-    StoreError,
-    Throttled,
-    TimedOut,
-)
+from distop.storage.store_errors import ObjectMissing, unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -74,18 +67,8 @@ def _is_hidden(relative: str, hidden_folder: HiddenFolder) -> bool:
 
 _BEFORE_BUCKET = 2
 """Number of slashes before a bucket's name."""
-_REFUSALS = range(300, 500)
-"""Statuses of an answer that a repetition does not change."""
 _ERRORS = (OSError, ValueError, NotImplementedError, TypeError, KeyError, IndexError)
 """The errors of pyarrow's file systems for a path or an answer."""
-
-
-def _unavailable(text: str, error: BaseException) -> TableUnavailable:
-    """The error for a location. An object store's refusal is final."""
-    if isinstance(error, Throttled | TimedOut):
-        return TableBusy(text)
-    refused = isinstance(error, Denied | BucketMissing) or (isinstance(error, StoreError) and error.status in _REFUSALS)
-    return TableRefused(text) if refused else TableUnavailable(text)
 
 
 def _line(error: BaseException) -> str:
@@ -219,7 +202,7 @@ class Location:
         except NotRegular as e:
             raise InvalidArgument(str(e)) from None
         except _ERRORS as e:
-            raise _unavailable(f"the location {self.text!r} cannot be listed: {_line(e)}", e) from e
+            raise unavailable(f"the location {self.text!r} cannot be listed: {_line(e)}", e) from e
 
     def _walk_local(self, deep: bool, hidden_folder: HiddenFolder) -> Iterator[ListedFile]:
         files = TableFiles(self.root)
@@ -273,7 +256,7 @@ class Location:
                 if next(self.store.list(), None) is None:
                     raise self._missing()
             except OSError as e:
-                raise _unavailable(f"the location {self.text!r} cannot be listed: {_line(e)}", e) from e
+                raise unavailable(f"the location {self.text!r} cannot be listed: {_line(e)}", e) from e
         if self.is_local and os.path.isdir(self.root):
             try:
                 with os.scandir(self.root) as entries:
@@ -316,11 +299,11 @@ class Location:
 
     def _object_at(self) -> ListedFile:
         """The object at the location, which is no folder."""
-        bucket, key = bucket_and_key(self.text)
+        store, key = object_at(self.text)
         if not key:
             raise self._missing()
         try:
-            return self._listed(open_store(bucket).head(key), "")
+            return self._listed(store.head(key), "")
         except ObjectMissing:
             raise self._missing() from None
 
@@ -361,7 +344,7 @@ class Location:
         except (FileNotFoundError, NotADirectoryError):
             return frozenset()
         except _ERRORS as e:
-            raise _unavailable(f"the folder {folder!r} of {self.text!r} cannot be listed: {_line(e)}", e) from e
+            raise unavailable(f"the folder {folder!r} of {self.text!r} cannot be listed: {_line(e)}", e) from e
 
     def text_in(self, name: str, limit: int) -> str:
         """The text of a small file at the location.
@@ -386,7 +369,7 @@ class Location:
         except NotRegular as e:
             raise InvalidArgument(str(e)) from None
         except _ERRORS as e:
-            raise _unavailable(f"the file {name!r} of {self.text!r} cannot be read: {_line(e)}", e) from e
+            raise unavailable(f"the file {name!r} of {self.text!r} cannot be read: {_line(e)}", e) from e
 
     def has_parquet_magic(self, entry: ListedFile) -> bool:
         """Whether a file starts with Parquet's magic number. Raises OSError if it cannot be read."""
@@ -394,8 +377,8 @@ class Location:
             with open_regular(entry.path) as f:
                 return f.read(4) == _MAGIC
         if self.store is not None:
-            bucket, key = bucket_and_key(entry.path)
-            return open_store(bucket).get_ranges(key, [(0, len(_MAGIC))]) == [_MAGIC]
+            store, key = object_at(entry.path)
+            return store.get_ranges(key, [(0, len(_MAGIC))]) == [_MAGIC]
         path = self.root + entry.path[len(self.text) :]
         with self.filesystem.open_input_stream(path) as stream:
             return bytes(stream.read(4)) == _MAGIC

@@ -68,14 +68,6 @@ def store_of(place: Place) -> ObjectStore:
     return open_store(place.location)
 
 
-def bucket_and_key(path: str) -> tuple[str, str]:
-    """The URL of a file's bucket, and its key in it. Raises InvalidArgument for a URL that is not allowed in data."""
-    check_place("the URL", path)
-    scheme, _, rest = path.partition("://")
-    name, _, key = rest.partition("/")
-    return f"{scheme}://{name}", key
-
-
 class OpenedBuckets:
     """The stores of the buckets of some files; each is opened once. Thread-safe, to be used for a short time."""
 
@@ -83,12 +75,20 @@ class OpenedBuckets:
         self._stores: dict[str, ObjectStore] = {}
 
     def find(self, path: str) -> tuple[ObjectStore, str]:
-        """The store of a file's bucket, and the file's key. Raises InvalidArgument."""
-        bucket, key = bucket_and_key(path)
+        """The store of a file's bucket, and the file's key. Raises InvalidArgument for a URL not allowed in data."""
+        check_place("the URL", path)
+        scheme, _, rest = path.partition("://")
+        name, _, key = rest.partition("/")
+        bucket = f"{scheme}://{name}"
         store = self._stores.get(bucket)
         if store is None:
             store = self._stores[bucket] = open_store(bucket)
         return store, key
+
+
+def object_at(path: str) -> tuple[ObjectStore, str]:
+    """The store of one file's bucket, and the file's key. Raises InvalidArgument for a URL not allowed in data."""
+    return OpenedBuckets().find(path)
 
 
 def memory_store() -> ObjectStore:

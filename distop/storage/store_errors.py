@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from distop.errors import DistopError, message_of
+from distop.errors import DistopError, TableBusy, TableRefused, TableUnavailable, message_of
 from distop.protocol.texts import one_line
 from distop.runtime import secret_settings
 
@@ -26,6 +26,8 @@ _CONNECT = "kind: Connect"
 _TIMEOUT = "kind: Timeout"
 _DEBUG = "Debug source:"
 _LONGEST_CAUSE = 300
+_REFUSALS = range(300, 500)
+"""Statuses of an answer that a repetition does not change."""
 
 
 class StoreError(DistopError, OSError):
@@ -181,3 +183,17 @@ def _cause(text: str, status: int, code: str) -> str:
         return "no answer in time"
     plain = text.partition(_DEBUG)[0].strip().splitlines()
     return secret_settings.shortened(one_line(plain[0] if plain else "no cause given"), _LONGEST_CAUSE)
+
+
+def unavailable(text: str, error: BaseException) -> TableUnavailable:
+    """The error of a table whose file or folder could not be read. A store's refusal is final.
+
+    A missing object is none: a writer may have removed it since it was named.
+    """
+    if isinstance(error, Throttled | TimedOut):
+        return TableBusy(text)
+    if isinstance(error, Denied | BucketMissing):
+        return TableRefused(text)
+    if isinstance(error, StoreError) and not isinstance(error, ObjectMissing) and error.status in _REFUSALS:
+        return TableRefused(text)
+    return TableUnavailable(text)

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from distop.storage import storage_options
+from distop.storage.opened_stores import open_store
 from distop.worker.child_side.spark_session import FATAL_DEPTH, ignore_checksum_files
 from distop_behaviors.reading.check_session import session_of
 from tests.acceptance.checked import Table
+from tests.storage import servers
+from tests.storage.faulty_http import FaultyProxy
 from tests.support import s3_spark
 from tests.support.context import FakeContext
 from tests.support.delta import jars
 from tests.support.lake import jar
 from tests.support.localspark import FRUGAL, local_spark
+from tests.support.needs import need
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -22,6 +28,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from distop.behavior import TableRecord
+    from distop.storage.object_store import ObjectStore
+    from tests.storage.servers import Served
 
 
 JVM_OPTIONS = "-XX:ReservedCodeCacheSize=240m -Xmn300m"
@@ -95,6 +103,36 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     cache_java_classes(session)
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[Served]:
+    """A server of S3, the same for all tests: Hadoop caches its connection to a bucket."""
+    with servers.moto() as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def s3_proxy(s3_server: Served) -> Iterator[FaultyProxy]:
+    """A proxy in front of the server of S3, through which distop and Spark reach it."""
+    with FaultyProxy(s3_server.port) as found:
+        yield found
+
+
+@pytest.fixture
+def s3_store(
+    s3_server: Served, s3_proxy: FaultyProxy, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[ObjectStore]:
+    """A new place in the server of S3, for which distop and Spark are configured."""
+    need(s3_spark.jars(), s3_spark.MAVEN)
+    for name, value in s3_server.environment.items():
+        monkeypatch.setenv(name, value)
+    storage_options.configure(s3_server.options(s3_proxy.port))
+    s3_proxy.fault = lambda seen, forward: forward(seen.whole)
+    s3_proxy.seen.clear()
+    with s3_spark.configured(spark, s3_server.url, servers.KEY, servers.SECRET):
+        yield open_store(f"{s3_server.url}/{uuid.uuid4().hex}")
+    storage_options.configure({})
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import uuid
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -12,56 +11,22 @@ import pytest
 
 from distop.behavior import TableRecord
 from distop.errors import TableRefused
-from distop.storage import storage_options
-from distop.storage.opened_stores import open_store
 from distop.tables import plan_table
 from distop_behaviors.validate import Validate
-from tests.storage import servers
-from tests.storage.faulty_http import FaultyProxy
 from tests.storage.iceberg_tables import table_in
-from tests.support import s3_spark
 from tests.support.context import run_operation
 from tests.support.lake import MAVEN, jar
 from tests.support.needs import need
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from pyspark.sql import SparkSession
+    from collections.abc import Callable
 
     from distop.storage.object_store import ObjectStore
-    from tests.storage.faulty_http import Seen
+    from tests.storage.faulty_http import FaultyProxy, Seen
     from tests.storage.servers import Served
     from tests.support.context import FakeContext, Ran
 
 CHECKS = ({"not_null": "a"}, {"check": "a < 100"}, {"range": {"column": "b", "max": 1.0}})
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    with servers.moto() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def proxy(served: Served) -> Iterator[FaultyProxy]:
-    """A proxy in front of the object store."""
-    with FaultyProxy(served.port) as found:
-        yield found
-
-
-@pytest.fixture
-def store(proxy: FaultyProxy, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
-    """A new place in it, which distop and Spark are configured for."""
-    need(s3_spark.jars(), s3_spark.MAVEN)
-    for name, value in (("AWS_ACCESS_KEY_ID", servers.KEY), ("AWS_SECRET_ACCESS_KEY", servers.SECRET)):
-        monkeypatch.setenv(name, value)
-    options = servers.Served("moto", f"s3://{servers.BUCKET}", proxy.port).options()
-    storage_options.configure(options)
-    proxy.fault = lambda seen, forward: forward(seen.whole)
-    with s3_spark.configured(spark, f"s3://{servers.BUCKET}", servers.KEY, servers.SECRET):
-        yield open_store(f"s3://{servers.BUCKET}/{uuid.uuid4().hex}")
-    storage_options.configure({})
 
 
 def parquet(**columns: Any) -> bytes:
@@ -76,45 +41,45 @@ def validate(store: ObjectStore, context: Callable[[TableRecord], FakeContext], 
 
 
 def test_a_scan_of_objects_finds_the_rows_that_statistics_do_not_decide(
-    store: ObjectStore, context: Callable[[TableRecord], FakeContext]
+    s3_store: ObjectStore, context: Callable[[TableRecord], FakeContext]
 ) -> None:
-    store.put_new("day=1/a.parquet", parquet(a=[1, 2, None], b=[0.5, 1.0, 2.0]))
-    store.put_new("day=a%3A b/c d+é.parquet", parquet(a=[1, 200], b=[0.0, 0.0]))
+    s3_store.put_new("day=1/a.parquet", parquet(a=[1, 2, None], b=[0.5, 1.0, 2.0]))
+    s3_store.put_new("day=a%3A b/c d+é.parquet", parquet(a=[1, 200], b=[0.0, 0.0]))
     for statistics in ("auto", "never"):
-        report = validate(store, context, statistics=statistics, sample=1).report
+        report = validate(s3_store, context, statistics=statistics, sample=1).report
         assert [(c["verdict"], c["violations"]) for c in report["checks"]] == [("violated", 1)] * 3
         assert [(c["samples"][0]["file"], c["samples"][0]["row_index"]) for c in report["checks"]] == [
-            (f"{store.location}/day=1/a.parquet", 2),
-            (f"{store.location}/day=a%3A b/c d+é.parquet", 1),
-            (f"{store.location}/day=1/a.parquet", 2),
+            (f"{s3_store.location}/day=1/a.parquet", 2),
+            (f"{s3_store.location}/day=a%3A b/c d+é.parquet", 1),
+            (f"{s3_store.location}/day=1/a.parquet", 2),
         ]
 
 
 def test_an_object_that_is_replaced_while_spark_reads_it_gets_no_verdict(
-    store: ObjectStore, context: Callable[[TableRecord], FakeContext]
+    s3_store: ObjectStore, context: Callable[[TableRecord], FakeContext]
 ) -> None:
     """Its size is the same, and so is its time in seconds."""
     old, new = parquet(a=[1, 2], b=[0.5, 0.5]), parquet(a=[1, 200], b=[0.5, 0.5])
     assert len(old) == len(new)
-    store.put_new("day=1/a.parquet", old)
-    store.put_new("day=2/a.parquet", old)
-    table = TableRecord("t", "parquet", store.location)
+    s3_store.put_new("day=1/a.parquet", old)
+    s3_store.put_new("day=2/a.parquet", old)
+    table = TableRecord("t", "parquet", s3_store.location)
     plans = plan_table(table).partitions
-    store.replace_if("day=2/a.parquet", new, store.head("day=2/a.parquet").version)
+    s3_store.replace_if("day=2/a.parquet", new, s3_store.head("day=2/a.parquet").version)
     arg = {"checks": list(CHECKS), "statistics": "never"}
     ran = run_operation(Validate(), table, arg, context, partitions=plans)
-    text = f"the file {store.location}/day=2/a.parquet has changed since the operation was planned"
+    text = f"the file {s3_store.location}/day=2/a.parquet has changed since the operation was planned"
     verdicts = {name: row.result["verdict"] for name, row in ran.by_name.items()}
     assert verdicts == {"day=1": "valid", "day=2": "error"}
     assert text in str(ran.report)
 
 
 def test_an_iceberg_table_is_scanned(
-    store: ObjectStore, served: Served, context: Callable[[TableRecord], FakeContext]
+    s3_store: ObjectStore, s3_server: Served, context: Callable[[TableRecord], FakeContext]
 ) -> None:
     need(jar(), MAVEN)
-    table_in(store, served.port, {"a": [1, 2, 3], "b": [1, None, 3]}, {"a": [4, None], "b": [5, 6]})
-    table = TableRecord("t", "iceberg", store.location)
+    table_in(s3_store, s3_server.port, {"a": [1, 2, 3], "b": [1, None, 3]}, {"a": [4, None], "b": [5, 6]})
+    table = TableRecord("t", "iceberg", s3_store.location)
     checks = [{"not_null": "a"}, {"check": "b < 6"}]
     for statistics in ("auto", "never"):
         report = run_operation(Validate(), table, {"checks": checks, "statistics": statistics}, context).report
@@ -122,12 +87,12 @@ def test_an_iceberg_table_is_scanned(
 
 
 def test_the_one_cause_is_reported_if_spark_may_not_read_the_objects(
-    store: ObjectStore, proxy: FaultyProxy, context: Callable[[TableRecord], FakeContext]
+    s3_store: ObjectStore, s3_proxy: FaultyProxy, context: Callable[[TableRecord], FakeContext]
 ) -> None:
     """Its batch was divided file by file, which took minutes."""
     for n in range(40):
-        store.put_new(f"day={n}/a.parquet", parquet(a=[1], b=[0.5]))
-    table = TableRecord("t", "parquet", store.location)
+        s3_store.put_new(f"day={n}/a.parquet", parquet(a=[1], b=[0.5]))
+    table = TableRecord("t", "parquet", s3_store.location)
     plans = plan_table(table).partitions
     argument = {"checks": [{"check": "a < 100"}], "statistics": "never"}
     run_operation(Validate(), table, argument, context, partitions=plans[:1])
@@ -138,8 +103,8 @@ def test_the_one_cause_is_reported_if_spark_may_not_read_the_objects(
         of_spark = b"hadoop" in seen.whole.lower() or b"aws-sdk-java" in seen.whole.lower()
         return head + denied if of_spark else forward(seen.whole)
 
-    proxy.fault = only_footers
-    proxy.seen.clear()
+    s3_proxy.fault = only_footers
+    s3_proxy.seen.clear()
     with pytest.raises(TableRefused, match=r"Spark on this executor cannot read any of 40 files: access is denied"):
         run_operation(Validate(), table, argument, context, partitions=plans)
-    assert sum(b"aws-sdk-java" in seen.whole for seen in proxy.seen) < 80
+    assert sum(b"aws-sdk-java" in seen.whole for seen in s3_proxy.seen) < 80

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -109,3 +110,10 @@ def proxy(served: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyPro
     with FaultyProxy(served.port) as found:
         use(served, monkeypatch, port=found.port)
         yield found
+
+
+@pytest.fixture
+def impatient(served: Served, proxy: FaultyProxy) -> None:
+    """distop gives a request up at once."""
+    [(prefix, options)] = served.options(proxy.port).items()
+    storage_options.configure({prefix: replace(options, time_limit=0.05)})

@@ -90,13 +90,16 @@ class FaultyProxy:
 
         self.fault = fault
 
-    def answer(self, status: str, body: bytes = b"", *, method: str = "", times: int = 1 << 30) -> None:
-        """Answer the first requests of a method ("": any) with a status."""
+    def answer(
+        self, status: str, body: bytes = b"", *, method: str = "", times: int = 1 << 30, suffix: str = ""
+    ) -> None:
+        """Answer the first requests of a method ("": any), whose path ends in ``suffix``, with a status."""
         left = [times]
         response = f"HTTP/1.1 {status}\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body
 
         def fault(seen: Seen, forward: Callable[[bytes], bytes]) -> bytes | None:
-            if (not method or seen.method == method) and left[0] > 0:
+            path = seen.target.partition("?")[0]
+            if (not method or seen.method == method) and path.endswith(suffix) and left[0] > 0:
                 left[0] -= 1
                 return response
             return forward(seen.whole)

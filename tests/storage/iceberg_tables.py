@@ -17,14 +17,18 @@ if TYPE_CHECKING:
 SCHEMA = Schema(NestedField(1, "a", LongType()), NestedField(2, "b", LongType()))
 
 
-def table_in(store: ObjectStore, port: int, *appended: dict[str, Any]) -> None:
-    """Write a table to a store of S3 at a port, with one commit and one data file for each of ``appended``."""
-    properties = {
+def properties_for(port: int) -> dict[str, str]:
+    """pyiceberg's settings for writing to a store of S3 at a port."""
+    return {
         "s3.endpoint": f"http://127.0.0.1:{port}",
         "s3.access-key-id": servers.KEY,
         "s3.secret-access-key": servers.SECRET,
         "s3.region": "us-east-1",
     }
-    table = Remote(store, properties).new(SCHEMA)
+
+
+def table_in(store: ObjectStore, port: int, *appended: dict[str, Any]) -> None:
+    """Write a table to a store of S3 at a port, with one commit and one data file for each of ``appended``."""
+    table = Remote(store, properties_for(port)).new(SCHEMA)
     for columns in appended:
         table.append(pa.table(columns, schema=pa.schema([("a", pa.int64()), ("b", pa.int64())])))

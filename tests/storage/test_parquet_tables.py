@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import uuid
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -162,13 +161,6 @@ def test_a_store_without_versions_is_compared_by_size_and_time() -> None:
 
     assert stamp_of(StoredObject("a", 1, Version(""), 12.5)) == 12_500_000_000
     assert stamp_of(StoredObject("a", 1, Version('"e"'), 12.5)) == '"e"'
-
-
-@pytest.fixture
-def impatient(served: Served, proxy: FaultyProxy) -> None:
-    """distop gives a request up at once."""
-    [(prefix, options)] = served.options(proxy.port).items()
-    storage_options.configure({prefix: replace(options, time_limit=0.05)})
 
 
 @pytest.mark.parametrize("served", ["moto"], indirect=True)

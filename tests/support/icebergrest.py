@@ -13,6 +13,7 @@ from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
 from pyiceberg.table import CommitTableRequest
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     import pytest
@@ -20,10 +21,16 @@ if TYPE_CHECKING:
 WAREHOUSE = "main"
 
 
-def sql_catalog(folder: Path, name: str = "prod") -> SqlCatalog:
-    """A catalog in a SQLite file; its warehouse is in the same folder."""
+def sql_catalog(
+    folder: Path, name: str = "prod", warehouse: str = "", storage: Mapping[str, str] | None = None
+) -> SqlCatalog:
+    """A catalog in a SQLite file; its warehouse is in the same folder by default.
+
+    ``storage``: pyiceberg's settings for the object store of a warehouse.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    return SqlCatalog(name, uri=f"sqlite:///{folder}/catalog.db", warehouse=str(folder / "warehouse"))
+    place = warehouse or str(folder / "warehouse")
+    return SqlCatalog(name, **{**(storage or {}), "uri": f"sqlite:///{folder}/catalog.db", "warehouse": place})
 
 
 def configure(monkeypatch: pytest.MonkeyPatch, name: str = "prod", **settings: str) -> dict[str, str]:
@@ -34,20 +41,21 @@ def configure(monkeypatch: pytest.MonkeyPatch, name: str = "prod", **settings: s
 
 
 class RestCatalogServer:
-    """Serves the catalog ``tables``. Attributes change its behavior:
+    """Serves the catalog ``tables`` (:func:`sql_catalog`). Attributes change its behavior:
 
     - ``token``: the required bearer token; ``echoes``: a 401 answer quotes the ``Authorization`` header and the body;
     - ``status``: the status of all answers; ``page``: the body of all answers; ``redirect``: where all requests go;
     - ``released``: an event; requests wait while it is cleared;
     - ``lose_answers``: close the connections of commits without an answer;
-    - ``defaults``, ``overrides``: properties of the client; ``config``: of each table; ``properties``: of its metadata.
+    - ``defaults``, ``overrides``: properties of the client; ``config``: of each table; ``properties``: of its metadata;
+    - ``vended``: credentials of the storage for each table (``storage-credentials``).
 
     ``requests``: all requests (method, path, headers, body).
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, warehouse: str = "", storage: Mapping[str, str] | None = None) -> None:
         self.folder = folder
-        self.tables = sql_catalog(folder)
+        self.tables = sql_catalog(folder, warehouse=warehouse, storage=storage)
         self.token = ""
         self.echoes = False
         self.status = 0
@@ -59,6 +67,7 @@ class RestCatalogServer:
         self.overrides: dict[str, Any] = {}
         self.config: dict[str, Any] = {}
         self.properties: dict[str, Any] = {}
+        self.vended: list[dict[str, Any]] = []
         self.redirect = ""
         self.requests: list[tuple[str, str, dict[str, str], str]] = []
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
@@ -144,7 +153,8 @@ class RestCatalogServer:
             metadata, location = done.metadata, done.metadata_location
         answer = json.loads(metadata.model_dump_json())
         answer["properties"].update(self.properties)
-        return json.dumps({"metadata-location": location, "metadata": answer, "config": self.config})
+        found = {"metadata-location": location, "metadata": answer, "config": self.config}
+        return json.dumps({**found, "storage-credentials": self.vended})
 
 
 def error(status: int, kind: str, message: str) -> tuple[int, str]:

@@ -5,23 +5,24 @@ from __future__ import annotations
 import gzip
 import io
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyiceberg.io import PY_IO_IMPL, FileIO, InputFile, OutputFile, load_file_io
 
 from distop.errors import UnsafePath
 from distop.storage.confinement import check_form
 from distop.storage.files import METADATA_BYTES, local_path, open_regular, read, read_whole
-from distop.storage.opened_stores import OpenedBuckets
-from distop.storage.storage_access import storage_options_for
-from distop.storage.storage_options import bucket_of, in_object_store
+from distop.storage.opened_stores import object_at
+from distop.storage.storage_options import in_object_store
 from distop.storage.storage_urls import check_paths
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from pyiceberg.io import OutputStream
 
 INNER_IMPL = "distop.py-io-impl"
 """The setting of a catalog for its original ``py-io-impl``."""
-_OF_STORAGE = ("s3.", "gcs.", "adls.", "client.", INNER_IMPL)
-"""Starts of the names of properties with which a catalog, or its settings here, say how to open files."""
-
 _COMPRESSED = ".gz.metadata.json"
 """Suffix of files that pyiceberg decompresses."""
 
@@ -45,6 +46,8 @@ def bounded(settings: dict[str, Any]) -> dict[str, Any]:
 class BoundedIO(FileIO):
     """Opens files like pyiceberg with these properties, but removes none.
 
+    Files in an object store are opened by distop's own configuration of the bucket, whatever the properties.
+
     Raises TooLarge for a file of more than METADATA_BYTES (metadata files: PARSED_BYTES), InvalidArgument for a path or
     URL that is not allowed in data.
     """
@@ -52,15 +55,13 @@ class BoundedIO(FileIO):
     def new_input(self, location: str) -> InputFile:
         check_paths((location,))
         check_form(location)
-        own = not any(name.startswith(_OF_STORAGE) for name in self.properties)
-        if own and in_object_store(location):
-            return _BoundedFile(_StoredFile(location))
-        return _BoundedFile(self._of(location).new_input(location))
+        stored = in_object_store(location)
+        return _BoundedFile(_StoredFile(location) if stored else self._of(location).new_input(location))
 
     def new_output(self, location: str) -> OutputFile:
         check_paths((location,))
         check_form(location)
-        return self._of(location).new_output(location)
+        return _NewFile(location) if in_object_store(location) else self._of(location).new_output(location)
 
     def delete(self, location: str | InputFile | OutputFile) -> None:
         """Raises UnsafePath: files that metadata name are never removed."""
@@ -71,27 +72,14 @@ class BoundedIO(FileIO):
         rest = {name: value for name, value in self.properties.items() if name not in (PY_IO_IMPL, INNER_IMPL)}
         if INNER_IMPL in self.properties:
             rest[PY_IO_IMPL] = self.properties[INNER_IMPL]
-        return load_file_io({**_configuration(location), **rest}, location)
-
-
-def _configuration(location: str) -> dict[str, str]:
-    """This process's configuration of a bucket of S3 as properties for pyiceberg; without credentials."""
-    if not in_object_store(location) or bucket_of(location).family != "s3":
-        return {}
-    access = storage_options_for(location)
-    found = {"s3.force-virtual-addressing": str(not access.path_style).lower()}
-    if access.options.endpoint:
-        found["s3.endpoint"] = access.options.endpoint
-    if access.region:
-        found["s3.region"] = access.region
-    return found
+        return load_file_io(rest, location)
 
 
 class _StoredFile(InputFile):
     """An object that distop's own storage layer reads."""
 
     def __len__(self) -> int:
-        store, key = OpenedBuckets().find(self.location)
+        store, key = object_at(self.location)
         return store.head(key).size
 
     def exists(self) -> bool:
@@ -102,6 +90,59 @@ class _StoredFile(InputFile):
 
     def open(self, seekable: bool = True) -> Any:
         return io.BytesIO(read(self.location, METADATA_BYTES))
+
+
+class _NewFile(OutputFile):
+    """An object that distop's own storage layer writes."""
+
+    def __len__(self) -> int:
+        return len(self.to_input_file())
+
+    def exists(self) -> bool:
+        return self.to_input_file().exists()
+
+    def to_input_file(self) -> InputFile:
+        return _BoundedFile(_StoredFile(self.location))
+
+    def create(self, overwrite: bool = False) -> OutputStream:
+        return _Upload(self.location, overwrite)
+
+
+class _Upload:
+    """The bytes of an object, which is written as a whole when this is closed, but not after an error.
+
+    Closing raises ObjectExists unless it overwrites, and the other errors of a store.
+    """
+
+    def __init__(self, location: str, overwrite: bool) -> None:
+        self._location = location
+        self._overwrite = overwrite
+        self._data: bytearray | None = bytearray()
+
+    def write(self, b: bytes) -> int:
+        if self._data is None:
+            raise ValueError(f"the file {self._location} is closed")
+        self._data += b
+        return len(b)
+
+    def tell(self) -> int:
+        return len(self._data or b"")
+
+    def close(self) -> None:
+        data, self._data = self._data, None
+        if data is not None:
+            store, key = object_at(self._location)
+            (store.put if self._overwrite else store.put_new)(key, bytes(data))
+
+    def __enter__(self) -> OutputStream:
+        return self
+
+    def __exit__(
+        self, exctype: type[BaseException] | None, excinst: BaseException | None, exctb: TracebackType | None
+    ) -> None:
+        if exctype is not None:
+            self._data = None
+        self.close()
 
 
 class _BoundedFile(InputFile):

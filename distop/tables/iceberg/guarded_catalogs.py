@@ -1,4 +1,4 @@
-"""pyiceberg's catalogs, which use only listed settings of a server's answers and of table properties.
+"""pyiceberg's catalogs, which use only listed settings of a server's answers, and none of table properties.
 
 pyiceberg itself lets both override its settings: they may name the classes that it imports (``py-io-impl``, ``auth``),
 and the hosts that get its tokens (``uri``, ``oauth2-server-uri``, ``s3.endpoint``).
@@ -6,7 +6,7 @@ and the hosts that get its tokens (``uri``, ``oauth2-server-uri``, ``s3.endpoint
 
 from __future__ import annotations
 
-import re
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -29,23 +29,23 @@ if TYPE_CHECKING:
     from pyiceberg.io import FileIO
     from requests import Response, Session
 
+log = logging.getLogger("distop.tables")
+
 REST_PROPERTIES = ("namespace-separator", "prefix")
 """Settings that a REST catalog may give its client by ``/v1/config``: the form of paths on its own server."""
 _CREDENTIALS = (
     *("s3.access-key-id", "s3.secret-access-key", "s3.session-token"),
     *("gcs.oauth2.token", "gcs.oauth2.token-expires-at", "adls.sas-token"),
 )
-STORAGE_PROPERTIES = ("client.region", "s3.region", *_CREDENTIALS)
-"""Settings that a catalog may give for a table's storage: credentials and region."""
+"""Table properties with which a table is refused."""
+UNUSED = ("s3.", "gcs.", "adls.")
+"""Starts of the names of pyiceberg's settings for object stores: distop reaches these by its own configuration."""
 
 _REDIRECTING = {
     "write.py-location-provider.impl": "run code",
     "write.metadata.path": "write to a folder that the table names",
 }
 """Table properties that pyiceberg obeys when it writes metadata, and their effects."""
-_REGIONS = ("client.region", "s3.region")
-_REGION = re.compile(r"[A-Za-z0-9-]+")
-"""The characters are restricted, because a region becomes a part of the host name."""
 _OTHERS = {
     CatalogType.SQL: ("sql", "SqlCatalog"),
     CatalogType.HIVE: ("hive", "HiveCatalog"),
@@ -63,6 +63,13 @@ def made(name: str, settings: Mapping[str, Any]) -> _Guarded:
     """
     given = settings.get("type")
     settings = bounded(dict(settings))
+    if unused := sorted(name for name in settings if name.startswith(UNUSED)):
+        log.warning(
+            "Ignoring the settings %s of the catalog %r: configure its bucket in distop's own settings (storage), and "
+            "give credentials in the environment or a profile",
+            ", ".join(unused),
+            name,
+        )
     kind = CatalogType(str(given).lower()) if given else infer_catalog_type(name, dict(settings))
     if kind in (CatalogType.REST, CatalogType.SQL, CatalogType.HIVE) and not settings.get("uri"):
         raise ValueError("URI missing")
@@ -80,14 +87,14 @@ def made(name: str, settings: Mapping[str, Any]) -> _Guarded:
 
 
 class _Guarded(Catalog):
-    """Opens a table's files with the settings, and with the listed ones of its properties."""
+    """Opens a table's files by the executor's settings alone: no answer and no property of a table is used."""
 
     pinned = ""
     """The folder of the requested table according to its record; "": any."""
 
     def _load_file_io(self, properties: Mapping[str, Any] = EMPTY_DICT, location: str | None = None) -> FileIO:
         check_paths(() if location is None else (location,))
-        return super()._load_file_io(storage_properties(properties), location)
+        return super()._load_file_io(EMPTY_DICT, location)
 
     def _update_and_stage_table(
         self, current_table: Any, table_identifier: Any, requirements: Any, updates: Any
@@ -126,12 +133,12 @@ def _refuse_redirect(response: Response, **_: Any) -> None:
 
 
 def check_identity(table: Any) -> None:
-    """Raises InvalidArgument if a table's metadata have credentials for its storage: only a server may give them."""
+    """Raises InvalidArgument if a table's metadata have credentials for its storage: its readers would see them."""
     for name in _CREDENTIALS:
         if name in table.metadata.properties:
             raise InvalidArgument(
                 f"the table {'.'.join(table.name())!r} has the property {name}, which is a credential: remove it from "
-                "the table, and set it for the catalog"
+                "the table, and give credentials to the executors (AWS_ACCESS_KEY_ID and the like)"
             )
 
 
@@ -163,12 +170,3 @@ def check_updates(updates: Iterable[Any]) -> None:
         names = update.updates if isinstance(update, SetPropertiesUpdate) else ()
         if refused := sorted({*_REDIRECTING, *_CREDENTIALS}.intersection(names)):
             raise InvalidArgument(f"distop does not set the property {refused[0]} of a table")
-
-
-def storage_properties(properties: Mapping[str, Any]) -> dict[str, Any]:
-    """The listed settings in a table's properties, or in a server's answer, for opening its storage."""
-    return {
-        name: value
-        for name, value in properties.items()
-        if name in STORAGE_PROPERTIES and (name not in _REGIONS or _REGION.fullmatch(str(value)))
-    }

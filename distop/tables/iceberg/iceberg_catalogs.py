@@ -19,6 +19,7 @@ from distop.errors import DistopError, InvalidArgument, NotAllowed, OutcomeUnkno
 from distop.protocol.frozen import frozen
 from distop.runtime import secret_settings
 from distop.storage.confinement import check_folder, table_of
+from distop.storage.store_errors import StoreError, unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -238,6 +239,8 @@ def opened(table: TableRecord, check: Callable[[], None] = lambda: None) -> Iter
     name = identifier(table)
     try:
         loaded = _answer(lambda: _load(catalog, name, str(table.options.get("folder") or "")), check)
+    except StoreError as error:
+        raise _explained(error, catalog, table.location) or error from error
     except DistopError:
         raise
     except TimeoutError as error:
@@ -307,7 +310,7 @@ def _explained(error: Exception, catalog: Catalog, name: str) -> DistopError | N
     if _is_sql_error(error):
         return _Unanswered(f"{what} cannot be read: {line}")
     if isinstance(error, OSError):
-        return TableUnavailable(f"the metadata of the table {name!r} of {what} cannot be read: {line}")
+        return unavailable(f"the metadata of the table {name!r} of {what} cannot be read: {line}", error)
     if isinstance(error, ValueError | e.ValidationError | e.NoSuchPropertyException):
         return TableUnavailable(f"{what} cannot be used with the settings of this node: {line}")
     return None

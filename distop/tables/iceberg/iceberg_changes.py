@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from distop.errors import TableUnavailable
+from distop.storage.store_errors import unavailable
 from distop.tables.iceberg.manifest_list import manifests_of
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def new_files(metadata: Any, io: ManifestIO, since: str, check: Callable[[], Non
         with io.watched():
             return _difference(former, manifests_of(current, io), io, check)
     except OSError as error:
-        raise TableUnavailable(f"cannot read the manifests of {metadata.location!r}: {error}") from error
+        raise unavailable(f"cannot read the manifests of {metadata.location!r}: {error}", error) from error
 
 
 def replaced_files(
@@ -78,7 +78,7 @@ def replaced_files(
                 {_identity(m, e): _referenced(e) for m, e in entries(d, io, check)} for d in (old_deletes, deletes)
             )
     except OSError as error:
-        raise TableUnavailable(f"cannot read the manifests of {metadata.location!r}: {error}") from error
+        raise unavailable(f"cannot read the manifests of {metadata.location!r}: {error}", error) from error
     for identity in one.keys() ^ other.keys():
         referenced = (one | other)[identity]
         if referenced is None:
@@ -97,7 +97,7 @@ def equality_ids(metadata: Any, io: ManifestIO, check: Callable[[], None] = lamb
             deletes = _split(manifests_of(current, io))[1]
             return [list(e.data_file.equality_ids) for _, e in entries(deletes, io, check) if e.data_file.equality_ids]
     except OSError as error:
-        raise TableUnavailable(f"cannot read the manifests of {metadata.location!r}: {error}") from error
+        raise unavailable(f"cannot read the manifests of {metadata.location!r}: {error}", error) from error
 
 
 def _difference(former: Any, current: Sequence[Any], io: ManifestIO, check: Callable[[], None]) -> list[File] | None:

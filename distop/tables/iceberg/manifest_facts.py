@@ -14,6 +14,7 @@ from distop.errors import DistopError
 from distop.protocol.frozen import frozen
 from distop.runtime.lru_cache import LruCache
 from distop.storage.files import NotRegular, check_regular, identity
+from distop.storage.store_errors import StoreError, unavailable
 from distop.tables.iceberg import iceberg_fields, row_deletes
 from distop.tables.iceberg.iceberg_fields import local_path
 from distop.tables.iceberg.manifest_list import manifests_of
@@ -91,7 +92,7 @@ def snapshot_of(source: str, wanted: frozenset[str], check: Callable[[], None] =
 
     ``wanted``: as by ``file_facts.folded``. The snapshot is cached for all partitions and later operations; concurrent
     callers wait for one reading. ``check`` is called regularly during reading and waiting, and raises to stop. Raises
-    Gone and Unreadable.
+    Gone, Unreadable, and TableUnavailable if its store refuses a file or does not answer.
     """
     return _snapshots.get_once((*identity(source), wanted), lambda: _read(source, wanted, check), check)
 
@@ -119,6 +120,8 @@ def _read(source: str, wanted: frozenset[str], check: Callable[[], None]) -> Ice
                         files.update((e.file.file_path, facts.of(e)) for e in _entries(manifest, io, allowed, check))
     except FileNotFoundError as error:
         raise Gone(snapshot_gone(source, f"{error.filename or 'a manifest'} is gone")) from error
+    except StoreError as error:
+        raise unavailable(f"cannot read the metadata of {source}: {error}", error) from error
     except (DistopError, Unreadable):
         raise
     except Exception as error:  # for a damaged file the reader raises any error, even SystemError

@@ -11,11 +11,12 @@ import hashlib
 import re
 from typing import TYPE_CHECKING, Any
 
-from distop.errors import InvalidArgument, TableUnavailable
+from distop.errors import InvalidArgument
 from distop.protocol.frozen import frozen
 from distop.runtime.lru_cache import LruCache
 from distop.storage.confinement import TableFiles, check_metadata, table_of
 from distop.storage.files import NotRegular, identity
+from distop.storage.store_errors import unavailable
 from distop.tables.iceberg.avro import ManifestIO
 from distop.tables.reading.table_folders import ICEBERG_METADATA, advice
 
@@ -86,7 +87,7 @@ def read_file(source: str) -> MetadataFile:
     except NotRegular as error:
         raise InvalidArgument(str(error)) from error
     except OSError as error:
-        raise TableUnavailable(f"cannot read the metadata file {source}: {error}") from error
+        raise unavailable(f"cannot read the metadata file {source}: {error}", error) from error
     except (ValidationError, ValueError) as error:
         reason = str(error).strip().split("\n")[0]
         raise InvalidArgument(f"the file {source} is not valid Iceberg metadata: {reason}") from error

@@ -5,9 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from distop.errors import DistopError, TableUnavailable
+from distop.errors import DistopError
 from distop.storage.confinement import TableFiles, check_form, table_of
 from distop.storage.files import identity
+from distop.storage.store_errors import StoreError, unavailable
 from distop.tables.iceberg.iceberg_changes import entries, field_of
 from distop.tables.iceberg.manifest_list import manifests_of
 from distop.tables.iceberg.row_deletes import VECTOR_FIELDS, check_vector
@@ -16,6 +17,7 @@ from distop.tables.parquet.parquet_format import HIVE_NULL, escaped
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from distop.errors import TableUnavailable
     from distop.tables.iceberg.avro import ManifestIO
 
 FileIdentity = tuple[str, ...]
@@ -36,6 +38,8 @@ def data_files(
     def read(by: Callable[[], Any]) -> Any:
         try:
             return by()
+        except StoreError as error:
+            raise unreadable(metadata, snapshot, error) from error
         except DistopError:
             raise
         except Exception as error:  # for a damaged file the reader raises any error, even SystemError
@@ -83,7 +87,7 @@ def files_of(source: str, metadata: Any) -> TableFiles:
 
 def unreadable(metadata: Any, snapshot: Any, error: Exception) -> TableUnavailable:
     """The error for a snapshot whose manifests cannot be read."""
-    return TableUnavailable(f"cannot read the snapshot {snapshot.snapshot_id} of {metadata.location!r}: {error}")
+    return unavailable(f"cannot read the snapshot {snapshot.snapshot_id} of {metadata.location!r}: {error}", error)
 
 
 class PartitionNames:

@@ -23,7 +23,7 @@ from distop.protocol.records import TableRecord
 from distop.tables import check_table, plan_table
 from distop.tables.iceberg import guarded_catalogs, iceberg_catalogs
 from distop.tables.iceberg.bounded_io import INNER_IMPL
-from distop.tables.iceberg.guarded_catalogs import REST_PROPERTIES, STORAGE_PROPERTIES, storage_properties
+from distop.tables.iceberg.guarded_catalogs import REST_PROPERTIES
 from tests.support.icebergrest import RestCatalogServer, configure
 
 if TYPE_CHECKING:
@@ -65,6 +65,9 @@ PROPERTIES: dict[str, Any] = {
     "credential": "their:own",
     "scope": "everything",
     "warehouse": "s3://theirs/w",
+    **dict.fromkeys(("s3.access-key-id", "s3.secret-access-key", "s3.session-token"), "theirs"),
+    **dict.fromkeys(("s3.region", "client.region"), "elsewhere"),
+    **dict.fromkeys(("gcs.oauth2.token", "gcs.oauth2.token-expires-at", "adls.sas-token"), "1"),
 }
 """Properties that would choose code, a host, an identity or a secret. ``OTHER``: the address of another server."""
 
@@ -208,12 +211,19 @@ def test_hole_2_properties_of_a_table_choose_no_identity(
         plan_table(TABLE)
 
 
-def test_storage_credentials_pass_and_a_region_that_names_a_host_does_not() -> None:
-    vended = dict.fromkeys(STORAGE_PROPERTIES, "eu-west-1")
-    assert storage_properties(vended) == vended
-    assert storage_properties({"client.region": "x.example.com/", "s3.region": "a@b"}) == {}
-    assert not set(STORAGE_PROPERTIES) & set(PROPERTIES)
+def test_a_server_may_set_no_hostile_property() -> None:
     assert not set(REST_PROPERTIES) & set(PROPERTIES)
+
+
+def test_settings_of_pyiceberg_for_object_stores_are_ignored_with_a_warning(
+    servers: tuple[RestCatalogServer, RestCatalogServer],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    configure(monkeypatch, **{"s3__endpoint": "http://127.0.0.1:1", "s3__secret-access-key": "a-secret"})
+    plan_table(TABLE)
+    [line] = [record.getMessage() for record in caplog.records if record.name == "distop.tables"]
+    assert line.startswith("Ignoring the settings s3.endpoint, s3.secret-access-key of the catalog 'prod': configure")
 
 
 PRIVATE = {
