@@ -68,6 +68,9 @@ def test_delta_enforces_the_change_after_it(spark: SparkSession, tmp_path: Path,
     # Delta refuses what a certificate proves.
     with pytest.raises(PySparkException, match="nullable"):
         lake.sql("alter table {t} alter column c set not null", "t")
+    # Delta gives the number of violating rows, and no more.
+    with pytest.raises(PySparkException, match=r"7 rows in .* violate the new CHECK constraint"):
+        lake.sql("alter table {t} add constraint few check (id < 3)", "t")
     checks = [NOT_NULL, POSITIVE, {"check": "c <> '--'", "name": "dashes"}]
     ran = bench.apply(bench.context(), bench.certificate(*checks))
     assert ran.report["verdict"] == "applied", ran.message
