@@ -23,9 +23,9 @@ from distop.storage.storage_options import bucket_of, in_object_store
 from distop.storage.store_errors import ObjectMissing, unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
-    HiddenFolder = Callable[[str, str], None]
+    SkippedFolder = Callable[[str, str], None]
 
     from distop.storage.object_store import ObjectStore, StoredObject
 
@@ -56,12 +56,12 @@ def _may_be_folder(key: str) -> bool:
     return "." not in key.rpartition("/")[2]
 
 
-def _is_hidden(relative: str, hidden_folder: HiddenFolder) -> bool:
-    """Whether a part of a file's path is hidden. Calls ``hidden_folder`` if that is a folder."""
+def _is_hidden(relative: str, skipped_folder: SkippedFolder) -> bool:
+    """Whether a part of a file's path is hidden. Calls ``skipped_folder`` if that is a folder."""
     parts = relative.split("/")
     first = next((n for n, part in enumerate(parts) if hidden(part)), None)
     if first is not None and first < len(parts) - 1:
-        hidden_folder("/".join(parts[:first]), parts[first])
+        skipped_folder("/".join(parts[:first]), parts[first])
     return first is not None
 
 
@@ -183,28 +183,28 @@ class Location:
         return Location(text, root, self.filesystem)
 
     def walk(
-        self, *, deep: bool = True, hidden_folder: HiddenFolder = lambda folder, name: None
+        self, *, deep: bool = True, skipped_folder: SkippedFolder = lambda folder, name: None
     ) -> Iterator[ListedFile]:
         """All files at the location that are not hidden, unordered. ``deep``: also those in subfolders.
 
-        ``hidden_folder``: called for each hidden folder, with the folder around it and its name; in an object store for
-        each file in it.
+        ``skipped_folder``: called for each folder whose files are left out, with the folder around it and its name; in
+        an object store for each file in a hidden folder.
 
         Files that are removed meanwhile may be missing. Raises TableUnavailable if a folder cannot be read or does not
         exist, InvalidArgument for a pipe, a device, or a link out of the location.
         """
         try:
             if self.store is not None:
-                yield from self._walk_store(self.store, deep, hidden_folder)
+                yield from self._walk_store(self.store, deep, skipped_folder)
             else:
                 walk = self._walk_remote if self.filesystem is not None else self._walk_local
-                yield from walk(deep, hidden_folder)
+                yield from walk(deep, skipped_folder)
         except NotRegular as e:
             raise InvalidArgument(str(e)) from None
         except _ERRORS as e:
             raise unavailable(f"the location {self.text!r} cannot be listed: {_line(e)}", e) from e
 
-    def _walk_local(self, deep: bool, hidden_folder: HiddenFolder) -> Iterator[ListedFile]:
+    def _walk_local(self, deep: bool, skipped_folder: SkippedFolder) -> Iterator[ListedFile]:
         files = TableFiles(self.root)
         info = files.resolved_stat(self.root)
         if not stat.S_ISDIR(info.st_mode):
@@ -228,7 +228,7 @@ class Location:
                 for entry in entries:
                     if hidden(entry.name):
                         if entry.is_dir():
-                            hidden_folder(relative, entry.name)
+                            skipped_folder(relative, entry.name)
                         continue
                     inner = os.path.join(path, entry.name)
                     try:
@@ -240,6 +240,8 @@ class Location:
                     if stat.S_ISDIR(info.st_mode):
                         if deep:
                             folders.append((inner, f"{relative}/{entry.name}" if relative else entry.name))
+                        else:
+                            skipped_folder(relative, entry.name)
                         continue
                     check_regular(inner, info.st_mode)
                     yield ListedFile(relative, inner, info.st_size, info.st_mtime_ns)
@@ -273,14 +275,14 @@ class Location:
     def _missing(self) -> TableUnavailable:
         return TableRefused(f"the location {self.text!r} does not exist")
 
-    def _walk_store(self, store: ObjectStore, deep: bool, hidden_folder: HiddenFolder) -> Iterator[ListedFile]:
+    def _walk_store(self, store: ObjectStore, deep: bool, skipped_folder: SkippedFolder) -> Iterator[ListedFile]:
         """The objects below the location, or the object at it."""
         empty: list[StoredObject] = []
         folders: set[str] = set()
         any_found = False
-        for one in store.list() if deep else store.list_folder().objects:
+        for one in store.list() if deep else self._direct_objects(store, skipped_folder):
             any_found = True
-            if _is_hidden(one.key, hidden_folder):
+            if _is_hidden(one.key, skipped_folder):
                 continue
             folder = one.key.rpartition("/")[0]
             while folder and folder not in folders:
@@ -297,6 +299,13 @@ class Location:
         if not any_found:
             yield self._object_at()
 
+    @staticmethod
+    def _direct_objects(store: ObjectStore, skipped_folder: SkippedFolder) -> Sequence[StoredObject]:
+        listed = store.list_folder()
+        for name in listed.folders:
+            skipped_folder("", name)
+        return listed.objects
+
     def _object_at(self) -> ListedFile:
         """The object at the location, which is no folder."""
         store, key = object_at(self.text)
@@ -311,7 +320,7 @@ class Location:
         path = f"{self.text}/{relative}" if relative else self.text
         return ListedFile(relative.rpartition("/")[0], path, one.size, stamp_of(one))
 
-    def _walk_remote(self, deep: bool, hidden_folder: HiddenFolder) -> Iterator[ListedFile]:
+    def _walk_remote(self, deep: bool, skipped_folder: SkippedFolder) -> Iterator[ListedFile]:
         from pyarrow import fs
 
         info = self.filesystem.get_file_info(self.root)
@@ -319,10 +328,12 @@ class Location:
             yield ListedFile("", self.text, info.size, info.mtime_ns or 0)
             return
         for found in self.filesystem.get_file_info(fs.FileSelector(self.root, recursive=deep)):
+            if found.type == fs.FileType.Directory and not deep:
+                skipped_folder("", found.base_name)
             if found.type != fs.FileType.File:
                 continue
             relative = found.path[len(self.root) :].lstrip("/")
-            if _is_hidden(relative, hidden_folder):
+            if _is_hidden(relative, skipped_folder):
                 continue
             yield ListedFile(relative.rpartition("/")[0], f"{self.text}/{relative}", found.size, found.mtime_ns or 0)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import write_deltalake
 from pyspark.sql import functions as F
 
 from distop.behavior import TableRecord, TableUnavailable
@@ -216,7 +217,9 @@ def test_hole_5_a_tables_properties_choose_no_class_to_instantiate(shop: Shop, c
     assert timers() == before
 
 
-def test_catalog_tables_that_cannot_be_read_are_refused(shop: Shop) -> None:
+def test_catalog_tables_that_cannot_be_read_are_refused(shop: Shop, tmp_path: Path) -> None:
+    write_deltalake(tmp_path, pa.table({"id": [1]}))
+    shop.sql(f"create table {{removed}} (id bigint) using parquet location '{tmp_path}'")
     shop.sql("create table {orcs} (id int) using orc")
     shop.sql("create table {texts} (id int) using csv")
     shop.sql("create table {lines} (id int) stored as textfile")
@@ -226,6 +229,7 @@ def test_catalog_tables_that_cannot_be_read_are_refused(shop: Shop) -> None:
         "texts": "'shop.texts' is a table of the format csv",
         "lines": "'shop.lines' is a table of the format hive \\(LazySimpleSerDe\\)",
         "seen": "'shop.seen' is a view",
+        "removed": f"the location '{tmp_path}' is a Delta table: .* its removed rows would count",
         "nothing": "Spark's catalog has no table 'shop.nothing': it was dropped, renamed",
     }.items():
         with pytest.raises(InvalidArgument, match=sentence):

@@ -106,7 +106,7 @@ class ParquetFormat(Format):
 def _files(location: Location) -> Iterator[ListedFile]:
     """The files at the location. Raises InvalidArgument if they are, or belong to, a table of another kind."""
     table_folders.check_above(location)
-    for entry in location.walk(hidden_folder=partial(table_folders.check_subfolder, location)):
+    for entry in location.walk(skipped_folder=partial(table_folders.check_subfolder, location)):
         table_folders.check_file(location, entry)
         yield entry
 

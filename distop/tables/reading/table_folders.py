@@ -11,6 +11,8 @@ from distop.errors import InvalidArgument, TableUnavailable
 from distop.protocol.frozen import frozen
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from distop.storage.location import ListedFile, Location
 
 DELTA_LOG = "_delta_log"
@@ -44,7 +46,7 @@ def kind_at(location: Location) -> FolderKind | None:
     for folder, kind in _BY_FOLDER.items():
         if location.names_in(folder):
             return kind
-    if any(name.endswith(_ICEBERG_FILES) for name in location.names_in(ICEBERG_METADATA)):
+    if _has_metadata(location.names_in(ICEBERG_METADATA)):
         return ICEBERG
     return None
 
@@ -62,27 +64,40 @@ def check_plain(location: Location) -> None:
         raise _refused(f"the location {location.text!r} is {kind}", kind, "it")
 
 
-def check_above(location: Location) -> None:
+def check_above(location: Location, known: dict[str, FolderKind | None] | None = None) -> None:
     """Raises InvalidArgument if a folder is a partition or the data of such a table.
 
-    Folders above that cannot be listed are skipped: this process may have rights for the location only.
+    Folders above that cannot be listed are skipped: this process may have rights for the location only. ``known``: the
+    kinds of folders from earlier calls, to which it adds.
     """
+    known = {} if known is None else known
     above: Location | None = location
     while above is not None and ("=" in above.name or above.name == _ICEBERG_DATA):
         above = above.above()
-        try:
-            kind = None if above is None else kind_at(above)
-        except TableUnavailable:
-            continue
-        if above is not None and kind is not None:
+        if above is None:
+            return
+        if above.text not in known:
+            try:
+                known[above.text] = kind_at(above)
+            except TableUnavailable:
+                known[above.text] = None
+        kind = known[above.text]
+        if kind is not None:
             raise _refused(f"the location {location.text!r} belongs to {kind}", kind, above.text)
 
 
 def check_subfolder(location: Location, folder: str, name: str) -> None:
-    """Raises InvalidArgument if a hidden folder shows such a table. ``folder``: the one around it, "" at the root."""
+    """Raises InvalidArgument if a folder shows such a table. ``folder``: the one around it, "" at the root."""
     kind = _BY_FOLDER.get(name)
-    if kind is not None and location.names_in(f"{folder}/{name}" if folder else name):
+    inner = f"{folder}/{name}" if folder else name
+    if kind is not None and location.names_in(inner):
         raise _inside(location, folder, kind)
+    if name == ICEBERG_METADATA and _has_metadata(location.names_in(inner)):
+        raise _inside(location, folder, ICEBERG)
+
+
+def _has_metadata(names: Iterable[str]) -> bool:
+    return any(name.endswith(_ICEBERG_FILES) for name in names)
 
 
 def check_file(location: Location, file: ListedFile) -> None:

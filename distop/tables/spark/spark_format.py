@@ -19,6 +19,7 @@ from distop.storage.confinement import TableFiles, own_folder, table_of
 from distop.storage.location import Location
 from distop.tables.formats import Format
 from distop.tables.parquet.parquet_format import EMPTY, HIVE_NULL, escaped, files_text, in_groups, natural
+from distop.tables.reading import table_folders
 from distop.tables.reading.file_facts import PlannedFile, of_json
 from distop.tables.spark import spark_catalog
 from distop.tables.table_options import check_options, is_partition_type
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from distop.protocol.records import TableRecord
     from distop.tables.formats import Changes, Spark
     from distop.tables.reader import Reader
+    from distop.tables.reading.table_folders import FolderKind
     from distop.tables.spark.spark_catalog import CatalogPartition, Described
     from distop.tables.table_options import TableOptions
 
@@ -61,8 +63,8 @@ class SparkFormat(Format):
         """Plan the files of the catalog's partitions with their values, in groups if there are no partition columns.
 
         An Iceberg table is planned like other Iceberg tables. Raises InvalidArgument if the catalog does not have the
-        table, or for an unsupported format; TableUnavailable if the catalog cannot be read, a folder in it does not
-        exist, or the table has no file.
+        table, for an unsupported format, and for a Parquet table in a folder of a Delta, Iceberg or Hudi table;
+        TableUnavailable if the catalog cannot be read, a folder in it does not exist, or the table has no file.
         """
         # A record from an earlier plan also has the options of that plan.
         options = check_options({n: v for n, v in table.options.items() if n not in PLANNED_OPTIONS}, "spark")
@@ -79,7 +81,7 @@ class SparkFormat(Format):
             raise InvalidArgument(
                 f"{table.location!r} is a {what} in Spark's catalog: only parquet and iceberg tables are supported"
             )
-        return plan(described, table.location, options, partial(_files, TableFiles(described.location)), check)
+        return plan(described, table.location, options, _Folders(described.location).files, check)
 
     def reader(self, table: TableRecord, plans: Sequence[PartitionPlan | Pinned]) -> Reader:
         """The reader for the format that the catalog had for the table at planning."""
@@ -229,11 +231,26 @@ def _by_value(
         yield PartitionPlan(ordinal, partition, sum(f[1] for f in files), tuple(files), values=values)
 
 
-def _files(table: TableFiles, folder: str, *, deep: bool = False) -> list[PlannedFile]:
-    """The files of a folder, without those of subfolders, which Spark does not read."""
-    table.check_partition(folder)
-    found = [(e.path, e.size, e.stamp) for e in Location.of(folder).walk(deep=deep)]
-    return sorted(found, key=lambda f: (natural(f[0]), f[0]))
+class _Folders:
+    """Lists the folders of a table at a location, and refuses those of Delta, Iceberg and Hudi tables."""
+
+    def __init__(self, location: str) -> None:
+        self._table = TableFiles(location)
+        self._kinds: dict[str, FolderKind | None] = {}
+        try:
+            found = Location.of(location)
+        except TableUnavailable:
+            return  # it need not exist if its partitions are elsewhere
+        table_folders.check_plain(found)
+
+    def files(self, folder: str, *, deep: bool = False) -> list[PlannedFile]:
+        """The files of a folder. ``deep``: also those of subfolders, which Spark does not read."""
+        self._table.check_partition(folder)
+        location = Location.of(folder)
+        table_folders.check_above(location, self._kinds)
+        walk = location.walk(deep=deep, skipped_folder=partial(table_folders.check_subfolder, location))
+        found = [(e.path, e.size, e.stamp) for e in walk]
+        return sorted(found, key=lambda f: (natural(f[0]), f[0]))
 
 
 def _type(field: Mapping[str, Any]) -> Any:

@@ -14,10 +14,15 @@ from deltalake import write_deltalake
 from distop.errors import InvalidArgument
 from distop.protocol.records import TableRecord
 from distop.tables import check_table, plan_table
+from distop.tables.spark import spark_catalog
+from distop.tables.spark.spark_catalog import CatalogPartition, Described
 from tests.support.delta_logs import DeltaLog
 
 ROWS = pa.table({"id": [1, 2], "k": ["a", "b"]})
 ENTRANCES = [pytest.param(check_table, id="registration"), pytest.param(plan_table, id="planning")]
+
+
+COLUMNS = [{"name": "id", "type": "long"}, {"name": "k", "type": "string"}]
 
 
 def record(path: Path, format_name: str = "parquet") -> TableRecord:
@@ -30,6 +35,13 @@ def iceberg(path: Path, metadata: str = "v1.metadata.json", data: str = "data/pa
     (path / "metadata" / metadata).write_text("{}")
     pq.write_table(ROWS, path / data)
     return path
+
+
+def add_metadata(kind: str, path: Path) -> None:
+    """Add a file that shows a table of a kind."""
+    name = {"delta": f"_delta_log/{0:020}.json", "iceberg": "metadata/v1.metadata.json", "hudi": ".hoodie/x"}[kind]
+    (path / name).parent.mkdir(parents=True)
+    (path / name).write_text("{}")
 
 
 @pytest.mark.parametrize("enter", ENTRANCES)
@@ -144,3 +156,52 @@ def test_a_folder_that_becomes_a_delta_table_is_refused_at_planning(tmp_path: Pa
     shutil.copytree(tmp_path / "new", tmp_path / "t", dirs_exist_ok=True)
     with pytest.raises(InvalidArgument, match="is a Delta table"):
         plan_table(registered)
+
+
+@pytest.fixture
+def in_catalog(monkeypatch: pytest.MonkeyPatch) -> Callable[..., object]:
+    """Plans a Parquet table that Spark's catalog has at a location, with partitions by ``k`` at these locations."""
+
+    def planned(location: Path, *partitions: Path) -> object:
+        found = [CatalogPartition({"k": str(n)}, str(path)) for n, path in enumerate(partitions)]
+        by = ("k",) if partitions else ()
+        described = Described("parquet", str(location), COLUMNS, by, found if partitions else None)
+        monkeypatch.setattr(spark_catalog, "describe", lambda *args, **options: described)
+        return plan_table(TableRecord("t", "spark", "db.t"), spark=lambda: None)
+
+    return planned
+
+
+@pytest.mark.parametrize("place", ["t", "t/k=a"])
+@pytest.mark.parametrize("make", ["delta", "iceberg", "hudi"])
+def test_a_parquet_table_of_a_catalog_in_a_folder_of_another_format_is_refused(
+    in_catalog: Callable[..., object], tmp_path: Path, make: str, place: str
+) -> None:
+    (tmp_path / place).mkdir(parents=True)
+    pq.write_table(ROWS, tmp_path / place / "part-0.parquet")
+    assert in_catalog(tmp_path / place)
+    add_metadata(make, tmp_path / "t")
+    with pytest.raises(InvalidArgument, match=rf"(?i)(is|belongs to) an? {make} table.* its removed rows"):
+        in_catalog(tmp_path / place)
+
+
+@pytest.mark.parametrize("layout", ["own folder", "custom name", "elsewhere", "elsewhere, of a partition", "inside"])
+@pytest.mark.parametrize("make", ["delta", "iceberg", "hudi"])
+def test_a_partition_of_a_catalog_in_a_folder_of_another_format_is_refused(
+    in_catalog: Callable[..., object], tmp_path: Path, make: str, layout: str
+) -> None:
+    other, partition = {
+        "own folder": ("t", "t/k=a"),
+        "custom name": ("t", "t/first"),
+        "elsewhere": ("u", "u"),
+        "elsewhere, of a partition": ("u", "u/k=a"),
+        "inside": ("t/k=a", "t/k=a"),
+    }[layout]
+    for folder in ("t/k=0", partition):
+        (tmp_path / folder).mkdir(parents=True)
+        pq.write_table(ROWS, tmp_path / folder / "part-0.parquet")
+    partitions = (tmp_path / "t/k=0", tmp_path / partition)
+    assert in_catalog(tmp_path / "t", *partitions)
+    add_metadata(make, tmp_path / other)
+    with pytest.raises(InvalidArgument, match=rf"(?i) an? {make} table"):
+        in_catalog(tmp_path / "t", *partitions)
