@@ -10,7 +10,6 @@ import errno
 import os
 import re
 import stat
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ from distop.storage.storage_options import in_object_store
 from distop.storage.storage_urls import check_place
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
     from io import BufferedReader
 
 
@@ -127,11 +127,15 @@ def open_regular(path: str, *, follow: bool = True) -> BufferedReader:
 
 
 def for_arrow(path: str, *, follow: bool = True) -> AbstractContextManager[Any]:
-    """The argument for Arrow: an open regular file for a local path, else the URL.
+    """An open file for Arrow, which by itself would open any kind of local file, and no bucket as it is configured.
 
-    Arrow itself would open any kind of file. Raises the errors of :func:`open_regular`.
+    Raises the errors of :func:`open_regular` for a local path, and those of :func:`open_filesystem` for a URL.
     """
-    return nullcontext(path) if local_path(path) is None else open_regular(path, follow=follow)
+    if local_path(path) is not None:
+        return open_regular(path, follow=follow)
+    filesystem, inner = open_filesystem(path)
+    opened: AbstractContextManager[Any] = filesystem.open_input_file(inner)
+    return opened
 
 
 def check_regular(path: str, mode: int) -> None:

@@ -12,6 +12,8 @@ from tests.storage import servers
 from tests.support.lake import Remote
 
 if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
     from distop.storage.object_store import ObjectStore
 
 SCHEMA = Schema(NestedField(1, "a", LongType()), NestedField(2, "b", LongType()))
@@ -29,6 +31,11 @@ def properties_for(port: int) -> dict[str, str]:
 
 def table_in(store: ObjectStore, port: int, *appended: dict[str, Any]) -> None:
     """Write a table to a store of S3 at a port, with one commit and one data file for each of ``appended``."""
-    table = Remote(store, properties_for(port)).new(SCHEMA)
+    table = new_table(store, port, SCHEMA)
     for columns in appended:
         table.append(pa.table(columns, schema=pa.schema([("a", pa.int64()), ("b", pa.int64())])))
+
+
+def new_table(store: ObjectStore, port: int, schema: Schema) -> Table:
+    """Create an empty table in a store of S3 at a port."""
+    return Remote(store, properties_for(port)).new(schema)

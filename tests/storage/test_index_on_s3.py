@@ -9,19 +9,23 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyiceberg.schema import Schema
+from pyiceberg.types import LongType, NestedField
 
 import distop
 from distop.protocol.records import TableRecord
 from distop.storage import storage_options
-from distop.storage.opened_stores import open_store
+from distop.storage.opened_stores import object_at, open_store
 from distop_behaviors.index import row_lookup
 from distop_behaviors.index.key_lookup import _read_here, find
+from tests.storage import delta_tables, iceberg_tables
 from tests.storage.conftest import S3
 from tests.storage.faulty_http import FaultyProxy
 from tests.storage.test_shared_dir import group, shared
 from tests.support.behaviors import sample_env
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from tests.storage.servers import Served
@@ -34,19 +38,41 @@ KIND = ["posting", "skip"]
 
 
 @pytest.fixture
-def location(served: Served, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The location of a table, which pyarrow reaches by the environment."""
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{served.port}")
-    monkeypatch.setenv("AWS_REGION", "us-east-1")
-    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+def location(served: Served) -> str:
     return f"{served.url}/{uuid.uuid4().hex}/t"
 
 
+def rows_of(n: int) -> pa.Table:
+    """Rows with the keys from ``10 n`` to ``10 n + 9``."""
+    return pa.table({"k": [10 * n + i for i in range(10)], "n": [n] * 10})
+
+
 def add(location: str, n: int) -> None:
-    """Add a file with the keys from ``10 n`` to ``10 n + 9``."""
+    """Add a file with :func:`rows_of` to a folder of Parquet files."""
     rows = pa.BufferOutputStream()
-    pq.write_table(pa.table({"k": [10 * n + i for i in range(10)], "n": [n] * 10}), rows)
+    pq.write_table(rows_of(n), rows)
     open_store(location).put_new(f"{n}.parquet", rows.getvalue().to_pybytes())
+
+
+def adding(table_format: str, location: str, port: int) -> Callable[[int], None]:
+    """A function that adds a file with :func:`rows_of` to a new table of a format."""
+    if table_format == "parquet":
+        return lambda n: add(location, n)
+    if table_format == "delta":
+        return lambda n: delta_tables.append(location, port, rows_of(n))
+    schema = Schema(NestedField(1, "k", LongType()), NestedField(2, "n", LongType()))
+    table = iceberg_tables.new_table(open_store(location), port, schema)
+    return lambda n: table.append(rows_of(n))
+
+
+def named(record: TableRecord, key: int) -> list[list[int]]:
+    """The keys in each file that the index names for a key."""
+    found = []
+    for path, _, _ in find(record, "i", [key]).files:
+        store, inner = object_at(path)
+        data = store.get(inner, limit=1 << 20).data
+        found.append(pq.read_table(pa.BufferReader(data)).column("k").to_pylist())
+    return found
 
 
 def rows(record: TableRecord, *keys: int) -> list[dict[str, int]]:
@@ -55,18 +81,31 @@ def rows(record: TableRecord, *keys: int) -> list[dict[str, int]]:
     return sorted(_read_here(found, row_lookup.LOCAL_BYTES).to_pylist(), key=lambda row: row["k"])
 
 
+def keys(location: str) -> list[str]:
+    """The table's own keys."""
+    return sorted(found.key for found in open_store(location).list() if not found.key.startswith("_distop/"))
+
+
 def files(location: str) -> list[str]:
     return [found.key.rpartition("/")[2] for found in open_store(f"{location}/_distop").list()]
 
 
 @pytest.mark.parametrize("served", S3, indirect=True)
 @pytest.mark.parametrize("kind", KIND)
+@pytest.mark.parametrize("table_format", ["parquet", "iceberg", "delta"])
 def test_an_index_is_built_refreshed_searched_and_dropped(
-    group: Daemons, shared: str, location: str, sample_env: dict[str, str], kind: str
+    group: Daemons,
+    shared: str,
+    location: str,
+    served: Served,
+    sample_env: dict[str, str],
+    kind: str,
+    table_format: str,
 ) -> None:
+    add_file = adding(table_format, location, served.port)
     for n in range(3):
-        add(location, n)
-    record = TableRecord("lake", "parquet", location)
+        add_file(n)
+    record = TableRecord("lake", table_format, location)
     group.client.add_table(record)
     group.start("a", options=("--shared-dir", shared), env=sample_env)
 
@@ -75,17 +114,18 @@ def test_an_index_is_built_refreshed_searched_and_dropped(
 
     report = run("build-index", columns=["k"], kind=kind).report
     assert (report["generation"], report["files"], report["rows"], report["not_indexed"]) == (1, 3, 30, [])
-    assert [f[0].rpartition("/")[2] for f in find(record, "i", [17]).files] == ["1.parquet"]
-    add(location, 3)
+    assert named(record, 17) == [list(range(10, 20))]
+    add_file(3)
     report = run("build-index", columns=["k"], kind=kind).report
     assert (report["generation"], report["indexed"], report["files"]) == (2, 1, 4)
-    assert [f[0].rpartition("/")[2] for f in find(record, "i", [31]).files] == ["3.parquet"]
+    assert named(record, 31) == [list(range(30, 40))]
     if kind == "posting":
         assert rows(record, 17, 31) == [{"k": 17, "n": 1}, {"k": 31, "n": 3}]
     assert list(open_store(shared).list()) == [], "the stages are removed"
+    before = keys(location)
     assert run("drop-index").report["dropped"] is True
     assert files(location) == ["000003.json"]
-    assert sorted(key.key for key in open_store(location).list_folder().objects) == [f"{n}.parquet" for n in range(4)]
+    assert keys(location) == before, "the table is unchanged"
 
 
 @pytest.mark.parametrize("served", ["moto"], indirect=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from distop.storage.files import for_arrow, local_path
+from distop.storage.files import for_arrow
 from distop.tables.delta import file_statistics
 from distop.tables.reading import arrow_rows, footer_facts
 from distop.tables.reading.arrow_rows import RequestedRows
@@ -77,8 +77,6 @@ def rows_at(
     for file, one in zip(added, blocks, strict=True):
         if file.vector is not None:
             raise SparkOnly(f"rows of the file {file.path} are deleted")
-        if local_path(file.path) is None:
-            raise SparkOnly(f"the file {file.path} is not on a disk")
         try:
             disk = on_disk(one.file)
         except OSError as error:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.errors import TableUnavailable
 from distop.storage.files import for_arrow
-from distop.tables.iceberg import iceberg_fields, manifest_facts
+from distop.tables.iceberg import manifest_facts
 from distop.tables.iceberg.metadata_file import read_metadata
 from distop.tables.reading import footer_facts
 from distop.tables.reading.arrow_rows import RequestedRows
@@ -91,7 +91,7 @@ def _agree(arrow: Any, iceberg: Any) -> bool:
 def wanted(
     source: str, blocks: Sequence[Blocks], columns: IcebergColumns, on_disk: Callable[[PlannedFile], PlannedFile]
 ) -> list[RequestedRows]:
-    """The requests for these blocks of rows. Raises SparkOnly if a file may have deleted rows, or is not on a disk."""
+    """The requests for these blocks of rows. Raises SparkOnly if a file may have deleted rows."""
     try:
         known = manifest_facts.snapshot_of(source, frozenset(folded(name) for name in columns.partitions))
     except (Unreadable, TableUnavailable) as e:
@@ -102,8 +102,6 @@ def wanted(
         facts = known.files.get(path)
         if facts is None or facts.deleted != 0:
             raise SparkOnly(f"rows of the file {path} may be deleted")
-        if iceberg_fields.local_path(path) is None:
-            raise SparkOnly(f"the file {path} is not on a disk")
         try:
             disk = on_disk(one.file)
         except OSError as e:
