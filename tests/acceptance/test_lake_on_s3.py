@@ -18,9 +18,10 @@ from distop.storage import storage_options
 from distop.storage.opened_stores import open_store
 from distop.store.embedded import EmbeddedEtcd
 from tests.storage import servers
+from tests.storage.delta_tables import append
 from tests.storage.faulty_http import FaultyProxy
 from tests.storage.iceberg_tables import table_in
-from tests.support import s3_spark
+from tests.support import delta, s3_spark
 from tests.support.contract import dump
 from tests.support.daemons import SPARK, daemons
 from tests.support.lake import MAVEN, jar
@@ -62,6 +63,7 @@ def command_lines() -> set[bytes]:
 def test_the_commands_of_the_page_run(lake: tuple[Served, FaultyProxy], tmp_path: Path) -> None:
     """One configuration serves registration, planning and Spark. The secret is only in the environment."""
     need(jar(), MAVEN)
+    need(delta.jars(), delta.MAVEN)
     need(s3_spark.jars(), s3_spark.MAVEN)
     served, proxy = lake
     page = PAGE.read_text()
@@ -76,7 +78,8 @@ def test_the_commands_of_the_page_run(lake: tuple[Served, FaultyProxy], tmp_path
     for day in (1, 2):
         store.put_new(f"orders/day={day}/a.parquet", data.getvalue())
     table_in(open_store(f"s3://{servers.BUCKET}/customers"), served.port, {"a": [1], "b": [1]}, {"a": [2], "b": [2]})
-    jars = ",".join(map(str, (jar(), *(s3_spark.jars() or ()))))
+    append(f"s3://{servers.BUCKET}/products", served.port, pa.table({"price": [0.5, 2.0]}))
+    jars = ",".join(map(str, (jar(), *(delta.jars() or ()), *(s3_spark.jars() or ()))))
     config = ("--config", str(tmp_path / "distop.toml"))
     (tmp_path / "daemons").mkdir()
     with EmbeddedEtcd() as etcd, daemons(etcd.endpoint, tmp_path / "daemons") as group:
@@ -94,5 +97,5 @@ def test_the_commands_of_the_page_run(lake: tuple[Served, FaultyProxy], tmp_path
     assert not any(SECRET.encode() in text for text in texts)
     assert SECRET not in ran.stdout + ran.stderr
     by_spark = {seen.target.partition("?")[0] for seen in proxy.seen if b"aws-sdk-java" in seen.whole}
-    assert any("/orders/" in target for target in by_spark)
-    assert any("/customers/" in target for target in by_spark)
+    for folder in ("orders", "customers", "products"):
+        assert any(f"/{folder}/" in target for target in by_spark), folder

@@ -12,14 +12,21 @@ import pytest
 from distop.behavior import TableRecord
 from distop.errors import TableRefused
 from distop.tables import plan_table
+from distop_behaviors.index import lookup
 from distop_behaviors.validate import Validate
+from tests.storage.delta_tables import upload
 from tests.storage.iceberg_tables import table_in
+from tests.support import delta
 from tests.support.context import run_operation
+from tests.support.index_runs import Indexes
 from tests.support.lake import MAVEN, jar
 from tests.support.needs import need
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
 
     from distop.storage.object_store import ObjectStore
     from tests.storage.faulty_http import FaultyProxy, Seen
@@ -84,6 +91,46 @@ def test_an_iceberg_table_is_scanned(
     for statistics in ("auto", "never"):
         report = run_operation(Validate(), table, {"checks": checks, "statistics": statistics}, context).report
         assert [(c["verdict"], c["violations"]) for c in report["checks"]] == [("violated", 1)] * 2
+
+
+@pytest.mark.parametrize("mode", ["none", "name"])
+def test_a_delta_table_is_scanned_and_looked_up(
+    mode: str, s3_store: ObjectStore, spark: SparkSession, context: Callable[[TableRecord], FakeContext], tmp_path: Path
+) -> None:
+    """With deletion vectors, and partition values that are escaped in paths and in the log."""
+    need(delta.jars(), delta.MAVEN)
+    lake = delta.DeltaLake(delta.writing_session(spark), tmp_path)
+    properties = {"delta.enableDeletionVectors": "true", "delta.columnMapping.mode": mode}
+    lake.create("t", "a bigint, b bigint, k string", "partitioned by (k)", **properties)
+    lake.sql(
+        "insert into {t} values (1, 1, 'd+é %:'), (2, null, 'd+é %:'), (3, 7, 'e'), (4, 5, 'e'), (null, 2, 'e')", "t"
+    )
+    lake.sql("delete from {t} where a = 3", "t")
+    upload(tmp_path / "t", s3_store)
+    table = TableRecord("t", "delta", s3_store.location)
+
+    def report(**arg: Any) -> Any:
+        given = {"checks": [{"not_null": "a"}, {"check": "b < 6"}], **arg}
+        return run_operation(Validate(), table, given, context).report
+
+    for statistics in ("auto", "never"):
+        found = report(statistics=statistics)
+        assert [(c["verdict"], c["violations"]) for c in found["checks"]] == [("violated", 1), ("valid", 0)]
+        assert found["rows"] == 4
+    certificate = report(checks=[{"check": "b < 6"}])["certificate"]
+    lake.sql("insert into {t} values (5, 9, 'e'), (6, 8, 'f')", "t")
+    upload(tmp_path / "t", s3_store)
+    again = report(checks=[{"check": "b < 6"}], since=certificate)
+    assert (again["rows"], again["checks"][0]["violations"]) == (2, 2)
+
+    indexes = Indexes(tmp_path / "t", tmp_path / "shared")
+    indexes.record = table
+    assert indexes.build(columns=["a"]).files == 4
+    assert sorted(lookup(spark, table, "i", [1, 3, 4, 6]).select("a", "k").collect()) == [
+        (1, "d+é %:"),
+        (4, "e"),
+        (6, "f"),
+    ]
 
 
 def test_the_one_cause_is_reported_if_spark_may_not_read_the_objects(
