@@ -1,39 +1,29 @@
-"""``validate`` on an Iceberg table, relative to one hand-written Spark SQL statement (see ``benchmarks.validate``).
-
-TPC-H lineitem with one partition per month and one file per partition.
-"""
+"""``validate`` on an Iceberg table (see ``benchmarks.table_formats``)."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from benchmarks import validate
-from benchmarks.common import CACHE, Result, report_progress
-from benchmarks.validate import SIMPLE, TEN, Case, Subject
-
-MONTH = "ship_month"
-
-CASES = (
-    Case("decided from manifests", SIMPLE, "auto", 0.1),
-    Case("full scan", SIMPLE, "never", 1.15),
-    Case("ten checks, full scan", TEN, "never", 1.15),
-)
+from benchmarks.table_formats import MONTH, TableFormat
 
 
-def run(scale: float = 1, runs: int = 7, lives: int = 3) -> Result:
-    """Like ``benchmarks.validate.run``. Raises RuntimeError if Iceberg's jar is not available."""
+def _jars() -> Sequence[Path] | str:
     from tests.support.lake import MAVEN, jar
 
-    iceberg_jar = jar()
-    if iceberg_jar is None:
-        raise RuntimeError(MAVEN)
-    options = ("--spark-conf", f"spark.jars={iceberg_jar}")
-    result = Result("iceberg", {"scale": scale, "runs": runs, "lives": lives})
-    return validate.measure(result, Subject("iceberg", table(scale), _next_version, options), CASES)
+    found = jar()
+    return MAVEN if found is None else [found]
+
+
+def _write(target: Path, months: Iterator[pa.Table]) -> None:
+    created: Any = None
+    for month in months:
+        created = created or _create(target, month.schema)
+        created.append(month)
 
 
 def _next_version(location: Path) -> None:
@@ -43,30 +33,6 @@ def _next_version(location: Path) -> None:
     version = int(hint.read_text())
     shutil.copy(metadata / f"v{version}.metadata.json", metadata / f"v{version + 1}.metadata.json")
     hint.write_text(str(version + 1))
-
-
-def table(scale: float) -> Path:
-    """The table, generated once per scale.
-
-    It is written in its final location because Iceberg's metadata contains absolute paths. A marker file, written last,
-    shows that the table is complete.
-    """
-    import pyarrow.parquet as pq
-
-    source, target = validate.table(scale), CACHE / f"iceberg-lineitem-{scale:g}"
-    complete = target / "whole"
-    if not complete.exists():
-        report_progress(f"iceberg: generating lineitem at scale {scale:g} in 84 monthly partitions")
-        shutil.rmtree(target, ignore_errors=True)
-        created: Any = None
-        for folder in sorted(source.glob("*=*")):  # excludes the folder with operations' own files
-            (path,) = folder.glob("*.parquet")
-            month = pq.read_table(path, partitioning=None)
-            month = month.append_column(MONTH, pa.array([folder.name.partition("=")[2]] * len(month)))
-            created = created or _create(target, month.schema)
-            created.append(month)
-        complete.touch()
-    return target
 
 
 def _create(location: Path, columns: pa.Schema) -> Any:
@@ -88,3 +54,6 @@ def _create(location: Path, columns: pa.Schema) -> Any:
     # One manifest, as in a table that is maintained.
     merged = {"commit.manifest-merge.enabled": "true", "commit.manifest.min-count-to-merge": "2"}
     return Folder(location).new(Schema(*fields), spec, **merged)
+
+
+FORMAT = TableFormat("iceberg", "manifests", _jars, _write, _next_version)
