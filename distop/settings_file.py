@@ -45,10 +45,12 @@ class _Untrusted(Exception):
 
 
 def find(explicit: str = "", folder: Path | None = None) -> SettingsFile:
-    """Find and read the file. ``explicit``: the given path. ``folder``: the current folder.
+    """Find and read the file. ``explicit``: the given path (/dev/null: no file). ``folder``: the current folder.
 
     Raises InvalidArgument if the explicit file does not exist, or a file cannot be read or is not TOML.
     """
+    if explicit == os.devnull:
+        return NO_FILE
     if explicit:
         path = Path(explicit)
         try:

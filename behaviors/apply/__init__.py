@@ -41,16 +41,15 @@ class Apply(Behavior):
         certificate belongs to another table, a check cannot be added to a schema, other users may change a folder on a
         disk, or partitions or the sort order depend on a narrowed column.
         """
-        from distop.tables import changes_of
         from distop_behaviors.apply.constraints import schema_changes
-        from distop_behaviors.apply.schema_target import target_of
+        from distop_behaviors.apply.schema_target import rules_of, target_of
         from distop_behaviors.apply.type_narrowing import columns_to_narrow
         from distop_behaviors.validate.certification import check_table
 
-        changes = changes_of(table)
+        rules = rules_of(table)
         certificate = request_of(arg, ctx).certificate
         check_table(certificate, table)
-        rewritten = columns_to_narrow(schema_changes(certificate, delta=changes.delta).narrowed, certificate)
+        rewritten = columns_to_narrow(schema_changes(certificate, rules).narrowed, certificate)
         target_of(table, ctx).check_folders(rewritten=bool(rewritten))
         if not rewritten:
             return Planned([PartitionPlan(0, TABLE)], certificate.version)
@@ -72,15 +71,15 @@ class Apply(Behavior):
 
     def start_or_resume_job(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> Any:
         """Run ``Applying.run``, or ``Narrowing.stage``. Raises InvalidArgument if the argument was changed."""
-        from distop.tables import changes_of
         from distop_behaviors.apply.constraints import schema_changes
+        from distop_behaviors.apply.schema_target import rules_of
         from distop_behaviors.apply.type_narrowing import columns_to_narrow
 
         if _rewrites(partition):
             return self._narrowing(arg, ctx).stage(partition)
         certificate = request_of(arg, ctx).certificate
         assert ctx.table is not None
-        if columns_to_narrow(schema_changes(certificate, delta=changes_of(ctx.table).delta).narrowed, certificate):
+        if columns_to_narrow(schema_changes(certificate, rules_of(ctx.table)).narrowed, certificate):
             raise InvalidArgument(
                 f"the plan of {ctx.operation} rewrites no files, but its argument narrows a column: the argument was "
                 "changed after planning; start a new operation"

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 from distop.behavior import JobFailed, PartitionPlan
 from distop.errors import InvalidArgument
 from distop.protocol.texts import plural
-from distop.tables import changes_of, reader_of
+from distop.tables import reader_of
 from distop.tables.iceberg.table_properties import NAME_MAPPING
 from distop_behaviors.apply.apply_report import ApplyOutcome, Made, checks_of
 from distop_behaviors.apply.constraints import column_of, schema_changes
-from distop_behaviors.apply.schema_target import CommitUnknown, Conflict, SchemaChange
+from distop_behaviors.apply.schema_target import CommitUnknown, Conflict, SchemaChange, rules_of
 from distop_behaviors.validate.batch import PartitionBatch
 from distop_behaviors.validate.certification import check_columns, check_table
 from distop_behaviors.validate.validate_report import sentence
@@ -59,7 +59,7 @@ class Applying:
         self._certificate = request.certificate
         self._settle_seconds = request.settle_seconds
         self._checks = checks_of(request.certificate)
-        self._wanted = schema_changes(request.certificate, delta=changes_of(table).delta)
+        self._wanted = schema_changes(request.certificate, rules_of(table))
         self._table = table
         self._target = target
         self._ctx = ctx

@@ -19,21 +19,13 @@ from distop_behaviors.validate.typed_bounds import canonical
 from distop_behaviors.validate.validate_argument import Check
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from distop_behaviors.validate.certificate import Certificate
 
 PREFIX = "distop.constraint."
 """The prefix of the table property for a check, before the check's name."""
 
-_REFUSED = {
-    "unique": "Iceberg has no unique columns, and no engine enforces its identifier fields: leave the check out",
-    "references": "Iceberg has no foreign keys: leave the check out",
-}
-_REFUSED_BY_DELTA = {
-    "unique": "Delta has no unique columns: leave the check out",
-    "references": "Delta has no foreign keys: leave the check out",
-}
 _COMMENT = "--"
 _KEPT = ("check", "range", "in_set", "length", "matches")
 _ICEBERG = {
@@ -83,51 +75,19 @@ class SchemaChanges:
     widened: tuple[Widened, ...] = ()
 
 
-def schema_changes(certificate: Certificate, *, delta: bool = False) -> SchemaChanges:
-    """The schema changes for all checks of a certificate. ``delta``: of a Delta table; False: of an Iceberg table.
+@frozen
+class ConstraintRules:
+    """How a format keeps certified checks: as properties of the table, or as types of columns.
 
-    Raises InvalidArgument if a check has none.
+    ``property_name`` and ``property_value``: the property for a check. ``widens``: a column gets its type by widening,
+    without a rewrite. ``refused``: kinds of checks that the format cannot keep, with the reason.
     """
-    required: dict[str, str] = {}
-    properties: dict[str, str] = {}
-    narrowed: list[Narrowed] = []
-    checks: dict[str, str] = {}
-    widened: list[Widened] = []
-    for certified in certificate.checks:
-        check = Check.model_validate({**certified.check, "name": certified.name})
-        if check.not_null is not None:
-            if certificate.where is not None:
-                raise InvalidArgument(
-                    f"{certified.name}: a required column must not be NULL in any row, but {certificate.operation} has "
-                    f"only validated rows where {certificate.where}: validate without 'where'"
-                )
-            required[certified.name] = check.not_null
-        elif check.fits is not None and delta:
-            name = column_of(certified.name, check.fits.column, certificate)
-            widened.append(Widened(certified.name, name, certificate.columns[name].id, canonical(check.fits.type)))
-        elif check.fits is not None:
-            narrowed.append(_narrowed(check, certificate))
-        elif check.kind in _KEPT:
-            name = CONSTRAINT + certified.name.lower() if delta else PREFIX + certified.name
-            if name in properties:
-                raise InvalidArgument(
-                    f"{checks[name]} and {certified.name}: Delta's constraints do not distinguish these names: "
-                    "validate them under other names"
-                )
-            properties[name] = _enforced(check, certificate) if delta else _property(check, certificate)
-            checks[name] = certified.name
-        else:
-            why = (_REFUSED_BY_DELTA if delta else _REFUSED).get(
-                check.kind, f"a table has no constraint for {check.kind!r}"
-            )
-            raise InvalidArgument(f"{certified.name} cannot be applied: {why}")
-    _check_together(narrowed, certificate)
-    if widened and (required or properties):
-        raise InvalidArgument(
-            f"{widened[0].check} changes a type, which cannot be reverted if another check is violated later: validate "
-            "and apply it by itself"
-        )
-    return SchemaChanges(required, properties, tuple(narrowed), checks, tuple(widened))
+
+    format: str
+    property_name: Callable[[str], str]
+    property_value: Callable[[Check, Certificate], str]
+    widens: bool
+    refused: Mapping[str, str]
 
 
 def iceberg_type(spark: str) -> str | None:
@@ -189,7 +149,8 @@ def _check_together(narrowed: Sequence[Narrowed], certificate: Certificate) -> N
                 )
 
 
-def _property(check: Check, certificate: Certificate) -> str:
+def _described(check: Check, certificate: Certificate) -> str:
+    """The check as JSON with its condition. Iceberg does not enforce it; ``apply`` and other readers show it."""
     sql = condition(check, certificate.null_is)
     content: dict[str, Any] = {"check": check.as_given()}
     if check.kind == "check":
@@ -207,6 +168,73 @@ def _enforced(check: Check, certificate: Certificate) -> str:
     if certificate.where is not None:
         sql = f"({_bracketed(certificate.where)} IS NOT TRUE) OR {_bracketed(sql)}"
     return f"{_bracketed(sql)} IS NOT FALSE"
+
+
+ICEBERG = ConstraintRules(
+    "Iceberg",
+    lambda name: PREFIX + name,
+    _described,
+    widens=False,
+    refused={
+        "unique": "Iceberg has no unique columns, and no engine enforces its identifier fields: leave the check out",
+        "references": "Iceberg has no foreign keys: leave the check out",
+    },
+)
+DELTA = ConstraintRules(
+    "Delta",
+    lambda name: CONSTRAINT + name.lower(),
+    _enforced,
+    widens=True,
+    refused={
+        "unique": "Delta has no unique columns: leave the check out",
+        "references": "Delta has no foreign keys: leave the check out",
+    },
+)
+
+
+def schema_changes(certificate: Certificate, rules: ConstraintRules) -> SchemaChanges:
+    """The schema changes for all checks of a certificate, by the rules of the table's format.
+
+    Raises InvalidArgument if a check has none.
+    """
+    required: dict[str, str] = {}
+    properties: dict[str, str] = {}
+    narrowed: list[Narrowed] = []
+    checks: dict[str, str] = {}
+    widened: list[Widened] = []
+    for certified in certificate.checks:
+        check = Check.model_validate({**certified.check, "name": certified.name})
+        if check.not_null is not None:
+            if certificate.where is not None:
+                raise InvalidArgument(
+                    f"{certified.name}: a required column must not be NULL in any row, but {certificate.operation} has "
+                    f"only validated rows where {certificate.where}: validate without 'where'"
+                )
+            required[certified.name] = check.not_null
+        elif check.fits is not None and rules.widens:
+            name = column_of(certified.name, check.fits.column, certificate)
+            widened.append(Widened(certified.name, name, certificate.columns[name].id, canonical(check.fits.type)))
+        elif check.fits is not None:
+            narrowed.append(_narrowed(check, certificate))
+        elif check.kind in _KEPT:
+            name = rules.property_name(certified.name)
+            if name in properties:
+                raise InvalidArgument(
+                    f"{checks[name]} and {certified.name}: {rules.format}'s constraints do not distinguish these "
+                    "names: validate them under other names"
+                )
+            properties[name] = rules.property_value(check, certificate)
+            checks[name] = certified.name
+        else:
+            why = rules.refused.get(check.kind, f"a table has no constraint for {check.kind!r}")
+            raise InvalidArgument(f"{certified.name} cannot be applied: {why}")
+    _check_together(narrowed, certificate)
+    if widened and (required or properties):
+        raise InvalidArgument(
+            f"{widened[0].check} changes a type, which cannot be reverted if another check is violated later: validate "
+            "and apply it by itself"
+        )
+    return SchemaChanges(required, properties, tuple(narrowed), checks, tuple(widened))
 
 
 def condition(check: Check, null_is: str) -> str:

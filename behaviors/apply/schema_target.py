@@ -2,10 +2,12 @@
 
 The table's format says whether its schema can be changed, and how (:mod:`distop.tables.formats`). Iceberg tables by
 path use :mod:`distop_behaviors.apply.hadoop_commit`, those of a catalog :mod:`distop_behaviors.apply.catalog_commit`,
-Delta tables :mod:`distop_behaviors.apply.delta_commit`. To add another kind, implement :class:`SwapTarget` in a module
-and add it to :func:`target_of`. ``swap`` must compare the whole
-loaded metadata, by its file or by snapshot *and* schema. Comparing the schema alone, as Iceberg's ``UpdateSchema`` does
-with a REST catalog, would accept commits that were not validated.
+Delta tables :mod:`distop_behaviors.apply.delta_commit`. To add another kind, implement :class:`SwapTarget` in a module,
+and add it to :func:`target_of`. ``swap`` must compare the whole loaded metadata, by its file or by snapshot *and*
+schema. Comparing the schema alone, as Iceberg's ``UpdateSchema`` does with a REST catalog, would accept commits that
+were not validated.
+
+This module alone asks which format a table has.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from distop.protocol.frozen import frozen
 from distop.tables import changes_of
+from distop_behaviors.apply.constraints import DELTA, ICEBERG
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
     from distop.behavior import JobContext, TableRecord
     from distop.tables.reading.file_facts import PlannedFile
     from distop.tables.table_version import TableVersion
-    from distop_behaviors.apply.constraints import SchemaChanges
+    from distop_behaviors.apply.constraints import ConstraintRules, SchemaChanges
     from distop_behaviors.apply.staged_files import StageFolders
 
 
@@ -130,6 +133,11 @@ class SwapTarget(Protocol):
 
         ``snapshot`` None: the current snapshot stays. Raises the errors of ``swap``.
         """
+
+
+def rules_of(table: TableRecord) -> ConstraintRules:
+    """How the table's format keeps certified checks. Raises InvalidArgument if the table's schema cannot be changed."""
+    return DELTA if changes_of(table).delta else ICEBERG
 
 
 def target_of(table: TableRecord, ctx: JobContext, *, stoppable: bool = True) -> SwapTarget:

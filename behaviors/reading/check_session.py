@@ -32,7 +32,7 @@ def session_of(spark: SparkSession, *, pushdown: bool = True) -> SparkSession:
     """The session for checks in the context of ``spark``, created once for each context.
 
     ``pushdown``: the Parquet reader may skip rows by the statistics, dictionaries and Bloom filters of a file. This is
-    a setting of a session. Iceberg's reader never skips rows of the files that it gets.
+    a setting of a session. It does not affect a format with a data source of its own.
     """
     context = spark.sparkContext
     for of, pushes, kept in _made:

@@ -344,7 +344,7 @@ def test_an_attempt_that_lost_its_claim_changes_nothing(bench: TableBench) -> No
     assert not bench.required("lost")
 
 
-def test_constraints_are_kept_as_properties_beside_what_is_required(bench: TableBench) -> None:
+def test_constraints_are_kept_as_properties_next_to_required_columns(bench: TableBench) -> None:
     new_table(bench.lake, "kept")
     bench.lake.sql("alter table {kept} set tblproperties ('distop.constraint.small' = 'mine')")
     checks = [

@@ -177,7 +177,7 @@ def test_features_of_writers_do_not_matter(feature: str, lake: DeltaLake, run: C
 
 
 @pytest.mark.rotating
-def test_a_vacuumed_file_is_an_error_that_says_so(lake: DeltaLake, run: Callable[..., Ran]) -> None:
+def test_the_error_of_a_vacuumed_file_names_the_cause(lake: DeltaLake, run: Callable[..., Ran]) -> None:
     for what in ("part-*.parquet", "deletion_vector_*.bin"):
         name = f"gone_{what[0]}"
         shutil.copytree(lake.root / "dirty", lake.root / name)

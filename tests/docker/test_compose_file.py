@@ -37,7 +37,7 @@ def test_the_cluster_is_complete(services: dict[str, dict[str, Any]]) -> None:
     assert set(services) == ETCD | SPARK | EXECUTORS
 
 
-def test_every_service_says_when_it_is_well(services: dict[str, dict[str, Any]]) -> None:
+def test_every_service_has_a_health_check(services: dict[str, dict[str, Any]]) -> None:
     assert [name for name, service in services.items() if "test" not in service.get("healthcheck", {})] == []
 
 
@@ -82,7 +82,7 @@ def test_where_data_is_read_the_tables_are(services: dict[str, dict[str, Any]]) 
         assert "tables:/tables" in services[name]["volumes"]
 
 
-def test_the_image_is_built_from_what_it_may_see() -> None:
+def test_the_image_is_built_from_the_allowed_files_only() -> None:
     lines = (ROOT / "docker" / "Dockerfile.dockerignore").read_text().split()
     allowed = {line[1:] for line in lines if line.startswith("!")}
     copied = {

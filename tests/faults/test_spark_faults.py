@@ -84,7 +84,7 @@ def java() -> None:
         pytest.param("lose-directories", 4, marks=pytest.mark.slow),
     ],
 )
-def test_only_the_partition_that_breaks_spark_fails(
+def test_only_the_partition_that_crashes_spark_fails(
     action: str,
     jobs: int,
     group: Daemons,

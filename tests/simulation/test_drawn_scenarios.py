@@ -40,7 +40,7 @@ def submission(partitions: int, **more: object) -> Submission:
     return Submission(0, 0.3, "check", "a", arg, None, None, ())
 
 
-def test_most_executors_offer_what_is_started(drawn: list[Scenario]) -> None:
+def test_most_executors_offer_the_started_types(drawn: list[Scenario]) -> None:
     assert statistics.median(scenario.executors for scenario in drawn) >= 3
     assert {scenario.executors for scenario in drawn} == {1, 2, 3, 4, 5}
     assert statistics.median(scenario.workers for scenario in drawn) >= 3

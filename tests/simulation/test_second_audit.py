@@ -134,7 +134,7 @@ def test_histories_under_faults_break_no_rule() -> None:
 
 
 @pytest.mark.parametrize("planted", SEEN, ids=lambda planted: planted.name)
-def test_a_planted_bug_breaks_a_rule(planted: Planted, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_bug_violates_a_rule(planted: Planted, monkeypatch: pytest.MonkeyPatch) -> None:
     planted.plant(monkeypatch)
     shaped = replace(planted, shape=OTHER_SHAPES.get(planted.name, planted.shape))
     with without_logs():

@@ -49,7 +49,7 @@ def run(seed: int, submission: Submission, *faults: Fault) -> tuple[str, str, li
         ("abandons", "yes", False, ""),
     ],
 )
-def test_C14_a_prepared_operation_runs_as_its_sender_or_its_verifier_says(
+def test_C14_the_sender_or_the_verifier_decides_whether_a_prepared_operation_runs(
     prepared: str, verifier: str, runs: bool, alarm: str
 ) -> None:
     state, found, breaches = run(7, submission(prepared, verifier))

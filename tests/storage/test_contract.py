@@ -280,7 +280,7 @@ def test_a_copy_does_not_replace_another_object(store: ObjectStore) -> None:
     assert store.get("d", limit=LIMIT).data == b"other"
 
 
-def test_removing_ignores_what_is_missing(store: ObjectStore) -> None:
+def test_removing_ignores_missing_files(store: ObjectStore) -> None:
     write(store, "a/1", "a/2", "b")
     store.delete_many(["none", "a/1", "none/either", "b"])
     assert keys(store) == ["a/2"]

@@ -276,7 +276,9 @@ def test_a_store_that_cannot_be_reached(served: Served, location: str, monkeypat
 
 
 @on_s3
-def test_a_page_of_a_listing_that_is_lost(store: ObjectStore, direct: ObjectStore, proxy: FaultyProxy) -> None:
+def test_a_lost_page_of_a_listing_is_requested_again(
+    store: ObjectStore, direct: ObjectStore, proxy: FaultyProxy
+) -> None:
     wanted = [f"{n:04d}" for n in range(1005)]
     for key in wanted:
         direct.put_new(key, b"")
@@ -289,7 +291,9 @@ def test_a_page_of_a_listing_that_is_lost(store: ObjectStore, direct: ObjectStor
 
 
 @on_each
-def test_a_large_object_whose_answers_are_lost(store: ObjectStore, direct: ObjectStore, proxy: FaultyProxy) -> None:
+def test_a_large_object_is_written_despite_lost_answers(
+    store: ObjectStore, direct: ObjectStore, proxy: FaultyProxy
+) -> None:
     content = b"y" * (2 * PART + 7)
     for n, method in enumerate(("POST", "PUT")):
         proxy.lose_answers(method)
@@ -322,7 +326,7 @@ def test_a_removal_whose_answer_is_lost(store: ObjectStore, direct: ObjectStore,
 
 
 @on_each
-def test_refused_credentials_are_told_from_a_missing_object(
+def test_refused_credentials_are_distinguished_from_a_missing_object(
     store: ObjectStore, direct: ObjectStore, proxy: FaultyProxy
 ) -> None:
     with pytest.raises(ObjectMissing, match="no such object"):

@@ -183,7 +183,7 @@ def test_doctor_on_a_store_that_is_not_suitable(
 
 
 @on_moto
-def test_doctor_says_which_library_is_wrong(
+def test_doctor_names_the_wrong_library(
     proxy: FaultyProxy, location: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     denied = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,11 @@ from distop.errors import InvalidArgument
 from distop.setting_values import pairs
 from distop.settings import Settings, client_config, executor_config
 from distop.settings_file import find
+
+
+def test_the_null_device_is_no_settings_file() -> None:
+    """``distop dev`` passes it on to its executor, whose log must not name it as a file."""
+    assert find(os.devnull).text == "no settings file (./distop.toml)"
 
 
 def test_the_order_of_precedence_is_flag_variable_file_default(tmp_path: Path) -> None:

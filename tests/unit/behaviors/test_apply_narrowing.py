@@ -24,7 +24,7 @@ from distop.storage.places import Attempt, stage_of
 from distop.tables.iceberg.table_properties import for_reading, for_writing
 from distop_behaviors.apply import file_rewrite, staged_files, type_narrowing
 from distop_behaviors.apply.apply_report import CertifiedArgument, Staged
-from distop_behaviors.apply.constraints import PREFIX, Narrowed, iceberg_type, schema_changes
+from distop_behaviors.apply.constraints import ICEBERG, PREFIX, Narrowed, iceberg_type, schema_changes
 from distop_behaviors.apply.rewrite_publication import Narrowing
 from distop_behaviors.apply.staged_files import StageFolders
 from distop_behaviors.validate.certificate import Certificate, Certified, Column
@@ -145,17 +145,19 @@ def test_spark_types_map_to_iceberg_types(spark: str, iceberg: str | None) -> No
 
 def test_fits_checks_become_narrowed_columns() -> None:
     fits = {"fits": {"column": "N", "type": "INTEGER"}}
-    (found,) = schema_changes(certificate(fits)).narrowed
+    (found,) = schema_changes(certificate(fits), ICEBERG).narrowed
     assert found == Narrowed("check0", "n", 2, "int", "int")
     assert type_narrowing.columns_to_narrow([found], certificate(fits)) == [found]
     same = certificate({"fits": {"column": "n", "type": "string"}})
-    assert type_narrowing.columns_to_narrow(schema_changes(same).narrowed, same) == []
+    assert type_narrowing.columns_to_narrow(schema_changes(same, ICEBERG).narrowed, same) == []
     for other in ({"range": {"column": "n", "min": "5"}}, {"check": "`n` > id"}, {"length": {"column": "n", "max": 3}}):
         with pytest.raises(InvalidArgument, match="check1 checks 'n' as text"):
-            schema_changes(certificate(fits, other))
-    assert schema_changes(certificate(fits, {"not_null": "n"}, {"check": "id > 0"})).required == {"check1": "n"}
+            schema_changes(certificate(fits, other), ICEBERG)
+    assert schema_changes(certificate(fits, {"not_null": "n"}, {"check": "id > 0"}), ICEBERG).required == {
+        "check1": "n"
+    }
     with pytest.raises(InvalidArgument, match="validate without 'where'"):
-        schema_changes(certificate(fits, where="id > 0"))
+        schema_changes(certificate(fits, where="id > 0"), ICEBERG)
 
 
 OPERATION = "t/apply/2"
@@ -340,7 +342,7 @@ def test_hole_2_a_stage_that_another_user_may_have_written_is_not_read(layout: L
 def test_a_bracket_closes_after_the_comment_of_a_condition(end: str, null_is: str) -> None:
     """A comment ends with its line. A backslash at the line's end makes the next line part of it."""
     made = certificate({"check": f"n > 0{end}"}, where=f"id > 0{end}", null_is=null_is)
-    sql = json.loads(schema_changes(made).properties[f"{PREFIX}check0"])["sql"]
+    sql = json.loads(schema_changes(made, ICEBERG).properties[f"{PREFIX}check0"])["sql"]
     code = re.sub(r"--(?:\\\n|[^\n])*|/\*.*?\*/", "", re.sub(r"'[^']*'", "''", sql))
     assert code.count("(") == code.count(")") >= 3, sql
     assert code.index("IS NOT TRUE") > code.index(")"), sql
@@ -350,14 +352,15 @@ def test_a_bracket_closes_after_the_comment_of_a_condition(end: str, null_is: st
 
 def test_a_condition_that_ends_in_a_comment_is_bracketed() -> None:
     (sql,) = (
-        json.loads(text)["sql"] for text in schema_changes(certificate({"check": "n > 0 -- why"})).properties.values()
+        json.loads(text)["sql"]
+        for text in schema_changes(certificate({"check": "n > 0 -- why"}), ICEBERG).properties.values()
     )
     assert sql == "(n > 0 -- why\n\n)"
 
 
 def test_a_condition_without_a_comment_keeps_its_line() -> None:
     made = certificate({"check": "n > 0"}, where="id > 0", null_is="fail")
-    sql = json.loads(schema_changes(made).properties[f"{PREFIX}check0"])["sql"]
+    sql = json.loads(schema_changes(made, ICEBERG).properties[f"{PREFIX}check0"])["sql"]
     assert sql == "((id > 0) IS NOT TRUE) OR ((n > 0) IS TRUE)"
 
 

@@ -29,7 +29,7 @@ def shape(document: Any) -> tuple[list[str], list[tuple[int, int, str]]]:
     return [names.get(one, one.type_name) for one in graph], sorted(links)
 
 
-def test_a_document_is_what_the_helpers_make() -> None:
+def test_a_document_equals_the_output_of_the_helpers() -> None:
     one: Callable[[], Start] = lambda: Start("noop", "t")  # noqa: E731
     for document, made in (
         (op(), group(one())),

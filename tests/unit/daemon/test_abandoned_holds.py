@@ -106,7 +106,7 @@ def test_C14_holds_confirmed_in_time_take_no_memory(monkeypatch: pytest.MonkeyPa
     run(monkeypatch, work)
 
 
-def test_C14_of_many_due_holds_only_those_that_can_be_verified_now_are_checked(
+def test_C14_only_due_holds_that_can_be_verified_now_are_checked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """All were checked each second and after each change of a hold."""

@@ -50,7 +50,7 @@ def test_complete_lives_of_operations_are_clean() -> None:
     assert found(world) == []
 
 
-def test_a_life_with_all_events_is_clean() -> None:
+def test_an_operation_with_all_events_violates_no_invariant() -> None:
     world, ref = opened(3)
     world.do(world.claim(ref, "a", [0, 1, 2]))
     world.do(world.checkpoint(ref, 0, b"1"))

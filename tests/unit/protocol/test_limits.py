@@ -427,7 +427,7 @@ def test_a_selector_matches_executors_with_all_of_its_labels() -> None:
     assert not fits({"zone": "a", "disk": "ssd"}, {"zone": "a"})
 
 
-def test_status_says_that_no_executor_has_the_labels() -> None:
+def test_status_reports_that_no_executor_has_the_labels() -> None:
     world, ref = limited(0)
     spec = Spec("r", "", "me", world.rules, where={"zone": "a"})
     op = world.op(ref)

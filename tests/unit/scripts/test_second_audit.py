@@ -166,13 +166,13 @@ def _spelled(value: object) -> str | None:
     return value if value is None or isinstance(value, str) else json.dumps(value)
 
 
-def test_the_life_of_an_operation_breaks_no_rule() -> None:
+def test_an_operation_from_start_to_end_violates_no_rule() -> None:
     auditor = audited(life())
     assert auditor.violations == []
     assert auditor.operations == 1
 
 
-def test_an_operation_that_waits_for_another_breaks_no_rule() -> None:
+def test_an_operation_that_waits_for_another_violates_no_rule() -> None:
     history = life()
     history.insert(START + 1, waiting())
     history.insert(FINISH + 2, INFORMED)
@@ -185,7 +185,7 @@ def test_a_request_id_of_a_caller_may_end_like_one_of_a_series() -> None:
     assert audited(history).violations == []
 
 
-def test_a_series_with_an_id_breaks_no_rule() -> None:
+def test_a_series_with_an_id_violates_no_rule() -> None:
     history = life()
     recurring(history)
     assert audited(history).violations == []
@@ -372,7 +372,7 @@ BROKEN: list[tuple[str, str, Break]] = [
 
 
 @pytest.mark.parametrize(("rule", "text", "broken"), BROKEN, ids=[f"{rule}-{text}" for rule, text, _ in BROKEN])
-def test_a_history_that_breaks_a_rule_is_a_violation(rule: str, text: str, broken: Break) -> None:
+def test_a_history_against_a_rule_is_a_violation(rule: str, text: str, broken: Break) -> None:
     history = life()
     broken(history)
     found = audited(history).violations

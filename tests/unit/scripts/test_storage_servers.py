@@ -124,7 +124,7 @@ def test_what_is_missing_is_named(machine: Machine, words: tuple[str, ...], mess
     assert message in error
 
 
-def test_a_test_says_what_it_needs(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_test_names_its_needs(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", machine.environment["XDG_CACHE_HOME"])
     assert storage_servers.command("versitygw") is None
     wanted = "versitygw 1.8.0: run scripts/storage-servers versitygw (with Go 1.26 or newer)"

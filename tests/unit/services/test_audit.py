@@ -185,7 +185,7 @@ def test_an_unchanged_open_operation_is_followed(as_json: None, capsys: pytest.C
     )
 
 
-def test_an_audit_without_revisions_after_the_compaction_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_audit_reports_that_no_revisions_remain_after_the_compaction(capsys: pytest.CaptureFixture[str]) -> None:
     world, _ = opened()
     at = world.store.revision
     listing = HistoryStart(at, 1, tuple(world.store.listing()))

@@ -193,7 +193,7 @@ def test_P16_a_duplicate_joins_the_active_operation_in_each_state() -> None:
     run(work)
 
 
-def test_fifty_starts_of_one_id_are_one_operation_whoever_sends_them() -> None:
+def test_fifty_starts_of_one_id_by_several_clients_start_one_operation() -> None:
     async def work(etcd: Etcd) -> None:
         other = Starts(etcd, KEYS)  # type: ignore[arg-type]
         calls = [
@@ -221,7 +221,7 @@ def test_starts_of_many_ids_at_once_share_transactions_within_etcds_limits() -> 
     run(work)
 
 
-def test_L9_an_id_of_the_callers_own_and_a_one_off() -> None:
+def test_L9_a_caller_may_choose_an_id_or_none() -> None:
     async def work(etcd: Etcd) -> None:
         nightly = await etcd.start(type_name="plain", id="nightly")
         assert etcd.ids() == {"nightly": str(nightly.ref)}
@@ -507,7 +507,7 @@ def test_combine_with_a_running_operation_waits_for_its_end_and_takes_the_id() -
     run(work)
 
 
-def test_the_id_goes_back_to_what_runs_where_the_one_behind_it_is_cancelled() -> None:
+def test_a_running_operation_regains_its_id_if_the_pending_one_is_cancelled() -> None:
     async def work(etcd: Etcd) -> None:
         first = await etcd.start(files=[1])
         second = await etcd.start(policy="combine", files=[2])
@@ -585,7 +585,7 @@ def test_a_forged_id_reaches_no_operation_on_another_table(policy: str | None, s
 
 
 @pytest.mark.parametrize("policy", ["join", "refuse", "replace"])
-def test_P3_between_two_of_a_series_its_id_is_not_free(policy: str) -> None:
+def test_P3_the_id_of_a_series_is_not_free_between_two_operations(policy: str) -> None:
     """Whoever came then started another one: the series went on behind that, or ended, where it did not begin soon."""
 
     async def work(etcd: Etcd) -> None:
@@ -708,7 +708,7 @@ def test_L20_a_graph_joins_the_final_holder_of_the_id() -> None:
     assert moment > 5
 
 
-def test_each_of_a_graph_of_many_waits_for_the_one_before_it() -> None:
+def test_each_operation_of_a_large_graph_waits_for_its_predecessor() -> None:
     """Edges are written in several transactions: also the last one of each."""
 
     async def work(etcd: Etcd) -> None:
@@ -722,7 +722,7 @@ def test_each_of_a_graph_of_many_waits_for_the_one_before_it() -> None:
     run(work)
 
 
-def test_L9_each_of_a_graph_takes_its_id() -> None:
+def test_L9_each_operation_of_a_graph_takes_its_id() -> None:
     async def work(etcd: Etcd) -> None:
         started = await graph(etcd, wanted("a"), wanted("b"), links=((0, 1),))
         again = [await etcd.start("a"), await etcd.start("b")]
@@ -731,7 +731,7 @@ def test_L9_each_of_a_graph_takes_its_id() -> None:
     run(work)
 
 
-def test_L19_two_of_one_id_in_a_graph_are_refused_and_nothing_is_started() -> None:
+def test_L19_a_graph_with_two_operations_of_one_id_is_refused_whole() -> None:
     async def work(etcd: Etcd) -> None:
         before = etcd.store.revision
         with pytest.raises(InvalidArgument, match="both purge on t, have the same id"):

@@ -111,7 +111,7 @@ def test_a_graph_with_a_lost_answer_is_not_started_again_after_its_first_operati
     run(work)
 
 
-def test_a_graph_that_loses_the_race_for_its_instances_takes_the_next_ones() -> None:
+def test_a_graph_takes_the_next_instances_if_its_own_are_taken() -> None:
     async def work(etcd: Etcd) -> None:
         def beside(txn: Txn) -> TxnResult:
             etcd.change_counter()
@@ -314,7 +314,7 @@ def breaches(etcd: Etcd) -> list[str]:
 
 
 @pytest.mark.parametrize("gone", [False, True])
-def test_an_edge_to_what_has_ended_is_found(gone: bool) -> None:
+def test_the_checker_finds_an_edge_to_an_ended_operation(gone: bool) -> None:
     async def main() -> list[str]:
         etcd = Etcd()
         first, second = [await etcd.client.start_operation("noop", TABLE, {}, delay=60.0) for _ in range(2)]
@@ -333,7 +333,7 @@ def test_an_edge_to_what_has_ended_is_found(gone: bool) -> None:
     ]
 
 
-def test_an_edge_to_what_ends_in_the_same_transaction_is_found() -> None:
+def test_the_checker_finds_an_edge_to_an_operation_that_ends_in_the_same_transaction() -> None:
     async def main() -> list[str]:
         etcd = Etcd()
         first, second = [await etcd.client.start_operation("noop", TABLE, {}, delay=60.0) for _ in range(2)]
@@ -347,7 +347,7 @@ def test_an_edge_to_what_ends_in_the_same_transaction_is_found() -> None:
     assert "15: the new edge waits for t/noop/1, which ends in the same transaction" in asyncio.run(main())
 
 
-def test_an_end_under_the_hold_of_a_graph_that_is_being_inserted_is_found() -> None:
+def test_the_checker_finds_an_end_during_the_insertion_of_a_graph() -> None:
     async def main() -> list[str]:
         etcd = Etcd()
 
@@ -449,7 +449,7 @@ def test_a_graph_of_a_dead_caller_is_reported_as_still_being_inserted() -> None:
 
 
 @pytest.mark.parametrize("place", [0, -1])
-def test_a_graph_of_which_another_caller_starts_one_while_it_is_inserted_is_refused(place: int) -> None:
+def test_a_graph_is_refused_if_another_caller_starts_one_of_its_operations(place: int) -> None:
     """Whichever it is of those in one transaction: that transaction is refused each time."""
 
     async def work(etcd: Etcd) -> None:
@@ -484,7 +484,7 @@ async def some(etcd: Etcd, count: int) -> list[str]:
 
 @pytest.mark.parametrize("count", [61, 62, 200])
 @pytest.mark.parametrize("in_graph", [True, False])
-def test_L26_one_may_wait_for_more_than_one_transaction_compares(count: int, in_graph: bool) -> None:
+def test_L26_an_operation_may_wait_for_more_than_one_transaction_compares(count: int, in_graph: bool) -> None:
     """etcd refused it, in its own words."""
 
     async def work(etcd: Etcd) -> None:
@@ -532,7 +532,7 @@ def test_each_operation_that_very_many_edges_join_alone_refuses_a_page_of_them(i
 
 
 @pytest.mark.parametrize("ends_well", [True, False])
-def test_what_ends_while_very_many_edges_are_written_counts_as_it_ended(ends_well: bool) -> None:
+def test_a_predecessor_that_ends_while_many_edges_are_written_counts_with_its_end(ends_well: bool) -> None:
     async def work(etcd: Etcd) -> None:
         before = await some(etcd, 100)
         one = OperationRef.parse(before[-1])

@@ -54,7 +54,7 @@ def hold(etcd: Etcd) -> tuple[p.PreparedTerms, Hold, int]:
 # ------------------------------------------------------------- prepare, confirm
 
 
-def test_C13_it_is_inserted_held_in_one_transaction() -> None:
+def test_C13_a_preparation_inserts_a_held_operation_in_one_transaction() -> None:
     async def work(etcd: Etcd) -> None:
         op = await prepare(etcd, arg={"a": 1}, verify="orders", verify_after=30)
         assert op.ref == "t/noop/1"
@@ -70,7 +70,7 @@ def test_C13_it_is_inserted_held_in_one_transaction() -> None:
     run(work)
 
 
-def test_C13_the_same_request_is_the_same_operation_and_another_one_is_refused() -> None:
+def test_C13_a_repeated_preparation_returns_the_operation_and_a_different_one_is_refused() -> None:
     async def work(etcd: Etcd) -> None:
         op = await prepare(etcd, arg={"a": 1, "b": 2})
         again = await prepare(etcd, arg={"b": 2, "a": 1})
@@ -93,7 +93,7 @@ def test_C13_the_same_request_is_the_same_operation_and_another_one_is_refused()
     run(work)
 
 
-def test_confirming_is_recorded_by_the_transaction_that_confirms() -> None:
+def test_the_transaction_of_a_confirmation_records_the_action() -> None:
     async def work(etcd: Etcd) -> None:
         op = await prepare(etcd)
         await op.alter(priority=3)
@@ -109,7 +109,7 @@ def test_confirming_is_recorded_by_the_transaction_that_confirms() -> None:
     run(work)
 
 
-def test_confirming_loses_no_action_that_is_recorded_meanwhile() -> None:
+def test_a_confirmation_keeps_an_action_that_is_recorded_concurrently() -> None:
     async def work(etcd: Etcd) -> None:
         op = await prepare(etcd)
         terms, _, mod = hold(etcd)
@@ -124,7 +124,7 @@ def test_confirming_loses_no_action_that_is_recorded_meanwhile() -> None:
     run(work)
 
 
-def test_an_operation_that_was_confirmed_ends_with_that_in_its_record() -> None:
+def test_the_record_of_a_confirmed_operation_contains_the_confirmation() -> None:
     async def work(etcd: Etcd) -> None:
         op = await prepare(etcd)
         await etcd.client.confirm(ID)
@@ -135,7 +135,7 @@ def test_an_operation_that_was_confirmed_ends_with_that_in_its_record() -> None:
     run(work)
 
 
-def test_C13_of_two_at_once_one_inserts_it() -> None:
+def test_C13_two_concurrent_preparations_insert_one_operation() -> None:
     async def work(etcd: Etcd) -> None:
         found = await asyncio.gather(*(prepare(etcd) for _ in range(5)))
         assert {op.ref for op in found} == {"t/noop/1"}
@@ -167,7 +167,7 @@ def test_L9_a_prepared_operation_has_its_id_from_its_preparation_to_its_end() ->
     run(work)
 
 
-def test_L9_nothing_is_prepared_with_an_id_that_a_running_operation_gets_back_meanwhile() -> None:
+def test_L9_a_preparation_is_refused_if_a_running_operation_regains_the_id() -> None:
     """The id names an operation that follows the running one, and is cancelled when the preparation has read that."""
 
     async def work(etcd: Etcd) -> None:
@@ -193,7 +193,7 @@ def test_L9_nothing_is_prepared_with_an_id_that_a_running_operation_gets_back_me
 
 
 @pytest.mark.parametrize("policy", [None, "join", "refuse"])
-def test_L9_nothing_is_prepared_where_another_one_has_the_id(policy: str | None) -> None:
+def test_L9_a_preparation_is_refused_if_another_operation_has_the_id(policy: str | None) -> None:
     async def work(etcd: Etcd) -> None:
         first = await etcd.client.start_operation("noop", TABLE, {"a": 1}, id="nightly")
         revision = etcd.store.revision
@@ -207,7 +207,7 @@ def test_L9_nothing_is_prepared_where_another_one_has_the_id(policy: str | None)
     run(work)
 
 
-def test_L9_of_two_preparations_of_one_id_at_once_one_is_refused_and_the_same_one_is_not() -> None:
+def test_L9_concurrent_preparations_of_an_id_are_refused_unless_they_are_the_same_request() -> None:
     async def work(etcd: Etcd) -> None:
         same = (prepare(etcd, "tx-1", id="nightly") for _ in range(4))
         others = (prepare(etcd, f"tx-{n}", id="weekly") for n in range(2, 6))
@@ -272,7 +272,7 @@ def test_C13_an_abandoned_or_cancelled_operation_cannot_be_confirmed() -> None:
     run(work)
 
 
-def test_C13_one_whose_earlier_confirmation_arrives_late_and_that_has_begun_by_then_is_confirmed(
+def test_C13_a_confirmation_succeeds_after_a_late_copy_has_started_the_operation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Seed 1965 of the simulator: it was told that it cannot be confirmed, because it did not wait any more."""
@@ -298,7 +298,7 @@ def test_C13_one_whose_earlier_confirmation_arrives_late_and_that_has_begun_by_t
     asyncio.run(main())
 
 
-def test_a_cancel_of_one_that_ends_while_it_is_looked_at_says_how_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cancel_of_an_operation_that_ends_concurrently_names_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seed 22409 of the simulator: its keys were gone between two reads, and it was said that there is none."""
 
     async def work(etcd: Etcd) -> None:
@@ -338,7 +338,7 @@ def test_C13_an_operation_without_preparation_cannot_be_confirmed_or_abandoned()
     run(work)
 
 
-def test_C13_an_outcome_that_is_unknown_is_settled_by_the_same_call() -> None:
+def test_C13_repeating_the_call_settles_an_unknown_outcome() -> None:
     async def work(etcd: Etcd) -> None:
         def cut(txn: Txn) -> TxnResult:
             etcd.store.apply(txn)
@@ -365,7 +365,7 @@ def test_C13_an_outcome_that_is_unknown_is_settled_by_the_same_call() -> None:
     run(work)
 
 
-def test_C13_of_a_confirmation_and_a_denial_one_wins_and_late_copies_are_dead() -> None:
+def test_C13_either_a_confirmation_or_a_denial_applies_and_late_copies_are_refused() -> None:
     async def work(etcd: Etcd) -> None:
         await prepare(etcd)
         terms, _, mod = hold(etcd)
@@ -414,7 +414,7 @@ def test_C13_of_a_confirmation_and_a_denial_one_wins_and_late_copies_are_dead() 
     ],
     ids=str,
 )
-def test_C13_an_invalid_preparation_is_refused_in_one_sentence(given: dict[str, Any], sentence: str) -> None:
+def test_C13_an_invalid_preparation_is_refused_with_a_one_sentence_error(given: dict[str, Any], sentence: str) -> None:
     async def work(etcd: Etcd) -> None:
         with pytest.raises(InvalidArgument, match=sentence) as caught:
             await prepare(etcd, **given)
@@ -429,7 +429,7 @@ def test_C13_an_invalid_preparation_is_refused_in_one_sentence(given: dict[str, 
 TERMS = p.PreparedTerms(ID, str(REF), "", "orders", 60.0, attempts=3, pause=2.0)
 
 
-def test_what_a_hold_says_is_read_as_it_was_written() -> None:
+def test_a_decoded_hold_equals_the_encoded_one() -> None:
     terms = replace(TERMS, asked=2, asker="e1", failed=1, error="x", alarm=True)
     assert p.PreparedTerms.of(Hold.decode(terms.hold().encode())) == terms
 
@@ -442,7 +442,7 @@ def test_a_hold_with_other_content_is_ignored(options: dict[str, Any] | None) ->
     assert p.PreparedTerms.of(Hold(p.KIND, options=options)) is None
 
 
-def test_C14_attempts_come_ever_later_and_another_one_asks_where_the_first_does_not() -> None:
+def test_C14_attempts_back_off_and_another_executor_asks_if_the_first_one_stops() -> None:
     assert p.due_after(TERMS, 0, asking=False) == 60.0
     assert p.due_after(TERMS, 2, asking=False) == 60.0 + 2 * p.TURN
     assert p.due_after(replace(TERMS, asked=1, asker="e1"), 0, asking=True) == p.ASKING
@@ -463,7 +463,7 @@ def test_C14_attempts_come_ever_later_and_another_one_asks_where_the_first_does_
     assert len(firsts) > 2, "not always the same one"
 
 
-def test_C14_attempts_are_bounded_also_where_those_who_ask_die() -> None:
+def test_C14_attempts_are_limited_even_if_the_asking_executors_die() -> None:
     assert p.begun(replace(TERMS, verify=""), "e1") is None
     terms, asked = TERMS, 0
     while (begun := p.begun(terms, "e1")) is not None:
@@ -475,7 +475,7 @@ def test_C14_attempts_are_bounded_also_where_those_who_ask_die() -> None:
     assert asked == p.LOST_ASKERS * TERMS.attempts
 
 
-def test_C14_what_was_denied_ends_with_an_alarm_and_what_was_abandoned_without() -> None:
+def test_C14_a_denied_operation_ends_with_an_alarm_and_an_abandoned_one_without() -> None:
     view = OperationView(REF)
     view.spec = Spec("a request", TIME, "tester", Rules(), hold=p.hold_id(ID))
     for terms, alarm in ((p.alarm(TERMS), "never"), (TERMS, "")):
@@ -515,7 +515,7 @@ class Node:
         await Verifying(self)._see_to(p.hold_id(ID), terms, mod)  # type: ignore[arg-type]
 
 
-def test_C14_the_verifier_says_yes() -> None:
+def test_C14_an_operation_runs_if_its_verifier_confirms() -> None:
     async def work(etcd: Etcd) -> None:
         await prepare(etcd, verify="orders")
         node = Node(etcd, Verified(True))
@@ -527,7 +527,7 @@ def test_C14_the_verifier_says_yes() -> None:
     run(work)
 
 
-def test_C14_the_verifier_says_no(caplog: pytest.LogCaptureFixture) -> None:
+def test_C14_an_operation_ends_if_its_verifier_denies(caplog: pytest.LogCaptureFixture) -> None:
     async def work(etcd: Etcd) -> None:
         await prepare(etcd, verify="orders")
         await Node(etcd, Verified(False)).see_to(etcd)
@@ -539,7 +539,7 @@ def test_C14_the_verifier_says_no(caplog: pytest.LogCaptureFixture) -> None:
     assert [one.levelname for one in caplog.records] == ["ERROR"]
 
 
-def test_C14_no_verifier_has_an_answer() -> None:
+def test_C14_an_operation_is_denied_after_the_last_attempt_without_an_answer() -> None:
     async def work(etcd: Etcd) -> None:
         await prepare(etcd, verify="orders", verify_attempts=3)
         died = WorkerError("crash", "the child died")
@@ -558,7 +558,7 @@ def test_C14_no_verifier_has_an_answer() -> None:
     run(work)
 
 
-def test_C14_without_a_verifier_it_ends_with_an_alarm() -> None:
+def test_C14_an_unconfirmed_operation_without_a_verifier_ends_with_an_alarm() -> None:
     async def work(etcd: Etcd) -> None:
         await prepare(etcd, verify_after=7)
         await Node(etcd).see_to(etcd)
@@ -568,7 +568,7 @@ def test_C14_without_a_verifier_it_ends_with_an_alarm() -> None:
     run(work)
 
 
-def test_C14_one_that_was_confirmed_while_the_verifier_was_asked_runs_whatever_that_says() -> None:
+def test_C14_a_confirmation_during_a_verification_overrules_its_answer() -> None:
     async def work(etcd: Etcd) -> None:
         op = await prepare(etcd, verify="orders")
 
@@ -584,7 +584,7 @@ def test_C14_one_that_was_confirmed_while_the_verifier_was_asked_runs_whatever_t
     run(work)
 
 
-def test_C14_of_two_that_are_due_at_once_one_asks() -> None:
+def test_C14_one_of_two_due_executors_asks_the_verifier() -> None:
     async def work(etcd: Etcd) -> None:
         await prepare(etcd, verify="orders")
         nodes = [Node(etcd, Verified(True)) for _ in range(3)]
@@ -632,7 +632,7 @@ def breaches(etcd: Etcd) -> list[str]:
     ],
     ids=["held", "confirmed", "gone"],
 )
-def test_a_denied_hold_that_lets_go_is_found(write: Any, text: str) -> None:
+def test_the_checker_finds_an_operation_that_starts_from_a_denied_hold(write: Any, text: str) -> None:
     async def main() -> list[str]:
         etcd = Etcd()
         await prepare(etcd)
@@ -648,7 +648,7 @@ def test_a_denied_hold_that_lets_go_is_found(write: Any, text: str) -> None:
     assert text in found[0]
 
 
-def test_one_that_begins_while_it_is_held_is_found() -> None:
+def test_the_checker_finds_an_operation_that_starts_while_it_is_held() -> None:
     async def main() -> list[str]:
         etcd = Etcd()
         await prepare(etcd)
@@ -665,7 +665,7 @@ def test_one_that_begins_while_it_is_held_is_found() -> None:
 
 
 @pytest.mark.parametrize("request_id", ["prepared:tx-17", "t/noop/1#next", "t/noop/1#0"])
-def test_no_caller_has_a_request_id_that_distop_derives(request_id: str) -> None:
+def test_a_caller_cannot_use_a_request_id_that_distop_derives(request_id: str) -> None:
     """It was handed out as what was prepared, or ended a series."""
 
     async def work(etcd: Etcd) -> None:
@@ -686,7 +686,7 @@ def test_no_caller_has_a_request_id_that_distop_derives(request_id: str) -> None
     run(work)
 
 
-def test_a_digest_of_a_request_id_is_no_request_id() -> None:
+def test_a_digest_of_a_request_id_is_not_accepted_as_a_request_id() -> None:
     """Else the operation of the long one was started again."""
 
     async def work(etcd: Etcd) -> None:

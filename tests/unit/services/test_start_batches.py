@@ -104,7 +104,7 @@ def ref(number: int, type_name: str = "noop") -> str:
     return f"{TABLE}/{type_name}/{number}"
 
 
-def test_a_start_alone_is_a_read_and_a_transaction_and_leaves_no_task() -> None:
+def test_a_single_start_takes_one_read_and_one_transaction_and_leaves_no_task() -> None:
     async def alone(etcd: Etcd) -> None:
         before = asyncio.all_tasks()
         assert await etcd.start() == ref(1)
@@ -115,7 +115,7 @@ def test_a_start_alone_is_a_read_and_a_transaction_and_leaves_no_task() -> None:
     run(alone)
 
 
-def test_a_hundred_at_once_are_two_transactions_after_one_read() -> None:
+def test_a_hundred_concurrent_starts_take_one_read_and_two_transactions() -> None:
     async def hundred(etcd: Etcd) -> None:
         started = await asyncio.gather(*(etcd.start(n) for n in range(100)))
         assert started == [ref(n) for n in range(1, 101)], "in the order of the calls"
@@ -127,7 +127,7 @@ def test_a_hundred_at_once_are_two_transactions_after_one_read() -> None:
 
 
 @pytest.mark.parametrize("delay", [None, 60.0])
-def test_a_start_is_refused_where_its_table_is_removed_meanwhile(delay: float | None) -> None:
+def test_a_start_is_refused_if_its_table_is_removed_concurrently(delay: float | None) -> None:
     async def removed(etcd: Etcd) -> None:
         def beside(txn: Txn) -> TxnResult:
             seen, run_ops = etcd.store.get(KEYS.table(TABLE)), etcd.store.get(KEYS.run_ops(TABLE))
@@ -190,7 +190,7 @@ def test_each_start_of_a_failed_group_gets_its_own_exception() -> None:
     run(no_table)
 
 
-def test_a_request_id_twice_in_a_group_is_one_operation() -> None:
+def test_two_starts_of_one_request_id_in_a_group_start_one_operation() -> None:
     async def twins(etcd: Etcd) -> None:
         started = await asyncio.gather(
             etcd.start(0), etcd.start(1, "x"), etcd.start(2), etcd.start(1, "x"), etcd.start(3, "y")
@@ -208,7 +208,7 @@ def test_a_request_id_twice_in_a_group_is_one_operation() -> None:
     run(twins)
 
 
-def test_one_at_a_time_for_each_object() -> None:
+def test_one_operation_at_a_time_runs_on_each_object() -> None:
     async def objects(etcd: Etcd) -> None:
         etcd.publish("one", instances="one", object_field="column", arg_schema=SCHEMA)
         calls = [etcd.start(n, type_name="one", column=column) for n, column in enumerate("abacba")]
@@ -257,7 +257,7 @@ def test_a_refusal_by_the_own_type_and_another_names_each_type_once() -> None:
     run(both)
 
 
-def test_starts_that_bring_their_plan_go_together() -> None:
+def test_starts_with_plans_share_a_transaction() -> None:
     async def planned(etcd: Etcd) -> None:
         calls = [etcd.starts.start(wanted(n, table=CLUSTER_TABLE)) for n in range(30)]
         started = [one.ref for one in await asyncio.gather(*calls)]
@@ -267,7 +267,7 @@ def test_starts_that_bring_their_plan_go_together() -> None:
     run(planned)
 
 
-def test_large_arguments_fill_a_transaction_sooner() -> None:
+def test_fewer_starts_with_large_arguments_share_a_transaction() -> None:
     async def large(etcd: Etcd) -> None:
         await asyncio.gather(*(etcd.start(n, column="x" * 300_000) for n in range(6)))
         assert etcd.numbered() == [3, 3]
@@ -275,7 +275,7 @@ def test_large_arguments_fill_a_transaction_sooner() -> None:
     run(large)
 
 
-def test_what_is_wrong_with_a_record_concerns_those_alone_who_look_for_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_record_of_a_request_id_concerns_only_starts_with_that_id(monkeypatch: pytest.MonkeyPatch) -> None:
     async def unreadable(*_: Any) -> None:
         raise UnreadableRecord("the record at k cannot be read")
 
@@ -354,7 +354,7 @@ def test_an_unreadable_running_type_refuses_only_the_starts_of_a_group_that_do_n
     run(mixed)
 
 
-def test_a_table_that_is_registered_anew_meanwhile_is_read_again_by_those_in_line() -> None:
+def test_queued_starts_read_a_reregistered_table_again() -> None:
     """A refusal returns the counters, but not the table's record."""
 
     async def changed(etcd: Etcd) -> None:
@@ -376,7 +376,7 @@ def test_a_table_that_is_registered_anew_meanwhile_is_read_again_by_those_in_lin
     run(changed)
 
 
-def test_what_was_made_of_a_request_is_not_made_again_for_another_try(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_retry_reuses_the_spec_of_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
     make = insertion.make_spec
 
@@ -403,7 +403,7 @@ def test_what_was_made_of_a_request_is_not_made_again_for_another_try(monkeypatc
     run(raced)
 
 
-def test_a_type_that_is_published_anew_meanwhile_judges_the_arguments_that_wait_anew() -> None:
+def test_a_new_declaration_of_a_type_checks_the_arguments_of_queued_starts_again() -> None:
     async def changed(etcd: Etcd) -> None:
         def beside(txn: Txn) -> TxnResult:
             etcd.publish("noop", arg_schema={"type": "object", "properties": {"n": {"type": "integer", "maximum": 1}}})
@@ -421,7 +421,7 @@ def test_a_type_that_is_published_anew_meanwhile_judges_the_arguments_that_wait_
     run(changed)
 
 
-def test_those_in_line_are_told_that_the_table_was_removed_meanwhile() -> None:
+def test_queued_starts_are_refused_if_the_table_is_removed() -> None:
     async def removed(etcd: Etcd) -> None:
         def beside(txn: Txn) -> TxnResult:
             seen, run_ops = etcd.store.get(KEYS.table(TABLE)), etcd.store.get(KEYS.run_ops(TABLE))
@@ -437,7 +437,7 @@ def test_those_in_line_are_told_that_the_table_was_removed_meanwhile() -> None:
     run(removed)
 
 
-def test_who_is_cancelled_while_it_waits_is_not_started() -> None:
+def test_a_start_that_is_cancelled_in_the_queue_is_not_sent() -> None:
     async def cancelled(etcd: Etcd) -> None:
         calls = await etcd.behind(*(etcd.start(n) for n in range(6)))
         await asyncio.sleep(0)
@@ -450,7 +450,7 @@ def test_who_is_cancelled_while_it_waits_is_not_started() -> None:
     run(cancelled)
 
 
-def test_who_is_cancelled_while_the_group_reads_is_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_that_is_cancelled_while_its_group_reads_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("distop.services.submission.submit.CACHED_FOR", 0.0)  # each try reads for itself
 
     async def cancelled(etcd: Etcd) -> None:
@@ -466,7 +466,7 @@ def test_who_is_cancelled_while_the_group_reads_is_not_started(monkeypatch: pyte
     run(cancelled)
 
 
-def test_who_is_cancelled_between_two_attempts_is_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_that_is_cancelled_between_two_attempts_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     paused = asyncio.Event()
 
     def pause(lost: int, took: float) -> float:
@@ -495,7 +495,7 @@ def test_who_is_cancelled_between_two_attempts_is_not_started(monkeypatch: pytes
     run(cancelled)
 
 
-def test_who_is_cancelled_once_it_is_sent_leaves_the_others_unaffected() -> None:
+def test_a_start_that_is_cancelled_after_sending_does_not_affect_its_group() -> None:
     async def cancelled(etcd: Etcd) -> None:
         held = asyncio.Event()
 
@@ -518,7 +518,7 @@ def test_who_is_cancelled_once_it_is_sent_leaves_the_others_unaffected() -> None
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["alone", "in a group"])
-def test_a_time_limit_around_a_start_that_is_under_way_is_one(first: bool) -> None:
+def test_a_time_out_around_a_sent_start_raises_a_time_out(first: bool) -> None:
     """What a cancellation says of the start makes no other exception of it."""
 
     async def limited(etcd: Etcd) -> None:
@@ -539,7 +539,7 @@ def test_a_time_limit_around_a_start_that_is_under_way_is_one(first: bool) -> No
     run(limited)
 
 
-def test_the_first_one_cancelled_does_not_hold_up_those_behind_it() -> None:
+def test_a_cancelled_first_start_does_not_delay_the_next_ones() -> None:
     async def cancelled(etcd: Etcd) -> None:
         etcd.fates.append(lambda _: asyncio.Event().wait())
         calls = await etcd.behind(*(etcd.start(n) for n in range(3)))
@@ -552,7 +552,7 @@ def test_the_first_one_cancelled_does_not_hold_up_those_behind_it() -> None:
     run(cancelled)
 
 
-def test_an_unknown_outcome_names_each_ones_request() -> None:
+def test_an_unknown_outcome_names_the_request_id_of_each_start() -> None:
     async def unknown(etcd: Etcd) -> None:
         def silent(txn: Txn) -> TxnResult:
             raise OutcomeUnknown("etcd said nothing")
@@ -574,7 +574,7 @@ def test_an_unknown_outcome_names_each_ones_request() -> None:
     run(unknown)
 
 
-def test_a_group_whose_first_copy_is_applied_later_is_found_by_its_ids() -> None:
+def test_a_late_copy_of_a_group_is_found_by_its_request_ids() -> None:
     """The identical transaction is sent again after a lost answer, and refused (T9).
 
     The reads after the refusal show that the first copy was applied.
@@ -593,7 +593,7 @@ def test_a_group_whose_first_copy_is_applied_later_is_found_by_its_ids() -> None
     run(twice)
 
 
-def test_a_group_whose_first_copy_lost_is_dead() -> None:
+def test_a_late_copy_of_a_refused_group_is_refused() -> None:
     """Another client was first, the repetition was refused: the first copy, if it still comes, is refused, too."""
 
     async def dead(etcd: Etcd) -> None:
@@ -613,7 +613,7 @@ def test_a_group_whose_first_copy_lost_is_dead() -> None:
     run(dead)
 
 
-def test_of_a_group_that_was_refused_each_is_looked_for_by_itself() -> None:
+def test_each_start_of_a_refused_group_is_looked_up_separately() -> None:
     """A late copy of an earlier call with the same id began one of them where the group was to begin: that says nothing
     of the others.
     """
@@ -633,7 +633,7 @@ def test_of_a_group_that_was_refused_each_is_looked_for_by_itself() -> None:
     run(one_of_them)
 
 
-def test_a_group_that_lost_takes_along_who_has_come_meanwhile() -> None:
+def test_the_retry_of_a_refused_group_includes_new_starts() -> None:
     async def beaten(etcd: Etcd) -> None:
         other = Starts(etcd, KEYS)  # type: ignore[arg-type]
         late: list[asyncio.Future[str]] = []
@@ -652,7 +652,7 @@ def test_a_group_that_lost_takes_along_who_has_come_meanwhile() -> None:
     run(beaten)
 
 
-def test_who_lost_reads_again_after_its_pause_and_who_won_does_not() -> None:
+def test_only_a_refused_start_pauses_and_reads_again() -> None:
     """What the refusal told is old by then where others start and end all the time: the next try was lost as well."""
 
     async def beaten(etcd: Etcd) -> None:
@@ -682,7 +682,7 @@ def test_who_lost_reads_again_after_its_pause_and_who_won_does_not() -> None:
     run(beaten)
 
 
-def test_one_that_is_held_by_what_runs_does_not_hold_up_the_others() -> None:
+def test_a_start_that_a_running_operation_blocks_does_not_delay_others() -> None:
     async def held(etcd: Etcd) -> None:
         etcd.publish("one", instances="one", object_field="column", arg_schema=SCHEMA)
         await etcd.start(type_name="one", column="a")
@@ -696,7 +696,7 @@ def test_one_that_is_held_by_what_runs_does_not_hold_up_the_others() -> None:
     run(held)
 
 
-def test_what_etcd_refuses_together_is_tried_apart() -> None:
+def test_starts_that_etcd_refuses_together_are_sent_separately() -> None:
     async def small_server(etcd: Etcd) -> None:
         def too_many(txn: Txn) -> TxnResult:
             raise EtcdRejected("too many operations in txn request", code="INVALID_ARGUMENT")
@@ -709,7 +709,7 @@ def test_what_etcd_refuses_together_is_tried_apart() -> None:
     run(small_server)
 
 
-def test_an_outage_of_etcd_dissolves_the_queue() -> None:
+def test_an_outage_of_etcd_fails_all_queued_starts() -> None:
     async def silent(etcd: Etcd) -> None:
         def down(txn: Txn) -> TxnResult:
             raise EtcdUnavailable("etcd did not accept the start in time")
@@ -723,7 +723,7 @@ def test_an_outage_of_etcd_dissolves_the_queue() -> None:
     run(silent)
 
 
-def test_a_start_that_always_loses_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_that_is_always_refused_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
     async def contended(etcd: Etcd) -> None:
         def moved(txn: Txn) -> TxnResult:
             etcd.store.apply(Txn((), (Put(KEYS.run_ops(TABLE), b"{}"),)))
@@ -779,7 +779,7 @@ def test_a_closed_connection_cancels_the_starts_of_its_transaction(monkeypatch: 
     run(closed)
 
 
-def test_a_start_beside_the_line_is_one_like_any_other() -> None:
+def test_a_start_outside_of_the_queue_follows_the_same_rules() -> None:
     """A rerun, what follows an operation: they race."""
 
     async def beside(etcd: Etcd) -> None:

@@ -39,7 +39,7 @@ async def submit(etcd: Etcd, how: str, **options: Any) -> OperationRef:
 
 
 @HOW
-def test_nothing_is_started_on_a_table_that_was_removed_meanwhile(how: str) -> None:
+def test_no_operation_starts_on_a_table_that_is_removed_concurrently(how: str) -> None:
     async def work(etcd: Etcd) -> None:
         async def removed(txn: Txn) -> TxnResult:
             etcd.fates.clear()
@@ -54,7 +54,7 @@ def test_nothing_is_started_on_a_table_that_was_removed_meanwhile(how: str) -> N
     run(work)
 
 
-def test_a_table_on_which_an_operation_began_meanwhile_is_not_removed() -> None:
+def test_a_table_is_not_removed_if_an_operation_starts_concurrently() -> None:
     async def work(etcd: Etcd) -> None:
         async def began(txn: Txn) -> TxnResult:
             etcd.fates.clear()
@@ -69,7 +69,7 @@ def test_a_table_on_which_an_operation_began_meanwhile_is_not_removed() -> None:
     run(work)
 
 
-def test_a_table_that_is_registered_anew_forgets_no_operation_that_began_meanwhile() -> None:
+def test_registering_a_table_again_keeps_operations_that_start_concurrently() -> None:
     """It writes again what runs on the table."""
 
     async def work(etcd: Etcd) -> None:
@@ -113,7 +113,7 @@ def test_an_operation_waits_for_each_dependency_that_is_added_later() -> None:
 
 
 @HOW
-def test_its_options_and_its_request_id_are_written_with_it(how: str) -> None:
+def test_a_start_writes_its_options_and_its_request_id_in_one_transaction(how: str) -> None:
     async def work(etcd: Etcd) -> None:
         ref = await submit(etcd, how, priority=7)
         assert Options.decode(etcd.value(KEYS.of(ref, "options")) or b"") == Options(priority=7)

@@ -68,7 +68,7 @@ def test_C8_a_submission_reads_and_writes_nothing() -> None:
     run(work)
 
 
-def test_C8_no_operation_that_begins_or_ends_on_the_table_is_in_its_way() -> None:
+def test_C8_a_submission_compares_only_the_instance_counter_and_the_table() -> None:
     async def work(etcd: Etcd) -> None:
         found = await etcd.client.submission(noop())
         assert {one.key for one in found.compares} == {KEYS.next_instance(TABLE, "noop"), KEYS.table(TABLE)}
@@ -78,7 +78,7 @@ def test_C8_no_operation_that_begins_or_ends_on_the_table_is_in_its_way() -> Non
     run(work)
 
 
-def test_C9_it_is_committed_with_what_the_caller_does() -> None:
+def test_C9_starts_and_writes_of_the_caller_are_committed_together() -> None:
     async def work(etcd: Etcd) -> None:
         etcd.put("mine", b"1")
         done = await etcd.client.transaction(
@@ -93,7 +93,7 @@ def test_C9_it_is_committed_with_what_the_caller_does() -> None:
     run(work)
 
 
-def test_C10_where_a_compare_of_the_callers_fails_nothing_is_started_and_it_is_not_tried_again() -> None:
+def test_C10_a_failed_compare_of_the_caller_starts_nothing_and_is_not_retried() -> None:
     async def work(etcd: Etcd) -> None:
         done = await etcd.client.transaction(
             compare=[absent(KEYS.table(TABLE))], success=[Put("mine", b"2")], failure=[Get(KEYS.table(TABLE))],
@@ -109,7 +109,7 @@ def test_C10_where_a_compare_of_the_callers_fails_nothing_is_started_and_it_is_n
     run(work)
 
 
-def test_C9_where_a_counter_of_distops_moved_it_is_tried_again_and_the_callers_failure_branch_is_not_run() -> None:
+def test_C9_a_changed_counter_causes_a_retry_without_the_callers_failure_branch() -> None:
     async def work(etcd: Etcd) -> None:
         def moved(txn: Txn) -> TxnResult:
             etcd.change_counter()
@@ -124,7 +124,7 @@ def test_C9_where_a_counter_of_distops_moved_it_is_tried_again_and_the_callers_f
     run(work)
 
 
-def test_C9_an_answer_that_was_lost_is_found_out_and_what_the_caller_did_is_done_once() -> None:
+def test_C9_after_a_lost_answer_the_outcome_is_found_and_the_callers_writes_are_applied_once() -> None:
     """Its own compare fails for the second copy: the first has changed the key."""
 
     async def work(etcd: Etcd) -> None:
@@ -144,7 +144,7 @@ def test_C9_an_answer_that_was_lost_is_found_out_and_what_the_caller_did_is_done
     run(work)
 
 
-def test_C10_a_late_copy_of_one_that_was_told_to_be_refused_never_applies() -> None:
+def test_C10_a_late_copy_of_a_refused_transaction_never_applies() -> None:
     async def work(etcd: Etcd) -> None:
         etcd.put("mine", b"taken")
 
@@ -183,7 +183,7 @@ def test_C9_C10_a_repetition_does_not_run_success_after_the_first_copy_ran_failu
     run(lambda etcd: work(etcd, "mine"))
 
 
-def test_C10_a_request_whose_failure_branch_wrote_is_decided_for_whoever_repeats_it() -> None:
+def test_C10_a_repeated_request_is_refused_after_its_failure_branch_has_written() -> None:
     async def work(etcd: Etcd) -> None:
         async def call() -> Any:
             return await etcd.client.transaction(
@@ -202,7 +202,7 @@ def test_C10_a_request_whose_failure_branch_wrote_is_decided_for_whoever_repeats
     run(work)
 
 
-def test_C10_a_request_whose_failure_branch_is_applied_while_it_is_repeated_is_decided_by_that() -> None:
+def test_C10_a_failure_branch_that_is_applied_during_a_repetition_decides_it() -> None:
     """The repetition has found no receipt before. It reads the counters as the first call left them."""
 
     async def work(etcd: Etcd) -> None:
@@ -230,7 +230,7 @@ def test_C10_a_request_whose_failure_branch_is_applied_while_it_is_repeated_is_d
     run(work)
 
 
-def test_C9_all_operations_of_one_transaction_are_there_with_all_that_belongs_to_them() -> None:
+def test_C9_a_transaction_writes_all_records_of_all_its_operations() -> None:
     async def work(etcd: Etcd) -> None:
         starts = [Start("noop", table, {"n": n}) for n, table in enumerate((TABLE, TABLE, "@cluster"))]
         done = await etcd.client.transaction(start=starts)
@@ -245,7 +245,7 @@ def test_C9_all_operations_of_one_transaction_are_there_with_all_that_belongs_to
     run(work)
 
 
-def test_C10_a_request_id_of_a_later_start_decides_as_well() -> None:
+def test_C10_the_request_id_of_any_start_decides_a_repetition() -> None:
     async def work(etcd: Etcd) -> None:
         async def call() -> Any:
             return await etcd.client.transaction(
@@ -263,7 +263,7 @@ def test_C10_a_request_id_of_a_later_start_decides_as_well() -> None:
     run(work)
 
 
-def test_C10_a_request_whose_failure_branch_only_read_may_be_tried_again() -> None:
+def test_C10_a_request_may_be_retried_if_its_failure_branch_has_written_nothing() -> None:
     async def work(etcd: Etcd) -> None:
         for value, committed in ((b"0", False), (b"1", True)):
             etcd.put("mine", value)
@@ -276,7 +276,7 @@ def test_C10_a_request_whose_failure_branch_only_read_may_be_tried_again() -> No
     run(work)
 
 
-def test_C10_nothing_is_left_of_a_failure_branch_whose_request_id_nobody_knows() -> None:
+def test_C10_a_failure_branch_writes_no_key_for_a_generated_request_id() -> None:
     async def work(etcd: Etcd) -> None:
         done = await etcd.client.transaction(compare=[absent(KEYS.table(TABLE))], failure=[Put("k", b"")], start=noop())
         assert not done.committed
@@ -285,7 +285,7 @@ def test_C10_nothing_is_left_of_a_failure_branch_whose_request_id_nobody_knows()
     run(work)
 
 
-def test_C9_an_outcome_that_stays_unknown_is_found_out_by_the_same_request() -> None:
+def test_C9_repeating_the_request_settles_an_unknown_outcome() -> None:
     async def work(etcd: Etcd, applied: bool) -> None:
         def cut(txn: Txn) -> TxnResult:
             if applied:
@@ -306,7 +306,7 @@ def test_C9_an_outcome_that_stays_unknown_is_found_out_by_the_same_request() -> 
     run(lambda etcd: work(etcd, applied=False))
 
 
-def test_C9_an_unknown_outcome_names_a_request_id_also_where_the_caller_chose_none() -> None:
+def test_C9_an_unknown_outcome_names_the_generated_request_id() -> None:
     async def work(etcd: Etcd) -> None:
         def cut(txn: Txn) -> TxnResult:
             etcd.store.apply(txn)
@@ -324,7 +324,7 @@ def test_C9_an_unknown_outcome_names_a_request_id_also_where_the_caller_chose_no
 
 
 @pytest.mark.parametrize("applied", [True, False])
-def test_C12_committed_settles_an_outcome_that_is_unknown_for_good(applied: bool) -> None:
+def test_C12_committed_settles_a_lasting_unknown_outcome(applied: bool) -> None:
     async def work(etcd: Etcd) -> None:
         found = await etcd.client.submission(noop())
         copy = Txn(found.compares, found.puts)
@@ -339,7 +339,7 @@ def test_C12_committed_settles_an_outcome_that_is_unknown_for_good(applied: bool
     run(work)
 
 
-def test_C12_another_operation_of_the_same_number_is_not_taken_for_it() -> None:
+def test_C12_committed_is_false_if_another_operation_has_the_number() -> None:
     async def work(etcd: Etcd) -> None:
         first, second = await etcd.client.submission(noop()), await etcd.client.submission(noop())
         etcd.store.apply(Txn(second.compares, second.puts))
@@ -349,7 +349,7 @@ def test_C12_another_operation_of_the_same_number_is_not_taken_for_it() -> None:
     run(work)
 
 
-def test_C12_it_is_told_in_the_classes_of_etcd3() -> None:
+def test_C12_a_submission_converts_to_objects_of_etcd3() -> None:
     async def work(etcd: Etcd) -> None:
         found = await etcd.client.submission(noop())
         compares, puts = found.etcd3(
@@ -361,7 +361,7 @@ def test_C12_it_is_told_in_the_classes_of_etcd3() -> None:
     run(work)
 
 
-def test_C8_a_request_that_has_started_them_before_is_refused() -> None:
+def test_C8_a_request_that_has_already_started_operations_is_refused() -> None:
     async def work(etcd: Etcd) -> None:
         found = await etcd.client.submission(noop(), request_id="mine")
         etcd.store.apply(Txn(found.compares, found.puts))
@@ -374,7 +374,7 @@ def test_C8_a_request_that_has_started_them_before_is_refused() -> None:
 NIGHTLY = KEYS.unique(TABLE, "noop", "nightly")
 
 
-def test_L9_what_has_an_id_takes_it_with_the_transaction_where_it_is_free() -> None:
+def test_L9_the_transaction_takes_a_free_id_for_its_operation() -> None:
     async def work(etcd: Etcd) -> None:
         found = await etcd.client.submission([noop(id="nightly"), noop()])
         assert absent(NIGHTLY) in found.compares
@@ -395,7 +395,7 @@ def test_L9_what_has_an_id_takes_it_with_the_transaction_where_it_is_free() -> N
 
 
 @pytest.mark.parametrize("policy", [None, "join", "refuse"])
-def test_L9_where_another_one_has_the_id_the_transaction_is_refused_and_named_whom_it_met(policy: str | None) -> None:
+def test_L9_the_transaction_is_refused_with_the_name_of_the_operation_that_has_the_id(policy: str | None) -> None:
     async def work(etcd: Etcd) -> None:
         first = await etcd.client.start_operation("noop", TABLE, {}, id="nightly")
         revision = etcd.store.revision
@@ -411,7 +411,7 @@ def test_L9_where_another_one_has_the_id_the_transaction_is_refused_and_named_wh
     run(work)
 
 
-def test_L9_a_behavior_computes_the_id_of_what_a_transaction_starts() -> None:
+def test_L9_a_behavior_computes_the_ids_of_operations_in_a_transaction() -> None:
     async def work(etcd: Etcd) -> None:
         etcd.put(KEYS.behavior("noop"), Declaration("noop", id_fields=()).encode())
         assert (await etcd.client.transaction(start=noop())).committed
@@ -424,7 +424,7 @@ def test_L9_a_behavior_computes_the_id_of_what_a_transaction_starts() -> None:
     run(work)
 
 
-def test_L9_an_id_that_is_taken_while_the_transaction_is_on_its_way_refuses_it() -> None:
+def test_L9_the_transaction_is_refused_if_its_id_is_taken_before_it_arrives() -> None:
     async def work(etcd: Etcd) -> None:
         async def beside(txn: Txn) -> TxnResult:
             await etcd.client.start_operation("noop", TABLE, {}, id="nightly")
@@ -439,7 +439,7 @@ def test_L9_an_id_that_is_taken_while_the_transaction_is_on_its_way_refuses_it()
     run(work)
 
 
-def test_L9_the_same_call_again_is_not_its_own_duplicate() -> None:
+def test_L9_a_repeated_call_is_not_a_duplicate_of_itself() -> None:
     async def work(etcd: Etcd) -> None:
         calls = (etcd.client.transaction(start=noop(id="nightly"), request_id="mine") for _ in range(5))
         done = await asyncio.gather(*calls)
@@ -460,7 +460,7 @@ def test_L20_a_transaction_cannot_replace_or_combine(policy: str) -> None:
     run(work)
 
 
-def test_L9_a_key_that_names_what_has_ended_is_taken_over_also_in_the_classes_of_etcd3() -> None:
+def test_L9_the_id_of_an_ended_operation_is_taken_over_also_with_objects_of_etcd3() -> None:
     """An executor of a release that knows no ids ends an operation, and leaves the key."""
 
     async def work(etcd: Etcd) -> None:
@@ -482,7 +482,7 @@ def test_L9_a_key_that_names_what_has_ended_is_taken_over_also_in_the_classes_of
     run(work)
 
 
-def test_C8_more_than_one_transaction_can_hold_is_refused() -> None:
+def test_C8_more_starts_than_fit_into_one_transaction_are_refused() -> None:
     async def work(etcd: Etcd) -> None:
         found = await etcd.client.submission([noop() for _ in range(31)])
         assert operations(Txn(found.compares, found.puts)) <= 128
@@ -528,7 +528,7 @@ def test_C9_an_invalid_transaction_is_refused(given: dict[str, Any], sentence: s
     run(work)
 
 
-def test_C9_keys_beside_distops_own_are_the_callers() -> None:
+def test_C9_a_caller_may_write_keys_next_to_those_of_distop() -> None:
     async def work(etcd: Etcd) -> None:
         writes = [Put("distOo", b""), Put("distOq", b""), Delete("a", "b"), Delete("distOq0", "\0")]
         done = await etcd.client.transaction(compare=[unchanged("x", 0)], success=writes, start=noop())
@@ -537,7 +537,7 @@ def test_C9_keys_beside_distops_own_are_the_callers() -> None:
     run(work)
 
 
-def test_what_waits_is_not_started_on_a_table_that_is_removed_meanwhile() -> None:
+def test_a_pending_start_is_refused_if_its_table_is_removed_concurrently() -> None:
     """A table is removed under the guard of runOps, which what waits does not write (seed 689 of the simulator)."""
 
     async def work(etcd: Etcd) -> None:
@@ -556,7 +556,7 @@ def test_what_waits_is_not_started_on_a_table_that_is_removed_meanwhile() -> Non
     run(work)
 
 
-def test_C8_a_type_that_nobody_offers_and_a_table_that_is_not_there_are_refused() -> None:
+def test_C8_unknown_types_and_unknown_tables_are_refused() -> None:
     async def work(etcd: Etcd) -> None:
         with pytest.raises(UnknownBehavior):
             await etcd.client.submission(Start("nothing", TABLE))

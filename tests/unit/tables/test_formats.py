@@ -96,11 +96,26 @@ def test_a_behavior_knows_readers_and_no_format(path: Path) -> None:
     assert asked == [], "only a reader knows how the files of a plan are read"
 
 
-@pytest.mark.parametrize("path", sources("validate", "index"), ids=name_of)
+@pytest.mark.parametrize("path", sources(*OTHERS), ids=name_of)
 def test_the_source_of_a_behavior_names_no_format(path: Path) -> None:
-    """An index may name Parquet, because it consists of Parquet files."""
-    words = "iceberg|parquet|footer|manifest" if path.parent.name == "validate" else "iceberg|manifest"
+    """An index may name Parquet, because it consists of Parquet files, and so may settings of Spark.
+
+    Its keys are delta-encoded.
+    """
+    words = r"iceberg|\bdelta\b(?!-encoded)|manifest"
+    words += "|parquet|footer" if path.parent.name == "validate" else ""
     assert re.findall(rf"(?i).*(?:{words}).*", path.read_text()) == []
+
+
+@pytest.mark.parametrize("path", [path for path in sources("apply") if path.name != "schema_target.py"], ids=name_of)
+def test_one_module_of_apply_asks_for_the_format(path: Path) -> None:
+    asked = [
+        f"line {node.lineno}: {ast.unparse(node)}"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if (isinstance(node, ast.Attribute) and node.attr == "delta")
+        or (isinstance(node, ast.Name) and node.id == "changes_of")
+    ]
+    assert asked == []
 
 
 def test_the_modules_that_apply_imports_are_listed() -> None:
