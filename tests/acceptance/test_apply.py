@@ -14,7 +14,7 @@ from distop.storage.location import Location
 from distop.tables import plan_table
 from distop.tables.iceberg.metadata_file import current_metadata_file, read_metadata
 from distop.testing import MemoryProgress
-from distop_behaviors.apply import Apply
+from distop_behaviors.apply import Apply, hadoop_commit
 from distop_behaviors.apply.apply_loop import MARK, ROUNDS, Applying
 from distop_behaviors.apply.hadoop_commit import HadoopTarget
 from distop_behaviors.apply.schema_target import CommitUnknown
@@ -271,6 +271,21 @@ def test_a_change_that_another_jvm_has_overwritten_is_made_again(
     assert (ran.report["verdict"], ran.report["rounds"]) == ("applied", 2)
     assert bench.required("over")
     assert bench.metadata("over").properties["other"] == "mine"
+
+
+def test_iceberg_renames_the_file_where_none_can_be_created_conditionally(
+    bench: TableBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on HDFS. A writer that commits directly before is found by Iceberg."""
+    monkeypatch.setattr(hadoop_commit, "has_store", lambda folder: False)
+    new_table(bench.lake, "renamed")
+    certificate = bench.certificate("renamed", NOT_NULL)
+    other = At(HadoopTarget, "_by_path", 1, "after", lambda: bench.lake.sql("insert into {renamed} values (3, 'z')"))
+    monkeypatch.setattr(HadoopTarget, "_by_path", other.wrapped)
+    ran = bench.apply(bench.context("renamed"), certificate)
+    assert (ran.report["verdict"], ran.report["rounds"], ran.report["rows"]) == ("applied", 2, 1), ran.message
+    assert (bench.version("renamed"), bench.required("renamed")) == (4, True)
+    assert (bench.lake.path("renamed") / "metadata" / ".v4.metadata.json.crc").exists(), "written by Hadoop"
 
 
 def test_apply_fails_if_other_writers_always_commit_first(bench: TableBench, monkeypatch: pytest.MonkeyPatch) -> None:
