@@ -338,6 +338,14 @@ def test_spark_enforces_the_change_and_late_rows_revert_it(
         assert (after.schema(), after.properties, bench.version) == (before.schema(), before.properties, 9)
 
 
+def test_a_column_is_narrowed_only_on_a_disk(remote: FolderBench, proxy: FaultyProxy) -> None:
+    certificate, before = remote.certificate({"fits": {"column": "id", "type": "int"}}), remote.version
+    with pytest.raises(InvalidArgument, match="this rewrites the table, which works only on a local path"):
+        remote.apply(certificate)
+    assert remote.version == before
+    assert {one.key.partition("/")[0] for one in remote.store.list()} == {"data", "metadata"}
+
+
 def test_compressed_metadata_stay_compressed(store: ObjectStore, tmp_path: Path, properties: dict[str, str]) -> None:
     bench = FolderBench(store, tmp_path, properties, given={"write.metadata.compression-codec": "gzip"})
     assert bench.apply(bench.certificate(NOT_NULL)).report["verdict"] == "applied"
