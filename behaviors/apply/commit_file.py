@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from distop.errors import InvalidArgument
 from distop.storage.files import local_path
-from distop.storage.store_errors import ObjectExists, StoreError, UnknownWrite, unavailable
 from distop.storage.opened_stores import store_of
 from distop.storage.places import shared_below
 from distop.storage.store_check import require_suitable
+from distop.storage.store_errors import ObjectExists, StoreError, UnknownWrite, unavailable
 from distop_behaviors.apply.schema_target import CommitUnknown, Conflict
 
 if TYPE_CHECKING:

@@ -119,12 +119,12 @@ class HadoopTarget:
     def _production(self, head: Head) -> Production:
         """A transaction on the loaded table. Raises Conflict if the table has changed since."""
         check_metadata_folder(self._folder)  # manifests are written there
-        production = Production(self._ctx.spark, self._by_path(), self._ctx.operation)
+        production = Production(self._ctx.spark, self.load_in_java(), self._ctx.operation)
         if (source := _source(production.base)) != head.source:
             raise Conflict(f"the metadata of the table has changed: it is now {source}")
         return production
 
-    def _by_path(self) -> Any:
+    def load_in_java(self) -> Any:
         """The table as Iceberg loads it by its path. Raises FatalError if Spark does not have Iceberg."""
         from py4j.protocol import Py4JJavaError
 
@@ -170,7 +170,7 @@ class HadoopTarget:
         from py4j.protocol import Py4JJavaError
 
         session: Any = self._ctx.spark
-        operations = self._by_path().operations()
+        operations = self.load_in_java().operations()
         base = operations.current()
         if (source := _source(base)) != head.source:
             raise Conflict(f"the metadata of the table has changed: it is now {source}")

@@ -280,8 +280,10 @@ def test_iceberg_renames_the_file_where_none_can_be_created_conditionally(
     monkeypatch.setattr(hadoop_commit, "has_store", lambda folder: False)
     new_table(bench.lake, "renamed")
     certificate = bench.certificate("renamed", NOT_NULL)
-    other = At(HadoopTarget, "_by_path", 1, "after", lambda: bench.lake.sql("insert into {renamed} values (3, 'z')"))
-    monkeypatch.setattr(HadoopTarget, "_by_path", other.wrapped)
+    other = At(
+        HadoopTarget, "load_in_java", 1, "after", lambda: bench.lake.sql("insert into {renamed} values (3, 'z')")
+    )
+    monkeypatch.setattr(HadoopTarget, "load_in_java", other.wrapped)
     ran = bench.apply(bench.context("renamed"), certificate)
     assert (ran.report["verdict"], ran.report["rounds"], ran.report["rows"]) == ("applied", 2, 1), ran.message
     assert (bench.version("renamed"), bench.required("renamed")) == (4, True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import uuid
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,56 +15,30 @@ from distop_behaviors.apply import commit_file
 from distop_behaviors.apply.apply_loop import MARK, ROUNDS, Applying
 from distop_behaviors.apply.hadoop_commit import HadoopTarget
 from tests.acceptance.applying import At, crashes
-from tests.storage import servers
-from tests.storage.faulty_http import FaultyProxy, without_header
-from tests.support import s3_spark
+from tests.storage.faulty_http import without_header
+from tests.storage.iceberg_tables import properties_for
 from tests.support.folder_bench import FolderBench, rows
 from tests.support.lake import MAVEN, jar
 from tests.support.needs import need
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from pyspark.sql import SparkSession
 
     from distop.storage.object_store import ObjectStore
-    from tests.storage.faulty_http import Seen
+    from tests.storage.faulty_http import FaultyProxy, Seen
     from tests.storage.servers import Served
 
 NOT_NULL = {"not_null": "c"}
 POSITIVE = {"range": {"column": "id", "min": 0}, "name": "positive"}
 
 
-@pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    with servers.moto() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def proxy(served: Served) -> Iterator[FaultyProxy]:
-    """A proxy in front of the object store, for distop alone; other writers use the store itself."""
-    with FaultyProxy(served.port) as found:
-        yield found
-
-
 @pytest.fixture
-def store(proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
-    """A new place in it, which distop is configured for."""
-    for name, value in (("AWS_ACCESS_KEY_ID", servers.KEY), ("AWS_SECRET_ACCESS_KEY", servers.SECRET)):
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    storage_options.configure(servers.Served("moto", f"s3://{servers.BUCKET}", proxy.port).options())
-    proxy.fault = lambda seen, forward: forward(seen.whole)
-    yield open_store(f"s3://{servers.BUCKET}/{uuid.uuid4().hex}")
-    storage_options.configure({})
-
-
-@pytest.fixture
-def properties(served: Served) -> dict[str, str]:
-    """pyiceberg's properties for the object store."""
-    return servers.pyiceberg_properties(served.port)
+def properties(s3_server: Served) -> dict[str, str]:
+    """pyiceberg's properties for the object store; other writers use it without the proxy."""
+    return properties_for(s3_server.port)
 
 
 @pytest.fixture(params=["disk", "s3"])
@@ -73,12 +46,12 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path, properties: dict[str, 
     """An Iceberg table by folder, without Spark."""
     if request.param == "disk":
         return FolderBench(open_store(str(tmp_path / "t")), tmp_path, {})
-    return FolderBench(request.getfixturevalue("store"), tmp_path, properties)
+    return FolderBench(request.getfixturevalue("s3_place"), tmp_path, properties)
 
 
 @pytest.fixture
-def remote(store: ObjectStore, tmp_path: Path, properties: dict[str, str]) -> FolderBench:
-    return FolderBench(store, tmp_path, properties)
+def remote(s3_place: ObjectStore, tmp_path: Path, properties: dict[str, str]) -> FolderBench:
+    return FolderBench(s3_place, tmp_path, properties)
 
 
 def of_metadata(seen: Seen) -> bool:
@@ -169,7 +142,7 @@ def test_a_crash_at_any_step_changes_the_table_once(
     assert remote.mark["operation"] == ctx.operation
 
 
-def test_the_answer_to_the_commit_is_lost_or_comes_twice(remote: FolderBench, proxy: FaultyProxy) -> None:
+def test_the_answer_to_the_commit_is_lost_or_comes_twice(remote: FolderBench, s3_proxy: FaultyProxy) -> None:
     certificate, before = remote.certificate(NOT_NULL), remote.version
 
     def lose(seen: Seen, forward: Callable[[bytes], bytes]) -> bytes | None:
@@ -181,17 +154,17 @@ def test_the_answer_to_the_commit_is_lost_or_comes_twice(remote: FolderBench, pr
         return forward(seen.whole) if of_metadata(seen) else answer
 
     for n, fault in enumerate((lose, repeat), 1):
-        proxy.fault = fault
+        s3_proxy.fault = fault
         ran = remote.apply(certificate)
         assert (ran.report["verdict"], ran.report["rounds"]) == ("applied", 1), ran.message
         assert (remote.version, remote.required()) == (before + n, True)
 
 
 def test_an_unknown_outcome_is_settled_by_the_next_load(
-    remote: FolderBench, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+    remote: FolderBench, s3_proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither the write nor the reads after it are answered."""
-    monkeypatch.setattr(storage_options, "_configured", within(0.5))
+    storage_options.configure(within(0.5))
     certificate, before = remote.certificate(NOT_NULL), remote.version
     sent = False
 
@@ -203,10 +176,10 @@ def test_an_unknown_outcome_is_settled_by_the_next_load(
             forward(seen.whole)
         return None if of_new else forward(seen.whole)
 
-    proxy.fault = fault
+    s3_proxy.fault = fault
 
     def answers_again() -> None:
-        proxy.fault = lambda seen, forward: forward(seen.whole)
+        s3_proxy.fault = lambda seen, forward: forward(seen.whole)
 
     monkeypatch.setattr(HadoopTarget, "load", At(HadoopTarget, "load", 2, "before", answers_again).wrapped)
     ran = remote.apply(certificate)
@@ -222,26 +195,26 @@ def within(limit: float) -> dict[str, Any]:
     return {prefix: replace(options, time_limit=limit) for prefix, options in storage_options.tables().items()}
 
 
-def test_a_refused_commit_is_an_error_at_once(remote: FolderBench, proxy: FaultyProxy) -> None:
+def test_a_refused_commit_is_an_error_at_once(remote: FolderBench, s3_proxy: FaultyProxy) -> None:
     certificate, before = remote.certificate(NOT_NULL), remote.version
     body = b"<Error><Code>AccessDenied</Code><Message>no</Message></Error>"
     denied = b"HTTP/1.1 403 Forbidden\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body) + body
-    proxy.fault = lambda seen, forward: denied if of_metadata(seen) else forward(seen.whole)
+    s3_proxy.fault = lambda seen, forward: denied if of_metadata(seen) else forward(seen.whole)
     with pytest.raises(TableRefused, match="AccessDenied"):
         remote.apply(certificate)
     assert (remote.version, remote.required()) == (before, False)
 
 
 def test_a_store_without_conditional_writes_is_refused_before_the_change(
-    remote: FolderBench, proxy: FaultyProxy
+    remote: FolderBench, s3_proxy: FaultyProxy
 ) -> None:
     certificate, before = remote.certificate(NOT_NULL), remote.version
-    proxy.fault = without_header(b"if-none-match")
-    proxy.seen.clear()
+    s3_proxy.fault = without_header(b"if-none-match")
+    s3_proxy.seen.clear()
     with pytest.raises(InvalidArgument, match="is not suitable for publication, so nothing is written there"):
         remote.apply(certificate)
     assert remote.version == before
-    assert not any(of_metadata(seen) for seen in proxy.seen)
+    assert not any(of_metadata(seen) for seen in s3_proxy.seen)
 
 
 def test_the_version_hint_is_only_a_hint(bench: FolderBench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,10 +241,10 @@ def test_the_version_hint_is_only_a_hint(bench: FolderBench, monkeypatch: pytest
     assert apply(commit_later) == (7, b"7")
 
 
-def test_the_commit_stands_if_the_version_hint_cannot_be_written(remote: FolderBench, proxy: FaultyProxy) -> None:
+def test_the_commit_stands_if_the_version_hint_cannot_be_written(remote: FolderBench, s3_proxy: FaultyProxy) -> None:
     certificate = remote.certificate(NOT_NULL)
     denied = b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
-    proxy.fault = lambda seen, forward: denied if "version-hint" in seen.target else forward(seen.whole)
+    s3_proxy.fault = lambda seen, forward: denied if "version-hint" in seen.target else forward(seen.whole)
     assert remote.apply(certificate).report["verdict"] == "applied"
     assert (remote.version, remote.required()) == (3, True)
 
@@ -301,44 +274,42 @@ def test_a_cancel_reverts_an_unconfirmed_change(bench: FolderBench, monkeypatch:
 @pytest.mark.rotating
 @pytest.mark.timeout(300)
 def test_spark_enforces_the_change_and_late_rows_revert_it(
-    store: ObjectStore, tmp_path: Path, properties: dict[str, str], spark: SparkSession,
+    s3_store: ObjectStore, tmp_path: Path, properties: dict[str, str], spark: SparkSession,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     need(jar(), MAVEN)
-    need(s3_spark.jars(), s3_spark.MAVEN)
-    with s3_spark.configured(spark, store.location, servers.KEY, servers.SECRET):
-        bench = FolderBench(open_store(f"{store.location}/db/t"), tmp_path, properties, spark)
-        session = spark.newSession()
-        for name, value in {
-            "": "org.apache.iceberg.spark.SparkCatalog",
-            ".type": "hadoop",
-            ".warehouse": store.location,
-        }.items():
-            session.conf.set(f"spark.sql.catalog.ons3{name}", value)
-        session.conf.set("spark.sql.catalog.ons3.cache-enabled", "false")
-        session.sql("insert into ons3.db.t values (3, 'z', null)")
-        certificate = bench.certificate(NOT_NULL, POSITIVE)
-        session.sql("insert into ons3.db.t values (4, 'z', named_struct('a', 1L))")
-        ran = bench.apply(certificate)
-        assert (ran.report["verdict"], ran.report["rows"]) == ("applied", 1), ran.message
-        assert sorted(row.id for row in session.table("ons3.db.t").collect()) == [1, 2, 3, 4]
-        with pytest.raises(Exception, match="[Nn]ull"):
-            session.sql("insert into ons3.db.t values (5, null, null)")
-        session.sql("insert into ons3.db.t values (6, 'w', null)")
-        assert (bench.version, bench.required()) == (6, True)
-        # A row of a writer with an old plan reverts a change that was not there before.
-        certificate, before = bench.certificate({"not_null": "id"}), bench.file.content
-        at = At(HadoopTarget, "swap", 1, "after", bench.append_blindly_without_id)
-        monkeypatch.setattr(HadoopTarget, "swap", at.wrapped)
-        ran = bench.apply(certificate)
-        assert (ran.report["verdict"], ran.report["reverted"]) == ("violated", True), ran.message
-        assert [s["values"] for s in ran.report["checks"][0]["samples"]] == [{"id": None}]
-        after = bench.file.content
-        del before.properties[MARK]
-        assert (after.schema(), after.properties, bench.version) == (before.schema(), before.properties, 9)
+    bench = FolderBench(open_store(f"{s3_store.location}/db/t"), tmp_path, properties, spark)
+    session = spark.newSession()
+    for name, value in {
+        "": "org.apache.iceberg.spark.SparkCatalog",
+        ".type": "hadoop",
+        ".warehouse": s3_store.location,
+    }.items():
+        session.conf.set(f"spark.sql.catalog.ons3{name}", value)
+    session.conf.set("spark.sql.catalog.ons3.cache-enabled", "false")
+    session.sql("insert into ons3.db.t values (3, 'z', null)")
+    certificate = bench.certificate(NOT_NULL, POSITIVE)
+    session.sql("insert into ons3.db.t values (4, 'z', named_struct('a', 1L))")
+    ran = bench.apply(certificate)
+    assert (ran.report["verdict"], ran.report["rows"]) == ("applied", 1), ran.message
+    assert sorted(row.id for row in session.table("ons3.db.t").collect()) == [1, 2, 3, 4]
+    with pytest.raises(Exception, match="[Nn]ull"):
+        session.sql("insert into ons3.db.t values (5, null, null)")
+    session.sql("insert into ons3.db.t values (6, 'w', null)")
+    assert (bench.version, bench.required()) == (6, True)
+    # A row of a writer with an old plan reverts a change that was not there before.
+    certificate, before = bench.certificate({"not_null": "id"}), bench.file.content
+    at = At(HadoopTarget, "swap", 1, "after", bench.append_blindly_without_id)
+    monkeypatch.setattr(HadoopTarget, "swap", at.wrapped)
+    ran = bench.apply(certificate)
+    assert (ran.report["verdict"], ran.report["reverted"]) == ("violated", True), ran.message
+    assert [s["values"] for s in ran.report["checks"][0]["samples"]] == [{"id": None}]
+    after = bench.file.content
+    del before.properties[MARK]
+    assert (after.schema(), after.properties, bench.version) == (before.schema(), before.properties, 9)
 
 
-def test_a_column_is_narrowed_only_on_a_disk(remote: FolderBench, proxy: FaultyProxy) -> None:
+def test_a_column_is_narrowed_only_on_a_disk(remote: FolderBench, s3_proxy: FaultyProxy) -> None:
     certificate, before = remote.certificate({"fits": {"column": "id", "type": "int"}}), remote.version
     with pytest.raises(InvalidArgument, match="this rewrites the table, which works only on a local path"):
         remote.apply(certificate)
@@ -346,10 +317,10 @@ def test_a_column_is_narrowed_only_on_a_disk(remote: FolderBench, proxy: FaultyP
     assert {one.key.partition("/")[0] for one in remote.store.list()} == {"data", "metadata"}
 
 
-def test_compressed_metadata_stay_compressed(store: ObjectStore, tmp_path: Path, properties: dict[str, str]) -> None:
-    bench = FolderBench(store, tmp_path, properties, given={"write.metadata.compression-codec": "gzip"})
+def test_compressed_metadata_stay_compressed(s3_place: ObjectStore, tmp_path: Path, properties: dict[str, str]) -> None:
+    bench = FolderBench(s3_place, tmp_path, properties, given={"write.metadata.compression-codec": "gzip"})
     assert bench.apply(bench.certificate(NOT_NULL)).report["verdict"] == "applied"
     assert bench.source.endswith("/v3.gz.metadata.json")
-    data = store.get("metadata/v3.gz.metadata.json", limit=1 << 20).data
+    data = s3_place.get("metadata/v3.gz.metadata.json", limit=1 << 20).data
     assert json.loads(gzip.decompress(data))["properties"]["write.metadata.compression-codec"] == "gzip"
     assert bench.required()
