@@ -16,14 +16,13 @@ from distop.errors import InvalidArgument
 from distop.storage import deletion
 from distop.storage.deletion import Place
 from distop.storage.location import Location, root_of
-from distop.storage.opened_stores import open_store
-from distop.storage.store_errors import ObjectExists, StoreError, UnknownWrite
 from distop.tables.delta import metadata_commit
 from distop.tables.delta.delta_log import LogFiles, current_snapshot
 from distop.tables.delta.delta_version import DeltaVersion
 from distop.tables.delta.metadata_commit import CHECK_CONSTRAINTS, CONSTRAINT, INVARIANTS
 from distop.tables.delta.table_paths import LOG, commit_name
-from distop_behaviors.apply.schema_target import CommitUnknown, Conflict, Head, HeadSchema, SchemaChange
+from distop_behaviors.apply import commit_file
+from distop_behaviors.apply.schema_target import Conflict, Head, HeadSchema, SchemaChange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -97,6 +96,7 @@ class DeltaTarget:
     def check_folders(self, *, rewritten: bool) -> None:
         """See Target."""
         deletion.check_own(Place(self._root, LOG), _UNSAFE, missing=True)
+        commit_file.check_suitable(self._root)
 
     def load(self) -> Head:
         """See Target."""
@@ -119,14 +119,7 @@ class DeltaTarget:
         self.check_folders(rewritten=False)
         if LogFiles(self._root).digest(snapshot.version) != snapshot.digest:
             raise Conflict(f"version {snapshot.version} of {self._root} is now another one: the table was replaced")
-        try:
-            open_store(f"{self._root}/{LOG}").put_new(commit_name(snapshot.version + 1), data)
-        except ObjectExists as error:
-            raise Conflict(f"another writer has committed version {snapshot.version + 1} of {self._root}") from error
-        except UnknownWrite as error:
-            raise CommitUnknown(str(error)) from error
-        except StoreError as error:
-            raise TableUnavailable(str(error)) from error
+        commit_file.create(Place(self._root, LOG), commit_name(snapshot.version + 1), data)
 
     def _info(self, snapshot: DeltaSnapshot) -> dict[str, Any]:
         """The information about the commit for the table's history. ``txnId`` makes each commit unique."""

@@ -1,33 +1,51 @@
-"""Changes the metadata of an Iceberg table by path, by a commit of Iceberg in the JVM.
+"""Changes the metadata of an Iceberg table by path: the next metadata file is created only if nobody has created it.
 
-``TableOperations.commit`` is a compare-and-swap: it fails if the loaded metadata is not current. Another writer has
-then created the metadata file with the next number, which is not overwritten. ``UpdateSchema`` only computes the
-schema; its ``commit`` is not called, because it applies the change to the metadata that is current at that moment.
+So the commit compares with the version that was loaded. The table may be on a disk or in an object store. HDFS has no
+such request: there Iceberg renames the file, in the JVM. ``version-hint.text`` is written after the commit, and only if
+it has a lower number; readers look for later versions than its number.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from distop.behavior import TableUnavailable
-from distop.errors import InvalidArgument, UnsafePath
+from distop.clock import time
+from distop.errors import InvalidArgument, UnsafePath, describe
 from distop.storage.confinement import check_metadata
+from distop.storage.deletion import Place
 from distop.storage.location import Location
+from distop.storage.opened_stores import has_store, store_of
+from distop.storage.store_errors import ObjectMissing
 from distop.tables.iceberg import iceberg_format
 from distop.tables.iceberg.iceberg_fields import local_path
 from distop.tables.iceberg.iceberg_jar import check_installed
 from distop.tables.iceberg.java_tables import uri
-from distop.tables.iceberg.metadata_file import current_metadata_file, read_metadata
+from distop.tables.iceberg.metadata_change import changed_metadata, next_file
+from distop.tables.iceberg.metadata_file import (
+    HINT,
+    HINT_BYTES,
+    METADATA,
+    current_metadata_file,
+    hinted_version,
+    metadata_version,
+    read_file,
+)
 from distop.tables.iceberg.written_folders import check_data_folder, check_metadata_folder
+from distop_behaviors.apply import commit_file
 from distop_behaviors.apply.iceberg_schema import IcebergHeadSchema
-from distop_behaviors.apply.new_metadata import Production, properties, with_full_log
+from distop_behaviors.apply.new_metadata import Production
 from distop_behaviors.apply.schema_target import CommitUnknown, Conflict, Head, SchemaChange
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from distop.behavior import JobContext, TableRecord
+    from distop.tables.iceberg.metadata_file import MetadataFile
     from distop_behaviors.apply.schema_target import Rewrite
+
+log = logging.getLogger("distop.apply")
 
 _PACKAGE = "org.apache.iceberg.exceptions"
 _FAILED, _UNKNOWN, _NONE = (
@@ -48,6 +66,8 @@ class HadoopTarget:
         check_metadata_folder(folder, missing=True)
         if rewritten:
             check_data_folder(folder)
+        if has_store(folder):
+            commit_file.check_suitable(folder)
 
     @property
     def _folder(self) -> str:
@@ -56,91 +76,106 @@ class HadoopTarget:
         return folder
 
     def load(self) -> Head:
-        """See Target. Also raises FatalError if Spark does not have Iceberg."""
-        from py4j.protocol import Py4JJavaError
-
-        session: Any = self._ctx.spark
-        jvm = session._jvm
-        check_installed(jvm)
-        location = self._folder
-        # Iceberg loads the table by path, so no other user may be able to change that folder.
-        check_metadata_folder(location, missing=True)
-        # Spark follows links and reads files of any size, so the metadata file is checked before.
+        """See Target."""
+        folder = self._folder
+        # A rewrite lets Iceberg load the table by path, so no other user may be able to change that folder.
+        check_metadata_folder(folder, missing=True)
         try:
-            read_metadata(current_metadata_file(Location.of(location)))
+            file = read_file(current_metadata_file(Location.of(folder)))
         except (InvalidArgument, TableUnavailable):
             self._ctx.check_reachable()
             raise
-        try:
-            # Not cached: a cached table could be outdated.
-            table = jvm.org.apache.iceberg.hadoop.HadoopTables(self._conf()).load(uri(location))
-        except Py4JJavaError as error:
-            self._ctx.check_reachable()
-            if _name(error) == _NONE:
-                raise TableUnavailable(f"the Iceberg table at {location!r} no longer exists: it was dropped") from error
-            raise
-        base = table.operations().current()
-        check_metadata(_source(base))
-        return Head(_source(base), dict(base.properties()), (table, base, jvm))
+        return Head(file.source, dict(file.content.properties), file)
 
     def schema(self, head: Head) -> IcebergHeadSchema:
         """See Target."""
         return IcebergHeadSchema(head.source, self._table)
 
     def swap(self, head: Head, change: SchemaChange) -> None:
-        """See Target."""
-        table, base, jvm = head.base
-        operations = table.operations()
-        update = table.updateSchema().allowIncompatibleChanges()
-        for field_id in change.required:
-            update.requireColumn(base.schema().findColumnName(field_id))
-        for field_id in change.optional:
-            update.makeColumnOptional(base.schema().findColumnName(field_id))
-        changed = properties(jvm, base, change.properties or {})
-        self._commit(operations, base, with_full_log(jvm, base).updateSchema(update.apply()).replaceProperties(changed))
+        """See Target. Also raises TableUnavailable if the store refuses, UnsafePath, and InvalidArgument."""
+        required = dict.fromkeys(change.required, True) | dict.fromkeys(change.optional, False)
+        self._commit(head, changed_metadata(head.base, required, change.properties or {}, time.time()))
 
     def rewrite(self, head: Head, rewrite: Rewrite) -> None:
         """See Target. Removes the written manifests if the commit fails."""
-        table, production = self._production(head)
-        outcome = production.rewritten(rewrite)
-        try:
-            self._commit(table.operations(), production.base, outcome)
-        except (Conflict, UnsafePath):
-            production.discard()
-            raise
+        production = self._production(head)
+        self._commit_produced(head, production, production.rewritten(rewrite))
 
     def roll_back(
         self, head: Head, schema: int, snapshot: int | None, kept: frozenset[str], change: Mapping[str, str | None]
     ) -> None:
         """See Target."""
-        table, production = self._production(head)
-        outcome = production.rolled_back(schema, snapshot, kept, change)
+        production = self._production(head)
+        self._commit_produced(head, production, production.rolled_back(schema, snapshot, kept, change))
+
+    def _commit_produced(self, head: Head, production: Production, outcome: Any) -> None:
+        session: Any = self._ctx.spark
         try:
-            self._commit(table.operations(), production.base, outcome)
+            self._commit(head, str(session._jvm.org.apache.iceberg.TableMetadataParser.toJson(outcome)))
         except (Conflict, UnsafePath):
             production.discard()
             raise
 
-    def _production(self, head: Head) -> tuple[Any, Production]:
+    def _production(self, head: Head) -> Production:
         """A transaction on the loaded table. Raises Conflict if the table has changed since."""
-        table, _, _ = head.base
         check_metadata_folder(self._folder)  # manifests are written there
-        production = Production(self._ctx.spark, table, self._ctx.operation)
+        production = Production(self._ctx.spark, self.load_in_java(), self._ctx.operation)
         if (source := _source(production.base)) != head.source:
             raise Conflict(f"the metadata of the table has changed: it is now {source}")
-        return table, production
+        return production
 
-    def _conf(self) -> Any:
-        session: Any = self._ctx.spark
-        return session._jsparkSession.sessionState().newHadoopConf()
-
-    def _commit(self, operations: Any, base: Any, updated: Any) -> None:
+    def load_in_java(self) -> Any:
+        """The table as Iceberg loads it by its path. Raises FatalError if Spark does not have Iceberg."""
         from py4j.protocol import Py4JJavaError
 
-        check_metadata(_source(base))
-        check_metadata_folder(self._folder)
+        session: Any = self._ctx.spark
+        check_installed(session._jvm)
+        conf = session._jsparkSession.sessionState().newHadoopConf()
         try:
-            operations.commit(base, updated)
+            # Not cached: a cached table could be outdated.
+            return session._jvm.org.apache.iceberg.hadoop.HadoopTables(conf).load(uri(self._folder))
+        except Py4JJavaError as error:
+            self._ctx.check_reachable()
+            if _name(error) == _NONE:
+                text = f"the Iceberg table at {self._folder!r} no longer exists: it was dropped"
+                raise TableUnavailable(text) from error
+            raise
+
+    def _commit(self, head: Head, text: str) -> None:
+        """Publish the metadata after the loaded ones. Raises the errors of ``swap``."""
+        folder, file = self._folder, head.base
+        check_metadata(head.source)
+        check_metadata_folder(folder)
+        self._check_same(file)
+        if not has_store(folder):
+            self._rename_in_java(head, text)
+            return
+        commit_file.check_suitable(folder)
+        name, data = next_file(head.source, text)
+        place = Place(folder, METADATA)
+        _remove_checksums(place, name)
+        commit_file.create(place, name, data)
+        _raise_hint(place, metadata_version(name))
+
+    def _check_same(self, file: MetadataFile) -> None:
+        """Raises Conflict if the table has another current metadata file, or another one of the same name."""
+        source = current_metadata_file(Location.of(self._folder))
+        if source != file.source:
+            raise Conflict(f"the metadata of the table has changed: it is now {source}")
+        if read_file(source).digest != file.digest:
+            raise Conflict(f"the metadata file {source} is now another one: the table was replaced")
+
+    def _rename_in_java(self, head: Head, text: str) -> None:
+        """Let Iceberg write the metadata under another name, and rename that: HDFS renames over no file."""
+        from py4j.protocol import Py4JJavaError
+
+        session: Any = self._ctx.spark
+        operations = self.load_in_java().operations()
+        base = operations.current()
+        if (source := _source(base)) != head.source:
+            raise Conflict(f"the metadata of the table has changed: it is now {source}")
+        try:
+            operations.commit(base, session._jvm.org.apache.iceberg.TableMetadataParser.fromJson(text))
         except Py4JJavaError as error:
             name = _name(error)
             if name == _FAILED:
@@ -148,6 +183,38 @@ class HadoopTarget:
             if name == _UNKNOWN:
                 raise CommitUnknown(str(error.java_exception.getMessage())) from error
             raise
+
+
+def _remove_checksums(place: Place, name: str) -> None:
+    """Remove the checksums that Hadoop keeps on a disk, and which new content of these names would not match.
+
+    One of the new metadata file is there if somebody has removed a file of this name without it.
+    """
+    checksums = {f".{name}.crc", f".{HINT}.crc"} & Location.of(place.anchor).names_in(place.path)
+    if checksums:
+        store_of(place).delete_many(sorted(checksums))
+
+
+def _raise_hint(place: Place, version: int) -> None:
+    """Set the version hint to a version if it has a lower one. Errors are logged: it is only a hint."""
+    store, data = store_of(place), str(version).encode()
+    try:
+        try:
+            found = store.get(HINT, limit=HINT_BYTES)
+        except ObjectMissing:
+            store.put_new(HINT, data)
+        else:
+            known = hinted_version(found.data.decode())
+            if known is None or known < version:
+                store.replace_if(HINT, data, found.stored.version)
+    except (OSError, ValueError, InvalidArgument) as error:
+        log.info(
+            "Cannot write %s in %s; readers find version %s by listing: %s",
+            HINT,
+            place.location,
+            version,
+            describe(error),
+        )
 
 
 def _source(metadata: Any) -> str:

@@ -108,6 +108,7 @@ class SwapTarget(Protocol):
     def check_folders(self, *, rewritten: bool) -> None:
         """Raises UnsafePath if other users may change a folder on a disk that a change would write into.
 
+        Raises InvalidArgument for an object store in which two writers may both create the same file.
         ``rewritten``: the change also writes data files. Each write checks this again.
         """
 

@@ -120,19 +120,23 @@ def s3_proxy(s3_server: Served) -> Iterator[FaultyProxy]:
 
 
 @pytest.fixture
-def s3_store(
-    s3_server: Served, s3_proxy: FaultyProxy, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[ObjectStore]:
-    """A new place in the server of S3, for which distop and Spark are configured."""
-    need(s3_spark.jars(), s3_spark.MAVEN)
+def s3_place(s3_server: Served, s3_proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
+    """A new place in the server of S3, for which distop is configured, but not Spark."""
     for name, value in s3_server.environment.items():
         monkeypatch.setenv(name, value)
     storage_options.configure(s3_server.options(s3_proxy.port))
     s3_proxy.fault = lambda seen, forward: forward(seen.whole)
     s3_proxy.seen.clear()
-    with s3_spark.configured(spark, s3_server.url, servers.KEY, servers.SECRET):
-        yield open_store(f"{s3_server.url}/{uuid.uuid4().hex}")
+    yield open_store(f"{s3_server.url}/{uuid.uuid4().hex}")
     storage_options.configure({})
+
+
+@pytest.fixture
+def s3_store(s3_place: ObjectStore, spark: SparkSession) -> Iterator[ObjectStore]:
+    """A new place in the server of S3, for which distop and Spark are configured."""
+    need(s3_spark.jars(), s3_spark.MAVEN)
+    with s3_spark.configured(spark, s3_place.location, servers.KEY, servers.SECRET):
+        yield s3_place
 
 
 @pytest.fixture

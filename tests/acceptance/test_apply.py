@@ -14,7 +14,7 @@ from distop.storage.location import Location
 from distop.tables import plan_table
 from distop.tables.iceberg.metadata_file import current_metadata_file, read_metadata
 from distop.testing import MemoryProgress
-from distop_behaviors.apply import Apply
+from distop_behaviors.apply import Apply, hadoop_commit
 from distop_behaviors.apply.apply_loop import MARK, ROUNDS, Applying
 from distop_behaviors.apply.hadoop_commit import HadoopTarget
 from distop_behaviors.apply.schema_target import CommitUnknown
@@ -263,7 +263,7 @@ def test_a_change_that_another_jvm_has_overwritten_is_made_again(
         folder, version = bench.lake.path("over") / "metadata", bench.version("over")
         other = json.loads((folder / f"v{version - 1}.metadata.json").read_text())
         other["properties"]["other"] = "mine"
-        (folder / f".v{version}.metadata.json.crc").unlink()
+        (folder / f".v{version}.metadata.json.crc").unlink(missing_ok=True)
         (folder / f"v{version}.metadata.json").write_text(json.dumps(other))
 
     monkeypatch.setattr(HadoopTarget, "swap", At(HadoopTarget, "swap", 1, "after", overwrite).wrapped)
@@ -271,6 +271,39 @@ def test_a_change_that_another_jvm_has_overwritten_is_made_again(
     assert (ran.report["verdict"], ran.report["rounds"]) == ("applied", 2)
     assert bench.required("over")
     assert bench.metadata("over").properties["other"] == "mine"
+
+
+def test_iceberg_renames_the_file_where_none_can_be_created_conditionally(
+    bench: TableBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on HDFS. A writer that commits directly before is found by Iceberg."""
+    monkeypatch.setattr(hadoop_commit, "has_store", lambda folder: False)
+    new_table(bench.lake, "renamed")
+    certificate = bench.certificate("renamed", NOT_NULL)
+    other = At(
+        HadoopTarget, "load_in_java", 1, "after", lambda: bench.lake.sql("insert into {renamed} values (3, 'z')")
+    )
+    monkeypatch.setattr(HadoopTarget, "load_in_java", other.wrapped)
+    ran = bench.apply(bench.context("renamed"), certificate)
+    assert (ran.report["verdict"], ran.report["rounds"], ran.report["rows"]) == ("applied", 2, 1), ran.message
+    assert (bench.version("renamed"), bench.required("renamed")) == (4, True)
+    assert (bench.lake.path("renamed") / "metadata" / ".v4.metadata.json.crc").exists(), "written by Hadoop"
+
+
+def test_checksums_that_hadoop_left_behind_do_not_hide_the_change(bench: TableBench) -> None:
+    """Somebody has removed the next metadata file without its checksum; Hadoop compares the two."""
+    new_table(bench.lake, "checksums")
+    certificate, folder = bench.certificate("checksums", NOT_NULL), bench.lake.path("checksums") / "metadata"
+    stale = (folder / ".v2.metadata.json.crc").read_bytes()
+    (folder / ".v3.metadata.json.crc").write_bytes(stale)
+    assert (folder / ".version-hint.text.crc").exists()
+    assert bench.apply(bench.context("checksums"), certificate).report["verdict"] == "applied"
+    assert (folder / "version-hint.text").read_text() == "3"
+    assert bench.lake.rows("checksums").count() == 2
+    with pytest.raises(Exception, match="[Nn]ull"):
+        bench.lake.sql("insert into {checksums} values (3, null)")
+    bench.lake.sql("insert into {checksums} values (3, 'z')")
+    assert bench.version("checksums") == 4
 
 
 def test_apply_fails_if_other_writers_always_commit_first(bench: TableBench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 
 METADATA = ICEBERG_METADATA
 
-_HINT = "version-hint.text"
-_HINT_BYTES = 64
+HINT = "version-hint.text"
+"""The file in a table's metadata folder from whose number readers start to look for the current version."""
+HINT_BYTES = 64
 """Maximum bytes of the version hint, a number."""
 _NUMBERED = re.compile(r"v(0|[1-9][0-9]{0,8})(\.gz)?\.metadata\.json")
 _EARLY = re.compile(r"v[0-9]+\.metadata\.json\.gz")
@@ -139,23 +140,37 @@ def current_metadata_file(location: Location) -> str:
         raise InvalidArgument(
             f"the location {location.text!r} has no Iceberg table: it has no metadata file{advice(location)}"
         )
-    hint = _HINTED.fullmatch(location.text_in(f"{METADATA}/{_HINT}", _HINT_BYTES) if _HINT in names else "")
+    hint = _HINTED.fullmatch(location.text_in(f"{METADATA}/{HINT}", HINT_BYTES) if HINT in names else "")
     if hint is None:
         # Iceberg uses its first line, or lists the folder: Spark might read another file than was checked here.
         raise InvalidArgument(
-            f"the file {_HINT} of the table at {location.text!r} has no version number: write the number of the "
+            f"the file {HINT} of the table at {location.text!r} has no version number: write the number of the "
             "current metadata file into it, or remove it"
         )
     version = int(hint[1]) if hint[1] else max(numbered)
     if version not in numbered:
         raise InvalidArgument(
-            f"the metadata of the table at {location.text!r} is incomplete: it has no file for the version in {_HINT}"
+            f"the metadata of the table at {location.text!r} is incomplete: it has no file for the version in {HINT}"
         )
     while version + 1 in numbered:
         version += 1
     source = f"{location.text.rstrip('/')}/{METADATA}/{numbered[version]}"
     check_metadata(source)
     return source
+
+
+def hinted_version(text: str) -> int | None:
+    """The number in a version hint; None if it has none."""
+    found = _HINTED.fullmatch(text)
+    return int(found[1]) if found and found[1] else None
+
+
+def metadata_version(source: str) -> int:
+    """The number of a metadata file of a table by folder. Raises InvalidArgument if its name has none."""
+    found = _NUMBERED.fullmatch(source.rpartition("/")[2])
+    if found is None:
+        raise InvalidArgument(f"the name of the metadata file {source} has no version number: it belongs to a catalog")
+    return int(found[1])
 
 
 def read_metadata(source: str) -> tuple[Any, ManifestIO]:

@@ -39,6 +39,7 @@ from distop.tables.iceberg.metadata_file import current_metadata_file, read_file
 from distop.tables.iceberg.snapshot_checks import check_files, check_loaded
 from distop.worker.child_side.shared_files import with_files
 from distop_behaviors.apply.hadoop_commit import HadoopTarget
+from distop_behaviors.apply.schema_target import SchemaChange
 from tests.support.lake import Folder
 
 if TYPE_CHECKING:
@@ -397,12 +398,14 @@ def test_hole_2_nothing_is_committed_through_a_link(tmp_path: Path) -> None:
     source = forged(tmp_path / "t", f"{tmp_path}/t/data/a.parquet")
     context: Any = None
     target = HadoopTarget(TableRecord("t", "iceberg", str(tmp_path / "t")), context)
-    operations = SimpleNamespace(commit=lambda base, updated: pytest.fail("committed"))
-    base = SimpleNamespace(metadataFileLocation=lambda: f"file:{source}")
+    head = target.load()
+    assert head.source == source
+    before = {path.name for path in (tmp_path / "t" / "metadata").iterdir()}
     (tmp_path / "t" / "metadata").rename(tmp_path / "other")
     (tmp_path / "t" / "metadata").symlink_to(tmp_path / "other")
     with pytest.raises(InvalidArgument, match="symbolic link"):
-        target._commit(operations, base, None)
+        target.swap(head, SchemaChange(required=(1,)))
+    assert {path.name for path in (tmp_path / "other").iterdir()} == before
 
 
 @pytest.mark.parametrize("changed", ["list", "manifest"])

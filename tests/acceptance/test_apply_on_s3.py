@@ -1,0 +1,326 @@
+"""apply on tables in an object store: one conditional write makes the change, whatever happens to its answer."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from distop.errors import InvalidArgument, TableRefused
+from distop.storage import storage_options
+from distop.storage.opened_stores import open_store
+from distop_behaviors.apply import commit_file
+from distop_behaviors.apply.apply_loop import MARK, ROUNDS, Applying
+from distop_behaviors.apply.hadoop_commit import HadoopTarget
+from tests.acceptance.applying import At, crashes
+from tests.storage.faulty_http import without_header
+from tests.storage.iceberg_tables import properties_for
+from tests.support.folder_bench import FolderBench, rows
+from tests.support.lake import MAVEN, jar
+from tests.support.needs import need
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from distop.storage.object_store import ObjectStore
+    from tests.storage.faulty_http import FaultyProxy, Seen
+    from tests.storage.servers import Served
+
+NOT_NULL = {"not_null": "c"}
+POSITIVE = {"range": {"column": "id", "min": 0}, "name": "positive"}
+
+
+@pytest.fixture
+def properties(s3_server: Served) -> dict[str, str]:
+    """pyiceberg's properties for the object store; other writers use it without the proxy."""
+    return properties_for(s3_server.port)
+
+
+@pytest.fixture(params=["disk", "s3"])
+def bench(request: pytest.FixtureRequest, tmp_path: Path, properties: dict[str, str]) -> FolderBench:
+    """An Iceberg table by folder, without Spark."""
+    if request.param == "disk":
+        return FolderBench(open_store(str(tmp_path / "t")), tmp_path, {})
+    return FolderBench(request.getfixturevalue("s3_place"), tmp_path, properties)
+
+
+@pytest.fixture
+def remote(s3_place: ObjectStore, tmp_path: Path, properties: dict[str, str]) -> FolderBench:
+    return FolderBench(s3_place, tmp_path, properties)
+
+
+def of_metadata(seen: Seen) -> bool:
+    """Whether a request creates a metadata file or a commit of a table."""
+    return seen.method == "PUT" and (".metadata.json" in seen.target or "_delta_log/" in seen.target)
+
+
+def test_a_certificate_becomes_one_new_metadata_file(bench: FolderBench) -> None:
+    certificate, before = bench.certificate(NOT_NULL, POSITIVE), bench.file
+    bench.table.append(rows("z", first=3))
+    ran = bench.apply(certificate)
+    assert (ran.report["verdict"], ran.report["rounds"], ran.report["rows"]) == ("applied", 1, 1), ran.message
+    assert {c["check"]: c["before"] for c in ran.report["changes"]} == dict.fromkeys(
+        ("c_not_null", "positive"), "other"
+    )
+    assert [bench.required(name) for name in ("id", "c", "s", "s.a")] == [False, True, False, False]
+    metadata = bench.file.content
+    assert bench.version == 4
+    assert json.loads(metadata.properties["distop.constraint.positive"])["sql"] == "`id` >= 0"
+    assert [schema.schema_id for schema in metadata.schemas] == [0, 1]
+    assert [entry.metadata_file.rpartition("/")[2] for entry in metadata.metadata_log] == ["v3.metadata.json"]
+    assert metadata.last_updated_ms >= before.content.last_updated_ms
+    assert bench.table.scan().to_arrow()["id"].to_pylist() == [3, 1, 2]
+    with pytest.raises(ValueError, match="Mismatch in fields"):
+        bench.table.append(rows(None))
+    # A second apply changes nothing but the name of the operation.
+    ctx = bench.context()
+    again = bench.apply(certificate, ctx)
+    assert {c["before"] for c in again.report["changes"]} == {"same"}
+    assert (bench.mark["operation"], bench.version) == (ctx.operation, 5)
+
+
+def test_a_writer_that_commits_first_is_validated(bench: FolderBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its commit comes after all comparisons, directly before the file is created."""
+    certificate = bench.certificate(NOT_NULL)
+    at = At(commit_file, "create", 1, "before", lambda: bench.table.append(rows("z", first=3)))
+    monkeypatch.setattr(commit_file, "create", at.wrapped)
+    ran = bench.apply(certificate)
+    assert at.happened
+    assert (ran.report["verdict"], ran.report["rounds"], ran.report["rows"]) == ("applied", 2, 1), ran.message
+    assert (bench.version, bench.required()) == (4, True)
+    assert sorted(bench.table.scan().to_arrow()["id"].to_pylist()) == [1, 2, 3]
+
+
+def test_apply_fails_if_other_writers_always_commit_first(bench: FolderBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    certificate, original = bench.certificate(NOT_NULL), HadoopTarget.swap
+
+    def swap(self: HadoopTarget, head: Any, change: Any) -> None:
+        with bench.table.transaction() as changing:
+            changing.set_properties({"n": str(bench.version)})
+        original(self, head, change)
+
+    monkeypatch.setattr(HadoopTarget, "swap", swap)
+    ran = bench.apply(certificate)
+    assert (ran.report["verdict"], ran.report["rounds"], bench.required()) == ("unknown", ROUNDS, False)
+
+
+def test_a_table_that_was_replaced_is_not_changed(bench: FolderBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The current metadata file has the same name."""
+    certificate = bench.certificate(NOT_NULL)
+    key = f"metadata/v{bench.version}.metadata.json"
+    other = {**json.loads(bench.file.text), "properties": {"other": "mine"}}
+
+    def replace() -> None:
+        bench.store.replace_if(key, json.dumps(other).encode(), bench.store.head(key).version)
+
+    monkeypatch.setattr(HadoopTarget, "swap", At(HadoopTarget, "swap", 1, "before", replace).wrapped)
+    ran = bench.apply(certificate)
+    assert (ran.report["verdict"], ran.report["rounds"]) == ("applied", 2), ran.message
+    assert bench.file.content.properties["other"] == "mine"
+
+
+@pytest.mark.parametrize(("method", "when"), crashes(HadoopTarget))
+def test_a_crash_at_any_step_changes_the_table_once(
+    remote: FolderBench, monkeypatch: pytest.MonkeyPatch, method: Any, when: str
+) -> None:
+    def crash() -> None:
+        raise ConnectionError("the process dies")
+
+    certificate, before, ctx = remote.certificate(NOT_NULL, POSITIVE), remote.version, remote.context()
+    with monkeypatch.context() as patch:
+        patch.setattr(*method, At(*method, 1, when, crash).wrapped)
+        with pytest.raises(ConnectionError):
+            remote.apply(certificate, ctx)
+    ran = remote.apply(certificate, ctx)
+    assert (ran.report["verdict"], remote.required(), remote.version) == ("applied", True, before + 1)
+    assert [c["before"] for c in ran.report["changes"]] == ["other", "other"]
+    assert remote.mark["operation"] == ctx.operation
+
+
+def test_the_answer_to_the_commit_is_lost_or_comes_twice(remote: FolderBench, s3_proxy: FaultyProxy) -> None:
+    certificate, before = remote.certificate(NOT_NULL), remote.version
+
+    def lose(seen: Seen, forward: Callable[[bytes], bytes]) -> bytes | None:
+        answer = forward(seen.whole)
+        return None if of_metadata(seen) else answer
+
+    def repeat(seen: Seen, forward: Callable[[bytes], bytes]) -> bytes:
+        answer = forward(seen.whole)
+        return forward(seen.whole) if of_metadata(seen) else answer
+
+    for n, fault in enumerate((lose, repeat), 1):
+        s3_proxy.fault = fault
+        ran = remote.apply(certificate)
+        assert (ran.report["verdict"], ran.report["rounds"]) == ("applied", 1), ran.message
+        assert (remote.version, remote.required()) == (before + n, True)
+
+
+def test_an_unknown_outcome_is_settled_by_the_next_load(
+    remote: FolderBench, s3_proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the write nor the reads after it are answered."""
+    storage_options.configure(within(0.5))
+    certificate, before = remote.certificate(NOT_NULL), remote.version
+    sent = False
+
+    def fault(seen: Seen, forward: Callable[[bytes], bytes]) -> bytes | None:
+        nonlocal sent
+        of_new = f"v{before + 1}.metadata.json" in seen.target
+        if seen.method == "PUT" and of_new:
+            sent = True
+            forward(seen.whole)
+        return None if of_new else forward(seen.whole)
+
+    s3_proxy.fault = fault
+
+    def answers_again() -> None:
+        s3_proxy.fault = lambda seen, forward: forward(seen.whole)
+
+    monkeypatch.setattr(HadoopTarget, "load", At(HadoopTarget, "load", 2, "before", answers_again).wrapped)
+    ran = remote.apply(certificate)
+    assert sent
+    assert (ran.report["verdict"], ran.report["rounds"]) == ("applied", 1), ran.message
+    assert (remote.version, remote.required()) == (before + 1, True)
+
+
+def within(limit: float) -> dict[str, Any]:
+    """The configuration with another time limit of requests."""
+    from dataclasses import replace
+
+    return {prefix: replace(options, time_limit=limit) for prefix, options in storage_options.tables().items()}
+
+
+def test_a_refused_commit_is_an_error_at_once(remote: FolderBench, s3_proxy: FaultyProxy) -> None:
+    certificate, before = remote.certificate(NOT_NULL), remote.version
+    body = b"<Error><Code>AccessDenied</Code><Message>no</Message></Error>"
+    denied = b"HTTP/1.1 403 Forbidden\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body) + body
+    s3_proxy.fault = lambda seen, forward: denied if of_metadata(seen) else forward(seen.whole)
+    with pytest.raises(TableRefused, match="AccessDenied"):
+        remote.apply(certificate)
+    assert (remote.version, remote.required()) == (before, False)
+
+
+def test_a_store_without_conditional_writes_is_refused_before_the_change(
+    remote: FolderBench, s3_proxy: FaultyProxy
+) -> None:
+    certificate, before = remote.certificate(NOT_NULL), remote.version
+    s3_proxy.fault = without_header(b"if-none-match")
+    s3_proxy.seen.clear()
+    with pytest.raises(InvalidArgument, match="is not suitable for publication, so nothing is written there"):
+        remote.apply(certificate)
+    assert remote.version == before
+    assert not any(of_metadata(seen) for seen in s3_proxy.seen)
+
+
+def test_the_version_hint_is_only_a_hint(bench: FolderBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    certificate, key = bench.certificate(NOT_NULL), "metadata/version-hint.text"
+
+    def apply(change_hint: Callable[[], object] = lambda: None) -> tuple[int, bytes]:
+        """Change the hint between the commit and the write of the hint."""
+        with monkeypatch.context() as patch:
+            patch.setattr(commit_file, "create", At(commit_file, "create", 1, "after", change_hint).wrapped)
+            assert bench.apply(certificate).report["verdict"] == "applied"
+        return bench.version, bench.store.get(key, limit=64).data
+
+    assert apply() == (3, b"3")
+    bench.store.put(key, b"1\n")
+    assert apply() == (4, b"4")
+    bench.store.put(key, b"")
+    assert apply() == (5, b"5")
+
+    def commit_later() -> None:
+        with bench.table.transaction() as changing:
+            changing.set_properties({"other": "mine"})
+        bench.store.put(key, b"7")
+
+    assert apply(commit_later) == (7, b"7")
+
+
+def test_the_commit_stands_if_the_version_hint_cannot_be_written(remote: FolderBench, s3_proxy: FaultyProxy) -> None:
+    certificate = remote.certificate(NOT_NULL)
+    denied = b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+    s3_proxy.fault = lambda seen, forward: denied if "version-hint" in seen.target else forward(seen.whole)
+    assert remote.apply(certificate).report["verdict"] == "applied"
+    assert (remote.version, remote.required()) == (3, True)
+
+
+def test_a_cancel_reverts_an_unconfirmed_change(bench: FolderBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    from distop.behavior import JobCancelled
+    from distop_behaviors.apply import Apply
+    from tests.support.context import store_certificate
+
+    certificate, before = bench.certificate(NOT_NULL, POSITIVE), bench.file.content
+    argument = Apply.Arg.model_validate({"certificate": store_certificate(certificate), "settle_seconds": 60})
+    ctx = bench.context()
+    (job,) = Apply().partitions(bench.record, argument, ctx).partitions
+    at = At(Applying, "settle", 1, "before", lambda: setattr(ctx, "stopped", True))
+    monkeypatch.setattr(Applying, "settle", at.wrapped)
+    with pytest.raises(JobCancelled):
+        Apply().start_or_resume_job(argument, job, ctx)
+    assert bench.required()
+    for _ in range(2):
+        Apply().cancel_job_and_cleanup(argument, job, ctx)
+        after = bench.file.content
+        assert (after.schema(), after.current_schema_id, after.properties) == (before.schema(), 0, before.properties)
+    assert bench.version == 4
+
+
+@pytest.mark.spark
+@pytest.mark.rotating
+@pytest.mark.timeout(300)
+def test_spark_enforces_the_change_and_late_rows_revert_it(
+    s3_store: ObjectStore, tmp_path: Path, properties: dict[str, str], spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    need(jar(), MAVEN)
+    bench = FolderBench(open_store(f"{s3_store.location}/db/t"), tmp_path, properties, spark)
+    session = spark.newSession()
+    for name, value in {
+        "": "org.apache.iceberg.spark.SparkCatalog",
+        ".type": "hadoop",
+        ".warehouse": s3_store.location,
+    }.items():
+        session.conf.set(f"spark.sql.catalog.ons3{name}", value)
+    session.conf.set("spark.sql.catalog.ons3.cache-enabled", "false")
+    session.sql("insert into ons3.db.t values (3, 'z', null)")
+    certificate = bench.certificate(NOT_NULL, POSITIVE)
+    session.sql("insert into ons3.db.t values (4, 'z', named_struct('a', 1L))")
+    ran = bench.apply(certificate)
+    assert (ran.report["verdict"], ran.report["rows"]) == ("applied", 1), ran.message
+    assert sorted(row.id for row in session.table("ons3.db.t").collect()) == [1, 2, 3, 4]
+    with pytest.raises(Exception, match="[Nn]ull"):
+        session.sql("insert into ons3.db.t values (5, null, null)")
+    session.sql("insert into ons3.db.t values (6, 'w', null)")
+    assert (bench.version, bench.required()) == (6, True)
+    # A row of a writer with an old plan reverts a change that was not there before.
+    certificate, before = bench.certificate({"not_null": "id"}), bench.file.content
+    at = At(HadoopTarget, "swap", 1, "after", bench.append_blindly_without_id)
+    monkeypatch.setattr(HadoopTarget, "swap", at.wrapped)
+    ran = bench.apply(certificate)
+    assert (ran.report["verdict"], ran.report["reverted"]) == ("violated", True), ran.message
+    assert [s["values"] for s in ran.report["checks"][0]["samples"]] == [{"id": None}]
+    after = bench.file.content
+    del before.properties[MARK]
+    assert (after.schema(), after.properties, bench.version) == (before.schema(), before.properties, 9)
+
+
+def test_a_column_is_narrowed_only_on_a_disk(remote: FolderBench, s3_proxy: FaultyProxy) -> None:
+    certificate, before = remote.certificate({"fits": {"column": "id", "type": "int"}}), remote.version
+    with pytest.raises(InvalidArgument, match="this rewrites the table, which works only on a local path"):
+        remote.apply(certificate)
+    assert remote.version == before
+    assert {one.key.partition("/")[0] for one in remote.store.list()} == {"data", "metadata"}
+
+
+def test_compressed_metadata_stay_compressed(s3_place: ObjectStore, tmp_path: Path, properties: dict[str, str]) -> None:
+    bench = FolderBench(s3_place, tmp_path, properties, given={"write.metadata.compression-codec": "gzip"})
+    assert bench.apply(bench.certificate(NOT_NULL)).report["verdict"] == "applied"
+    assert bench.source.endswith("/v3.gz.metadata.json")
+    data = s3_place.get("metadata/v3.gz.metadata.json", limit=1 << 20).data
+    assert json.loads(gzip.decompress(data))["properties"]["write.metadata.compression-codec"] == "gzip"
+    assert bench.required()

@@ -1,0 +1,118 @@
+"""An Iceberg table given by its folder, on a disk or in an object store, that is validated and changed by ``apply``."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyiceberg.io.pyarrow import _dataframe_to_data_files
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyiceberg.types import LongType, NestedField, StringType, StructType
+
+from distop.behavior import TableRecord
+from distop.storage.location import Location
+from distop.tables.iceberg.metadata_file import current_metadata_file, metadata_version, read_file
+from distop.testing import MemoryProgress
+from distop_behaviors.apply import Apply
+from distop_behaviors.apply.apply_loop import MARK
+from distop_behaviors.validate import Validate
+from tests.support.context import FakeContext, Ran, run_operation
+from tests.support.lake import Remote
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from distop.storage.object_store import ObjectStore
+    from distop.tables.iceberg.metadata_file import MetadataFile
+
+SCHEMA = Schema(
+    NestedField(1, "id", LongType(), required=False),
+    NestedField(2, "c", StringType(), required=False),
+    NestedField(3, "s", StructType(NestedField(4, "a", LongType(), required=False)), required=False),
+)
+
+
+def rows(*texts: str | None, first: int = 1) -> pa.Table:
+    inner = pa.array([{"a": n} for n in range(len(texts))], pa.struct([("a", pa.int64())]))
+    ids = pa.array(range(first, first + len(texts)), pa.int64())
+    return pa.table({"id": ids, "c": pa.array(texts, pa.string()), "s": inner})
+
+
+class FolderBench:
+    """A table with two rows, its certificates, and their applications. ``spark``: None if nothing may use Spark.
+
+    ``properties``: pyiceberg's for the store. ``given``: properties of the table.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        work: Path,
+        properties: Mapping[str, str],
+        spark: SparkSession | None = None,
+        given: Mapping[str, str] | None = None,
+    ) -> None:
+        self.store = store
+        self.record = TableRecord("t", "iceberg", store.location)
+        self._work = work
+        self._properties = properties
+        self._spark = spark
+        self._number = 0
+        Remote(store, properties).new(SCHEMA, **(given or {})).append(rows("x", "y"))
+
+    @property
+    def source(self) -> str:
+        return current_metadata_file(Location.of(self.record.location))
+
+    @property
+    def file(self) -> MetadataFile:
+        return read_file(self.source)
+
+    @property
+    def version(self) -> int:
+        """The number of the current metadata file."""
+        return metadata_version(self.source)
+
+    @property
+    def table(self) -> Table:
+        """The table for a writer without distop, whose commits compare nothing but the number of the metadata file."""
+        catalog, file = Remote(self.store, self._properties), self.file
+        catalog.version = self.version
+        return Table(("t",), file.content, file.source, catalog.io, catalog)
+
+    def append_blindly_without_id(self) -> None:
+        """Append a row whose id is NULL as a writer with an old plan does, without a comparison with the schema."""
+        table = self.table
+        data = rows("late").set_column(0, "id", pa.array([None], pa.int64()))
+        [file] = _dataframe_to_data_files(table.metadata.model_copy(update={"current_schema_id": 0}), data, table.io)
+        with table.transaction() as changing, changing.update_snapshot().fast_append() as appending:
+            appending.append_data_file(file)
+
+    def required(self, column: str = "c") -> bool:
+        return bool(self.file.content.schema().find_field(column).required)
+
+    @property
+    def mark(self) -> Any:
+        return json.loads(self.file.content.properties.get(MARK, "null"))
+
+    def context(self) -> FakeContext:
+        self._number += 1
+        ctx = FakeContext(self._work, self.record, self._spark)
+        ctx.operation = f"t/apply/{self._number}"
+        ctx.progress = MemoryProgress()
+        return ctx
+
+    def certificate(self, *checks: dict[str, Any]) -> dict[str, Any]:
+        report = run_operation(Validate(), self.record, {"checks": list(checks)}, lambda _: self.context()).report
+        assert report["certificate"] is not None, report
+        return dict(report["certificate"])
+
+    def apply(self, certificate: dict[str, Any], ctx: FakeContext | None = None) -> Ran:
+        mine = ctx or self.context()
+        argument = {"certificate": certificate, "settle_seconds": 0}
+        return run_operation(Apply(), self.record, argument, lambda _: mine)
