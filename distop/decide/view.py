@@ -129,7 +129,7 @@ class ClusterView:
         self.foreign |= listed.foreign
 
     def apply(self, changes: Iterable[Change]) -> list[K.ParsedKey]:
-        """Fold one response; returns the keys that changed, taken apart."""
+        """Fold one response; returns the changed keys, parsed."""
         changed: list[K.ParsedKey] = []
         for change in changes:
             kv = change.kv

@@ -1,8 +1,8 @@
 """Checks whether a store keeps what publication relies on: the self-test of conditional writes.
 
 Some stores accept conditional writes and ignore the condition (Garage lets each of 16 writers win), or list objects
-late. Whoever publishes there overwrites others. The check writes a few small objects below the location, and removes
-them.
+late. There, a writer would overwrite what others have published. The check writes a few small objects below the
+location, and removes them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _CACHED_PLACES = 256
 
 @frozen
 class StoreReport:
-    """What the check found. ``wrong``: why nothing may be published there; empty: the store is suitable.
+    """The result of a check. ``wrong``: reasons not to publish in this store; empty: the store is suitable.
 
     ``clock``: seconds by which the store's clock is ahead of this machine's.
     """
@@ -56,7 +56,7 @@ _reports: LruCache[StoreReport] = LruCache(_CACHED_PLACES)
 
 
 def check_store(store: ObjectStore) -> StoreReport:
-    """Check a store. Raises StoreError if it cannot be reached or refuses to write, which says nothing about it."""
+    """Check a store. Raises StoreError if it cannot be reached or refuses to write: then it has not been checked."""
     folder = f"_distop-check-{uuid.uuid4().hex}"
     wrong: list[str] = []
     try:

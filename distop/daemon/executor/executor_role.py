@@ -146,9 +146,9 @@ class Executor:
         self._backlog.breaker.job_ended(ref)
 
     def _failed(self, ref: OperationRef, error: Exception, *, run: bool = False) -> None:
-        """Handle an operation that could not be served, or (``run``) whose jobs could not be run.
+        """Back off from an operation that could not be served, or (``run``) whose jobs could not be run.
 
-        Lasting errors are logged once. NotFound is no error: the end of the operation was not seen yet.
+        Lasting errors are logged once. NotFound is no error: this executor has not seen the operation's end yet.
 
         If the work directory is the cause (full, removed), the node record says so: other executors take the type's
         jobs, and `why` and `doctor` name it.

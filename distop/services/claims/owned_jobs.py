@@ -140,7 +140,7 @@ def check_count(count: Any, what: str) -> int:
 
 
 def check_types(types: Any) -> dict[str, int | None]:
-    """Type → maximum number of its jobs (None: no limit besides the total).
+    """The checked limits: type → maximum number of its jobs (None: only the total is limited).
 
     Raises InvalidArgument.
     """

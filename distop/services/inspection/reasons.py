@@ -240,7 +240,7 @@ def _scheduled(view: View) -> Iterator[tuple[Code, str]]:
 
 
 def _any_executor(view: View) -> Iterator[tuple[Code, str]]:
-    """What an operation of a type without code lacks: any executor that serves it coordinates it."""
+    """Why an operation of a type without code has no coordinator. Any executor that serves it may coordinate it."""
     ref, nodes = view.snapshot.ref, view.nodes.values()
     if not nodes:
         yield Code.NO_COORDINATOR, f"any executor to be elected to coordinate `{ref.type}`"
@@ -337,9 +337,9 @@ def _cannot(nodes: Collection[Node], type_name: str) -> str:
 
 
 def _without_code(view: View) -> str:
-    """What an executor would need to run a cancelled operation's completion code.
+    """The reason why no executor can run a cancelled operation's completion code.
 
-    "" where one can, or where the operation does not end without that code.
+    It is "" if an executor can, or if the operation does not end without that code.
     """
     snapshot = view.snapshot
     if not coordinator_ranking.ends_without_code(snapshot.state, snapshot.cancel):
@@ -355,7 +355,7 @@ def _has_code(view: View) -> bool:
 
 
 def _work(view: View) -> Iterator[tuple[Code, str]]:
-    """What its stage waits for."""
+    """The work of the operation's stage that has not ended."""
     snapshot = view.snapshot
     if view.stage is Stage.PLANNING:
         tried = _attempt(snapshot.planning)

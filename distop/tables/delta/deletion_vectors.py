@@ -30,7 +30,10 @@ _LENGTH, _CHECKSUM = 4, 4
 
 @frozen
 class DeletionVector:
-    """A deletion vector. ``path``: of its file, "" if ``text`` is the vector itself; ``rows``: the deleted rows."""
+    """A deletion vector.
+
+    ``path``: the path of its file, or "" if ``text`` is the vector itself. ``rows``: the number of deleted rows.
+    """
 
     text: str
     path: str

@@ -6,6 +6,7 @@ Columns are found by their names in files, or with column mapping by id, by the 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from distop.storage.files import for_arrow
@@ -86,24 +87,26 @@ def rows_at(
         values = {name: _text(snapshot, file, name) for name in columns if name in schema.partition_columns}
         wanted.append(RequestedRows(replace(one, file=disk), values))
 
-    def reading(found: Any) -> Reading:
-        arrow, types = found.to_arrow_schema(), footer_facts.columns_of(found)
-        check_leaves(found, arrow)
-        every = names_in(schema, arrow)
-        names = {name: every[name] for name in own}
-        for name, mine in names.items():
-            if mine is None and schema.defaulted(name):
-                raise SparkOnly(f"a file lacks the column {name!r}, which has a default")
-            if mine is not None and not widens(types[mine], own[name]):
-                raise SparkOnly(f"the column {name!r} has another type in some file")
-        return Reading(names, chosen_of(names, arrow))
-
-    table = arrow_rows.rows_of(wanted, own, reading, most)
+    table = arrow_rows.rows_of(wanted, own, partial(_reading, schema, own), most)
     try:
         found = [table.column(name).cast(arrow_type(kind)) for name, kind in columns.items()]
     except pa.ArrowException as error:
         raise SparkOnly(str(error)) from error
     return pa.table(found, names=list(columns))
+
+
+def _reading(schema: DeltaSchema, columns: Mapping[str, SparkType], found: Any) -> Reading:
+    """How a file's columns are read, by its Parquet schema ``found``. Raises SparkOnly."""
+    arrow, types = found.to_arrow_schema(), footer_facts.columns_of(found)
+    check_leaves(found, arrow)
+    every = names_in(schema, arrow)
+    names = {name: every[name] for name in columns}
+    for name, mine in names.items():
+        if mine is None and schema.defaulted(name):
+            raise SparkOnly(f"a file lacks the column {name!r}, which has a default")
+        if mine is not None and not widens(types[mine], columns[name]):
+            raise SparkOnly(f"the column {name!r} has another type in some file")
+    return Reading(names, chosen_of(names, arrow))
 
 
 def _text(snapshot: DeltaSnapshot, file: AddedFile, column: str) -> str | None:

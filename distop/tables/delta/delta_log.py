@@ -79,7 +79,7 @@ class DeltaSnapshot:
 
     @property
     def source(self) -> str:
-        """What plans of this version are read through."""
+        """The ``source`` of plans of this version: its commit file."""
         return source_of(self.root, self.version)
 
     @property

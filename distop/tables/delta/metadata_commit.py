@@ -136,9 +136,10 @@ def changed_metadata(
     widened: Mapping[str, str],
     properties: Mapping[str, str | None],
 ) -> Mapping[str, Any]:
-    """The metadata with this nullability and these types of top-level columns, and these properties.
+    """The metadata with changed top-level columns and changed properties.
 
-    ``widened``: Spark's types. ``properties``: to set or (None) to remove.
+    ``nullable``: column → whether it may be NULL. ``widened``: column → its new Spark type. ``properties``: property →
+    its new value, or None to remove it.
     """
     schema = json.loads(snapshot.schema.text)
     for field in schema["fields"]:

@@ -90,7 +90,7 @@ class FileFacts:
     ids: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     """The paths of its fields outside of lists by Iceberg's field ids; empty if it has none."""
     contradiction: str = ""
-    """How its footer contradicts itself. Then the facts have only columns, and the rows of its row groups."""
+    """The contradiction in its footer, or "". With one, the facts have only columns and the rows of its row groups."""
     missing: int = 0
     """Rows that its footer counts in addition to those of its row groups: they cannot be read."""
 

@@ -1,4 +1,4 @@
-"""Starts with ids, on the model of etcd: what becomes of a duplicate by each policy, and by each race."""
+"""Starts with ids, on the model of etcd: each policy for duplicates, and each race."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class Etcd(ModelClient):
         return f.finish(KEYS, self.election(ref), loads(run_ops.value), run_ops.mod_revision, [final])
 
     def end(self, ref: OperationRef) -> None:
-        """A running operation, to the last page of its cleanup."""
+        """End a running operation, up to the last page of its cleanup."""
         self.apply(t.cancel(KEYS, ref, self.store.mod(KEYS.of(ref, "state")), Cancel("user")))
         self.apply(self.finish_txn(ref))
         self.signal(ref)
@@ -123,7 +123,7 @@ class Etcd(ModelClient):
         self.apply(f.end(KEYS, ref, self.election(ref), self.store.mod(KEYS.of(ref, "state")), id_))
 
     def succeed(self, ref: OperationRef, ago: float = 0.0) -> None:
-        """What waits has done so, as a join does."""
+        """End a pending operation as a success, as a join ends."""
         history = ended_waiting(ref, self.spec(ref), State.SUCCESS, rfc3339(time.time() - ago), None)
         mod = self.store.mod(KEYS.of(ref, "state"))
         self.apply(w.end_waiting(KEYS, ref, mod, history, None, self.election(ref)))
@@ -389,7 +389,7 @@ def test_L20_two_racing_replacements_are_both_started(policy: str) -> None:
 def test_a_replacement_and_an_operation_that_waits_for_the_replaced_one_share_no_transaction(
     policy: str, on: str
 ) -> None:
-    """Else the second one waits for what the first one ends, and was told that it is started."""
+    """Otherwise the second one waits for an operation that the first one ends, although its start succeeded."""
 
     async def work(etcd: Etcd) -> None:
         first = (await etcd.start(delay=60, files=[1])).ref
@@ -524,7 +524,7 @@ def test_a_running_operation_regains_its_id_if_the_pending_one_is_cancelled() ->
 
 @pytest.mark.parametrize("followed", ["hr.people/apply/7", "t/other/1", "nobody"])
 def test_a_record_does_not_reveal_operations_of_another_table(followed: str) -> None:
-    """Who may write the specs of one table had a coordinator compare the state of any other operation."""
+    """Otherwise a writer of one table's specs could let a coordinator compare the state of any other operation."""
     ref = OperationRef("t", "purge", "", 2)
     own, other = (
         id_releases(KEYS, ref, History(str(ref), State.CANCELLED, TIME, TIME, 0, 0, 0, id="x", follows=follows))
@@ -535,7 +535,7 @@ def test_a_record_does_not_reveal_operations_of_another_table(followed: str) -> 
 
 
 def keys_of(operations: Iterable[TxnOperation]) -> set[str]:
-    """All keys that these read, compare or write."""
+    """All keys that these requests read, compare or write."""
     found: set[str] = set()
     for one in operations:
         if isinstance(one, Txn):
@@ -586,7 +586,7 @@ def test_a_forged_id_reaches_no_operation_on_another_table(policy: str | None, s
 
 @pytest.mark.parametrize("policy", ["join", "refuse", "replace"])
 def test_P3_the_id_of_a_series_is_not_free_between_two_operations(policy: str) -> None:
-    """Whoever came then started another one: the series went on behind that, or ended, where it did not begin soon."""
+    """Otherwise another start could take the id. The series would wait behind that operation, or end."""
 
     async def work(etcd: Etcd) -> None:
         first = await etcd.start(every=60, delay=60)
@@ -650,7 +650,7 @@ def test_P3_the_id_of_a_series_stays_reserved_for_a_while_without_a_cleanup() ->
 
 
 def test_an_id_key_that_names_an_ended_operation_blocks_no_start() -> None:
-    """An executor of a release that knows no ids ends an operation, and leaves the key."""
+    """An executor of a release without ids has ended the operation, and left the key."""
 
     async def work(etcd: Etcd) -> None:
         first = await etcd.start()
@@ -709,7 +709,7 @@ def test_L20_a_graph_joins_the_final_holder_of_the_id() -> None:
 
 
 def test_each_operation_of_a_large_graph_waits_for_its_predecessor() -> None:
-    """Edges are written in several transactions: also the last one of each."""
+    """Edges are written in several transactions. The last edge of each is written as well."""
 
     async def work(etcd: Etcd) -> None:
         links = tuple((n, n + 1) for n in range(199))
@@ -783,7 +783,7 @@ def test_L9_a_duplicate_in_a_graph_joins_the_active_operation(many: int) -> None
 
 
 def test_L19_an_id_that_is_taken_while_a_graph_is_inserted_refuses_it_as_a_whole() -> None:
-    """Whichever of the graph has it: also the last of a page."""
+    """Any operation of the graph may have the id, also the last one of a page."""
 
     async def work(etcd: Etcd, taken: str) -> None:
         def beside(txn: Txn) -> TxnResult:

@@ -1,6 +1,4 @@
-"""Graphs that are started on the model of etcd: an answer that is lost, a caller that dies or is one of two, and
-operations that wait for very many.
-"""
+"""Starts of graphs on the model of etcd: lost answers, dead and concurrent callers, and many predecessors."""
 
 from __future__ import annotations
 
@@ -50,13 +48,13 @@ def holds(etcd: Etcd) -> dict[str, Hold]:
 
 
 def going_on(etcd: Etcd) -> list[str]:
-    """Operations that are there, and not of a graph that was given up."""
+    """Existing operations, except those of abandoned graphs."""
     denied = {id_ for id_, one in holds(etcd).items() if one.state is HoldState.DENIED}
     return [ref for ref in etcd.operations() if spec_of(etcd, ref).hold not in denied]
 
 
 def lost(etcd: Etcd, meanwhile: Any = None) -> Any:
-    """A fate: it is applied, the answer is lost, this happens, and it is sent again."""
+    """A fate of a transaction: it is applied, its answer is lost, ``meanwhile`` runs, and it is sent again."""
 
     async def fate(txn: Txn) -> TxnResult:
         assert etcd.store.apply(txn).succeeded
@@ -70,7 +68,7 @@ def lost(etcd: Etcd, meanwhile: Any = None) -> Any:
 
 
 def each_alone_refuses(etcd: Etcd, txn: Txn, keys: Iterable[str], value: bytes | None = None) -> None:
-    """Each of these keys, if written anew, or with this value."""
+    """Check that a change of any of these keys refuses the transaction. ``value``: the written one."""
     for key in keys:
         store = ModelStore.holding(etcd.store.revision, etcd.store.listing())
         store.apply(Txn((), (Put(key, value if value is not None else etcd.value(key) or b"1"),)))
@@ -82,7 +80,7 @@ def unknown(txn: Txn) -> TxnResult:
 
 
 async def end_for_good(etcd: Etcd, ref: OperationRef) -> None:
-    """Cancel one that waits, and clean up after it."""
+    """Cancel a pending operation, and delete its keys."""
     if not etcd.value(KEYS.coordinator(TABLE, "noop")):
         etcd.put(KEYS.node("n"), Node("e", "h", 1, ("noop",)).encode())
         etcd.store.apply(t.elect(KEYS, TABLE, "noop", "n", 0, ""))
@@ -99,7 +97,7 @@ async def end_for_good(etcd: Etcd, ref: OperationRef) -> None:
 
 
 def test_a_graph_with_a_lost_answer_is_not_started_again_after_its_first_operation_ended() -> None:
-    """Only the specs were looked at, and that of the first was gone."""
+    """The specs alone do not show the earlier start: that of the first operation is deleted."""
 
     async def work(etcd: Etcd) -> None:
         first = OperationRef(TABLE, "noop", "", 1)
@@ -193,7 +191,7 @@ def test_an_unknown_outcome_of_a_graph_names_a_request_id_by_which_it_is_started
 
 
 def test_a_start_of_a_graph_keeps_the_request_id_of_its_own() -> None:
-    """In a transaction that has no request id as a whole, it was taken for one that nobody had chosen."""
+    """The transaction has no request id. Its start's own one must not be treated as a generated one."""
 
     async def work(etcd: Etcd) -> None:
         first = await etcd.client.transaction(start=noop(request_id="mine"))
@@ -223,7 +221,7 @@ async def give_up(etcd: Etcd, pages: int, name: str = "nightly") -> list[str]:
 
 @pytest.mark.parametrize("pages", [1, 4])
 def test_the_request_id_of_an_abandoned_graph_starts_it_again(pages: int) -> None:
-    """What was there of it was told to have been started: all of it, or some, for as long as the history is kept."""
+    """Otherwise the operations of the abandoned graph would be returned as already started."""
 
     async def work(etcd: Etcd) -> None:
         denied = await give_up(etcd, pages)
@@ -266,7 +264,7 @@ def test_while_a_graph_is_inserted_its_operations_cannot_be_cancelled() -> None:
 
 @pytest.mark.parametrize("waits", [True, False])
 def test_while_a_graph_is_inserted_its_operations_get_no_dependencies(waits: bool) -> None:
-    """``waits``: an operation of the graph would wait for another operation; else the other way round."""
+    """``waits``: an operation of the graph would wait for another operation. Otherwise the other one would wait."""
 
     async def work(etcd: Etcd) -> None:
         other = await etcd.client.start_operation("noop", TABLE, {}, delay=60.0)
@@ -286,7 +284,7 @@ def test_while_a_graph_is_inserted_its_operations_get_no_dependencies(waits: boo
 
 
 def test_no_edge_leads_to_an_operation_of_the_graph_that_has_ended() -> None:
-    """Somebody deleted its keys by hand meanwhile."""
+    """A person deletes its keys while the graph is inserted."""
 
     async def work(etcd: Etcd) -> None:
         gone = KEYS.own_range(OperationRef.parse("t/noop/1"))
@@ -301,7 +299,7 @@ def test_no_edge_leads_to_an_operation_of_the_graph_that_has_ended() -> None:
             await etcd.client.start_operations(chord(parts, noop()))
         assert etcd.store.range(*gone) == []
         assert [one.state for one in holds(etcd).values()] == [HoldState.DENIED]
-        etcd.store.history.clear()  # the deletion broke what is checked
+        etcd.store.history.clear()  # the deletion violates the invariants
 
     run(work)
 
@@ -376,7 +374,7 @@ def test_the_checker_finds_an_end_during_the_insertion_of_a_graph() -> None:
 
 
 def test_L19_two_callers_of_one_request_id_start_one_graph() -> None:
-    """They took each other's pages for copies of their own."""
+    """A page of one caller must not count as a late copy of the other caller's page."""
 
     async def work(etcd: Etcd) -> None:
         answers = await asyncio.gather(
@@ -393,14 +391,14 @@ def test_L19_two_callers_of_one_request_id_start_one_graph() -> None:
 
 @pytest.mark.parametrize("alone", [True, False])
 def test_a_repeated_request_waits_for_the_insertion_under_way(alone: bool) -> None:
-    """All of its operations may be there, and never begin: it was told that they were started."""
+    """Until the hold is released, all operations may exist and still never begin."""
 
     async def work(etcd: Etcd) -> None:
         repeated: list[asyncio.Future[Any]] = []
         graph_of = [noop() for _ in range(MANY)]
 
         async def repeat(txn: Txn) -> TxnResult:
-            """All is there, but for the release."""
+            """Repeat the request before the release of the hold."""
             assert txn.label == "release_hold"
             if alone:
                 etcd.renew_client()
@@ -425,7 +423,7 @@ def test_a_repeated_request_waits_for_the_insertion_under_way(alone: bool) -> No
 
 
 def test_a_graph_of_a_dead_caller_is_reported_as_still_being_inserted() -> None:
-    """After a minute or two, in which etcd is asked a few times a second."""
+    """The error comes after one to two minutes of polling etcd a few times a second."""
 
     async def main() -> None:
         etcd = Etcd()
@@ -450,7 +448,7 @@ def test_a_graph_of_a_dead_caller_is_reported_as_still_being_inserted() -> None:
 
 @pytest.mark.parametrize("place", [0, -1])
 def test_a_graph_is_refused_if_another_caller_starts_one_of_its_operations(place: int) -> None:
-    """Whichever it is of those in one transaction: that transaction is refused each time."""
+    """The transaction is refused for its first and for its last operation."""
 
     async def work(etcd: Etcd) -> None:
         refused: list[str] = []
@@ -485,7 +483,7 @@ async def some(etcd: Etcd, count: int) -> list[str]:
 @pytest.mark.parametrize("count", [61, 62, 200])
 @pytest.mark.parametrize("in_graph", [True, False])
 def test_L26_an_operation_may_wait_for_more_than_one_transaction_compares(count: int, in_graph: bool) -> None:
-    """etcd refused it, in its own words."""
+    """Otherwise etcd would refuse a transaction with too many compares."""
 
     async def work(etcd: Etcd) -> None:
         before = await some(etcd, count)
@@ -505,7 +503,7 @@ def test_L26_an_operation_may_wait_for_more_than_one_transaction_compares(count:
 
 @pytest.mark.parametrize("inside", [True, False])
 def test_each_operation_that_very_many_edges_join_alone_refuses_a_page_of_them(inside: bool) -> None:
-    """``inside``: edges between operations of one graph. Of others, those that are waited for."""
+    """``inside``: edges between operations of one graph. Otherwise the predecessors are outside of it."""
 
     async def work(etcd: Etcd) -> None:
         pages = 0
@@ -607,7 +605,7 @@ def test_a_replacement_with_too_many_predecessors_is_refused() -> None:
 
 
 def test_a_cancel_of_a_pending_operation_with_a_lost_answer_succeeds() -> None:
-    """It was told that it could not be cancelled any more: by its own cancel, that had ended it."""
+    """The repeated cancel finds that the operation has ended: by the first copy of this cancel."""
 
     async def work(etcd: Etcd) -> None:
         (ref,) = await some(etcd, 1)
@@ -637,14 +635,14 @@ def test_a_cancel_after_another_cancel_is_refused() -> None:
 
 
 def failing_fast(etcd: Etcd, ref: str) -> None:
-    """What the coordinator's transaction leaves where too many jobs have failed."""
+    """Write the records that a coordinator writes when too many jobs have failed."""
     op = OperationRef.parse(ref)
     puts = (Put(KEYS.of(op, "state"), b"cancelling"), Put(KEYS.of(op, "cancel"), Cancel("failed", "1 of 2").encode()))
     assert etcd.store.apply(Txn((), puts)).succeeded
 
 
 def test_a_cancel_of_an_operation_that_stops_after_failed_jobs_is_refused() -> None:
-    """Its caller was told that it was cancelled, and it waited for its completion code, which nobody had."""
+    """Such an operation waits for its completion code, even if no executor has it."""
 
     async def work(etcd: Etcd) -> None:
         etcd.renew_client()
@@ -653,7 +651,7 @@ def test_a_cancel_of_an_operation_that_stops_after_failed_jobs_is_refused() -> N
         with pytest.raises(NotAllowed, match="because its jobs failed, and can no longer be cancelled"):
             await etcd.client.operation(ref).cancel()
 
-    asyncio.run(work(Etcd()))  # without the invariants, which see that no coordinator wrote this
+    asyncio.run(work(Etcd()))  # without the invariants: they would report that no coordinator wrote this
 
 
 # ---------------------------------------------------------------------- series
@@ -674,7 +672,7 @@ def test_P3_a_series_is_ended_through_its_first_operation_even_if_that_was_repla
 
 
 async def ended_and_followed(etcd: Etcd, first: Operation, state: State) -> None:
-    """The first of a series ends by itself, and the next one comes."""
+    """End the first operation of a series, and start the next one."""
     series = {**(spec_of(etcd, first.ref).series or {}), "first": first.ref}
     mod = etcd.store.mod(KEYS.of(first.parts, "state"))
     history = ended_waiting(first.parts, spec_of(etcd, first.ref), state, "", None)
@@ -684,7 +682,7 @@ async def ended_and_followed(etcd: Etcd, first: Operation, state: State) -> None
 
 
 def test_P3_ending_a_series_waits_for_an_operation_with_failed_jobs() -> None:
-    """Its series went on, although the caller was told that it had ended."""
+    """Otherwise the series would continue after the caller's request to end it succeeded."""
 
     async def work(etcd: Etcd) -> None:
         etcd.renew_client()
@@ -707,7 +705,7 @@ def test_P3_ending_a_series_waits_for_an_operation_that_is_ending() -> None:
         ending = asyncio.ensure_future(first.end_series())
 
         async def meanwhile(txn: Txn) -> TxnResult:
-            """It ends by itself, and the next one comes."""
+            """The operation ends, and the next one starts."""
             etcd.fates.clear()
             await ended_and_followed(etcd, first, State.CANCELLED)
             etcd.fates.append(etcd.store.apply)

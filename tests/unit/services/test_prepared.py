@@ -1,4 +1,4 @@
-"""Submission in two phases, on the model of etcd: prepare, confirm, abandon; and what executors do about the rest."""
+"""Submission in two phases, on the model of etcd: prepare, confirm, abandon, and verification by executors."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_L9_a_prepared_operation_has_its_id_from_its_preparation_to_its_end() ->
 
 
 def test_L9_a_preparation_is_refused_if_a_running_operation_regains_the_id() -> None:
-    """The id names an operation that follows the running one, and is cancelled when the preparation has read that."""
+    """The pending operation with the id is cancelled after the preparation has read it."""
 
     async def work(etcd: Etcd) -> None:
         etcd.put(KEYS.behavior("noop"), Declaration("noop", combine={"a": "max"}).encode())
@@ -275,7 +275,7 @@ def test_C13_an_abandoned_or_cancelled_operation_cannot_be_confirmed() -> None:
 def test_C13_a_confirmation_succeeds_after_a_late_copy_has_started_the_operation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Seed 1965 of the simulator: it was told that it cannot be confirmed, because it did not wait any more."""
+    """Seed 1965 of the simulator: the confirmation was refused because the operation was no longer pending."""
 
     async def work(etcd: Etcd) -> None:
         await prepare(etcd)
@@ -293,13 +293,13 @@ def test_C13_a_confirmation_succeeds_after_a_late_copy_has_started_the_operation
         assert (await etcd.client.confirm(ID)).ref == "t/noop/1"
 
     async def main() -> None:
-        await work(Etcd())  # its state is written by hand, which no history of distop's shows
+        await work(Etcd())  # a state written by hand, which no history of distop contains
 
     asyncio.run(main())
 
 
 def test_a_cancel_of_an_operation_that_ends_concurrently_names_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seed 22409 of the simulator: its keys were gone between two reads, and it was said that there is none."""
+    """Seed 22409 of the simulator: its keys were deleted between two reads, and the error was NotFound."""
 
     async def work(etcd: Etcd) -> None:
         op = await prepare(etcd)
@@ -323,7 +323,7 @@ def test_a_cancel_of_an_operation_that_ends_concurrently_names_its_end(monkeypat
             await op.cancel()
 
     async def main() -> None:
-        await work(Etcd())  # the keys are deleted by hand, which no history of distop's shows
+        await work(Etcd())  # keys deleted by hand, which no history of distop contains
 
     asyncio.run(main())
 
@@ -490,7 +490,7 @@ def test_C14_a_denied_operation_ends_with_an_alarm_and_an_abandoned_one_without(
 
 
 class Node:
-    """What the verifications of a daemon need of it."""
+    """The part of a daemon that its verifications use."""
 
     def __init__(self, etcd: Etcd, *answers: Verified | WorkerError) -> None:
         self.client, self.keys, self.incarnation = etcd, KEYS, "e1"
@@ -597,7 +597,7 @@ def test_C14_one_of_two_due_executors_asks_the_verifier() -> None:
 
 
 def test_C14_no_verifier_is_asked_about_an_ended_operation() -> None:
-    """By a client that knows nothing of two phases, and so did not deny the hold."""
+    """A client of an older release ended the operation, and so did not deny its hold."""
 
     async def work(etcd: Etcd) -> None:
         await prepare(etcd, verify="orders")
@@ -666,7 +666,7 @@ def test_the_checker_finds_an_operation_that_starts_while_it_is_held() -> None:
 
 @pytest.mark.parametrize("request_id", ["prepared:tx-17", "t/noop/1#next", "t/noop/1#0"])
 def test_a_caller_cannot_use_a_request_id_that_distop_derives(request_id: str) -> None:
-    """It was handed out as what was prepared, or ended a series."""
+    """Otherwise a start with it would return a prepared operation, or end a series."""
 
     async def work(etcd: Etcd) -> None:
         with pytest.raises(InvalidArgument, match="has a form reserved for distop"):
@@ -687,7 +687,7 @@ def test_a_caller_cannot_use_a_request_id_that_distop_derives(request_id: str) -
 
 
 def test_a_digest_of_a_request_id_is_not_accepted_as_a_request_id() -> None:
-    """Else the operation of the long one was started again."""
+    """Otherwise the operation of the long request id would be started again."""
 
     async def work(etcd: Etcd) -> None:
         await etcd.client.start_operation("noop", TABLE, {}, delay=60.0)

@@ -43,7 +43,7 @@ SCHEMA = {"type": "object", "properties": {"column": {"type": "string"}, "n": {"
 
 
 class Etcd(ModelClient):
-    """With a table and some behaviors."""
+    """The model of etcd with a table and some behaviors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Etcd(ModelClient):
         return str((await self.starts.start(wanted(n, request_id, type_name, **arg))).ref)
 
     async def behind(self, *calls: Coroutine[Any, Any, T]) -> list[asyncio.Task[T]]:
-        """The first call, once its start is under way, and the others, which wait behind it."""
+        """The first call, after its start is sent, and the others, which wait in the queue."""
         before = len(self.requests)
         first = asyncio.ensure_future(calls[0])
         await self.until(lambda: len(self.requests) > before)
@@ -70,7 +70,7 @@ class Etcd(ModelClient):
         return {str(KEYS.parse(kv.key).ref): loads(kv.value)["n"] for kv in listing if kv.key.endswith(".arg")}
 
     def request_ids(self) -> set[str]:
-        """The requests that started the operations."""
+        """The request ids of the starts."""
         listing = self.store.range("distOp.", "distOp/")
         return {loads(kv.value)["request_id"] for kv in listing if kv.key.endswith(".spec")}
 
@@ -92,7 +92,7 @@ def run(work: Callable[[Etcd], Awaitable[Any]]) -> Any:
     async def main() -> Any:
         etcd = Etcd()
         answer = await work(etcd)
-        await asyncio.sleep(0)  # those who were just answered might have started others
+        await asyncio.sleep(0)  # callers that have just got their answers may start others
         assert etcd.starts._queues == {}
         assert etcd.breaches() == []
         return answer
@@ -158,7 +158,7 @@ def test_other_types_and_tables_do_not_wait() -> None:
         assert not slow.done()
         assert not behind.done()
         held.set()
-        # It lost the race for runOps meanwhile, and so the two go together.
+        # The compare of runOps failed, so both starts are in the next transaction.
         assert await asyncio.gather(slow, behind) == [ref(1), ref(2)]
         assert etcd.numbered() == [1, 2]
 
@@ -451,7 +451,7 @@ def test_a_start_that_is_cancelled_in_the_queue_is_not_sent() -> None:
 
 
 def test_a_start_that_is_cancelled_while_its_group_reads_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distop.services.submission.submit.CACHED_FOR", 0.0)  # each try reads for itself
+    monkeypatch.setattr("distop.services.submission.submit.CACHED_FOR", 0.0)  # each try reads again
 
     async def cancelled(etcd: Etcd) -> None:
         calls = await etcd.behind(*(etcd.start(n) for n in range(4)))
@@ -519,7 +519,7 @@ def test_a_start_that_is_cancelled_after_sending_does_not_affect_its_group() -> 
 
 @pytest.mark.parametrize("first", [True, False], ids=["alone", "in a group"])
 def test_a_time_out_around_a_sent_start_raises_a_time_out(first: bool) -> None:
-    """What a cancellation says of the start makes no other exception of it."""
+    """The text about the start that a cancellation carries does not change the exception's class."""
 
     async def limited(etcd: Etcd) -> None:
         held = asyncio.Event()
@@ -594,7 +594,7 @@ def test_a_late_copy_of_a_group_is_found_by_its_request_ids() -> None:
 
 
 def test_a_late_copy_of_a_refused_group_is_refused() -> None:
-    """Another client was first, the repetition was refused: the first copy, if it still comes, is refused, too."""
+    """Another client committed first, so the repetition was refused. A late first copy is refused as well."""
 
     async def dead(etcd: Etcd) -> None:
         other = Starts(etcd, KEYS)  # type: ignore[arg-type]
@@ -614,9 +614,7 @@ def test_a_late_copy_of_a_refused_group_is_refused() -> None:
 
 
 def test_each_start_of_a_refused_group_is_looked_up_separately() -> None:
-    """A late copy of an earlier call with the same id began one of them where the group was to begin: that says nothing
-    of the others.
-    """
+    """A late copy of an earlier call has started one of them before. This does not settle the others."""
 
     async def one_of_them(etcd: Etcd) -> None:
         other = Starts(etcd, KEYS)  # type: ignore[arg-type]
@@ -653,7 +651,7 @@ def test_the_retry_of_a_refused_group_includes_new_starts() -> None:
 
 
 def test_only_a_refused_start_pauses_and_reads_again() -> None:
-    """What the refusal told is old by then where others start and end all the time: the next try was lost as well."""
+    """If other clients start and end operations all the time, the answer of a refusal is soon outdated."""
 
     async def beaten(etcd: Etcd) -> None:
         other = Starts(etcd, KEYS)  # type: ignore[arg-type]
@@ -780,7 +778,7 @@ def test_a_closed_connection_cancels_the_starts_of_its_transaction(monkeypatch: 
 
 
 def test_a_start_outside_of_the_queue_follows_the_same_rules() -> None:
-    """A rerun, what follows an operation: they race."""
+    """Reruns and follow-up operations are such starts, and race with the queue."""
 
     async def beside(etcd: Etcd) -> None:
         alone = submit(etcd, KEYS, wanted(9))  # type: ignore[arg-type]

@@ -24,7 +24,7 @@ REQUEST = "mine"
 
 
 async def submit(etcd: Etcd, how: str, **options: Any) -> OperationRef:
-    """The operation that is submitted in this way; of a graph the second of two."""
+    """Submit an operation in this way; returns it, or of a graph the second of two."""
     if how == "start":
         return (await etcd.client.start_operation("noop", TABLE, {}, request_id=REQUEST, **options)).parts
     if how == "prepare":
@@ -70,7 +70,7 @@ def test_a_table_is_not_removed_if_an_operation_starts_concurrently() -> None:
 
 
 def test_registering_a_table_again_keeps_operations_that_start_concurrently() -> None:
-    """It writes again what runs on the table."""
+    """The registration writes the table's runOps again."""
 
     async def work(etcd: Etcd) -> None:
         async def began(txn: Txn) -> TxnResult:

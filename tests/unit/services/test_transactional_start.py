@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Mod:
-    """As etcd3 has it: to be compared is to take the value."""
+    """A compare of etcd3: the comparison operator sets its value."""
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -203,7 +203,7 @@ def test_C10_a_repeated_request_is_refused_after_its_failure_branch_has_written(
 
 
 def test_C10_a_failure_branch_that_is_applied_during_a_repetition_decides_it() -> None:
-    """The repetition has found no receipt before. It reads the counters as the first call left them."""
+    """The repetition has not found a record of the request before. It reads the counters that the first call left."""
 
     async def work(etcd: Etcd) -> None:
         async def call() -> Any:
@@ -384,7 +384,7 @@ def test_L9_the_transaction_takes_a_free_id_for_its_operation() -> None:
         assert Spec.decode(etcd.value(KEYS.of(found.refs[0], "spec")) or b"").id == "nightly"
         assert await beside.stale()
         assert not etcd.store.apply(Txn(beside.compares, beside.puts)).succeeded
-        # The counter alone does not say so: whoever holds the id may have been numbered before.
+        # The counter alone does not show this: the operation with the id may have an earlier number.
         only = tuple(one for one in beside.compares if one.key == NIGHTLY)
         assert not etcd.store.apply(Txn(only, ())).succeeded
         await etcd.client.operation("t/noop/1").cancel()
@@ -461,7 +461,7 @@ def test_L20_a_transaction_cannot_replace_or_combine(policy: str) -> None:
 
 
 def test_L9_the_id_of_an_ended_operation_is_taken_over_also_with_objects_of_etcd3() -> None:
-    """An executor of a release that knows no ids ends an operation, and leaves the key."""
+    """An executor of a release without ids has ended the operation, and left the key."""
 
     async def work(etcd: Etcd) -> None:
         first = await etcd.client.transaction(start=noop(id="nightly"))
@@ -538,7 +538,7 @@ def test_C9_a_caller_may_write_keys_next_to_those_of_distop() -> None:
 
 
 def test_a_pending_start_is_refused_if_its_table_is_removed_concurrently() -> None:
-    """A table is removed under the guard of runOps, which what waits does not write (seed 689 of the simulator)."""
+    """The removal of a table compares runOps, which a pending start does not write (seed 689 of the simulator)."""
 
     async def work(etcd: Etcd) -> None:
         found = await etcd.client.submission(noop())
