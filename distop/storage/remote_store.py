@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from io import SEEK_CUR, SEEK_END, SEEK_SET, BufferedReader, RawIOBase
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from distop.clock import time, uuid
@@ -37,6 +38,7 @@ from distop.storage.object_store import (
     scratch_name,
 )
 from distop.storage.store_errors import (
+    AnswerLost,
     InvalidRange,
     ObjectChanged,
     ObjectMissing,
@@ -97,7 +99,7 @@ class RemoteStore(ObjectStore):
             stored = self._stored(found.meta)
             if stored.size > limit:
                 raise TooLarge(f"{self.location_of(key)} has more than {limit} bytes, the limit for such an object")
-            return Content(b"" if stored.size > ONE_READ else bytes(self._asked(found.bytes, what)), stored)
+            return Content(b"" if stored.size > ONE_READ else self._bytes(found, stored.size, what), stored)
 
         found = repeated(read, self._limit)
         size, version = found.stored.size, found.stored.version
@@ -117,7 +119,8 @@ class RemoteStore(ObjectStore):
                 options["if_match"] = version.etag
             try:
                 found = self._fetch(path, what, options)
-                return self._version(found.meta), bytes(self._asked(found.bytes, what))
+                size = min(one[1], found.meta["size"]) - one[0]
+                return self._version(found.meta), self._bytes(found, size, what)
             except InvalidRange:
                 return None, b""
 
@@ -144,7 +147,8 @@ class RemoteStore(ObjectStore):
 
         def read() -> Content:
             found = self._fetch(path, what, {"range": {"suffix": count}})
-            return Content(bytes(self._asked(found.bytes, what)), self._stored(found.meta))
+            stored = self._stored(found.meta)
+            return Content(self._bytes(found, min(count, stored.size), what), stored)
 
         try:
             return repeated(read, self._limit)
@@ -173,6 +177,8 @@ class RemoteStore(ObjectStore):
             page, pages = repeated(partial(self._first_page, prefix, last or start.rstrip("/"), what), self._limit)
             while page is not None:
                 for found in page:
+                    if self._is_folder(found, prefix, last):
+                        continue
                     if found["path"] <= last:
                         raise Unsupported(f"{self.location} lists objects unordered, which distop does not support")
                     last = found["path"]
@@ -204,9 +210,25 @@ class RemoteStore(ObjectStore):
             return self._asked(lambda: obstore.list_with_delimiter(self._store, prefix or None), what)
 
         found = repeated(read, self._limit)
-        objects = sorted(map(self._stored, found["objects"]), key=lambda one: one.key)
-        folders = sorted(path.rstrip("/").rpartition("/")[2] for path in found["common_prefixes"])
+        listed = [one for one in found["objects"] if not self._is_folder(one, prefix)]
+        objects = sorted(map(self._stored, listed), key=lambda one: one.key)
+        if any(one.key == following.key for one, following in pairwise(objects)):
+            raise Unsupported(f"{self.location} lists an object twice, which distop does not support")
+        folders = sorted({path.rstrip("/").rpartition("/")[2] for path in found["common_prefixes"]})
         return FolderListing(tuple(folders), tuple(objects))
+
+    def _is_folder(self, found: Mapping[str, Any], prefix: str, last: str = "") -> bool:
+        """Whether a listed object is one that tools create as a folder: ``day=1/``, without bytes.
+
+        obstore leaves out the slash at its end, so that it seems to be out of order. ``last``: the object before it.
+        Raises Unsupported if the object is not below the prefix.
+        """
+        path = found["path"]
+        if found["size"] == 0 and (path == prefix or path <= last < f"{path}/"):
+            return True
+        if prefix and not path.startswith(f"{prefix}/"):
+            raise Unsupported(f"{self.location} lists objects of other folders, which distop does not support")
+        return False
 
     # ---- writing
 
@@ -393,6 +415,13 @@ class RemoteStore(ObjectStore):
 
     def _folder(self, folder: str) -> str:
         return self._path(folder) if folder else self._prefix.rstrip("/")
+
+    def _bytes(self, found: Any, size: int, what: str) -> bytes:
+        """The body of an answer. Raises AnswerLost if it does not have this size."""
+        data = bytes(self._asked(found.bytes, what))
+        if len(data) != size:
+            raise AnswerLost(f"cannot {what}: the store sends {len(data)} bytes instead of {size}")
+        return data
 
     def _version(self, answer: Mapping[str, Any]) -> Version:
         etag = answer["e_tag"] or ""

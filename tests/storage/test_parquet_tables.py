@@ -21,6 +21,7 @@ from distop.tables.reading.file_facts import Unreadable
 from distop.tables.reading.parquet_tail import FIRST_READ
 from distop_behaviors.validate import store_waits
 from tests.storage.conftest import REMOTE, S3
+from tests.storage.servers import request
 from tests.support.context import FakeContext, run_operation
 
 if TYPE_CHECKING:
@@ -98,6 +99,17 @@ def test_a_changed_object_is_an_error_that_names_it(change: str, store: ObjectSt
     assert str(changed) == text
     found = parquet_footers.changed(plan.files, lambda: None)
     assert {path: str(why) for path, why in found.items()} == {plan.files[1][0]: text}
+
+
+@pytest.mark.parametrize("served", ["moto"], indirect=True)
+def test_a_table_with_objects_for_its_folders_is_planned(served: Served) -> None:
+    """Consoles and Hadoop create them. ``day=1/`` is listed after ``day=1-x/``, since ``-`` is before ``/``."""
+    store = open_store(f"{served.url}/{uuid.uuid4().hex}")
+    put(store, "day=1/a.parquet", "day=1-x/a.parquet")
+    endpoint = f"http://127.0.0.1:{served.port}/{store.location.partition('://')[2]}"
+    for folder in ("", "day=1/", "day=1-x/"):
+        request(f"{endpoint}/{folder}", "PUT")
+    assert [(p.name, len(p.files)) for p in plan_table(record(store)).partitions] == [("day=1", 1), ("day=1-x", 1)]
 
 
 @pytest.mark.parametrize("store", S3, indirect=True)

@@ -1,0 +1,126 @@
+"""Answers of an object store that are complete HTTP, but wrong: too few bytes, repeated and foreign keys.
+
+A server on the loopback gives them. None of them may become data.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from distop.storage import storage_options
+from distop.storage.opened_stores import open_store
+from distop.storage.remote_store import ONE_READ
+from distop.storage.storage_options import StorageOptions
+from distop.storage.store_errors import TimedOut, Unsupported
+from tests.storage.faulty_http import FaultyProxy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from distop.storage.object_store import ObjectStore
+    from tests.storage.faulty_http import Seen
+
+_STAMP = 'ETag: "e"\r\nLast-Modified: Wed, 01 Jan 2025 00:00:00 GMT\r\n'
+
+
+def answer(status: str, headers: str, body: bytes) -> bytes:
+    length = "" if "Content-Length" in headers else f"Content-Length: {len(body)}\r\n"
+    return f"HTTP/1.1 {status}\r\n{headers}{length}Connection: close\r\n\r\n".encode() + body
+
+
+def listing(*keys: str, more: bool = False, size: int = 1) -> bytes:
+    rows = "".join(
+        f"<Contents><Key>{key}</Key><Size>{0 if key.endswith('/') else size}</Size><ETag>&quot;e&quot;</ETag>"
+        "<LastModified>2025-01-01T00:00:00.000Z</LastModified></Contents>"
+        for key in keys
+    )
+    next_page = "<NextContinuationToken>t</NextContinuationToken>" if more else ""
+    truncated = f"<IsTruncated>{str(more).lower()}</IsTruncated>"
+    return answer("200 OK", "", f"<ListBucketResult>{truncated}{next_page}{rows}</ListBucketResult>".encode())
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
+    """Answers itself: its ``fault`` is set by the test."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "tester")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "tester-secret")
+    with FaultyProxy(0) as found:
+        options = StorageOptions(
+            endpoint=f"http://127.0.0.1:{found.port}", region="us-east-1", allow_http=True, time_limit=0.5
+        )
+        storage_options.configure({"s3://lake": options})
+        yield found
+
+
+def always(found: bytes) -> Callable[[Seen, object], bytes]:
+    return lambda seen, forward: found
+
+
+@pytest.mark.parametrize("body", [b"abcde", b"abcdefghijkl"], ids=["short", "long"])
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda store: store.get_ranges("a", [(10, 20)]),
+        lambda store: store.get_end("a", 10),
+    ],
+    ids=["range", "end"],
+)
+def test_an_answer_without_exactly_the_requested_bytes_is_no_data(
+    read: Callable[[ObjectStore], object], body: bytes, server: FaultyProxy
+) -> None:
+    server.fault = always(answer("206 Partial Content", f"{_STAMP}Content-Range: bytes 10-19/20\r\n", body))
+    with pytest.raises(TimedOut, match=f"the store sends {len(body)} bytes instead of 10"):
+        read(open_store("s3://lake"))
+
+
+def test_a_large_object_whose_parts_are_short_is_no_data(server: FaultyProxy) -> None:
+    size = ONE_READ + 1
+
+    def fault(seen: Seen, forward: object) -> bytes:
+        if b"range: bytes=0-" not in seen.whole.lower():
+            return answer("200 OK", f"{_STAMP}Content-Length: {size}\r\n", b"")
+        end = int(seen.whole.lower().partition(b"range: bytes=0-")[2].partition(b"\r\n")[0])
+        return answer("206 Partial Content", f"{_STAMP}Content-Range: bytes 0-{end}/{size}\r\n", b"{}\n")
+
+    server.fault = fault
+    with pytest.raises(TimedOut, match="the store sends 3 bytes instead of"):
+        open_store("s3://lake").get("a", limit=size)
+
+
+def test_an_object_that_a_folder_lists_twice_is_refused(server: FaultyProxy) -> None:
+    """Its rows would count twice."""
+    pages = iter([listing("a", "b", more=True), listing("a", "b")])
+    server.fault = lambda seen, forward: next(pages)
+    with pytest.raises(Unsupported, match="lists an object twice"):
+        open_store("s3://lake").list_folder()
+
+
+def test_objects_of_other_folders_in_a_listing_are_refused(server: FaultyProxy) -> None:
+    server.fault = always(listing("other/secret.parquet"))
+    store = open_store("s3://lake/mine")
+    with pytest.raises(Unsupported, match="lists objects of other folders"):
+        [*store.list()]
+    with pytest.raises(Unsupported, match="lists objects of other folders"):
+        store.list_folder()
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ("t/", "t/day=1-x/", "t/day=1-x/a", "t/day=1/", "t/day=1/a"),
+        ("t/day=1", "t/day=1/", "t/day=1/a"),
+    ],
+    ids=["of a longer sibling", "of an object's name"],
+)
+def test_objects_for_folders_are_in_the_order_of_their_keys(keys: Sequence[str], server: FaultyProxy) -> None:
+    server.fault = always(listing(*keys))
+    found = [one.key for one in open_store("s3://lake/t").list() if one.size]
+    assert found == [key.removeprefix("t/") for key in keys if not key.endswith("/")]
+
+
+def test_an_object_with_bytes_out_of_order_is_refused(server: FaultyProxy) -> None:
+    server.fault = always(listing("t/b", "t/a"))
+    with pytest.raises(Unsupported, match="lists objects unordered"):
+        [*open_store("s3://lake/t").list()]
