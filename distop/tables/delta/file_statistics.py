@@ -1,7 +1,8 @@
 """Turns the statistics and partition values in a Delta log into facts.
 
-A writer rounds some bounds: texts are cut, and times have milliseconds. After rows were deleted by a vector the
-statistics are those of the whole file (``tightBounds`` is false): a number of NULLs then only says none, all or some.
+A writer rounds some bounds: texts are cut, times have milliseconds, and long decimals may be rounded to floats. After
+rows were deleted by a vector the statistics are those of the whole file (``tightBounds`` is false): a number of NULLs
+then only says none, all or some.
 """
 
 from __future__ import annotations
@@ -41,8 +42,12 @@ _EXACT = ("int", "date", "decimal", "bool")
 """Kinds whose bounds are not rounded. Texts are cut, times rounded, and of floats only some values are ordered."""
 _REPLACED = "?\ufffd"
 """Characters that a writer puts for half of a surrogate pair, which it has cut."""
+_CUT_AT = "\ufffd"
+"""The character that old releases of Delta put after a cut text. In UTF-8 it is smaller than four-byte characters."""
 _DIGITS = 38
 """Maximum digits of a decimal."""
+_EXACT_DECIMAL = 10**15
+"""Unscaled decimals below it are exact as 64-bit floats. Some writers write bounds as such, or cut them to 64 bits."""
 _ARITHMETIC = Context(prec=4 * _DIGITS)
 _RANGES = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 
@@ -121,7 +126,8 @@ def physical(field: DeltaField, value: Any, *, highest: bool) -> Any:
         if kind == "float":
             return _float(field, value, highest=highest)
         if kind == "decimal":
-            return _unscaled(value, field.leaf.scale)
+            unscaled = _unscaled(value, field.leaf.scale)
+            return unscaled if unscaled is not None and abs(unscaled) < _EXACT_DECIMAL else None
         if kind == "string":
             return _text(value, highest=highest)
         if kind == "date":
@@ -167,6 +173,8 @@ def _unscaled(value: Any, scale: int) -> int | None:
 
 def _text(value: Any, *, highest: bool) -> bytes | None:
     if not isinstance(value, str):
+        return None
+    if highest and value.endswith(_CUT_AT):
         return None
     if highest and len(value) > 1 and value[-2] in _REPLACED and ord(value[-1]) >= 0x7F:
         return None

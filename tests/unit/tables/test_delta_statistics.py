@@ -71,7 +71,8 @@ def chunk_of(log: DeltaLog, name: str = "id") -> Chunk | None:
         (DECIMAL, Decimal("1.255"), None, None),
         (DECIMAL, Decimal("1e999999999"), None, None),
         (DECIMAL, Decimal("NaN"), None, None),
-        (leaf("decimal", "decimal(38,0)", 0, 0), Decimal("9" * 38), int("9" * 38), int("9" * 38)),
+        (leaf("decimal", "decimal(38,0)", 0, 0), Decimal("9" * 15), int("9" * 15), int("9" * 15)),
+        (leaf("decimal", "decimal(38,0)", 0, 0), Decimal("-1" + "0" * 15), None, None),
         (TEXT, "abc", b"abc", b"abc"),
         (TEXT, 5, None, None),
         (TEXT, "\ud800", None, None),
@@ -136,6 +137,12 @@ def test_a_maximum_text_that_was_cut_inside_of_a_character_is_no_bound() -> None
     assert physical(TEXT, "abc?\U0010ffff", highest=True) is None
     assert physical(TEXT, "abc\x7f", highest=True) == b"abc\x7f"
     assert physical(TEXT, "why?", highest=True) == b"why?"
+
+
+def test_a_maximum_text_of_an_old_release_may_be_too_small() -> None:
+    """Such a release puts the character after the first 32 ones: also if the next one is a four-byte character."""
+    assert physical(TEXT, "a" * 32 + "\ufffd", highest=True) is None
+    assert physical(TEXT, "a" * 32 + "\ufffd", highest=False) == ("a" * 32 + "\ufffd").encode()
 
 
 @pytest.mark.parametrize(
@@ -341,6 +348,27 @@ def test_the_log_of_another_writer_gives_the_same_facts_as_its_footers(tmp_path:
             assert chunk.high >= own.max
     assert facts.chunks[("i",)] == (Chunk(4, 1, 1, 3),)
     assert facts.chunks[("n",)][0].low == -350
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "allowed"),
+    [
+        (pa.decimal128(20, 0), "42660387334225015373", "10000000000000000000"),
+        (pa.decimal128(18, 2), "9007199254740995.37", "9007199254740995.36"),
+        (pa.decimal128(38, 9), "27393049783263564224.935201670", "27393049783263564224.935201669"),
+    ],
+    ids=str,
+)
+def test_a_writer_that_rounds_the_bounds_of_decimals_makes_no_check_valid(
+    kind: pa.DataType, value: str, allowed: str, tmp_path: Path
+) -> None:
+    """delta-rs writes them as 64-bit floats, and whole ones as 64-bit integers. So a maximum may be too small."""
+    write_deltalake(tmp_path / "t", pa.table({"n": pa.array([Decimal(value)], kind)}))
+    record = TableRecord("t", "delta", str(tmp_path / "t"))
+    checks = [{"range": {"column": "n", "max": allowed}}, {"range": {"column": "n", "max": value}}]
+    found = [verdict for verdict, _, _ in verdicts(record, tmp_path / "work", *checks, statistics="only")]
+    # By the footer, or by a scan if the footer has no bounds.
+    assert found == (["violated", "valid"] if kind.precision == 18 else ["unknown", "unknown"])
 
 
 # ----------------------------------------------------------------- validate
