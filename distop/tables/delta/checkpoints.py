@@ -33,7 +33,8 @@ _ACTIONS = {
     "sidecar": ("path",),
 }
 """The columns that are read, by kind of action."""
-_BATCH = 4_096
+_BATCH = 512
+"""Rows that are decoded at once: few, because a text that is in the file once may be the value of many rows."""
 _DECODED_BYTES = 1 << 30
 """Maximum bytes of the columns that are read from one file, decoded."""
 _MOST_PARTS = 10_000
@@ -110,11 +111,14 @@ def _of_parquet(data: bytes, name: str, check: Callable[[], None]) -> Iterator[A
     try:
         with pq.ParquetFile(pa.BufferReader(data), coerce_int96_timestamp_unit="us") as file:
             columns = _columns(file.schema_arrow)
-            _check_size(file.metadata, columns, name)
+            _check_size(_stated_size(file.metadata, columns), name)
+            decoded = 0
             for batch in file.iter_batches(_BATCH, columns=columns, use_threads=False):
                 check()
+                decoded += batch.nbytes
+                _check_size(decoded, name)
                 for kind in batch.schema.names:
-                    for value in batch.column(kind).drop_null().to_pylist():
+                    for value in _values(batch.column(kind).drop_null()):
                         yield {kind: _plain(kind, value)}
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
         reason = str(error).strip().split("\n")[0]
@@ -134,7 +138,19 @@ def _columns(schema: Any) -> list[str]:
     return found
 
 
-def _check_size(metadata: Any, columns: list[str], name: str) -> None:
+def _values(rows: Any) -> list[dict[str, Any]]:
+    """The rows of a column as dictionaries, without parsed statistics that Python has no values for."""
+    import pyarrow as pa
+
+    try:
+        return list(rows.to_pylist())
+    except (ValueError, OverflowError):  # a date before the year 1 or after 9999
+        kept = [field for field in rows.type if field.name != "stats_parsed"]
+        return list(pa.StructArray.from_arrays([rows.field(one.name) for one in kept], fields=kept).to_pylist())
+
+
+def _stated_size(metadata: Any, columns: list[str]) -> int:
+    """Bytes of the columns according to the footer. Texts that many rows have count once."""
     prefixes = tuple(f"{column}." for column in columns)
     size = 0
     for n in range(metadata.num_row_groups):
@@ -143,6 +159,10 @@ def _check_size(metadata: Any, columns: list[str], name: str) -> None:
             column = group.column(at)
             if f"{column.path_in_schema}.".startswith(prefixes):
                 size += column.total_uncompressed_size
+    return size
+
+
+def _check_size(size: int, name: str) -> None:
     if size > _DECODED_BYTES:
         raise InvalidArgument(
             f"the checkpoint {name} of a Delta table has {size} bytes of data, but at most {_DECODED_BYTES} are "

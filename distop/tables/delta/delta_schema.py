@@ -84,7 +84,7 @@ class DeltaSchema:
             self.columns: Mapping[str, SparkType] = {str(f["name"]): spark_type(f["type"]) for f in self._fields}
             self.physical = {str(f["name"]): self._physical(f) for f in self._fields}
             self._ids = {str(f["name"]): dict(self._walk_ids([f], "")) for f in self._fields}
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise self._invalid(f"cannot be read: {type(error).__name__}") from error
         if len({folded(name) for name in self.columns}) < len(self._fields):
             raise self._invalid("has a column name twice")

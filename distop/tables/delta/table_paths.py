@@ -60,7 +60,8 @@ def data_path(root: str, encoded: object, files: TableFiles) -> str:
         )
     try:
         relative = unquote(encoded, errors="strict")
-    except UnicodeDecodeError:
+        relative.encode()
+    except UnicodeError:
         raise InvalidArgument(f"the path {shown(encoded)} in the log of {root!r} is not UTF-8") from None
     path = f"{root}/{relative}"
     files.check((path,), below=True)

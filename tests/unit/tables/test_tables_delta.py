@@ -235,6 +235,63 @@ def test_a_damaged_checkpoint_leaves_the_planning_to_another_attempt(damage: str
         plan_table(record(tmp_path))
 
 
+def with_checkpoint(log: DeltaLog, add: pa.Array) -> None:
+    """Write a checkpoint of version 0, with these files."""
+    plain = metadata()
+    own = {"id": plain["id"], "schemaString": plain["schemaString"]}
+    columns = {"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}, "metaData": own}
+    first = pa.table({name: pa.array([value, *[None] * len(add)]) for name, value in columns.items()})
+    data = first.append_column("add", pa.concat_arrays([pa.nulls(1, add.type), add]))
+    pq.write_table(data, log.folder / f"{0:020}.checkpoint.parquet", compression="zstd")
+
+
+def test_a_checkpoint_that_expands_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text that many rows share is in the file once."""
+    monkeypatch.setattr(checkpoints, "_DECODED_BYTES", 1 << 24)
+    log = DeltaLog(tmp_path / "t").create()
+    text = pa.array(["x" * 100_000]).dictionary_encode().take(pa.array([0] * 2_000))
+    paths = pa.array([f"{n}.parquet" for n in range(2_000)])
+    with_checkpoint(log, pa.StructArray.from_arrays([paths, text.cast(pa.string())], ["path", "stats"]))
+    assert (log.folder / f"{0:020}.checkpoint.parquet").stat().st_size < 100_000
+    refused(log, "bytes of data, but at most 16777216 are supported")
+
+
+@pytest.mark.parametrize("day", [3_660_000, -800_000], ids=["year 11990", "year -220"])
+def test_a_checkpoint_with_a_date_that_python_lacks_is_read(day: int, tmp_path: Path) -> None:
+    log = DeltaLog(tmp_path / "t").create()
+    added = log.add("a.parquet")["add"]
+    bounds = pa.struct([("v", pa.date32())])
+    parsed = pa.struct([("numRecords", pa.int64()), ("minValues", bounds)])
+    kept = [one for one in checkpoint_type() if one.name != "stats"]
+    rows = pa.array(
+        [{name: added[name] for name in ("path", "size", "modificationTime")} | {"partitionValues": []}],
+        pa.struct(kept),
+    )
+    days = pa.array([day], pa.int32()).cast(pa.date32())
+    statistics = pa.StructArray.from_arrays(
+        [pa.array([3]), pa.StructArray.from_arrays([days], fields=list(bounds))], fields=list(parsed)
+    )
+    arrays = [rows.field(one.name) for one in kept]
+    with_checkpoint(
+        log, pa.StructArray.from_arrays([*arrays, statistics], fields=[*kept, pa.field("stats_parsed", parsed)])
+    )
+    planned = plan_table(log.record).partitions
+    assert [file[0] for p in planned for file in p.files] == [f"{log.root}/a.parquet"]
+    [facts] = reader_of(log.record, planned).facts(planned[0].files, frozenset(), lambda: None)
+    assert facts.rows == 3
+
+
+def test_a_schema_with_an_endless_number_is_an_error(tmp_path: Path) -> None:
+    log = DeltaLog(tmp_path / "t").create(
+        features("columnMapping"),
+        fields=[mapped("id", "long", 1, "c")],
+        configuration={"delta.columnMapping.mode": "id"},
+    )
+    path = log.folder / f"{0:020}.json"
+    path.write_text(path.read_text().replace('columnMapping.id\\": 1', 'columnMapping.id\\": 1e400'))
+    refused(log, "cannot be read: OverflowError")
+
+
 @pytest.mark.parametrize("line", ["{", "[]", "7", '{"add": 5}', '{"add": {"path": 5}}', "\udcff"])
 def test_a_damaged_commit_is_an_error(line: str, tmp_path: Path) -> None:
     log = DeltaLog(tmp_path / "t").create()
@@ -308,6 +365,7 @@ def test_other_data_files_than_parquet_are_refused(tmp_path: Path) -> None:
         ("", "has the file path ''"),
         ("a%00.parquet", "is refused"),
         ("a%ff.parquet", "is not UTF-8"),
+        ("a\ud800.parquet", "is not UTF-8"),
     ],
 )
 def test_a_path_that_leaves_the_table_is_refused(path: str, match: str, tmp_path: Path) -> None:
