@@ -35,7 +35,7 @@ _ACTIONS = {
 """The columns that are read, by kind of action."""
 _BATCH = 512
 """Rows that are decoded at once: few, because a text that is in the file once may be the value of many rows."""
-_DECODED_BYTES = 1 << 30
+DECODED_BYTES = 1 << 30
 """Maximum bytes of the columns that are read from one file, decoded."""
 _MOST_PARTS = 10_000
 
@@ -163,9 +163,9 @@ def _stated_size(metadata: Any, columns: list[str]) -> int:
 
 
 def _check_size(size: int, name: str) -> None:
-    if size > _DECODED_BYTES:
+    if size > DECODED_BYTES:
         raise InvalidArgument(
-            f"the checkpoint {name} of a Delta table has {size} bytes of data, but at most {_DECODED_BYTES} are "
+            f"the checkpoint {name} of a Delta table has {size} bytes of data, but at most {DECODED_BYTES} are "
             "supported"
         )
 

@@ -247,7 +247,7 @@ def with_checkpoint(log: DeltaLog, add: pa.Array) -> None:
 
 def test_a_checkpoint_that_expands_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A text that many rows share is in the file once."""
-    monkeypatch.setattr(checkpoints, "_DECODED_BYTES", 1 << 24)
+    monkeypatch.setattr(checkpoints, "DECODED_BYTES", 1 << 24)
     log = DeltaLog(tmp_path / "t").create()
     text = pa.array(["x" * 100_000]).dictionary_encode().take(pa.array([0] * 2_000))
     paths = pa.array([f"{n}.parquet" for n in range(2_000)])
