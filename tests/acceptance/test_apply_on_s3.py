@@ -4,26 +4,37 @@ from __future__ import annotations
 
 import gzip
 import json
+import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
+from deltalake.exceptions import DeltaError
 
 from distop.errors import InvalidArgument, TableRefused
 from distop.storage import storage_options
 from distop.storage.opened_stores import open_store
+from distop.tables import check_table
 from distop_behaviors.apply import commit_file
 from distop_behaviors.apply.apply_loop import MARK, ROUNDS, Applying
+from distop_behaviors.apply.delta_commit import DeltaTarget
 from distop_behaviors.apply.hadoop_commit import HadoopTarget
+from distop_behaviors.apply.schema_target import Conflict, SchemaChange, target_of
 from tests.acceptance.applying import At, crashes
 from tests.storage.faulty_http import without_header
 from tests.storage.iceberg_tables import properties_for
+from tests.support.delta import MAVEN as DELTA_MAVEN
+from tests.support.delta import jars as delta_jars
+from tests.support.delta_bench import VALUE, RemoteBench
+from tests.support.delta_bench import rows as delta_rows
+from tests.support.delta_logs import DeltaLog, features, field
 from tests.support.folder_bench import FolderBench, rows
 from tests.support.lake import MAVEN, jar
 from tests.support.needs import need
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from pyspark.sql import SparkSession
 
@@ -54,6 +65,32 @@ def remote(s3_place: ObjectStore, tmp_path: Path, properties: dict[str, str]) ->
     return FolderBench(s3_place, tmp_path, properties)
 
 
+@pytest.fixture
+def delta(s3_server: Served, s3_place: ObjectStore, tmp_path: Path) -> RemoteBench:
+    """A Delta table, without Spark. Its other writers use the store without the proxy."""
+    options = {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{s3_server.port}",
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_REGION": "us-east-1",
+        **s3_server.environment,
+    }
+    return RemoteBench(s3_place, tmp_path, options)
+
+
+@pytest.fixture(params=["iceberg", "delta"])
+def on_either(request: pytest.FixtureRequest) -> FolderBench | RemoteBench:
+    """A table of either format in the object store, without Spark."""
+    if request.param == "iceberg":
+        remote: FolderBench = request.getfixturevalue("remote")
+        return remote
+    delta: RemoteBench = request.getfixturevalue("delta")
+    return delta.create()
+
+
+def new_row(bench: FolderBench | RemoteBench) -> Any:
+    return rows("z", first=3) if isinstance(bench, FolderBench) else delta_rows("z", first=3)
+
+
 def of_metadata(seen: Seen) -> bool:
     """Whether a request creates a metadata file or a commit of a table."""
     return seen.method == "PUT" and (".metadata.json" in seen.target or "_delta_log/" in seen.target)
@@ -62,7 +99,7 @@ def of_metadata(seen: Seen) -> bool:
 def test_a_certificate_becomes_one_new_metadata_file(bench: FolderBench) -> None:
     certificate, before = bench.certificate(NOT_NULL, POSITIVE), bench.file
     bench.table.append(rows("z", first=3))
-    ran = bench.apply(certificate)
+    ran = bench.apply(bench.context(), certificate)
     assert (ran.report["verdict"], ran.report["rounds"], ran.report["rows"]) == ("applied", 1, 1), ran.message
     assert {c["check"]: c["before"] for c in ran.report["changes"]} == dict.fromkeys(
         ("c_not_null", "positive"), "other"
@@ -79,33 +116,60 @@ def test_a_certificate_becomes_one_new_metadata_file(bench: FolderBench) -> None
         bench.table.append(rows(None))
     # A second apply changes nothing but the name of the operation.
     ctx = bench.context()
-    again = bench.apply(certificate, ctx)
+    again = bench.apply(ctx, certificate)
     assert {c["before"] for c in again.report["changes"]} == {"same"}
-    assert (bench.mark["operation"], bench.version) == (ctx.operation, 5)
+    assert (json.loads(bench.properties[MARK])["operation"], bench.version) == (ctx.operation, 5)
 
 
-def test_a_writer_that_commits_first_is_validated(bench: FolderBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_writer_that_commits_first_is_validated(
+    on_either: FolderBench | RemoteBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its commit comes after all comparisons, directly before the file is created."""
-    certificate = bench.certificate(NOT_NULL)
-    at = At(commit_file, "create", 1, "before", lambda: bench.table.append(rows("z", first=3)))
+    bench = on_either
+    certificate, before = bench.certificate(NOT_NULL), bench.version
+    at = At(commit_file, "create", 1, "before", lambda: bench.append(new_row(bench)))
     monkeypatch.setattr(commit_file, "create", at.wrapped)
-    ran = bench.apply(certificate)
+    ran = bench.apply(bench.context(), certificate)
     assert at.happened
     assert (ran.report["verdict"], ran.report["rounds"], ran.report["rows"]) == ("applied", 2, 1), ran.message
-    assert (bench.version, bench.required()) == (4, True)
-    assert sorted(bench.table.scan().to_arrow()["id"].to_pylist()) == [1, 2, 3]
+    assert (bench.version, bench.required()) == (before + 2, True)
 
 
-def test_apply_fails_if_other_writers_always_commit_first(bench: FolderBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    certificate, original = bench.certificate(NOT_NULL), HadoopTarget.swap
+def test_of_several_commits_on_one_version_exactly_one_succeeds(on_either: FolderBench | RemoteBench) -> None:
+    bench, outcomes = on_either, list[str]()
+    start, before = threading.Barrier(6), bench.version
 
-    def swap(self: HadoopTarget, head: Any, change: Any) -> None:
-        with bench.table.transaction() as changing:
-            changing.set_properties({"n": str(bench.version)})
-        original(self, head, change)
+    def commit(n: int) -> None:
+        target = target_of(bench.record, bench.context())
+        head = target.load()
+        start.wait()
+        try:
+            target.swap(head, SchemaChange(properties={"writer": str(n)}))
+            outcomes.append(str(n))
+        except Conflict:
+            outcomes.append("")
 
-    monkeypatch.setattr(HadoopTarget, "swap", swap)
-    ran = bench.apply(certificate)
+    threads = [threading.Thread(target=commit, args=(n,)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (winner,) = filter(None, outcomes)
+    assert (len(outcomes), bench.version, bench.properties["writer"]) == (6, before + 1, winner)
+
+
+def test_apply_fails_if_other_writers_always_commit_first(
+    on_either: FolderBench | RemoteBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, original = on_either, commit_file.create
+    certificate = bench.certificate(NOT_NULL)
+
+    def create(*args: Any) -> None:
+        bench.append(new_row(bench))
+        original(*args)
+
+    monkeypatch.setattr(commit_file, "create", create)
+    ran = bench.apply(bench.context(), certificate)
     assert (ran.report["verdict"], ran.report["rounds"], bench.required()) == ("unknown", ROUNDS, False)
 
 
@@ -119,31 +183,35 @@ def test_a_table_that_was_replaced_is_not_changed(bench: FolderBench, monkeypatc
         bench.store.replace_if(key, json.dumps(other).encode(), bench.store.head(key).version)
 
     monkeypatch.setattr(HadoopTarget, "swap", At(HadoopTarget, "swap", 1, "before", replace).wrapped)
-    ran = bench.apply(certificate)
+    ran = bench.apply(bench.context(), certificate)
     assert (ran.report["verdict"], ran.report["rounds"]) == ("applied", 2), ran.message
     assert bench.file.content.properties["other"] == "mine"
 
 
-@pytest.mark.parametrize(("method", "when"), crashes(HadoopTarget))
+@pytest.mark.parametrize("n", range(len(crashes(None))))
 def test_a_crash_at_any_step_changes_the_table_once(
-    remote: FolderBench, monkeypatch: pytest.MonkeyPatch, method: Any, when: str
+    on_either: FolderBench | RemoteBench, monkeypatch: pytest.MonkeyPatch, n: int
 ) -> None:
     def crash() -> None:
         raise ConnectionError("the process dies")
 
-    certificate, before, ctx = remote.certificate(NOT_NULL, POSITIVE), remote.version, remote.context()
+    bench = on_either
+    method, when = crashes(HadoopTarget if isinstance(bench, FolderBench) else DeltaTarget)[n]
+    certificate, before, ctx = bench.certificate(NOT_NULL, POSITIVE), bench.version, bench.context()
     with monkeypatch.context() as patch:
         patch.setattr(*method, At(*method, 1, when, crash).wrapped)
         with pytest.raises(ConnectionError):
-            remote.apply(certificate, ctx)
-    ran = remote.apply(certificate, ctx)
-    assert (ran.report["verdict"], remote.required(), remote.version) == ("applied", True, before + 1)
+            bench.apply(ctx, certificate)
+    ran = bench.apply(ctx, certificate)
+    assert (ran.report["verdict"], bench.required(), bench.version) == ("applied", True, before + 1)
     assert [c["before"] for c in ran.report["changes"]] == ["other", "other"]
-    assert remote.mark["operation"] == ctx.operation
+    assert json.loads(bench.properties[MARK])["operation"] == ctx.operation
 
 
-def test_the_answer_to_the_commit_is_lost_or_comes_twice(remote: FolderBench, s3_proxy: FaultyProxy) -> None:
-    certificate, before = remote.certificate(NOT_NULL), remote.version
+def test_the_answer_to_the_commit_is_lost_or_comes_twice(
+    on_either: FolderBench | RemoteBench, s3_proxy: FaultyProxy
+) -> None:
+    certificate, before = on_either.certificate(NOT_NULL), on_either.version
 
     def lose(seen: Seen, forward: Callable[[bytes], bytes]) -> bytes | None:
         answer = forward(seen.whole)
@@ -155,22 +223,22 @@ def test_the_answer_to_the_commit_is_lost_or_comes_twice(remote: FolderBench, s3
 
     for n, fault in enumerate((lose, repeat), 1):
         s3_proxy.fault = fault
-        ran = remote.apply(certificate)
+        ran = on_either.apply(on_either.context(), certificate)
         assert (ran.report["verdict"], ran.report["rounds"]) == ("applied", 1), ran.message
-        assert (remote.version, remote.required()) == (before + n, True)
+        assert (on_either.version, on_either.required()) == (before + n, True)
 
 
 def test_an_unknown_outcome_is_settled_by_the_next_load(
-    remote: FolderBench, s3_proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+    on_either: FolderBench | RemoteBench, s3_proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither the write nor the reads after it are answered."""
     storage_options.configure(within(0.5))
-    certificate, before = remote.certificate(NOT_NULL), remote.version
+    certificate, before = on_either.certificate(NOT_NULL), on_either.version
     sent = False
 
     def fault(seen: Seen, forward: Callable[[bytes], bytes]) -> bytes | None:
         nonlocal sent
-        of_new = f"v{before + 1}.metadata.json" in seen.target
+        of_new = f"v{before + 1}.metadata.json" in seen.target or f"{before + 1:020}.json" in seen.target
         if seen.method == "PUT" and of_new:
             sent = True
             forward(seen.whole)
@@ -181,11 +249,11 @@ def test_an_unknown_outcome_is_settled_by_the_next_load(
     def answers_again() -> None:
         s3_proxy.fault = lambda seen, forward: forward(seen.whole)
 
-    monkeypatch.setattr(HadoopTarget, "load", At(HadoopTarget, "load", 2, "before", answers_again).wrapped)
-    ran = remote.apply(certificate)
+    monkeypatch.setattr(Applying, "load", At(Applying, "load", 2, "before", answers_again).wrapped)
+    ran = on_either.apply(on_either.context(), certificate)
     assert sent
     assert (ran.report["verdict"], ran.report["rounds"]) == ("applied", 1), ran.message
-    assert (remote.version, remote.required()) == (before + 1, True)
+    assert (on_either.version, on_either.required()) == (before + 1, True)
 
 
 def within(limit: float) -> dict[str, Any]:
@@ -195,25 +263,25 @@ def within(limit: float) -> dict[str, Any]:
     return {prefix: replace(options, time_limit=limit) for prefix, options in storage_options.tables().items()}
 
 
-def test_a_refused_commit_is_an_error_at_once(remote: FolderBench, s3_proxy: FaultyProxy) -> None:
-    certificate, before = remote.certificate(NOT_NULL), remote.version
+def test_a_refused_commit_is_an_error_at_once(on_either: FolderBench | RemoteBench, s3_proxy: FaultyProxy) -> None:
+    certificate, before = on_either.certificate(NOT_NULL), on_either.version
     body = b"<Error><Code>AccessDenied</Code><Message>no</Message></Error>"
     denied = b"HTTP/1.1 403 Forbidden\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body) + body
     s3_proxy.fault = lambda seen, forward: denied if of_metadata(seen) else forward(seen.whole)
     with pytest.raises(TableRefused, match="AccessDenied"):
-        remote.apply(certificate)
-    assert (remote.version, remote.required()) == (before, False)
+        on_either.apply(on_either.context(), certificate)
+    assert (on_either.version, on_either.required()) == (before, False)
 
 
 def test_a_store_without_conditional_writes_is_refused_before_the_change(
-    remote: FolderBench, s3_proxy: FaultyProxy
+    on_either: FolderBench | RemoteBench, s3_proxy: FaultyProxy
 ) -> None:
-    certificate, before = remote.certificate(NOT_NULL), remote.version
+    certificate, before = on_either.certificate(NOT_NULL), on_either.version
     s3_proxy.fault = without_header(b"if-none-match")
     s3_proxy.seen.clear()
     with pytest.raises(InvalidArgument, match="is not suitable for publication, so nothing is written there"):
-        remote.apply(certificate)
-    assert remote.version == before
+        on_either.apply(on_either.context(), certificate)
+    assert on_either.version == before
     assert not any(of_metadata(seen) for seen in s3_proxy.seen)
 
 
@@ -224,7 +292,7 @@ def test_the_version_hint_is_only_a_hint(bench: FolderBench, monkeypatch: pytest
         """Change the hint between the commit and the write of the hint."""
         with monkeypatch.context() as patch:
             patch.setattr(commit_file, "create", At(commit_file, "create", 1, "after", change_hint).wrapped)
-            assert bench.apply(certificate).report["verdict"] == "applied"
+            assert bench.apply(bench.context(), certificate).report["verdict"] == "applied"
         return bench.version, bench.store.get(key, limit=64).data
 
     assert apply() == (3, b"3")
@@ -245,7 +313,7 @@ def test_the_commit_stands_if_the_version_hint_cannot_be_written(remote: FolderB
     certificate = remote.certificate(NOT_NULL)
     denied = b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
     s3_proxy.fault = lambda seen, forward: denied if "version-hint" in seen.target else forward(seen.whole)
-    assert remote.apply(certificate).report["verdict"] == "applied"
+    assert remote.apply(remote.context(), certificate).report["verdict"] == "applied"
     assert (remote.version, remote.required()) == (3, True)
 
 
@@ -270,6 +338,52 @@ def test_a_cancel_reverts_an_unconfirmed_change(bench: FolderBench, monkeypatch:
     assert bench.version == 4
 
 
+def test_a_delta_table_gets_what_other_writers_enforce(delta: RemoteBench) -> None:
+    assert check_table(delta.create().record) == delta.record
+    ran = delta.apply(delta.context(), delta.certificate(NOT_NULL, POSITIVE))
+    assert (ran.report["verdict"], delta.version, delta.required()) == ("applied", 1, True), ran.message
+    for row in (delta_rows(None, first=3), delta_rows("z", first=-3)):
+        with pytest.raises(DeltaError):
+            delta.append(row)
+    delta.append(delta_rows("z", first=3))
+    assert (delta.version, sorted(delta.table.to_pyarrow_table()["id"].to_pylist())) == (2, [1, 2, 3])
+
+
+def test_a_column_of_a_delta_table_is_widened(delta: RemoteBench, tmp_path: Path) -> None:
+    log = DeltaLog(tmp_path / "log")
+    log.create(
+        features("typeWidening"), fields=[field("id", "integer")], configuration={"delta.enableTypeWidening": "true"}
+    )
+    log.commit(log.add("a.parquet", pa.table({"id": pa.array([1, 2, None], pa.int32())})))
+    for path in filter(Path.is_file, log.root.rglob("*")):
+        delta.store.put_new(str(path.relative_to(log.root)), path.read_bytes())
+    ran = delta.apply(delta.context(), delta.certificate({"fits": {"column": "id", "type": "bigint"}}))
+    assert ran.report["verdict"] == "applied", ran.message
+    commit = delta.store.get("_delta_log/00000000000000000002.json", limit=1 << 20).data.decode().splitlines()
+    (metadata,) = (action["metaData"] for action in map(json.loads, commit) if "metaData" in action)
+    (column,) = json.loads(metadata["schemaString"])["fields"]
+    assert column["type"] == "long"
+    assert column["metadata"]["delta.typeChanges"] == [{"fromType": "integer", "toType": "long"}]
+
+
+@pytest.mark.spark
+@pytest.mark.rotating
+@pytest.mark.timeout(300)
+def test_late_rows_of_a_delta_table_revert_the_change(
+    s3_store: ObjectStore, delta: RemoteBench, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need(delta_jars(), DELTA_MAVEN)
+    bench = RemoteBench(s3_store, tmp_path, delta.options, spark).create()
+    certificate = bench.certificate(POSITIVE, {"check": "c <> '--'"})
+    at = At(DeltaTarget, "swap", 1, "after", lambda: bench.append_blindly(delta_rows("--", first=7)))
+    monkeypatch.setattr(DeltaTarget, "swap", at.wrapped)
+    ran = bench.apply(bench.context(), certificate)
+    assert (ran.report["verdict"], ran.report["reverted"]) == ("violated", True), ran.message
+    assert [s["values"] for s in ran.report["checks"][1]["samples"]] == [{"c": "--"}]
+    assert bench.version == 3
+    assert not {VALUE, MARK} & bench.properties.keys()
+
+
 @pytest.mark.spark
 @pytest.mark.rotating
 @pytest.mark.timeout(300)
@@ -290,7 +404,7 @@ def test_spark_enforces_the_change_and_late_rows_revert_it(
     session.sql("insert into ons3.db.t values (3, 'z', null)")
     certificate = bench.certificate(NOT_NULL, POSITIVE)
     session.sql("insert into ons3.db.t values (4, 'z', named_struct('a', 1L))")
-    ran = bench.apply(certificate)
+    ran = bench.apply(bench.context(), certificate)
     assert (ran.report["verdict"], ran.report["rows"]) == ("applied", 1), ran.message
     assert sorted(row.id for row in session.table("ons3.db.t").collect()) == [1, 2, 3, 4]
     with pytest.raises(Exception, match="[Nn]ull"):
@@ -301,7 +415,7 @@ def test_spark_enforces_the_change_and_late_rows_revert_it(
     certificate, before = bench.certificate({"not_null": "id"}), bench.file.content
     at = At(HadoopTarget, "swap", 1, "after", bench.append_blindly_without_id)
     monkeypatch.setattr(HadoopTarget, "swap", at.wrapped)
-    ran = bench.apply(certificate)
+    ran = bench.apply(bench.context(), certificate)
     assert (ran.report["verdict"], ran.report["reverted"]) == ("violated", True), ran.message
     assert [s["values"] for s in ran.report["checks"][0]["samples"]] == [{"id": None}]
     after = bench.file.content
@@ -312,14 +426,14 @@ def test_spark_enforces_the_change_and_late_rows_revert_it(
 def test_a_column_is_narrowed_only_on_a_disk(remote: FolderBench, s3_proxy: FaultyProxy) -> None:
     certificate, before = remote.certificate({"fits": {"column": "id", "type": "int"}}), remote.version
     with pytest.raises(InvalidArgument, match="this rewrites the table, which works only on a local path"):
-        remote.apply(certificate)
+        remote.apply(remote.context(), certificate)
     assert remote.version == before
     assert {one.key.partition("/")[0] for one in remote.store.list()} == {"data", "metadata"}
 
 
 def test_compressed_metadata_stay_compressed(s3_place: ObjectStore, tmp_path: Path, properties: dict[str, str]) -> None:
     bench = FolderBench(s3_place, tmp_path, properties, given={"write.metadata.compression-codec": "gzip"})
-    assert bench.apply(bench.certificate(NOT_NULL)).report["verdict"] == "applied"
+    assert bench.apply(bench.context(), bench.certificate(NOT_NULL)).report["verdict"] == "applied"
     assert bench.source.endswith("/v3.gz.metadata.json")
     data = s3_place.get("metadata/v3.gz.metadata.json", limit=1 << 20).data
     assert json.loads(gzip.decompress(data))["properties"]["write.metadata.compression-codec"] == "gzip"

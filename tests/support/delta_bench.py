@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable, write_deltalake
 
 from distop.behavior import TableRecord
+from distop.storage.opened_stores import open_store
 from distop.testing import MemoryProgress
 from distop_behaviors.apply import Apply
 from distop_behaviors.validate import Validate
@@ -17,9 +19,12 @@ from tests.support.context import FakeContext, Ran, run_operation
 from tests.support.delta_logs import statistics
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from pyspark.sql import SparkSession
+
+    from distop.storage.object_store import ObjectStore
 
 LOG_NAME = "_delta_log"
 VALUE = "delta.constraints.positive"
@@ -80,16 +85,41 @@ class Bench:
 
     def append_blindly(self, data: pa.Table) -> None:
         """Append as a writer that does not compare the metadata, against Delta's rules."""
-        version = self.version + 1
+        version, written = self.version + 1, io.BytesIO()
         name = f"blind-{version}.parquet"
-        pq.write_table(data, self.path / name)
-        nulls = data["c"].null_count
+        pq.write_table(data, written)
         add = {
             "path": name,
             "partitionValues": {},
-            "size": (self.path / name).stat().st_size,
+            "size": len(written.getvalue()),
             "modificationTime": 0,
             "dataChange": True,
-            "stats": statistics(data.num_rows, nullCount={"id": 0, "c": nulls}),
+            "stats": statistics(data.num_rows, nullCount={"id": 0, "c": data["c"].null_count}),
         }
-        (self.path / LOG_NAME / f"{version:020}.json").write_text(json.dumps({"add": add}) + "\n")
+        store = open_store(self.record.location)
+        store.put_new(name, written.getvalue())
+        store.put_new(f"{LOG_NAME}/{version:020}.json", (json.dumps({"add": add}) + "\n").encode())
+
+
+class RemoteBench(Bench):
+    """A Delta table in S3. ``options``: delta-rs's for the bucket, so that its writers need no configuration."""
+
+    def __init__(
+        self, store: ObjectStore, work: Path, options: Mapping[str, str], spark: SparkSession | None = None
+    ) -> None:
+        super().__init__(work, spark)
+        self.store = store
+        self.record = TableRecord("t", "delta", store.location)
+        self.options = dict(options)
+
+    def create(self, **given: Any) -> RemoteBench:
+        write_deltalake(self.store.location, rows("x", "y"), storage_options=self.options, **given)
+        return self
+
+    @property
+    def table(self) -> DeltaTable:
+        return DeltaTable(self.store.location, storage_options=self.options)
+
+    def append(self, data: pa.Table) -> None:
+        """Append as a writer that began after all commits so far."""
+        write_deltalake(self.table, data, mode="append")

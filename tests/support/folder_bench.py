@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -16,7 +15,6 @@ from distop.storage.location import Location
 from distop.tables.iceberg.metadata_file import current_metadata_file, metadata_version, read_file
 from distop.testing import MemoryProgress
 from distop_behaviors.apply import Apply
-from distop_behaviors.apply.apply_loop import MARK
 from distop_behaviors.validate import Validate
 from tests.support.context import FakeContext, Ran, run_operation
 from tests.support.lake import Remote
@@ -46,24 +44,24 @@ def rows(*texts: str | None, first: int = 1) -> pa.Table:
 class FolderBench:
     """A table with two rows, its certificates, and their applications. ``spark``: None if nothing may use Spark.
 
-    ``properties``: pyiceberg's for the store. ``given``: properties of the table.
+    ``storage``: pyiceberg's properties for the store. ``given``: properties of the table.
     """
 
     def __init__(
         self,
         store: ObjectStore,
         work: Path,
-        properties: Mapping[str, str],
+        storage: Mapping[str, str],
         spark: SparkSession | None = None,
-        given: Mapping[str, str] | None = None,
+        given: dict[str, Any] | None = None,
     ) -> None:
         self.store = store
         self.record = TableRecord("t", "iceberg", store.location)
         self._work = work
-        self._properties = properties
+        self._storage = storage
         self._spark = spark
         self._number = 0
-        Remote(store, properties).new(SCHEMA, **(given or {})).append(rows("x", "y"))
+        Remote(store, storage).new(SCHEMA, **(given or {})).append(rows("x", "y"))
 
     @property
     def source(self) -> str:
@@ -81,7 +79,7 @@ class FolderBench:
     @property
     def table(self) -> Table:
         """The table for a writer without distop, whose commits compare nothing but the number of the metadata file."""
-        catalog, file = Remote(self.store, self._properties), self.file
+        catalog, file = Remote(self.store, self._storage), self.file
         catalog.version = self.version
         return Table(("t",), file.content, file.source, catalog.io, catalog)
 
@@ -97,8 +95,12 @@ class FolderBench:
         return bool(self.file.content.schema().find_field(column).required)
 
     @property
-    def mark(self) -> Any:
-        return json.loads(self.file.content.properties.get(MARK, "null"))
+    def properties(self) -> dict[str, str]:
+        return dict(self.file.content.properties)
+
+    def append(self, data: pa.Table) -> None:
+        """Append as a writer that began after all commits so far."""
+        self.table.append(data)
 
     def context(self) -> FakeContext:
         self._number += 1
@@ -112,7 +114,6 @@ class FolderBench:
         assert report["certificate"] is not None, report
         return dict(report["certificate"])
 
-    def apply(self, certificate: dict[str, Any], ctx: FakeContext | None = None) -> Ran:
-        mine = ctx or self.context()
+    def apply(self, ctx: FakeContext, certificate: dict[str, Any]) -> Ran:
         argument = {"certificate": certificate, "settle_seconds": 0}
-        return run_operation(Apply(), self.record, argument, lambda _: mine)
+        return run_operation(Apply(), self.record, argument, lambda _: ctx)
