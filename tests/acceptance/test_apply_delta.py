@@ -14,7 +14,6 @@ from tests.acceptance.applying import At, after_the_change, before_the_change
 from tests.support.delta import MAVEN, DeltaLake, jars, writing_session
 from tests.support.delta_bench import VALUE, Bench, rows
 from tests.support.needs import need
-from tests.support.slow_cases import mostly_slow
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,7 +39,7 @@ FILL = "insert into {t} (id, c, day) select id, concat('v', id), date '2020-01-0
 BEFORE, AFTER = before_the_change(DeltaTarget), after_the_change(DeltaTarget)
 
 
-@pytest.mark.parametrize(("owner", "method", "n", "when"), mostly_slow(BEFORE, 3) + mostly_slow(AFTER, 3))
+@pytest.mark.parametrize(("owner", "method", "n", "when"), [*BEFORE, *AFTER])
 def test_a_null_of_a_concurrent_writer_is_found_at_any_moment(
     tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, owner: Any, method: str, n: int, when: str
 ) -> None:
