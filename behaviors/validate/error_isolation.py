@@ -14,7 +14,7 @@ from distop.behavior import TableUnavailable
 from distop.errors import TableBusy
 from distop.protocol.texts import plural
 from distop.storage.storage_options import in_object_store
-from distop.tables.reading import row_counts, store_errors
+from distop.tables.reading import row_counts, store_refusals
 from distop.tables.reading.file_facts import Gone
 from distop_behaviors.validate import scan, spark_errors
 from distop_behaviors.validate.partition_state import WHERE
@@ -302,22 +302,22 @@ def check_store(session: SparkSession, group: scan.FileGroup, error: Exception, 
     store refuses all of them for the same cause (TableBusy, if it may answer later), unexpected errors, and the errors
     of ``stop``.
     """
-    cause = store_errors.cause_of_spark_error(error)
+    cause = store_refusals.cause_of_spark_error(error)
     text = f"({spark_errors.message_of(error)})"
     stored = in_object_store(group.files[0][0])
-    if stored and cause in store_errors.FOR_NOW:
+    if stored and cause in store_refusals.TRANSIENT:
         raise TableBusy(f"{cause} {text}")
     if cause is None or len(group.files) == 1:
         return False
-    for file in store_errors.evenly_spaced(group.files):
+    for file in store_refusals.evenly_spaced(group.files):
         stop()
         try:
             scan.count(session, replace(group, files=(file,), all_rows=True), {}, None)
         except Exception as e:
             if spark_errors.is_unexpected(e):
                 raise
-            if store_errors.cause_of_spark_error(e) == cause:
+            if store_refusals.cause_of_spark_error(e) == cause:
                 continue
         return True
     text = f"Spark on this executor cannot read any of {plural(len(group.files), 'file')}: {cause} {text}"
-    raise store_errors.unavailable(cause, text) if stored else TableUnavailable(text)
+    raise store_refusals.unavailable(cause, text) if stored else TableUnavailable(text)

@@ -13,7 +13,7 @@ from distop.services.doctor import Finding
 from distop.storage import storage_options
 from distop.storage.files import local_path
 from distop.storage.opened_stores import open_store
-from distop.storage.storage_access import storage_options_for
+from distop.storage.storage_access import storage_access_for
 from distop.storage.store_check import CLOCK_TOLERANCE, WRITERS, check_store
 from distop.storage.store_errors import StoreError
 
@@ -31,13 +31,13 @@ _CONTENT = b"written by distop doctor"
 
 
 async def check_storage(
-    url: str, tables: Mapping[str, StorageOptions], spark_conf: Mapping[str, str] | None
+    url: str, options_by_prefix: Mapping[str, StorageOptions], spark_conf: Mapping[str, str] | None
 ) -> list[Finding]:
     """The findings about a URL or a local path. ``spark_conf``: Spark's settings; None: Spark is not tried.
 
     Raises InvalidArgument for a URL that is not allowed, and for settings that cannot be used.
     """
-    storage_options.configure(tables)
+    storage_options.configure(options_by_prefix)
     store, local = open_store(url), local_path(url) is not None
     findings = [_settings(url)]
     key = f"_distop-check-{uuid.uuid4().hex}/probe"
@@ -45,7 +45,7 @@ async def check_storage(
     findings.append(written)
     try:
         if written.status == "ok":
-            findings += await _others(url, key, tables, spark_conf)
+            findings += await _others(url, key, options_by_prefix, spark_conf)
             findings += await _conditional_writes(store)
         else:
             skipped = "not tried, because obstore could not write a file for it"
@@ -61,7 +61,7 @@ async def check_storage(
 def _settings(url: str) -> Finding:
     if local_path(url) is not None:
         return Finding("storage settings", "ok", "a local path needs none")
-    access = storage_options_for(url)
+    access = storage_access_for(url)
     parts = [f"the bucket {access.bucket.prefix}"]
     parts += [f"at {access.options.endpoint}"] if access.options.endpoint else []
     parts += [f"in {access.region}"] if access.region else []
@@ -92,18 +92,18 @@ def _write_and_read(store: ObjectStore, key: str) -> str:
 
 
 async def _others(
-    url: str, key: str, tables: Mapping[str, StorageOptions], spark_conf: Mapping[str, str] | None
+    url: str, key: str, options_by_prefix: Mapping[str, StorageOptions], spark_conf: Mapping[str, str] | None
 ) -> list[Finding]:
     if local_path(url) is not None:
         return []
-    request = {"url": url, "key": key, "tables": storage_options.as_given(tables)}
+    request = {"url": url, "key": key, "options": storage_options.as_given(options_by_prefix)}
     found = [await _tried("pyarrow", _PYARROW, request, time_limit.LIMIT)]
     if spark_conf is None:
         return [*found, Finding("spark reader", "skipped", "not tried (--no-spark)")]
     if find_spec("pyspark") is None:
         return [*found, Finding("spark reader", "skipped", "PySpark is not installed: only executors need it")]
     try:
-        storage_options_for(url).spark()
+        storage_access_for(url).spark()
     except DistopError as error:
         return [*found, Finding("spark reader", "skipped", describe(error))]
     request["spark_conf"] = dict(spark_conf)
@@ -134,10 +134,12 @@ async def _conditional_writes(store: ObjectStore) -> list[Finding]:
         return [Finding("conditional writes", "error", describe(error))]
     text = f"one of {WRITERS} writers wins, nothing is overwritten, and listings are current"
     if not report.suitable:
-        text = f"not suitable for publication, so distop writes nothing there: {'; '.join(report.wrong)}"
+        text = f"the store is not safe, so distop writes nothing there: {'; '.join(report.defects)}; use another store"
     found = [Finding("conditional writes", "ok" if report.suitable else "error", text)]
-    if abs(report.clock) > CLOCK_TOLERANCE:
-        side = "ahead of" if report.clock > 0 else "behind"
-        text = f"the store's clock is about {abs(report.clock):.0f} s {side} this machine's: set the clocks (NTP)"
+    if abs(report.clock_offset) > CLOCK_TOLERANCE:
+        side = "ahead of" if report.clock_offset > 0 else "behind"
+        text = (
+            f"the store's clock is about {abs(report.clock_offset):.0f} s {side} this machine's: set the clocks (NTP)"
+        )
         return [*found, Finding("store clock", "warning", text)]
     return [*found, Finding("store clock", "ok", f"within {CLOCK_TOLERANCE:.0f} s of this machine's")]

@@ -1,7 +1,7 @@
-"""Reads a profile of AWS's configuration files, which obstore does not know.
+"""Reads a profile of AWS's configuration files, because obstore reads none.
 
-A profile with an access key is read here. One with another source (a role, SSO, a program) is left to boto3, if that is
-installed. Secrets are known to :mod:`distop.runtime.secret_settings` before they are used.
+A profile with an access key is read here. One with another source (a role, SSO, a program) needs boto3. Secrets are
+registered in :mod:`distop.runtime.secret_settings`, which removes them from logs, before they are used.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class AwsProfile:
             return self.access_key, self.secret_key, self.token
         found = self.session.get_credentials()
         if found is None:
-            raise InvalidArgument(f"the AWS profile {shown(self.name)} has no credentials")
+            raise _no_credentials(self.name)
         frozen_now = found.get_frozen_credentials()
         keys = frozen_now.access_key, frozen_now.secret_key, frozen_now.token or ""
         secret_settings.hide(keys[1:])
@@ -68,10 +68,19 @@ def required(name: str, environment: Mapping[str, str]) -> AwsProfile:
     found = find(name, environment)
     if found is None:
         near = did_you_mean(name, _sections(environment), "known")
-        raise InvalidArgument(f"there is no AWS profile {shown(name)}{near}")
+        raise InvalidArgument(
+            f"there is no AWS profile {shown(name)}{near}: add it to ~/.aws/credentials, or name another profile"
+        )
     if not found.access_key and found.session is None:
-        raise InvalidArgument(f"the AWS profile {shown(name)} has no credentials")
+        raise _no_credentials(name)
     return found
+
+
+def _no_credentials(name: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"the AWS profile {shown(name)} has no credentials: add aws_access_key_id and aws_secret_access_key to it in "
+        "~/.aws/credentials, or name another profile"
+    )
 
 
 def _session(name: str) -> Any:
@@ -110,5 +119,5 @@ def _parsed(path: Path) -> dict[str, dict[str, str]]:
         raise InvalidArgument(f"cannot read the file {path} of AWS profiles: {error.strerror}") from None
     except (configparser.Error, UnicodeDecodeError):
         # The parser's own error quotes a line of the file.
-        raise InvalidArgument(f"cannot read the file {path} of AWS profiles: it is not valid") from None
+        raise InvalidArgument(f"cannot read the file {path} of AWS profiles: it is not a valid INI file") from None
     return {section: dict(parser.items(section)) for section in parser.sections()}

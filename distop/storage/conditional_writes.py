@@ -1,9 +1,9 @@
-"""Settles conditional writes whose answers are lost: what is in the store decides.
+"""Sends conditional writes, and reads the object back if the answer is lost or a refusal.
 
-A lost answer leaves two possibilities: the write was applied, or not (and may be applied later). Sending it again
-blindly would report ``ObjectExists`` or ``ObjectChanged`` for an own write. The same holds for a request that something
-on the way has duplicated: the answer to the second copy is a refusal by the first. So after a lost answer, and after
-each refusal, the object is read. Writes carry a token in the object's metadata, which shows whose write it is.
+After a lost answer the write may have been applied, may be applied later, or never. A blind retry would report
+``ObjectExists`` or ``ObjectChanged`` although the first request had succeeded. The same happens if a proxy duplicates a
+request: the second copy is refused because of the first. So after a lost answer, and after each refusal, the object is
+read. Each write has a token in the object's metadata, which identifies its writer.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def repeated(call: Callable[[], T], limit: float) -> T:
 
 
 class ReadBack(NamedTuple):
-    """What was read back. ``version``: None: there is no object. ``own``: it is that of this write."""
+    """The object after a write. ``version``: None: there is no object. ``own``: this write created that version."""
 
     version: Version | None
     own: bool
@@ -90,12 +90,12 @@ def settled(
     limit: float,
     expected: Version | None,
 ) -> Version:
-    """Send a conditional write until it is settled; returns the new version.
+    """Send a conditional write until its outcome is known; returns the new version.
 
-    ``read_back``: is told whether an answer is missing, so that the object may be an own one without a token.
-    ``expected``: the version that the write replaces; None: it creates the object.
+    ``read_back``: reads the object; its argument says whether an answer was lost (then an object without a token may be
+    this write's). ``expected``: the version that the write replaces; None: it creates the object.
 
-    Raises ObjectExists or ObjectChanged if another writer was first, UnknownWrite if that cannot be found out,
+    Raises ObjectExists or ObjectChanged if another writer was first, UnknownWrite if the outcome stays unknown,
     Throttled or TimedOut if nothing was written, and errors of the store.
     """
     deadline = Deadline(limit)
@@ -146,6 +146,5 @@ def _lost(what: str, unanswered: bool, refusal: StoreError | None, expected: Ver
 
 def _unknown(what: str, cause: object) -> UnknownWrite:
     return UnknownWrite(
-        f"the answer to a request to {what} was lost, and what the store has now does not tell whether it was applied: "
-        f"{cause}"
+        f"the answer to a request to {what} was lost, and it is unknown whether the write was applied: {cause}"
     )

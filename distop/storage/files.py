@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distop.storage.folder_ownership import walked
-from distop.storage.storage_access import storage_options_for
+from distop.storage.storage_access import storage_access_for
 from distop.storage.storage_options import in_object_store
 from distop.storage.storage_urls import check_place
 
@@ -62,7 +62,7 @@ def open_filesystem(location: str) -> tuple[Any, str]:
 
     check_place("the URL", location)
     if in_object_store(location):
-        return storage_options_for(location).pyarrow()
+        return storage_access_for(location).pyarrow()
     opened: tuple[Any, str] = fs.FileSystem.from_uri(location)
     return opened
 

@@ -352,12 +352,12 @@ def _errors(what: str) -> Iterator[None]:
 
 
 def _failed(what: str, error: OSError) -> StoreError:
-    told = f"cannot {what}: {error.strerror or error}"
+    message = f"cannot {what}: {error.strerror or error}"
     if isinstance(error, PermissionError) and error.errno == errno.EACCES:
-        return Denied(told)
+        return Denied(message)
     if error.errno in _UNSUPPORTED:
-        return Unsupported(f"{told}: this file system has no hard links, or no locks of folders")
-    return StoreError(told)
+        return Unsupported(f"{message}: this file system has no hard links, or no locks of folders")
+    return StoreError(message)
 
 
 def _split(key: str) -> tuple[str, str]:

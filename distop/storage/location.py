@@ -172,7 +172,7 @@ class Location:
         """The last part of the path."""
         return self.root.rpartition("/")[2]
 
-    def above(self) -> Location | None:
+    def parent(self) -> Location | None:
         """The folder around the location; None at the top."""
         root, slash, _ = self.root.rpartition("/")
         if not slash or not root:
@@ -263,11 +263,11 @@ class Location:
             try:
                 with os.scandir(self.root) as entries:
                     if all(hidden(entry.name) for entry in entries):
-                        raise self.nothing_there()
+                        raise self.empty_error()
             except OSError as e:
                 raise TableUnavailable(f"the location {self.text!r} cannot be listed: {e}") from e
 
-    def nothing_there(self) -> TableUnavailable:
+    def empty_error(self) -> TableUnavailable:
         """The error for an empty location: a missing disk looks like a table whose files were removed."""
         why = ": its files were removed, or its disk is not mounted here" if self.is_local else ""
         return TableUnavailable(f"the location {self.text!r} is empty{why}")

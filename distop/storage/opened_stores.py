@@ -13,7 +13,7 @@ from distop.storage.files import local_path
 from distop.storage.folder_store import FolderStore
 from distop.storage.object_store import check_key
 from distop.storage.remote_store import RemoteStore
-from distop.storage.storage_access import storage_options_for
+from distop.storage.storage_access import storage_access_for
 from distop.storage.storage_options import bucket_of, in_object_store
 from distop.storage.storage_urls import check_place
 
@@ -32,7 +32,7 @@ def open_store(location: str) -> ObjectStore:
         if not local.is_absolute():
             raise InvalidArgument(f"the location {shown(location)} of a store must be an absolute path or a URL")
         return FolderStore(Place(str(local)))
-    access = storage_options_for(location)
+    access = storage_access_for(location)
     if path := location.partition("://")[2].partition("/")[2].removesuffix("/"):
         check_key(path)
 

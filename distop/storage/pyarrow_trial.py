@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.errors import TableUnavailable
 from distop.storage import storage_options
-from distop.storage.storage_access import storage_options_for
+from distop.storage.storage_access import storage_access_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 def read(request: Mapping[str, Any]) -> int:
     """The size of the object ``key`` below ``url``. Raises TableUnavailable, and InvalidArgument.
 
-    ``tables``: the configuration, as in the settings file.
+    ``options``: the configuration, as in the settings file.
     """
-    storage_options.configure(storage_options.read_settings(request["tables"]))
-    filesystem, path = storage_options_for(request["url"]).pyarrow()
+    storage_options.configure(storage_options.read_settings(request["options"]))
+    filesystem, path = storage_access_for(request["url"]).pyarrow()
     try:
         with filesystem.open_input_stream(f"{path}/{request['key']}") as stream:
             return len(stream.read())

@@ -1,4 +1,4 @@
-"""The same access to a bucket for obstore, pyarrow and Spark (``storage_options_for(url)``)."""
+"""How obstore, pyarrow and Spark reach a bucket: :func:`storage_access_for` builds the same access for all three."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = logging.getLogger("distop.storage")
 
 CONNECT_TIMEOUT, REQUEST_TIMEOUT, TIME_LIMIT = 5.0, 30.0, 120.0
 """Default seconds for a connection, for one request, and for a call with its repetitions."""
-_LEAST_CONNECT_TIMEOUT = 15.0
+_MIN_CONNECT_TIMEOUT = 15.0
 """Seconds: S3A accepts no shorter time."""
 _S3A = "org.apache.hadoop.fs.s3a"
 _SDK = "software.amazon.awssdk.auth.credentials"
@@ -33,12 +33,12 @@ _PROVIDERS = ",".join(
         f"{_S3A}.auth.IAMInstanceCredentialsProvider",
     )
 )
-"""The sources of credentials that obstore has as well; S3A's own list lacks the web identity."""
-_OF_SETTINGS = f"{_S3A}.TemporaryAWSCredentialsProvider,{_S3A}.SimpleAWSCredentialsProvider"
-"""Credentials that a user gives in settings of Spark; S3A asks them first as well."""
-_PROVIDERS_OF = ("AWS_", "AZURE_", "GOOGLE_")
+"""The sources of credentials, the same as obstore's. The connector's own list lacks the web identity."""
+_SPARK_SETTINGS_PROVIDERS = f"{_S3A}.TemporaryAWSCredentialsProvider,{_S3A}.SimpleAWSCredentialsProvider"
+"""Credentials in the settings of Spark. The connector tries them first, as without distop."""
+_CREDENTIAL_PREFIXES = ("AWS_", "AZURE_", "GOOGLE_")
 """Starts of the names of variables from which obstore reads credentials."""
-_ELSEWHERE = (
+_CREDENTIAL_VARIABLES = (
     "AWS_ACCESS_KEY_ID",
     "AWS_WEB_IDENTITY_TOKEN_FILE",
     "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
@@ -67,7 +67,7 @@ class StorageAccess:
             return None
         if self.options.profile:
             return aws_profile.required(self.options.profile, self._environment)
-        if any(self._environment.get(name) for name in _ELSEWHERE):
+        if any(self._environment.get(name) for name in _CREDENTIAL_VARIABLES):
             return None
         if named := self._environment.get("AWS_PROFILE"):
             return aws_profile.required(named, self._environment)
@@ -94,8 +94,10 @@ class StorageAccess:
 
     def credentials_id(self) -> str:
         """Changes when the environment gives other credentials."""
-        told = sorted((name, value) for name, value in self._environment.items() if name.startswith(_PROVIDERS_OF))
-        return hashlib.sha256(repr(told).encode(errors="surrogatepass")).hexdigest()
+        given = sorted(
+            (name, value) for name, value in self._environment.items() if name.startswith(_CREDENTIAL_PREFIXES)
+        )
+        return hashlib.sha256(repr(given).encode(errors="surrogatepass")).hexdigest()
 
     # ---- obstore
 
@@ -235,9 +237,9 @@ class StorageAccess:
         elif self.profile is not None:
             provider = f"{_S3A}.auth.ProfileAWSCredentialsProvider"
             found[f"{start}.auth.profile.name"] = self.profile.name
-        found[f"{start}.aws.credentials.provider"] = provider if name else f"{_OF_SETTINGS},{provider}"
+        found[f"{start}.aws.credentials.provider"] = provider if name else f"{_SPARK_SETTINGS_PROVIDERS},{provider}"
         if options.connect_timeout:
-            seconds = max(options.connect_timeout, _LEAST_CONNECT_TIMEOUT)
+            seconds = max(options.connect_timeout, _MIN_CONNECT_TIMEOUT)
             found[f"{start}.connection.establish.timeout"] = f"{seconds * 1000:.0f}ms"
         if options.request_timeout:
             found[f"{start}.connection.timeout"] = f"{options.request_timeout * 1000:.0f}ms"
@@ -251,7 +253,7 @@ _AZURE_SECRETS = {
 """Argument of pyarrow → the variables that obstore reads it from."""
 
 
-def storage_options_for(url: str, environment: Mapping[str, str] | None = None) -> StorageAccess:
+def storage_access_for(url: str, environment: Mapping[str, str] | None = None) -> StorageAccess:
     """The access to the bucket of a URL. Raises InvalidArgument."""
     bucket = bucket_of(url)
     own = os.environ if environment is None else environment
@@ -265,7 +267,7 @@ def spark_settings(environment: Mapping[str, str] | None = None) -> dict[str, st
     """
     own = os.environ if environment is None else environment
     found: dict[str, str] = {}
-    known = storage_options.tables()
+    known = storage_options.configuration()
     for prefix in ("s3://", *(one for one in known if one.startswith("s3://") and one != "s3://")):
         bucket = StorageBucket("s3", prefix.removeprefix("s3://"))
         try:

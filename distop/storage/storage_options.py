@@ -35,10 +35,10 @@ FAMILIES = {
 _S3_ONLY = ("region", "profile", "path_style")
 _CREDENTIALS = frozenset({"key", "keys", "user", "username", "sas", "secret", "login", "auth", "account_key"})
 """Names of credentials that the pattern of secret names lacks."""
-_WHERE_CREDENTIALS = (
+_CREDENTIAL_SOURCES = (
     "credentials come from the environment (AWS_ACCESS_KEY_ID and the like), a profile, the instance or a web identity"
 )
-_GIVEN_ON = ("1", "true", "yes")
+_TRUE_TEXTS = ("1", "true", "yes")
 
 
 @frozen
@@ -79,7 +79,7 @@ class StorageBucket:
 
 
 def read_settings(value: Any) -> dict[str, StorageOptions]:
-    """The tables below ``storage`` in the settings file, by the normal form of their prefix. Raises InvalidArgument."""
+    """The options below ``storage`` in the settings file, by their normalized prefix. Raises InvalidArgument."""
     if not isinstance(value, dict):
         raise ValueError('tables such as [storage."s3://bucket"]')
     return {_prefix(prefix): _options(prefix, table) for prefix, table in value.items()}
@@ -107,14 +107,14 @@ def as_prefix(prefix: str) -> str:
     return f"{prefix}.dfs.core.windows.net" if family == "abfs" and rest else prefix
 
 
-def as_given(tables: Mapping[str, StorageOptions]) -> dict[str, Any]:
-    """The tables as in the settings file, for :func:`read_settings` of another process. They hold no secrets."""
+def as_given(options_by_prefix: Mapping[str, StorageOptions]) -> dict[str, Any]:
+    """The configuration as in the settings file, for :func:`read_settings` of another process. It holds no secrets."""
     default = StorageOptions()
     return {
         as_prefix(prefix): {
             name: getattr(options, name) for name in NAMES if getattr(options, name) != getattr(default, name)
         }
-        for prefix, options in tables.items()
+        for prefix, options in options_by_prefix.items()
     }
 
 
@@ -127,7 +127,7 @@ def _options(prefix: str, table: Any) -> StorageOptions:
         name = key.replace("-", "_")
         if name not in _READERS:
             if secret_settings.is_secret(name) or name.lower() in _CREDENTIALS:
-                raise InvalidArgument(f"{where} has {key!r}, a credential: remove it; {_WHERE_CREDENTIALS}")
+                raise InvalidArgument(f"{where} has {key!r}, a credential: remove it; {_CREDENTIAL_SOURCES}")
             near = did_you_mean(name, NAMES, "known")
             raise InvalidArgument(f"{where} has an unknown setting {shown(key)}{near}")
         if name in _S3_ONLY and not prefix.lower().startswith("s3"):
@@ -149,7 +149,7 @@ def _text(value: Any) -> str:
     return value.strip()
 
 
-def _switch(value: Any) -> bool:
+def _boolean(value: Any) -> bool:
     if not isinstance(value, bool):
         raise ValueError("true or false")
     return value
@@ -164,7 +164,7 @@ def _seconds(value: Any) -> float:
 def _endpoint(value: Any) -> str:
     text = _text(value)
     if holds_secret(text):
-        raise InvalidArgument(f"has credentials in it: remove them; {_WHERE_CREDENTIALS}")
+        raise InvalidArgument(f"has credentials in it: remove them; {_CREDENTIAL_SOURCES}")
     parts = urlsplit(text)
     try:
         named = parts.hostname and (parts.port is None or parts.port > 0)
@@ -178,7 +178,7 @@ def _endpoint(value: Any) -> str:
 _READERS: Mapping[str, Callable[[Any], Any]] = {
     "endpoint": _endpoint,
     **dict.fromkeys(("region", "profile"), _text),
-    **dict.fromkeys(("path_style", "anonymous", "allow_http"), _switch),
+    **dict.fromkeys(("path_style", "anonymous", "allow_http"), _boolean),
     **dict.fromkeys(("connect_timeout", "request_timeout", "time_limit"), _seconds),
 }
 
@@ -197,14 +197,14 @@ _AZURE = re.compile(r"([^@]+)@([a-z0-9]+)\.")
 _configured: Mapping[str, StorageOptions] = {}
 
 
-def configure(tables: Mapping[str, StorageOptions]) -> None:
+def configure(options_by_prefix: Mapping[str, StorageOptions]) -> None:
     """Set the configuration of this process, as :func:`read_settings` returns it."""
     global _configured
-    _configured = dict(tables)
+    _configured = dict(options_by_prefix)
 
 
-def tables() -> Mapping[str, StorageOptions]:
-    """The configuration of this process."""
+def configuration() -> Mapping[str, StorageOptions]:
+    """The configuration of this process: options by prefix."""
     return _configured
 
 
@@ -217,7 +217,7 @@ def configured(bucket: StorageBucket, environment: Mapping[str, str]) -> Storage
         endpoints = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
         given["endpoint"] = found.endpoint or _first(environment, *endpoints).rstrip("/")
         given["region"] = found.region or _first(environment, "AWS_REGION", "AWS_DEFAULT_REGION")
-        given["allow_http"] = found.allow_http or _first(environment, "AWS_ALLOW_HTTP").lower() in _GIVEN_ON
+        given["allow_http"] = found.allow_http or _first(environment, "AWS_ALLOW_HTTP").lower() in _TRUE_TEXTS
         _check_http("the environment", given["endpoint"], given["allow_http"])
     return StorageOptions(**given)
 
@@ -235,7 +235,7 @@ def bucket_of(url: str) -> StorageBucket:
     family = FAMILIES.get(scheme.strip().lower()) if separator else None
     if family is None:
         raise InvalidArgument(
-            f"{shown(url)} is no URL of an object store: write s3://BUCKET/PATH, or gs:// or abfss://"
+            f"{shown(url)} is not a URL of an object store: write s3://BUCKET/PATH, or gs:// or abfss://"
         )
     authority, _, path = rest.partition("/")
     path = path.strip("/")

@@ -1,4 +1,4 @@
-"""Checks whether a store keeps what publication relies on: the self-test of conditional writes.
+"""The self-test of a store: whether it honors conditional writes and lists objects at once.
 
 Some stores accept conditional writes and ignore the condition (Garage lets each of 16 writers win), or list objects
 late. There, a writer would overwrite what others have published. The check writes a few small objects below the
@@ -39,17 +39,17 @@ _CACHED_PLACES = 256
 
 @frozen
 class StoreReport:
-    """The result of a check. ``wrong``: reasons not to publish in this store; empty: the store is suitable.
+    """The result of the self-test. ``defects``: why nothing may be written there; empty: the store is suitable.
 
-    ``clock``: seconds by which the store's clock is ahead of this machine's.
+    ``clock_offset``: seconds by which the store's clock is ahead of this machine's.
     """
 
-    wrong: Sequence[str]
-    clock: float
+    defects: Sequence[str]
+    clock_offset: float
 
     @property
     def suitable(self) -> bool:
-        return not self.wrong
+        return not self.defects
 
 
 _reports: LruCache[StoreReport] = LruCache(_CACHED_PLACES)
@@ -74,19 +74,20 @@ def check_store(store: ObjectStore) -> StoreReport:
 
 
 class UnsuitableStore(Unsupported, InvalidArgument):
-    """The store does not keep what publication relies on."""
+    """The store failed the self-test."""
 
 
 def require_suitable(location: str) -> None:
-    """Check a location before something is published there, once for each place in this process.
+    """Run the self-test before the first write to a location, once for each location in this process.
 
-    Raises UnsuitableStore if nothing may be published there, InvalidArgument for an invalid location, and StoreError if
-    it cannot be checked now.
+    Raises UnsuitableStore if the store fails it, InvalidArgument for an invalid location, and StoreError if the test
+    cannot run now.
     """
     report = _reports.get((os.getpid(), location.rstrip("/")), lambda: check_store(open_store(location)))
     if not report.suitable:
         raise UnsuitableStore(
-            f"{shown(location)} is not suitable for publication, so nothing is written there: {'; '.join(report.wrong)}"
+            f"the store of {shown(location)} is not safe, so distop writes nothing there: {'; '.join(report.defects)}; "
+            "use another store"
         )
 
 

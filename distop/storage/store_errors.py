@@ -1,4 +1,4 @@
-"""Errors of object stores, named for what the caller does about them.
+"""Errors of object stores, one class for each reaction of the caller.
 
 Each is an OSError as well, of the kind that files have for the same case (FileExistsError and so on), so that code of
 files and of objects treats both alike.
@@ -16,7 +16,7 @@ _STATUS = re.compile(r"non-2xx status code: (\d{3})")
 _CODE = re.compile(r"<Code>([A-Za-z0-9]{1,60})</Code>|\(code: (\d{3})\)")
 _MESSAGE = re.compile(r"<Message>([^<]{1,200})")
 _SLOW = frozenset({"SlowDown", "RequestLimitExceeded", "Throttling", "ThrottlingException", "TooManyRequests"})
-"""Codes of stores that want fewer requests. ServerBusy (Azure) and others come with status 503 or 429."""
+"""Error codes that ask for fewer requests. ServerBusy (Azure) and others come with status 503 or 429."""
 _NO_PLACE = frozenset({"NoSuchBucket", "ContainerNotFound"})
 _REDIRECTED = "Received redirect without LOCATION"
 """obstore's text for an answer 301 or 307 of S3, which is in another region."""
@@ -25,6 +25,8 @@ _BAD_RANGE = "Failed to parse value for CONTENT_RANGE header"
 _CONNECT = "kind: Connect"
 _TIMEOUT = "kind: Timeout"
 _DEBUG = "Debug source:"
+_TOKEN_SERVICE = ("token request", "169.254.169.254", "latest/api/token")
+"""Parts of obstore's text if the request was one for credentials, which it sends if it has found none."""
 _LONGEST_CAUSE = 300
 _REFUSALS = range(300, 500)
 """Statuses of an answer that a repetition does not change."""
@@ -65,11 +67,11 @@ class Unsupported(StoreError):
 
 
 class StoreUnavailable(StoreError):
-    """The store did not do what was asked, and may do it later. It says nothing about the object: retry later."""
+    """The store did not serve the request, and may serve it later. The state of the object is unknown: retry later."""
 
 
 class Throttled(StoreUnavailable):
-    """The store wants fewer requests (503 SlowDown, 429), and has refused all of them within the time limit."""
+    """The store asks for fewer requests (503 SlowDown, 429), and refused every retry within the time limit."""
 
 
 class TimedOut(StoreUnavailable, TimeoutError):
@@ -81,7 +83,7 @@ class Unreachable(TimedOut):
 
 
 class UnknownWrite(StoreError):
-    """A write may or may not have been applied, and what was read back does not tell.
+    """A write may or may not have been applied, and reading the object back did not decide it.
 
     Only the caller can decide: read the object, and judge by its content.
     """
@@ -111,7 +113,7 @@ class RangeIgnored(StoreError):
 
 
 def translated(error: BaseException, what: str) -> StoreError:
-    """The error of obstore as one of ours. ``what``: the request, such as ``create s3://lake/a``."""
+    """The StoreError for an error of obstore. ``what``: the request, such as ``create s3://lake/a``."""
     if isinstance(error, StoreError):
         return error
     text = message_of(error)
@@ -124,11 +126,11 @@ def translated(error: BaseException, what: str) -> StoreError:
 def _translated(error: BaseException, what: str, text: str, status: int, code: str) -> StoreError:
     from obstore import exceptions as e
 
-    told = f"cannot {what}: {_cause(text, status, code)}"
+    message = f"cannot {what}: {_cause(text, status, code)}"
     if code in _NO_PLACE:
         return BucketMissing(f"cannot {what}: there is no such bucket or container")
     if isinstance(error, e.PermissionDeniedError | e.UnauthenticatedError) or status in (401, 403):
-        return Denied(told)
+        return Denied(message)
     if isinstance(error, e.AlreadyExistsError):
         return ObjectExists(f"cannot {what}: it exists already")
     if isinstance(error, e.PreconditionError) or status in (409, 412):
@@ -136,26 +138,26 @@ def _translated(error: BaseException, what: str, text: str, status: int, code: s
     if isinstance(error, FileNotFoundError) or status == 404:
         return ObjectMissing(f"cannot {what}: there is no such object")
     if _WHOLE in text or _BAD_RANGE in text:
-        return RangeIgnored(told)
+        return RangeIgnored(message)
     if status == 416 or "Invalid range: " in text:
-        return InvalidRange(told)
+        return InvalidRange(message)
     if isinstance(error, e.NotSupportedError) or status == 501:
-        return Unsupported(told)
-    return _transport_error(text, status, code, told)
+        return Unsupported(message)
+    return _transport_error(text, status, code, message)
 
 
-def _transport_error(text: str, status: int, code: str, told: str) -> StoreError:
+def _transport_error(text: str, status: int, code: str, message: str) -> StoreError:
     if status in (429, 503) or code in _SLOW:
-        return Throttled(told)
+        return Throttled(message)
     if status >= 500 or status == 408:
-        return AnswerLost(told)
+        return AnswerLost(message)
     if status:
-        return StoreError(told)
+        return StoreError(message)
     if _CONNECT in text:
-        return NotConnected(told)
+        return NotConnected(message)
     if "HttpError" in text:
-        return AnswerLost(told, timed_out=_TIMEOUT in text)
-    return StoreError(told)
+        return AnswerLost(message, timed_out=_TIMEOUT in text)
+    return StoreError(message)
 
 
 def _status_of(text: str) -> int:
@@ -172,15 +174,22 @@ def _code_of(text: str) -> str:
 
 def _cause(text: str, status: int, code: str) -> str:
     """The cause in one line: the store's own code and message, without the ids and signatures of its answer."""
+    cause = ""
     if status:
         message = _MESSAGE.search(text)
         parts = (f"status {status}", code, message[1].strip() if message else "")
-        where = ", for credentials" if "token request" in text or "169.254.169.254" in text else ""
-        return one_line(" ".join(filter(None, parts))) + where
-    if _CONNECT in text:
-        return "no connection"
-    if _TIMEOUT in text:
-        return "no answer in time"
+        cause = one_line(" ".join(filter(None, parts)))
+    elif _CONNECT in text:
+        cause = "no connection"
+    elif _TIMEOUT in text:
+        cause = "no answer in time"
+    if any(part in text for part in _TOKEN_SERVICE):
+        return (
+            "no credentials in the environment or a profile, and this machine's service for credentials gave none "
+            f"({cause or 'invalid answer'})"
+        )
+    if cause:
+        return cause
     plain = text.partition(_DEBUG)[0].strip().splitlines()
     return secret_settings.shortened(one_line(plain[0] if plain else "no cause given"), _LONGEST_CAUSE)
 

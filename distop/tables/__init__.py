@@ -76,7 +76,7 @@ async def check_within_limit(record: TableRecord) -> TableRecord:
     # A catalog has its own time limit; its error names the catalog.
     limit = time_limit.LIMIT + (ANSWER_TIMEOUT if "catalog" in record.options else 0.0)
     where = f"the location {shown(record.location)}"
-    asked = {"table": record.to_json(), "storage": storage_options.as_given(storage_options.tables())}
+    asked = {"table": record.to_json(), "storage": storage_options.as_given(storage_options.configuration())}
     try:
         if _is_remote(record) and time_limit.runs_python():
             checked = await time_limit.in_process("distop.tables:check_json", asked, limit)

@@ -20,7 +20,7 @@ from distop.behavior import load
 from distop.protocol.records import TableRecord
 from distop.storage import storage_options
 from distop.storage.opened_stores import open_store
-from distop.storage.storage_access import storage_options_for
+from distop.storage.storage_access import storage_access_for
 from distop.tables.reading.parquet_footers import THREADS
 from distop.tables.reading.parquet_tail import FIRST_READ
 from tests.storage import servers
@@ -114,7 +114,7 @@ def _bare(location: str) -> None:
     """List the objects, and read the end of each, by obstore alone."""
     import obstore
 
-    access = storage_options_for(location)
+    access = storage_access_for(location)
     store = access.obstore()
     paths = [found["path"] for page in obstore.list(store, access.bucket.path, chunk_size=1000) for found in page]
 

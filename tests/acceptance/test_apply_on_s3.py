@@ -260,7 +260,7 @@ def within(limit: float) -> dict[str, Any]:
     """The configuration with another time limit of requests."""
     from dataclasses import replace
 
-    return {prefix: replace(options, time_limit=limit) for prefix, options in storage_options.tables().items()}
+    return {prefix: replace(options, time_limit=limit) for prefix, options in storage_options.configuration().items()}
 
 
 def test_a_refused_commit_is_an_error_at_once(on_either: FolderBench | RemoteBench, s3_proxy: FaultyProxy) -> None:

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from distop.behavior import TableRecord, TableUnavailable, select
-from distop.tables.reading import store_errors
+from distop.tables.reading import store_refusals
 from distop_behaviors.validate import Validate
 from tests.support.refusing_store import RefusingStore
 
@@ -41,7 +41,7 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> Iterator[TableRecord]:
 )
 @pytest.mark.parametrize(
     ("implementation", "cause"),
-    [(None, store_errors.SCHEME), (f"{HADOOP}.hdfs.web.WebHdfsFileSystem", store_errors.NAME)],
+    [(None, store_refusals.NO_FILE_SYSTEM), (f"{HADOOP}.hdfs.web.WebHdfsFileSystem", store_refusals.UNKNOWN_HOST)],
     ids=["no file system", "an unknown host"],
 )
 def test_a_store_that_spark_cannot_read_gives_no_verdict(
@@ -81,12 +81,12 @@ class JavaError(Exception):
 @pytest.mark.parametrize(
     ("name", "cause"),
     [
-        ("java.nio.file.AccessDeniedException", store_errors.DENIED),
-        (f"{HADOOP}.security.AccessControlException", store_errors.DENIED),
-        (f"{HADOOP}.security.authentication.client.AuthenticationException", store_errors.CREDENTIALS),
-        ("java.net.ConnectException", store_errors.CONNECTION),
-        (f"{HADOOP}.net.ConnectTimeoutException", store_errors.SILENT),
-        ("java.net.UnknownHostException", store_errors.NAME),
+        ("java.nio.file.AccessDeniedException", store_refusals.DENIED),
+        (f"{HADOOP}.security.AccessControlException", store_refusals.DENIED),
+        (f"{HADOOP}.security.authentication.client.AuthenticationException", store_refusals.CREDENTIALS),
+        ("java.net.ConnectException", store_refusals.NOT_CONNECTED),
+        (f"{HADOOP}.net.ConnectTimeoutException", store_refusals.NO_ANSWER),
+        ("java.net.UnknownHostException", store_refusals.UNKNOWN_HOST),
         ("java.io.FileNotFoundException", None),
         ("java.io.EOFException", None),
     ],
@@ -97,7 +97,7 @@ def test_a_cause_is_found_by_the_class_of_javas_exception(spark: SparkSession, n
     for part in name.split("."):
         kind = getattr(kind, part)
     thrown = kind("s3a://bucket/a.parquet")
-    assert store_errors.cause_of_spark_error(JavaError(thrown)) == cause
-    assert store_errors.cause_of_spark_error(JavaError(jvm.java.io.IOException("cannot be read", thrown))) == cause
+    assert store_refusals.cause_of_spark_error(JavaError(thrown)) == cause
+    assert store_refusals.cause_of_spark_error(JavaError(jvm.java.io.IOException("cannot be read", thrown))) == cause
     quoted = jvm.java.io.IOException(f"the value '{name}: no' cannot be cast")
-    assert store_errors.cause_of_spark_error(JavaError(quoted)) is None
+    assert store_refusals.cause_of_spark_error(JavaError(quoted)) is None

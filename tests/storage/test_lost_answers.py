@@ -57,7 +57,7 @@ def location(served: Served, request: pytest.FixtureRequest) -> str:
 
 def within(location: str, **limits: float) -> ObjectStore:
     """The store, with other time limits."""
-    for prefix, options in storage_options.tables().items():
+    for prefix, options in storage_options.configuration().items():
         storage_options.configure({prefix: replace(options, **limits)})
     return open_store(location)
 

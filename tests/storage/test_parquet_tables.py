@@ -161,7 +161,7 @@ def test_a_location_that_does_not_exist_is_reported(store: ObjectStore) -> None:
         plan_table(record(store))
     with pytest.raises(InvalidArgument, match="does not exist"):
         check_table(record(store))
-    [options] = storage_options.tables().values()
+    [options] = storage_options.configuration().values()
     storage_options.configure({"s3://": options})
     with pytest.raises(TableUnavailable, match="no-such-bucket"):
         plan_table(TableRecord("t", "parquet", "s3://no-such-bucket/t"))

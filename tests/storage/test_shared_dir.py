@@ -132,7 +132,7 @@ def test_a_store_without_conditional_writes_is_refused_in_one_sentence(
         result = group.client.start_operation("large", "t", {"sizes": [BIG]}).wait(120)
     assert result.state == "failed"
     (error,) = result.errors
-    assert "is not suitable for publication, so nothing is written there: of 16 writers" in error["text"]
+    assert "is not safe, so distop writes nothing there: of 16 writers" in error["text"]
     (job,) = group.client.operation(result.op).results()
     assert job.attempt == 1
     assert keys(shared) == []

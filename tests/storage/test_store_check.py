@@ -40,7 +40,7 @@ def location(served: Served) -> str:
 @pytest.mark.parametrize("store", ALL, indirect=True)
 def test_a_suitable_store(store: ObjectStore) -> None:
     report = check_store(store)
-    assert report.suitable, report.wrong
+    assert report.suitable, report.defects
     assert list(store.list()) == []
 
 
@@ -48,20 +48,18 @@ def test_a_suitable_store(store: ObjectStore) -> None:
 def test_a_store_that_ignores_that_an_object_must_be_new(proxy: FaultyProxy, location: str) -> None:
     proxy.fault = without_header(b"if-none-match")
     report = check_store(open_store(location))
-    assert list(report.wrong) == [
+    assert list(report.defects) == [
         "of 16 writers of a new object 16 won, not 1",
         "it overwrites an object that must be new",
     ]
-    with pytest.raises(
-        Unsupported, match="is not suitable for publication, so nothing is written there: of 16 writers"
-    ):
+    with pytest.raises(Unsupported, match="is not safe, so distop writes nothing there: of 16 writers"):
         require_suitable(location)
 
 
 @on_moto
 def test_a_store_that_ignores_versions(proxy: FaultyProxy, location: str) -> None:
     proxy.fault = without_header(b"if-match")
-    assert list(check_store(open_store(location)).wrong) == [
+    assert list(check_store(open_store(location)).defects) == [
         "it replaces an object for an older version",
         "it replaces an object for an unknown version",
     ]
@@ -80,7 +78,7 @@ def test_a_store_whose_listings_are_late(proxy: FaultyProxy, location: str) -> N
 
     proxy.fault = fault
     store = open_store(location)
-    assert list(check_store(store).wrong) == ["its listing lacks 2 objects that had been written"]
+    assert list(check_store(store).defects) == ["its listing lacks 2 objects that had been written"]
     proxy.fault = lambda seen, forward: forward(seen.whole)
     assert list(store.list()) == [], "the check removes its objects by their names"
 
@@ -95,7 +93,7 @@ def test_the_clock_of_a_store(proxy: FaultyProxy, location: str) -> None:
     proxy.fault = fault
     report = check_store(open_store(location))
     assert report.suitable
-    assert report.clock < -3600
+    assert report.clock_offset < -3600
 
 
 @on_moto
@@ -179,7 +177,7 @@ def test_doctor_on_a_store_that_is_not_suitable(
     code, found = doctor(capsys, tmp_path, location, proxy.port, "--no-spark")
     assert code == 1
     assert [name for name, (status, _) in found.items() if status == "error"] == ["conditional writes"]
-    assert "not suitable for publication, so distop writes nothing there" in found["conditional writes"][1]
+    assert "the store is not safe, so distop writes nothing there" in found["conditional writes"][1]
 
 
 @on_moto

@@ -6,7 +6,7 @@ import functools
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from distop.storage.storage_access import storage_options_for
+from distop.storage.storage_access import storage_access_for
 from scripts import spark_jars
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def configured(spark: SparkSession, url: str, key: str, secret: str) -> Iterator
     The JVM runs already, so it gets the credentials as settings instead of from its environment.
     """
     hadoop: Any = spark.sparkContext._jsc.hadoopConfiguration()
-    access = storage_options_for(url)
+    access = storage_access_for(url)
     start = f"fs.s3a.bucket.{access.bucket.name}"
     settings = {name.removeprefix("spark.hadoop."): value for name, value in access.spark().items()}
     settings[f"{start}.aws.credentials.provider"] = "org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider"

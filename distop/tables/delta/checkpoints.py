@@ -18,6 +18,8 @@ from distop.tables.delta.table_paths import LOG, SIDECARS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from distop.tables.delta.delta_log import LogFiles
+
     Action = Mapping[str, Any]
 
 _NAMED = re.compile(
@@ -37,7 +39,7 @@ _BATCH = 512
 """Rows that are decoded at once: few, because a text that is in the file once may be the value of many rows."""
 DECODED_BYTES = 1 << 30
 """Maximum bytes of the columns that are read from one file, decoded."""
-_MOST_PARTS = 10_000
+_MAX_PARTS = 10_000
 
 
 @frozen
@@ -57,7 +59,7 @@ def newest(names: Iterable[str], version: int) -> Checkpoint | None:
         if found is None or int(found[1]) > version:
             continue
         if found["part"] is not None:
-            if found["format"] == "parquet" and 0 < int(found["parts"]) <= _MOST_PARTS:
+            if found["format"] == "parquet" and 0 < int(found["parts"]) <= _MAX_PARTS:
                 parts.setdefault((int(found[1]), int(found["parts"])), {})[int(found["part"])] = name
         elif found["format"] == "parquet" or found["uuid"] is not None:
             at = int(found[1])
@@ -73,56 +75,57 @@ def newest(names: Iterable[str], version: int) -> Checkpoint | None:
 
 def actions(
     checkpoint: Checkpoint,
-    read: Callable[[str], bytes],
+    log: LogFiles,
     lines: Callable[[bytes, str], Iterator[Action]],
     check: Callable[[], None],
 ) -> Iterator[Action]:
-    """The actions of a checkpoint. ``read`` reads a file below the log; ``lines`` parses a JSON file.
+    """The actions of a checkpoint. ``lines`` parses a JSON file of the log; ``check`` is called regularly.
 
-    Raises InvalidArgument for an invalid file, and the errors of ``read``, ``lines`` and ``check``.
+    Raises InvalidArgument for an invalid file, and the errors of ``log.read``, ``lines`` and ``check``.
     """
     sidecars: list[str] = []
     for name in checkpoint.names:
-        data = read(name)
-        for action in lines(data, name) if name.endswith(".json") else _of_parquet(data, name, check):
+        data, path = log.read(name), log.path(name)
+        for action in lines(data, path) if name.endswith(".json") else _of_parquet(data, path, check):
             if "sidecar" in action:
-                sidecars.append(_sidecar(action["sidecar"]))
+                sidecars.append(_sidecar(action["sidecar"], path))
             else:
                 yield action
     for name in sidecars:
         inner = f"{SIDECARS}/{name}"
-        yield from _of_parquet(read(inner), inner, check)
+        yield from _of_parquet(log.read(inner), log.path(inner), check)
 
 
-def _sidecar(found: Any) -> str:
-    path = found.get("path") if isinstance(found, dict) else None
-    name = unquote(path) if isinstance(path, str) else ""
+def _sidecar(found: Any, checkpoint: str) -> str:
+    given = found.get("path") if isinstance(found, dict) else None
+    name = unquote(given) if isinstance(given, str) else ""
     if not name or "/" in name or "\0" in name or name in (".", ".."):
         raise InvalidArgument(
-            f"a checkpoint has the sidecar {shown(path)}: only the name of a file in {LOG}/{SIDECARS} is supported"
+            f"the checkpoint {checkpoint} has the sidecar {shown(given)}: only the name of a file in {LOG}/{SIDECARS} "
+            "is supported"
         )
     return name
 
 
-def _of_parquet(data: bytes, name: str, check: Callable[[], None]) -> Iterator[Action]:
+def _of_parquet(data: bytes, path: str, check: Callable[[], None]) -> Iterator[Action]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         with pq.ParquetFile(pa.BufferReader(data), coerce_int96_timestamp_unit="us") as file:
             columns = _columns(file.schema_arrow)
-            _check_size(_stated_size(file.metadata, columns), name)
+            _check_size(_stated_size(file.metadata, columns), path)
             decoded = 0
             for batch in file.iter_batches(_BATCH, columns=columns, use_threads=False):
                 check()
                 decoded += batch.nbytes
-                _check_size(decoded, name)
+                _check_size(decoded, path)
                 for kind in batch.schema.names:
                     for value in _values(batch.column(kind).drop_null()):
                         yield {kind: _plain(kind, value)}
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
         reason = str(error).strip().split("\n")[0]
-        raise TableUnavailable(f"cannot read the checkpoint {name} of a Delta table: {reason}") from error
+        raise TableUnavailable(f"cannot read the checkpoint {path} of a Delta table: {reason}; restore it") from error
 
 
 def _columns(schema: Any) -> list[str]:
@@ -162,10 +165,10 @@ def _stated_size(metadata: Any, columns: list[str]) -> int:
     return size
 
 
-def _check_size(size: int, name: str) -> None:
+def _check_size(size: int, path: str) -> None:
     if size > DECODED_BYTES:
         raise InvalidArgument(
-            f"the checkpoint {name} of a Delta table has {size} bytes of data, but at most {DECODED_BYTES} are "
+            f"the checkpoint {path} of a Delta table has {size} bytes of data, but at most {DECODED_BYTES} are "
             "supported"
         )
 

@@ -12,8 +12,8 @@ from distop.tables.reading.file_facts import Gone, Unreadable
 def check_length(path: str, size: int, *, local_only: bool = False) -> None:
     """Raises Gone if a data file no longer exists, Unreadable if it does not have the size in the log.
 
-    A file that cannot be read must not be judged by its statistics. ``local_only``: object stores are not asked, since
-    that takes a request for each file. Raises TableUnavailable if a store cannot be reached.
+    Statistics must not decide about a file that cannot be read. ``local_only``: skip files in object stores, each of
+    which would need a request. Raises TableUnavailable if a store cannot be reached.
     """
     local = local_path(path)
     try:
@@ -27,7 +27,8 @@ def check_length(path: str, size: int, *, local_only: bool = False) -> None:
             length = _remote_length(path)
     except FileNotFoundError:
         raise Gone(
-            f"the file {path} is gone: since the operation was planned the table was vacuumed, or dropped"
+            f"the file {path} is gone: since the operation was planned the table was vacuumed, or dropped; start the "
+            "operation again"
         ) from None
     except NotRegular as error:
         raise Unreadable(str(error)) from None
@@ -38,7 +39,8 @@ def check_length(path: str, size: int, *, local_only: bool = False) -> None:
     if length != size:
         # Do not say how many bytes it has: a link could lead to any file of this process's user.
         raise Unreadable(
-            f"the file {path} does not have the {size} bytes that the log says: it was truncated or overwritten"
+            f"the file {path} does not have the {size} bytes that the log says: it was truncated or overwritten; "
+            "restore it, or remove it from the table"
         )
 
 

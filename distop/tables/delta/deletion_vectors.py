@@ -1,4 +1,4 @@
-"""Deletion vectors in a Delta log: their files, sizes and numbers of rows, which are checked before Spark reads them.
+"""Parses the deletion vectors of a Delta log, and checks their files before Spark reads them.
 
 A vector lists the deleted rows of one data file. Delta's reader allocates as much memory as the log says, so sizes are
 limited.
@@ -69,7 +69,7 @@ class DeletionVector:
         except FileNotFoundError:
             raise Gone(
                 f"the deletion vectors {self.path} are gone: since the operation was planned the table was vacuumed, "
-                "or dropped"
+                "or dropped; start the operation again"
             ) from None
         except NotRegular as error:
             raise InvalidArgument(str(error)) from None

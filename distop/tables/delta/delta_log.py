@@ -25,7 +25,7 @@ from distop.tables.delta import checkpoints
 from distop.tables.delta.deletion_vectors import DeletionVector, is_count, vector_id, vector_of
 from distop.tables.delta.delta_schema import DeltaSchema
 from distop.tables.delta.table_features import reader_features
-from distop.tables.delta.table_paths import LOG, data_path, parse_source, source_of
+from distop.tables.delta.table_paths import LOG, commit_name, data_path, parse_source, source_of
 from distop.tables.reading.file_facts import Gone
 from distop.tables.reading.table_folders import advice
 
@@ -136,12 +136,16 @@ class LogFiles:
         self.files = TableFiles(root)
         self._left = _LOG_BYTES
 
+    def path(self, name: str) -> str:
+        """The path or URL of a file below the log."""
+        return f"{self.root}/{LOG}/{name}"
+
     def read(self, name: str) -> bytes:
         """The bytes of a file below the log.
 
         Raises FileNotFoundError, InvalidArgument for a link or a file that is too large, TableUnavailable.
         """
-        path = f"{self.root}/{LOG}/{name}"
+        path = self.path(name)
         self.files.check((path,), below=True)
         try:
             found = storage_files.read(path, min(METADATA_BYTES, self._left), follow=False)
@@ -161,7 +165,7 @@ class LogFiles:
     def digest(self, version: int) -> str:
         """A digest of a version's commit; "" if the log does not have it."""
         try:
-            data = self.read(f"{version:020}.json")
+            data = self.read(commit_name(version))
         except FileNotFoundError:
             return ""
         return hashlib.blake2b(data, digest_size=8).hexdigest()
@@ -169,22 +173,23 @@ class LogFiles:
 
 def commit(log: LogFiles, version: int) -> Iterator[Mapping[str, Any]]:
     """The actions of a commit. Raises Gone if the log no longer has it, InvalidArgument and TableUnavailable."""
-    name = f"{version:020}.json"
+    name = commit_name(version)
     try:
         data = log.read(name)
     except FileNotFoundError:
         raise _gone(log.root, version) from None
-    return _lines(data, name)
+    return _lines(data, log.path(name))
 
 
 def _gone(root: str, version: int) -> Gone:
     return Gone(
         f"the log of the Delta table {root} no longer has version {version}: the log was cleaned up, or the table was "
-        "dropped"
+        "dropped; start the operation again"
     )
 
 
-def _lines(data: bytes, name: str) -> Iterator[Mapping[str, Any]]:
+def _lines(data: bytes, path: str) -> Iterator[Mapping[str, Any]]:
+    """The actions in a file of the log. ``path``: of the file, for the error. Raises InvalidArgument."""
     try:
         for line in data.decode().split("\n"):
             if line.strip():
@@ -193,7 +198,9 @@ def _lines(data: bytes, name: str) -> Iterator[Mapping[str, Any]]:
                     raise TypeError
                 yield found
     except (ValueError, TypeError, RecursionError) as error:
-        raise InvalidArgument(f"the file {name} of a Delta table's log is not valid: {type(error).__name__}") from error
+        raise InvalidArgument(
+            f"the file {path} of a Delta table's log is damaged: a line is not a JSON object; restore the file"
+        ) from error
 
 
 def _read(log: LogFiles, version: int, digest: str, check: Callable[[], None]) -> DeltaSnapshot:
@@ -205,11 +212,14 @@ def _read(log: LogFiles, version: int, digest: str, check: Callable[[], None]) -
         if needed not in known:
             if needed == version or needed < min(known, default=0):
                 raise _gone(log.root, version)
-            raise InvalidArgument(f"the log of the Delta table {log.root!r} lacks version {needed}")
+            raise InvalidArgument(
+                f"the log of the Delta table {log.root!r} lacks version {needed}: restore the file "
+                f"{log.path(commit_name(needed))}"
+            )
     replay = _Replay(log, check)
     if checkpoint is not None:
         try:
-            replay.apply(checkpoints.actions(checkpoint, log.read, _lines, check))
+            replay.apply(checkpoints.actions(checkpoint, log, _lines, check))
         except FileNotFoundError:
             raise _gone(log.root, version) from None
     for number in range(first, version + 1):

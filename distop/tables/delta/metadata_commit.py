@@ -52,8 +52,8 @@ def check_writable(snapshot: DeltaSnapshot) -> None:
     version = snapshot.protocol.get("minWriterVersion")
     if not isinstance(version, int) or isinstance(version, bool) or not 1 <= version <= _BY_FEATURES:
         raise InvalidArgument(
-            f"the Delta table {snapshot.root!r} needs writer version {shown(version)}: versions 1 to {_BY_FEATURES} "
-            "are supported"
+            f"the Delta table {snapshot.root!r} needs writer version {shown(version)}, but versions 1 to "
+            f"{_BY_FEATURES} are supported: nothing was changed; use a later release of distop"
         )
     unknown = sorted(set(_features(snapshot)) - KNOWN) if version == _BY_FEATURES else []
     if unknown:
@@ -90,13 +90,13 @@ def check_widening(snapshot: DeltaSnapshot, column: str, wide: str) -> None:
     narrow, configured = snapshot.schema.columns[column], configuration(snapshot)
     if not isinstance(narrow, str) or not may_widen(narrow, wide):
         raise InvalidArgument(
-            f"the column {column!r} of a Delta table cannot get the type {wide}, because its type {narrow} is no "
-            "narrower: write the table anew with the type, and leave the check out"
+            f"the column {column!r} of a Delta table cannot get the type {wide} without a rewrite, because Delta does "
+            f"not widen {narrow} to it: rewrite the table with the new type, and remove the check"
         )
     if TYPE_WIDENING not in snapshot.features or configured.get(_WIDENING_ENABLED) != "true":
         raise InvalidArgument(
-            f"the Delta table does not allow that the column {column!r} is widened to {wide}: set its property "
-            f"{_WIDENING_ENABLED} to true first"
+            f"type widening is off in the Delta table, so the column {column!r} cannot get the type {wide}: set the "
+            f"property {_WIDENING_ENABLED} to true first"
         )
     if wide == "timestamp_ntz" and _NTZ not in snapshot.features:
         raise InvalidArgument(
@@ -110,8 +110,8 @@ def check_widening(snapshot: DeltaSnapshot, column: str, wide: str) -> None:
     word = re.compile(rf"(?<!\w){re.escape(column)}(?!\w)", re.IGNORECASE)
     if column in snapshot.schema.partition_columns or any(word.search(text) for text in texts):
         raise InvalidArgument(
-            f"the column {column!r} cannot be widened: it is a partition column, or a constraint or a generated column "
-            "names it"
+            f"the column {column!r} cannot be widened, because it partitions the table, or a constraint or a generated "
+            "column uses it: drop the constraint or the generated column, or rewrite the table with the new type"
         )
 
 

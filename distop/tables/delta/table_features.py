@@ -34,8 +34,8 @@ def reader_features(protocol: Mapping[str, Any], location: str) -> frozenset[str
     version = protocol.get("minReaderVersion")
     if not isinstance(version, int) or isinstance(version, bool) or not 1 <= version <= _BY_FEATURES:
         raise InvalidArgument(
-            f"the Delta table {location!r} needs reader version {shown(version)}: versions 1 to {_BY_FEATURES} are "
-            "supported"
+            f"the Delta table {location!r} needs reader version {shown(version)}, but versions 1 to "
+            f"{_BY_FEATURES} are supported: use a later release of distop"
         )
     if version < _BY_FEATURES:
         return frozenset({COLUMN_MAPPING} if version == _MAPPED else ())
@@ -48,6 +48,6 @@ def reader_features(protocol: Mapping[str, Any], location: str) -> frozenset[str
         feature = "feature" if len(unknown) == 1 else "features"
         raise InvalidArgument(
             f"the Delta table {location!r} uses the reader {feature} {names}, which distop does not support: remove it "
-            "with ALTER TABLE … DROP FEATURE, or use a later release"
+            "with ALTER TABLE … DROP FEATURE, or use a later release of distop"
         )
     return frozenset(listed)

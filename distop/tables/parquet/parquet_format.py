@@ -94,7 +94,7 @@ class ParquetFormat(Format):
                 check()
             entries.append(entry)
         if not entries:
-            raise location.nothing_there()
+            raise location.empty_error()
         return plan(data_files(entries, location), location, check_options(table.options))
 
     def reader(self, table: TableRecord, plans: Sequence[PartitionPlan | Pinned]) -> Reader:

@@ -73,7 +73,7 @@ def check_above(location: Location, known: dict[str, FolderKind | None] | None =
     known = {} if known is None else known
     above: Location | None = location
     while above is not None and ("=" in above.name or above.name == _ICEBERG_DATA):
-        above = above.above()
+        above = above.parent()
         if above is None:
             return
         if above.text not in known:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from distop.errors import TableUnavailable
 from distop.runtime import secret_settings
 from distop.storage import storage_options
-from distop.storage.storage_access import storage_options_for
+from distop.storage.storage_access import storage_access_for
 from distop.worker.child_side import spark_submit
 
 if TYPE_CHECKING:
@@ -31,14 +31,14 @@ _OWN = {
 def read(request: Mapping[str, Any]) -> int:
     """The bytes of the text file ``key`` below ``url``. Raises TableUnavailable, and InvalidArgument.
 
-    ``tables``: the configuration, as in the settings file. ``spark_conf``: further settings of Spark, which win.
+    ``options``: the configuration, as in the settings file. ``spark_conf``: further settings of Spark, which win.
     """
     from pyspark.sql import SparkSession
 
-    storage_options.configure(storage_options.read_settings(request["tables"]))
+    storage_options.configure(storage_options.read_settings(request["options"]))
     settings = {
         **_OWN,
-        **storage_options_for(request["url"]).spark(),
+        **storage_access_for(request["url"]).spark(),
         **request["spark_conf"],
         "spark.master": "local[1]",
     }

@@ -13,7 +13,7 @@ from distop.runtime import secret_settings
 from distop.settings import Settings
 from distop.settings_file import SettingsFile
 from distop.storage import storage_options
-from distop.storage.storage_access import storage_options_for
+from distop.storage.storage_access import storage_access_for
 from distop.storage.storage_options import StorageOptions, read_settings
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def home(tmp_path: Path) -> Path:
 def access(url: str, table: dict[str, Any] | None = None, **environment: str) -> StorageAccess:
     scheme = url.partition("://")[0]
     storage_options.configure(read_settings({f"{scheme}://": table or {}}))
-    return storage_options_for(url, {"HOME": "/nonexistent", **environment})
+    return storage_access_for(url, {"HOME": "/nonexistent", **environment})
 
 
 def arguments(found: StorageAccess) -> dict[str, Any]:
@@ -130,15 +130,15 @@ def test_credentials_in_an_endpoint_are_refused() -> None:
 def test_a_bucket_comes_before_its_scheme() -> None:
     tables = {"s3://": {"region": "all"}, "s3://lake": {"region": "one"}}
     storage_options.configure(read_settings(tables))
-    regions = {url: storage_options_for(url, {}).region for url in ("s3://lake/a", "s3a://lake", "s3://lake2/a")}
+    regions = {url: storage_access_for(url, {}).region for url in ("s3://lake/a", "s3a://lake", "s3://lake2/a")}
     assert regions == {"s3://lake/a": "one", "s3a://lake": "one", "s3://lake2/a": "all"}
 
 
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("/local", "is no URL of an object store"),
-        ("hdfs:///a", "is no URL of an object store"),
+        ("/local", "is not a URL of an object store"),
+        ("hdfs:///a", "is not a URL of an object store"),
         ("s3:///a", "names no bucket: write it as s3://NAME/FOLDER"),
         ("abfss:///a", "must name a container and an account"),
         ("s3://b?endpoint_override=evil", "has parameters"),
@@ -147,7 +147,7 @@ def test_a_bucket_comes_before_its_scheme() -> None:
 )
 def test_refused_urls(url: str, message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
-        storage_options_for(url, {})
+        storage_access_for(url, {})
 
 
 # ---- S3
@@ -286,7 +286,11 @@ def test_other_files_of_profiles(home: Path, tmp_path: Path) -> None:
     [
         ("[team]\naws_access_key_id = x\naws_secret_access_key = y\n", "", "no AWS profile 'tea' .did you mean 'team'"),
         ("", "[profile tea]\nregion = x\n", "the AWS profile 'tea' has no credentials"),
-        ("no section = the-value\n", "", "cannot read the file .*credentials of AWS profiles: it is not valid"),
+        (
+            "no section = the-value\n",
+            "",
+            "cannot read the file .*credentials of AWS profiles: it is not a valid INI file",
+        ),
     ],
 )
 def test_a_profile_that_cannot_be_used(home: Path, credentials: str, config: str, message: str) -> None:

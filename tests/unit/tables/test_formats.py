@@ -27,7 +27,7 @@ BEHAVIORS = ROOT / "behaviors"
 SEAM = {
     "distop.tables",
     *("distop.tables.reader", "distop.tables.table_version"),
-    *(f"distop.tables.reading.{name}" for name in ("file_facts", "row_counts", "spark_paths", "store_errors")),
+    *(f"distop.tables.reading.{name}" for name in ("file_facts", "row_counts", "spark_paths", "store_refusals")),
     *(f"distop.tables.reading.{name}" for name in ("arrow_rows", "arrow_types")),
 }
 """Modules of distop.tables that behaviors may import: those that apply to all formats."""

@@ -231,7 +231,7 @@ def test_a_damaged_checkpoint_leaves_the_planning_to_another_attempt(damage: str
     path = tmp_path / "_delta_log" / f"{0:020}.checkpoint.parquet"
     data = path.read_bytes()
     path.write_bytes({"cut": data[: len(data) // 2], "text": b"no parquet", "empty": b""}[damage])
-    with pytest.raises(TableUnavailable, match="cannot read the checkpoint 0+.checkpoint.parquet of a Delta table"):
+    with pytest.raises(TableUnavailable, match=rf"cannot read the checkpoint {path} of a Delta table"):
         plan_table(record(tmp_path))
 
 
@@ -296,7 +296,7 @@ def test_a_schema_with_an_endless_number_is_an_error(tmp_path: Path) -> None:
 def test_a_damaged_commit_is_an_error(line: str, tmp_path: Path) -> None:
     log = DeltaLog(tmp_path / "t").create()
     (log.folder / f"{1:020}.json").write_bytes(line.encode(errors="surrogateescape"))
-    refused(log, "not valid|invalid|has the file path")
+    refused(log, f"{log.folder}/0+1.json of a Delta table's log is damaged|invalid|has the file path")
 
 
 def test_a_log_without_metadata_is_an_error(tmp_path: Path) -> None:
@@ -331,7 +331,7 @@ def test_a_feature_that_was_removed_does_not_matter(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("version", [4, 0, "1", None, True])
 def test_an_unknown_reader_version_is_refused(version: Any, tmp_path: Path) -> None:
-    refused(DeltaLog(tmp_path / "t").create({"minReaderVersion": version}), "versions 1 to 3 are supported")
+    refused(DeltaLog(tmp_path / "t").create({"minReaderVersion": version}), "but versions 1 to 3 are supported")
 
 
 def test_known_features_are_accepted(tmp_path: Path) -> None:

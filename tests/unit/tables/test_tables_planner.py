@@ -278,7 +278,7 @@ def test_other_file_systems_are_listed_by_url(tmp_path: Path) -> None:
     entries = list(remote.walk())
     assert [(e.folder, e.path, e.size) for e in entries] == [("p=1", "mem://bucket/t/p=1/a.parquet", 12)]
     assert remote.has_parquet_magic(entries[0])
-    assert str(remote.nothing_there()) == "the location 'mem://bucket/t' is empty"
+    assert str(remote.empty_error()) == "the location 'mem://bucket/t' is empty"
 
 
 def test_local_tables_are_planned_without_pyarrow(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from distop.storage import storage_options
 from distop.storage.storage_options import StorageOptions
 from distop.storage.store_errors import Denied, StoreError, Throttled, TimedOut, Unreachable
 from distop.tables import plan_table
-from distop.tables.reading import parquet_footers, store_errors
+from distop.tables.reading import parquet_footers, store_refusals
 from distop.tables.reading.file_facts import FileFacts, Unreadable
 from tests.support.context import FakeContext
 from tests.support.refusing_store import RefusingStore
@@ -43,16 +43,16 @@ def parquet() -> bytes:
 @pytest.mark.parametrize(
     ("status", "code", "cause"),
     [
-        (403, "AccessDenied", store_errors.DENIED),
-        (403, "SignatureDoesNotMatch", store_errors.CREDENTIALS),
-        (301, "PermanentRedirect", store_errors.REDIRECTED),
-        (307, "TemporaryRedirect", store_errors.REDIRECTED),
-        (400, "ExpiredToken", store_errors.CREDENTIALS),
-        (400, "InvalidRequest", store_errors.NOT_ACCEPTED),
-        (401, "Unauthorized", store_errors.CREDENTIALS),
-        (407, "ProxyAuthenticationRequired", store_errors.PROXY),
-        (418, "Teapot", f"{store_errors.STATUS} 418"),
-        (501, "NotImplemented", store_errors.FAILING),
+        (403, "AccessDenied", store_refusals.DENIED),
+        (403, "SignatureDoesNotMatch", store_refusals.CREDENTIALS),
+        (301, "PermanentRedirect", store_refusals.REDIRECTED),
+        (307, "TemporaryRedirect", store_refusals.REDIRECTED),
+        (400, "ExpiredToken", store_refusals.CREDENTIALS),
+        (400, "InvalidRequest", store_refusals.NOT_ACCEPTED),
+        (401, "Unauthorized", store_refusals.CREDENTIALS),
+        (407, "ProxyAuthenticationRequired", store_refusals.PROXY),
+        (418, "Teapot", f"{store_refusals.OTHER_STATUS} 418"),
+        (501, "NotImplemented", store_refusals.INTERNAL_ERROR),
     ],
 )
 def test_a_few_files_show_that_all_are_refused(
@@ -70,27 +70,31 @@ def test_a_few_files_show_that_all_are_refused(
 
 _HEAD = "When getting information for key 'k' in bucket 'b': "
 MESSAGES = {
-    f"{_HEAD}AWS Error ACCESS_DENIED during HeadObject operation: No response body.": store_errors.DENIED,
-    f"{_HEAD}AWS Error INVALID_ACCESS_KEY_ID during GetObject operation: no": store_errors.CREDENTIALS,
-    f"{_HEAD}AWS Error NO_SUCH_BUCKET during ListObjectsV2 operation: no": store_errors.BUCKET,
-    f"{_HEAD}AWS Error UNKNOWN (HTTP status 503) during HeadObject operation: No response body.": store_errors.FAILING,
+    f"{_HEAD}AWS Error ACCESS_DENIED during HeadObject operation: No response body.": store_refusals.DENIED,
+    f"{_HEAD}AWS Error INVALID_ACCESS_KEY_ID during GetObject operation: no": store_refusals.CREDENTIALS,
+    f"{_HEAD}AWS Error NO_SUCH_BUCKET during ListObjectsV2 operation: no": store_refusals.NO_BUCKET,
+    f"{_HEAD}AWS Error UNKNOWN (HTTP status 503) during HeadObject operation: No response body.": (
+        store_refusals.INTERNAL_ERROR
+    ),
     # pyarrow retries these for up to a minute, so that no test asks a store for them.
     f"{_HEAD}AWS Error UNKNOWN (HTTP status 429) during HeadObject operation: No response body.": (
-        store_errors.THROTTLED
+        store_refusals.THROTTLED
     ),
-    f"{_HEAD}AWS Error UNKNOWN (HTTP status 509) during HeadObject operation: No response body.": store_errors.FAILING,
+    f"{_HEAD}AWS Error UNKNOWN (HTTP status 509) during HeadObject operation: No response body.": (
+        store_refusals.INTERNAL_ERROR
+    ),
     f"{_HEAD}AWS Error UNKNOWN (HTTP status 404) during ListObjectsV2 operation: Unable to parse ExceptionName": None,
     f"{_HEAD}AWS Error UNKNOWN (HTTP status 410) during HeadObject operation: No response body.": None,
     f"{_HEAD}AWS Error UNKNOWN (HTTP status 416) during GetObject operation: No response body.": None,
     f"{_HEAD}AWS Error NETWORK_CONNECTION during HeadObject operation: curlCode: 7, Could not connect to server": (
-        store_errors.CONNECTION
+        store_refusals.NOT_CONNECTED
     ),
     f"{_HEAD}AWS Error NETWORK_CONNECTION during HeadObject operation: curlCode: 6, Could not resolve hostname": (
-        store_errors.NAME
+        store_refusals.UNKNOWN_HOST
     ),
-    "google::cloud::Status(PERMISSION_DENIED: Permanent error, with a last message of no": store_errors.DENIED,
+    "google::cloud::Status(PERMISSION_DENIED: Permanent error, with a last message of no": store_refusals.DENIED,
     "google::cloud::Status(UNAVAILABLE: Retry policy exhausted, with a last message of PerformWork() - CURL error "
-    "[7]=Could not connect to server": store_errors.CONNECTION,
+    "[7]=Could not connect to server": store_refusals.NOT_CONNECTED,
     f"{_HEAD}AWS Error NO_SUCH_KEY during GetObject operation: no": None,
     "Parquet magic bytes not found in footer": None,
 }
@@ -99,8 +103,8 @@ MESSAGES = {
 
 @pytest.mark.parametrize("text", MESSAGES)
 def test_the_cause_is_derived_from_the_code_of_the_service(text: str) -> None:
-    assert store_errors.cause_of_python_error(OSError(text)) == MESSAGES[text]
-    assert store_errors.cause_of_python_error(ValueError(text)) is None
+    assert store_refusals.cause_of_python_error(OSError(text)) == MESSAGES[text]
+    assert store_refusals.cause_of_python_error(ValueError(text)) is None
 
 
 class Thrown(Exception):
@@ -135,16 +139,20 @@ _S3 = "software.amazon.awssdk.services.s3.model.S3Exception"
 @pytest.mark.parametrize(
     ("name", "text", "cause"),
     [
-        (_S3, "no (Service: S3, Status Code: 403, Request ID: 7)", store_errors.DENIED),
-        (_GOOGLE, "401 Unauthorized\nGET https://storage.googleapis.com/b/a", store_errors.CREDENTIALS),
-        (_S3, "no (Service: S3, Status Code: 400, Request ID: 7)", store_errors.NOT_ACCEPTED),
-        (_S3, "no (Service: S3, Status Code: 301, Request ID: 7)", store_errors.REDIRECTED),
+        (_S3, "no (Service: S3, Status Code: 403, Request ID: 7)", store_refusals.DENIED),
+        (_GOOGLE, "401 Unauthorized\nGET https://storage.googleapis.com/b/a", store_refusals.CREDENTIALS),
+        (_S3, "no (Service: S3, Status Code: 400, Request ID: 7)", store_refusals.NOT_ACCEPTED),
+        (_S3, "no (Service: S3, Status Code: 301, Request ID: 7)", store_refusals.REDIRECTED),
         (_S3, "no (Service: S3, Status Code: 416, Request ID: 7)", None),
-        (_GOOGLE, "429 Too Many Requests\nGET https://storage.googleapis.com/b/a", store_errors.THROTTLED),
-        (_ABFS, 'Operation failed: "no", 503, HEAD, https://a.dfs.core.windows.net/b', store_errors.FAILING),
-        (_ABFS, 'Operation failed: "no", 418, HEAD, https://a.dfs.core.windows.net/b', f"{store_errors.STATUS} 418"),
+        (_GOOGLE, "429 Too Many Requests\nGET https://storage.googleapis.com/b/a", store_refusals.THROTTLED),
+        (_ABFS, 'Operation failed: "no", 503, HEAD, https://a.dfs.core.windows.net/b', store_refusals.INTERNAL_ERROR),
+        (
+            _ABFS,
+            'Operation failed: "no", 418, HEAD, https://a.dfs.core.windows.net/b',
+            f"{store_refusals.OTHER_STATUS} 418",
+        ),
         (_GOOGLE, "404 Not Found\nGET https://storage.googleapis.com/b/403", None),
-        (_ABFS, 'Operation failed: "no", 403, HEAD, https://a.dfs.core.windows.net/b', store_errors.DENIED),
+        (_ABFS, 'Operation failed: "no", 403, HEAD, https://a.dfs.core.windows.net/b', store_refusals.DENIED),
         (_ABFS, 'Operation failed: "no", 404, HEAD, https://a.dfs.core.windows.net/403', None),
         ("java.lang.IllegalStateException", "403 Forbidden", None),
     ],
@@ -152,14 +160,14 @@ _S3 = "software.amazon.awssdk.services.s3.model.S3Exception"
 def test_the_cause_is_derived_from_the_status_that_a_client_of_a_service_quotes(
     name: str, text: str, cause: str | None
 ) -> None:
-    assert store_errors.cause_of_spark_error(Thrown(name, text)) == cause
+    assert store_refusals.cause_of_spark_error(Thrown(name, text)) == cause
 
 
 def test_the_cause_of_a_system_error_is_derived_from_its_number() -> None:
-    assert store_errors.cause_of_python_error(PermissionError(errno.EACCES, "no")) == store_errors.DENIED
+    assert store_refusals.cause_of_python_error(PermissionError(errno.EACCES, "no")) == store_refusals.DENIED
     refused = ConnectionRefusedError(errno.ECONNREFUSED, "no")
-    assert store_errors.cause_of_python_error(refused) == store_errors.CONNECTION
-    assert store_errors.cause_of_python_error(FileNotFoundError(errno.ENOENT, "no")) is None
+    assert store_refusals.cause_of_python_error(refused) == store_refusals.NOT_CONNECTED
+    assert store_refusals.cause_of_python_error(FileNotFoundError(errno.ENOENT, "no")) is None
 
 
 @pytest.mark.parametrize("error", [Throttled("no"), TimedOut("no"), Unreachable("no")])
@@ -194,7 +202,7 @@ def test_an_unreachable_store_of_google_is_abandoned_soon(request: pytest.Fixtur
     plan = [(f"gs://anonymous@bucket/{n}.parquet", 1_000, 1) for n in range(20)]
     assert (
         parquet_footers.refusal(parquet_footers.read_all(plan, frozenset({"a"}))[: parquet_footers.THREADS])
-        == store_errors.CONNECTION
+        == store_refusals.NOT_CONNECTED
     )
     with pytest.raises(Unreadable, match="cannot be read"):
         parquet_footers.check_unchanged(*plan[0])

@@ -28,25 +28,25 @@ if TYPE_CHECKING:
 
 DENIED = "access is denied"
 CREDENTIALS = "the credentials are not accepted, or there are none"
-BUCKET = "there is no such bucket"
-CONNECTION = "the connection fails"
-NAME = "the name of the host cannot be resolved"
-SILENT = "there is no answer"
-FAILING = "the service reports an internal error"
+NO_BUCKET = "there is no such bucket"
+NOT_CONNECTED = "the connection fails"
+UNKNOWN_HOST = "the name of the host cannot be resolved"
+NO_ANSWER = "there is no answer"
+INTERNAL_ERROR = "the service reports an internal error"
 REDIRECTED = "the service redirects all requests: the bucket may be in another region"
 NOT_ACCEPTED = "the service does not accept the requests: a token may have expired, or the region may be wrong"
 PROXY = "a proxy asks for credentials"
 THROTTLED = "there are too many requests for the service"
-STATUS = "the service answers with HTTP status"
-SCHEME = "no file system for this kind of location is installed"
+OTHER_STATUS = "the service answers with HTTP status"
+NO_FILE_SYSTEM = "no file system for this kind of location is installed"
 
-FOR_NOW = frozenset({THROTTLED, SILENT})
+TRANSIENT = frozenset({THROTTLED, NO_ANSWER})
 """Causes that pass by themselves."""
-_FOR_GOOD = frozenset({DENIED, CREDENTIALS, BUCKET, REDIRECTED, NOT_ACCEPTED, PROXY, SCHEME})
+_PERMANENT = frozenset({DENIED, CREDENTIALS, NO_BUCKET, REDIRECTED, NOT_ACCEPTED, PROXY, NO_FILE_SYSTEM})
 PROBED = 3
 """Number of files that are read one by one, to find out whether the store refuses all files or a single one."""
 
-_OF_JAVA = {
+_CAUSE_BY_CLASS = {
     **dict.fromkeys(
         (
             *("java.nio.file.AccessDeniedException", "org.apache.hadoop.security.AccessControlException"),
@@ -71,12 +71,12 @@ _OF_JAVA = {
             "org.apache.hadoop.fs.s3a.UnknownStoreException",
             "software.amazon.awssdk.services.s3.model.NoSuchBucketException",
         ),
-        BUCKET,
+        NO_BUCKET,
     ),
-    **dict.fromkeys(("java.net.ConnectException", "java.net.NoRouteToHostException"), CONNECTION),
-    **dict.fromkeys(("java.net.UnknownHostException", "java.nio.channels.UnresolvedAddressException"), NAME),
-    "java.net.SocketTimeoutException": SILENT,
-    "org.apache.hadoop.fs.UnsupportedFileSystemException": SCHEME,
+    **dict.fromkeys(("java.net.ConnectException", "java.net.NoRouteToHostException"), NOT_CONNECTED),
+    **dict.fromkeys(("java.net.UnknownHostException", "java.nio.channels.UnresolvedAddressException"), UNKNOWN_HOST),
+    "java.net.SocketTimeoutException": NO_ANSWER,
+    "org.apache.hadoop.fs.UnsupportedFileSystemException": NO_FILE_SYSTEM,
 }
 """Names of Java exception classes; subclasses count as well."""
 _SUPERCLASSES = 10
@@ -84,32 +84,32 @@ _STATUS = re.compile(r"(?:\bstatus code:? |^|\", )([345][0-9]{2})\b", re.IGNOREC
 """The status of an answer in messages of Amazon's, Google's and Microsoft's clients."""
 _PYARROW_STATUS = re.compile(r"AWS Error \w+ \(HTTP status ([345][0-9]{2})\)")
 """The status of an answer without a known code in messages of pyarrow. Answers to HEAD never have a code."""
-_OF_STATUS = {400: NOT_ACCEPTED, 401: CREDENTIALS, 403: DENIED, 407: PROXY, 429: THROTTLED}
-_OF_ONE_FILE = frozenset({404, 410, 416})
+_CAUSE_BY_STATUS = {400: NOT_ACCEPTED, 401: CREDENTIALS, 403: DENIED, 407: PROXY, 429: THROTTLED}
+_SINGLE_FILE_STATUSES = frozenset({404, 410, 416})
 """Statuses that concern a single file: not found, gone, too short for the range."""
 _SERVICE = re.compile(r"(?:software\.amazon|com\.amazonaws|com\.google\.cloud|org\.apache\.hadoop\.fs\.azurebfs)\.")
 _MISSING_CLASS = re.compile(r"(?:java\.lang\.ClassNotFoundException: )?Class \S+ not found")
-_OF_TASK = re.compile(
+_TASK_FAILURE = re.compile(
     r"Job aborted due to stage failure: Task \S+ in stage \S+ failed \d+ times, most recent failure: "
     r"Lost task \S+ in stage \S+ \(TID \d+\)(?: \(\S+ executor \S+\))?: ([\w.$]+)"
 )
 """Spark's message about a failed task, with the exception's class; the text after it may be data."""
 
-_OF_ERRNO = {
+_CAUSE_BY_ERRNO = {
     **dict.fromkeys((errno.EACCES, errno.EPERM), DENIED),
-    **dict.fromkeys((errno.ECONNREFUSED, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EHOSTDOWN), CONNECTION),
-    errno.ETIMEDOUT: SILENT,
+    **dict.fromkeys((errno.ECONNREFUSED, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EHOSTDOWN), NOT_CONNECTED),
+    errno.ETIMEDOUT: NO_ANSWER,
 }
-_OF_CODES: Sequence[tuple[re.Pattern[str], str]] = (
+_CAUSE_BY_TEXT: Sequence[tuple[re.Pattern[str], str]] = (
     # The codes of Amazon's, Google's and Microsoft's services and of curl, as pyarrow passes them on.
     (re.compile(r"AWS Error (?:INVALID_ACCESS_KEY_ID|SIGNATURE_DOES_NOT_MATCH|INVALID_CLIENT_TOKEN_ID)"), CREDENTIALS),
     (re.compile(r"AWS Error (?:EXPIRED_TOKEN|MISSING_AUTHENTICATION_TOKEN|INVALID_SIGNATURE)"), CREDENTIALS),
     (re.compile(r"AWS Error ACCESS_DENIED|Status\(PERMISSION_DENIED|AuthorizationFailure"), DENIED),
     (re.compile(r"Status\(UNAUTHENTICATED|AuthenticationFailed|InvalidAuthenticationInfo"), CREDENTIALS),
-    (re.compile(r"AWS Error NO_SUCH_BUCKET|ContainerNotFound"), BUCKET),
-    (re.compile(r"curlCode: 6\b|CURL error \[6\]|UnknownHostException"), NAME),
-    (re.compile(r"curlCode: 28\b|CURL error \[28\]|SocketTimeoutException"), SILENT),
-    (re.compile(r"AWS Error NETWORK_CONNECTION|CURL error \[(?:7|35|56)\]|ConnectException"), CONNECTION),
+    (re.compile(r"AWS Error NO_SUCH_BUCKET|ContainerNotFound"), NO_BUCKET),
+    (re.compile(r"curlCode: 6\b|CURL error \[6\]|UnknownHostException"), UNKNOWN_HOST),
+    (re.compile(r"curlCode: 28\b|CURL error \[28\]|SocketTimeoutException"), NO_ANSWER),
+    (re.compile(r"AWS Error NETWORK_CONNECTION|CURL error \[(?:7|35|56)\]|ConnectException"), NOT_CONNECTED),
 )
 
 
@@ -120,7 +120,7 @@ _BAD_CREDENTIALS = frozenset(
     }
 )
 """Codes of S3 and Azure."""
-_OF_STORE = ((Unreachable, CONNECTION), (TimedOut, SILENT))
+_CAUSE_BY_ERROR = ((Unreachable, NOT_CONNECTED), (TimedOut, NO_ANSWER))
 
 
 def cause_of_spark_error(error: Exception) -> str | None:
@@ -131,16 +131,16 @@ def cause_of_spark_error(error: Exception) -> str | None:
     for one in java_exceptions(error):
         text = str(one.getMessage() or "")
         for name in _classes(one):
-            if name in _OF_JAVA:
-                return _OF_JAVA[name]
+            if name in _CAUSE_BY_CLASS:
+                return _CAUSE_BY_CLASS[name]
             status = _STATUS.search(text) if _SERVICE.match(name) else None
             if status is not None and (cause := _cause_of_status(int(status[1]))) is not None:
                 return cause
         if _MISSING_CLASS.match(text) and "FileSystem" in text:
-            return SCHEME
-        quoted = _OF_TASK.match(text)
-        if quoted is not None and quoted[1] in _OF_JAVA:
-            return _OF_JAVA[quoted[1]]
+            return NO_FILE_SYSTEM
+        quoted = _TASK_FAILURE.match(text)
+        if quoted is not None and quoted[1] in _CAUSE_BY_CLASS:
+            return _CAUSE_BY_CLASS[quoted[1]]
     return None
 
 
@@ -159,10 +159,10 @@ def cause_of_python_error(error: BaseException | None) -> str | None:
         return _cause_of_store_error(error)
     if not isinstance(error, OSError):
         return None
-    if error.errno in _OF_ERRNO:
-        return _OF_ERRNO[error.errno]
+    if error.errno in _CAUSE_BY_ERRNO:
+        return _CAUSE_BY_ERRNO[error.errno]
     text = str(error)
-    found = next((cause for code, cause in _OF_CODES if code.search(text)), None)
+    found = next((cause for code, cause in _CAUSE_BY_TEXT if code.search(text)), None)
     if found is None and (status := _PYARROW_STATUS.search(text)) is not None:
         return _cause_of_status(int(status[1]))
     return found
@@ -170,9 +170,9 @@ def cause_of_python_error(error: BaseException | None) -> str | None:
 
 def unavailable(cause: str, text: str) -> TableUnavailable:
     """The error for a table of which an object store refuses all files for this cause."""
-    if cause in FOR_NOW:
+    if cause in TRANSIENT:
         return TableBusy(text)
-    return TableRefused(text) if cause in _FOR_GOOD or cause.startswith(STATUS) else TableUnavailable(text)
+    return TableRefused(text) if cause in _PERMANENT or cause.startswith(OTHER_STATUS) else TableUnavailable(text)
 
 
 def busy(error: BaseException | None) -> bool:
@@ -182,7 +182,7 @@ def busy(error: BaseException | None) -> bool:
 
 def _cause_of_store_error(error: StoreError) -> str | None:
     if isinstance(error, BucketMissing):
-        return BUCKET
+        return NO_BUCKET
     if isinstance(error, ObjectMissing | ObjectChanged):
         return None
     if isinstance(error, Throttled):
@@ -191,17 +191,17 @@ def _cause_of_store_error(error: StoreError) -> str | None:
         return CREDENTIALS
     if error.status:
         return _cause_of_status(error.status)
-    found = next((cause for kind, cause in _OF_STORE if isinstance(error, kind)), None)
+    found = next((cause for kind, cause in _CAUSE_BY_ERROR if isinstance(error, kind)), None)
     return CREDENTIALS if found is None and isinstance(error, Denied) else found
 
 
 def _cause_of_status(status: int) -> str | None:
     """The store's cause of an HTTP status; None if the status concerns a single file."""
-    if status in _OF_ONE_FILE:
+    if status in _SINGLE_FILE_STATUSES:
         return None
     if status < 400:
         return REDIRECTED
-    return FAILING if status >= 500 else _OF_STATUS.get(status, f"{STATUS} {status}")
+    return INTERNAL_ERROR if status >= 500 else _CAUSE_BY_STATUS.get(status, f"{OTHER_STATUS} {status}")
 
 
 def evenly_spaced(files: Sequence[Any], count: int = PROBED) -> list[Any]:
