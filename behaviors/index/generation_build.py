@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from distop.behavior import Progress
 from distop.errors import UnsafePath
 from distop.protocol.frozen import frozen
+from distop.protocol.texts import plural
 from distop.storage.deletion import check_own
 from distop.storage.opened_stores import store_of
 from distop.storage.places import make_stage, remove_place_or_log
@@ -193,7 +194,7 @@ class Completion:
         new = [f for name, f in self._table.files.items() if known.get(name) != (f[1], f[2])]
         if not new or self._ids == {} or sum(f[1] for f in new) > CATCH_UP_BYTES:
             return
-        self._ctx.log.info("Indexing %d files that are new since planning or whose segments were lost", len(new))
+        self._ctx.log.info("Indexing %s, new since planning or with a lost segment", plural(len(new), "file"))
         make_stage(scratch)
         reader = self._table.reader
         # The files may be of a cached plan whose files were not checked.

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.clock import secrets, time
 from distop.errors import DistopError, FatalError, InvalidArgument, InvalidToken, JobFailed, UsageError, describe
-from distop.protocol.texts import did_you_mean, shown
+from distop.protocol.texts import did_you_mean, plural, shown
 from distop.services.claims import owned_jobs as m
 
 if TYPE_CHECKING:
@@ -258,7 +258,7 @@ class Worker:
             try:
                 alive = await self.client.extend([job.token for job in jobs], self._duration)
             except DistopError as error:
-                log.warning("Cannot extend the claims of %d jobs; retrying: %s", len(jobs), describe(error))
+                log.warning("Cannot extend the claims of %s; retrying: %s", plural(len(jobs), "job"), describe(error))
                 continue
             for job, ok in zip(jobs, alive, strict=True):
                 if not ok and not job.returned:

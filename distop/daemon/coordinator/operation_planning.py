@@ -17,6 +17,7 @@ from distop.protocol.plan import PartitionPlan, Plan, chunked
 from distop.protocol.record_reading import read
 from distop.protocol.records import Decision, State, TableRecord
 from distop.protocol.state_tables import Stage
+from distop.protocol.texts import plural
 from distop.worker.daemon_side.requests import PlanResult, WorkerError
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class Planning:
         ref, limits, chunks = op.ref, self._ctx.limits, planned.chunks
         found = plan_digest(chunks), len(chunks), planned.spilled, planned.options, planned.beside
         plan, terms = Plan(planned.count, planned.version, *found), replace(op.terms, beside=planned.beside)
-        self._log.info("Planned %d jobs", planned.count, extra={"operation": str(ref)})
+        self._log.info("Planned %s", plural(planned.count, "job"), extra={"operation": str(ref)})
         seen = [op.chunks.get(n, 0) for n in range(len(chunks))]
         size = sum(map(len, chunks)) + (len(dumps(planned.options)) if planned.options else 0)
         if size <= limits.plan_bytes and len(chunks) <= limits.plan_chunks:

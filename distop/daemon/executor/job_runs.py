@@ -16,6 +16,7 @@ from distop.protocol import job_transitions
 from distop.protocol.behavior_declaration import shortest
 from distop.protocol.jobs import JobState, Outcome, given_up
 from distop.protocol.json_codec import rfc3339
+from distop.protocol.texts import plural
 from distop.runtime.backoff import Backoff
 from distop.worker.daemon_side.requests import JobEnded, JobItem, Listener, RunRequest, WorkerError
 
@@ -465,8 +466,8 @@ class Jobs:
             given = await asyncio.gather(*(self._give_up(op, p, saved[p]) for p in saved))
             stays = {p for p, sure in zip(saved, given, strict=True) if not sure}
         if stays:
-            text = "Cannot give up the checkpoints of %d jobs; skipping the cleanup after these jobs"
-            self._ctx.log.warning(text, len(stays), extra=where)
+            text = "Cannot give up the checkpoints of %s; skipping the cleanup"
+            self._ctx.log.warning(text, plural(len(stays), "job"), extra=where)
         return [
             JobItem(op.partition(p), held.claim.attempt, held.fence, saved.get(p))
             for p, (held, _) in zip(partitions, ends, strict=True)

@@ -13,6 +13,7 @@ from distop.decide.earlier_runs import Disposition, judge
 from distop.errors import DistopError, SessionLost, describe
 from distop.protocol.jobs import Claim, Outcome
 from distop.protocol.records import State
+from distop.protocol.texts import plural
 from distop.protocol.txn import Get
 from distop.worker.daemon_side.requests import WorkerError
 
@@ -38,10 +39,9 @@ class Reconciler:
         """
         await asyncio.to_thread(self._local.load)
         if self._local.former:
-            jobs = sum(len(run.left) for run in self._local.former)
-            self._ctx.log.info(
-                "Found %d unfinished jobs of %d previous runs on this executor", jobs, len(self._local.former)
-            )
+            jobs = plural(sum(len(run.left) for run in self._local.former), "unfinished job")
+            runs = plural(len(self._local.former), "previous run")
+            self._ctx.log.info("Found %s of %s on this executor", jobs, runs)
 
     async def begin(self) -> None:
         """Reconcile for the first time. Raises SessionLost."""
@@ -160,7 +160,7 @@ class Reconciler:
                 extra=where,
             )
             return
-        self._ctx.log.info("Cleaning up after %d jobs of a previous run", len(partitions), extra=where)
+        self._ctx.log.info("Cleaning up after %s of a previous run", plural(len(partitions), "job"), extra=where)
         done = self._local.cleaning.setdefault(run.op, asyncio.get_running_loop().create_future())
         try:
             await self._ctx.worker.cleanup(

@@ -25,6 +25,7 @@ from distop.protocol.jobs import MAX_OUTCOME_BYTES, to_go_on_from
 from distop.protocol.json_codec import MAX_ERROR_TEXT
 from distop.protocol.plan import PartitionPlan
 from distop.protocol.records import TableRecord
+from distop.protocol.texts import plural
 from distop.runtime import secret_settings
 from distop.storage import result_files
 from distop.storage.confinement import resolve_once
@@ -344,8 +345,8 @@ class Run:
                 self._end_with_own_error(self._items[left[0]][0], error, started)
                 continue
             self._env.log.warning(
-                "Batch of %d jobs of %s failed; repeating the %d without an outcome in halves: %s",
-                *(len(group), self.op, len(left), headline(error)),
+                "Batch of %s of %s failed; repeating the %s without an outcome in halves: %s",
+                *(plural(len(group), "job"), self.op, plural(len(left), "job"), headline(error)),
             )
             middle = max(1, len(left) // 2)
             groups += [(half, True) for half in (left[middle:], left[:middle]) if half]
