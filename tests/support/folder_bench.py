@@ -6,9 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyiceberg.io.pyarrow import _dataframe_to_data_files
-from pyiceberg.schema import Schema
 from pyiceberg.table import Table
-from pyiceberg.types import LongType, NestedField, StringType, StructType
 
 from distop.behavior import TableRecord
 from distop.storage.location import Location
@@ -16,6 +14,7 @@ from distop.tables.iceberg.metadata_file import current_metadata_file, metadata_
 from distop.testing import MemoryProgress
 from distop_behaviors.apply import Apply
 from distop_behaviors.validate import Validate
+from tests.support.catalog_bench import SCHEMA
 from tests.support.context import FakeContext, Ran, run_operation
 from tests.support.lake import Remote
 
@@ -27,12 +26,6 @@ if TYPE_CHECKING:
 
     from distop.storage.object_store import ObjectStore
     from distop.tables.iceberg.metadata_file import MetadataFile
-
-SCHEMA = Schema(
-    NestedField(1, "id", LongType(), required=False),
-    NestedField(2, "c", StringType(), required=False),
-    NestedField(3, "s", StructType(NestedField(4, "a", LongType(), required=False)), required=False),
-)
 
 
 def rows(*texts: str | None, first: int = 1) -> pa.Table:
