@@ -253,7 +253,7 @@ class Waiters:
     async def _end(self, ends: Sequence[tuple[OperationRef, History, Txn]]) -> bool:
         """End all of these operations or none."""
         if len(ends) == 1 and (ref := ends[0][0]) in self._ending:
-            self._ending[ref] = self._ending.pop(ref)  # where it is refused, others come before it
+            self._ending[ref] = self._ending.pop(ref)  # others come first after a refusal
         known = {ref: self._view.operations.get(ref) for ref, _, _ in ends}
         try:
             applied = await self._commit(merged([txn for _, _, txn in ends]))
@@ -355,4 +355,4 @@ class Waiters:
         if not refused.moved and len(group) > 1:
             # One of them holds up the others: an edge or a hold that this view does not show yet.
             self._one_by_one = True
-        return refused.moved  # the next look is made from what stands there now
+        return refused.moved  # the next check starts from the present records
