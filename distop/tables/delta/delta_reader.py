@@ -71,7 +71,7 @@ class DeltaReader(Reader):
     def identities(self, columns: Sequence[str]) -> Mapping[str, int | str]:
         """The table's id with the columns' ids by column mapping, and their types: another type needs another index.
 
-        Raises Unreadable also for a partition column, which files lack, and for texts with a length or a collation.
+        Raises Unreadable also for a partition column, which files lack, and for texts with a length.
         """
         snapshot = self._known()
         schema, found = snapshot.schema, dict[str, int | str]()

@@ -81,7 +81,7 @@ class DeltaSchema:
         try:
             parsed = json.loads(self.text)
             self._fields: list[Mapping[str, Any]] = list(parsed["fields"])
-            self.columns: Mapping[str, SparkType] = {str(f["name"]): spark_type(f["type"]) for f in self._fields}
+            self.columns: Mapping[str, SparkType] = {str(f["name"]): _type_of(f) for f in self._fields}
             self.physical = {str(f["name"]): self._physical(f) for f in self._fields}
             self._ids = {str(f["name"]): dict(self._walk_ids([f], "")) for f in self._fields}
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
@@ -115,12 +115,12 @@ class DeltaSchema:
     def spark_only(self, column: str) -> str:
         """Why only Spark reads a column's values correctly; "" if others can.
 
-        That holds for texts with a length or a collation, and for nested fields with other names in files.
+        That holds for texts with a length, and for nested fields with other names in files.
         """
         field = self._field(column)
         own = field.get("metadata") or {}
-        if any(key == _CHAR or "collation" in key.lower() for key in own):
-            return f"the column {column!r} has texts with a collation or a length"
+        if _CHAR in own:
+            return f"the column {column!r} has texts with a length"
         nested = isinstance(field["type"], Mapping)
         if nested and (self.mode == "id" or (self.mode == "name" and not _same_names(field["type"]))):
             return f"the column {column!r} has nested fields with other names in files"
@@ -150,7 +150,7 @@ class DeltaSchema:
                 if kind["type"] == "struct":
                     yield from self._walk(kind["fields"], here, there, defaulted=given)
                 continue
-            yield DeltaField(_leaf(here, kind), there, self._id(field), given, TYPE_CHANGES in own)
+            yield DeltaField(_leaf(here, field), there, self._id(field), given, TYPE_CHANGES in own)
 
     # ------------------------------------------------------------------ ids
 
@@ -208,11 +208,14 @@ def schema_number(text: str) -> int:
     return _hashed(text)
 
 
-def _leaf(path: Path, kind: Any) -> Leaf:
+def _leaf(path: Path, field: Mapping[str, Any]) -> Leaf:
     """The leaf of a field; optional also if the schema requires it, since older files may have NULLs."""
-    spark = spark_type(kind)
+    kind, spark = field["type"], _type_of(field)
     if not isinstance(spark, str):
         return Leaf(path, "other", "", 0, 0)
+    if str((field.get("metadata") or {}).get(_CHAR, "")).startswith("char("):
+        # Spark pads a text that another writer has left shorter, so bounds are not its values.
+        return Leaf(path, "other", spark, 0, 0)
     if spark.startswith("decimal"):
         return Leaf(path, "decimal", spark, 0, decimal_of(spark)[1])
     _, found, bits, scale = _PLAIN[kind]
@@ -224,11 +227,24 @@ def delta_type(spark: str) -> str:
     return next((name for name, found in _PLAIN.items() if found[0] == spark), spark)
 
 
+def _is_collated(field: Mapping[str, Any]) -> bool:
+    """Whether a field has texts with a collation, which the schema's type does not show. Raises TypeError."""
+    return any("collation" in key.lower() for key in field.get("metadata") or {})
+
+
+def _type_of(field: Mapping[str, Any]) -> SparkType:
+    """The Spark type of a field. Raises the errors of :func:`spark_type`."""
+    if _is_collated(field):
+        # Spark would compare its texts by the collation, but bounds are ordered by bytes.
+        return ("unreadable", "texts with a collation are not supported")
+    return spark_type(field["type"])
+
+
 def spark_type(kind: Any) -> SparkType:
     """The Spark type of a type in a schema. Raises ValueError, KeyError and TypeError for an invalid one."""
     if isinstance(kind, Mapping):
         if kind["type"] == "struct":
-            return ("struct", tuple((str(f["name"]), spark_type(f["type"])) for f in kind["fields"]))
+            return ("struct", tuple((str(f["name"]), _type_of(f)) for f in kind["fields"]))
         if kind["type"] == "array":
             return ("array", spark_type(kind["elementType"]))
         if kind["type"] == "map":

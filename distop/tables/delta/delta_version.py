@@ -51,14 +51,19 @@ class DeltaVersion(TableVersion):
         if found is None or int(found[1]) > snapshot.version:
             return None
         added: set[str] = set()
+        known: set[tuple[str, str]] = set()
         if LogFiles(snapshot.root).digest(int(found[1])) != found[2]:
             return None
         try:
             for number in range(int(found[1]) + 1, snapshot.version + 1):
                 check()
                 actions = list(commit(LogFiles(snapshot.root), number))
-                whole = {path for path, vector in _keys(actions, "remove") if not vector}
-                added |= {path for path, vector in _keys(actions, "add") if not (vector and path in whole)}
+                removed, now = _keys(actions, "remove"), _keys(actions, "add")
+                whole = {path for path, vector in removed if not vector}
+                added |= {path for path, vector in now if not (vector and path in whole)}
+                # The former version had these with deleted rows, even if a commit says that they were whole.
+                added |= {path for path, vector in removed - known if vector}
+                known |= now
         except Gone:
             return None
         paths = {f"{snapshot.root}/{path}" for path in added}

@@ -371,6 +371,17 @@ def test_a_writer_that_rounds_the_bounds_of_decimals_makes_no_check_valid(
     assert found == (["violated", "valid"] if kind.precision == 18 else ["unknown", "unknown"])
 
 
+def test_a_text_of_a_fixed_length_has_no_bounds(tmp_path: Path) -> None:
+    """Spark pads ``ab`` of another writer with spaces, and then it is after ``ab``."""
+    column = field("c", "string", __CHAR_VARCHAR_TYPE_STRING="char(5)")
+    log = DeltaLog(tmp_path / "t").create(fields=[field("id", "long"), column])
+    bounds = {"nullCount": {"c": 0}, "minValues": {"c": "ab"}, "maxValues": {"c": "ab"}}
+    log.commit(log.add("a.parquet", pa.table({"c": ["ab"] * 3}), stats=statistics(3, **bounds)))
+    checks = [{"range": {"column": "c", "max": "ab"}}, {"not_null": "c"}]
+    found = [verdict for verdict, _, _ in verdicts(log.record, tmp_path / "work", *checks, statistics="only")]
+    assert found == ["unknown", "valid"]
+
+
 # ----------------------------------------------------------------- validate
 
 

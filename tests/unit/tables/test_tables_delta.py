@@ -20,7 +20,7 @@ from distop.tables.delta import checkpoints
 from distop.tables.delta.delta_log import current_snapshot, snapshot_of
 from distop.tables.delta.table_features import KNOWN
 from distop.tables.delta.table_paths import vector_path
-from distop.tables.reading.file_facts import Gone
+from distop.tables.reading.file_facts import FileFacts, Gone
 from tests.support.delta_logs import DeltaLog, features, field, mapped, metadata, remove, statistics, vector
 
 UUID_TEXT = "^(]<&u-VY!GpVjU9LJQb"
@@ -541,6 +541,25 @@ def test_a_column_of_an_unknown_type_is_unreadable(kind: Any, tmp_path: Path) ->
     assert "unreadable" in str(columns["x"])
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_texts_with_a_collation_are_unreadable_and_have_no_bounds(nested: bool, tmp_path: Path) -> None:
+    """The type in the schema is ``string``. By the collation ``B`` is after ``a``, by its bytes before."""
+    text = field("x", "string", __COLLATIONS={"x": "spark.UTF8_LCASE"})
+    column = field("s", {"type": "struct", "fields": [text]}) if nested else text
+    bounds = {"s": {"x": "B"}} if nested else {"x": "B"}
+    log = DeltaLog(tmp_path / "t").create(fields=[field("id", "long"), column])
+    log.commit(log.add("a.parquet", stats=statistics(3, minValues=bounds, maxValues=bounds)))
+    planned = plan_table(log.record).partitions
+    reader = reader_of(log.record, planned)
+    columns = reader.columns()
+    assert columns is not None
+    assert "texts with a collation are not supported" in str(columns[column["name"]])
+    [facts] = reader.facts(planned[0].files, frozenset({column["name"]}), lambda: None)
+    assert isinstance(facts, FileFacts)
+    assert [(leaf.kind, leaf.type) for leaf in facts.leaves.values()] == [("other", "")]
+    assert not any(chunk.low or chunk.high for chunks in facts.chunks.values() for chunk in chunks)
+
+
 # ----------------------------------------------------------------- since
 
 
@@ -565,6 +584,17 @@ def test_files_that_were_added_since_a_version_are_new(tmp_path: Path) -> None:
     log.commit(remove("a.parquet", **with_vector), log.add("a.parquet"))
     assert since(log.root, first) == {"a.parquet", "d.parquet"}
     assert since(log.root, second) == {"a.parquet"}
+
+
+def test_a_file_with_deleted_rows_that_a_commit_calls_whole_is_new(tmp_path: Path) -> None:
+    """Its new deletion vector may delete other rows, so the certificate lacks some."""
+    log = DeltaLog(tmp_path / "t").create(features("deletionVectors"))
+    former, new = vector(UUID_TEXT), vector(UUID_TEXT, offset=50)
+    log.commit(log.add("a.parquet", deletionVector=former))
+    first = plan_table(log.record).version
+    log.commit(remove("a.parquet"), log.add("a.parquet", deletionVector=new))
+    log.commit(remove("a.parquet", deletionVector=former))
+    assert since(log.root, first) == {"a.parquet"}
 
 
 def test_without_the_commits_since_a_version_any_file_may_be_new(tmp_path: Path) -> None:
