@@ -207,3 +207,22 @@ def test_the_example_behavior_counts_rows_without_deleted_ones(lake: DeltaLake, 
     row_count = BehaviorSource.parse(f"{ROOT / 'examples' / 'row_count.py'}:RowCount").load()
     ran = testing.run_operation(row_count, table=record(lake, "dirty"), spark=spark)
     assert (ran.state, ran.report) == ("success", {"rows": 97})
+
+
+@pytest.mark.rotating
+def test_texts_with_a_collation_are_an_error_of_their_checks_alone(lake: DeltaLake, run: Callable[..., Ran]) -> None:
+    """The tested release of Delta writes none; others do."""
+    key = "spark.databricks.delta.schema.typeCheck.enabled"
+    lake.session.conf.set(key, "false")
+    try:
+        lake.create("collated", "id bigint, x string collate UTF8_LCASE")
+        lake.sql("insert into {t} values (1, 'B'), (2, 'a')", "collated")
+    finally:
+        lake.session.conf.unset(key)
+    checks = [{"check": "id > 0"}, {"range": {"column": "x", "max": "Z"}}, {"not_null": "x"}]
+    for mode in ("auto", "never"):
+        ran = run("collated", *checks, statistics=mode)
+        valid, text, present = ran.report["checks"]
+        assert (valid["verdict"], text["verdict"]) == ("valid", "error")
+        assert "texts with a collation are not supported" in text["error"]
+        assert present["verdict"] == ("valid" if mode == "auto" else "error")
