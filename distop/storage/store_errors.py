@@ -28,6 +28,8 @@ _DEBUG = "Debug source:"
 _TOKEN_SERVICE = ("token request", "169.254.169.254", "latest/api/token")
 """Parts of obstore's text if the request was one for credentials, which it sends if it has found none."""
 _LONGEST_CAUSE = 300
+CHECK_ACCESS = "; check this machine's access with `distop doctor --storage URL`"
+"""The end of an error about a store that refuses a table: what to do next."""
 _REFUSALS = range(300, 500)
 """Statuses of an answer that a repetition does not change."""
 
@@ -197,12 +199,11 @@ def _cause(text: str, status: int, code: str) -> str:
 def unavailable(text: str, error: BaseException) -> TableUnavailable:
     """The error of a table whose file or folder could not be read. A store's refusal is final.
 
-    A missing object is none: a writer may have removed it since it was named.
+    A missing object is not a refusal: a writer may have removed it since it was named.
     """
     if isinstance(error, Throttled | TimedOut):
         return TableBusy(text)
-    if isinstance(error, Denied | BucketMissing):
-        return TableRefused(text)
-    if isinstance(error, StoreError) and not isinstance(error, ObjectMissing) and error.status in _REFUSALS:
-        return TableRefused(text)
+    refused = isinstance(error, StoreError) and not isinstance(error, ObjectMissing) and error.status in _REFUSALS
+    if refused or isinstance(error, Denied | BucketMissing):
+        return TableRefused(text + CHECK_ACCESS)
     return TableUnavailable(text)

@@ -1,6 +1,7 @@
-"""Recognizes errors by which a store refuses all files: access, bucket, network.
+"""Finds the cause for which a store refuses all files of a table: access, bucket, network.
 
-They are recognized by exception classes, error numbers and error codes where a library has them, else by its text.
+It is found by exception class, error number or error code, and by the error's text for libraries that have none of
+these.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from distop.errors import TableBusy, TableRefused, TableUnavailable
 from distop.runtime.java import java_exceptions
 from distop.storage.store_errors import (
+    CHECK_ACCESS,
     BucketMissing,
     Denied,
     ObjectChanged,
@@ -41,7 +43,7 @@ OTHER_STATUS = "the service answers with HTTP status"
 NO_FILE_SYSTEM = "no file system for this kind of location is installed"
 
 TRANSIENT = frozenset({THROTTLED, NO_ANSWER})
-"""Causes that pass by themselves."""
+"""Causes that need no action: a retry succeeds later."""
 _PERMANENT = frozenset({DENIED, CREDENTIALS, NO_BUCKET, REDIRECTED, NOT_ACCEPTED, PROXY, NO_FILE_SYSTEM})
 PROBED = 3
 """Number of files that are read one by one, to find out whether the store refuses all files or a single one."""
@@ -169,10 +171,12 @@ def cause_of_python_error(error: BaseException | None) -> str | None:
 
 
 def unavailable(cause: str, text: str) -> TableUnavailable:
-    """The error for a table of which an object store refuses all files for this cause."""
+    """The error for a table whose files the object store refuses, all for this cause."""
     if cause in TRANSIENT:
         return TableBusy(text)
-    return TableRefused(text) if cause in _PERMANENT or cause.startswith(OTHER_STATUS) else TableUnavailable(text)
+    if cause in _PERMANENT or cause.startswith(OTHER_STATUS):
+        return TableRefused(text + CHECK_ACCESS)
+    return TableUnavailable(text)
 
 
 def busy(error: BaseException | None) -> bool:
