@@ -109,7 +109,7 @@ def vector_of(root: str, found: Mapping[str, Any], files: TableFiles) -> Deletio
         what = "an absolute path" if kind == _ABSOLUTE else f"the storage type {shown(kind)}"
         raise InvalidArgument(
             f"the log of {root!r} has a deletion vector with {what}: only vectors in the table's folder are supported, "
-            "so copy a shallow clone as a deep clone"
+            "so copy the rows of a shallow clone to a new table"
         )
     path = vector_path(root, text)
     files.check((path,), below=True)

@@ -1,7 +1,7 @@
 """Paths in a Delta log: of data files, deletion vectors and sidecars, which must be below the table's folder.
 
-A log is data. So an absolute path, a URL or ``..`` in it is refused: shallow clones and other tables' files are not
-read.
+A log is not trusted: an absolute path, a URL or ``..`` in it is refused. So shallow clones, and files of other tables,
+are not read.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def data_path(root: str, encoded: object, files: TableFiles) -> str:
     if encoded.startswith("/") or _SCHEME.match(encoded):
         raise InvalidArgument(
             f"the log of the Delta table {root!r} has the file path {shown(encoded)}: only relative paths are "
-            "supported, so copy a shallow clone as a deep clone"
+            "supported, so copy the rows of a shallow clone to a new table"
         )
     try:
         relative = unquote(encoded, errors="strict")
