@@ -20,8 +20,8 @@ from distop.tables.iceberg import avro, manifest_facts, manifest_list
 from distop.tables.iceberg.iceberg_changes import equality_ids, new_files
 from distop.tables.iceberg.metadata_file import read_metadata
 from tests.support.lake import Folder
-from tests.unit.tables.test_avro import file_of
-from tests.unit.tables.test_avro_records import encoded, on_disk
+from tests.unit.tables.iceberg.test_avro import file_of
+from tests.unit.tables.iceberg.test_avro_records import encoded, on_disk
 
 if TYPE_CHECKING:
     from collections.abc import Callable

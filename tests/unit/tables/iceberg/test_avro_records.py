@@ -26,7 +26,7 @@ from distop.tables.iceberg.avro_records import RecordFile
 from distop.tables.iceberg.metadata_file import read_metadata
 from distop.tables.reading.file_facts import Unreadable
 from tests.support.lake import Folder
-from tests.unit.tables.test_avro import MARK, file_of, number, text
+from tests.unit.tables.iceberg.test_avro import MARK, file_of, number, text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
