@@ -10,6 +10,7 @@ import errno
 import os
 import re
 import stat
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,9 @@ from distop.storage.storage_options import in_object_store
 from distop.storage.storage_urls import check_place
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
+    from collections.abc import Iterator
     from io import BufferedReader
+    from typing import BinaryIO
 
 
 _SCHEME = re.compile(r"\s*(?:[A-Za-z][A-Za-z0-9+.-]*:)+//")
@@ -129,13 +131,25 @@ def open_regular(path: str, *, follow: bool = True) -> BufferedReader:
 def for_arrow(path: str, *, follow: bool = True) -> AbstractContextManager[Any]:
     """An open file for Arrow, which by itself would open any kind of local file, and no bucket as it is configured.
 
-    Raises the errors of :func:`open_regular` for a local path, and those of :func:`open_filesystem` for a URL.
+    All bytes of an object are of one version. Raises the errors of :func:`open_regular` for a local path, and those of
+    an object store or of :func:`open_filesystem` for a URL.
     """
     if local_path(path) is not None:
         return open_regular(path, follow=follow)
+    if in_object_store(path):
+        return _open_object(path)
     filesystem, inner = open_filesystem(path)
     opened: AbstractContextManager[Any] = filesystem.open_input_file(inner)
     return opened
+
+
+@contextmanager
+def _open_object(path: str) -> Iterator[BinaryIO]:
+    from distop.storage.opened_stores import object_at
+
+    store, key = object_at(path)
+    with store.open(key) as found:
+        yield found.file
 
 
 def check_regular(path: str, mode: int) -> None:
