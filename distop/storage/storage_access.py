@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from distop.clock import time
 from distop.errors import InvalidArgument
 from distop.protocol.texts import shown
 from distop.storage import aws_profile, storage_options
@@ -22,6 +23,8 @@ log = logging.getLogger("distop.storage")
 
 CONNECT_TIMEOUT, REQUEST_TIMEOUT, TIME_LIMIT = 5.0, 30.0, 120.0
 """Default seconds for a connection, for one request, and for a call with its repetitions."""
+_KEYS_READ_EVERY = 300.0
+"""Seconds between two readings of a profile's keys."""
 _MIN_CONNECT_TIMEOUT = 15.0
 """Seconds: S3A accepts no shorter time."""
 _S3A = "org.apache.hadoop.fs.s3a"
@@ -114,14 +117,18 @@ class StorageAccess:
             "retry_config": {"max_retries": retries, "retry_timeout": timedelta(seconds=self.time_limit)},
         }
         kind = {"s3": S3Store, "gs": GCSStore, "abfs": AzureStore}[self.bucket.family]
-        if self.profile is not None and self.profile.session is not None:
-            from obstore.auth.boto3 import Boto3CredentialProvider
+        if self.profile is not None:
+            if self.profile.session is not None:
+                from obstore.auth.boto3 import Boto3CredentialProvider
 
-            common["credential_provider"] = Boto3CredentialProvider(self.profile.session)
+                common["credential_provider"] = Boto3CredentialProvider(self.profile.session)
+            else:
+                # As configuration, the keys would be completed by the session token of the environment.
+                common["credential_provider"] = self.profile_keys
         return kind(self.bucket.name, config=self.obstore_config(), **common)
 
     def obstore_config(self) -> dict[str, Any]:
-        """The configuration of obstore's store. It holds a profile's secret."""
+        """The configuration of obstore's store, without secrets."""
         options = self.options
         if self.bucket.family == "gs":
             found: dict[str, Any] = {"base_url": options.endpoint} if options.endpoint else {}
@@ -139,11 +146,19 @@ class StorageAccess:
                 found["endpoint"] = options.endpoint if self.path_style else self._virtual_endpoint()
             if self.region:
                 found["region"] = self.region
-            if self.profile is not None and self.profile.session is None:
-                access, secret, token = self.profile.keys()
-                found |= {"access_key_id": access, "secret_access_key": secret}
-                found |= {"session_token": token} if token else {}
         return found | {"skip_signature": options.anonymous}
+
+    def profile_keys(self) -> dict[str, Any]:
+        """The keys of the profile, in obstore's form. Their file is read anew, because other programs renew them."""
+        if self.profile is None:
+            raise ValueError("there is no profile")
+        try:
+            found = aws_profile.required(self.profile.name, self._environment)
+        except InvalidArgument:
+            found = self.profile  # the file is being written
+        access, secret, token = found.keys()
+        expires = datetime.fromtimestamp(time.time() + _KEYS_READ_EVERY, UTC)
+        return {"access_key_id": access, "secret_access_key": secret, "token": token or None, "expires_at": expires}
 
     def _virtual_endpoint(self) -> str:
         parts = urlsplit(self.options.endpoint)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+import threading
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
@@ -13,8 +15,10 @@ from distop.runtime import secret_settings
 from distop.settings import Settings
 from distop.settings_file import SettingsFile
 from distop.storage import storage_options
+from distop.storage.opened_stores import open_store
 from distop.storage.storage_access import storage_access_for
 from distop.storage.storage_options import StorageOptions, read_settings
+from distop.storage.store_errors import ObjectMissing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -245,9 +249,10 @@ def test_the_keys_of_a_profile(home: Path) -> None:
         home, f"[team]\n{KEYED.format('team')}aws_session_token = token-of-team\n", "[profile team]\nregion = eu-7\n"
     )
     found = access("s3://lake/a", {"profile": "team"}, HOME=str(home), **KEYS)
-    config = found.obstore_config()
-    assert (config["access_key_id"], config["secret_access_key"]) == ("id-team", "secret-of-team")
-    assert (config["session_token"], config["region"]) == ("token-of-team", "eu-7")
+    keys = found.profile_keys()
+    assert (keys["access_key_id"], keys["secret_access_key"]) == ("id-team", "secret-of-team")
+    assert (keys["token"], found.obstore_config()["region"]) == ("token-of-team", "eu-7")
+    assert "-of-team" not in repr(found.obstore_config())
     given = arguments(found)
     assert (given["access_key"], given["secret_key"]) == ("id-team", "secret-of-team")
     assert (given["session_token"], given["region"]) == ("token-of-team", "eu-7")
@@ -264,7 +269,7 @@ def test_which_profile_is_used(home: Path) -> None:
 
     def used(table: dict[str, Any] | None = None, **environment: str) -> str:
         found = access("s3://lake/a", table, HOME=str(home), **environment)
-        return found.obstore_config().get("access_key_id", "none")
+        return str(found.profile_keys()["access_key_id"]) if found.profile is not None else "none"
 
     assert used() == "id-default"
     assert used(AWS_PROFILE="team") == "id-team"
@@ -278,7 +283,53 @@ def test_other_files_of_profiles(home: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.write_text(f"[team]\n{KEYED.format('other')}")
     found = access("s3://lake/a", {"profile": "team"}, HOME=str(home), AWS_SHARED_CREDENTIALS_FILE=str(other))
-    assert found.obstore_config()["access_key_id"] == "id-other"
+    assert found.profile_keys()["access_key_id"] == "id-other"
+
+
+def test_the_renewed_keys_of_a_profile(home: Path) -> None:
+    profiles(home, f"[team]\n{KEYED.format('team')}aws_session_token = token-of-team\n")
+    found = access("s3://lake/a", {"profile": "team"}, HOME=str(home))
+    assert found.profile_keys()["token"] == "token-of-team"
+    profiles(home, f"[team]\n{KEYED.format('new')}aws_session_token = token-of-new\n")
+    assert found.profile_keys()["token"] == "token-of-new"
+    assert found.profile_keys()["expires_at"] > datetime.now(UTC)
+    profiles(home, "[team]\naws_access")  # another program is writing it
+    assert found.profile_keys()["token"] == "token-of-team"
+
+
+class SignedRequests(BaseHTTPRequestHandler):
+    """Answers that there is no object, and records the headers of requests."""
+
+    seen: ClassVar[list[dict[str, str]]] = []
+
+    def do_GET(self) -> None:
+        self.seen.append({name.lower(): value for name, value in self.headers.items()})
+        self.send_response(404)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Write no log."""
+
+
+@pytest.mark.parametrize("token", ["", "token-of-team"])
+def test_no_token_of_the_environment_is_sent_with_the_keys_of_a_profile(
+    home: Path, monkeypatch: pytest.MonkeyPatch, token: str
+) -> None:
+    profiles(home, f"[team]\n{KEYED.format('team')}" + (f"aws_session_token = {token}\n" if token else ""))
+    for name, value in {"HOME": str(home), **KEYS, "AWS_SESSION_TOKEN": "token-of-environment"}.items():
+        monkeypatch.setenv(name, value)
+    SignedRequests.seen.clear()
+    with ThreadingHTTPServer(("127.0.0.1", 0), SignedRequests) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        table = {"endpoint": f"http://127.0.0.1:{server.server_port}", "allow_http": True, "profile": "team"}
+        storage_options.configure(read_settings({"s3://": table}))
+        with pytest.raises(ObjectMissing):
+            open_store("s3://lake/a").get("b", limit=1)
+        server.shutdown()
+    [headers] = SignedRequests.seen
+    assert "Credential=id-team/" in headers["authorization"]
+    assert headers.get("x-amz-security-token", "") == token
 
 
 @pytest.mark.parametrize(
@@ -297,7 +348,7 @@ def test_a_profile_that_cannot_be_used(home: Path, credentials: str, config: str
     profiles(home, credentials, config)
     found = access("s3://lake/a", {"profile": "tea"}, HOME=str(home))
     with pytest.raises(InvalidArgument, match=message) as error:
-        found.obstore_config()
+        found.obstore()
     assert "the-value" not in str(error.value)
 
 
