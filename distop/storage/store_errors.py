@@ -206,4 +206,6 @@ def unavailable(text: str, error: BaseException) -> TableUnavailable:
     refused = isinstance(error, StoreError) and not isinstance(error, ObjectMissing) and error.status in _REFUSALS
     if refused or isinstance(error, Denied | BucketMissing):
         return TableRefused(text + CHECK_ACCESS)
+    if isinstance(error, Unsupported):
+        return TableRefused(text)
     return TableUnavailable(text)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from distop.behavior import TableRecord, load
-from distop.errors import InvalidArgument
+from distop.errors import InvalidArgument, TableBusy, TableRefused, TableUnavailable
+from distop.storage import storage_options
 from distop.storage.opened_stores import open_store
 from distop.tables import check_table, plan_table
 from tests.storage.conftest import S3
@@ -16,9 +18,10 @@ from tests.storage.iceberg_tables import table_in
 from tests.support.context import FakeContext, run_operation
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
-    from tests.storage.faulty_http import FaultyProxy
+    from tests.storage.faulty_http import FaultyProxy, Seen
     from tests.storage.servers import Served
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.parametrize("served", S3, indirect=True)]
@@ -48,3 +51,25 @@ def test_a_folder_without_a_table_is_refused(served: Served, proxy: FaultyProxy)
     store.put_new("a.parquet", b"data")
     with pytest.raises(InvalidArgument, match="has no Iceberg table"):
         check_table(TableRecord("t", "iceberg", store.location))
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"), [("403 Forbidden", TableRefused), ("503 Slow Down", TableBusy), ("404 Not Found", None)]
+)
+def test_a_store_that_refuses_a_manifest_says_for_how_long(
+    served: Served, proxy: FaultyProxy, answer: str, error: type[TableUnavailable] | None
+) -> None:
+    store = open_store(f"{served.url}/{uuid.uuid4().hex}")
+    table_in(store, served.port, {"a": [1], "b": [1]})
+    options = {prefix: replace(one, time_limit=0.2) for prefix, one in storage_options.configuration().items()}
+    storage_options.configure(options)
+
+    def refuse(seen: Seen, forward: Callable[[bytes], bytes]) -> bytes | None:
+        if ".avro" not in seen.target:
+            return forward(seen.whole)
+        return f"HTTP/1.1 {answer}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n".encode()
+
+    proxy.fault = refuse
+    with pytest.raises(TableUnavailable, match="cannot read the snapshot .*snap-") as raised:
+        plan_table(TableRecord("t", "iceberg", store.location))
+    assert type(raised.value) is (error or TableUnavailable)

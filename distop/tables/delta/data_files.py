@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 
-from distop.errors import TableUnavailable
-from distop.storage.files import NotRegular, check_regular, local_path, open_filesystem
+from distop.storage.files import NotRegular, check_regular, local_path
+from distop.storage.store_errors import BucketMissing, unavailable
 from distop.tables.reading.file_facts import Gone, Unreadable
+from distop.tables.reading.parquet_footers import size_and_stamp
 
 
 def check_length(path: str, size: int, *, local_only: bool = False) -> None:
@@ -24,7 +25,9 @@ def check_length(path: str, size: int, *, local_only: bool = False) -> None:
         elif local_only:
             return
         else:
-            length = _remote_length(path)
+            length = size_and_stamp(path)[0]
+    except BucketMissing as error:
+        raise unavailable(f"cannot reach the file {path}: {error}", error) from error
     except FileNotFoundError:
         raise Gone(
             f"the file {path} is gone: since the operation was planned the table was vacuumed, or dropped; start the "
@@ -34,7 +37,7 @@ def check_length(path: str, size: int, *, local_only: bool = False) -> None:
         raise Unreadable(str(error)) from None
     except OSError as error:
         if local is None:
-            raise TableUnavailable(f"cannot reach the file {path}: {error}") from error
+            raise unavailable(f"cannot reach the file {path}: {error}", error) from error
         raise Unreadable(f"the file {path} cannot be read: {error.strerror or error}") from error
     if length != size:
         # Do not say how many bytes it has: a link could lead to any file of this process's user.
@@ -42,13 +45,3 @@ def check_length(path: str, size: int, *, local_only: bool = False) -> None:
             f"the file {path} does not have the {size} bytes that the log says: it was truncated or overwritten; "
             "restore it, or remove it from the table"
         )
-
-
-def _remote_length(path: str) -> int:
-    from pyarrow import fs
-
-    filesystem, inner = open_filesystem(path)
-    found = filesystem.get_file_info(inner)
-    if found.type != fs.FileType.File:
-        raise FileNotFoundError(path)
-    return int(found.size)

@@ -21,6 +21,7 @@ from distop.storage import files as storage_files
 from distop.storage.confinement import TableFiles
 from distop.storage.files import METADATA_BYTES, NotRegular, TooLarge
 from distop.storage.location import Location
+from distop.storage.store_errors import unavailable
 from distop.tables.delta import checkpoints
 from distop.tables.delta.deletion_vectors import DeletionVector, is_count, vector_id, vector_of
 from distop.tables.delta.delta_schema import DeltaSchema
@@ -154,7 +155,7 @@ class LogFiles:
         except (NotRegular, TooLarge) as error:
             raise InvalidArgument(str(error)) from error
         except OSError as error:
-            raise TableUnavailable(f"cannot read the file {path}: {error.strerror or error}") from error
+            raise unavailable(f"cannot read the file {path}: {error.strerror or error}", error) from error
         self._left -= len(found)
         return found
 

@@ -308,8 +308,8 @@ class SignedRequests(BaseHTTPRequestHandler):
         self.send_header("Content-Length", "0")
         self.end_headers()
 
-    def log_message(self, format: str, *args: object) -> None:
-        """Write no log."""
+    def log_message(self, *_: object) -> None:
+        return
 
 
 @pytest.mark.parametrize("token", ["", "token-of-team"])
