@@ -18,6 +18,12 @@ _MESSAGE = re.compile(r"<Message>([^<]{1,200})")
 _SLOW = frozenset({"SlowDown", "RequestLimitExceeded", "Throttling", "ThrottlingException", "TooManyRequests"})
 """Error codes that ask for fewer requests. ServerBusy (Azure) and others come with status 503 or 429."""
 _NO_PLACE = frozenset({"NoSuchBucket", "ContainerNotFound"})
+_SLOW_REQUESTS = frozenset({"RequestTimeout", "RequestTimeoutException"})
+"""Codes of S3, with the status 400, for requests that it has not read in time."""
+_BAD_KEY = "Encountered object with invalid path: "
+"""obstore's text for a listed key with an empty name, ``.`` or ``..``."""
+_UNKNOWN_COMPLETION = "Got invalid multipart response"
+"""obstore's text for an error in an answer of S3 with the status 200, which had begun before the work was done."""
 _REDIRECTED = "Received redirect without LOCATION"
 """obstore's text for an answer 301 or 307 of S3, which is in another region."""
 _WHOLE = "Received non-partial response when range requested"
@@ -141,6 +147,9 @@ def _translated(error: BaseException, what: str, text: str, status: int, code: s
         return ObjectMissing(f"cannot {what}: there is no such object")
     if _WHOLE in text or _BAD_RANGE in text:
         return RangeIgnored(message)
+    if _BAD_KEY in text:
+        found = text.partition(_BAD_KEY)[2].partition(_DEBUG)[0].strip()
+        return Unsupported(f"cannot {what}: it has an object whose key distop does not support: {one_line(found)}")
     if status == 416 or "Invalid range: " in text:
         return InvalidRange(message)
     if isinstance(error, e.NotSupportedError) or status == 501:
@@ -151,7 +160,7 @@ def _translated(error: BaseException, what: str, text: str, status: int, code: s
 def _transport_error(text: str, status: int, code: str, message: str) -> StoreError:
     if status in (429, 503) or code in _SLOW:
         return Throttled(message)
-    if status >= 500 or status == 408:
+    if status >= 500 or status == 408 or code in _SLOW_REQUESTS or _UNKNOWN_COMPLETION in text:
         return AnswerLost(message)
     if status:
         return StoreError(message)

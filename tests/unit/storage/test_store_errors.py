@@ -1,0 +1,47 @@
+"""The errors of obstore as those of a store, for answers that no server of these tests gives."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from obstore.exceptions import GenericError
+
+from distop.errors import TableRefused
+from distop.storage import storage_options
+from distop.storage.location import Location
+from distop.storage.opened_stores import open_store
+from distop.storage.storage_options import StorageOptions
+from distop.storage.store_errors import AnswerLost, TimedOut, translated
+from tests.support.refusing_store import RefusingStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(autouse=True)
+def _short_time_limit() -> Iterator[None]:
+    storage_options.configure({"s3://": StorageOptions(time_limit=0.1)})
+    yield
+    storage_options.configure({})
+
+
+def test_a_request_that_s3_has_not_read_in_time_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    # https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html: RequestTimeout has the status 400.
+    with RefusingStore(400, "RequestTimeout") as store:
+        store.serve(monkeypatch)
+        with pytest.raises(TimedOut, match="status 400 RequestTimeout no .given up after"):
+            open_store("s3://bucket/t").get("a", limit=1)
+
+
+def test_an_error_in_an_answer_with_the_status_200_leaves_a_write_unknown() -> None:
+    error = GenericError("Generic S3 error: Got invalid multipart response: missing field `ETag`")
+    assert isinstance(translated(error, "copy a to b"), AnswerLost)
+
+
+@pytest.mark.parametrize("key", ["t//a.parquet", "t/./a.parquet", "t/a/../b.parquet"])
+def test_a_key_that_is_no_path_is_refused_by_name(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with RefusingStore(files={"t/0.parquet": b"x", key: b"x"}) as store:
+        store.serve(monkeypatch)
+        with pytest.raises(TableRefused, match="has an object whose key distop does not support: .*t/"):
+            list(Location.of("s3://bucket/t").walk())
