@@ -5,7 +5,6 @@ from __future__ import annotations
 import uuid
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 import pytest
 from pyiceberg.table.update import SetPropertiesUpdate
 
@@ -15,44 +14,20 @@ from distop.storage.opened_stores import open_store
 from distop.tables import check_table, place_of, plan_table
 from distop.tables.iceberg import iceberg_catalogs
 from distop.tables.iceberg.bounded_io import BoundedIO
+from tests.storage.catalog_lake import KINDS, THEIRS, catalog_lake
 from tests.storage.conftest import S3
-from tests.storage.iceberg_tables import SCHEMA, properties_for
 from tests.support.context import FakeContext, run_operation
-from tests.support.icebergrest import RestCatalogServer, configure
+from tests.support.icebergrest import configure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from tests.storage.catalog_lake import CatalogLake
     from tests.storage.faulty_http import FaultyProxy
     from tests.storage.servers import Served
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.parametrize("served", S3, indirect=True)]
-
-KINDS = ("sql", "rest")
-THEIRS = {
-    "s3.endpoint": "http://127.0.0.1:1",
-    "s3.access-key-id": "theirs",
-    "s3.secret-access-key": "theirs-too",
-    "s3.session-token": "of-theirs",
-    "s3.region": "elsewhere",
-}
-"""What a catalog may answer, and distop does not use."""
-
-
-class Lake:
-    """A catalog with the table ``sales.orders``, which is not created yet."""
-
-    def __init__(self, rest: RestCatalogServer, url: str, record: TableRecord) -> None:
-        self.rest = rest
-        self.url = url
-        self.record = record
-        rest.tables.create_namespace("sales")
-        self.table = rest.tables.create_table("sales.orders", SCHEMA)
-        self.add([1, 2], [1, None])
-
-    def add(self, a: list[int | None], b: list[int | None]) -> None:
-        self.table.append(pa.table({"a": a, "b": b}, schema=pa.schema([("a", pa.int64()), ("b", pa.int64())])))
 
 
 @pytest.fixture(params=KINDS)
@@ -62,18 +37,15 @@ def lake(
     proxy: FaultyProxy,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[Lake]:
+) -> Iterator[CatalogLake]:
     """A catalog that distop is configured for; its files are behind the proxy."""
     url = f"{served.url}/{uuid.uuid4().hex}"
-    with RestCatalogServer(tmp_path / "catalog", url, properties_for(served.port)) as rest:
-        uri = rest.uri if request.param == "rest" else f"sqlite:///{tmp_path}/catalog/catalog.db"
-        option = configure(monkeypatch, type=request.param, uri=uri)
-        found = Lake(rest, url, TableRecord("t", "iceberg", "sales.orders", option))
+    with catalog_lake(request.param, url, served.port, tmp_path / "catalog", monkeypatch) as found:
         proxy.seen.clear()
         yield found
 
 
-def judged(lake: Lake, folder: Path, **arg: Any) -> Any:
+def judged(lake: CatalogLake, folder: Path, **arg: Any) -> Any:
     """The report of checks by statistics alone."""
     argument = {"checks": [{"not_null": "a"}, {"not_null": "b"}], "statistics": "only", **arg}
     return run_operation(load("validate"), lake.record, argument, lambda one: FakeContext(folder, one)).report
@@ -84,7 +56,7 @@ def verdicts(report: Any) -> list[tuple[str, int]]:
 
 
 def test_a_table_is_registered_planned_and_judged_by_its_statistics(
-    lake: Lake, proxy: FaultyProxy, tmp_path: Path
+    lake: CatalogLake, proxy: FaultyProxy, tmp_path: Path
 ) -> None:
     assert check_table(lake.record) == lake.record
     assert place_of(lake.record) == lake.table.location() == f"{lake.url}/sales/orders"
@@ -96,7 +68,7 @@ def test_a_table_is_registered_planned_and_judged_by_its_statistics(
     assert all(".parquet" not in one.target for one in proxy.seen)
 
 
-def test_a_later_validation_reads_only_new_files(lake: Lake, tmp_path: Path) -> None:
+def test_a_later_validation_reads_only_new_files(lake: CatalogLake, tmp_path: Path) -> None:
     first = judged(lake, tmp_path, checks=[{"not_null": "a"}])
     lake.add([3, None], [4, 5])
     since = judged(lake, tmp_path, checks=[{"not_null": "a"}], since=first["certificate"])
@@ -109,7 +81,7 @@ def test_a_later_validation_reads_only_new_files(lake: Lake, tmp_path: Path) -> 
     indirect=["lake"],
 )
 def test_an_endpoint_or_credential_of_the_catalog_is_not_used(
-    place: str, lake: Lake, proxy: FaultyProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: str, lake: CatalogLake, proxy: FaultyProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: Any = [{"prefix": lake.url, "config": THEIRS}] if place == "vended" else THEIRS
     setattr(lake.rest, place, given)
@@ -121,13 +93,13 @@ def test_an_endpoint_or_credential_of_the_catalog_is_not_used(
     assert all(b"Credential=tester/" in one.whole for one in proxy.seen)
 
 
-def test_a_table_with_a_credential_in_its_properties_is_refused(lake: Lake) -> None:
+def test_a_table_with_a_credential_in_its_properties_is_refused(lake: CatalogLake) -> None:
     lake.rest.tables.commit_table(lake.table, (), (SetPropertiesUpdate(updates={"s3.access-key-id": "theirs"}),))
     with pytest.raises(InvalidArgument, match=r"has the property s3.access-key-id, which is a credential: remove it"):
         plan_table(lake.record)
 
 
-def test_a_table_in_another_folder_than_its_record_says_is_refused(lake: Lake) -> None:
+def test_a_table_in_another_folder_than_its_record_says_is_refused(lake: CatalogLake) -> None:
     record = TableRecord("t", "iceberg", "sales.orders", {**lake.record.options, "folder": f"{lake.url}/sales/others"})
     with pytest.raises(InvalidArgument, match="but the option 'folder' of its record is "):
         plan_table(record)
@@ -146,7 +118,7 @@ def test_a_table_in_another_folder_than_its_record_says_is_refused(lake: Lake) -
 )
 @pytest.mark.parametrize("suffix", [".metadata.json", ".avro"])
 def test_planning_tells_refusals_of_the_store_from_a_busy_store(
-    suffix: str, status: str, code: str, kind: type[Exception], lake: Lake, proxy: FaultyProxy, impatient: None
+    suffix: str, status: str, code: str, kind: type[Exception], lake: CatalogLake, proxy: FaultyProxy, impatient: None
 ) -> None:
     body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>no</Message></Error>".encode()
     proxy.answer(status, body, suffix=suffix)
@@ -157,7 +129,7 @@ def test_planning_tells_refusals_of_the_store_from_a_busy_store(
 
 
 def test_a_commit_through_the_catalog_writes_its_metadata_with_the_same_configuration(
-    lake: Lake, proxy: FaultyProxy
+    lake: CatalogLake, proxy: FaultyProxy
 ) -> None:
     with iceberg_catalogs.opened(lake.record) as found:
         former = found.source
