@@ -28,6 +28,7 @@ class AwsProfile:
 
     name: str
     region: str = ""
+    endpoint: str = ""
     access_key: str = field(default="", repr=False)
     secret_key: str = field(default="", repr=False)
     token: str = field(default="", repr=False)
@@ -52,15 +53,15 @@ def find(name: str, environment: Mapping[str, str]) -> AwsProfile | None:
     if name not in sections:
         return None
     values = sections[name]
-    region = values.get("region", "")
+    region, endpoint = values.get("region", ""), values.get("endpoint_url", "")
     access, secret = values.get("aws_access_key_id", ""), values.get("aws_secret_access_key", "")
     if access and secret:
         token = values.get("aws_session_token", "")
         secret_settings.hide([secret, token])
-        return AwsProfile(name, region, access, secret, token)
+        return AwsProfile(name, region, endpoint, access, secret, token)
     if set(values) <= {"region", "output", "endpoint_url", "services"}:
-        return AwsProfile(name, region)
-    return AwsProfile(name, region, session=_session(name))
+        return AwsProfile(name, region, endpoint)
+    return AwsProfile(name, region, endpoint, session=_session(name))
 
 
 def required(name: str, environment: Mapping[str, str]) -> AwsProfile:

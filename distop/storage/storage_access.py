@@ -69,13 +69,25 @@ class StorageAccess:
         if self.options.anonymous or self.bucket.family != "s3":
             return None
         if self.options.profile:
-            return aws_profile.required(self.options.profile, self._environment)
+            return self._checked(aws_profile.required(self.options.profile, self._environment))
         if any(self._environment.get(name) for name in _CREDENTIAL_VARIABLES):
             return None
         if named := self._environment.get("AWS_PROFILE"):
-            return aws_profile.required(named, self._environment)
+            return self._checked(aws_profile.required(named, self._environment))
         found = aws_profile.find(aws_profile.DEFAULT, self._environment)
+        if found is not None:
+            self._checked(found)
         return found if found is not None and (found.access_key or found.session is not None) else None
+
+    def _checked(self, found: aws_profile.AwsProfile) -> aws_profile.AwsProfile:
+        """The profile. Raises InvalidArgument if it has an endpoint and the settings have none: AWS would be asked."""
+        ignored = self._environment.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() == "true"
+        if found.endpoint and not self.options.endpoint and not ignored:
+            raise InvalidArgument(
+                f"the AWS profile {shown(found.name)} has an endpoint_url, which distop does not read: set it as "
+                f"endpoint in [storage.{shown(self.bucket.prefix)}] of the settings file"
+            )
+        return found
 
     @cached_property
     def region(self) -> str:

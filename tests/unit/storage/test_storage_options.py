@@ -279,6 +279,19 @@ def test_which_profile_is_used(home: Path) -> None:
     assert used({"anonymous": True}) == "none"
 
 
+@pytest.mark.parametrize("name", ["default", "team"])
+def test_an_endpoint_in_a_profile_is_not_ignored(home: Path, name: str) -> None:
+    config = "[default]" if name == "default" else f"[profile {name}]"
+    profiles(home, f"[{name}]\n{KEYED.format(name)}", f"{config}\nendpoint_url = http://127.0.0.1:9000\n")
+    environment = {"HOME": str(home), "AWS_PROFILE": "" if name == "default" else name}
+    for make in (lambda found: found.obstore(), lambda found: found.pyarrow(), lambda found: found.spark()):
+        with pytest.raises(InvalidArgument, match=f"profile '{name}' has an endpoint_url, .* in .storage.'s3://lake'"):
+            make(access("s3://lake/a", **environment))
+        make(access("s3://lake/a", {"endpoint": ENDPOINT}, **environment))
+        make(access("s3://lake/a", **environment, AWS_IGNORE_CONFIGURED_ENDPOINT_URLS="true"))
+    access("s3://lake/a", **{**environment, **KEYS}).obstore()  # no profile is used
+
+
 def test_other_files_of_profiles(home: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.write_text(f"[team]\n{KEYED.format('other')}")
