@@ -276,7 +276,10 @@ class RemoteStore(ObjectStore):
 
         def send() -> Version:
             self._asked(lambda: obstore.copy(self._store, *paths, overwrite=False), what)
-            return self.head(target).version
+            try:
+                return self.head(target).version
+            except StoreUnavailable as error:
+                raise AnswerLost(str(error)) from None  # the object was copied
 
         def read_back(unanswered: bool) -> ReadBack:
             try:

@@ -10,13 +10,15 @@ from obstore.exceptions import GenericError
 from distop.errors import TableRefused
 from distop.storage import storage_options
 from distop.storage.location import Location
-from distop.storage.opened_stores import open_store
+from distop.storage.opened_stores import memory_store, open_store
 from distop.storage.storage_options import StorageOptions
 from distop.storage.store_errors import AnswerLost, TimedOut, translated
 from tests.support.refusing_store import RefusingStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from distop.storage.object_store import StoredObject
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +39,21 @@ def test_a_request_that_s3_has_not_read_in_time_is_repeated(monkeypatch: pytest.
 def test_an_error_in_an_answer_with_the_status_200_leaves_a_write_unknown() -> None:
     error = GenericError("Generic S3 error: Got invalid multipart response: missing field `ETag`")
     assert isinstance(translated(error, "copy a to b"), AnswerLost)
+
+
+def test_a_copy_whose_version_is_not_answered_is_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = memory_store()
+    store.put_new("a", b"content")
+    head, failures = store.head, [TimedOut("no answer")]
+
+    def unanswered(key: str) -> StoredObject:
+        if failures:
+            raise failures.pop()
+        return head(key)
+
+    monkeypatch.setattr(store, "head", unanswered)
+    assert store.copy_new("a", "b") == head("b").version
+    assert not failures
 
 
 @pytest.mark.parametrize("key", ["t//a.parquet", "t/./a.parquet", "t/a/../b.parquet"])
