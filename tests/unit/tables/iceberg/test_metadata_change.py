@@ -86,6 +86,13 @@ def test_a_known_schema_gets_no_new_id(tmp_path: Path) -> None:
     assert (properties_only["current-schema-id"], len(properties_only["schemas"])) == (9, 3)
 
 
+@pytest.mark.parametrize("start", ["", "file:", "file://"])
+def test_the_log_spells_files_as_the_table_its_location(tmp_path: Path, start: str) -> None:
+    file = read(tmp_path, METADATA | {"location": f"{start}{tmp_path}/"})
+    (entry,) = json.loads(changed_metadata(file, {}, {}, NOW))["metadata-log"]
+    assert entry["metadata-file"] == f"{start}{file.source}"
+
+
 def test_format_version_1_keeps_its_single_schema(tmp_path: Path) -> None:
     old = {name: value for name, value in METADATA.items() if name not in ("schemas", "current-schema-id")}
     old |= {"format-version": 1, "schema": {n: v for n, v in SCHEMA.items() if n != "schema-id"}, "partition-spec": []}
