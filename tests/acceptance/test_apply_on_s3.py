@@ -290,7 +290,7 @@ def test_a_store_without_conditional_writes_is_refused_before_the_change(
 def test_the_version_hint_is_only_a_hint(bench: FolderBench, monkeypatch: pytest.MonkeyPatch) -> None:
     certificate, key = bench.certificate(NOT_NULL), "metadata/version-hint.text"
 
-    def apply(change_hint: Callable[[], object] = lambda: None) -> tuple[int, bytes]:
+    def apply(change_hint: Callable[[], None] = lambda: None) -> tuple[int, bytes]:
         """Change the hint between the commit and the write of the hint."""
         with monkeypatch.context() as patch:
             patch.setattr(commit_file, "create", At(commit_file, "create", 1, "after", change_hint).wrapped)

@@ -18,14 +18,15 @@ if TYPE_CHECKING:
     from distop.tables.iceberg.metadata_file import MetadataFile
 
 NOW = 1_800_000_000.5
-INNER = {"type": "struct", "fields": [{"id": 4, "name": "a", "required": False, "type": "int", "doc": "inside"}]}
+FIELD = {"id": 4, "name": "a", "required": False, "type": "int", "doc": "inside"}
+INNER = {"type": "struct", "fields": [FIELD]}
 LIST = {
     "type": "list",
     "element-id": 6,
-    "element": INNER | {"fields": [{**INNER["fields"][0], "id": 7}]},
+    "element": {"type": "struct", "fields": [{**FIELD, "id": 7}]},
     "element-required": False,
-}  # type: ignore[dict-item]
-SCHEMA = {
+}
+SCHEMA: dict[str, Any] = {
     "type": "struct",
     "schema-id": 3,
     "fields": [
