@@ -1,4 +1,4 @@
-"""docs/how-to/store-data-on-s3.md: its commands validate tables on S3 with an executor and its Spark."""
+"""docs/how-to/store-data-on-s3.md: its commands validate and change tables on S3 with an executor and its Spark."""
 
 from __future__ import annotations
 
