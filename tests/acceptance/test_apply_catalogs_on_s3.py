@@ -67,7 +67,7 @@ def test_a_certificate_is_applied_while_a_writer_appends(
 
 @pytest.mark.parametrize(("method", "when"), crashes(CatalogTarget))
 def test_a_crash_at_any_step_changes_the_table_once(
-    bench: CatalogBench, monkeypatch: pytest.MonkeyPatch, method: Any, when: str
+    bench: CatalogBench, monkeypatch: pytest.MonkeyPatch, method: tuple[Any, str], when: str
 ) -> None:
     def crash() -> None:
         raise ConnectionError("the process dies")

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from deltalake.exceptions import DeltaError
 
+from distop.behavior import TableRecord
 from distop.errors import InvalidArgument, TableRefused
 from distop.storage import storage_options
 from distop.storage.opened_stores import open_store
@@ -30,6 +31,7 @@ from tests.support.delta_bench import VALUE, RemoteBench
 from tests.support.delta_bench import rows as delta_rows
 from tests.support.delta_logs import DeltaLog, features, field
 from tests.support.folder_bench import FolderBench, rows
+from tests.support.icebergrest import configure
 from tests.support.lake import MAVEN, jar
 from tests.support.needs import need
 
@@ -288,7 +290,7 @@ def test_a_store_without_conditional_writes_is_refused_before_the_change(
 def test_the_version_hint_is_only_a_hint(bench: FolderBench, monkeypatch: pytest.MonkeyPatch) -> None:
     certificate, key = bench.certificate(NOT_NULL), "metadata/version-hint.text"
 
-    def apply(change_hint: Callable[[], object] = lambda: None) -> tuple[int, bytes]:
+    def apply(change_hint: Callable[[], None] = lambda: None) -> tuple[int, bytes]:
         """Change the hint between the commit and the write of the hint."""
         with monkeypatch.context() as patch:
             patch.setattr(commit_file, "create", At(commit_file, "create", 1, "after", change_hint).wrapped)
@@ -421,6 +423,16 @@ def test_spark_enforces_the_change_and_late_rows_revert_it(
     after = bench.file.content
     del before.properties[MARK]
     assert (after.schema(), after.properties, bench.version) == (before.schema(), before.properties, 9)
+
+
+def test_a_table_of_a_hadoop_catalog_is_changed_in_its_folder(
+    s3_place: ObjectStore, tmp_path: Path, properties: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = FolderBench(open_store(f"{s3_place.location}/sales/orders"), tmp_path, properties)
+    option = configure(monkeypatch, type="hadoop", warehouse=s3_place.location)
+    bench.record = TableRecord("t", "iceberg", "sales.orders", option)
+    assert bench.apply(bench.context(), bench.certificate(NOT_NULL)).report["verdict"] == "applied"
+    assert (bench.version, bench.required()) == (3, True)
 
 
 def test_a_column_is_narrowed_only_on_a_disk(remote: FolderBench, s3_proxy: FaultyProxy) -> None:

@@ -1,8 +1,9 @@
-"""docs/how-to/store-data-on-s3.md: its commands validate tables on S3 with an executor and its Spark."""
+"""docs/how-to/store-data-on-s3.md: its commands validate and change tables on S3 with an executor and its Spark."""
 
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import subprocess
@@ -71,14 +72,14 @@ def test_the_commands_of_the_page_run(lake: tuple[Served, FaultyProxy], tmp_path
     endpoint = f"http://127.0.0.1:{proxy.port}"
     settings = settings.replace("https://s3.example.com:9000", endpoint) + "allow_http = true\n"
     (tmp_path / "distop.toml").write_text(settings)
-    (commands,) = re.findall(r"^```shell\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    commands = "".join(re.findall(r"^```shell\n(.*?)^```$", page, re.MULTILINE | re.DOTALL))
     data = io.BytesIO()
     pq.write_table(pa.table({"total": [1.5, 2.0]}), data)
     store = open_store(f"s3://{servers.BUCKET}")
     for day in (1, 2):
         store.put_new(f"orders/day={day}/a.parquet", data.getvalue())
     table_in(open_store(f"s3://{servers.BUCKET}/customers"), served.port, {"a": [1], "b": [1]}, {"a": [2], "b": [2]})
-    append(f"s3://{servers.BUCKET}/products", served.port, pa.table({"price": [0.5, 2.0]}))
+    append(f"s3://{servers.BUCKET}/products", served.port, pa.table({"id": [1, 2], "price": [0.5, 2.0]}))
     jars = ",".join(map(str, (jar(), *(delta.jars() or ()), *(s3_spark.jars() or ()))))
     config = ("--config", str(tmp_path / "distop.toml"))
     (tmp_path / "daemons").mkdir()
@@ -96,6 +97,9 @@ def test_the_commands_of_the_page_run(lake: tuple[Served, FaultyProxy], tmp_path
         texts = [file.read_bytes() for file in (tmp_path / "daemons").rglob("*") if file.is_file()]
     assert not any(SECRET.encode() in text for text in texts)
     assert SECRET not in ran.stdout + ran.stderr
+    changed = json.loads(store.get("customers/metadata/v4.metadata.json", limit=1 << 20).data)["properties"]
+    assert json.loads(changed["distop.applied"])["operation"] == "customers/apply/1"
+    assert b"products/apply/1" in store.get("products/_delta_log/00000000000000000001.json", limit=1 << 20).data
     by_spark = {seen.target.partition("?")[0] for seen in proxy.seen if b"aws-sdk-java" in seen.whole}
     for folder in ("orders", "customers", "products"):
         assert any(f"/{folder}/" in target for target in by_spark), folder

@@ -58,7 +58,7 @@ class FolderBench:
 
     @property
     def source(self) -> str:
-        return current_metadata_file(Location.of(self.record.location))
+        return current_metadata_file(Location.of(self.store.location))
 
     @property
     def file(self) -> MetadataFile:

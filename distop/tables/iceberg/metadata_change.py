@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.errors import InvalidArgument
 from distop.protocol.texts import shown
+from distop.storage.confinement import own_folder
 from distop.tables.iceberg.java_tables import uri
 from distop.tables.iceberg.metadata_file import metadata_version
 
@@ -41,7 +42,7 @@ def changed_metadata(
         known = {**schema, "schema-id": max(one.get("schema-id", 0) for one in schemas) + 1}
         schemas.append(known)
     changed = {**metadata.get("properties", {}), **properties}
-    former = {"timestamp-ms": metadata["last-updated-ms"], "metadata-file": uri(file.source)}
+    former = {"timestamp-ms": metadata["last-updated-ms"], "metadata-file": _named(file)}
     metadata |= {
         "schemas": schemas,
         "current-schema-id": known.get("schema-id", 0),
@@ -74,6 +75,15 @@ def next_file(source: str, text: str) -> tuple[str, bytes]:
         )
     data = text.encode()
     return f"v{metadata_version(source) + 1}{suffix}", gzip.compress(data, mtime=0) if codec.lower() == "gzip" else data
+
+
+def _named(file: MetadataFile) -> str:
+    """A metadata file by the table's own spelling of its location, which readers of its log can open."""
+    try:
+        folder = own_folder(file.source, str(file.content.location))
+    except InvalidArgument:
+        return uri(file.source)
+    return str(file.content.location).rstrip("/") + file.source.removeprefix(folder)
 
 
 def _schemas(metadata: Mapping[str, Any]) -> tuple[list[Any], int]:

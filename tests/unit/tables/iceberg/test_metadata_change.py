@@ -18,14 +18,15 @@ if TYPE_CHECKING:
     from distop.tables.iceberg.metadata_file import MetadataFile
 
 NOW = 1_800_000_000.5
-INNER = {"type": "struct", "fields": [{"id": 4, "name": "a", "required": False, "type": "int", "doc": "inside"}]}
+FIELD = {"id": 4, "name": "a", "required": False, "type": "int", "doc": "inside"}
+INNER = {"type": "struct", "fields": [FIELD]}
 LIST = {
     "type": "list",
     "element-id": 6,
-    "element": INNER | {"fields": [{**INNER["fields"][0], "id": 7}]},
+    "element": {"type": "struct", "fields": [{**FIELD, "id": 7}]},
     "element-required": False,
-}  # type: ignore[dict-item]
-SCHEMA = {
+}
+SCHEMA: dict[str, Any] = {
     "type": "struct",
     "schema-id": 3,
     "fields": [
@@ -84,6 +85,13 @@ def test_a_known_schema_gets_no_new_id(tmp_path: Path) -> None:
     assert [entry["metadata-file"][-16:] for entry in back["metadata-log"]] == ["v3.metadata.json", "v4.metadata.json"]
     properties_only = json.loads(changed_metadata(file, {}, {"n": "1"}, NOW))
     assert (properties_only["current-schema-id"], len(properties_only["schemas"])) == (9, 3)
+
+
+@pytest.mark.parametrize("start", ["", "file:", "file://"])
+def test_the_log_spells_files_as_the_table_its_location(tmp_path: Path, start: str) -> None:
+    file = read(tmp_path, METADATA | {"location": f"{start}{tmp_path}/"})
+    (entry,) = json.loads(changed_metadata(file, {}, {}, NOW))["metadata-log"]
+    assert entry["metadata-file"] == f"{start}{file.source}"
 
 
 def test_format_version_1_keeps_its_single_schema(tmp_path: Path) -> None:
