@@ -12,17 +12,18 @@ import pytest
 
 from distop.behavior import JobCancelled, TableRecord, TableUnavailable, load
 from distop.errors import InvalidArgument, TableBusy, TableRefused
-from distop.storage import storage_options
+from distop.storage import storage_options, store_waits
 from distop.storage.object_store import Version
 from distop.storage.opened_stores import open_store
 from distop.tables import check_table, plan_table
 from distop.tables.reading import parquet_footers
 from distop.tables.reading.file_facts import Unreadable
 from distop.tables.reading.parquet_tail import FIRST_READ
-from distop_behaviors.validate import store_waits
+from distop.worker.child_side.call_handlers import Call
 from tests.storage.conftest import REMOTE, S3
 from tests.storage.servers import request
 from tests.support.context import FakeContext, run_operation
+from tests.unit.support.running import Child
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -198,6 +199,37 @@ def test_a_busy_store_is_waited_for_within_the_attempt(
     results = [result for _, result in behavior.run_batch(arg, plans, ctx)]
     assert [result.root.verdict for result in results] == ["valid", "valid"]
     assert any(text.startswith("waiting for the store: ") for text in ctx.statuses)
+
+
+def planned_by_child(store: ObjectStore, folder: Path) -> dict[str, Any]:
+    """The last message of a child that plans a validation."""
+    child, argument = Child(load("validate"), folder), {"checks": [{"not_null": "a"}]}
+    message = {"t": "plan", "call": 1, "op": "t/validate/1", "type": "validate", "names": None, "arg": argument}
+    Call(child.env, {**message, "table": record(store).to_json()}, child.deaths.append).run()
+    return dict(child.sent.messages[-1])
+
+
+@pytest.mark.parametrize("served", ["moto"], indirect=True)
+@pytest.mark.parametrize("fault", ["503 Slow Down", "none"])
+def test_planning_waits_for_a_busy_store_within_the_attempt(
+    fault: str, served: Served, proxy: FaultyProxy, impatient: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the time limit of one request, 120 s, the planning failed, which counted as an attempt."""
+    monkeypatch.setattr(store_waits, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(store_waits, "LONGEST_PAUSE", 0.1)
+    store = open_store(f"{served.url}/{uuid.uuid4().hex}")
+    put(store, "day=1/a.parquet", "day=2/a.parquet")
+    if fault == "none":
+        proxy.lose_answers("GET", times=40)
+    else:
+        proxy.answer(fault, times=40)
+    answer = planned_by_child(store, tmp_path)
+    assert (answer["t"], answer.get("value", {}).get("count")) == ("result", 2), answer
+    monkeypatch.setattr(store_waits, "LIMIT", 0.0)
+    proxy.answer("503 Slow Down")
+    answer = planned_by_child(store, tmp_path)
+    assert (answer["t"], answer["kind"]) == ("failed", "transient")
+    assert "503" in answer["message"]
 
 
 @pytest.mark.parametrize("served", ["moto"], indirect=True)

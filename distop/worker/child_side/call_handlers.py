@@ -18,11 +18,12 @@ from distop.errors import (
     message_of,
 )
 from distop.protocol.json_codec import MAX_ERROR_TEXT, dumps
-from distop.protocol.plan import MAX_CHUNK_BYTES, PartitionPlan, chunked, select
+from distop.protocol.plan import MAX_CHUNK_BYTES, PartitionPlan, Planned, chunked, select
 from distop.protocol.records import PLANNED_OPTIONS, OperationRef, TableRecord
 from distop.runtime import secret_settings
 from distop.storage.places import Attempt, shared_of, stage_of
 from distop.storage.result_files import resolve
+from distop.storage.store_waits import StoreWaits, repeated_while_busy
 from distop.worker import child_messages
 from distop.worker.child_side import shared_files
 from distop.worker.child_side.answer_checks import (
@@ -161,9 +162,9 @@ class Call:
         if self._table is None:
             raise InvalidArgument(f"cannot plan {self._message['op']}: it has no table")
         ctx = self._context(find_table=self._other_table)
-        planned = behavior.partitions(self._table, arg, ctx)
-        partitions = select(behavior.jobs(arg, planned.partitions, self._message["names"], ctx), None)
-        partitions = shared_files.spill(partitions, ctx.shared, ctx.operation)
+        # The operation's attempts are for other errors than a busy store.
+        waits = StoreWaits(self._check, ctx.status, self._env.log)
+        planned, partitions = repeated_while_busy(lambda: self._planned(behavior, arg, ctx), waits)
         for chunk in chunked(partitions):
             self._check()
             self._env.outbox.send(child_messages.ChunkMessage(t="chunk", call=self.number, data=chunk.decode()))
@@ -179,6 +180,13 @@ class Call:
         self._env.refuse_unserved(self._message["op"], self._message["type"], beside)
         answer = {"count": len(partitions), "version": planned.version, "spilled": spilled, "options": options}
         return {**answer, "beside": beside}
+
+    def _planned(self, behavior: Behavior, arg: Any, ctx: ChildContext) -> tuple[Planned, list[PartitionPlan]]:
+        """The plan, and its jobs with long lists of files in the shared directory."""
+        assert self._table is not None
+        planned = behavior.partitions(self._table, arg, ctx)
+        partitions = select(behavior.jobs(arg, planned.partitions, self._message["names"], ctx), None)
+        return planned, shared_files.spill(partitions, ctx.shared, ctx.operation)
 
     def _other_table(self, name: str) -> TableRecord:
         self._check()
