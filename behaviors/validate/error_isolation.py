@@ -88,8 +88,9 @@ class IsolatedScan:
                     return {}
                 if spark_errors.is_unexpected(e):
                     raise
-                if not self._store_readable:
-                    self._store_readable = check_store(self._session, group, e, self._check_stop)
+                self._store_readable = check_store(
+                    self._session, group, e, self._check_stop, readable=self._store_readable
+                )
                 found = self._mark_cause(e, left, files, group, checks)
                 if not found and attempts:
                     return self._divide(e, left, files)
@@ -295,21 +296,31 @@ class IsolatedScan:
         return {}
 
 
-def check_store(session: SparkSession, group: scan.FileGroup, error: Exception, stop: Callable[[], None]) -> bool:
+def check_store(
+    session: SparkSession,
+    group: scan.FileGroup,
+    error: Exception,
+    stop: Callable[[], None],
+    *,
+    readable: bool = False,
+) -> bool:
     """Probe a few files of a group after an error that the store may have caused.
 
-    Returns True if one of them can be read, and False if the store is not the cause. Raises TableUnavailable if the
-    store refuses all of them for the same cause (TableBusy, if it may answer later), unexpected errors, and the errors
-    of ``stop``.
+    ``readable``: Spark is known to have read a file of the store, so that no file is probed. Returns True if one of
+    them can be read, and False if the store is not the cause. Raises TableUnavailable if the store refuses all of them
+    for the same cause, TableBusy if it may answer later, unexpected errors, and the errors of ``stop``.
     """
     cause = store_refusals.cause_of_spark_error(error)
     text = f"({spark_errors.message_of(error)})"
     stored = in_object_store(group.files[0][0])
     if stored and cause in store_refusals.TRANSIENT:
         raise TableBusy(f"{cause} {text}")
-    if cause is None or len(group.files) == 1:
-        return False
-    for file in store_refusals.evenly_spaced(group.files):
+    passing = stored and cause in store_refusals.TRANSIENT_FOR_SOME
+    single = len(group.files) == 1
+    if cause is None or (single and not passing):
+        return readable
+    readable = readable or single
+    for file in () if readable else store_refusals.evenly_spaced(group.files):
         stop()
         try:
             scan.count(session, replace(group, files=(file,), all_rows=True), {}, None)
@@ -318,6 +329,12 @@ def check_store(session: SparkSession, group: scan.FileGroup, error: Exception, 
                 raise
             if store_refusals.cause_of_spark_error(e) == cause:
                 continue
+        readable = True
+        break
+    if readable and passing:
+        # The store has failed for some of its files, which says nothing about them.
+        raise TableBusy(f"{cause} {text}")
+    if readable:
         return True
     text = f"Spark on this executor cannot read any of {plural(len(group.files), 'file')}: {cause} {text}"
     raise store_refusals.unavailable(cause, text) if stored else TableUnavailable(text)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import urllib.error
+import uuid
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -11,19 +14,23 @@ import pytest
 
 from distop.behavior import TableRecord
 from distop.errors import TableRefused
+from distop.protocol.executor_nodes import WAITS_FOR_STORE
+from distop.storage import storage_options, store_waits
+from distop.storage.opened_stores import open_store
 from distop.tables import plan_table
 from distop_behaviors.index import lookup
 from distop_behaviors.validate import Validate
+from tests.storage import servers
 from tests.storage.delta_tables import upload
 from tests.storage.iceberg_tables import table_in
-from tests.support import delta
+from tests.support import delta, s3_spark
 from tests.support.context import run_operation
 from tests.support.index_runs import Indexes
 from tests.support.lake import MAVEN, jar
 from tests.support.needs import need
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -34,6 +41,26 @@ if TYPE_CHECKING:
     from tests.support.context import FakeContext, Ran
 
 CHECKS = ({"not_null": "a"}, {"check": "a < 100"}, {"range": {"column": "b", "max": 1.0}})
+
+
+@pytest.fixture
+def flaky(
+    s3_store: ObjectStore,
+    s3_server: Served,
+    s3_proxy: FaultyProxy,
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[ObjectStore]:
+    """A place in a bucket whose failed requests Spark's connector does not repeat, as if its own waits had passed."""
+    monkeypatch.setattr(store_waits, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(store_waits, "LONGEST_PAUSE", 0.1)
+    bucket = "flaky"
+    with suppress(urllib.error.HTTPError):  # it exists
+        servers.request(f"http://127.0.0.1:{s3_server.port}/{bucket}", "PUT")
+    storage_options.configure({f"s3://{bucket}": next(iter(s3_server.options(s3_proxy.port).values()))})
+    once = {"attempts.maximum": "1", "retry.limit": "0", "retry.throttle.limit": "0"}
+    with s3_spark.configured(spark, f"s3://{bucket}", servers.KEY, servers.SECRET, once):
+        yield open_store(f"s3://{bucket}/{uuid.uuid4().hex}")
 
 
 def parquet(**columns: Any) -> bytes:
@@ -79,6 +106,43 @@ def test_an_object_that_is_replaced_while_spark_reads_it_gets_no_verdict(
     verdicts = {name: row.result["verdict"] for name, row in ran.by_name.items()}
     assert verdicts == {"day=1": "valid", "day=2": "error"}
     assert text in str(ran.report)
+
+
+@pytest.mark.parametrize("files", [1, 4])
+@pytest.mark.parametrize("fault", ["closed", "500 Internal Server Error", "503 Slow Down"])
+def test_a_store_that_fails_for_a_file_while_spark_reads_it_is_waited_for(
+    flaky: ObjectStore, s3_proxy: FaultyProxy, context: Callable[[TableRecord], FakeContext], fault: str, files: int
+) -> None:
+    """The file had the verdict error, although the store said nothing about it. Throttling fails for all files."""
+    failing = "day%3D" if fault.startswith("503") else "day%3D0"
+    for n in range(files):
+        flaky.put_new(f"day={n}/a.parquet", parquet(a=[1, None], b=[0.5, 0.5]))
+    table = TableRecord("t", "parquet", flaky.location)
+    contexts: list[FakeContext] = []
+
+    def waits() -> bool:
+        return any(text.startswith(WAITS_FOR_STORE) for one in contexts for text in one.statuses)
+
+    def fail(seen: Seen, forward: Callable[[bytes], bytes]) -> bytes | None:
+        if b"aws-sdk-java" not in seen.whole or failing not in seen.target or waits():
+            return forward(seen.whole)
+        if fault == "closed":
+            return None
+        return f"HTTP/1.1 {fault}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n".encode()
+
+    def made(table: TableRecord) -> FakeContext:
+        contexts.append(context(table))
+        return contexts[-1]
+
+    s3_proxy.fault = fail
+    argument = {"checks": list(CHECKS), "statistics": "never", "sample": 0}
+    report = run_operation(Validate(), table, argument, made).report
+    assert [(c["verdict"], c["violations"], c["error"]) for c in report["checks"]] == [
+        ("violated", files, None),
+        ("valid", 0, None),
+        ("valid", 0, None),
+    ]
+    assert waits()
 
 
 def test_an_iceberg_table_is_scanned(

@@ -10,7 +10,7 @@ from distop.storage.storage_access import storage_access_for
 from scripts import spark_jars
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -26,10 +26,13 @@ def jars() -> list[Path] | None:
 
 
 @contextmanager
-def configured(spark: SparkSession, url: str, key: str, secret: str) -> Iterator[None]:
+def configured(
+    spark: SparkSession, url: str, key: str, secret: str, others: Mapping[str, str] | None = None
+) -> Iterator[None]:
     """Let a running session reach a bucket as distop is configured for it, until the end of the block.
 
-    The JVM runs already, so it gets the credentials as settings instead of from its environment.
+    The JVM runs already, so it gets the credentials as settings instead of from its environment. ``others``: further
+    settings of the bucket. Only the settings at the first use of a bucket count.
     """
     hadoop: Any = spark.sparkContext._jsc.hadoopConfiguration()
     access = storage_access_for(url)
@@ -37,6 +40,7 @@ def configured(spark: SparkSession, url: str, key: str, secret: str) -> Iterator
     settings = {name.removeprefix("spark.hadoop."): value for name, value in access.spark().items()}
     settings[f"{start}.aws.credentials.provider"] = "org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider"
     settings |= {f"{start}.access.key": key, f"{start}.secret.key": secret}
+    settings |= {f"{start}.{name}": value for name, value in (others or {}).items()}
     for name, value in settings.items():
         hadoop.set(name, value)
     yield

@@ -44,10 +44,13 @@ NO_FILE_SYSTEM = "no file system for this kind of location is installed"
 
 TRANSIENT = frozenset({THROTTLED, NO_ANSWER})
 """Causes that need no action: a retry succeeds later."""
+TRANSIENT_FOR_SOME = frozenset({NOT_CONNECTED, UNKNOWN_HOST, INTERNAL_ERROR})
+"""Causes for which a retry succeeds later, if other requests succeed. Otherwise another executor may have access."""
 _PERMANENT = frozenset({DENIED, CREDENTIALS, NO_BUCKET, REDIRECTED, NOT_ACCEPTED, PROXY, NO_FILE_SYSTEM})
 PROBED = 3
 """Number of files that are read one by one, to find out whether the store refuses all files or a single one."""
 
+_SDK = "software.amazon.awssdk.core.exception"
 _CAUSE_BY_CLASS = {
     **dict.fromkeys(
         (
@@ -75,12 +78,25 @@ _CAUSE_BY_CLASS = {
         ),
         NO_BUCKET,
     ),
-    **dict.fromkeys(("java.net.ConnectException", "java.net.NoRouteToHostException"), NOT_CONNECTED),
+    "java.net.SocketException": NOT_CONNECTED,  # refused, without a route, or reset
     **dict.fromkeys(("java.net.UnknownHostException", "java.nio.channels.UnresolvedAddressException"), UNKNOWN_HOST),
-    "java.net.SocketTimeoutException": NO_ANSWER,
+    **dict.fromkeys(
+        (
+            *("java.net.SocketTimeoutException", f"{_SDK}.ApiCallTimeoutException"),
+            f"{_SDK}.ApiCallAttemptTimeoutException",
+        ),
+        NO_ANSWER,
+    ),
+    "org.apache.hadoop.fs.s3a.AWSServiceThrottledException": THROTTLED,
     "org.apache.hadoop.fs.UnsupportedFileSystemException": NO_FILE_SYSTEM,
 }
 """Names of Java exception classes; subclasses count as well."""
+_HTTP_CLIENT = re.compile(r"\bapache\.(?:http|hc)\.(?:\w+\.)*(\w+)$")
+"""Apache's HTTP client, which Amazon's client has below a package of its own."""
+_CAUSE_BY_HTTP_CLASS = {
+    **dict.fromkeys(("NoHttpResponseException", "ConnectionClosedException"), NOT_CONNECTED),
+    "ConnectTimeoutException": NO_ANSWER,
+}
 _SUPERCLASSES = 10
 _STATUS = re.compile(r"(?:\bstatus code:? |^|\", )([345][0-9]{2})\b", re.IGNORECASE)
 """The status of an answer in messages of Amazon's, Google's and Microsoft's clients."""
@@ -135,6 +151,9 @@ def cause_of_spark_error(error: Exception) -> str | None:
         for name in _classes(one):
             if name in _CAUSE_BY_CLASS:
                 return _CAUSE_BY_CLASS[name]
+            client = _HTTP_CLIENT.search(name)
+            if client is not None and client[1] in _CAUSE_BY_HTTP_CLASS:
+                return _CAUSE_BY_HTTP_CLASS[client[1]]
             status = _STATUS.search(text) if _SERVICE.match(name) else None
             if status is not None and (cause := _cause_of_status(int(status[1]))) is not None:
                 return cause

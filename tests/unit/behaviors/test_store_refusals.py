@@ -134,6 +134,7 @@ class Thrown(Exception):
 _GOOGLE = "com.google.cloud.hadoop.repackaged.gcs.com.google.api.client.googleapis.json.GoogleJsonResponseException"
 _ABFS = "org.apache.hadoop.fs.azurebfs.contracts.exceptions.AbfsRestOperationException"
 _S3 = "software.amazon.awssdk.services.s3.model.S3Exception"
+_HTTP = "software.amazon.awssdk.thirdparty.org.apache.http"
 
 
 @pytest.mark.parametrize(
@@ -155,6 +156,16 @@ _S3 = "software.amazon.awssdk.services.s3.model.S3Exception"
         (_ABFS, 'Operation failed: "no", 403, HEAD, https://a.dfs.core.windows.net/b', store_refusals.DENIED),
         (_ABFS, 'Operation failed: "no", 404, HEAD, https://a.dfs.core.windows.net/403', None),
         ("java.lang.IllegalStateException", "403 Forbidden", None),
+        ("java.net.SocketException", "Connection reset", store_refusals.NOT_CONNECTED),
+        (f"{_HTTP}.NoHttpResponseException", "store:443 failed to respond", store_refusals.NOT_CONNECTED),
+        (f"{_HTTP}.conn.ConnectTimeoutException", "Connect to store:443 timed out", store_refusals.NO_ANSWER),
+        (
+            "org.apache.http.ConnectionClosedException",
+            "Premature end of the message body",
+            store_refusals.NOT_CONNECTED,
+        ),
+        ("org.apache.http.ParseException", "no", None),
+        ("org.apache.hadoop.fs.s3a.AWSServiceThrottledException", "Slow Down", store_refusals.THROTTLED),
     ],
 )
 def test_the_cause_is_derived_from_the_status_that_a_client_of_a_service_quotes(
