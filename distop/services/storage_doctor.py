@@ -14,7 +14,7 @@ from distop.storage import storage_options
 from distop.storage.files import local_path
 from distop.storage.opened_stores import open_store
 from distop.storage.storage_access import storage_access_for
-from distop.storage.store_check import CLOCK_TOLERANCE, WRITERS, check_store
+from distop.storage.store_check import CHECKS, CLOCK_TOLERANCE, WRITERS, check_store
 from distop.storage.store_errors import StoreError
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ async def check_storage(
     storage_options.configure(options_by_prefix)
     store, local = open_store(url), local_path(url) is not None
     findings = [_settings(url)]
-    key = f"_distop-check-{uuid.uuid4().hex}/probe"
+    key = f"{CHECKS}/{uuid.uuid4().hex}/probe"
     written = await _finding("folder" if local else "obstore", lambda: _write_and_read(store, key))
     findings.append(written)
     try:

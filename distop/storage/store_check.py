@@ -35,6 +35,10 @@ CLOCK_TOLERANCE = 5.0
 _RESOLUTION = 1.0
 """Seconds: stores give times in whole seconds."""
 _CACHED_PLACES = 256
+CHECKS = "_distop-check"
+"""The folder with the objects of checks, each in a folder of its own."""
+ABANDONED = 3600.0
+"""Seconds after which the objects of a check belong to a killed process, or could not be removed."""
 
 
 @frozen
@@ -57,7 +61,7 @@ _reports: LruCache[StoreReport] = LruCache(_CACHED_PLACES)
 
 def check_store(store: ObjectStore) -> StoreReport:
     """Check a store. Raises StoreError if it cannot be reached or refuses to write: then it has not been checked."""
-    folder = f"_distop-check-{uuid.uuid4().hex}"
+    folder = f"{CHECKS}/{uuid.uuid4().hex}"
     wrong: list[str] = []
     try:
         wrong += _races(store, f"{folder}/race")
@@ -70,7 +74,9 @@ def check_store(store: ObjectStore) -> StoreReport:
         return StoreReport(tuple(wrong), clock)
     finally:
         with suppress(StoreError):
-            store.delete_many([found.key for found in store.list(folder)] or [f"{folder}/a", f"{folder}/race"])
+            before = time.time() - ABANDONED
+            others = [found.key for found in store.list(CHECKS) if found.modified < before]
+            store.delete_many(dict.fromkeys([f"{folder}/a", f"{folder}/race", *others]))
 
 
 class UnsuitableStore(Unsupported, InvalidArgument):

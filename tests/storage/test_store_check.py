@@ -11,7 +11,7 @@ import pytest
 
 from distop.cli.main import run
 from distop.errors import InvalidArgument
-from distop.storage import storage_options
+from distop.storage import storage_options, store_check
 from distop.storage.deletion import Place
 from distop.storage.opened_stores import open_store
 from distop.storage.store_check import check_store, publishing_store, require_suitable
@@ -41,6 +41,19 @@ def location(served: Served) -> str:
 def test_a_suitable_store(store: ObjectStore) -> None:
     report = check_store(store)
     assert report.suitable, report.defects
+    assert list(store.list()) == []
+
+
+@pytest.mark.parametrize("store", ["folder", "memory", "moto"], indirect=True)
+def test_objects_of_a_check_that_was_killed_are_removed_later(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing removed them."""
+    store.put_new("_distop-check/killed/race", b"1")
+    check_store(store)
+    assert [found.key for found in store.list()] == ["_distop-check/killed/race"], "the other check may still run"
+    monkeypatch.setattr(store_check, "ABANDONED", -60.0)
+    check_store(store)
     assert list(store.list()) == []
 
 
