@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -44,6 +45,13 @@ SOURCES = {
     "fake-gcs-server": Source("1.56.1", "github.com/fsouza/fake-gcs-server", "github.com/fsouza/fake-gcs-server"),
     "azurite": Source("3.37.0"),
 }
+TURN_COUNT = 9
+"""The number of turns of the rotating tests (``tests/distributing.py``)."""
+TURNS = dict(zip((0, 3, 6), SOURCES, strict=True))
+"""Turn of the rotating tests → the server of which the tests run in it.
+
+No etcd server besides the default one is built in these turns (``etcd_servers.of_turn``).
+"""
 _AZURITE = "node_modules/azurite/dist/src/blob/main.js"
 
 
@@ -67,6 +75,21 @@ def needs(name: str) -> str:
     """What a test of a missing server needs, and how to get it."""
     tool = f"Go {_LEAST_GO}" if SOURCES[name].module else f"Node {_LEAST_NODE}"
     return f"{name} {SOURCES[name].version}: run scripts/storage-servers {name} (with {tool} or newer)"
+
+
+def of_turn(turn: int) -> str | None:
+    """The server of which the tests run in that turn of the rotating tests; None: of no one."""
+    return TURNS.get(turn % TURN_COUNT)
+
+
+def wanted(arguments: Sequence[str]) -> tuple[str, ...]:
+    """The servers that a run of pytest with these arguments needs: that of its turn, or all with ``--slow`` alone."""
+    turn = next((value for option, value in pairwise(arguments) if option == "--turn"), None)
+    if turn is not None:
+        found = of_turn(int(turn))
+        return () if found is None else (found,)
+    paths = [argument for argument in arguments if Path(argument.partition("::")[0]).exists()]
+    return tuple(SOURCES) if "--slow" in arguments and not paths else ()
 
 
 def build(name: str) -> Path:
@@ -162,7 +185,12 @@ def lock(name: str) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """``scripts/storage-servers [NAME…]``: build these servers, or all; ``--lock``, ``--check``."""
+    """``scripts/storage-servers [NAME…]``: build these servers, or all; ``--lock``, ``--check``.
+
+    ``--for-tests`` builds the servers that a run of pytest with the other arguments needs. A server that cannot be
+    built is reported, and its tests name what they need: they are skipped, and fail in CI.
+    """
+    for_tests = arguments[:1] == ["--for-tests"]
     try:
         if arguments == ["--lock"]:
             for name in SOURCES:
@@ -173,11 +201,13 @@ def main(arguments: Sequence[str]) -> int:
                 if command(name) is None:
                     _tool(name)
             return 0
-        for name in arguments or SOURCES:
-            print(build(name))
+        for name in wanted(arguments[1:]) if for_tests else arguments or SOURCES:
+            folder = build(name)
+            if not for_tests:
+                print(folder)
     except Unavailable as error:
         print(f"distop: {error}", file=sys.stderr)
-        return 1
+        return 0 if for_tests else 1
     except OSError as error:
         cache = server_builds.cache_folder("storage")
         print(f"distop: the servers cannot be kept in {cache}: {error}", file=sys.stderr)

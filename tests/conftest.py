@@ -11,7 +11,7 @@ import hypothesis
 import pytest
 
 from distop.runtime import gc_tuning
-from scripts import etcd_servers
+from scripts import etcd_servers, storage_servers
 from tests.distributing import TURNS, OwnShareFirst, Units, has_turn, rank, share
 from tests.support.daemons import STARTED
 from tests.support.needs import in_ci
@@ -27,6 +27,8 @@ FAULTS = "tests/faults"
 """The folder whose tests take longest. Their total time is printed: CI runs those not marked ``slow``, which should
 take less than three minutes.
 """
+STORES = ("store", "served", "lake")
+"""The parameters of tests that name an object store."""
 MAY_SKIP = Path(__file__).parent / "docker"
 
 # A shell that runs the tests in the background makes them, and every process that they start, ignore interrupts.
@@ -84,7 +86,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Order the tests, and deselect those that this run does not choose.
 
     The longest units start first, in the same order in all processes of a run. Without --slow, tests marked slow are
-    deselected. With --turn, so are the tests marked rotating that belong to other turns.
+    deselected. With --turn, so are the tests marked rotating that belong to other turns, and the tests of object stores
+    that are built in other turns.
     """
     if share():
         items.sort(key=lambda item: item.path)
@@ -94,17 +97,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     turn = config.getoption("--turn")
 
     def deselected(item: pytest.Item) -> bool:
-        other_turn = turn is not None and item.get_closest_marker("rotating") and not _has_turn(item, turn)
-        return bool(item.get_closest_marker("slow") or other_turn)
+        if item.get_closest_marker("slow"):
+            return True
+        server = _server_of(item)
+        rotates = item.get_closest_marker("rotating") or server in storage_servers.SOURCES
+        return turn is not None and bool(rotates) and not has_turn(item.nodeid, turn, server)
 
     config.hook.pytest_deselected(items=[item for item in items if deselected(item)])
     items[:] = [item for item in items if not deselected(item)]
 
 
-def _has_turn(item: pytest.Item, turn: int) -> bool:
+def _server_of(item: pytest.Item) -> str | None:
+    """The server in the parameters of a test: an etcd that is not the default one, or an object store that is built."""
     parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-    server = parameters.get("server")
-    return has_turn(item.nodeid, turn, None if server == etcd_servers.DEFAULT else server)
+    store = next((one for name in STORES if (one := parameters.get(name)) in (*storage_servers.SOURCES,)), None)
+    etcd = parameters.get("server")
+    return store or (None if etcd == etcd_servers.DEFAULT else etcd)
 
 
 def pytest_collection_finish() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import uuid
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -24,9 +23,6 @@ if TYPE_CHECKING:
 S3 = ("versitygw", "moto")
 REMOTE = (*S3, "fake-gcs-server", "azurite")
 ALL = ("folder", "memory", *REMOTE)
-BUILT = frozenset({"versitygw", "fake-gcs-server", "azurite"})
-"""Servers that ``scripts/storage-servers`` builds. Their tests run with ``--slow``: CI does not build them yet."""
-
 _VARIABLES = ("AWS_", "AZURE_", "GOOGLE_")
 
 
@@ -52,15 +48,6 @@ def _fake_gcs_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve
 def _azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with servers.azurite(tmp_path_factory.mktemp("azurite")) as served:
         yield served
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        given = getattr(item, "callspec", None)
-        here = given is not None and item.path.is_relative_to(Path(__file__).parent)
-        if here and any(str(one) in BUILT for one in given.params.values()):
-            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from scripts import etcd_servers
+from scripts import etcd_servers, storage_servers
 from tests.distributing import APART, LONGEST, SHARING, TURNS, has_turn, own_share_first, rank, unit_of
 
 ROOT = Path(__file__).parents[3]
@@ -40,6 +40,16 @@ def test_each_rotating_test_has_one_turn_and_no_turn_is_empty() -> None:
     assert sorted(node for some in turns for node in some) == sorted(nodes)
     assert all(turns)
     assert all(has_turn("tests/acceptance/test_x.py::test_hole_2_y", turn) for turn in range(TURNS))
+
+
+def test_each_built_store_has_one_turn_in_which_no_other_server_is_built() -> None:
+    assert storage_servers.TURN_COUNT == TURNS
+    turns = {name: [turn for turn in range(TURNS) if has_turn("x", turn, name)] for name in storage_servers.SOURCES}
+    assert all(len(some) == 1 for some in turns.values())
+    assert {etcd_servers.of_turn(turn) for some in turns.values() for turn in some} == {etcd_servers.PACKAGED}
+    assert storage_servers.wanted(["--turn", str(turns["azurite"][0] + TURNS)]) == ("azurite",)
+    assert storage_servers.wanted(["--turn", "1"]) == storage_servers.wanted(["--slow", "tests/unit"]) == ()
+    assert storage_servers.wanted(["--slow"]) == tuple(storage_servers.SOURCES)
 
 
 def test_each_turn_has_one_other_server() -> None:
