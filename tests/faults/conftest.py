@@ -12,6 +12,7 @@ import pytest
 
 from tests.faults.data_checks import find_problems
 from tests.faults.fault_injection import FaultInjector
+from tests.faults.s3_lake import s3_lake
 from tests.integration.conftest import etcd, group
 from tests.support import daemons
 from tests.support.behaviors import sample_env
@@ -21,6 +22,8 @@ from tests.support.writing import Journal
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
     from pathlib import Path
+
+    from tests.faults.s3_lake import S3Lake
 
 __all__ = ["check_history_and_data", "etcd", "group", "sample_env"]
 
@@ -78,3 +81,20 @@ def faults(tmp_path: Path) -> FaultInjector:
 def faulty_env(sample_env: dict[str, str], faults: FaultInjector) -> dict[str, str]:
     """The environment of daemons whose children have injected faults."""
     return {**sample_env, **faults.env}
+
+
+@pytest.fixture
+def lake(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Lake]:
+    """A place on S3, on the server of the test's parameter (``indirect``), else on moto's server."""
+    folder = tmp_path / "s3"
+    folder.mkdir()
+    with s3_lake(getattr(request, "param", "moto"), folder, monkeypatch) as found:
+        yield found
+
+
+@pytest.fixture
+def lake_of_kind(request: pytest.FixtureRequest) -> S3Lake | None:
+    """The place on S3 of a test that has a parameter for it. Request this before the daemons, which use it longer."""
+    given = request.node.callspec.params.values() if hasattr(request.node, "callspec") else ()
+    wanted = any("S3" in (one if isinstance(one, str) else getattr(one, "__name__", "")) for one in given)
+    return request.getfixturevalue("lake") if wanted else None

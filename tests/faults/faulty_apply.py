@@ -11,6 +11,7 @@ from distop.worker.child_side.job_context import ChildContext
 from distop_behaviors.apply import Apply
 from distop_behaviors.apply.apply_loop import Applying
 from distop_behaviors.apply.catalog_commit import CatalogTarget
+from distop_behaviors.apply.delta_commit import DeltaTarget
 from distop_behaviors.apply.hadoop_commit import HadoopTarget
 from distop_behaviors.apply.rewrite_publication import Narrowing
 from tests.faults.fault_injection import FAULTS, inject_around
@@ -43,6 +44,7 @@ if FAULTS in os.environ:
 STEPS: list[tuple[Any, str]] = [
     *((Applying, name) for name in ("load", "judge", "commit", "settle")),
     (CatalogTarget, "swap"),
+    (DeltaTarget, "swap"),
     (HadoopTarget, "rewrite"),
     *((Narrowing, name) for name in ("stage", "publish", "sweep")),
 ]

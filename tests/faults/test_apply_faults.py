@@ -6,10 +6,14 @@ Tables of a SQL catalog need no JVM, so that killing a child at each step is che
 from __future__ import annotations
 
 import json
+import re
+import uuid
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from deltalake import write_deltalake
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.schema import Schema
 from pyiceberg.table import StaticTable
@@ -21,6 +25,8 @@ from distop.tables.iceberg.metadata_file import current_metadata_file, read_meta
 from distop_behaviors.apply.apply_loop import MARK
 from distop_behaviors.validate import Validate
 from tests.faults.fault_injection import FaultInjector
+from tests.faults.s3_lake import FAULTS, S3Lake
+from tests.support import stored_files
 from tests.support.context import FakeContext, run_operation
 from tests.support.daemons import SPARK
 from tests.support.icebergrest import configure, sql_catalog
@@ -28,7 +34,7 @@ from tests.support.lake import MAVEN, Folder, jar
 from tests.support.needs import need
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from distop import Operation
@@ -40,8 +46,12 @@ SCHEMA = Schema(NestedField(1, "id", LongType(), required=False), NestedField(2,
 CHECKS = [{"not_null": "c"}, {"not_null": "id"}]
 ROUND = [f"Applying.{name}.{when}" for name in ("load", "judge") for when in ("before", "after")]
 CHANGE = ["CatalogTarget.swap.before", "CatalogTarget.swap.after", "Applying.settle.after"]
+CHANGE_OF_DELTA = ["DeltaTarget.swap.before", "DeltaTarget.swap.after", "Applying.settle.after"]
 MORE_POINTS = [*ROUND, "Applying.commit.before", "Applying.commit.after", "Applying.settle.before"]
 """The other steps. At these, the table has the same content as at one of the steps above."""
+
+
+NULLABLE = pa.schema([pa.field("id", pa.int64()), pa.field("c", pa.string())])
 
 
 def rows(*ids: int) -> pa.Table:
@@ -99,6 +109,81 @@ class Tables:
             assert len(metadata.metadata_log) == self.commits[name] + 1, "changed exactly once"
 
 
+class DeltaTables:
+    """Delta tables below a path or a URL, and the faults of their operations."""
+
+    def __init__(self, group: Daemons, root: str, work: Path, faults: FaultInjector) -> None:
+        self.group = group
+        self.faults = faults
+        self._root = root
+        self._work = work
+
+    def create(self, name: str, *faults: str) -> dict[str, Any]:
+        """Register a table with two rows, set its faults, and return a certificate of the table."""
+        written = self._work / "written" / name
+        write_deltalake(written, rows(1, 2).cast(NULLABLE))
+        for key in stored_files.keys(str(written)):
+            stored_files.write(self._location(name), key, stored_files.read(str(written), key))
+        record = TableRecord(name, "delta", self._location(name))
+        self.group.client.add_table(record)
+        self.faults.set_faults(name, *faults)
+        made = run_operation(Validate(), record, {"checks": CHECKS}, lambda t: FakeContext(self._work, t))
+        return dict(made.report["certificate"])
+
+    def _location(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    def append(self, name: str, *ids: int) -> None:
+        """Append as a writer of Delta does: in the version after the one that it has read, or a later one."""
+        data = pa.BufferOutputStream()
+        pq.write_table(rows(*ids), data)
+        content, where = data.getvalue().to_pybytes(), self._location(name)
+        file = f"{uuid.uuid4().hex}.parquet"
+        stored_files.write(where, file, content)
+        numbers = {"numRecords": len(ids), "nullCount": {"id": 0, "c": 0}}
+        add = {"path": file, "partitionValues": {}, "size": len(content), "modificationTime": 0, "dataChange": True}
+        text = json.dumps({"add": {**add, "stats": json.dumps(numbers)}}) + "\n"
+        while True:
+            try:
+                stored_files.write(where, f"_delta_log/{len(self.log(name)):020}.json", text.encode())
+            except FileExistsError:
+                continue  # another writer was first
+            return
+
+    def log(self, name: str) -> list[list[dict[str, Any]]]:
+        """The actions of each version."""
+        where = self._location(name)
+        found = [key for key in stored_files.keys(where) if re.fullmatch(r"_delta_log/\d{20}\.json", key)]
+        assert found == [f"_delta_log/{n:020}.json" for n in range(len(found))]
+        return [[json.loads(line) for line in stored_files.read(where, key).splitlines()] for key in found]
+
+    def start(self, name: str, certificate: dict[str, Any], settle: float = 0) -> Operation:
+        argument = {"certificate": self.faults.add_certificate(certificate), "settle_seconds": settle}
+        return self.group.client.start_operation("faulty-apply", name, argument)
+
+    def assert_content(self, name: str, operation: str, *ids: int) -> None:
+        """Assert that the table has these rows, and one change, by this operation."""
+        actions = [action for version in self.log(name) for action in version]
+        made = [one["commitInfo"]["operationParameters"] for one in actions if _is_apply(one)]
+        assert made == [{"operation": operation}], "changed exactly once"
+        metadata = [one["metaData"] for one in actions if "metaData" in one][-1]
+        assert json.loads(metadata["configuration"][MARK])["operation"] == operation
+        assert [field["nullable"] for field in json.loads(metadata["schemaString"])["fields"]] == [False, False]
+        live = [stored_files.read(self._location(name), one["add"]["path"]) for one in actions if "add" in one]
+        assert sorted(n for one in live for n in pq.read_table(pa.BufferReader(one))["id"].to_pylist()) == list(ids)
+        assert not [key for key in stored_files.keys(self._location(name)) if key.startswith("_distop/")]
+
+
+def _is_apply(action: dict[str, Any]) -> bool:
+    return bool(action.get("commitInfo", {}).get("operation") == "distop apply")
+
+
+@pytest.fixture
+def delta(lake_of_kind: S3Lake | None, group: Daemons, tmp_path: Path, faults: FaultInjector) -> DeltaTables:
+    root = str(tmp_path / "delta") if lake_of_kind is None else lake_of_kind.location
+    return DeltaTables(group, root, tmp_path, faults)
+
+
 @pytest.fixture
 def tables(group: Daemons, tmp_path: Path, faults: FaultInjector, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tables]:
     configure(monkeypatch, type="sql", uri=f"sqlite:///{tmp_path}/lake/catalog.db")
@@ -124,6 +209,55 @@ def test_a_child_killed_at_any_step_changes_the_table_once_beside_a_writer(
         result = operation.wait(90)
         assert result.state == "success", (points[n], result.errors, group.tails())
         tables.assert_content(name, operation.ref, *((1, 2, 3) if n % 2 else (1, 2)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "points"),
+    [
+        pytest.param("disk", CHANGE_OF_DELTA, id="disk-change", marks=pytest.mark.slow),
+        pytest.param("disk", MORE_POINTS, id="disk-more", marks=pytest.mark.slow),
+        pytest.param("S3", CHANGE_OF_DELTA, id="s3-change"),
+        pytest.param("S3", MORE_POINTS, id="s3-more", marks=pytest.mark.slow),
+    ],
+)
+def test_a_child_killed_at_any_step_changes_a_delta_table_once_beside_a_writer(
+    kind: str, delta: DeltaTables, group: Daemons, faulty_env: dict[str, str], points: list[str]
+) -> None:
+    certificates = {f"t{n}": delta.create(f"t{n}", f"{point} kill") for n, point in enumerate(points)}
+    group.start("ann", "bob", ttl=10, env=faulty_env)
+    for n, (name, certificate) in enumerate(certificates.items()):
+        operation = delta.start(name, certificate)
+        delta.faults.await_triggered(group, name, seconds=60)
+        if n % 2:
+            delta.append(name, 3)
+        result = operation.wait(90)
+        assert result.state == "success", (points[n], result.errors, group.tails())
+        delta.assert_content(name, operation.ref, *((1, 2, 3) if n % 2 else (1, 2)))
+
+
+@pytest.mark.parametrize("kind", ["S3"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_delta_table_is_changed_once_whatever_happens_to_the_answers_of_its_store(
+    kind: str,
+    fault: Callable[[S3Lake], None],
+    lake: S3Lake,
+    delta: DeltaTables,
+    group: Daemons,
+    faulty_env: dict[str, str],
+) -> None:
+    """Of two executions, another writer commits during the second one."""
+    certificates = [delta.create("t0"), delta.create("t1", "DeltaTarget.swap.before hold")]
+    group.start("ann", ttl=10, env=faulty_env)
+    fault(lake)
+    for n, certificate in enumerate(certificates):
+        operation = delta.start(f"t{n}", certificate)
+        if n:
+            delta.faults.await_triggered(group, "t1", seconds=60)
+            delta.append("t1", 3)
+            delta.faults.release("t1")
+        result = operation.wait(90)
+        assert result.state == "success", (result.errors, group.tails())
+        delta.assert_content(f"t{n}", operation.ref, *((1, 2, 3) if n else (1, 2)))
 
 
 @pytest.mark.parametrize("moment", ["before", pytest.param("after", marks=pytest.mark.slow)])

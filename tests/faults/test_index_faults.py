@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -21,21 +22,22 @@ from pyiceberg.types import LongType, NestedField, StringType
 
 from distop.errors import NotFound
 from distop.protocol.records import TableRecord
+from distop.storage.files import local_path
 from distop.worker.guardian import session_members
 from distop_behaviors.index import row_lookup
 from distop_behaviors.index.index_folder import Folder
 from distop_behaviors.index.key_lookup import _read_here, find
 from tests.faults.held_index import DROP_MOMENTS, FULL, MOMENTS
 from tests.faults.test_self_fencing import child_of, command
-from tests.support import lake
+from tests.support import lake, stored_files
 from tests.support.daemons import SPARK
-from tests.support.index_runs import data_of, root_of
 from tests.support.needs import need
 from tests.support.processes import machine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tests.faults.s3_lake import S3Lake
     from tests.support.daemons import Daemon, Daemons
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(240), pytest.mark.rotating]
@@ -47,24 +49,28 @@ SOME = ["after-segment", "before-publish", "after-publish"]
 
 
 class Indexed:
-    """A growing table with an index, and the files that block and release its builds."""
+    """A growing table with an index, and the files that block and release its builds.
+
+    ``location``: of the table, a path or a URL. ``root``: the local folder of the files that block its builds.
+    """
 
     format = "parquet"
 
-    def __init__(self, group: Daemons, root: Path) -> None:
+    def __init__(self, group: Daemons, root: Path, location: str = "") -> None:
         self._group = group
         self._root = root
-        self.table = root / "table"
+        self.location = location or str(root / "table")
         self._written = self._starts = 0
         self.folder = root
         self._create()
+        self.record = TableRecord(TABLE, self.format, self.location, {"group_files": 2})
         self.grow(3)
-        group.client.add_table(TableRecord(TABLE, self.format, str(self.table), {"group_files": 2}))
+        group.client.add_table(self.record)
 
     def _create(self) -> None:
-        self.table.mkdir()
+        pass
 
-    def grow(self, files: int = 2, rows: int = ROWS) -> list[Path]:
+    def grow(self, files: int = 2, rows: int = ROWS) -> list[str]:
         """Add files. Each has its own keys, and one key that all files have."""
         made = []
         for n in range(self._written, self._written + files):
@@ -73,10 +79,10 @@ class Indexed:
         self._written += files
         return made
 
-    def _write(self, n: int, rows: pa.Table) -> Path:
-        path = self.table / f"{n}.parquet"
-        pq.write_table(rows, path)
-        return path
+    def _write(self, n: int, rows: pa.Table) -> str:
+        data = pa.BufferOutputStream()
+        pq.write_table(rows, data)
+        return stored_files.write(self.location, f"{n}.parquet", data.getvalue().to_pybytes())
 
     def start(self, at: str = "", **arg: Any) -> Any:
         """Start a build that blocks at this moment."""
@@ -103,44 +109,59 @@ class Indexed:
         (self.folder / "go").touch()
 
     def files(self) -> list[str]:
-        return sorted(str(path) for path in self.table.glob("*.parquet"))
+        """The paths or URLs of the table's files."""
+        return sorted(f"{self.location}/{key}" for key in self._keys() if self._is_data(key))
+
+    def _keys(self) -> list[str]:
+        return stored_files.keys(self.location)
+
+    def _is_data(self, key: str) -> bool:
+        return "/" not in key and key.endswith(".parquet")
 
     def data(self) -> dict[str, bytes]:
         """The table's own files and their content, without those of distop."""
-        found = [path for path in self.table.rglob("*") if path.is_file()]
-        return {str(path): path.read_bytes() for path in found if "_distop" not in path.relative_to(self.table).parts}
+        return {key: stored_files.read(self.location, key) for key in self._keys() if not key.startswith("_distop/")}
+
+    def find(self, *keys: str | None) -> Any:
+        return find(self.record, "i", keys)
 
     def assert_finds_all_rows(self) -> None:
         """Assert that the index finds exactly the rows of each key, and reads them where the index places them."""
-        data = pa.concat_tables([pq.ParquetFile(path).read() for path in self.files()]).to_pylist()
+        contents = [stored_files.read(self.location, key) for key in self._keys() if self._is_data(key)]
+        data = pa.concat_tables([pq.read_table(pa.BufferReader(one)) for one in contents]).to_pylist()
         keys = sorted({row["k"] for row in data} - {None})
-        found = find(str(self.table), "i", [*keys, "nowhere"])
+        found = self.find(*keys, "nowhere")
         assert not found.uncovered
         read = _read_here(found, row_lookup.LOCAL_BYTES).to_pylist()
         assert _sorted(read) == _sorted(row for row in data if row["k"] is not None)
         current = self.index.current()
         assert current is not None
         assert sum(run.rows for run in current.runs) == len(read), "each row is indexed once"
-        assert sorted(f[0] for f in find(str(self.table), "i", [None]).files) == self.files()
+        assert sorted(f[0] for f in self.find(None).files) == self.files()
 
     @property
     def index(self) -> Folder:
-        return Folder(str(self.table), "i")
+        return Folder(self.location, "i")
 
     def assert_clean(self) -> None:
         """Assert that all files of the index belong to a kept generation."""
         where = self.index
-        generations = [where._read(int(path.stem)) for path in (root_of(where) / "generations").iterdir()]
-        assert {path.name for path in data_of(where).iterdir()} == {n.name for g in generations for n in g.named()}
-        assert sorted(path.name for path in root_of(where).iterdir()) == ["data", "generations"]
+        names = sorted(stored_files.keys(where.location))
+        generations = [name for name in names if name.startswith("generations/")]
+        named = {one.name for name in generations for one in where._read(int(Path(name).stem)).named()}
+        assert names == sorted([*(f"data/{name}" for name in named), *generations])
+        if (folder := local_path(where.location)) is not None:
+            assert sorted(path.name for path in folder.iterdir()) == ["data", "generations"]
         assert self.staged() == []
 
-    def index_files(self) -> dict[Path, int]:
-        """The files of the index and their sizes in bytes."""
-        return {path: path.stat().st_size for path in root_of(self.index).rglob("*") if path.is_file()}
+    def index_files(self) -> dict[str, int]:
+        """The keys of the index's files and their sizes in bytes."""
+        where = self.index.location
+        return {key: len(stored_files.read(where, key)) for key in stored_files.keys(where)}
 
-    def staged(self) -> list[Path]:
-        return [path for path in (self.table / "_distop").glob("*/stage/**/*") if path.is_file()]
+    def staged(self) -> list[str]:
+        """The keys of staged files. Those of a table in an object store are not beside it."""
+        return [key for key in self._keys() if re.match(r"_distop/[^/]+/stage/", key)]
 
 
 class IndexedIceberg(Indexed):
@@ -150,16 +171,20 @@ class IndexedIceberg(Indexed):
 
     def _create(self) -> None:
         schema = Schema(NestedField(1, "k", StringType()), NestedField(2, "n", LongType()))
-        self._rows = lake.Folder(self.table).new(schema)
+        self._rows = lake.Folder(Path(self.location)).new(schema)
 
-    def _write(self, n: int, rows: pa.Table) -> Path:
+    def _write(self, n: int, rows: pa.Table) -> str:
         before = set(self.files())
         self._rows.append(rows)
         (path,) = set(self.files()) - before
-        return Path(path)
+        return path
 
-    def files(self) -> list[str]:
-        return sorted(str(path) for path in (self.table / "data").glob("*.parquet"))
+    def _is_data(self, key: str) -> bool:
+        return re.fullmatch(r"data/[^/]+\.parquet", key) is not None
+
+
+class IndexedOnS3(Indexed):
+    """A table on S3."""
 
 
 def _sorted(rows: Any) -> list[tuple[str, int]]:
@@ -167,11 +192,11 @@ def _sorted(rows: Any) -> list[tuple[str, int]]:
 
 
 @pytest.fixture
-def indexed(group: Daemons, tmp_path: Path, request: pytest.FixtureRequest) -> Indexed:
+def indexed(lake_of_kind: S3Lake | None, group: Daemons, tmp_path: Path, request: pytest.FixtureRequest) -> Indexed:
     """A table of the class in the test's parameter, :class:`Indexed` by default."""
     (tmp_path / "indexed").mkdir()
     kind: type[Indexed] = getattr(request, "param", Indexed)
-    return kind(group, tmp_path / "indexed")
+    return kind(group, tmp_path / "indexed", "" if lake_of_kind is None else f"{lake_of_kind.location}/table")
 
 
 def daemon_of(pid: int, daemons: list[Daemon]) -> Daemon:
@@ -184,6 +209,8 @@ def daemon_of(pid: int, daemons: list[Daemon]) -> Daemon:
     ("indexed", "moments"),
     [
         pytest.param(Indexed, SOME, id="some"),
+        pytest.param(IndexedOnS3, SOME, id="s3"),
+        pytest.param(IndexedOnS3, MOMENTS, id="s3-all", marks=pytest.mark.slow),
         pytest.param(Indexed, MOMENTS, id="all", marks=pytest.mark.slow),
         pytest.param(IndexedIceberg, ["before-publish", "after-publish"], id="iceberg", marks=pytest.mark.slow),
     ],
@@ -200,7 +227,7 @@ def test_a_build_survives_a_killed_executor_at_each_commit_point(
         victim.kill()
         indexed.go()
         victim.start()
-        found = find(str(indexed.table), "i", ["all"]) if generation > 1 else None
+        found = indexed.find("all") if generation > 1 else None
         assert found is None or sorted(f[0] for f in found.files) == indexed.files(), (
             "lookups miss no rows after the kill"
         )
@@ -215,8 +242,14 @@ def test_a_build_survives_a_killed_executor_at_each_commit_point(
 
 
 @pytest.mark.parametrize(
-    "moments",
-    [pytest.param(["after-publish"], id="some"), pytest.param(DROP_MOMENTS, id="all", marks=pytest.mark.slow)],
+    ("indexed", "moments"),
+    [
+        pytest.param(Indexed, ["after-publish"], id="some"),
+        pytest.param(Indexed, DROP_MOMENTS, id="all", marks=pytest.mark.slow),
+        pytest.param(IndexedOnS3, ["after-publish"], id="s3"),
+        pytest.param(IndexedOnS3, DROP_MOMENTS, id="s3-all", marks=pytest.mark.slow),
+    ],
+    indirect=["indexed"],
 )
 def test_a_drop_survives_a_killed_executor_at_each_commit_point(
     group: Daemons, indexed: Indexed, sample_env: dict[str, str], moments: list[str]
@@ -236,11 +269,11 @@ def test_a_drop_survives_a_killed_executor_at_each_commit_point(
             indexed.assert_finds_all_rows()
         else:
             with pytest.raises(NotFound, match="has no index 'i'"):
-                find(str(indexed.table), "i", ["all"])
+                indexed.find("all")
         victim.start()
         done = operation.wait(60)
         assert (done.state, done.report) == ("success", {"name": "i", "dropped": True}), (at, group.tails())
-        assert [path.name for path in indexed.index_files()] == [f"{2 * n + 2:06}.json"], at
+        assert [*indexed.index_files()] == [f"generations/{2 * n + 2:06}.json"], at
         assert indexed.staged() == [], at
         group.await_ready(victim.name)
     assert not indexed.drop().wait(60).report["dropped"]
@@ -264,7 +297,16 @@ def suspended_machine(group: Daemons, victim: Daemon, pid: int, late: Path) -> I
     group.eventually(lambda: victim.name in group.live(), "it has a new session", victim.name)
 
 
-@pytest.mark.parametrize("at", [pytest.param("after-segment", marks=pytest.mark.slow), "before-publish"])
+@pytest.mark.parametrize(
+    ("indexed", "at"),
+    [
+        pytest.param(Indexed, "after-segment", id="after-segment", marks=pytest.mark.slow),
+        pytest.param(Indexed, "before-publish", id="before-publish"),
+        pytest.param(IndexedOnS3, "after-segment", id="s3-after-segment", marks=pytest.mark.slow),
+        pytest.param(IndexedOnS3, "before-publish", id="s3-before-publish"),
+    ],
+    indirect=["indexed"],
+)
 def test_a_build_survives_a_process_that_wakes_up_after_its_takeover(
     at: str, group: Daemons, indexed: Indexed, sample_env: dict[str, str]
 ) -> None:
@@ -334,8 +376,8 @@ def test_cancels_and_writers_during_a_build_keep_the_index_correct(
         current = indexed.index.current()
         assert current is not None
         assert current.number == 1
-        found = find(str(indexed.table), "i", ["all"])
-        assert {f[0] for f in found.uncovered} >= {str(path) for path in made}
+        found = indexed.find("all")
+        assert {f[0] for f in found.uncovered} >= set(made)
         indexed.assert_clean()
     for at in ("before-segment", "after-report", "before-publish"):
         operation = indexed.start(at)
@@ -347,8 +389,8 @@ def test_cancels_and_writers_during_a_build_keep_the_index_correct(
         pq.write_table(pa.table({"k": keys, "n": [-1] * len(keys)}), second)
         indexed.go()
         assert operation.wait(60).state == "success", group.tails()
-        for key, where in ((keys[3], second), (pq.read_table(path)["k"][0].as_py(), str(path))):
-            assert where in {f[0] for f in find(str(indexed.table), "i", [key]).files}, (at, key)
+        for key, where in ((keys[3], second), (pq.read_table(path)["k"][0].as_py(), path)):
+            assert where in {f[0] for f in indexed.find(key).files}, (at, key)
         indexed.grow(1)
     assert indexed.start().wait(60).state == "success"
     indexed.assert_finds_all_rows()
@@ -380,15 +422,15 @@ def test_cancels_and_writers_during_a_drop_keep_the_index_whole_or_removed(
         assert operation.wait(60).state == "cancelled", (at, group.tails())
         assert indexed.data() == before, at
         if dies and at == "before-publish":
-            found = find(str(indexed.table), "i", ["all"])
+            found = indexed.find("all")
             assert sorted(f[0] for f in found.files) == indexed.files(), "files outside the index are read"
-            assert {f[0] for f in found.uncovered} == {str(path) for path in made}
+            assert {f[0] for f in found.uncovered} == set(made)
         else:
             with pytest.raises(NotFound, match="has no index 'i'"):
-                find(str(indexed.table), "i", ["all"])
+                indexed.find("all")
         again = indexed.drop().wait(60)
         assert (again.state, again.report["dropped"]) == ("success", dies and at == "before-publish"), group.tails()
-        assert [path.suffix for path in indexed.index_files()] == [".json"], at
+        assert [Path(key).suffix for key in indexed.index_files()] == [".json"], at
         assert indexed.staged() == [], at
         assert indexed.data() == before, at
     assert indexed.start().wait(60).state == "success"
@@ -414,9 +456,9 @@ def test_a_build_on_a_full_disk_keeps_the_index_and_continues_later(
         indexed.go()
         group.eventually((indexed.folder / "failed").exists, "a write has failed")
         assert indexed.index_files() == before
-        assert str(large) in {f[0] for f in find(str(indexed.table), "i", ["all"]).files}
+        assert large in {f[0] for f in indexed.find("all").files}
         if at == "before-segment":
-            assert all(path.stat().st_size < FULL for path in indexed.staged())
+            assert all(len(stored_files.read(indexed.location, key)) < FULL for key in indexed.staged())
         (indexed.folder / "full").unlink()
         done = operation.wait(60)
         assert (done.state, done.report["generation"]) == ("success", generation), group.tails()

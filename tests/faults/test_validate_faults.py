@@ -7,7 +7,6 @@ so that killing a child is cheap; scans need one.
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +19,11 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType
 
 from distop.protocol.records import OperationRef, TableRecord
+from distop.storage.files import local_path
+from distop.storage.store_check import CHECKS
 from tests.faults.fault_injection import FaultInjector
 from tests.faults.test_index_faults import daemon_of
+from tests.support import stored_files
 from tests.support.daemons import SPARK
 from tests.support.lake import MAVEN, Folder, jar
 from tests.support.metastore import Metastore
@@ -32,11 +34,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from distop import Operation, Result
+    from tests.faults.s3_lake import S3Lake
     from tests.support.daemons import Daemon, Daemons
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(400), pytest.mark.rotating]
 
 PARTITIONS = ("a", "b", "c")
+OWN = "_distop/"
+"""The start of the keys of distop's files beside a table."""
 DECIDED: dict[str, Any] = {
     "checks": [{"not_null": "id"}, {"range": {"column": "id", "min": 1, "max": 1_000}}],
     "sample": 0,
@@ -68,14 +73,21 @@ SCHEMA = Schema(
 BY_P = PartitionSpec(PartitionField(source_id=3, field_id=1000, transform=IdentityTransform(), name="p"))
 
 
+def parquet(columns: dict[str, Any]) -> bytes:
+    """A Parquet file."""
+    data = pa.BufferOutputStream()
+    pq.write_table(pa.table(columns), data)
+    return data.getvalue().to_pybytes()
+
+
 def rows(n: int) -> dict[str, pa.Array]:
     """Three rows that no other partition has, but for the text of the first."""
     return {"id": pa.array([10 * n + i for i in (1, 2, 3)], pa.int64()), "w": pa.array(["w", f"w{n}2", f"w{n}3"])}
 
 
 class Subject:
-    """Tables of one format, and operations on them. ``options``: for the daemons. ``most``: the number of daemons that
-    can run at once.
+    """Tables of one format, and operations on them. ``root``: a folder on a disk, or a URL. ``options``: for the
+    daemons. ``most``: the number of daemons that can run at once.
     """
 
     most = 2
@@ -85,11 +97,21 @@ class Subject:
     written: tuple[str, ...] = ("p=d",)
     """The partitions to which ``append`` adds."""
 
-    def __init__(self, group: Daemons, folder: Path, faults: FaultInjector) -> None:
+    def __init__(self, group: Daemons, root: Path | str, faults: FaultInjector) -> None:
         self.group = group
-        self.folder = folder
+        self.root = str(root)
         self.faults = faults
         self.records: dict[str, TableRecord] = {}
+
+    @property
+    def folder(self) -> Path:
+        """The root on a disk."""
+        found = local_path(self.root)
+        assert found is not None
+        return found
+
+    def location(self, name: str) -> str:
+        return f"{self.root}/{name}"
 
     def create(self, name: str, *faults: str) -> None:
         """Create and register a table with three partitions of three rows each, and set its faults."""
@@ -99,25 +121,21 @@ class Subject:
 
     def write_table(self, name: str) -> TableRecord:
         for n, p in enumerate(PARTITIONS):
-            path = self.folder / name / f"p={p}" / "f.parquet"
-            path.parent.mkdir(parents=True)
-            pq.write_table(pa.table(rows(n)), path)
-        return TableRecord(name, "parquet", str(self.folder / name))
+            stored_files.write(self.location(name), f"p={p}/f.parquet", parquet(rows(n)))
+        return TableRecord(name, "parquet", self.location(name))
 
     def append(self, name: str) -> None:
         """Append a row without an id, as a writer."""
         self.add_file(name, "p=d/f.parquet")
 
     def add_file(self, name: str, file: str) -> None:
-        path = self.folder / name / file
-        path.parent.mkdir(exist_ok=True)
-        pq.write_table(pa.table({"id": pa.array([None], pa.int64()), "w": ["w"]}), path)
+        stored_files.write(self.location(name), file, parquet({"id": pa.array([None], pa.int64()), "w": ["w"]}))
 
     def show(self, daemon: Daemon, *names: str) -> None:
         """Make appended partitions visible to all readers, if the format needs that."""
 
     def drop(self, name: str) -> None:
-        shutil.rmtree(self.folder / name)
+        stored_files.remove(self.location(name))
 
     def start(self, name: str, arg: dict[str, Any]) -> Operation:
         return self.group.client.start_operation("faulty-validate", name, arg)
@@ -128,20 +146,19 @@ class Subject:
 
     def data(self, name: str) -> dict[str, bytes]:
         """The table's own files and their content."""
-        found = [path for path in (self.folder / name).rglob("*") if path.is_file()]
-        return {str(path): path.read_bytes() for path in found if "_distop" not in path.parts}
+        where = self.location(name)
+        return {key: stored_files.read(where, key) for key in stored_files.keys(where) if not key.startswith(OWN)}
 
     def operation_files(self, name: str) -> list[str]:
         """Files that operations left beside the table, without temporary files of killed ones."""
-        shared = self.folder / name / "_distop"
-        found = [path for path in shared.rglob("*") if path.is_file() and not path.name.startswith(".")]
+        found = [key for key in stored_files.keys(self.location(name)) if key.startswith(OWN) and CHECKS not in key]
         # The first part is the folder of the cluster.
-        return sorted(str(Path(*path.relative_to(shared).parts[1:])) for path in found)
+        return sorted(key.split("/", 2)[2] for key in found if not Path(key).name.startswith("."))
 
     def remove_list(self, name: str) -> None:
         """Remove the files of all certificates."""
-        for lists in (self.folder / name / "_distop").glob("*/certificates"):
-            shutil.rmtree(lists)
+        found = [key for key in stored_files.keys(self.location(name)) if key.startswith(OWN)]
+        stored_files.remove(self.location(name), *(key for key in found if key.split("/")[2] == "certificates"))
 
     def collect_results(self, operation: Operation, result: Result) -> Results:
         """The results of an ended operation, after asserting that each of its jobs ended once."""
@@ -186,8 +203,8 @@ class Results:
 class IcebergSubject(Subject):
     lists = 0
 
-    def __init__(self, group: Daemons, folder: Path, faults: FaultInjector) -> None:
-        super().__init__(group, folder, faults)
+    def __init__(self, group: Daemons, root: Path | str, faults: FaultInjector) -> None:
+        super().__init__(group, root, faults)
         need(jar(), MAVEN)
         self.options = ("--spark-conf", f"spark.jars={jar()}")
         self.tables: dict[str, Any] = {}
@@ -210,8 +227,9 @@ class SparkSubject(Subject):
     lists = 0
     written = ("p=c", "p=d")
 
-    def __init__(self, group: Daemons, folder: Path, faults: FaultInjector) -> None:
-        super().__init__(group, folder, faults)
+    def __init__(self, group: Daemons, root: Path | str, faults: FaultInjector) -> None:
+        super().__init__(group, root, faults)
+        folder = self.folder
         self.metastore = Metastore(folder)
         self.options = (*self.metastore.options, "--shared-dir", str(folder / "shared"))
         self.names = [f"t{n}" for n in range(8)]
@@ -246,11 +264,16 @@ class SparkSubject(Subject):
 
 
 FORMATS: dict[str, type[Subject]] = {"parquet": Subject, "iceberg": IcebergSubject, "spark": SparkSubject}
+S3 = "parquet on S3"
 
 
 @pytest.fixture
-def subject_of(group: Daemons, tmp_path: Path, faults: FaultInjector) -> Callable[[str], Subject]:
+def subject_of(
+    lake_of_kind: S3Lake | None, group: Daemons, tmp_path: Path, faults: FaultInjector
+) -> Callable[[str], Subject]:
     def make_subject(kind: str) -> Subject:
+        if lake_of_kind is not None:
+            return Subject(group, lake_of_kind.location, faults)
         (tmp_path / "tables").mkdir()
         return FORMATS[kind](group, tmp_path / "tables", faults)
 
@@ -269,6 +292,8 @@ def without_scan(points: list[str]) -> list[tuple[dict[str, Any], str]]:
     ("kind", "points"),
     [
         pytest.param("parquet", without_scan(SOME), id="parquet-some"),
+        pytest.param(S3, without_scan(SOME), id="s3-some"),
+        slow(S3, without_scan([*PLAN, *REPORT, *COMPLETION, *LIST]), name="s3-more"),
         slow("parquet", without_scan([*PLAN, *REPORT]), name="parquet-jobs"),
         slow("parquet", without_scan([*COMPLETION, *LIST]), name="parquet-completion"),
         slow("parquet", [*SCAN, *SAMPLES], name="parquet-scan"),
@@ -324,6 +349,7 @@ def test_a_child_killed_at_any_commit_point_has_the_results_of_a_run_without_fau
         slow("parquet", "result.after", DECIDED, name="parquet-report"),
         slow("parquet", "partitions.after", DECIDED, name="parquet-plan"),
         pytest.param("parquet", "file_lists.write.before", DECIDED, id="parquet-list"),
+        pytest.param(S3, "file_lists.write.before", DECIDED, id="s3-list"),
         slow("parquet", "scan.count.after", SCANNED, name="parquet-scan"),
         slow("iceberg", "result.before", DECIDED, name="iceberg-job"),
         slow("iceberg", "certification.certify.after", DECIDED, name="iceberg-completion"),
@@ -399,12 +425,19 @@ def test_a_killed_jvm_does_not_change_the_results(
     assert subject.data("t0") == before
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("at", ["result.before", "completion.before"])
+@pytest.mark.parametrize(
+    ("kind", "at"),
+    [
+        slow("parquet", "result.before", name="parquet-job"),
+        slow("parquet", "completion.before", name="parquet-completion"),
+        slow(S3, "result.before", name="s3-job"),
+        pytest.param(S3, "completion.before", id="s3-completion"),
+    ],
+)
 def test_jobs_of_a_killed_executor_are_taken_over_with_the_same_results(
-    at: str, subject_of: Callable[[str], Subject], group: Daemons, faulty_env: dict[str, str]
+    kind: str, at: str, subject_of: Callable[[str], Subject], group: Daemons, faulty_env: dict[str, str]
 ) -> None:
-    subject = subject_of("parquet")
+    subject = subject_of(kind)
     subject.create("t0", f"{at} hold")
     both = group.start("ann", "bob", ttl=3, env=faulty_env)
     operation = subject.start("t0", DECIDED)
@@ -497,4 +530,4 @@ def test_changes_by_a_writer_during_a_validation_are_not_validated(
     results = subject.collect_results(operation, result)
     assert (results.certificate, results.report["verdict"]) == (None, "error")
     assert result.errors
-    assert all(str(subject.folder / "t7") in error["text"] for error in result.errors), result.errors
+    assert all(subject.location("t7") in error["text"] for error in result.errors), result.errors

@@ -45,6 +45,8 @@ class Served:
     url: str
     port: int
     environment: Mapping[str, str] = field(default_factory=dict)
+    process: ServerProcess | None = None
+    """None: the server runs in this process."""
 
     def options(self, port: int = 0) -> dict[str, StorageOptions]:
         """Its configuration. ``port``: of a proxy in front of it."""
@@ -69,8 +71,8 @@ def versitygw(folder: Path) -> Iterator[Served]:
     def words(port: int) -> Sequence[str]:
         return ("--port", f"127.0.0.1:{port}", "--quiet", "posix", str(folder / "data"))
 
-    with _running("versitygw", folder, words, environment) as port:
-        yield _s3("versitygw", port)
+    with _running("versitygw", folder, words, environment) as process:
+        yield _s3("versitygw", process.port, process)
 
 
 @contextlib.contextmanager
@@ -111,8 +113,8 @@ def fake_gcs(folder: Path) -> Iterator[Served]:
             *("-external-url", f"http://{own}", "-public-host", own, "-log-level", "error"),
         )
 
-    with _running("fake-gcs-server", folder, words, {}) as own, FaultyProxy(own) as front:
-        front.fault = XmlWrites(own).answer
+    with _running("fake-gcs-server", folder, words, {}) as process, FaultyProxy(process.port) as front:
+        front.fault = XmlWrites(process.port).answer
         port, endpoint = front.port, f"http://127.0.0.1:{front.port}"
         request(f"{endpoint}/storage/v1/b?project=p", "POST", json.dumps({"name": BUCKET}).encode())
         account = folder / "account.json"
@@ -128,14 +130,16 @@ def azurite(folder: Path) -> Iterator[Served]:
         flags = ("--silent", "--disableTelemetry", "--inMemoryPersistence", "--skipApiVersionCheck")
         return ("--blobHost", "127.0.0.1", "--blobPort", str(port), *flags)
 
-    with _running("azurite", folder, words, {}) as port:
+    with _running("azurite", folder, words, {}) as process:
+        port = process.port
         _make_container(port)
         url = f"abfss://{BUCKET}@{_AZURE_ACCOUNT}.dfs.core.windows.net"
         yield Served("azurite", url, port, {"AZURE_STORAGE_ACCOUNT_KEY": _AZURE_KEY})
 
 
-def _s3(name: str, port: int) -> Served:
-    return Served(name, f"s3://{BUCKET}", port, {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET})
+def _s3(name: str, port: int, process: ServerProcess | None = None) -> Served:
+    environment = {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET}
+    return Served(name, f"s3://{BUCKET}", port, environment, process)
 
 
 def _make_container(port: int) -> None:
@@ -159,28 +163,50 @@ def request(url: str, method: str = "GET", body: bytes = b"", headers: Mapping[s
         return bytes(answer.read())
 
 
+class ServerProcess:
+    """A server on a port, which can be killed and started again with the data that it keeps."""
+
+    def __init__(self, words: Sequence[str], port: int, folder: Path, environment: Mapping[str, str]) -> None:
+        self.port = port
+        self.log = folder / "server.log"
+        self._words = words
+        self._folder = folder
+        self._environment = {**os.environ, **environment}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> bool:
+        """Start it and wait until it answers; False: it has ended."""
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._words, cwd=self._folder, env=self._environment, stdout=log, stderr=log
+            )
+        return _answers(self._process, self.port)
+
+    def kill(self) -> None:
+        """Kill it (SIGKILL) and wait for its end."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+
 @contextlib.contextmanager
 def _running(
     name: str, folder: Path, words: Callable[[int], Sequence[str]], environment: Mapping[str, str]
-) -> Iterator[int]:
-    """Run a server on a free port; yields the port. Another process may take the port first, so it is tried again."""
+) -> Iterator[ServerProcess]:
+    """Run a server on a free port. Another process may take the port first, so it is tried again."""
     command = storage_servers.command(name)
     need(command, storage_servers.needs(name))
     assert command is not None
     for _ in range(_TRIES):
         port = _free_port()
-        with (folder / f"{name}.log").open("wb") as log:
-            process = subprocess.Popen(
-                [*command, *words(port)], cwd=folder, env={**os.environ, **environment}, stdout=log, stderr=log
-            )
+        process = ServerProcess([*command, *words(port)], port, folder, environment)
         try:
-            if _answers(process, port):
-                yield port
+            if process.start():
+                yield process
                 return
         finally:
             process.kill()
-            process.wait()
-    raise AssertionError(f"{name} does not start: {(folder / f'{name}.log').read_text()[-1000:]}")
+    raise AssertionError(f"{name} does not start: {process.log.read_text()[-1000:]}")
 
 
 def _free_port() -> int:
