@@ -352,7 +352,9 @@ class Location:
 
             found = self.filesystem.get_file_info(fs.FileSelector(f"{self.root}/{folder}"))
             return frozenset(info.base_name for info in found)
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError) as e:
+            if isinstance(e, BucketMissing):
+                raise unavailable(f"the folder {folder!r} of {self.text!r} cannot be listed: {_line(e)}", e) from e
             return frozenset()
         except _ERRORS as e:
             raise unavailable(f"the folder {folder!r} of {self.text!r} cannot be listed: {_line(e)}", e) from e

@@ -40,6 +40,13 @@ def test_the_log_is_refused(
     assert type(raised.value) is error
 
 
+def test_a_missing_bucket_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with RefusingStore(404, "NoSuchBucket") as store:
+        store.serve(monkeypatch)
+        with pytest.raises(TableRefused, match="cannot be listed: .*there is no such bucket or container"):
+            plan_table(TableRecord("t", "delta", "s3://bucket/t"))
+
+
 @pytest.mark.parametrize(("status", "code", "error"), REFUSALS)
 def test_the_metadata_of_an_iceberg_table_is_refused(
     status: int, code: str, error: type[TableUnavailable], monkeypatch: pytest.MonkeyPatch
