@@ -135,10 +135,10 @@ class Apply(Behavior):
     @staticmethod
     def _narrowing(arg: Any, ctx: JobContext) -> Narrowing:
         from distop_behaviors.apply.rewrite_publication import Narrowing
-        from distop_behaviors.apply.schema_target import target_of
+        from distop_behaviors.apply.schema_target import rewrite_target_of
 
         assert ctx.table is not None
-        return Narrowing(request_of(arg, ctx), ctx.table, target_of(ctx.table, ctx), ctx)
+        return Narrowing(request_of(arg, ctx), ctx.table, rewrite_target_of(ctx.table, ctx), ctx)
 
 
 def _rewrites(partition: PartitionPlan) -> bool:

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from distop.tables.delta.delta_log import DeltaSnapshot
     from distop.tables.reading.file_facts import PlannedFile
     from distop_behaviors.apply.constraints import SchemaChanges
-    from distop_behaviors.apply.schema_target import Rewrite
 
 _UNSAFE = (
     "the table is not changed, because others could change its log",
@@ -134,16 +133,6 @@ class DeltaTarget:
             "engineInfo": "distop",
             "txnId": str(uuid.uuid4()),
         }
-
-    def rewrite(self, head: Head, rewrite: Rewrite) -> None:
-        """Not supported: a Delta table is not rewritten."""
-        raise NotImplementedError("a Delta table is not rewritten")
-
-    def roll_back(
-        self, head: Head, schema: int, snapshot: int | None, kept: frozenset[str], change: Mapping[str, str | None]
-    ) -> None:
-        """Not supported: a Delta table is not rewritten."""
-        raise NotImplementedError("a Delta table is not rewritten")
 
 
 def _changed(snapshot: DeltaSnapshot, change: SchemaChange) -> tuple[Mapping[str, Any] | None, Mapping[str, Any]]:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from distop.storage.deletion import Place
     from distop.tables.reading.file_facts import PlannedFile
     from distop_behaviors.apply.apply_report import CertifiedArgument
-    from distop_behaviors.apply.schema_target import Head, SwapTarget
+    from distop_behaviors.apply.schema_target import Head, RewriteTarget
 
 _CHECK_EVERY = 1.0
 _NOTHING = ""
@@ -61,8 +61,9 @@ class _Unit:
 class Narrowing(Applying):
     """One job, or the completion, of an ``apply`` that rewrites its table."""
 
-    def __init__(self, request: CertifiedArgument, table: TableRecord, target: SwapTarget, ctx: JobContext) -> None:
+    def __init__(self, request: CertifiedArgument, table: TableRecord, target: RewriteTarget, ctx: JobContext) -> None:
         super().__init__(request, table, target, ctx)
+        self._rewritable = target
         self._narrowed = type_narrowing.columns_to_narrow(self._wanted.narrowed, self._certificate)
         self._folder: str | None = None
         self._announced_here: list[str] = []
@@ -305,7 +306,7 @@ class Narrowing(Applying):
 
     def _rewrite(self, head: Head, rewrite: Rewrite) -> None:
         try:
-            self._target.rewrite(head, rewrite)
+            self._rewritable.rewrite(head, rewrite)
         except (Conflict, CommitUnknown) as error:
             self._ctx.log.info("Could not commit the rewrite; loading the table again: %s", error)
 
@@ -441,7 +442,7 @@ class Narrowing(Applying):
             return False
         snapshot = None if mark["before"] == since else int(mark["before"])
         try:
-            self._target.roll_back(
+            self._rewritable.roll_back(
                 head,
                 int(mark["schema"]),
                 snapshot,

@@ -3,9 +3,9 @@
 The table's format says whether its schema can be changed, and how (:mod:`distop.tables.formats`). Iceberg tables by
 path use :mod:`distop_behaviors.apply.hadoop_commit`, those of a catalog :mod:`distop_behaviors.apply.catalog_commit`,
 Delta tables :mod:`distop_behaviors.apply.delta_commit`. To add another kind, implement :class:`SwapTarget` in a module,
-and add it to :func:`target_of`. ``swap`` must compare the whole loaded metadata, by its file or by snapshot *and*
-schema. Comparing the schema alone, as Iceberg's ``UpdateSchema`` does with a REST catalog, would accept commits that
-were not validated.
+and add it to :func:`target_of`; to narrow columns as well, implement :class:`RewriteTarget`. ``swap`` must compare the
+whole loaded metadata, by its file or by snapshot *and* schema. Comparing the schema alone, as Iceberg's
+``UpdateSchema`` does with a REST catalog, would accept commits that were not validated.
 
 This module alone asks which format a table has.
 """
@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from distop.errors import InvalidArgument
 from distop.protocol.frozen import frozen
 from distop.tables import changes_of
 from distop_behaviors.apply.constraints import DELTA, ICEBERG
@@ -121,6 +122,10 @@ class SwapTarget(Protocol):
     def swap(self, head: Head, change: SchemaChange) -> None:
         """Make the change if the metadata is still ``head``. Raises Conflict, CommitUnknown, and unexpected errors."""
 
+
+class RewriteTarget(SwapTarget, Protocol):
+    """A table whose data files can be replaced together with its schema."""
+
     def rewrite(self, head: Head, rewrite: Rewrite) -> None:
         """Replace data files and the schema in one commit, if the metadata is still ``head``.
 
@@ -147,11 +152,21 @@ def target_of(table: TableRecord, ctx: JobContext, *, stoppable: bool = True) ->
     ``stoppable``: waiting for a catalog ends if the job must stop. Raises InvalidArgument if the table's schema cannot
     be changed, TableUnavailable if its catalog is not configured on this executor.
     """
-    changes = changes_of(table)
-    if changes.delta:
+    if changes_of(table).delta:
         from distop_behaviors.apply.delta_commit import DeltaTarget
 
         return DeltaTarget(table, ctx)
+    return rewrite_target_of(table, ctx, stoppable=stoppable)
+
+
+def rewrite_target_of(table: TableRecord, ctx: JobContext, *, stoppable: bool = True) -> RewriteTarget:
+    """The target for rewriting an Iceberg table with another schema.
+
+    Raises the errors of :func:`target_of`, and InvalidArgument for a Delta table.
+    """
+    changes = changes_of(table)
+    if changes.delta:
+        raise InvalidArgument(f"the Delta table {table.name!r} cannot be rewritten: only Iceberg tables are supported")
     if not changes.by_catalog:
         from distop_behaviors.apply.hadoop_commit import HadoopTarget
 

@@ -18,7 +18,7 @@ from distop_behaviors.apply import Apply
 from distop_behaviors.apply.apply_loop import MARK, ROUNDS, Applying
 from distop_behaviors.apply.constraints import SchemaChanges, Widened
 from distop_behaviors.apply.delta_commit import DeltaTarget
-from distop_behaviors.apply.schema_target import CommitUnknown, Conflict, SchemaChange
+from distop_behaviors.apply.schema_target import CommitUnknown, Conflict, SchemaChange, rewrite_target_of
 from tests.acceptance.applying import At, crashes
 from tests.support.delta_bench import LOG_NAME, VALUE, Bench, rows
 from tests.support.delta_logs import ID, PLAIN, DeltaLog, features, field, statistics
@@ -363,3 +363,8 @@ def test_a_cancel_before_the_confirmation_reverts_the_change(bench: Bench, monke
     behavior(argument, ctx.partition, ctx)
     assert not bench.required()
     assert bench.properties == {}
+
+
+def test_a_delta_table_is_not_rewritten(bench: Bench) -> None:
+    with pytest.raises(InvalidArgument, match="the Delta table 't' cannot be rewritten: only Iceberg tables are"):
+        rewrite_target_of(bench.record, bench.context())
