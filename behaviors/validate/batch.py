@@ -13,7 +13,7 @@ from distop_behaviors.validate import scan, spark_errors
 from distop_behaviors.validate.error_isolation import IsolatedScan
 from distop_behaviors.validate.partition_checks import Preparation
 from distop_behaviors.validate.partition_result import Sample
-from distop_behaviors.validate.partition_state import WHERE, Names, Part, Tally, needs_closer_facts, row_count
+from distop_behaviors.validate.partition_state import WHERE, Names, Part, Tally, needs_precise_facts, row_count
 from distop_behaviors.validate.row_samples import SampleRequest, fetch
 from distop_behaviors.validate.scan import FileGroup
 from distop_behaviors.validate.typed_bounds import Unfit
@@ -128,8 +128,8 @@ class _Planned:
         preparation = Preparation(self._argument, names, self._types, self._declared)
         preparation.merge(fact for facts in known for fact in facts if not isinstance(fact, Unreadable))
         parts = (self._part(preparation, plan, facts) for plan, facts in zip(plans, known, strict=True))
-        # Without closer facts, partitions are prepared one by one, so that each result is reported at once.
-        return self._with_closer_facts(list(parts), preparation, names) if self._reader.closer_facts_from else parts
+        # Without precise facts, partitions are prepared one by one, so that each result is reported at once.
+        return self._with_precise_facts(list(parts), preparation, names) if self._reader.precise_facts_from else parts
 
     def _facts(self, plans: Sequence[PartitionPlan], names: Names) -> list[list[FileFacts | Unreadable]]:
         """The facts of the files of each partition; the files of all partitions are read together."""
@@ -150,14 +150,14 @@ class _Planned:
         part.fail(str(next(fact for fact in facts if isinstance(fact, Unreadable))))
         return part
 
-    def _with_closer_facts(self, parts: Sequence[Part], preparation: Preparation, names: Names) -> Iterator[Part]:
-        """The parts, decided by closer facts if the first facts were not enough."""
-        undecided = [needs_closer_facts(part, self._argument) for part in parts]
+    def _with_precise_facts(self, parts: Sequence[Part], preparation: Preparation, names: Names) -> Iterator[Part]:
+        """The parts, decided by precise facts if the first facts were not enough."""
+        undecided = [needs_precise_facts(part, self._argument) for part in parts]
         wanted = [f for part, files in zip(parts, undecided, strict=True) for f in part.facts if f.path in files]
         found: dict[str, FileFacts] = {}
         if wanted:
-            self._status(self._reader.closer_facts_from, len(wanted))
-            found = self._reader.closer_facts(wanted, names.wanted(), self._stop)
+            self._status(self._reader.precise_facts_from, len(wanted))
+            found = self._reader.precise_facts(wanted, names.wanted(), self._stop)
         for part, files in zip(parts, undecided, strict=True):
             if files & found.keys():
                 yield preparation.prepare(part.plan, [found.get(facts.path, facts) for facts in part.facts])

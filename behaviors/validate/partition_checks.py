@@ -215,8 +215,8 @@ def _decide(
         if argument.where is not None:
             decision = statistics.for_some_rows(decision)
         _count(tally, facts.path, decision, argument)
-        if facts.path in tally.pending and statistics.closer_facts_may_decide(check, facts, tally.target.path):
-            tally.for_closer_facts.add(facts.path)
+        if facts.path in tally.pending and statistics.precise_facts_may_decide(check, facts, tally.target.path):
+            tally.for_precise_facts.add(facts.path)
     if argument.max_violations is not None and tally.violations >= argument.max_violations and tally.pending:
         tally.pending.clear()
         tally.exact = False

@@ -60,8 +60,8 @@ class Tally:
     by_statistics: int = 0
     scanned: int = 0
     pending: set[str] = field(default_factory=set)
-    for_closer_facts: set[str] = field(default_factory=set)
-    """Pending files that closer facts may decide."""
+    for_precise_facts: set[str] = field(default_factory=set)
+    """Pending files that precise facts may decide."""
     error: str | None = None
     unknown: bool = False
     missing: list[str] = field(default_factory=list)
@@ -165,17 +165,17 @@ def row_count(facts: Sequence[FileFacts], found: Mapping[str, int]) -> int | Non
     return None if None in rows else sum(n or 0 for n in rows)
 
 
-def needs_closer_facts(part: Part, argument: Argument) -> set[str]:
-    """The files whose closer facts may avoid a scan, or with ``only`` decide more.
+def needs_precise_facts(part: Part, argument: Argument) -> set[str]:
+    """The files whose precise facts may avoid a scan, or with ``only`` decide more.
 
     Without files that are scanned in any case.
     """
     if argument.statistics == "never" or (argument.statistics == "auto" and argument.where is not None):
         return set()
-    undecided = {path for tally in part.tallies if tally.error is None for path in tally.for_closer_facts}
+    undecided = {path for tally in part.tallies if tally.error is None for path in tally.for_precise_facts}
     if argument.statistics == "auto":
         undecided -= {facts.path for facts in part.facts if facts.live_rows is None}
         for tally in part.tallies:
-            undecided -= tally.pending - tally.for_closer_facts
+            undecided -= tally.pending - tally.for_precise_facts
     # Files of a column that a scan cannot read: only facts can decide them.
-    return undecided.union(*(tally.for_closer_facts for tally in part.tallies if tally.error is not None))
+    return undecided.union(*(tally.for_precise_facts for tally in part.tallies if tally.error is not None))

@@ -55,10 +55,10 @@ def decide(check: Check, facts: FileFacts, path: tuple[str, ...] | None = ()) ->
     if facts.live_rows == 0:
         return PASS
     decision = _decide(check, facts, path)
-    if facts.closer is not None and not is_final(decision):
-        closer = _decide(check, facts.closer, path)
-        if is_final(closer) or closer.violations > decision.violations:
-            decision = closer
+    if facts.precise is not None and not is_final(decision):
+        precise = _decide(check, facts.precise, path)
+        if is_final(precise) or precise.violations > decision.violations:
+            decision = precise
     # The violating rows may be deleted rows.
     return decision if facts.deleted == 0 else for_some_rows(decision)
 
@@ -74,7 +74,7 @@ def merged_facts(files: Sequence[FileFacts]) -> FileFacts:
         if None not in found:
             chunks[path] = (_around([chunk for of_file in found if of_file is not None for chunk in of_file]),)
     rows = sum(facts.rows or 0 for facts in files)
-    return replace(files[0], path="", rows=rows, chunks=chunks, deleted=0, closer=None)
+    return replace(files[0], path="", rows=rows, chunks=chunks, deleted=0, precise=None)
 
 
 def _around(chunks: Sequence[Chunk]) -> Chunk:
@@ -101,8 +101,8 @@ def is_final(decision: StatisticsDecision) -> bool:
     return decision.verdict == "pass" or (decision.verdict == "violated" and decision.exact)
 
 
-def closer_facts_may_decide(check: Check, facts: FileFacts, path: tuple[str, ...]) -> bool:
-    """Whether closer facts, which have tight bounds and all columns of the file, may decide the check."""
+def precise_facts_may_decide(check: Check, facts: FileFacts, path: tuple[str, ...]) -> bool:
+    """Whether precise facts, which have tight bounds and all columns of the file, may decide the check."""
     if check.kind == "check" or not path:
         return False
     return check.kind not in ("length", "matches") or path not in facts.chunks

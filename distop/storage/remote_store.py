@@ -1,8 +1,8 @@
 """Objects in S3, GCS, Azure and memory, by obstore.
 
-obstore repeats no request here: its own repetition of a conditional write would report an own write as another one's.
-Reads and conditional writes are repeated by :mod:`distop.storage.conditional_writes`. Only the parts of a large object,
-which has a name of its own until it is complete, are repeated by obstore.
+obstore retries no request here: after its own retry of a conditional write, this process's write would look like
+another writer's. :mod:`distop.storage.conditional_writes` retries reads and conditional writes. obstore retries only
+the parts of a large object, which has a temporary name until it is complete.
 
 obstore's threads do not survive a fork: a process that has used a store must not be forked to use one.
 """

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("distop.storage")
 
 CONNECT_TIMEOUT, REQUEST_TIMEOUT, TIME_LIMIT = 5.0, 30.0, 120.0
-"""Default seconds for a connection, for one request, and for a call with its repetitions."""
+"""Default seconds for a connection, for one request, and for a call with its retries."""
 _KEYS_READ_EVERY = 300.0
 """Seconds between two readings of a profile's keys."""
 _MIN_CONNECT_TIMEOUT = 15.0
@@ -60,7 +60,7 @@ class StorageAccess:
 
     @property
     def time_limit(self) -> float:
-        """Seconds for a call with its repetitions."""
+        """Seconds for a call with its retries."""
         return self.options.time_limit or TIME_LIMIT
 
     @cached_property

@@ -37,11 +37,11 @@ _LONGEST_CAUSE = 300
 CHECK_ACCESS = "; check this machine's access with `distop doctor --storage URL`"
 """The end of an error about a store that refuses a table: what to do next."""
 _REFUSALS = range(300, 500)
-"""Statuses of an answer that a repetition does not change."""
+"""Statuses of answers that a retry does not change."""
 
 
 class StoreError(DistopError, OSError):
-    """A request to an object store failed, and a repetition would fail as well.
+    """A request to an object store failed, and a retry would fail as well.
 
     ``status`` and ``code``: of the store's answer (0 and "": there was none, or it had none).
     """

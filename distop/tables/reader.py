@@ -54,8 +54,8 @@ class Reader(ABC):
 
     facts_from: ClassVar[str] = ""
     """The part of each file that :meth:`facts` reads, for people: ``footers``. "" if it takes no noticeable time."""
-    closer_facts_from: ClassVar[str] = ""
-    """The same for :meth:`closer_facts`. "" if there are no closer facts."""
+    precise_facts_from: ClassVar[str] = ""
+    """The same for :meth:`precise_facts`. "" if there are none."""
     counted_by: ClassVar[CountedBy | None] = None
     """The source of a file's number of rows; None: unknown."""
     counts_deleted_rows: ClassVar[bool] = False
@@ -133,7 +133,7 @@ class Reader(ABC):
         ``check`` is called regularly, and raises to stop. Raises TableUnavailable if the store refuses all files.
         """
 
-    def closer_facts(
+    def precise_facts(
         self, files: Sequence[FileFacts], wanted: frozenset[str], check: Callable[[], None]
     ) -> dict[str, FileFacts]:
         """Further facts of files, by path, that take longer to read; files without further facts are left out.

@@ -64,7 +64,7 @@ def test_a_random_table_is_read_as_by_delta(
     all_facts = reader.facts(files, frozenset(name.lower() for name in names), lambda: None)
     facts = {one.path: one for one in all_facts if isinstance(one, FileFacts)}
     assert len(facts) == len(files), all_facts
-    closer = reader.closer_facts(list(facts.values()), frozenset(name.lower() for name in names), lambda: None)
+    precise = reader.precise_facts(list(facts.values()), frozenset(name.lower() for name in names), lambda: None)
     by_file: dict[str, list[Any]] = {path: [] for path in facts}
     leaves = {path: leaf for one in facts.values() for path, leaf in one.leaves.items()}
     values = frame.select(reader.file_column(frame), *(_physical(path, leaf) for path, leaf in leaves.items()))
@@ -72,7 +72,7 @@ def test_a_random_table_is_read_as_by_delta(
         by_file[reader.planned_path(row[0])].append(tuple(row)[1:])
     for path, one in facts.items():
         assert one.live_rows == len(by_file[path]), (path, table.history)
-        for source in (one, closer[path].closer if path in closer else None):
+        for source in (one, precise[path].precise if path in precise else None):
             if source is None:
                 continue
             for n, leaf in enumerate(leaves):

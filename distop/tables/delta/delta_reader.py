@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 class DeltaReader(Reader):
     """Reads a version of a Delta table. ``source``: its commit file, which the plans have."""
 
-    closer_facts_from = "footers"
+    precise_facts_from = "footers"
     counted_by = LOG
     counts_deleted_rows = True
     own_columns = False
@@ -156,7 +156,7 @@ class DeltaReader(Reader):
     ) -> Sequence[FileFacts | Unreadable]:
         return footer_fallback.read_footers(paths, snapshot.schema, self._wanted, check) if paths else ()
 
-    def closer_facts(
+    def precise_facts(
         self, files: Sequence[FileFacts], wanted: frozenset[str], check: Callable[[], None]
     ) -> dict[str, FileFacts]:
         snapshot = self._known()
@@ -164,9 +164,9 @@ class DeltaReader(Reader):
         for facts, footer in zip(files, self._footers(snapshot, [f.path for f in files], check), strict=True):
             if isinstance(footer, Unreadable) or footer.live_rows != facts.rows:
                 continue  # the scan reports it
-            closer = footer_fallback.with_footer(facts, footer, snapshot.schema, self._wanted)
-            if closer is not None:
-                found[facts.path] = replace(facts, closer=closer)
+            precise = footer_fallback.with_footer(facts, footer, snapshot.schema, self._wanted)
+            if precise is not None:
+                found[facts.path] = replace(facts, precise=precise)
         return found
 
     @staticmethod

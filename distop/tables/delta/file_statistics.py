@@ -1,8 +1,8 @@
-"""Turns the statistics and partition values in a Delta log into facts.
+"""Reads the statistics and partition values of files in a Delta log.
 
-A writer rounds some bounds: texts are cut, times have milliseconds, and long decimals may be rounded to floats. After
-rows were deleted by a vector the statistics are those of the whole file (``tightBounds`` is false): a number of NULLs
-then only says none, all or some.
+A writer rounds some bounds: texts are cut, times have milliseconds, and long decimals may be rounded to floats. If a
+deletion vector has deleted rows, the statistics still include them (``tightBounds`` is false): a number of NULLs then
+only shows none, all or some.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def with_footers(
     files: Sequence[FileFacts], wanted: Mapping[Path, IcebergField], check: Callable[[], None] = lambda: None
 ) -> dict[str, FileFacts]:
-    """The facts with those of the footers as ``closer``, by path; without files whose footers cannot be used.
+    """The facts with those of the footers as ``precise``, by path; without files whose footers cannot be used.
 
     ``check`` is called regularly, and raises to stop.
     """
@@ -33,7 +33,7 @@ def with_footers(
     planned = [(local_path(facts.path) or facts.path, 0, 0) for facts in files]
     found = parquet_footers.read_all(planned, ids, check, immutable=True)
     return {
-        facts.path: replace(facts, closer=_in_table(facts, footer, wanted))
+        facts.path: replace(facts, precise=_in_table(facts, footer, wanted))
         for facts, footer in zip(files, found, strict=True)
         if not isinstance(footer, Unreadable) and footer.ids and footer.live_rows == facts.rows
     }

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 class IcebergReader(Reader):
     """Reads an Iceberg snapshot. ``source``: the metadata file of the plans."""
 
-    closer_facts_from = "footers"
+    precise_facts_from = "footers"
     counted_by = MANIFEST
     own_columns = False
 
@@ -85,7 +85,7 @@ class IcebergReader(Reader):
             return [FileFacts(self._source, 0, self._snapshot.columns)]
         return [_facts(self._snapshot, file) for file in files]
 
-    def closer_facts(
+    def precise_facts(
         self, files: Sequence[FileFacts], wanted: frozenset[str], check: Callable[[], None]
     ) -> dict[str, FileFacts]:
         if self._snapshot is None:

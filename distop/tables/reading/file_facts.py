@@ -85,7 +85,7 @@ class FileFacts:
     chunks: Mapping[tuple[str, ...], tuple[Chunk, ...]] = field(default_factory=dict)
     deleted: int | None = 0
     """Number of its rows that are deleted from the table; None: not known. Statistics include deleted rows."""
-    closer: FileFacts | None = None
+    precise: FileFacts | None = None
     """More precise facts from the file itself, if these facts have another source; with the same columns and paths."""
     ids: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     """The paths of its fields outside of lists by Iceberg's field ids; empty if it has none."""

@@ -1,4 +1,4 @@
-"""Checks that this executor's Spark has the jars of a table format, of a fitting version."""
+"""Checks that this executor's Spark has the jars of a table format, made for this version of Spark."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _SCALA = "2.13"
 class FormatJars:
     """The jars with which Spark reads a table format.
 
-    ``resource``: the file of a class in the first one that does not use Spark. ``artifact``: the start of the first
-    one's name, before the versions of Spark and Scala. ``version``: the release of the tests. ``others``: further jars
-    in Maven's notation.
+    ``resource``: a class file in the first jar; the class does not use Spark, so a jar for another Spark shows it, too.
+    ``artifact``: the start of the first jar's name, before the versions of Spark and Scala. ``version``: the tested
+    release. ``others``: further jars, as ``group:artifact:version``.
     """
 
     title: str

@@ -265,12 +265,12 @@ def test_columns_are_found_by_their_names_in_files_or_their_ids(mode: str, tmp_p
     [facts] = reader.facts(planned.partitions[0].files, wanted, lambda: None)
     assert isinstance(facts, FileFacts)
     assert dict(facts.chunks) == {("id",): (Chunk(3, 1, 5),), ("s", "deep"): (Chunk(3, 1, 1),)}
-    [found] = reader.closer_facts([facts], wanted, lambda: None).values()
-    assert found.closer is not None
-    assert found.closer.chunks[("id",)] == (Chunk(3, 1, 5, 6),)
-    assert found.closer.chunks[("s", "deep")] == (Chunk(3, 1, 1, 2),)
+    [found] = reader.precise_facts([facts], wanted, lambda: None).values()
+    assert found.precise is not None
+    assert found.precise.chunks[("id",)] == (Chunk(3, 1, 5, 6),)
+    assert found.precise.chunks[("s", "deep")] == (Chunk(3, 1, 1, 2),)
     # The file is older than the column.
-    assert found.closer.chunks[("new",)] == (Chunk(3, 3),)
+    assert found.precise.chunks[("new",)] == (Chunk(3, 3),)
 
 
 def test_a_file_without_ids_says_nothing_about_a_table_mapped_by_id(tmp_path: Path) -> None:
@@ -283,7 +283,7 @@ def test_a_file_without_ids_says_nothing_about_a_table_mapped_by_id(tmp_path: Pa
     planned = plan_table(log.record)
     reader = reader_of(log.record, planned.partitions)
     found = reader.facts(planned.partitions[0].files, frozenset({"id"}), lambda: None)
-    assert reader.closer_facts([f for f in found if isinstance(f, FileFacts)], frozenset({"id"}), lambda: None) == {}
+    assert reader.precise_facts([f for f in found if isinstance(f, FileFacts)], frozenset({"id"}), lambda: None) == {}
 
 
 def test_a_column_with_a_default_is_not_null_in_older_files(tmp_path: Path) -> None:
@@ -293,9 +293,9 @@ def test_a_column_with_a_default_is_not_null_in_older_files(tmp_path: Path) -> N
     reader = reader_of(log.record, planned.partitions)
     found = reader.facts(planned.partitions[0].files, frozenset({"d"}), lambda: None)
     facts = [f for f in found if isinstance(f, FileFacts)]
-    [closer] = reader.closer_facts(facts, frozenset({"d"}), lambda: None).values()
-    assert closer.closer is not None
-    assert ("d",) not in closer.closer.chunks
+    [precise] = reader.precise_facts(facts, frozenset({"d"}), lambda: None).values()
+    assert precise.precise is not None
+    assert ("d",) not in precise.precise.chunks
 
 
 # ----------------------------------------------------------------- files

@@ -292,7 +292,7 @@ def test_a_column_whose_id_a_footer_does_not_have_is_null_unless_it_has_a_defaul
     other = written(tmp_path / "2.parquet", {}, a=[1, 2], b=[3, 4])
     gone = FileFacts(str(tmp_path / "3.parquet"), 2)
     more = FileFacts(one.path, 3)
-    found = footer_fallback.with_footers([imported], wanted)[one.path].closer
+    found = footer_fallback.with_footers([imported], wanted)[one.path].precise
     assert found is not None
     assert found.chunks["a",] == (Chunk(2, 1, 1, 1),)
     assert found.chunks["b",] == (Chunk(2, 2),)
@@ -308,7 +308,7 @@ def test_values_in_a_footer_of_another_type_are_not_trusted(tmp_path: Path) -> N
     wanted = fields_of(schema, frozenset({"a", "t"}))
     at = pa.array([0, 1], pa.timestamp("us", "UTC"))
     file = written(tmp_path / "1.parquet", {"a": 1, "t": 2}, a=["x", "y"], t=at)
-    found = footer_fallback.with_footers([file], wanted)[file.path].closer
+    found = footer_fallback.with_footers([file], wanted)[file.path].precise
     assert found is not None
     assert [found.leaves[path].kind for path in (("a",), ("t",))] == ["other", "other"]
     assert found.chunks["a",][0].nulls == 0
