@@ -20,7 +20,7 @@ from distop.storage.deletion import Place, names
 from distop.storage.files import NotRegular, TooLarge, check_regular, open_filesystem, open_regular, read_whole
 from distop.storage.opened_stores import object_at, open_store
 from distop.storage.storage_options import bucket_of, in_object_store
-from distop.storage.store_errors import ObjectMissing, unavailable
+from distop.storage.store_errors import BucketMissing, ObjectMissing, unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

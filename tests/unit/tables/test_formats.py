@@ -37,7 +37,8 @@ CHANGES = {
         f"distop.tables.iceberg.iceberg_{name}"
         for name in ("format", "version", "changes", "catalogs", "fields", "rows", "jar")
     ),
-    *(f"distop.tables.iceberg.{name}" for name in ("metadata_file", "staged_metadata", "written_folders")),
+    *(f"distop.tables.iceberg.{name}" for name in ("metadata_file", "metadata_change", "staged_metadata")),
+    "distop.tables.iceberg.written_folders",
     *(f"distop.tables.iceberg.{name}" for name in ("manifest_facts", "table_properties", "java_tables")),
     *(f"distop.tables.iceberg.{name}" for name in ("snapshot_plan", "snapshot_checks")),
     *(f"distop.tables.delta.{name}" for name in ("delta_log", "delta_version", "metadata_commit", "table_paths")),
