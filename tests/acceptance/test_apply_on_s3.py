@@ -179,15 +179,25 @@ def test_a_table_that_was_replaced_is_not_changed(bench: FolderBench, monkeypatc
     """The current metadata file has the same name."""
     certificate = bench.certificate(NOT_NULL)
     key = f"metadata/v{bench.version}.metadata.json"
-    other = {**json.loads(bench.file.text), "properties": {"other": "mine"}}
-
-    def replace() -> None:
-        bench.store.replace_if(key, json.dumps(other).encode(), bench.store.head(key).version)
-
-    monkeypatch.setattr(HadoopTarget, "swap", At(HadoopTarget, "swap", 1, "before", replace).wrapped)
+    other = json.dumps({**json.loads(bench.file.text), "properties": {"other": "mine"}}).encode()
+    at = At(HadoopTarget, "swap", 1, "before", lambda: bench.replace(key, other))
+    monkeypatch.setattr(HadoopTarget, "swap", at.wrapped)
     ran = bench.apply(bench.context(), certificate)
     assert (ran.report["verdict"], ran.report["rounds"]) == ("applied", 2), ran.message
     assert bench.file.content.properties["other"] == "mine"
+
+
+def test_a_change_that_a_writer_without_a_condition_has_overwritten_is_made_again(
+    bench: FolderBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Iceberg may do, which checks whether the file exists and then renames or copies."""
+    certificate, key = bench.certificate(NOT_NULL), f"metadata/v{bench.version + 1}.metadata.json"
+    other = json.dumps({**json.loads(bench.file.text), "properties": {"other": "mine"}}).encode()
+    at = At(commit_file, "create", 1, "after", lambda: bench.replace(key, other))
+    monkeypatch.setattr(commit_file, "create", at.wrapped)
+    ran = bench.apply(bench.context(), certificate)
+    assert (ran.report["verdict"], ran.report["rounds"], bench.version) == ("applied", 2, 4), ran.message
+    assert (bench.required(), bench.properties["other"]) == (True, "mine")
 
 
 @pytest.mark.parametrize("n", range(len(crashes(None))))

@@ -84,6 +84,10 @@ class FolderBench:
         with table.transaction() as changing, changing.update_snapshot().fast_append() as appending:
             appending.append_data_file(file)
 
+    def replace(self, key: str, data: bytes) -> None:
+        """Replace a file of the table, whoever has written it."""
+        self.store.replace_if(key, data, self.store.head(key).version)
+
     def required(self, column: str = "c") -> bool:
         return bool(self.file.content.schema().find_field(column).required)
 
