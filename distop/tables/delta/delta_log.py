@@ -39,6 +39,8 @@ _LOG_BYTES = 1 << 30
 _CHECKED_EVERY = 1_000
 """Number of actions between two checks whether to stop."""
 _PROVIDER = "parquet"
+_LONGEST_ID = 255
+"""Maximum characters of a table's id, which is a UUID: plans and certificates have it."""
 _KINDS = ("protocol", "metaData", "add", "remove")
 """The actions that define a version."""
 
@@ -266,7 +268,7 @@ class _Replay:
         # A table with an unknown feature is refused before anything else is interpreted.
         features = reader_features(self._protocol, self._root)
         table_id, given = self._metadata.get("id"), self._metadata.get("format") or {}
-        if not isinstance(table_id, str) or not table_id:
+        if not isinstance(table_id, str) or not 0 < len(table_id) <= _LONGEST_ID:
             raise self._invalid("table id")
         provider = self._object(given, "format").get("provider", _PROVIDER)
         if provider != _PROVIDER:

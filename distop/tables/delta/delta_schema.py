@@ -89,7 +89,7 @@ class DeltaSchema:
         if len({folded(name) for name in self.columns}) < len(self._fields):
             raise self._invalid("has a column name twice")
         named = metadata.get("partitionColumns") or []
-        if not isinstance(named, list) or any(name not in self.columns for name in named):
+        if not isinstance(named, list) or not set(map(str, named)) <= set(self.columns):
             raise self._invalid("lacks a partition column")
         self.partition_columns: Sequence[str] = [str(name) for name in named]
 

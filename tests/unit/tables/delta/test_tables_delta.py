@@ -281,6 +281,20 @@ def test_a_checkpoint_with_a_date_that_python_lacks_is_read(day: int, tmp_path: 
     assert facts.rows == 3
 
 
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({"partitions": ({},)}, "lacks a partition column"),
+        ({"id": "x" * 300}, "has an invalid table id"),
+        ({"id": 7}, "has an invalid table id"),
+    ],
+    ids=["partition column", "long id", "number"],
+)
+def test_invalid_metadata_are_an_error(given: dict[str, Any], match: str, tmp_path: Path) -> None:
+    """The id is part of a plan's version if the commit of a checkpoint is gone."""
+    refused(DeltaLog(tmp_path / "t").create(**given), match)
+
+
 def test_a_schema_with_an_endless_number_is_an_error(tmp_path: Path) -> None:
     log = DeltaLog(tmp_path / "t").create(
         features("columnMapping"),
