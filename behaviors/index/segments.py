@@ -23,7 +23,8 @@ from distop.protocol.frozen import frozen
 from distop.storage import deletion
 from distop.storage.opened_stores import store_of
 from distop.storage.store_check import publishing_store
-from distop.storage.store_errors import ObjectExists
+from distop.storage.store_errors import ObjectExists, StoreError, StoreUnavailable, unavailable
+from distop.tables.reading import store_refusals
 from distop.tables.reading.file_facts import Unreadable
 from distop_behaviors.index import file_summaries, postings
 from distop_behaviors.index.index_argument import BuildResult
@@ -164,6 +165,10 @@ class SegmentWriter:
         self._nothing: tuple[str | None, ...] = (None,) * len(argument.columns)
         self._families: tuple[str | None, ...] = self._nothing
         self._schemas: list[tuple[tuple[str, Any], ...]] = []
+        self._probed = False
+        """Whether a file was indexed, or the causes of the first refusals were compared."""
+        self._refusals: list[str | None] = []
+        """The causes for which the store has refused the first files."""
         self._bytes = self._lines = 0
         self._digest = hashlib.blake2b(digest_size=16)
         """The digest of the journal."""
@@ -218,9 +223,11 @@ class SegmentWriter:
             self._reader.check_same(file)
         except (Unreadable, Unindexable, FileNotFoundError) as e:
             if not isinstance(e, Unindexable):
+                self._check_store(e)
                 self._reachable()
             self._done.append(FileEntry(number, self._files[number], why=str(e)))
             return
+        self._probed = True
         self._families = merge_families(self._families, source.families)
         columns = tuple(source.columns.items())
         if columns not in self._schemas:
@@ -228,6 +235,24 @@ class SegmentWriter:
         place = self._schemas.index(columns)
         self._done.append(FileEntry(number, self._files[number], source.rows, source.families, nulls, place))
         self._open_rows += source.rows
+
+    def _check_store(self, error: Exception) -> None:
+        """Raises TableUnavailable if the store cannot answer now, or refuses the first files for one cause.
+
+        Such an error is not of the file, which must not be left out of the index. A single refused file is left out.
+        """
+        cause = error.__cause__
+        if isinstance(cause, StoreUnavailable):
+            raise unavailable(str(error), cause) from error
+        if self._probed:
+            return
+        refusal = store_refusals.cause_of_python_error(cause) if isinstance(cause, StoreError) else None
+        self._refusals.append(refusal)
+        if len(self._refusals) < min(store_refusals.PROBED, len(self._files)):
+            return
+        self._probed = True
+        if refusal is not None and len(self._refusals) > 1 and set(self._refusals) == {refusal}:
+            raise store_refusals.unavailable(refusal, f"cannot index any file: {refusal} ({error})") from error
 
     def _flush(self) -> None:
         """Close a segment within a file. The file is complete with a later segment."""
