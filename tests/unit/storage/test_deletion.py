@@ -71,6 +71,7 @@ ALLOWED = {
     "behaviors/index/index_folder.py": "files of an index, by the names of operations and generations",
     "behaviors/index/segments.py": "files of an own stage, by their numbers",
     "behaviors/apply/staged_files.py": "stages and data files of attempts, by places that follow from operations",
+    "behaviors/apply/hadoop_commit.py": "checksums that Hadoop keeps beside metadata files, by their names",
     "behaviors/apply/new_metadata.py": "manifests of an own transaction, in the table's folder of metadata",
     "distop/storage/folder_store.py": "objects, by their keys below the store's folder",
     "distop/storage/remote_store.py": "objects, by their keys below the store's prefix",
