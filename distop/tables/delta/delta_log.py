@@ -316,4 +316,9 @@ def file_key(found: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _are_texts(values: Mapping[Any, Any]) -> bool:
-    return all(isinstance(k, str) and (v is None or isinstance(v, str)) for k, v in values.items())
+    return all(_is_text(name) and (value is None or _is_text(value)) for name, value in values.items())
+
+
+def _is_text(value: Any) -> bool:
+    """Whether a value of JSON is a text, without half of a surrogate pair."""
+    return isinstance(value, str) and (value.isascii() or not any("\ud800" <= char <= "\udfff" for char in value))

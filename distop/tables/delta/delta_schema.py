@@ -84,6 +84,8 @@ class DeltaSchema:
             self.columns: Mapping[str, SparkType] = {str(f["name"]): _type_of(f) for f in self._fields}
             self.physical = {str(f["name"]): self._physical(f) for f in self._fields}
             self._ids = {str(f["name"]): dict(self._walk_ids([f], "")) for f in self._fields}
+            for _ in self._walk(self._fields, (), (), defaulted=False):
+                pass  # a nested field may lack its name in files
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise self._invalid(f"cannot be read: {type(error).__name__}") from error
         if len({folded(name) for name in self.columns}) < len(self._fields):
@@ -233,7 +235,10 @@ def _is_collated(field: Mapping[str, Any]) -> bool:
 
 
 def _type_of(field: Mapping[str, Any]) -> SparkType:
-    """The Spark type of a field. Raises the errors of :func:`spark_type`."""
+    """The Spark type of a field. Raises the errors of :func:`spark_type`, also for a name that is no valid text."""
+    if not isinstance(field["name"], str):
+        raise TypeError(f"invalid name {shown(field['name'])}")
+    field["name"].encode()
     if _is_collated(field):
         # Spark would compare its texts by the collation, but bounds are ordered by bytes.
         return ("unreadable", "texts with a collation are not supported")

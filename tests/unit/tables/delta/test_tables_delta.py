@@ -21,7 +21,7 @@ from distop.tables.delta.delta_log import current_snapshot, snapshot_of
 from distop.tables.delta.table_features import KNOWN
 from distop.tables.delta.table_paths import vector_path
 from distop.tables.reading.file_facts import FileFacts, Gone
-from tests.support.delta_logs import DeltaLog, features, field, mapped, metadata, remove, statistics, vector
+from tests.support.delta_logs import COLUMN_ID, DeltaLog, features, field, mapped, metadata, remove, statistics, vector
 
 UUID_TEXT = "^(]<&u-VY!GpVjU9LJQb"
 
@@ -287,12 +287,28 @@ def test_a_checkpoint_with_a_date_that_python_lacks_is_read(day: int, tmp_path: 
         ({"partitions": ({},)}, "lacks a partition column"),
         ({"id": "x" * 300}, "has an invalid table id"),
         ({"id": 7}, "has an invalid table id"),
+        ({"fields": (field(7, "long"),)}, "cannot be read: TypeError"),  # type: ignore[arg-type]
+        ({"fields": (field("\ud800", "long"),)}, "cannot be read: UnicodeEncodeError"),
+        (
+            {
+                "protocol": features("columnMapping"),
+                "fields": (mapped("s", {"type": "struct", "fields": [field("x", "date", **{COLUMN_ID: 2})]}, 1, "c"),),
+                "configuration": {"delta.columnMapping.mode": "name"},
+            },
+            "cannot be read: KeyError",
+        ),
     ],
-    ids=["partition column", "long id", "number"],
+    ids=["partition column", "long id", "number", "number as name", "half a character", "no name in files"],
 )
 def test_invalid_metadata_are_an_error(given: dict[str, Any], match: str, tmp_path: Path) -> None:
     """The id is part of a plan's version if the commit of a checkpoint is gone."""
     refused(DeltaLog(tmp_path / "t").create(**given), match)
+
+
+def test_a_partition_value_with_half_a_character_is_an_error(tmp_path: Path) -> None:
+    log = DeltaLog(tmp_path / "t").create(fields=[field("k", "string")], partitions=("k",))
+    log.commit(log.add("a.parquet", partitionValues={"k": "a\ud800"}))
+    refused(log, "has an invalid entry for the file")
 
 
 def test_a_schema_with_an_endless_number_is_an_error(tmp_path: Path) -> None:
