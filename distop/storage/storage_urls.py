@@ -26,6 +26,8 @@ _GOOGLE = re.compile(r"(?:anonymous@)?[A-Za-z0-9][A-Za-z0-9._-]*")
 """``anonymous``: without credentials, so none can be sent to a wrong bucket."""
 _AZURE = re.compile(r"[A-Za-z0-9$-]+@[a-z0-9]+\.(?:dfs|blob)\.core\.windows\.net")
 """Any other host would get a token of this machine's identity."""
+_AZURE_NAMES = ("az", "azure", "adl")
+"""Schemes of other libraries for Azure."""
 _NO_HOST = re.compile("")
 _AUTHORITIES = {
     **dict.fromkeys(("s3", "s3a", "s3n"), _BUCKET),
@@ -92,6 +94,11 @@ def _check_url(what: str, place: str) -> None:
     address = place.partition("?")[0].partition("#")[0]
     subject = f"{what}, {shown(address)},"
     allowed = _AUTHORITIES.get(scheme.lower())
+    if allowed is None and scheme.lower() in _AZURE_NAMES:
+        raise InvalidArgument(
+            f"{subject} has the scheme {shown(scheme)}, which names no account, and which Spark does not know: write "
+            "abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH"
+        )
     if allowed is None:
         known = did_you_mean(scheme, SCHEMES, "known")
         raise InvalidArgument(f"{subject} has the scheme {shown(scheme)}, which is not known{known}")

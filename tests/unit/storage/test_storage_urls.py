@@ -47,6 +47,7 @@ HOSTILE = {
     "https://example.com/t": "has the scheme 'https'",
     "fsspec+http://example.com/t": r"has the scheme 'fsspec\+http'",
     "hf://datasets/t": "has the scheme 'hf'",
+    "az://container/t": "has the scheme 'az', which names no account, .* write abfss://CONTAINER@ACCOUNT",
     "jar:https://example.com/a.jar!/t": "has the scheme 'jar:https'",
     " s3://bucket/t": "has the scheme ' s3'",
 }
