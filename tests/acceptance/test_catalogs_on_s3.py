@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -12,7 +11,6 @@ import pytest
 
 from distop.behavior import TableRecord, TableUnavailable
 from distop.errors import NotFound
-from distop.storage.opened_stores import object_at
 from distop.tables import check_reachable, place_of, plan_table
 from distop_behaviors.index import lookup
 from distop_behaviors.validate import Validate
@@ -107,14 +105,7 @@ def test_spark_uses_no_endpoint_or_credential_of_the_catalog(
     lake: CatalogLake, s3_proxy: FaultyProxy, context: Contexts
 ) -> None:
     lake.rest.config, lake.rest.vended = dict(THEIRS), [{"prefix": lake.url, "config": THEIRS}]
-    source = lake.table.metadata_location
-    store, key = object_at(source)
-    metadata = json.loads(store.get(key, limit=1 << 20).data)
-    metadata["properties"] |= {
-        "s3.endpoint": THEIRS["s3.endpoint"],
-        "io-impl": "org.apache.iceberg.aws.s3.S3FileIO",
-    }
-    store.put(key, json.dumps(metadata).encode())
+    lake.forge({"s3.endpoint": THEIRS["s3.endpoint"], "io-impl": "org.apache.iceberg.aws.s3.S3FileIO"})
     s3_proxy.seen.clear()
     argument = {"checks": [{"not_null": "b"}], "statistics": "never"}
     assert verdicts(run_operation(Validate(), lake.record, argument, context)) == [("violated", 1)]

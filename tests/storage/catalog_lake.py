@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from distop.behavior import TableRecord
+from distop.storage.opened_stores import object_at
 from tests.storage.iceberg_tables import SCHEMA, properties_for
 from tests.support.icebergrest import RestCatalogServer, configure
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     import pytest
@@ -43,6 +45,13 @@ class CatalogLake:
         """Append a file of rows."""
         kinds = pa.schema([("a", pa.int64()), ("b", pa.int64())])
         self.table.append(pa.table({"a": a, "b": b}, schema=kinds))
+
+    def forge(self, properties: Mapping[str, str]) -> None:
+        """Add properties to the table's metadata file: as a commit, pyiceberg's writer would obey them."""
+        store, key = object_at(self.table.metadata_location)
+        metadata = json.loads(store.get(key, limit=1 << 20).data)
+        metadata["properties"] |= properties
+        store.put(key, json.dumps(metadata).encode())
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from distop.tables.iceberg import iceberg_catalogs
 from distop.tables.iceberg.bounded_io import BoundedIO
 from tests.storage.catalog_lake import KINDS, THEIRS, catalog_lake
 from tests.storage.conftest import S3
+from tests.storage.iceberg_tables import table_in
 from tests.support.context import FakeContext, run_operation
 from tests.support.icebergrest import configure
 
@@ -45,10 +46,10 @@ def lake(
         yield found
 
 
-def judged(lake: CatalogLake, folder: Path, **arg: Any) -> Any:
+def judged(record: TableRecord, folder: Path, **arg: Any) -> Any:
     """The report of checks by statistics alone."""
     argument = {"checks": [{"not_null": "a"}, {"not_null": "b"}], "statistics": "only", **arg}
-    return run_operation(load("validate"), lake.record, argument, lambda one: FakeContext(folder, one)).report
+    return run_operation(load("validate"), record, argument, lambda one: FakeContext(folder, one)).report
 
 
 def verdicts(report: Any) -> list[tuple[str, int]]:
@@ -64,14 +65,27 @@ def test_a_table_is_registered_planned_and_judged_by_its_statistics(
     [plan] = plan_table(lake.record).partitions
     assert plan.source == lake.table.metadata_location
     assert len(plan.files) == 2
-    assert verdicts(judged(lake, tmp_path)) == [("valid", 0), ("violated", 1)]
+    assert verdicts(judged(lake.record, tmp_path)) == [("valid", 0), ("violated", 1)]
     assert all(".parquet" not in one.target for one in proxy.seen)
 
 
+def test_a_table_of_a_hadoop_catalog_is_registered_planned_and_judged(
+    served: Served, proxy: FaultyProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"{served.url}/{uuid.uuid4().hex}"
+    store = open_store(f"{url}/sales/orders")
+    table_in(store, served.port, {"a": [1, 2], "b": [1, None]}, {"a": [3], "b": [4]})
+    option = configure(monkeypatch, "folder", type="hadoop", warehouse=url)
+    record = TableRecord("t", "iceberg", "sales.orders", option)
+    assert check_table(record) == record
+    assert place_of(record) == store.location
+    assert verdicts(judged(record, tmp_path)) == [("valid", 0), ("violated", 1)]
+
+
 def test_a_later_validation_reads_only_new_files(lake: CatalogLake, tmp_path: Path) -> None:
-    first = judged(lake, tmp_path, checks=[{"not_null": "a"}])
+    first = judged(lake.record, tmp_path, checks=[{"not_null": "a"}])
     lake.add([3, None], [4, 5])
-    since = judged(lake, tmp_path, checks=[{"not_null": "a"}], since=first["certificate"])
+    since = judged(lake.record, tmp_path, checks=[{"not_null": "a"}], since=first["certificate"])
     assert (since["rows"], verdicts(since)) == (2, [("violated", 1)])
 
 
@@ -87,14 +101,14 @@ def test_an_endpoint_or_credential_of_the_catalog_is_not_used(
     setattr(lake.rest, place, given)
     if place == "settings":
         configure(monkeypatch, **{name.replace(".", "__"): value for name, value in THEIRS.items()})
-    assert verdicts(judged(lake, tmp_path)) == [("valid", 0), ("violated", 1)]
+    assert verdicts(judged(lake.record, tmp_path)) == [("valid", 0), ("violated", 1)]
     assert proxy.seen
     assert not any(b"theirs" in one.whole or b"elsewhere" in one.whole for one in proxy.seen)
     assert all(b"Credential=tester/" in one.whole for one in proxy.seen)
 
 
 def test_a_table_with_a_credential_in_its_properties_is_refused(lake: CatalogLake) -> None:
-    lake.rest.tables.commit_table(lake.table, (), (SetPropertiesUpdate(updates={"s3.access-key-id": "theirs"}),))
+    lake.forge({"s3.access-key-id": "theirs"})
     with pytest.raises(InvalidArgument, match=r"has the property s3.access-key-id, which is a credential: remove it"):
         plan_table(lake.record)
 
