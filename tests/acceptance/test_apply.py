@@ -12,7 +12,7 @@ from distop.behavior import JobCancelled, OperationFailed, OutcomeRow, Summary, 
 from distop.errors import InvalidArgument, UnsafePath
 from distop.storage.location import Location
 from distop.tables import plan_table
-from distop.tables.iceberg.metadata_file import current_metadata_file, read_metadata
+from distop.tables.iceberg.metadata_file import current_metadata_file, metadata_version, read_file, read_metadata
 from distop.testing import MemoryProgress
 from distop_behaviors.apply import Apply, hadoop_commit
 from distop_behaviors.apply.apply_loop import MARK, ROUNDS, Applying
@@ -71,12 +71,16 @@ class TableBench:
         argument = {"certificate": certificate, "settle_seconds": settle}
         return run_operation(Apply(), ctx.table, argument, lambda _: ctx)
 
+    def source(self, name: str) -> str:
+        """The current metadata file."""
+        return current_metadata_file(Location.of(str(self.lake.path(name))))
+
     def metadata(self, name: str) -> Any:
-        return read_metadata(current_metadata_file(Location.of(str(self.lake.path(name)))))[0]
+        return read_metadata(self.source(name))[0]
 
     def version(self, name: str) -> int:
         """The number of the current metadata file."""
-        return int(current_metadata_file(Location.of(str(self.lake.path(name)))).rpartition("/v")[2].split(".")[0])
+        return metadata_version(self.source(name))
 
     def required(self, name: str, column: str = "c") -> bool:
         return bool(self.metadata(name).schema().find_field(column).required)
@@ -288,6 +292,24 @@ def test_iceberg_renames_the_file_where_none_can_be_created_conditionally(
     assert (ran.report["verdict"], ran.report["rounds"], ran.report["rows"]) == ("applied", 2, 1), ran.message
     assert (bench.version("renamed"), bench.required("renamed")) == (4, True)
     assert (bench.lake.path("renamed") / "metadata" / ".v4.metadata.json.crc").exists(), "written by Hadoop"
+
+
+@pytest.mark.parametrize("version", [1, 3])
+def test_iceberg_continues_with_the_written_metadata_in_each_format_version(bench: TableBench, version: int) -> None:
+    name = f"format{version}"
+    new_table(bench.lake, name, version)
+    before = json.loads(read_file(bench.source(name)).text)
+    assert bench.apply(bench.context(name), bench.certificate(name, NOT_NULL)).report["verdict"] == "applied"
+    written = json.loads(read_file(bench.source(name)).text)
+    assert written.keys() - before.keys() <= {"schemas", "current-schema-id"}
+    assert before.keys() <= written.keys()
+    with pytest.raises(Exception, match="[Nn]ull"):
+        bench.lake.sql(f"insert into {{{name}}} values (3, null)")
+    bench.lake.sql(f"insert into {{{name}}} values (3, 'z')")
+    bench.lake.delete(name, "id = 1")
+    assert sorted(row.id for row in bench.lake.rows(name).collect()) == [2, 3]
+    after = json.loads(read_file(bench.source(name)).text)
+    assert (after["format-version"], after["current-schema-id"]) == (version, written["current-schema-id"])
 
 
 def test_checksums_that_hadoop_left_behind_do_not_hide_the_change(bench: TableBench) -> None:
