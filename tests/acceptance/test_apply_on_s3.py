@@ -291,7 +291,7 @@ def test_a_store_without_conditional_writes_is_refused_before_the_change(
     certificate, before = on_either.certificate(NOT_NULL), on_either.version
     s3_proxy.fault = without_header(b"if-none-match")
     s3_proxy.seen.clear()
-    with pytest.raises(InvalidArgument, match="is not suitable for publication, so nothing is written there"):
+    with pytest.raises(InvalidArgument, match="is not safe, so distop writes nothing there"):
         on_either.apply(on_either.context(), certificate)
     assert on_either.version == before
     assert not any(of_metadata(seen) for seen in s3_proxy.seen)
