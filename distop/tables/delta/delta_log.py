@@ -321,4 +321,4 @@ def _are_texts(values: Mapping[Any, Any]) -> bool:
 
 def _is_text(value: Any) -> bool:
     """Whether a value of JSON is a text, without half of a surrogate pair."""
-    return isinstance(value, str) and (value.isascii() or not any("\ud800" <= char <= "\udfff" for char in value))
+    return isinstance(value, str) and (value.isascii() or not any(0xD800 <= ord(char) < 0xE000 for char in value))
