@@ -124,6 +124,8 @@ def _of_table(argument: Argument, table: TableRecord, summary: Summary, ctx: Job
         raise Uncertified(f"the planned version of the table cannot be read any more: {error}") from error
     if version is None:
         return _of_files(argument, table, reader, summary, ctx)
+    if version.version != summary.version:
+        raise Uncertified(f"another table has replaced the one whose version {summary.version} was planned")
     return {
         "uuid": version.table_id,
         "metadata": version.metadata_file,

@@ -24,10 +24,11 @@ class Field:
 class TableVersion(ABC):
     """A version of a table.
 
-    ``table_id`` distinguishes the table from one that replaces it; ``metadata_file``: the file of this version in
-    plans; ``schema_id``: the number of its schema.
+    ``version``: what plans of it have as the table's version; ``table_id`` distinguishes the table from one that
+    replaces it; ``metadata_file``: the file of this version in plans; ``schema_id``: the number of its schema.
     """
 
+    version: str
     table_id: str
     metadata_file: str
     schema_id: int

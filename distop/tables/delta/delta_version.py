@@ -24,6 +24,7 @@ class DeltaVersion(TableVersion):
     """A version of a Delta table. Ids of fields are those of column mapping, or made of the fields' names."""
 
     def __init__(self, snapshot: DeltaSnapshot) -> None:
+        self.version = snapshot.id
         self.table_id = snapshot.table_id
         self.metadata_file = snapshot.source
         self.schema_id = delta_schema.schema_number(snapshot.schema.text)

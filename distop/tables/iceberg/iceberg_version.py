@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.tables.iceberg.iceberg_changes import new_files
 from distop.tables.iceberg.metadata_file import read_metadata
+from distop.tables.iceberg.snapshot_plan import NO_SNAPSHOT
 from distop.tables.table_version import Field, TableVersion
 
 if TYPE_CHECKING:
@@ -29,6 +30,11 @@ class IcebergVersion(TableVersion):
     def of(cls, source: str) -> IcebergVersion:
         """The version in a metadata file. Raises InvalidArgument and TableUnavailable if it cannot be read."""
         return cls(source, *read_metadata(source))
+
+    @property
+    def version(self) -> str:  # type: ignore[override]
+        snapshot = self._metadata.current_snapshot()
+        return str(snapshot.snapshot_id) if snapshot is not None else NO_SNAPSHOT
 
     @property
     def schema_id(self) -> int:  # type: ignore[override]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import struct
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -420,6 +421,27 @@ def test_a_certificate_of_a_version_covers_its_files(tmp_path: Path) -> None:
     assert (second["rows"], second["certificate"]["rows"]) == (2, 5)
     third = run(since=second["certificate"])
     assert (third["rows"], third["certificate"]["rows"]) == (0, 5)
+
+
+def test_a_table_that_replaces_the_planned_one_gets_no_certificate(tmp_path: Path) -> None:
+    """Both have version 0. The planned one has no files, so no job misses any."""
+    place = tmp_path / "t"
+    DeltaTable.create(place, pa.schema([("id", pa.int64())]))
+
+    class Replaced(Validate):
+        def partitions(self, table: TableRecord, arg: Any, ctx: Any) -> Any:
+            planned = super().partitions(table, arg, ctx)
+            shutil.rmtree(place)
+            write_deltalake(place, pa.table({"id": pa.array([None, 1], pa.int64())}))
+            return planned
+
+    (tmp_path / "work").mkdir()
+    record = TableRecord("t", "delta", str(place))
+    ran = run_operation(
+        Replaced(), record, {"checks": [{"not_null": "id"}]}, lambda table: FakeContext(tmp_path / "work", table)
+    )
+    assert ran.report["certificate"] is None
+    assert "another table has replaced the one whose version 0-" in ran.report["uncertified"]
 
 
 def test_rows_that_another_writer_deleted_are_not_counted(tmp_path: Path) -> None:
