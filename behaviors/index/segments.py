@@ -15,10 +15,11 @@ import logging
 import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
-from distop.errors import InvalidArgument, UnsafePath
+from distop.errors import InvalidArgument, TableBusy, TableUnavailable, UnsafePath
 from distop.protocol.frozen import frozen
 from distop.storage import deletion
 from distop.storage.opened_stores import store_of
@@ -133,7 +134,8 @@ class SegmentWriter:
     """Writes the segments of some files.
 
     ``check`` is called between files, and raises if the job must stop. ``reachable`` raises if this node sees nothing
-    of the table, so that a missing file proves nothing.
+    of the table, so that a missing file proves nothing. ``repeat`` calls the given function again while a store is
+    busy, so that no attempt of the job is lost.
     """
 
     def __init__(
@@ -146,6 +148,7 @@ class SegmentWriter:
         ids: Mapping[str, int | str] | None = None,
         check: Callable[[], None] = lambda: None,
         reachable: Callable[[], None] = lambda: None,
+        repeat: Callable[[Callable[[], None]], None] = lambda work: work(),
     ) -> None:
         self._argument = argument
         self._files = files
@@ -155,6 +158,9 @@ class SegmentWriter:
         self._ids = ids
         self._check = check
         self._reachable = reachable
+        self._repeat = repeat
+        self._in_parts = False
+        """Whether a part of the current file is in a segment already."""
         self._writer = (
             postings.Postings()
             if argument.kind == "posting"
@@ -192,7 +198,8 @@ class SegmentWriter:
             progress.save({"stage": self._place.name, "bytes": self._bytes}, force=True)
         for number in range(after, len(self._files)):
             self._check()
-            self._index_file(number)
+            self._in_parts = False
+            self._repeat(partial(self._index_file, number))
             if self._open_rows >= SEGMENT_ROWS or len(self._done) >= SEGMENT_FILES:
                 self._close()
                 progress.save({"stage": self._place.name, "bytes": self._bytes})
@@ -207,6 +214,19 @@ class SegmentWriter:
         )
 
     def _index_file(self, number: int) -> None:
+        """Index a file, or record why it is left out.
+
+        Raises TableBusy if the store is busy and this can be repeated. It cannot after a part of the file was written:
+        its postings would be there twice.
+        """
+        try:
+            self._add_file(number)
+        except TableBusy as error:
+            if self._in_parts:
+                raise TableUnavailable(str(error)) from None
+            raise
+
+    def _add_file(self, number: int) -> None:
         if escaped(self._files[number][0]) != self._files[number][0]:
             self._done.append(FileEntry(number, self._files[number], why="its path is not UTF-8"))
             return
@@ -256,6 +276,7 @@ class SegmentWriter:
 
     def _flush(self) -> None:
         """Close a segment within a file. The file is complete with a later segment."""
+        self._in_parts = True
         self._write(Line([], [], *self._segment()))
 
     def _close(self) -> None:
@@ -282,11 +303,15 @@ class SegmentWriter:
 
     def _new(self, key: str, data: bytes) -> None:
         """Write a new file of the stage. It replaces one of an earlier process that has run this attempt."""
-        try:
-            self._store.put_large(key, [data])
-        except ObjectExists:
-            self._store.delete_many([key])
-            self._store.put_large(key, [data])
+
+        def write() -> None:
+            try:
+                self._store.put_large(key, [data])
+            except ObjectExists:
+                self._store.delete_many([key])
+                self._store.put_large(key, [data])
+
+        self._repeat(write)
 
     def _write(self, line: Line) -> None:
         self._lines += 1

@@ -29,12 +29,16 @@ _CAUSES = 10
 
 
 class StoreWaits:
-    """The waits since the last result. ``check`` raises to stop; ``status`` gets what is waited for."""
+    """The waits since the last result. ``check`` raises to stop; ``status`` gets what is waited for.
 
-    def __init__(self, check: Callable[[], None], status: Callable[[str], None], log: Log) -> None:
+    ``doing``: the status after each wait, if it is not empty.
+    """
+
+    def __init__(self, check: Callable[[], None], status: Callable[[str], None], log: Log, doing: str = "") -> None:
         self._check = check
         self._status = status
         self._log = log
+        self._doing = doing
         self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
         self._end = time.monotonic() + LIMIT
 
@@ -49,6 +53,8 @@ class StoreWaits:
         while (left := until - time.monotonic()) > 0:
             self._check()
             threading.Event().wait(min(_STEP, left))
+        if self._doing:
+            self._status(self._doing)
 
 
 def is_busy(error: BaseException) -> bool:
