@@ -7,6 +7,7 @@ so that killing a child is cheap; scans need one.
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -135,7 +136,11 @@ class Subject:
         """Make appended partitions visible to all readers, if the format needs that."""
 
     def drop(self, name: str) -> None:
-        stored_files.remove(self.location(name))
+        where = self.location(name)
+        if (folder := local_path(where)) is not None:
+            shutil.rmtree(folder)
+        else:
+            stored_files.remove(where, stored_files.keys(where))
 
     def start(self, name: str, arg: dict[str, Any]) -> Operation:
         return self.group.client.start_operation("faulty-validate", name, arg)
@@ -158,7 +163,7 @@ class Subject:
     def remove_list(self, name: str) -> None:
         """Remove the files of all certificates."""
         found = [key for key in stored_files.keys(self.location(name)) if key.startswith(OWN)]
-        stored_files.remove(self.location(name), *(key for key in found if key.split("/")[2] == "certificates"))
+        stored_files.remove(self.location(name), [key for key in found if key.split("/")[2] == "certificates"])
 
     def collect_results(self, operation: Operation, result: Result) -> Results:
         """The results of an ended operation, after asserting that each of its jobs ended once."""

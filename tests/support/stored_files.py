@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distop.storage.files import local_path
@@ -10,7 +9,7 @@ from distop.storage.opened_stores import open_store
 from distop.storage.remote_store import RemoteStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 LARGEST = 1 << 30
 
@@ -49,11 +48,11 @@ def write(location: str, key: str, data: bytes) -> str:
     return str(path)
 
 
-def remove(location: str, *some: str) -> None:
-    """Remove these files, or all files below a location."""
+def remove(location: str, some: Iterable[str]) -> None:
+    """Remove the files with these keys."""
     root = local_path(location)
     if root is None:
-        open_store(location).delete_many(some or keys(location))
+        open_store(location).delete_many(some)
         return
-    for key in some or keys(location):
-        Path(root / key).unlink()
+    for key in some:
+        (root / key).unlink()
