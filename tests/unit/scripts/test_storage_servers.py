@@ -124,6 +124,17 @@ def test_what_is_missing_is_named(machine: Machine, words: tuple[str, ...], mess
     assert message in error
 
 
+def test_a_turn_builds_its_server_and_continues_without_it(machine: Machine) -> None:
+    """The tests of the missing server name what they need."""
+    code, printed, error = machine.run("--for-tests", "--turn", "0")
+    assert (code, printed) == (0, "")
+    assert "go is not on PATH" in error
+    assert machine.run("--for-tests", "--turn", "1") == (0, "", "")
+    machine.go()
+    assert machine.run("--for-tests", "--turn", "9")[0] == 0
+    assert [name.partition("-")[0] for name in machine.built()] == ["versitygw"]
+
+
 def test_a_test_names_its_needs(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", machine.environment["XDG_CACHE_HOME"])
     assert storage_servers.command("versitygw") is None
