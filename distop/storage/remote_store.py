@@ -172,11 +172,13 @@ class RemoteStore(ObjectStore):
     def _list(self, folder: str, after: str) -> Iterator[StoredObject]:
         prefix, what = self._folder(folder), f"list {self.location_of(folder)}"
         start = self._prefix + after if after else ""
-        last = ""
+        last, count = "", 0
         while True:
+            before = last
             page, pages = repeated(partial(self._first_page, prefix, last or start.rstrip("/"), what), self._limit)
             while page is not None:
                 for found in page:
+                    count += 1
                     if self._is_folder(found, prefix, last):
                         continue
                     if found["path"] <= last:
@@ -189,7 +191,9 @@ class RemoteStore(ObjectStore):
                 except StoreUnavailable:
                     break  # the page is requested again, from the last object on
             else:
-                return
+                # After full pages the store may have more objects, although it names no further page.
+                if last == before or count % _PAGE:
+                    return
 
     def _first_page(self, prefix: str, after: str, what: str) -> tuple[Any, Iterator[Any]]:
         import obstore

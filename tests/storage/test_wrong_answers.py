@@ -6,6 +6,7 @@ A server on the loopback gives them. None of them may become data.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 import pytest
 
@@ -30,13 +31,13 @@ def answer(status: str, headers: str, body: bytes) -> bytes:
     return f"HTTP/1.1 {status}\r\n{headers}{length}Connection: close\r\n\r\n".encode() + body
 
 
-def listing(*keys: str, more: bool = False, size: int = 1) -> bytes:
+def listing(*keys: str, more: bool = False, token: str = "t") -> bytes:
     rows = "".join(
-        f"<Contents><Key>{key}</Key><Size>{0 if key.endswith('/') else size}</Size><ETag>&quot;e&quot;</ETag>"
+        f"<Contents><Key>{key}</Key><Size>{0 if key.endswith('/') else 1}</Size><ETag>&quot;e&quot;</ETag>"
         "<LastModified>2025-01-01T00:00:00.000Z</LastModified></Contents>"
         for key in keys
     )
-    next_page = "<NextContinuationToken>t</NextContinuationToken>" if more else ""
+    next_page = f"<NextContinuationToken>{token}</NextContinuationToken>" if more and token else ""
     truncated = f"<IsTruncated>{str(more).lower()}</IsTruncated>"
     return answer("200 OK", "", f"<ListBucketResult>{truncated}{next_page}{rows}</ListBucketResult>".encode())
 
@@ -95,6 +96,20 @@ def test_an_object_that_a_folder_lists_twice_is_refused(server: FaultyProxy) -> 
     server.fault = lambda seen, forward: next(pages)
     with pytest.raises(Unsupported, match="lists an object twice"):
         open_store("s3://lake").list_folder()
+
+
+def test_a_listing_that_ends_with_a_full_page_is_continued(server: FaultyProxy) -> None:
+    """The store says that there is more, but not how to ask for it."""
+    keys = [f"t/{n:04}" for n in range(1_100)]
+
+    def fault(seen: Seen, forward: object) -> bytes:
+        after = unquote(seen.target.partition("start-after=")[2].partition("&")[0])
+        page = [key for key in keys if key > after][:1_000]
+        return listing(*page, more=page[-1] < keys[-1], token="")
+
+    server.fault = fault
+    assert [one.key for one in open_store("s3://lake/t").list()] == [key.removeprefix("t/") for key in keys]
+    assert len(server.seen) == 2
 
 
 def test_objects_of_other_folders_in_a_listing_are_refused(server: FaultyProxy) -> None:
