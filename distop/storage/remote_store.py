@@ -9,6 +9,7 @@ obstore's threads do not survive a fork: a process that has used a store must no
 
 from __future__ import annotations
 
+import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -45,12 +46,13 @@ from distop.storage.store_errors import (
     RangeIgnored,
     StoreError,
     StoreUnavailable,
+    TimedOut,
     Unsupported,
     translated,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 
 T = TypeVar("T")
 
@@ -187,7 +189,7 @@ class RemoteStore(ObjectStore):
                     if last > start:
                         yield self._stored(found)
                 try:
-                    page = self._asked(partial(next, pages, None), what)
+                    page = self._listed(partial(anext, pages, None), what)
                 except StoreUnavailable:
                     break  # the page is requested again, from the last object on
             else:
@@ -195,11 +197,35 @@ class RemoteStore(ObjectStore):
                 if last == before or count % _PAGE:
                     return
 
-    def _first_page(self, prefix: str, after: str, what: str) -> tuple[Any, Iterator[Any]]:
+    def _first_page(self, prefix: str, after: str, what: str) -> tuple[Any, AsyncIterator[Any]]:
         import obstore
 
-        pages = iter(obstore.list(self._store, prefix or None, offset=after or None, chunk_size=_PAGE))
-        return self._asked(partial(next, pages, None), what), pages
+        pages = aiter(obstore.list(self._store, prefix or None, offset=after or None, chunk_size=_PAGE))
+        return self._listed(partial(anext, pages, None), what), pages
+
+    def _listed(self, call: Callable[[], Awaitable[T]], what: str) -> T:
+        """A part of a listing. Raises TimedOut after the time limit: a store could name further pages for ever."""
+
+        async def limited() -> T:
+            async with asyncio.timeout(self._limit):
+                return await call()
+
+        def run() -> T:
+            return asyncio.run(limited())
+
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            ask = run
+        else:
+            with ThreadPoolExecutor(1) as pool:
+                ask = pool.submit(run).result
+        try:
+            return self._asked(ask, what)
+        except TimeoutError as error:
+            if isinstance(error, StoreError):
+                raise
+            raise TimedOut(f"cannot {what}: the listing has not ended within {self._limit:g} s") from None
 
     def list_folder(self, folder: str = "") -> FolderListing:
         found = self._list_folder(folder)
@@ -211,7 +237,7 @@ class RemoteStore(ObjectStore):
         prefix, what = self._folder(folder), f"list {self.location_of(folder)}"
 
         def read() -> Any:
-            return self._asked(lambda: obstore.list_with_delimiter(self._store, prefix or None), what)
+            return self._listed(lambda: obstore.list_with_delimiter_async(self._store, prefix or None), what)
 
         found = repeated(read, self._limit)
         listed = [one for one in found["objects"] if not self._is_folder(one, prefix)]

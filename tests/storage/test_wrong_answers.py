@@ -5,6 +5,7 @@ A server on the loopback gives them. None of them may become data.
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
@@ -110,6 +111,32 @@ def test_a_listing_that_ends_with_a_full_page_is_continued(server: FaultyProxy) 
     server.fault = fault
     assert [one.key for one in open_store("s3://lake/t").list()] == [key.removeprefix("t/") for key in keys]
     assert len(server.seen) == 2
+
+
+@pytest.mark.parametrize(
+    ("keys", "read"),
+    [
+        ((), lambda store: [*store.list()]),
+        ((), lambda store: store.list_folder()),
+        (("a", "b"), lambda store: store.list_folder()),
+    ],
+    ids=["all", "empty folder", "folder"],
+)
+def test_a_listing_whose_pages_never_end_is_given_up(
+    keys: Sequence[str], read: Callable[[ObjectStore], object], server: FaultyProxy
+) -> None:
+    server.fault = always(listing(*keys, more=True))
+    with pytest.raises(TimedOut, match="has not ended within 0.5 s"):
+        read(open_store("s3://lake"))
+
+
+def test_a_listing_in_a_thread_with_an_event_loop(server: FaultyProxy) -> None:
+    server.fault = always(listing("a", "b"))
+
+    async def listed() -> list[str]:
+        return [one.key for one in open_store("s3://lake").list()]
+
+    assert asyncio.run(listed()) == ["a", "b"]
 
 
 def test_objects_of_other_folders_in_a_listing_are_refused(server: FaultyProxy) -> None:
