@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from tests.storage.servers import Served
     from tests.support.catalog_bench import CatalogBench
 
+pytestmark = pytest.mark.rotating
+
 POSITIVE = {"range": {"column": "id", "min": 0}, "name": "positive"}
 
 
@@ -132,7 +134,6 @@ def test_a_column_is_narrowed_only_on_a_disk(bench: CatalogBench) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.rotating
 @pytest.mark.timeout(300)
 def test_a_null_of_a_concurrent_writer_reverts_the_change(
     s3_server: Served, s3_store: ObjectStore, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from tests.storage.faulty_http import FaultyProxy, Seen
     from tests.storage.servers import Served
 
+pytestmark = pytest.mark.rotating
+
 NOT_NULL = {"not_null": "c"}
 POSITIVE = {"range": {"column": "id", "min": 0}, "name": "positive"}
 
@@ -379,7 +381,6 @@ def test_a_column_of_a_delta_table_is_widened(delta: RemoteBench, tmp_path: Path
 
 
 @pytest.mark.spark
-@pytest.mark.rotating
 @pytest.mark.timeout(300)
 def test_late_rows_of_a_delta_table_revert_the_change(
     s3_store: ObjectStore, delta: RemoteBench, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
@@ -397,7 +398,6 @@ def test_late_rows_of_a_delta_table_revert_the_change(
 
 
 @pytest.mark.spark
-@pytest.mark.rotating
 @pytest.mark.timeout(300)
 def test_spark_enforces_the_change_and_late_rows_revert_it(
     s3_store: ObjectStore, tmp_path: Path, properties: dict[str, str], spark: SparkSession,

@@ -28,7 +28,11 @@ if TYPE_CHECKING:
     from tests.storage.faulty_http import FaultyProxy
     from tests.storage.servers import Served
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.parametrize("served", S3, indirect=True)]
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.rotating,
+    pytest.mark.parametrize("served", S3, indirect=True),
+]
 
 
 @pytest.fixture(params=KINDS)

@@ -185,6 +185,7 @@ def test_a_listing_is_sorted_by_key(store: ObjectStore) -> None:
         assert keys(store, after=after) == [key for key in sorted(wanted) if key > after], after
 
 
+@pytest.mark.rotating
 def test_a_listing_has_several_pages(store: ObjectStore) -> None:
     # A folder has no pages, and flushes each file. A page of Azure has 5,000 objects.
     count = 50 if isinstance(store, FolderStore) or store.location.startswith("abfss:") else 1100

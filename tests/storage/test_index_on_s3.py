@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["group", "sample_env", "shared"]
 
-pytestmark = [pytest.mark.etcd, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.etcd, pytest.mark.timeout(300), pytest.mark.rotating]
 KIND = ["posting", "skip"]
 
 

@@ -275,6 +275,7 @@ def test_a_store_that_cannot_be_reached(served: Served, location: str, monkeypat
             call()
 
 
+@pytest.mark.rotating
 @on_s3
 def test_a_lost_page_of_a_listing_is_requested_again(
     store: ObjectStore, direct: ObjectStore, proxy: FaultyProxy
