@@ -9,7 +9,6 @@ obstore's threads do not survive a fork: a process that has used a store must no
 
 from __future__ import annotations
 
-import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -205,6 +204,7 @@ class RemoteStore(ObjectStore):
 
     def _listed(self, call: Callable[[], Awaitable[T]], what: str) -> T:
         """A part of a listing. Raises TimedOut after the time limit: a store could name further pages for ever."""
+        import asyncio
 
         async def limited() -> T:
             async with asyncio.timeout(self._limit):

@@ -208,8 +208,13 @@ class Call:
             plan=lambda: self._partitions(plan["chunks"], ctx),
         )
         failure: str | None = None
+
+        def complete() -> Any:
+            self._follow_ups.clear()
+            return behavior.complete_operation(arg, self._table, summary, ctx)
+
         try:
-            report = behavior.complete_operation(arg, self._table, summary, ctx)
+            report = repeated_while_busy(complete, StoreWaits(self._check, ctx.status, self._env.log))
         except OperationFailed as error:
             # The text becomes part of a value, and the outbox redacts no values.
             report, failure = error.report, secret_settings.redact(message_of(error)) or "the operation failed"
