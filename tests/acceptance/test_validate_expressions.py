@@ -73,6 +73,7 @@ def test_a_cancelled_spark_job_gives_no_verdict(spark: SparkSession) -> None:
     assert is_unexpected(caught.value)
 
 
+@pytest.mark.rotating
 def test_a_large_check_finds_all_its_columns(table: Table) -> None:
     table.add("a.parquet", {"x": [1, 9_999, 3], "z": [1, 1, 5], "last": [1, 2, 3]})
     terms = " AND ".join(f"x <> {n}" for n in range(9_000, 9_700))
@@ -104,6 +105,7 @@ STACK = (
 STACK += "use [ab]*"
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("where", FAILING)
 def test_an_expression_on_which_spark_fails_is_an_error_of_its_check_only(table: Table, where: str) -> None:
     for p in range(3):
@@ -120,6 +122,7 @@ def test_an_expression_on_which_spark_fails_is_an_error_of_its_check_only(table:
     assert len(failed["error"]) <= MAX_SENTENCE + 200
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("statistics", ["auto", "never"])
 def test_a_pattern_that_overflows_the_stack_is_an_error_of_its_check_only(table: Table, statistics: str) -> None:
     """Java matches a repeated alternative by recursion, one level for each character of the text."""

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from tests.storage.servers import Served
     from tests.support.context import FakeContext, Ran
 
+pytestmark = pytest.mark.rotating
+
 CHECKS = ({"not_null": "a"}, {"check": "a < 100"}, {"range": {"column": "b", "max": 1.0}})
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from scripts.validate_oracle.random_tables import Generated
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.rotating]
 
 SEEDS = [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3, 4, 5))]
 
