@@ -19,12 +19,13 @@ from functools import partial
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
-from distop.errors import InvalidArgument, TableBusy, TableUnavailable, UnsafePath
+from distop.errors import InvalidArgument, TableUnavailable, UnsafePath
 from distop.protocol.frozen import frozen
 from distop.storage import deletion
 from distop.storage.opened_stores import store_of
 from distop.storage.store_check import publishing_store
-from distop.storage.store_errors import ObjectExists, StoreError, StoreUnavailable, unavailable
+from distop.storage.store_errors import ObjectExists, StoreError, unavailable
+from distop.storage.store_waits import is_busy
 from distop.tables.reading import store_refusals
 from distop.tables.reading.file_facts import Unreadable
 from distop_behaviors.index import file_summaries, postings
@@ -216,13 +217,13 @@ class SegmentWriter:
     def _index_file(self, number: int) -> None:
         """Index a file, or record why it is left out.
 
-        Raises TableBusy if the store is busy and this can be repeated. It cannot after a part of the file was written:
-        its postings would be there twice.
+        Raises the error of a busy store if this can be repeated, else TableUnavailable. It cannot after a part of the
+        file was written: its postings would be there twice.
         """
         try:
             self._add_file(number)
-        except TableBusy as error:
-            if self._in_parts:
+        except (TableUnavailable, StoreError) as error:
+            if self._in_parts and is_busy(error):
                 raise TableUnavailable(str(error)) from None
             raise
 
@@ -262,7 +263,7 @@ class SegmentWriter:
         Such an error is not of the file, which must not be left out of the index. A single refused file is left out.
         """
         cause = error.__cause__
-        if isinstance(cause, StoreUnavailable):
+        if cause is not None and store_refusals.busy(cause):
             raise unavailable(str(error), cause) from error
         if self._probed:
             return

@@ -8,6 +8,8 @@ import pytest
 
 from distop.clock import source
 from distop.runtime import secret_settings
+from distop.storage import storage_options
+from distop.storage.storage_options import StorageOptions
 from tests.unit.support.clock import StandingClock
 
 if TYPE_CHECKING:
@@ -21,6 +23,14 @@ def clock() -> Iterator[StandingClock]:
     token = source.set(one)
     yield one
     source.reset(token)
+
+
+@pytest.fixture
+def short_time_limit() -> Iterator[None]:
+    """Requests to S3 are repeated for a tenth of a second only."""
+    storage_options.configure({"s3://": StorageOptions(time_limit=0.1)})
+    yield
+    storage_options.configure({})
 
 
 @pytest.fixture(autouse=True)

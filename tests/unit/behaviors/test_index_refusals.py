@@ -12,9 +12,8 @@ from distop.behavior import TableRecord
 from distop.errors import TableBusy, TableRefused, TableUnavailable
 from distop.protocol.executor_nodes import WAITS_FOR_STORE
 from distop.protocol.records import OperationRef
-from distop.storage import storage_options, store_waits
+from distop.storage import store_waits
 from distop.storage.deletion import Place
-from distop.storage.storage_options import StorageOptions
 from distop.storage.store_waits import is_busy
 from distop.tables import plan_table, reader_of
 from distop.testing import FakeContext, MemoryProgress
@@ -32,11 +31,7 @@ if TYPE_CHECKING:
     from distop_behaviors.index.key_columns import Piece, SourceFile
 
 
-@pytest.fixture(autouse=True)
-def _short_time_limit() -> Iterator[None]:
-    storage_options.configure({"s3://": StorageOptions(time_limit=0.1)})
-    yield
-    storage_options.configure({})
+pytestmark = pytest.mark.usefixtures("short_time_limit")
 
 
 def content() -> bytes:

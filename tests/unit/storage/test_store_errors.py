@@ -8,24 +8,16 @@ import pytest
 from obstore.exceptions import GenericError
 
 from distop.errors import TableRefused
-from distop.storage import storage_options
 from distop.storage.location import Location
 from distop.storage.opened_stores import memory_store, open_store
-from distop.storage.storage_options import StorageOptions
 from distop.storage.store_errors import AnswerLost, TimedOut, translated
 from tests.support.refusing_store import RefusingStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from distop.storage.object_store import StoredObject
 
 
-@pytest.fixture(autouse=True)
-def _short_time_limit() -> Iterator[None]:
-    storage_options.configure({"s3://": StorageOptions(time_limit=0.1)})
-    yield
-    storage_options.configure({})
+pytestmark = pytest.mark.usefixtures("short_time_limit")
 
 
 def test_a_request_that_s3_has_not_read_in_time_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:

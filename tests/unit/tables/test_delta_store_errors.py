@@ -8,8 +8,6 @@ import pytest
 
 from distop.errors import TableBusy, TableRefused, TableUnavailable
 from distop.protocol.records import TableRecord
-from distop.storage import storage_options
-from distop.storage.storage_options import StorageOptions
 from distop.tables import plan_table
 from distop.tables.delta.data_files import check_length
 from distop.tables.iceberg.metadata_file import read_file
@@ -17,16 +15,12 @@ from distop.tables.reading.file_facts import Gone, Unreadable
 from tests.support.refusing_store import RefusingStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    pass
 
 REFUSALS = [(403, "AccessDenied", TableRefused), (503, "SlowDown", TableBusy)]
 
 
-@pytest.fixture(autouse=True)
-def _short_time_limit() -> Iterator[None]:
-    storage_options.configure({"s3://": StorageOptions(time_limit=0.1)})
-    yield
-    storage_options.configure({})
+pytestmark = pytest.mark.usefixtures("short_time_limit")
 
 
 @pytest.mark.parametrize(("status", "code", "error"), REFUSALS)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from decimal import Decimal
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -252,6 +253,17 @@ def hanging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Planned
     over.set()  # releases waiting threads
 
 
+def cancelled_later() -> Callable[[], None]:
+    """A check that raises JobCancelled when it is called for the fourth time."""
+    calls = count(1)
+
+    def check() -> None:
+        if next(calls) > 3:
+            raise JobCancelled
+
+    return check
+
+
 @pytest.mark.timeout(30)
 def test_a_file_that_never_answers_raises_table_unavailable(
     hanging: PlannedFile, monkeypatch: pytest.MonkeyPatch
@@ -265,15 +277,8 @@ def test_a_file_that_never_answers_raises_table_unavailable(
 @pytest.mark.timeout(30)
 def test_waiting_for_a_file_can_be_cancelled(hanging: PlannedFile, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read, "CHECKED_AFTER", 0.05)
-    looks: list[None] = []
-
-    def check() -> None:
-        looks.append(None)
-        if len(looks) > 3:
-            raise JobCancelled
-
     with pytest.raises(JobCancelled):
-        read.read_all([hanging], frozenset({"id"}), check)
+        read.read_all([hanging], frozenset({"id"}), cancelled_later())
 
 
 @pytest.fixture
@@ -303,15 +308,8 @@ def test_a_cached_file_that_does_not_answer_any_more_raises_table_unavailable(st
 @pytest.mark.timeout(30)
 def test_waiting_for_a_cached_file_can_be_cancelled(stalled: PlannedFile, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read, "READ_TIMEOUT", 300.0)
-    looks: list[None] = []
-
-    def check() -> None:
-        looks.append(None)
-        if len(looks) > 3:
-            raise JobCancelled
-
     with pytest.raises(JobCancelled):
-        read.read_all([stalled], frozenset({"id"}), check)
+        read.read_all([stalled], frozenset({"id"}), cancelled_later())
 
 
 @pytest.mark.timeout(30)
