@@ -24,7 +24,7 @@ from distop.protocol.frozen import frozen
 from distop.storage import deletion
 from distop.storage.opened_stores import store_of
 from distop.storage.store_check import publishing_store
-from distop.storage.store_errors import ObjectExists, StoreError, unavailable
+from distop.storage.store_errors import ObjectExists, StoreError, StoreUnavailable, unavailable
 from distop.storage.store_waits import is_busy
 from distop.tables.reading import store_refusals
 from distop.tables.reading.file_facts import Unreadable
@@ -263,7 +263,7 @@ class SegmentWriter:
         Such an error is not of the file, which must not be left out of the index. A single refused file is left out.
         """
         cause = error.__cause__
-        if cause is not None and store_refusals.busy(cause):
+        if isinstance(cause, StoreUnavailable):
             raise unavailable(str(error), cause) from error
         if self._probed:
             return
@@ -273,7 +273,7 @@ class SegmentWriter:
             return
         self._probed = True
         if refusal is not None and len(self._refusals) > 1 and set(self._refusals) == {refusal}:
-            raise store_refusals.unavailable(refusal, f"cannot index any file: {refusal} ({error})") from error
+            raise store_refusals.error_of_cause(refusal, f"cannot index any file: {refusal} ({error})") from error
 
     def _flush(self) -> None:
         """Close a segment within a file. The file is complete with a later segment."""

@@ -337,4 +337,4 @@ def check_store(
     if readable:
         return True
     text = f"Spark on this executor cannot read any of {plural(len(group.files), 'file')}: {cause} {text}"
-    raise store_refusals.unavailable(cause, text) if stored else TableUnavailable(text)
+    raise store_refusals.error_of_cause(cause, text) if stored else TableUnavailable(text)

@@ -15,7 +15,7 @@ from distop.storage.files import NotRegular, check_regular, local_path, open_fil
 from distop.storage.location import stamp_of
 from distop.storage.opened_stores import OpenedBuckets
 from distop.storage.storage_options import in_object_store
-from distop.storage.store_errors import BucketMissing, StoreError
+from distop.storage.store_errors import BucketMissing, StoreError, StoreUnavailable
 from distop.tables.reading import parquet_tail, store_refusals
 from distop.tables.reading.file_facts import FileFacts, Unreadable
 from distop.tables.reading.footer_facts import Schemas, facts_of
@@ -238,14 +238,14 @@ def check_store(facts: Sequence[FileFacts | Unreadable]) -> None:
     if cause is not None and all(isinstance(fact, Unreadable) for fact in facts):
         text = f"cannot read any file of this batch (files: {len(facts)}) from this executor: {cause} ({asked[0]})"
         stored = isinstance(asked[0], Unreadable) and isinstance(asked[0].__cause__, StoreError)
-        raise store_refusals.unavailable(cause, text) if stored else TableUnavailable(text)
+        raise store_refusals.error_of_cause(cause, text) if stored else TableUnavailable(text)
     _check_busy(facts)
 
 
 def _check_busy(facts: Iterable[FileFacts | Unreadable]) -> None:
     """Raises TableBusy if the store may answer a request for one of the files later."""
     for one in facts:
-        if isinstance(one, Unreadable) and store_refusals.busy(one.__cause__):
+        if isinstance(one, Unreadable) and isinstance(one.__cause__, StoreUnavailable):
             raise TableBusy(str(one))
 
 

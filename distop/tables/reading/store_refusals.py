@@ -19,7 +19,6 @@ from distop.storage.store_errors import (
     ObjectChanged,
     ObjectMissing,
     StoreError,
-    StoreUnavailable,
     Throttled,
     TimedOut,
     Unreachable,
@@ -189,18 +188,13 @@ def cause_of_python_error(error: BaseException | None) -> str | None:
     return found
 
 
-def unavailable(cause: str, text: str) -> TableUnavailable:
+def error_of_cause(cause: str, text: str) -> TableUnavailable:
     """The error for a table whose files the object store refuses, all for this cause."""
     if cause in TRANSIENT:
         return TableBusy(text)
     if cause in _PERMANENT or cause.startswith(OTHER_STATUS):
         return TableRefused(text + CHECK_ACCESS)
     return TableUnavailable(text)
-
-
-def busy(error: BaseException | None) -> bool:
-    """Whether a store may answer the request later. It says nothing about the file."""
-    return isinstance(error, StoreUnavailable)
 
 
 def _cause_of_store_error(error: StoreError) -> str | None:
