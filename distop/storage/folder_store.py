@@ -27,8 +27,10 @@ from distop.storage.object_store import (
     PART,
     Content,
     FolderListing,
+    Listed,
     ObjectStore,
     OpenObject,
+    Removed,
     StoredObject,
     Version,
     check_key,
@@ -48,7 +50,7 @@ from distop.storage.store_errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from distop.storage.deletion import Place
 
@@ -217,6 +219,57 @@ class FolderStore(ObjectStore):
                     os.unlink(name, dir_fd=opened)
             self._remove_empty(folder, what)
 
+    def remove_listed(self, objects: Sequence[Listed]) -> Removed:
+        return self._each(objects, lambda one, opened, name: os.unlink(name, dir_fd=opened))
+
+    def move_listed(self, objects: Mapping[Listed, str]) -> Removed:
+        def move(one: Listed, opened: int, name: str) -> None:
+            folder, new = _split(objects[one])
+            with made_folder(self._below(folder)) as target:
+                # A link fails if the name exists. It is the same file if an earlier move was interrupted.
+                try:
+                    os.link(name, new, src_dir_fd=opened, dst_dir_fd=target, follow_symlinks=False)
+                except FileExistsError:
+                    if not _is_same_file(os.stat(name, dir_fd=opened, follow_symlinks=False), target, new):
+                        raise
+                os.fsync(target)
+            self._flush_parents(folder, f"move {self.location_of(one.key)}")
+            os.unlink(name, dir_fd=opened)
+
+        return self._each(list(objects), move)
+
+    def _each(self, objects: Sequence[Listed], work: Callable[[Listed, int, str], None]) -> Removed:
+        """Call ``work`` for each unchanged file, with its open folder, which is locked, and its name."""
+        removed: dict[str, bool | None] = {}
+        failed: dict[str, str] = {}
+        for one in objects:
+            try:
+                removed[one.key] = self._work_on(one, work)
+            except (Denied, Unsupported) as error:
+                failed[one.key] = str(error)
+
+        def those(wanted: bool | None) -> Sequence[str]:
+            return [key for key, answer in removed.items() if answer is wanted]
+
+        return Removed(those(True), those(None), those(False), failed)
+
+    def _work_on(self, one: Listed, work: Callable[[Listed, int, str], None]) -> bool | None:
+        """Whether a file is unchanged, so that ``work`` was called; None: it is missing."""
+        what = f"remove {self.location_of(one.key)}"
+        folder, name = _split(one.key)
+        with self._folder(folder, what) as opened:
+            if opened is None:
+                return None
+            with self._locked(opened, folder), _removal_errors(what):
+                try:
+                    found = os.stat(name, dir_fd=opened, follow_symlinks=False)
+                    if not stat.S_ISREG(found.st_mode) or not one.is_same(self._stored(one.key, found)):
+                        return False
+                    work(one, opened, name)
+                except FileNotFoundError:
+                    return None
+        return True
+
     def delete_folder(self, folder: str) -> None:
         what = f"remove {self.location_of(check_key(folder))}"
         with _errors(what):
@@ -351,6 +404,17 @@ def _errors(what: str) -> Iterator[None]:
         raise _failed(what, error) from None
 
 
+@contextmanager
+def _removal_errors(what: str) -> Iterator[None]:
+    """Raise the system's errors of a removal as refusals: EPERM is that of a sticky folder or an immutable file."""
+    try:
+        yield
+    except StoreError:
+        raise
+    except OSError as error:
+        raise Denied(f"cannot {what}: {error.strerror or error}") from None
+
+
 def _failed(what: str, error: OSError) -> StoreError:
     message = f"cannot {what}: {error.strerror or error}"
     if isinstance(error, PermissionError) and error.errno == errno.EACCES:
@@ -364,6 +428,11 @@ def _split(key: str) -> tuple[str, str]:
     """The folder of a key, and the name in it. Raises UnsafePath."""
     folder, _, name = check_key(key).rpartition("/")
     return folder, name
+
+
+def _is_same_file(found: os.stat_result, folder: int, name: str) -> bool:
+    other = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    return (found.st_dev, found.st_ino) == (other.st_dev, other.st_ino)
 
 
 def _version(found: os.stat_result) -> Version:

@@ -47,8 +47,8 @@ class ListedFile(NamedTuple):
 
 
 def stamp_of(one: StoredObject) -> int | str:
-    """What changes when an object is replaced: its ETag; without one, the time of its change in ns."""
-    return one.version.etag or int(one.modified * 1e9)
+    """:attr:`StoredObject.stamp`."""
+    return one.stamp
 
 
 def _may_be_folder(key: str) -> bool:

@@ -22,7 +22,7 @@ from distop.storage.deletion import components
 from distop.storage.store_errors import ObjectChanged, ObjectExists, ObjectMissing, Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
     from typing import BinaryIO
 
@@ -54,6 +54,37 @@ class StoredObject:
     size: int
     version: Version
     modified: float
+
+    @property
+    def stamp(self) -> int | str:
+        """What changes when the object is replaced: its ETag; without one, the time of its change in ns."""
+        return self.version.etag or int(self.modified * 1e9)
+
+
+@frozen
+class Listed:
+    """An object of an earlier listing: its key, size in bytes and :attr:`StoredObject.stamp`."""
+
+    key: str
+    size: int
+    stamp: int | str
+
+    def is_same(self, found: StoredObject) -> bool:
+        """Whether an object has not changed since the listing."""
+        return (found.size, found.stamp) == (self.size, self.stamp)
+
+
+@frozen
+class Removed:
+    """What became of objects that were to be removed or moved, by their keys.
+
+    ``missing``: they did not exist; ``changed``: they are not those of the listing, and stay; ``failed``: with reasons.
+    """
+
+    removed: Sequence[str] = ()
+    missing: Sequence[str] = ()
+    changed: Sequence[str] = ()
+    failed: Mapping[str, str] = field(default_factory=dict)
 
 
 @frozen
@@ -157,6 +188,22 @@ class ObjectStore(ABC):
         """Remove objects. Those that do not exist are ignored."""
 
     @abstractmethod
+    def remove_listed(self, objects: Sequence[Listed]) -> Removed:
+        """Remove objects that have not changed since they were listed. Empty folders stay.
+
+        In an object store each is examined just before: one that is replaced at that moment is removed as well. Raises
+        StoreUnavailable, and UnsafePath for a link on the way to a file.
+        """
+
+    @abstractmethod
+    def move_listed(self, objects: Mapping[Listed, str]) -> Removed:
+        """Move objects that have not changed since they were listed to new keys. Empty folders stay.
+
+        A move that was interrupted is completed by the next one. An object of another content at a new key is a
+        failure. Raises as :meth:`remove_listed`.
+        """
+
+    @abstractmethod
     def delete_folder(self, folder: str) -> None:
         """Remove everything below a folder, also objects that are not complete. A missing folder is ignored.
 
@@ -185,6 +232,15 @@ class ObjectStore(ABC):
                     if not left:
                         raise
         raise AssertionError("the last try returns or raises")
+
+    def time(self, folder: str) -> float:
+        """The store's own time in seconds, from a new object in a folder, which is removed again."""
+        key = f"{check_key(folder)}/{scratch_name()}"
+        self.put_new(key, b"")
+        try:
+            return self.head(key).modified
+        finally:
+            self.delete_many([key])
 
     def signed_url(self, key: str, seconds: float) -> str:
         """A URL by which anyone may read an object for a time. Raises Unsupported."""

@@ -27,8 +27,10 @@ from distop.storage.object_store import (
     PART,
     Content,
     FolderListing,
+    Listed,
     ObjectStore,
     OpenObject,
+    Removed,
     StoredObject,
     Version,
     check_key,
@@ -39,6 +41,7 @@ from distop.storage.object_store import (
 )
 from distop.storage.store_errors import (
     AnswerLost,
+    BucketMissing,
     InvalidRange,
     ObjectChanged,
     ObjectMissing,
@@ -53,6 +56,7 @@ from distop.storage.store_errors import (
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 TOKEN = "distopwrite"
@@ -339,6 +343,80 @@ class RemoteStore(ObjectStore):
                     with suppress(ObjectMissing):
                         remove([path])
 
+    def remove_listed(self, objects: Sequence[Listed]) -> Removed:
+        found, missing, changed, failed = self._examined(objects)
+        try:
+            self.delete_many(found)
+            return Removed(found, missing, changed, failed)
+        except StoreUnavailable:
+            raise
+        except StoreError:
+            pass  # which of them was refused is found out one by one
+
+        def remove(key: str) -> str:
+            try:
+                self.delete_many([key])
+                return ""
+            except StoreUnavailable:
+                raise
+            except StoreError as error:
+                return str(error)
+
+        errors = _at_once(remove, found)
+        failed |= {key: why for key, why in zip(found, errors, strict=True) if why}
+        return Removed([key for key in found if key not in failed], missing, changed, failed)
+
+    def move_listed(self, objects: Mapping[Listed, str]) -> Removed:
+        found, missing, changed, failed = self._examined(list(objects))
+        targets = {one.key: target for one, target in objects.items()}
+        sizes = {one.key: one.size for one in objects}
+
+        def copy(key: str) -> str:
+            if sizes[key] > LARGEST:
+                return f"cannot move {self.location_of(key)}: it has over {LARGEST} bytes, more than one copy may have"
+            try:
+                self.copy_new(key, targets[key])
+                return ""
+            except StoreUnavailable:
+                raise
+            except StoreError as error:
+                return str(error)
+
+        errors = _at_once(copy, found)
+        failed |= {key: why for key, why in zip(found, errors, strict=True) if why}
+        copied = {key for key in found if key not in failed}
+        # A source that was replaced while it was copied stays, and so does its copy.
+        again = self.remove_listed([one for one in objects if one.key in copied])
+        return Removed(
+            again.removed, [*missing, *again.missing], [*changed, *again.changed], {**failed, **again.failed}
+        )
+
+    def _examined(
+        self, objects: Sequence[Listed]
+    ) -> tuple[Sequence[str], Sequence[str], Sequence[str], dict[str, str]]:
+        """The keys of objects that are unchanged, missing and changed, and of those that cannot be examined."""
+
+        def examine(one: Listed) -> bool | str | None:
+            try:
+                return one.is_same(self.head(one.key))
+            except BucketMissing:
+                raise
+            except ObjectMissing:
+                return None
+            except StoreUnavailable:
+                raise
+            except StoreError as error:
+                return str(error)
+
+        answers = _at_once(examine, objects)
+        keys = [(one.key, answer) for one, answer in zip(objects, answers, strict=True)]
+
+        def those(wanted: bool | None) -> Sequence[str]:
+            return [key for key, answer in keys if answer is wanted]
+
+        failed = {key: answer for key, answer in keys if isinstance(answer, str)}
+        return those(True), those(None), those(False), failed
+
     def delete_folder(self, folder: str) -> None:
         check_key(folder)
         self.delete_many([found.key for found in self._list(folder, "")])
@@ -498,6 +576,12 @@ class _Ranges(RawIOBase):
         buffer[: len(data)] = data
         self._at += len(data)
         return len(data)
+
+
+def _at_once(work: Callable[[S], T], some: Sequence[S]) -> Sequence[T]:
+    """The results of ``work`` for each, in order, by some threads."""
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return list(pool.map(work, some))
 
 
 def _condition(version: Version) -> dict[str, str]:

@@ -15,7 +15,7 @@ from distop.errors import UnsafePath
 from distop.storage import remote_store
 from distop.storage.files import TooLarge
 from distop.storage.folder_store import FolderStore
-from distop.storage.object_store import PART, Version, scratch_name
+from distop.storage.object_store import PART, Listed, Version, scratch_name
 from distop.storage.store_errors import ObjectChanged, ObjectExists, ObjectMissing
 from tests.storage.conftest import ALL
 
@@ -360,3 +360,52 @@ def test_objects_that_killed_processes_left_incomplete_are_removed(store: Object
     store.delete_incomplete("missing")
     assert there() == [left[2]]
     assert keys(store) == ["a/c", "d"]
+
+
+def listed(store: ObjectStore, *only: str) -> list[Listed]:
+    return [Listed(one.key, one.size, one.stamp) for one in store.list() if not only or one.key in only]
+
+
+def test_only_listed_objects_that_have_not_changed_are_removed(store: ObjectStore) -> None:
+    write(store, "a/1", "a/2", "a/3", "b/1")
+    wanted = listed(store, "a/1", "a/2", "a/3")
+    store.delete_many(["a/2"])
+    store.replace_if("a/3", b"new content", store.head("a/3").version)
+    found = store.remove_listed(wanted)
+    assert (found.removed, found.missing, found.changed, found.failed) == (["a/1"], ["a/2"], ["a/3"], {})
+    assert keys(store) == ["a/3", "b/1"]
+    assert store.remove_listed([]).removed == []
+
+
+def test_listed_objects_are_moved_once(store: ObjectStore) -> None:
+    write(store, "a/1", "a/2", "a/3", "b/1")
+    wanted = {one: f"q/x/{one.key}" for one in listed(store, "a/1", "a/2", "a/3")}
+    store.copy_new("a/1", "q/x/a/1")  # a move was interrupted
+    store.replace_if("a/2", b"new content", store.head("a/2").version)
+    found = store.move_listed(wanted)
+    assert (found.missing, found.changed) == ([], ["a/2"])
+    # On a disk, only the same file counts as moved; in an object store, an object of the same content.
+    moved, failed = (["a/1", "a/3"], []) if not isinstance(store, FolderStore) else (["a/3"], ["a/1"])
+    assert (found.removed, list(found.failed)) == (moved, failed)
+    assert store.get("q/x/a/3", limit=LIMIT).data == b"a/3"
+    again = store.move_listed(wanted)
+    assert (again.removed, again.changed) == ([], ["a/2"])
+    assert keys(store) == [*failed, "a/2", "b/1", "q/x/a/1", "q/x/a/3"]
+
+
+def test_an_object_of_other_content_is_not_overwritten_by_a_move(store: ObjectStore) -> None:
+    write(store, "a/1")
+    store.put_new("q/1", b"other")
+    found = store.move_listed({listed(store, "a/1")[0]: "q/1"})
+    assert (found.removed, list(found.failed)) == ([], ["a/1"])
+    assert store.get("a/1", limit=LIMIT).data == b"a/1"
+    assert store.get("q/1", limit=LIMIT).data == b"other"
+
+
+def test_the_time_of_a_store_is_that_of_its_objects(store: ObjectStore) -> None:
+    write(store, "a/1")
+    before = store.head("a/1").modified
+    assert store.time("own") >= before
+    write(store, "a/2")
+    assert store.time("own") >= store.head("a/2").modified
+    assert keys(store) == ["a/1", "a/2"]
