@@ -17,10 +17,11 @@ from distop.behavior import JobFailed, PartitionPlan
 from distop.errors import InvalidArgument
 from distop.protocol.texts import plural
 from distop.tables import reader_of
+from distop.tables.commits import CommitUnknown, Conflict
 from distop.tables.iceberg.table_properties import NAME_MAPPING
 from distop_behaviors.apply.apply_report import ApplyOutcome, Made, checks_of
 from distop_behaviors.apply.constraints import column_of, schema_changes
-from distop_behaviors.apply.schema_target import CommitUnknown, Conflict, SchemaChange, rules_of
+from distop_behaviors.apply.schema_target import SchemaChange, rules_of
 from distop_behaviors.validate.batch import PartitionBatch
 from distop_behaviors.validate.certification import check_columns, check_table
 from distop_behaviors.validate.validate_report import sentence
@@ -29,10 +30,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from distop.behavior import JobContext, TableRecord
+    from distop.tables.commits import Head
     from distop.tables.reading.file_facts import PlannedFile
     from distop_behaviors.apply.apply_report import CertifiedArgument
     from distop_behaviors.apply.constraints import Widened
-    from distop_behaviors.apply.schema_target import Head, HeadSchema, SwapTarget
+    from distop_behaviors.apply.schema_target import HeadSchema, SwapTarget
     from distop_behaviors.validate.certificate import Certificate
     from distop_behaviors.validate.partition_result import Result
 

@@ -7,35 +7,23 @@ compares both.
 
 from __future__ import annotations
 
-import time
-import uuid
 from typing import TYPE_CHECKING, Any
 
-from distop.behavior import TableUnavailable
 from distop.errors import InvalidArgument
-from distop.storage import deletion
-from distop.storage.deletion import Place
-from distop.storage.location import Location, root_of
 from distop.tables.delta import metadata_commit
-from distop.tables.delta.delta_log import LogFiles, current_snapshot
 from distop.tables.delta.delta_version import DeltaVersion
+from distop.tables.delta.log_publisher import LogPublisher
 from distop.tables.delta.metadata_commit import CHECK_CONSTRAINTS, CONSTRAINT, INVARIANTS
-from distop.tables.delta.table_paths import LOG, commit_name
-from distop_behaviors.apply import commit_file
-from distop_behaviors.apply.schema_target import Conflict, Head, HeadSchema, SchemaChange
+from distop_behaviors.apply.schema_target import HeadSchema, SchemaChange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from distop.behavior import JobContext, TableRecord
+    from distop.tables.commits import Head
     from distop.tables.delta.delta_log import DeltaSnapshot
     from distop.tables.reading.file_facts import PlannedFile
     from distop_behaviors.apply.constraints import SchemaChanges
 
-_UNSAFE = (
-    "the table is not changed, because others could change its log",
-    f"let only the executors' user and root change or replace the table's folder and its {LOG}",
-)
 _OPERATION = "distop apply"
 """The name of the operation in the table's history."""
 
@@ -84,28 +72,8 @@ class DeltaHeadSchema(HeadSchema):
         return name
 
 
-class DeltaTarget:
+class DeltaTarget(LogPublisher):
     """A Delta table in a folder."""
-
-    def __init__(self, table: TableRecord, ctx: JobContext) -> None:
-        self._table = table
-        self._ctx = ctx
-        self._root = root_of(table.location)
-
-    def check_folders(self, *, rewritten: bool) -> None:
-        """See Target."""
-        deletion.check_own(Place(self._root, LOG), _UNSAFE, missing=True)
-        commit_file.check_suitable(self._root)
-
-    def load(self) -> Head:
-        """See Target."""
-        try:
-            # The log is listed anew each time; a version that was read before is only read again if it has changed.
-            snapshot = current_snapshot(Location.of(self._table.location), self._ctx.check_cancelled)
-        except (InvalidArgument, TableUnavailable):
-            self._ctx.check_reachable()
-            raise
-        return Head(snapshot.source, metadata_commit.configuration(snapshot), snapshot)
 
     def schema(self, head: Head) -> DeltaHeadSchema:
         """See Target."""
@@ -114,25 +82,8 @@ class DeltaTarget:
     def swap(self, head: Head, change: SchemaChange) -> None:
         """See Target. Also raises TableUnavailable if the store refuses, UnsafePath, and InvalidArgument."""
         snapshot: DeltaSnapshot = head.base
-        data = metadata_commit.commit_text(self._info(snapshot), *_changed(snapshot, change))
-        self.check_folders(rewritten=False)
-        if LogFiles(self._root).digest(snapshot.version) != snapshot.digest:
-            raise Conflict(f"version {snapshot.version} of {self._root} is now another one: the table was replaced")
-        commit_file.create(Place(self._root, LOG), commit_name(snapshot.version + 1), data)
-
-    def _info(self, snapshot: DeltaSnapshot) -> dict[str, Any]:
-        """The information about the commit for the table's history. ``txnId`` makes each commit unique."""
-        return {
-            "timestamp": int(time.time() * 1000),
-            "operation": _OPERATION,
-            "operationParameters": {"operation": self._ctx.operation},
-            "readVersion": snapshot.version,
-            "isolationLevel": "Serializable",
-            "isBlindAppend": False,
-            "operationMetrics": {},
-            "engineInfo": "distop",
-            "txnId": str(uuid.uuid4()),
-        }
+        info = self.info(snapshot, _OPERATION, {"operation": self._ctx.operation})
+        self.commit(snapshot, metadata_commit.commit_text(info, *_changed(snapshot, change)))
 
 
 def _changed(snapshot: DeltaSnapshot, change: SchemaChange) -> tuple[Mapping[str, Any] | None, Mapping[str, Any]]:

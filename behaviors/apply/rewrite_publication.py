@@ -20,17 +20,18 @@ from distop.protocol.records import OperationRef
 from distop.storage import deletion, places
 from distop.storage.files import local_path
 from distop.tables import plan_table
+from distop.tables.commits import CommitUnknown, Conflict
 from distop.tables.iceberg import iceberg_format
 from distop.tables.iceberg.iceberg_changes import equality_ids, new_files, replaced_files
 from distop.tables.iceberg.iceberg_version import IcebergVersion
 from distop.tables.iceberg.metadata_file import read_metadata
+from distop.tables.iceberg.new_metadata import Rewrite
 from distop.tables.iceberg.snapshot_plan import NO_SNAPSHOT, plan_metadata
 from distop.tables.iceberg.table_properties import NAME_MAPPING
 from distop.tables.table_options import check_options
 from distop_behaviors.apply import file_rewrite, staged_files, type_narrowing
 from distop_behaviors.apply.apply_loop import MARK, ROUNDS, TOO_MANY_WRITERS, Applying, digest_of_mark
 from distop_behaviors.apply.apply_report import ApplyOutcome, Rewritten, Staged
-from distop_behaviors.apply.schema_target import CommitUnknown, Conflict, Rewrite
 from distop_behaviors.apply.staged_files import StageFolders
 from distop_behaviors.validate.certification import check_columns, check_table
 
@@ -39,9 +40,10 @@ if TYPE_CHECKING:
 
     from distop.behavior import JobContext, PartitionPlan, Summary, TableRecord
     from distop.storage.deletion import Place
+    from distop.tables.commits import Head
     from distop.tables.reading.file_facts import PlannedFile
     from distop_behaviors.apply.apply_report import CertifiedArgument
-    from distop_behaviors.apply.schema_target import Head, RewriteTarget
+    from distop_behaviors.apply.schema_target import RewriteTarget
 
 _CHECK_EVERY = 1.0
 _NOTHING = ""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from distop.errors import InvalidArgument
 from distop.protocol.frozen import frozen
@@ -25,30 +25,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from distop.behavior import JobContext, TableRecord
+    from distop.tables.commits import Head
+    from distop.tables.iceberg.new_metadata import Rewrite
     from distop.tables.reading.file_facts import PlannedFile
     from distop.tables.table_version import TableVersion
     from distop_behaviors.apply.constraints import ConstraintRules, SchemaChanges
-    from distop_behaviors.apply.staged_files import StageFolders
-
-
-class Conflict(Exception):
-    """The swap failed because the table's metadata has changed since it was loaded."""
-
-
-class CommitUnknown(Exception):
-    """It is unknown whether the swap succeeded: load the table again to find out."""
-
-
-@frozen
-class Head:
-    """The loaded metadata of a table.
-
-    ``source``: its metadata file's path, like in a plan. ``base``: the target's own value for the compare-and-swap.
-    """
-
-    source: str
-    properties: Mapping[str, str]
-    base: Any
 
 
 class HeadSchema(ABC):
@@ -86,21 +67,6 @@ class SchemaChange:
     optional: tuple[int, ...] = ()
     properties: Mapping[str, str | None] | None = None
     widened: Mapping[int, str] = field(default_factory=dict)
-
-
-@frozen
-class Rewrite:
-    """Data files that replace others.
-
-    ``schema``: the new current schema, as JSON, or None. ``staged``: the stages with the new files. ``replaced``: the
-    paths of the data files to remove; None: all data files and all deletes. ``properties``: returns the table
-    properties to set, or (None) to remove, for the id of the new snapshot.
-    """
-
-    schema: Mapping[str, Any] | None
-    staged: Sequence[StageFolders]
-    replaced: frozenset[str] | None
-    properties: Callable[[str], Mapping[str, str | None]]
 
 
 class SwapTarget(Protocol):

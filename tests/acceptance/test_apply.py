@@ -12,12 +12,12 @@ from distop.behavior import JobCancelled, OperationFailed, OutcomeRow, Summary, 
 from distop.errors import InvalidArgument, UnsafePath
 from distop.storage.location import Location
 from distop.tables import plan_table
+from distop.tables.commits import CommitUnknown
 from distop.tables.iceberg.metadata_file import current_metadata_file, metadata_version, read_file, read_metadata
 from distop.testing import MemoryProgress
 from distop_behaviors.apply import Apply, hadoop_commit
 from distop_behaviors.apply.apply_loop import MARK, ROUNDS, Applying
 from distop_behaviors.apply.hadoop_commit import HadoopTarget
-from distop_behaviors.apply.schema_target import CommitUnknown
 from distop_behaviors.validate import Validate
 from distop_behaviors.validate.certificate import digest_of
 from tests.acceptance.applying import At, after_the_change, before_the_change, crashes

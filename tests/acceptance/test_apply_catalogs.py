@@ -12,10 +12,11 @@ from pyiceberg.types import LongType
 
 from distop.behavior import JobCancelled, PartitionPlan, TableRecord, TableUnavailable
 from distop.errors import InvalidArgument, UnsafePath
+from distop.tables.iceberg.catalog_publisher import first_missing
 from distop.tables.iceberg.iceberg_catalogs import CatalogTable
 from distop_behaviors.apply import Apply
 from distop_behaviors.apply.apply_loop import MARK, ROUNDS, Applying
-from distop_behaviors.apply.catalog_commit import CatalogTarget, first_missing
+from distop_behaviors.apply.catalog_commit import CatalogTarget
 from distop_behaviors.validate import Validate
 from tests.acceptance.applying import At, after_the_change, before_the_change, crashes
 from tests.acceptance.sparklake import DELETING

@@ -15,13 +15,13 @@ from distop.behavior import OperationFailed, OutcomeRow, PartitionPlan, Summary,
 from distop.errors import InvalidArgument, UnsafePath
 from distop.storage.deletion import Place
 from distop.storage.location import Location
-from distop.tables.iceberg import iceberg_format
+from distop.tables.commits import CommitUnknown
+from distop.tables.iceberg import iceberg_format, new_metadata
 from distop.tables.iceberg.metadata_file import current_metadata_file, read_metadata
-from distop_behaviors.apply import Apply, new_metadata
+from distop_behaviors.apply import Apply
 from distop_behaviors.apply.apply_loop import MARK, ROUNDS, Applying
 from distop_behaviors.apply.hadoop_commit import HadoopTarget
 from distop_behaviors.apply.rewrite_publication import Narrowing
-from distop_behaviors.apply.schema_target import CommitUnknown
 from distop_behaviors.validate import Validate
 from tests.acceptance.applying import At
 from tests.acceptance.applying import Staging as Context

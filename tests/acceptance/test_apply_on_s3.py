@@ -16,12 +16,12 @@ from distop.behavior import TableRecord
 from distop.errors import InvalidArgument, TableRefused
 from distop.storage import storage_options
 from distop.storage.opened_stores import open_store
-from distop.tables import check_table
-from distop_behaviors.apply import commit_file
+from distop.tables import check_table, commit_file
+from distop.tables.commits import Conflict
 from distop_behaviors.apply.apply_loop import MARK, ROUNDS, Applying
 from distop_behaviors.apply.delta_commit import DeltaTarget
 from distop_behaviors.apply.hadoop_commit import HadoopTarget
-from distop_behaviors.apply.schema_target import Conflict, SchemaChange, target_of
+from distop_behaviors.apply.schema_target import SchemaChange, target_of
 from tests.acceptance.applying import At, crashes
 from tests.storage.faulty_http import without_header
 from tests.storage.iceberg_tables import properties_for

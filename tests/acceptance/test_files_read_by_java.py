@@ -21,8 +21,8 @@ from distop.storage import confinement
 from distop.tables import plan_table
 from distop.tables.iceberg import iceberg_rows
 from distop.tables.iceberg.metadata_file import read_file, read_metadata
+from distop.tables.iceberg.new_metadata import Production, without_catalog
 from distop.tables.iceberg.snapshot_checks import check_files
-from distop_behaviors.apply.new_metadata import Production, without_catalog
 from tests.support.lake import Folder
 
 if TYPE_CHECKING:

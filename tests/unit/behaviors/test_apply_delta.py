@@ -13,12 +13,13 @@ from deltalake import write_deltalake
 from deltalake.exceptions import DeltaError
 
 from distop.errors import InvalidArgument, UnsafePath
+from distop.tables.commits import CommitUnknown, Conflict
 from distop.tables.delta.metadata_commit import check_widening, may_widen
 from distop_behaviors.apply import Apply
 from distop_behaviors.apply.apply_loop import MARK, ROUNDS, Applying
 from distop_behaviors.apply.constraints import SchemaChanges, Widened
 from distop_behaviors.apply.delta_commit import DeltaTarget
-from distop_behaviors.apply.schema_target import CommitUnknown, Conflict, SchemaChange, rewrite_target_of
+from distop_behaviors.apply.schema_target import SchemaChange, rewrite_target_of
 from tests.acceptance.applying import At, crashes
 from tests.support.delta_bench import LOG_NAME, VALUE, Bench, rows
 from tests.support.delta_logs import ID, PLAIN, DeltaLog, features, field, statistics

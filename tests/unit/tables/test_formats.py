@@ -29,19 +29,18 @@ SEAM = {
     *("distop.tables.reader", "distop.tables.table_version"),
     *(f"distop.tables.reading.{name}" for name in ("file_facts", "row_counts", "spark_paths", "store_refusals")),
     *(f"distop.tables.reading.{name}" for name in ("arrow_rows", "arrow_types")),
+    "distop.tables.commits",
 }
 """Modules of distop.tables that behaviors may import: those that apply to all formats."""
 CHANGES = {
     *("distop.tables.table_options", "distop.tables.spark.spark_catalog"),
-    *(
-        f"distop.tables.iceberg.iceberg_{name}"
-        for name in ("format", "version", "changes", "catalogs", "fields", "rows", "jar")
-    ),
+    *(f"distop.tables.iceberg.iceberg_{name}" for name in ("format", "version", "changes", "fields", "rows", "jar")),
     *(f"distop.tables.iceberg.{name}" for name in ("metadata_file", "metadata_change", "staged_metadata")),
     "distop.tables.iceberg.written_folders",
     *(f"distop.tables.iceberg.{name}" for name in ("manifest_facts", "table_properties", "java_tables")),
     *(f"distop.tables.iceberg.{name}" for name in ("snapshot_plan", "snapshot_checks")),
-    *(f"distop.tables.delta.{name}" for name in ("delta_log", "delta_version", "metadata_commit", "table_paths")),
+    *(f"distop.tables.iceberg.{name}" for name in ("new_metadata", "folder_publisher", "catalog_publisher")),
+    *(f"distop.tables.delta.{name}" for name in ("delta_log", "delta_version", "metadata_commit", "log_publisher")),
 }
 """Further modules that ``apply`` imports: it changes tables of the two formats that can be changed.
 

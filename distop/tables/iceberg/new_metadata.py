@@ -10,9 +10,10 @@ import json
 import logging
 import uuid
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from distop.errors import InvalidArgument, describe
+from distop.protocol.frozen import frozen
 from distop.storage.confinement import note_copy, own_folder
 from distop.storage.deletion import Place
 from distop.storage.opened_stores import store_of
@@ -23,16 +24,41 @@ from distop.tables.iceberg.snapshot_plan import NO_SNAPSHOT
 from distop.tables.iceberg.written_folders import check_folder, check_metadata_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from distop_behaviors.apply.schema_target import Rewrite
+    from distop.tables.iceberg.metadata_file import MetadataFile
 
-log = logging.getLogger("distop.apply")
+log = logging.getLogger("distop.tables")
 
 _METADATA = "metadata"
 _LOG_LIMIT = "write.metadata.previous-versions-max"
 FOLDER = "distop-"
 """The prefix of the folder for the manifests of a commit through a catalog."""
+
+
+class StagedTable(Protocol):
+    """A staging table, whose one snapshot has the new files."""
+
+    def metadata(self) -> tuple[MetadataFile, list[str]]:
+        """Its metadata file and its manifests. Raises UnsafePath and InvalidArgument."""
+
+    def check_file(self, path: str) -> None:
+        """Raises UnsafePath for a data file that is outside the stage or a link, and OSError."""
+
+
+@frozen
+class Rewrite:
+    """Data files that replace others.
+
+    ``schema``: the new current schema, as JSON, or None. ``staged``: the staging tables with the new files.
+    ``replaced``: the paths of the data files to remove; None: all data files and all deletes. ``properties``: returns
+    the table properties to set, or (None) to remove, for the id of the new snapshot.
+    """
+
+    schema: Mapping[str, Any] | None
+    staged: Sequence[StagedTable]
+    replaced: frozenset[str] | None
+    properties: Callable[[str], Mapping[str, str | None]]
 
 
 class Production:

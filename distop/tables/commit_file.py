@@ -14,7 +14,7 @@ from distop.storage.opened_stores import store_of
 from distop.storage.places import shared_below
 from distop.storage.store_check import require_suitable
 from distop.storage.store_errors import ObjectExists, StoreError, UnknownWrite, unavailable
-from distop_behaviors.apply.schema_target import CommitUnknown, Conflict
+from distop.tables.commits import CommitUnknown, Conflict
 
 if TYPE_CHECKING:
     from distop.storage.deletion import Place
