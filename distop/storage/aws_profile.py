@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 DEFAULT = "default"
+_FILES = {"AWS_CONFIG_FILE": "config", "AWS_SHARED_CREDENTIALS_FILE": "credentials"}
+"""Variable with the path of a file → its name in the folder ``.aws``."""
 
 
 @frozen
@@ -53,7 +55,7 @@ def find(name: str, environment: Mapping[str, str]) -> AwsProfile | None:
     if name not in sections:
         return None
     values = sections[name]
-    region, endpoint = values.get("region", ""), values.get("endpoint_url", "")
+    region, endpoint = values.get("region", ""), _endpoint(values, environment)
     access, secret = values.get("aws_access_key_id", ""), values.get("aws_secret_access_key", "")
     if access and secret:
         token = values.get("aws_session_token", "")
@@ -62,6 +64,14 @@ def find(name: str, environment: Mapping[str, str]) -> AwsProfile | None:
     if set(values) <= {"region", "output", "endpoint_url", "services"}:
         return AwsProfile(name, region, endpoint)
     return AwsProfile(name, region, endpoint, session=_session(name))
+
+
+def chosen(environment: Mapping[str, str]) -> str:
+    """The profile that the environment names; "" if it names none.
+
+    AWS_DEFAULT_PROFILE comes before AWS_PROFILE, as in boto3.
+    """
+    return environment.get("AWS_DEFAULT_PROFILE") or environment.get("AWS_PROFILE") or ""
 
 
 def required(name: str, environment: Mapping[str, str]) -> AwsProfile:
@@ -95,19 +105,36 @@ def _session(name: str) -> Any:
     return Session(profile_name=name)
 
 
+def _endpoint(values: Mapping[str, str], environment: Mapping[str, str]) -> str:
+    """The endpoint of S3 in a profile: of the section that its ``services`` names, else its own; "" if it has none."""
+    if values.get("services"):
+        for section, services in _parsed(_file("AWS_CONFIG_FILE", environment)).items():
+            kind, _, own = section.partition(" ")
+            if kind == "services" and own.strip() == values["services"]:
+                # The settings of a service are the lines of one value.
+                for line in services.get("s3", "").splitlines():
+                    setting, _, value = line.partition("=")
+                    if setting.strip() == "endpoint_url" and value.strip():
+                        return value.strip()
+    return values.get("endpoint_url", "")
+
+
 def _sections(environment: Mapping[str, str]) -> dict[str, dict[str, str]]:
     """The values of each profile; those of the credentials file win."""
-    home = Path(environment.get("HOME") or Path.home()) / ".aws"
     found: dict[str, dict[str, str]] = {}
-    for variable, name in (("AWS_CONFIG_FILE", "config"), ("AWS_SHARED_CREDENTIALS_FILE", "credentials")):
-        path = Path(environment.get(variable) or home / name).expanduser()
-        for section, values in _parsed(path).items():
-            if name == "config" and section != DEFAULT:
+    for variable in _FILES:
+        for section, values in _parsed(_file(variable, environment)).items():
+            if variable == "AWS_CONFIG_FILE" and section != DEFAULT:
                 if not section.startswith("profile "):
                     continue
                 section = section.removeprefix("profile ").strip()
             found.setdefault(section, {}).update(values)
     return found
+
+
+def _file(variable: str, environment: Mapping[str, str]) -> Path:
+    home = Path(environment.get("HOME") or Path.home()) / ".aws"
+    return Path(environment.get(variable) or home / _FILES[variable]).expanduser()
 
 
 def _parsed(path: Path) -> dict[str, dict[str, str]]:

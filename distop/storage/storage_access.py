@@ -72,7 +72,7 @@ class StorageAccess:
             return self._checked(aws_profile.required(self.options.profile, self._environment))
         if any(self._environment.get(name) for name in _CREDENTIAL_VARIABLES):
             return None
-        if named := self._environment.get("AWS_PROFILE"):
+        if named := aws_profile.chosen(self._environment):
             return self._checked(aws_profile.required(named, self._environment))
         found = aws_profile.find(aws_profile.DEFAULT, self._environment)
         if found is not None:

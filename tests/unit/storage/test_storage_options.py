@@ -275,14 +275,27 @@ def test_which_profile_is_used(home: Path) -> None:
     assert used(AWS_PROFILE="team") == "id-team"
     assert used({"profile": "file"}, AWS_PROFILE="team", **KEYS) == "id-file"
     assert used(AWS_PROFILE="team", **KEYS) == "none"  # obstore reads the environment itself
+    assert used(AWS_DEFAULT_PROFILE="team") == "id-team"
+    assert used(AWS_DEFAULT_PROFILE="", AWS_PROFILE="team") == "id-team"
+    assert used(AWS_DEFAULT_PROFILE="file", AWS_PROFILE="team") == "id-file"  # as boto3 does
+    assert used({"profile": "file"}, AWS_DEFAULT_PROFILE="team") == "id-file"
+    assert used(AWS_DEFAULT_PROFILE="team", **KEYS) == "none"
     assert used(AWS_WEB_IDENTITY_TOKEN_FILE="/token") == "none"
     assert used({"anonymous": True}) == "none"
 
 
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "endpoint_url = http://127.0.0.1:9000",
+        "services = local\n[services local]\nsts =\n  region = eu-1\ns3 =\n  endpoint_url = http://127.0.0.1:9000",
+    ],
+    ids=["profile", "services"],
+)
 @pytest.mark.parametrize("name", ["default", "team"])
-def test_an_endpoint_in_a_profile_is_not_ignored(home: Path, name: str) -> None:
+def test_an_endpoint_in_a_profile_is_not_ignored(home: Path, name: str, endpoint: str) -> None:
     config = "[default]" if name == "default" else f"[profile {name}]"
-    profiles(home, f"[{name}]\n{KEYED.format(name)}", f"{config}\nendpoint_url = http://127.0.0.1:9000\n")
+    profiles(home, f"[{name}]\n{KEYED.format(name)}", f"{config}\n{endpoint}\n")
     environment = {"HOME": str(home), "AWS_PROFILE": "" if name == "default" else name}
     for make in (lambda found: found.obstore(), lambda found: found.pyarrow(), lambda found: found.spark()):
         with pytest.raises(InvalidArgument, match=f"profile '{name}' has an endpoint_url, .* in .storage.'s3://lake'"):
@@ -290,6 +303,15 @@ def test_an_endpoint_in_a_profile_is_not_ignored(home: Path, name: str) -> None:
         make(access("s3://lake/a", {"endpoint": ENDPOINT}, **environment))
         make(access("s3://lake/a", **environment, AWS_IGNORE_CONFIGURED_ENDPOINT_URLS="true"))
     access("s3://lake/a", **{**environment, **KEYS}).obstore()  # no profile is used
+
+
+def test_the_endpoint_of_another_service_is_ignored(home: Path) -> None:
+    services = "services = local\n[services local]\ndynamodb =\n  endpoint_url = http://127.0.0.1:9000\n"
+    profiles(home, f"[team]\n{KEYED.format('team')}", f"[profile team]\n{services}")
+    environment = {"HOME": str(home), "AWS_PROFILE": "team"}
+    assert "endpoint" not in access("s3://lake/a", **environment).obstore_config()
+    with pytest.raises(InvalidArgument, match="there is no AWS profile 'services local' .known: team"):
+        access("s3://lake/a", {"profile": "services local"}, HOME=str(home)).obstore()
 
 
 def test_other_files_of_profiles(home: Path, tmp_path: Path) -> None:
