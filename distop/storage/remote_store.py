@@ -12,9 +12,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from functools import partial
-from io import SEEK_CUR, SEEK_END, SEEK_SET, BufferedReader, RawIOBase
-from itertools import pairwise
+from io import BufferedReader
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from distop.clock import time, uuid
@@ -39,6 +37,8 @@ from distop.storage.object_store import (
     merged,
     scratch_name,
 )
+from distop.storage.ranged_file import RangedFile
+from distop.storage.remote_listing import PAGE, RemoteListing
 from distop.storage.store_errors import (
     AnswerLost,
     BucketMissing,
@@ -48,13 +48,12 @@ from distop.storage.store_errors import (
     RangeIgnored,
     StoreError,
     StoreUnavailable,
-    TimedOut,
     Unsupported,
-    translated,
+    asked,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -69,8 +68,6 @@ ONE_READ = 4 * PART
 """Maximum bytes of an object that is read by one request."""
 _AT_ONCE = 8
 """Requests of one call at the same time."""
-_PAGE = 1000
-"""Objects of one request of a listing or a removal: the limit of S3."""
 
 
 class RemoteStore(ObjectStore):
@@ -144,7 +141,7 @@ class RemoteStore(ObjectStore):
     @contextmanager
     def open(self, key: str) -> Iterator[OpenObject]:
         stored = self.head(key)
-        with BufferedReader(_Ranges(self, stored), _READ_AHEAD) as file:
+        with BufferedReader(RangedFile(self, stored), _READ_AHEAD) as file:
             yield OpenObject(file, stored)
 
     def get_end(self, key: str, count: int) -> Content:
@@ -169,100 +166,26 @@ class RemoteStore(ObjectStore):
         import obstore
 
         path, what = self._path(key), f"find {self.location_of(key)}"
-        return repeated(lambda: self._stored(self._asked(lambda: obstore.head(self._store, path), what)), self._limit)
+        return repeated(lambda: self._stored(asked(lambda: obstore.head(self._store, path), what)), self._limit)
 
     def list(self, folder: str = "", *, after: str = "") -> Iterator[StoredObject]:
         return (found for found in self._list(folder, after) if not is_scratch(found.key))
 
     def _list(self, folder: str, after: str) -> Iterator[StoredObject]:
-        prefix, what = self._folder(folder), f"list {self.location_of(folder)}"
         start = self._prefix + after if after else ""
-        last, count = "", 0
-        while True:
-            before = last
-            page, pages = repeated(partial(self._first_page, prefix, last or start.rstrip("/"), what), self._limit)
-            while page is not None:
-                for found in page:
-                    count += 1
-                    if self._is_folder(found, prefix, last):
-                        continue
-                    if found["path"] <= last:
-                        raise Unsupported(f"{self.location} lists objects unordered, which distop does not support")
-                    last = found["path"]
-                    if last > start:
-                        yield self._stored(found)
-                try:
-                    page = self._listed(partial(anext, pages, None), what)
-                except StoreUnavailable:
-                    break  # the page is requested again, from the last object on
-            else:
-                # After full pages the store may have more objects, although it names no further page.
-                if last == before or count % _PAGE:
-                    return
-
-    def _first_page(self, prefix: str, after: str, what: str) -> tuple[Any, AsyncIterator[Any]]:
-        import obstore
-
-        pages = aiter(obstore.list(self._store, prefix or None, offset=after or None, chunk_size=_PAGE))
-        return self._listed(partial(anext, pages, None), what), pages
-
-    def _listed(self, call: Callable[[], Awaitable[T]], what: str) -> T:
-        """A part of a listing. Raises TimedOut after the time limit: a store could name further pages for ever."""
-        import asyncio
-
-        async def limited() -> T:
-            async with asyncio.timeout(self._limit):
-                return await call()
-
-        def run() -> T:
-            return asyncio.run(limited())
-
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            ask = run
-        else:
-            with ThreadPoolExecutor(1) as pool:
-                ask = pool.submit(run).result
-        try:
-            return self._asked(ask, what)
-        except TimeoutError as error:
-            if isinstance(error, StoreError):
-                raise
-            raise TimedOut(f"cannot {what}: the listing has not ended within {self._limit:g} s") from None
+        return map(self._stored, self._listing(folder).objects(start))
 
     def list_folder(self, folder: str = "") -> FolderListing:
         found = self._list_folder(folder)
         return FolderListing(found.folders, tuple(one for one in found.objects if not is_scratch(one.key)))
 
     def _list_folder(self, folder: str) -> FolderListing:
-        import obstore
+        folders, objects = self._listing(folder).folder()
+        return FolderListing(tuple(folders), tuple(map(self._stored, objects)))
 
-        prefix, what = self._folder(folder), f"list {self.location_of(folder)}"
-
-        def read() -> Any:
-            return self._listed(lambda: obstore.list_with_delimiter_async(self._store, prefix or None), what)
-
-        found = repeated(read, self._limit)
-        listed = [one for one in found["objects"] if not self._is_folder(one, prefix)]
-        objects = sorted(map(self._stored, listed), key=lambda one: one.key)
-        if any(one.key == following.key for one, following in pairwise(objects)):
-            raise Unsupported(f"{self.location} lists an object twice, which distop does not support")
-        folders = sorted({path.rstrip("/").rpartition("/")[2] for path in found["common_prefixes"]})
-        return FolderListing(tuple(folders), tuple(objects))
-
-    def _is_folder(self, found: Mapping[str, Any], prefix: str, last: str = "") -> bool:
-        """Whether a listed object is one that tools create as a folder: ``day=1/``, without bytes.
-
-        obstore leaves out the slash at its end, so that it seems to be out of order. ``last``: the object before it.
-        Raises Unsupported if the object is not below the prefix.
-        """
-        path = found["path"]
-        if found["size"] == 0 and (path == prefix or path <= last < f"{path}/"):
-            return True
-        if prefix and not path.startswith(f"{prefix}/"):
-            raise Unsupported(f"{self.location} lists objects of other folders, which distop does not support")
-        return False
+    def _listing(self, folder: str) -> RemoteListing:
+        prefix = self._path(folder) if folder else self._prefix.rstrip("/")
+        return RemoteListing(self._store, prefix, self.location, f"list {self.location_of(folder)}", self._limit)
 
     # ---- writing
 
@@ -309,7 +232,7 @@ class RemoteStore(ObjectStore):
         paths = self._path(source), self._path(target)
 
         def send() -> Version:
-            self._asked(lambda: obstore.copy(self._store, *paths, overwrite=False), what)
+            asked(lambda: obstore.copy(self._store, *paths, overwrite=False), what)
             try:
                 return self.head(target).version
             except StoreUnavailable as error:
@@ -330,11 +253,11 @@ class RemoteStore(ObjectStore):
         what = f"remove objects of {self.location}"
 
         def remove(paths: Sequence[str]) -> None:
-            repeated(lambda: self._asked(lambda: obstore.delete(self._store, paths), what), self._limit)
+            repeated(lambda: asked(lambda: obstore.delete(self._store, paths), what), self._limit)
 
         paths = [self._path(key) for key in keys]
-        for n in range(0, len(paths), _PAGE):
-            some = paths[n : n + _PAGE]
+        for n in range(0, len(paths), PAGE):
+            some = paths[n : n + PAGE]
             try:
                 remove(some)
             except ObjectMissing:
@@ -431,7 +354,7 @@ class RemoteStore(ObjectStore):
 
         path, what = self._path(key), f"sign a URL of {self.location_of(key)}"
         try:
-            signed = self._asked(lambda: obstore.sign(self._store, "GET", path, timedelta(seconds=seconds)), what)
+            signed = asked(lambda: obstore.sign(self._store, "GET", path, timedelta(seconds=seconds)), what)
         except ValueError:  # memory
             return super().signed_url(key, seconds)
         return str(signed)
@@ -446,7 +369,7 @@ class RemoteStore(ObjectStore):
 
         def send() -> Version:
             attributes = {TOKEN: token}
-            answer = self._asked(lambda: obstore.put(self._store, path, data, attributes=attributes, mode=mode), what)
+            answer = asked(lambda: obstore.put(self._store, path, data, attributes=attributes, mode=mode), what)
             return self._version(answer)
 
         def read_back(unanswered: bool) -> ReadBack:
@@ -483,7 +406,7 @@ class RemoteStore(ObjectStore):
                 raise
 
         try:
-            self._asked(lambda: obstore.put(self._uploads, path, counted(), use_multipart=True, chunk_size=PART), what)
+            asked(lambda: obstore.put(self._uploads, path, counted(), use_multipart=True, chunk_size=PART), what)
         except Exception:
             if raised:
                 raise raised[0] from None
@@ -505,16 +428,7 @@ class RemoteStore(ObjectStore):
     def _fetch(self, path: str, what: str, options: Mapping[str, Any] | None = None) -> Any:
         import obstore
 
-        return self._asked(lambda: obstore.get(self._store, path, options=options), what)  # type: ignore[arg-type]
-
-    def _asked(self, call: Callable[[], T], what: str) -> T:
-        """The answer to one request. Raises our errors for obstore's."""
-        from obstore.exceptions import BaseError
-
-        try:
-            return call()
-        except (BaseError, FileNotFoundError) as error:
-            raise translated(error, what) from None
+        return asked(lambda: obstore.get(self._store, path, options=options), what)  # type: ignore[arg-type]
 
     def _path(self, key: str) -> str:
         path = self._prefix + check_key(key)
@@ -524,12 +438,9 @@ class RemoteStore(ObjectStore):
             )
         return path
 
-    def _folder(self, folder: str) -> str:
-        return self._path(folder) if folder else self._prefix.rstrip("/")
-
     def _bytes(self, found: Any, size: int, what: str) -> bytes:
         """The body of an answer. Raises AnswerLost if it does not have this size."""
-        data = bytes(self._asked(found.bytes, what))
+        data = bytes(asked(found.bytes, what))
         if len(data) != size:
             raise AnswerLost(f"cannot {what}: the store sends {len(data)} bytes instead of {size}")
         return data
@@ -543,39 +454,6 @@ class RemoteStore(ObjectStore):
     def _stored(self, meta: Mapping[str, Any]) -> StoredObject:
         key = meta["path"][len(self._prefix) :]
         return StoredObject(key, meta["size"], self._version(meta), meta["last_modified"].timestamp())
-
-
-class _Ranges(RawIOBase):
-    """An object as a file, whose reads are requests for ranges of one version."""
-
-    def __init__(self, store: RemoteStore, stored: StoredObject) -> None:
-        super().__init__()
-        self._store = store
-        self._stored = stored
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = SEEK_SET) -> int:
-        self._at = offset + {SEEK_SET: 0, SEEK_CUR: self._at, SEEK_END: self._stored.size}[whence]
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        end = min(self._at + len(buffer), self._stored.size)
-        if end <= self._at:
-            return 0
-        some = [(self._at, end)]
-        data = self._store.get_ranges(self._stored.key, some, version=self._stored.version)[0]
-        buffer[: len(data)] = data
-        self._at += len(data)
-        return len(data)
 
 
 def _at_once(work: Callable[[S], T], some: Sequence[S]) -> Sequence[T]:

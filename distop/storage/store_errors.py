@@ -7,10 +7,16 @@ files and of objects treats both alike.
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING, TypeVar
 
 from distop.errors import DistopError, TableBusy, TableRefused, TableUnavailable, message_of
 from distop.protocol.texts import one_line
 from distop.runtime import secret_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
 
 _STATUS = re.compile(r"non-2xx status code: (\d{3})")
 _CODE = re.compile(r"<Code>([A-Za-z0-9]{1,60})</Code>|\(code: (\d{3})\)")
@@ -118,6 +124,16 @@ class InvalidRange(StoreError):
 
 class RangeIgnored(StoreError):
     """The store sends a whole object instead of the requested range, or gives no valid range for an empty one."""
+
+
+def asked(call: Callable[[], T], what: str) -> T:
+    """The answer to one request of obstore. Raises our errors for obstore's. ``what``: for their texts."""
+    from obstore.exceptions import BaseError
+
+    try:
+        return call()
+    except (BaseError, FileNotFoundError) as error:
+        raise translated(error, what) from None
 
 
 def translated(error: BaseException, what: str) -> StoreError:

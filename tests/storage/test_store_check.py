@@ -79,11 +79,15 @@ def test_a_store_that_ignores_versions(proxy: FaultyProxy, location: str) -> Non
 
 
 @on_moto
-def test_a_store_whose_listings_are_late(proxy: FaultyProxy, location: str) -> None:
-    empty = (
-        b"<ListBucketResult><Name>lake</Name><IsTruncated>false</IsTruncated><KeyCount>0</KeyCount></ListBucketResult>"
-    )
-
+@pytest.mark.parametrize(
+    "empty",
+    [
+        b"<ListBucketResult><Name>lake</Name><IsTruncated>false</IsTruncated><KeyCount>0</KeyCount></ListBucketResult>",
+        b"<html><body>Welcome</body></html>",
+    ],
+    ids=["late", "other documents"],
+)
+def test_a_store_whose_listings_lack_objects(proxy: FaultyProxy, location: str, empty: bytes) -> None:
     def fault(seen: Seen, forward: Callable[[bytes], bytes]) -> bytes:
         if "list-type=2" not in seen.target:
             return forward(seen.whole)
@@ -191,6 +195,24 @@ def test_doctor_on_a_store_that_is_not_suitable(
     assert code == 1
     assert [name for name, (status, _) in found.items() if status == "error"] == ["conditional writes"]
     assert "the store is not safe, so distop writes nothing there" in found["conditional writes"][1]
+
+
+@on_moto
+def test_doctor_on_a_store_that_answers_listings_with_another_document(
+    proxy: FaultyProxy, location: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    page = b"<html><body>Welcome</body></html>"
+
+    def fault(seen: Seen, forward: Callable[[bytes], bytes]) -> bytes:
+        if "list-type=2" not in seen.target:
+            return forward(seen.whole)
+        return b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(page), page)
+
+    proxy.fault = fault
+    code, found = doctor(capsys, tmp_path, location, proxy.port, "--no-spark")
+    assert code == 1
+    assert [name for name, (status, _) in found.items() if status == "error"] == ["obstore"]
+    assert "a listing does not show s3://lake/" in found["obstore"][1]
 
 
 @on_moto

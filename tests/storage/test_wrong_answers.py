@@ -166,3 +166,46 @@ def test_an_object_with_bytes_out_of_order_is_refused(server: FaultyProxy) -> No
     server.fault = always(listing("t/b", "t/a"))
     with pytest.raises(Unsupported, match="lists objects unordered"):
         [*open_store("s3://lake/t").list()]
+
+
+OTHER_DOCUMENTS = {
+    "a page": b"<html><body>Welcome</body></html>",
+    "an error": b"<Error><Code>InternalError</Code></Error>",
+    "another answer of S3": b"<ListAllMyBucketsResult><Buckets/></ListAllMyBucketsResult>",
+}
+
+
+@pytest.mark.parametrize("body", OTHER_DOCUMENTS.values(), ids=OTHER_DOCUMENTS)
+def test_another_document_is_not_the_end_of_a_listing(body: bytes, server: FaultyProxy) -> None:
+    """Rows of the other pages would be missed."""
+    keys = [f"t/{n:04}" for n in range(1_000)]
+    exists = [True]
+
+    def fault(seen: Seen, forward: object) -> bytes:
+        if seen.method == "HEAD":
+            return (
+                answer("200 OK", f"{_STAMP}Content-Length: 1\r\n", b"")
+                if exists[0]
+                else answer("404 Not Found", "", b"")
+            )
+        if "continuation-token" in seen.target or "start-after" in seen.target:
+            return answer("200 OK", "", body)
+        return listing(*keys, more=True)
+
+    server.fault = fault
+    with pytest.raises(Unsupported, match="it may be another document than a listing"):
+        [*open_store("s3://lake/t").list()]
+    exists[0] = False
+    assert len([*open_store("s3://lake/t").list()]) == len(keys), "the last object has been removed meanwhile"
+
+
+def test_objects_that_are_added_and_removed_between_two_requests(server: FaultyProxy) -> None:
+    keys = [f"t/{n:04}" for n in range(1_000)]
+    pages = iter([listing(*keys), listing("t/0998-new", "t/0999-new", "t/1000")])
+
+    def fault(seen: Seen, forward: object) -> bytes:
+        return answer("404 Not Found", "", b"") if seen.method == "HEAD" else next(pages)
+
+    server.fault = fault
+    found = [one.key for one in open_store("s3://lake/t").list()]
+    assert found == [*(key.removeprefix("t/") for key in keys), "0999-new", "1000"]
