@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from distop.protocol.plan import PartitionPlan, Pinned, Planned
     from distop.tables.formats import Changes
+    from distop.tables.reachability import Reachability
     from distop.tables.reader import Reader
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "of_catalog",
     "place_of",
     "plan_table",
+    "reachability_of",
     "reader_of",
     "readers_of",
     "record_at",
@@ -168,6 +170,17 @@ def registered_types(table: TableRecord) -> dict[str, str]:
 def changes_of(table: TableRecord) -> Changes:
     """How the table's schema can be changed. Raises InvalidArgument if it cannot be changed."""
     return format_of(table).changes(table)
+
+
+def reachability_of(
+    table: TableRecord, check: Callable[[], None] = lambda: None, spark: Spark = _no_spark, *, source: str = ""
+) -> Reachability:
+    """The files that the table's metadata reach. ``source``: those of an earlier state (``Reachability.source``).
+
+    Raises the errors of planning, and InvalidArgument if the table's format cannot tell.
+    """
+    check_place("the location of a table", table.location)
+    return format_of(table).reachability(table, check, spark, source=source)
 
 
 def reader_of(table: TableRecord, plans: Sequence[PartitionPlan | Pinned]) -> Reader:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from distop.protocol.records import TableRecord
     from distop.storage.location import Location
     from distop.tables.iceberg.iceberg_catalogs import Catalog
+    from distop.tables.reachability import Reachability
     from distop.tables.reader import Reader
 
     Spark = Callable[[], Any]
@@ -105,6 +106,19 @@ class Format(ABC):
     def lies_at(self, location: Location) -> bool:
         """Whether a folder is certainly a table of this format, by more than its data files."""
         return False
+
+    def reachability(
+        self, table: TableRecord, check: Callable[[], None], spark: Spark, *, source: str = ""
+    ) -> Reachability:
+        """The files that the table's metadata reach, of the current state.
+
+        ``source``: of an earlier one (``Reachability.source``). Raises the errors of planning, and InvalidArgument if
+        the format cannot tell.
+        """
+        raise InvalidArgument(
+            f"the format {table.format} of the table {table.name!r} does not list the files that its metadata reach: "
+            "only parquet, iceberg, delta and spark tables do"
+        )
 
     def changes(self, table: TableRecord) -> Changes:
         """How the table's schema can be changed. Raises InvalidArgument if it cannot be changed."""

@@ -16,7 +16,7 @@ from distop.protocol.texts import shown
 from distop.tables.delta.table_paths import LOG, SIDECARS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from distop.tables.delta.delta_log import LogFiles
 
@@ -35,6 +35,8 @@ _ACTIONS = {
     "sidecar": ("path",),
 }
 """The columns that are read, by kind of action."""
+_REMOVES = {"remove": ("path", "deletionTimestamp", "size", "deletionVector")}
+"""The columns of removed files, which are not part of a table's state."""
 _BATCH = 512
 """Rows that are decoded at once: few, because a text that is in the file once may be the value of many rows."""
 DECODED_BYTES = 1 << 30
@@ -52,6 +54,17 @@ class Checkpoint:
 
 def newest(names: Iterable[str], version: int) -> Checkpoint | None:
     """The newest complete checkpoint up to a version; None if there is none."""
+    found = _complete(names, version)
+    return max(found, key=lambda one: (one.version, len(one.names) == 1), default=None)
+
+
+def complete(names: Iterable[str], version: int) -> list[Checkpoint]:
+    """The complete checkpoints up to a version, the oldest first: one for each version."""
+    found = sorted(_complete(names, version), key=lambda one: (one.version, len(one.names) == 1))
+    return list({one.version: one for one in found}.values())
+
+
+def _complete(names: Iterable[str], version: int) -> list[Checkpoint]:
     whole: dict[int, str] = {}
     parts: dict[tuple[int, int], dict[int, str]] = {}
     for name in names:
@@ -70,7 +83,7 @@ def newest(names: Iterable[str], version: int) -> Checkpoint | None:
     for (at, count), named in parts.items():
         if sorted(named) == list(range(1, count + 1)):
             best.append(Checkpoint(at, tuple(named[n] for n in sorted(named))))
-    return max(best, key=lambda one: (one.version, len(one.names) == 1), default=None)
+    return best
 
 
 def actions(
@@ -78,22 +91,27 @@ def actions(
     log: LogFiles,
     lines: Callable[[bytes, str], Iterator[Action]],
     check: Callable[[], None],
+    *,
+    removes: bool = False,
 ) -> Iterator[Action]:
     """The actions of a checkpoint. ``lines`` parses a JSON file of the log; ``check`` is called regularly.
+
+    ``removes``: also those of removed files.
 
     Raises InvalidArgument for an invalid file, and the errors of ``log.read``, ``lines`` and ``check``.
     """
     sidecars: list[str] = []
+    wanted = _ACTIONS | _REMOVES if removes else _ACTIONS
     for name in checkpoint.names:
         data, path = log.read(name), log.path(name)
-        for action in lines(data, path) if name.endswith(".json") else _of_parquet(data, path, check):
+        for action in lines(data, path) if name.endswith(".json") else _of_parquet(data, path, check, wanted):
             if "sidecar" in action:
                 sidecars.append(_sidecar(action["sidecar"], path))
             else:
                 yield action
     for name in sidecars:
         inner = f"{SIDECARS}/{name}"
-        yield from _of_parquet(log.read(inner), log.path(inner), check)
+        yield from _of_parquet(log.read(inner), log.path(inner), check, wanted)
 
 
 def _sidecar(found: Any, checkpoint: str) -> str:
@@ -107,13 +125,15 @@ def _sidecar(found: Any, checkpoint: str) -> str:
     return name
 
 
-def _of_parquet(data: bytes, path: str, check: Callable[[], None]) -> Iterator[Action]:
+def _of_parquet(
+    data: bytes, path: str, check: Callable[[], None], wanted: Mapping[str, Sequence[str]]
+) -> Iterator[Action]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         with pq.ParquetFile(pa.BufferReader(data), coerce_int96_timestamp_unit="us") as file:
-            columns = _columns(file.schema_arrow)
+            columns = _columns(file.schema_arrow, wanted)
             _check_size(_stated_size(file.metadata, columns), path)
             decoded = 0
             for batch in file.iter_batches(_BATCH, columns=columns, use_threads=False):
@@ -128,10 +148,10 @@ def _of_parquet(data: bytes, path: str, check: Callable[[], None]) -> Iterator[A
         raise TableUnavailable(f"cannot read the checkpoint {path} of a Delta table: {reason}; restore it") from error
 
 
-def _columns(schema: Any) -> list[str]:
+def _columns(schema: Any, wanted: Mapping[str, Sequence[str]]) -> list[str]:
     """The columns to read. ``stats_parsed`` only if there are no statistics as JSON."""
     found = []
-    for kind, fields in _ACTIONS.items():
+    for kind, fields in wanted.items():
         if kind not in schema.names:
             continue
         own = schema.field(kind).type

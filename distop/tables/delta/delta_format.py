@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from distop.protocol.plan import PartitionPlan, Pinned, Planned
     from distop.protocol.records import TableRecord
     from distop.tables.formats import Spark
+    from distop.tables.reachability import Reachability
     from distop.tables.reader import Reader
 
 
@@ -77,6 +78,18 @@ class DeltaFormat(Format):
 
     def lies_at(self, location: Location) -> bool:
         return bool(location.names_in(LOG))
+
+    def reachability(
+        self, table: TableRecord, check: Callable[[], None], spark: Spark, *, source: str = ""
+    ) -> Reachability:
+        """All that the log names at its newest version, or at ``source``. Raises InvalidArgument and TableUnavailable.
+
+        Also raises InvalidArgument for a table that may have files which its log does not name.
+        """
+        from distop.tables.delta.delta_reachability import DeltaReachability
+
+        check_options(table.options, "delta")
+        return DeltaReachability.of(source or current_snapshot(Location.of(table.location), check).source, check)
 
     def changes(self, table: TableRecord) -> Changes:
         return Changes(None, delta=True)

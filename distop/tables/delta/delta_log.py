@@ -33,7 +33,8 @@ from distop.tables.reading.table_folders import advice
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-_COMMIT = re.compile(r"([0-9]{20})\.json")
+COMMIT = re.compile(r"([0-9]{20})\.json")
+"""The names of commits in a log."""
 _LOG_BYTES = 1 << 30
 """Maximum bytes of all files of a log that are read for one version."""
 _CHECKED_EVERY = 1_000
@@ -97,7 +98,7 @@ def current_version(location: Location) -> int:
     Raises InvalidArgument if it is no Delta table, TableUnavailable if the log cannot be listed.
     """
     names = location.names_in(LOG)
-    newest = max((int(found[1]) for found in map(_COMMIT.fullmatch, names) if found), default=-1)
+    newest = max((int(found[1]) for found in map(COMMIT.fullmatch, names) if found), default=-1)
     checkpoint = checkpoints.newest(names, 10**20)
     newest = max(newest, checkpoint.version if checkpoint is not None else -1)
     if newest < 0:
@@ -181,7 +182,7 @@ def commit(log: LogFiles, version: int) -> Iterator[Mapping[str, Any]]:
         data = log.read(name)
     except FileNotFoundError:
         raise _gone(log.root, version) from None
-    return _lines(data, log.path(name))
+    return lines(data, log.path(name))
 
 
 def _gone(root: str, version: int) -> Gone:
@@ -191,7 +192,7 @@ def _gone(root: str, version: int) -> Gone:
     )
 
 
-def _lines(data: bytes, path: str) -> Iterator[Mapping[str, Any]]:
+def lines(data: bytes, path: str) -> Iterator[Mapping[str, Any]]:
     """The actions in a file of the log. ``path``: of the file, for the error. Raises InvalidArgument."""
     try:
         for line in data.decode().split("\n"):
@@ -209,7 +210,7 @@ def _lines(data: bytes, path: str) -> Iterator[Mapping[str, Any]]:
 def _read(log: LogFiles, version: int, digest: str, check: Callable[[], None]) -> DeltaSnapshot:
     names = log.names()
     checkpoint = checkpoints.newest(names, version)
-    known = {int(found[1]) for found in map(_COMMIT.fullmatch, names) if found}
+    known = {int(found[1]) for found in map(COMMIT.fullmatch, names) if found}
     first = 0 if checkpoint is None else checkpoint.version + 1
     for needed in range(version, first - 1, -1):
         if needed not in known:
@@ -222,7 +223,7 @@ def _read(log: LogFiles, version: int, digest: str, check: Callable[[], None]) -
     replay = _Replay(log, check)
     if checkpoint is not None:
         try:
-            replay.apply(checkpoints.actions(checkpoint, log, _lines, check))
+            replay.apply(checkpoints.actions(checkpoint, log, lines, check))
         except FileNotFoundError:
             raise _gone(log.root, version) from None
     for number in range(first, version + 1):

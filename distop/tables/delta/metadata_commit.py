@@ -47,21 +47,28 @@ _LEGACY = {INVARIANTS: 2, CHECK_CONSTRAINTS: 3}
 _SHOWN = 5
 
 
-def check_writable(snapshot: DeltaSnapshot) -> None:
-    """Raises InvalidArgument if a table needs an unknown writer version or writer feature."""
+def check_writable(
+    snapshot: DeltaSnapshot,
+    known: Collection[str] = KNOWN,
+    advice: str = "change its schema with Delta's ALTER TABLE",
+) -> None:
+    """Raises InvalidArgument if a table needs an unknown writer version or writer feature.
+
+    ``known``: the features that do not matter for the caller's change; ``advice``: for the error, what to do instead.
+    """
     version = snapshot.protocol.get("minWriterVersion")
     if not isinstance(version, int) or isinstance(version, bool) or not 1 <= version <= _BY_FEATURES:
         raise InvalidArgument(
             f"the Delta table {snapshot.root!r} needs writer version {shown(version)}, but versions 1 to "
             f"{_BY_FEATURES} are supported: nothing was changed; use a later release of distop"
         )
-    unknown = sorted(set(_features(snapshot)) - KNOWN) if version == _BY_FEATURES else []
+    unknown = sorted(set(_features(snapshot)) - set(known)) if version == _BY_FEATURES else []
     if unknown:
         names = ", ".join(shown(name) for name in unknown[:_SHOWN])
         feature = "feature" if len(unknown) == 1 else "features"
         raise InvalidArgument(
             f"the Delta table {snapshot.root!r} uses the writer {feature} {names}, which distop does not support: "
-            "nothing was changed; change its schema with Delta's ALTER TABLE"
+            f"nothing was changed; {advice}"
         )
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from distop.protocol.plan import PartitionPlan, Pinned, Planned
     from distop.protocol.records import TableRecord
     from distop.tables.formats import Spark
+    from distop.tables.reachability import Reachability
     from distop.tables.reader import Reader
     from distop.tables.table_options import TableOptions
 
@@ -120,6 +121,16 @@ class IcebergFormat(Format):
 
     def lies_at(self, location: Location) -> bool:
         return any(name.endswith(".metadata.json") for name in location.names_in(METADATA))
+
+    def reachability(
+        self, table: TableRecord, check: Callable[[], None], spark: Spark, *, source: str = ""
+    ) -> Reachability:
+        """All snapshots of the current metadata file, or of ``source``. Raises InvalidArgument and TableUnavailable."""
+        from distop.tables.iceberg.iceberg_reachability import IcebergReachability
+
+        options = check_options(table.options, "iceberg")
+        found = source or _current(table, options, check)
+        return IcebergReachability.of(found, check, hint=_folder(table, options) is not None)
 
     def changes(self, table: TableRecord) -> Changes:
         return Changes(check_options(table.options, "iceberg").catalog)

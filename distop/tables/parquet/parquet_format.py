@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from distop.protocol.records import TableRecord
     from distop.storage.location import ListedFile
     from distop.tables.formats import Spark
+    from distop.tables.reachability import Reachability
     from distop.tables.reader import Reader
     from distop.tables.reading.file_facts import PlannedFile
     from distop.tables.table_options import TableOptions
@@ -101,6 +102,18 @@ class ParquetFormat(Format):
         from distop.tables.parquet.parquet_reader import ParquetReader
 
         return ParquetReader(table, plans, check_options(table.options).partition_types)
+
+    def reachability(
+        self, table: TableRecord, check: Callable[[], None], spark: Spark, *, source: str = ""
+    ) -> Reachability:
+        """The files of a new plan: the listing is the table. Raises the errors of planning."""
+        from distop.tables.parquet.folder_reachability import FolderReachability
+
+        def folders() -> Iterator[tuple[str, Sequence[PlannedFile]]]:
+            for partition in self.plan_table(table, check, spark).partitions:
+                yield partition.name, partition.files
+
+        return FolderReachability(Location.of(table.location).text, folders)
 
 
 def _files(location: Location) -> Iterator[ListedFile]:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from distop.protocol.plan import Pinned
     from distop.protocol.records import TableRecord
     from distop.tables.formats import Changes, Spark
+    from distop.tables.reachability import Reachability
     from distop.tables.reader import Reader
     from distop.tables.reading.table_folders import FolderKind
     from distop.tables.spark.spark_catalog import CatalogPartition, Described
@@ -149,6 +150,27 @@ class SparkFormat(Format):
 
     def has_source(self, table: TableRecord) -> bool:
         return True
+
+    def reachability(
+        self, table: TableRecord, check: Callable[[], None], spark: Spark, *, source: str = ""
+    ) -> Reachability:
+        """The files of the catalog's partitions, or all snapshots of an Iceberg table.
+
+        Raises the errors of planning.
+        """
+        from distop.tables.iceberg.iceberg_reachability import IcebergReachability
+        from distop.tables.parquet.folder_reachability import FolderReachability
+
+        check()
+        described = spark_catalog.describe(spark(), table.location)
+        if described.provider == "iceberg" and (source or described.metadata):
+            return IcebergReachability.of(source or spark_catalog.path_of(described.metadata), check, hint=False)
+
+        def folders() -> Iterator[tuple[str, Sequence[PlannedFile]]]:
+            for partition in self.plan_table(table, check, spark).partitions:
+                yield partition.name, partition.files
+
+        return FolderReachability(described.location, folders)
 
     def changes(self, table: TableRecord) -> Changes:
         raise InvalidArgument(
