@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import json
 import uuid
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from distop.errors import TableUnavailable
 from distop.protocol.texts import plural
 from distop.runtime.java import active
 from distop.storage import deletion
 from distop.storage.confinement import note_copy
-from distop.storage.files import open_regular
+from distop.storage.files import for_arrow, local_path
 from distop.storage.location import Location
 from distop.storage.opened_stores import store_of
+from distop.storage.places import make_stage
 from distop.storage.storage_urls import check_paths
+from distop.storage.store_errors import unavailable
 from distop.tables.iceberg import iceberg_jar, iceberg_rows, java_tables, manifest_facts
-from distop.tables.iceberg.iceberg_fields import local_path
 from distop.tables.iceberg.metadata_file import current_metadata_file, read_file, read_metadata
 from distop.tables.iceberg.snapshot_checks import check_opened
 from distop.tables.iceberg.written_folders import check_folder
@@ -92,7 +91,7 @@ def stage(
     ctx.status(f"rewriting {plural(len(files), 'file')}")
     try:
         # All readers of the table must be able to read its data files.
-        deletion.make_new(into.data, 0o755)
+        make_stage(into.data, 0o755)
         check_folder(into.data)
         if int(raw["format-version"]) >= java_tables.ROW_LINEAGE:
             _write_with_lineage(session, source, files, schema, narrowed, into.table)
@@ -115,10 +114,17 @@ def _write_metadata(into: StageFolders, raw: Mapping[str, Any], schema: Mapping[
     """Write the staging table's metadata, before its first data file, so that a cleanup finds the data files."""
     for place in (into.place, into.data):
         deletion.check_unlinked(place)
-    metadata = staging_metadata(raw, schema, f"file://{into.table}", f"file://{into.data.location}")
+    metadata = staging_metadata(raw, schema, java_tables.uri(into.table), data_url(str(raw["location"]), into.data))
     store = store_of(into.place)
     store.put(f"{TABLE}/metadata/v1.metadata.json", json.dumps(metadata).encode())
     store.put(f"{TABLE}/metadata/version-hint.text", b"1")
+
+
+def data_url(table: str, data: Place) -> str:
+    """The URL of staged data with the scheme of the table's location: readers may know ``s3a:`` alone."""
+    url = java_tables.uri(data.location)
+    scheme = "file" if local_path(table) is not None else table.partition("://")[0]
+    return f"{scheme}://{url.partition('://')[2]}"
 
 
 def _staged_in(location: str) -> Staged:
@@ -181,7 +187,7 @@ def _write(
         spark_catalog.check_catalog(session, _CATALOG.rpartition(".")[2])
     rows = iceberg_rows.read(session, source, files).select(*_columns(schema, narrowed))
     with active(session):
-        rows.write.format("iceberg").mode("append").option("check-nullability", "false").save(f"file://{location}")
+        rows.write.format("iceberg").mode("append").option("check-nullability", "false").save(java_tables.uri(location))
 
 
 def _columns(schema: Mapping[str, Any], narrowed: Sequence[Narrowed]) -> list[Any]:
@@ -212,7 +218,7 @@ def _write_with_lineage(
 
     jvm = session._jvm
     conf = session._jsparkSession.sessionState().newHadoopConf()
-    table = jvm.org.apache.iceberg.hadoop.HadoopTables(conf).load(f"file://{location}")
+    table = jvm.org.apache.iceberg.hadoop.HadoopTables(conf).load(java_tables.uri(location))
     name, cache = f"distop-written-{uuid.uuid4().hex}", java_tables.table_cache(session)
     written = jvm.org.apache.iceberg.spark.FileRewriteCoordinator.get()
     columns = [*_columns(schema, narrowed), *map(F.col, iceberg_rows.LINEAGE)]
@@ -248,10 +254,9 @@ def has_fields(path: str, ids: Iterable[int]) -> bool:
 
     check_paths((path,))
     try:
-        local = local_path(path)
-        with open_regular(local) if local is not None else nullcontext(path) as file:
+        with for_arrow(path) as file:
             schema = pq.read_schema(file)
     except (OSError, pa.ArrowInvalid) as error:
-        raise TableUnavailable(f"cannot read the new file {path}: {error}") from error
+        raise unavailable(f"cannot read the new file {path}: {error}", error) from error
     found = {int((field.metadata or {}).get(b"PARQUET:field_id", -1)) for field in schema}
     return found.issuperset(ids)

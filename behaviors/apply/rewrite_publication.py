@@ -101,7 +101,7 @@ class Narrowing(Applying):
 
     def _make_stage(self, place: Place) -> None:
         try:
-            deletion.make_new(place)
+            places.make_stage(place)
         except FileExistsError:
             if not self._ctx.again:
                 raise
@@ -156,7 +156,7 @@ class Narrowing(Applying):
         if self._ctx.shared is None:
             return  # there are no stages
         shared, log = self._ctx.shared, self._ctx.log
-        if local_path(shared.anchor) is None:
+        if staged_files.below_table(shared, self._table_folder()):
             shared = places.shared_below(self._table_folder(), self._ctx.space)
         series = places.series_of(shared, self._ctx.operation)
         mine, live = OperationRef.parse(self._ctx.operation).instance, None
@@ -178,13 +178,12 @@ class Narrowing(Applying):
         return StageFolders.of(place, self._shared(), self._ctx.space, self._table_folder())
 
     def _table_folder(self) -> str:
-        """The table's folder. Raises InvalidArgument if it is not on a disk."""
+        """The table's folder. Raises InvalidArgument if it is neither on a disk nor in S3."""
         if self._folder is None:
             location = iceberg_format.FORMAT.place_of(self._table, self._ctx.check_cancelled, lambda: self._ctx.spark)
+            type_narrowing.check_rewritable(location)
             folder = local_path(location)
-            if folder is None:
-                raise InvalidArgument(f"only a table on a local path can be rewritten, but this one is at {location}")
-            self._folder = str(folder)
+            self._folder = location.rstrip("/") if folder is None else str(folder)
         return self._folder
 
     def _units(self, summary: Summary, metadata: Any) -> list[_Unit]:
@@ -245,7 +244,7 @@ class Narrowing(Applying):
     def _new_stage(self) -> StageFolders:
         operation = f"{places.STAGE}/{places.operation_path(self._ctx.operation)}"
         stage = self._stage_at(places.staging(self._shared()).below(f"{operation}/completion/{uuid.uuid4().hex}"))
-        deletion.make_new(stage.place)
+        places.make_stage(stage.place)
         return stage
 
     def _current_units(self, head: Head, metadata: Any, io: Any, units: Sequence[_Unit]) -> list[_Unit]:

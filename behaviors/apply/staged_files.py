@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 from distop.errors import InvalidArgument, UnsafePath
 from distop.protocol.frozen import frozen
 from distop.storage import deletion
+from distop.storage.confinement import normal_form
 from distop.storage.deletion import Place
 from distop.storage.files import local_path as path_on_disk
 from distop.storage.location import Location
 from distop.storage.opened_stores import store_of
 from distop.storage.places import STAGE, shared_below, staging
-from distop.tables.iceberg.iceberg_fields import local_path
 from distop.tables.iceberg.metadata_file import current_metadata_file, read_file
 from distop.tables.iceberg.staged_metadata import check_staged
 from distop.tables.iceberg.written_folders import DATA
@@ -57,13 +57,14 @@ class StageFolders:
     def of(cls, place: Place, shared: Place, space: str, table: str) -> StageFolders:
         """The stage at a place in the shared directory. ``table``: the table's folder.
 
-        Iceberg writes the staging table by path. If the shared directory is in an object store, the stage is at the
-        same path in the default one, below the table. Raises UnsafePath if the place is not below the folder of stages.
+        Iceberg writes the staging table by path. If only the shared directory is in an object store, which Spark may
+        have no connector for, the stage is at the same path in the default one, below the table. Raises UnsafePath if
+        the place is not below the folder of stages.
         """
         inner = place.path.removeprefix(f"{shared.path}/" if shared.path else "").removeprefix(f"{STAGE}/")
         if place.anchor != shared.anchor or place != shared.below(f"{STAGE}/{inner}"):
             raise UnsafePath(f"{place.location} is not a stage in {shared.location}")
-        if path_on_disk(shared.anchor) is None:
+        if below_table(shared, table):
             place = staging(shared_below(table, space)).below(f"{STAGE}/{inner}")
         return cls(place, Place(table, f"{DATA}/{space}/{inner}" if space else f"{DATA}/{inner}"))
 
@@ -93,10 +94,10 @@ class StageFolders:
 
     def check_file(self, path: str) -> None:
         """Raises UnsafePath for a data file that is outside this stage or a link, and OSError."""
-        local, folder = local_path(path) or path, f"{self.data.location}/"
-        if not local.startswith(folder):
+        found, folder = normal_form(path), f"{normal_form(self.data.location)}/"
+        if not found.startswith(folder):
             raise UnsafePath(f"{self.table} has the file {path}, which is not in {folder}: nothing was changed")
-        store_of(self.data).head(local.removeprefix(folder))
+        store_of(self.data).head(found.removeprefix(folder))
 
     def begun(self) -> bool:
         """Whether files may have been written into ``data``."""
@@ -105,6 +106,11 @@ class StageFolders:
         except (OSError, UnsafePath):
             return False
         return True
+
+
+def below_table(shared: Place, table: str) -> bool:
+    """Whether stages are in the default shared directory of the table in this folder, instead of the configured one."""
+    return path_on_disk(shared.anchor) is None and path_on_disk(table) is not None
 
 
 def contents_of(files: Iterable[str], schema: int, last_column: int, ids: Mapping[int, int]) -> dict[str, Any]:
@@ -148,7 +154,7 @@ def discard(stage: StageFolders, live: frozenset[str], log: Log) -> None:
     ``live``: folders with files of the table (:func:`live_folders`). A data folder with one of them stays. Data without
     a stage also stays: it may be published, and belong to an older snapshot.
     """
-    data = os.path.realpath(stage.data.location)
+    data = _resolved(stage.data.location)
     if stage.begun() and not any(folder == data or folder.startswith(f"{data}/") for folder in live):
         try:
             _remove(stage.data)
@@ -180,4 +186,10 @@ def stages_below(place: Place) -> Iterator[Place]:
 
 def live_folders(paths: Iterable[str]) -> frozenset[str]:
     """The folders of these files, with links resolved, for :func:`discard`."""
-    return frozenset(os.path.realpath(folder) for folder in {os.path.dirname(local_path(p) or p) for p in paths})  # noqa: PTH120
+    return frozenset(_resolved(folder) for folder in {path.rpartition("/")[0] for path in paths})
+
+
+def _resolved(folder: str) -> str:
+    """The normal form of a folder, with its links followed."""
+    found = normal_form(folder)
+    return found if path_on_disk(found) is None else os.path.realpath(found)

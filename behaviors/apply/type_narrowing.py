@@ -10,7 +10,9 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from distop.errors import InvalidArgument
-from distop.tables.iceberg.iceberg_fields import local_path, spark_type
+from distop.storage.files import local_path
+from distop.storage.storage_options import bucket_of, in_object_store
+from distop.tables.iceberg.iceberg_fields import spark_type
 from distop.tables.iceberg.java_tables import optional
 from distop.tables.iceberg.table_properties import for_writing
 
@@ -46,11 +48,7 @@ def check_narrowable(metadata: Any, narrowed: Sequence[Narrowed]) -> None:
             f"cannot narrow a column: this rewrites the table, which works up to the Iceberg format version "
             f"{_LAST_VERSION}, but the table has version {metadata.format_version}"
         )
-    if local_path(metadata.location) is None:
-        raise InvalidArgument(
-            f"cannot narrow a column: this rewrites the table, which works only on a local path (or on a file system "
-            f"that all nodes have mounted), but the table is at {metadata.location}"
-        )
+    check_rewritable(metadata.location)
     if (kind := metadata.properties.get(_FORMAT, "parquet").lower()) != "parquet":
         raise InvalidArgument(
             f"cannot narrow a column: this rewrites the table in Parquet, but the table's file format is {kind}"
@@ -78,6 +76,15 @@ def check_narrowable(metadata: Any, narrowed: Sequence[Narrowed]) -> None:
         if field.initial_default is not None or field.write_default is not None:
             raise InvalidArgument(f"{one.check}: {one.name!r} has a default value, which has the old type: remove it")
         _check_unused(metadata, one)
+
+
+def check_rewritable(location: str) -> None:
+    """Raises InvalidArgument if a table's location is neither on a disk nor in S3."""
+    if local_path(location) is None and not (in_object_store(location) and bucket_of(location).family == "s3"):
+        raise InvalidArgument(
+            f"cannot narrow a column: this rewrites the table, which works in S3 and on local paths (or file systems "
+            f"that all nodes have mounted), but the table is at {location}"
+        )
 
 
 def _check_unused(metadata: Any, one: Narrowed) -> None:

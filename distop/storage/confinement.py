@@ -75,7 +75,7 @@ def own_folder(source: str, location: str) -> str:
     ``location``: from the content of the metadata file ``source``. Raises InvalidArgument if it is another folder.
     """
     folder = table_of(source)
-    if _place(folder) != _place(location):
+    if normal_form(folder) != normal_form(location):
         raise InvalidArgument(
             f"the metadata file {shown(source)} gives the table's location as {shown(location)}, which is not the "
             "folder of its metadata: nothing is written or removed in either. Set the location to that folder, or let "
@@ -86,7 +86,7 @@ def own_folder(source: str, location: str) -> str:
 
 def check_folder(folder: str, pinned: str) -> None:
     """Raises InvalidArgument if a catalog's table is not in the folder of its record (``pinned``; "": any folder)."""
-    if pinned and _place(folder) != _place(pinned):
+    if pinned and normal_form(folder) != normal_form(pinned):
         raise InvalidArgument(
             f"the catalog has the table at {shown(folder)}, but the option 'folder' of its record is {shown(pinned)}: "
             "the table has moved; register it again if the new folder is correct"
@@ -318,8 +318,11 @@ def _local(location: str) -> str | None:
     return None if path is None else str(path)
 
 
-def _place(location: str) -> str:
-    """A normal form of a folder's path or URL. Links are not followed, because the table's writer may change them."""
+def normal_form(location: str) -> str:
+    """A path or URL in a form that is equal for equivalent schemes.
+
+    Links are not followed, because the table's writer may change them.
+    """
     local = _local(location)
     return local.rstrip("/") if local is not None else _plain(location).rstrip("/")
 

@@ -121,13 +121,13 @@ class Stages:
             self._made.add(place)
 
 
-def make_stage(place: Place) -> None:
+def make_stage(place: Place, mode: int = 0o700) -> None:
     """Create a folder for a stage; in an object store, check that there is no object below it.
 
-    Raises FileExistsError if something is there already, UnsafePath, and OSError.
+    ``mode``: of the folder, on a disk. Raises FileExistsError if something is there already, UnsafePath, and OSError.
     """
     if local_path(place.anchor) is not None:
-        make_new(place)
+        make_new(place, mode)
     elif any(store_of(place).list()):
         raise FileExistsError(
             f"{place.location} exists already, but only its attempt may create it: remove it; its content is not used"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from distop.errors import InvalidArgument, TableRefused
+from distop.errors import TableRefused
 from distop_behaviors.apply.apply_loop import MARK, Applying
 from distop_behaviors.apply.catalog_commit import CatalogTarget
 from tests.acceptance.applying import At, crashes
@@ -126,11 +126,23 @@ def test_the_answer_of_the_catalog_is_lost(bench: CatalogBench, monkeypatch: pyt
     assert (ran.report["verdict"], bench.required, bench.versions()) == ("applied", True, before + 1), ran.message
 
 
-def test_a_column_is_narrowed_only_on_a_disk(bench: CatalogBench) -> None:
-    certificate, before = bench.certificate({"fits": {"column": "id", "type": "int"}}), bench.loaded.metadata_location
-    with pytest.raises(InvalidArgument, match="this rewrites the table, which works only on a local path"):
-        bench.apply(certificate)
-    assert bench.loaded.metadata_location == before
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", ["sql", "rest"])
+def test_a_column_is_narrowed_through_a_catalog(
+    s3_server: Served, s3_store: ObjectStore, tmp_path: Path, spark: SparkSession, kind: str
+) -> None:
+    need(jar(), MAVEN)
+    storage = properties_for(s3_server.port)
+    with catalog_bench(kind, tmp_path, spark, warehouse=s3_store.location, storage=storage) as bench:
+        before = sorted(bench.loaded.scan().to_arrow()["id"].to_pylist())
+        ran = bench.apply(bench.certificate({"fits": {"column": "id", "type": "int"}}))
+        assert (ran.report["verdict"], ran.report["rewritten"]["files"]) == ("applied", 1), ran.message
+        table = bench.loaded
+        assert str(table.schema().find_field("id").field_type) == "int"
+        assert sorted(table.scan().to_arrow()["id"].to_pylist()) == before
+        paths = table.inspect.files()["file_path"].to_pylist()
+        assert all(path.startswith(f"{table.location()}/data/distop-staged/") for path in paths)
 
 
 @pytest.mark.spark

@@ -445,14 +445,6 @@ def test_a_table_of_a_hadoop_catalog_is_changed_in_its_folder(
     assert (bench.version, bench.required()) == (3, True)
 
 
-def test_a_column_is_narrowed_only_on_a_disk(remote: FolderBench, s3_proxy: FaultyProxy) -> None:
-    certificate, before = remote.certificate({"fits": {"column": "id", "type": "int"}}), remote.version
-    with pytest.raises(InvalidArgument, match="this rewrites the table, which works only on a local path"):
-        remote.apply(remote.context(), certificate)
-    assert remote.version == before
-    assert {one.key.partition("/")[0] for one in remote.store.list()} == {"data", "metadata"}
-
-
 def test_compressed_metadata_stay_compressed(s3_place: ObjectStore, tmp_path: Path, properties: dict[str, str]) -> None:
     bench = FolderBench(s3_place, tmp_path, properties, given={"write.metadata.compression-codec": "gzip"})
     assert bench.apply(bench.context(), bench.certificate(NOT_NULL)).report["verdict"] == "applied"

@@ -40,6 +40,8 @@ def configured(
     settings = {name.removeprefix("spark.hadoop."): value for name, value in access.spark().items()}
     settings[f"{start}.aws.credentials.provider"] = "org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider"
     settings |= {f"{start}.access.key": key, f"{start}.secret.key": secret}
+    # The servers of tests answer no request without its body, for which the client would wait three seconds.
+    settings[f"{start}.connection.expect.continue"] = "false"
     settings |= {f"{start}.{name}": value for name, value in (others or {}).items()}
     for name, value in settings.items():
         hadoop.set(name, value)

@@ -104,6 +104,26 @@ def test_a_staging_table_writes_like_the_real_one_and_only_into_its_stage() -> N
     assert [field["required"] for field in made["schemas"][0]["fields"]] == [False] * 3
 
 
+@pytest.mark.parametrize(("location", "allowed"), [
+    ("/lake/t", True), ("file:///lake/t", True), ("s3://lake/t", True), ("s3a://lake/t", True), ("gs://lake/t", False),
+    ("hdfs://host/t", False),
+])  # fmt: skip
+def test_tables_on_a_disk_and_in_s3_are_rewritten(location: str, allowed: bool) -> None:
+    if allowed:
+        type_narrowing.check_rewritable(location)
+    else:
+        with pytest.raises(InvalidArgument, match=f"which works in S3 and on local paths .* is at {location}"):
+            type_narrowing.check_rewritable(location)
+
+
+def test_staged_files_have_the_scheme_of_their_table() -> None:
+    data = Place("s3://lake/t", "data/distop-staged/x")
+    assert file_rewrite.data_url("s3a://lake/t", data) == "s3a://lake/t/data/distop-staged/x"
+    assert file_rewrite.data_url("/t", Place("/t", "data/x")) == "file:///t/data/x"
+    live = staged_files.live_folders(["s3a://lake/t/data/distop-staged/x/a.parquet"])
+    assert live == {"s3://lake/t/data/distop-staged/x"}
+
+
 HOSTILE = {
     "fs.file.impl": "org.apache.hadoop.fs.viewfs.ViewFileSystemOverloadScheme",
     "fs.file.impl.disable.cache": "true",

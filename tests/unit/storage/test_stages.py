@@ -197,7 +197,12 @@ def test_hole_3_narrowing_writes_into_no_folder_that_it_has_not_created(
     stage = StageFolders.of(stage_of(shared, Attempt(OP, 0, 7, "inc")), shared, "c0ffee", str(table))
     planted = Path(stage.data.location if where == "data" else stage.place.location)
     planted.mkdir(parents=True)
-    raw = {"format-version": 2, "current-schema-id": 0, "schemas": [{"schema-id": 0, "fields": []}]}
+    raw = {
+        "format-version": 2,
+        "location": str(table),
+        "current-schema-id": 0,
+        "schemas": [{"schema-id": 0, "fields": []}],
+    }
     monkeypatch.setattr(file_rewrite, "session_of", lambda _: SimpleNamespace(_jvm=None))
     monkeypatch.setattr(file_rewrite.iceberg_jar, "check_installed", lambda _: None)
     monkeypatch.setattr(file_rewrite, "raw_metadata", lambda *_: raw)
