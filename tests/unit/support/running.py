@@ -40,6 +40,8 @@ class Sent(Outbox):
         self.ends: dict[int, JobEnded] = {}
         self.messages: list[Mapping[str, Any]] = []
         self.progress: dict[int, Any] = {}
+        self.history: Mapping[str, Any] = {}
+        """The history records by operation."""
         self.saves = True
         """Whether checkpoints are saved."""
 
@@ -56,6 +58,8 @@ class Sent(Outbox):
         pass
 
     def ask(self, message: Any, timeout: float) -> Any:
+        if message["t"] == "history":
+            return {"record": self.history[message["op"]]}
         assert message["t"] == "progress"
         if self.saves:
             self.progress[message["partition"]] = message["value"]
