@@ -382,7 +382,8 @@ class Behavior(ABC):
         """Run the job of one partition and return its Result.
 
         Without a declared model, the result may be any JSON value. Raise JobFailed if the job has found that it must
-        fail: it is not retried. Any other exception is an unexpected error and is retried. It must be idempotent.
+        fail: it is not retried. Any other exception is an unexpected error and is retried. It must be idempotent: while
+        an object store is busy, it is called again within the attempt.
         """
 
     def cancel_job_and_cleanup(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> None:
@@ -405,8 +406,8 @@ class Behavior(ABC):
     def complete_operation(self, arg: Any, table: TableRecord | None, summary: Summary, ctx: JobContext) -> Any:
         """Complete the operation after all jobs have ended, and return its report.
 
-        It may run again after a crash, so it must be idempotent (I37). The report fits Report if that is declared.
-        Raise OperationFailed(message, report) to fail the operation.
+        It may run again after a crash or while an object store is busy, so it must be idempotent (I37). The report fits
+        Report if that is declared. Raise OperationFailed(message, report) to fail the operation.
         """
         return None
 

@@ -11,6 +11,7 @@ import hypothesis
 import pytest
 
 from distop.runtime import gc_tuning
+from distop.storage import store_waits
 from scripts import etcd_servers, storage_servers
 from tests.distributing import TURNS, OwnShareFirst, Units, has_turn, rank, share
 from tests.support.daemons import STARTED
@@ -63,6 +64,13 @@ def pytest_configure(config: pytest.Config) -> None:
     except etcd_servers.Unavailable as error:
         if etcd_servers.wanted(config.args):
             raise pytest.UsageError(str(error)) from None
+
+
+@pytest.fixture
+def short_store_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy object store is asked again after some milliseconds."""
+    monkeypatch.setattr(store_waits, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(store_waits, "LONGEST_PAUSE", 0.1)
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:

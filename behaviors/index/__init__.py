@@ -16,8 +16,6 @@ from distop.storage.places import STAGE, operation_path, remove_place, remove_pl
 from distop_behaviors.index.index_argument import BuildArgument, BuildReport, BuildResult, DropArgument, DropReport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from distop.behavior import JobContext, Summary, TableRecord
     from distop.storage.deletion import Place
     from distop_behaviors.index.key_lookup import lookup
@@ -70,18 +68,13 @@ class BuildIndex(Behavior):
 
         Raises OSError if the stage cannot be written, TableUnavailable if this node cannot reach the table.
         """
-        from distop.storage.store_waits import StoreWaits, repeated_while_busy
         from distop_behaviors.index.segments import SegmentWriter
         from distop_behaviors.index.table_files import identities
-
-        def repeat(work: Callable[[], None]) -> None:
-            repeated_while_busy(work, StoreWaits(ctx.check_cancelled, ctx.status, ctx.log, doing))
 
         if ctx.table is None:
             raise InvalidArgument(NO_TABLE)
         argument = _argument(arg, ctx)
-        doing = f"indexing {partition.name}"
-        ctx.status(doing)
+        ctx.status(f"indexing {partition.name}")
         reader = ctx.reader(partition)
         job = SegmentWriter(
             argument,
@@ -91,7 +84,6 @@ class BuildIndex(Behavior):
             ids=identities(reader, argument.columns),
             check=ctx.check_cancelled,
             reachable=ctx.check_reachable,
-            repeat=repeat,
         )
         return job.run(ctx.progress)
 

@@ -15,17 +15,15 @@ import logging
 import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
-from distop.errors import InvalidArgument, TableUnavailable, UnsafePath
+from distop.errors import InvalidArgument, UnsafePath
 from distop.protocol.frozen import frozen
 from distop.storage import deletion
 from distop.storage.opened_stores import store_of
 from distop.storage.store_check import publishing_store
 from distop.storage.store_errors import ObjectExists, StoreError, StoreUnavailable, unavailable
-from distop.storage.store_waits import is_busy
 from distop.tables.reading import store_refusals
 from distop.tables.reading.file_facts import Unreadable
 from distop_behaviors.index import file_summaries, postings
@@ -131,12 +129,19 @@ class Line:
         return cls([FileEntry(number, tuple(file), *other) for number, file, *other in files], schemas, *rest)
 
 
+@frozen
+class _SavedWork:
+    """The lines of the journal of an attempt up to its checkpoint, in groups (:func:`line_groups`)."""
+
+    stage: Place
+    groups: Sequence[Sequence[Line]]
+
+
 class SegmentWriter:
     """Writes the segments of some files.
 
     ``check`` is called between files, and raises if the job must stop. ``reachable`` raises if this node sees nothing
-    of the table, so that a missing file proves nothing. ``repeat`` calls the given function again while a store is
-    busy, so that no attempt of the job is lost.
+    of the table, so that a missing file proves nothing.
     """
 
     def __init__(
@@ -149,7 +154,6 @@ class SegmentWriter:
         ids: Mapping[str, int | str] | None = None,
         check: Callable[[], None] = lambda: None,
         reachable: Callable[[], None] = lambda: None,
-        repeat: Callable[[Callable[[], None]], None] = lambda work: work(),
     ) -> None:
         self._argument = argument
         self._files = files
@@ -159,9 +163,6 @@ class SegmentWriter:
         self._ids = ids
         self._check = check
         self._reachable = reachable
-        self._repeat = repeat
-        self._in_parts = False
-        """Whether a part of the current file is in a segment already."""
         self._writer = (
             postings.Postings()
             if argument.kind == "posting"
@@ -187,20 +188,22 @@ class SegmentWriter:
 
         Raises OSError if the stage cannot be written.
         """
-        # An earlier process may have run the same attempt.
-        self._store.delete_folder(JOURNAL)
-        self._append(0, Header(self._argument.model_dump(mode="json"), self._ids).to_json())
-        return self._index_files(progress)
+        former = self._saved_work(progress.load())
+        own = former is not None and former.stage == self._place
+        if not own:
+            # An earlier process may have run the same attempt.
+            self._store.delete_folder(JOURNAL)
+        self._append(0, Header(self._argument.model_dump(mode="json"), self._ids).to_json(), written=own)
+        return self._index_files(progress, 0 if former is None else self._resume(former))
 
-    def _index_files(self, progress: Progress) -> BuildResult:
-        after = self._resume(progress.load())
+    def _index_files(self, progress: Progress, after: int) -> BuildResult:
+        """Index the files from the index ``after`` on."""
         if after:
-            # The segments are copied into this stage, so the earlier stage is no longer needed.
+            # The segments are in this stage, so an earlier stage is no longer needed.
             progress.save({"stage": self._place.name, "bytes": self._bytes}, force=True)
         for number in range(after, len(self._files)):
             self._check()
-            self._in_parts = False
-            self._repeat(partial(self._index_file, number))
+            self._index_file(number)
             if self._open_rows >= SEGMENT_ROWS or len(self._done) >= SEGMENT_FILES:
                 self._close()
                 progress.save({"stage": self._place.name, "bytes": self._bytes})
@@ -215,19 +218,7 @@ class SegmentWriter:
         )
 
     def _index_file(self, number: int) -> None:
-        """Index a file, or record why it is left out.
-
-        Raises the error of a busy store if this can be repeated, else TableUnavailable. It cannot after a part of the
-        file was written: its postings would be there twice.
-        """
-        try:
-            self._add_file(number)
-        except (TableUnavailable, StoreError) as error:
-            if self._in_parts and is_busy(error):
-                raise TableUnavailable(str(error)) from None
-            raise
-
-    def _add_file(self, number: int) -> None:
+        """Index a file, or record why it is left out. Raises TableUnavailable, StoreError and OSError."""
         if escaped(self._files[number][0]) != self._files[number][0]:
             self._done.append(FileEntry(number, self._files[number], why="its path is not UTF-8"))
             return
@@ -277,7 +268,6 @@ class SegmentWriter:
 
     def _flush(self) -> None:
         """Close a segment within a file. The file is complete with a later segment."""
-        self._in_parts = True
         self._write(Line([], [], *self._segment()))
 
     def _close(self) -> None:
@@ -305,22 +295,21 @@ class SegmentWriter:
     def _new(self, key: str, data: bytes) -> None:
         """Write a new file of the stage. It replaces one of an earlier process that has run this attempt."""
 
-        def write() -> None:
-            try:
-                self._store.put_large(key, [data])
-            except ObjectExists:
-                self._store.delete_many([key])
-                self._store.put_large(key, [data])
+        try:
+            self._store.put_large(key, [data])
+        except ObjectExists:
+            self._store.delete_many([key])
+            self._store.put_large(key, [data])
 
-        self._repeat(write)
-
-    def _write(self, line: Line) -> None:
+    def _write(self, line: Line, *, written: bool = False) -> None:
         self._lines += 1
-        self._append(self._lines, line.to_json())
+        self._append(self._lines, line.to_json(), written=written)
 
-    def _append(self, number: int, line: str) -> None:
+    def _append(self, number: int, line: str, *, written: bool = False) -> None:
+        """Append a line to the journal. ``written``: this stage has it already."""
         text = line.encode()
-        self._new(f"{JOURNAL}/{number:06}.json", text)
+        if not written:
+            self._new(f"{JOURNAL}/{number:06}.json", text)
         self._digest.update(text)
         self._bytes += len(text)
 
@@ -328,37 +317,51 @@ class SegmentWriter:
         self._totals[0] += sum(1 for entry in line.files if not entry.why)
         self._totals[1] += sum(entry.rows for entry in line.files)
 
-    def _resume(self, checkpoint: Any) -> int:
-        """Take over the segments of an earlier attempt; returns the index of the first file that is not indexed yet.
+    def _saved_work(self, checkpoint: Any) -> _SavedWork | None:
+        """The work of an earlier attempt, or of this one before it was interrupted; None: it cannot be used.
 
-        A missing segment and all later ones are written again. Raises InvalidArgument if they were written for another
-        argument.
+        Raises InvalidArgument if it was done for another argument, StoreUnavailable.
         """
-        after = 0
+        if not checkpoint:
+            return None
         try:
-            if not checkpoint:
-                return 0
             former = self._former(checkpoint["stage"])
             deletion.check_own(former)
             header, found = journal_of(former, checkpoint["bytes"])
             header.check(self._argument, former)
             if header.ids != self._ids:
                 raise OSError(f"the columns of the table were replaced since {former.location} was written")
-            for lines in line_groups(found):
+        except StoreUnavailable:
+            raise  # it says nothing about the checkpoint
+        except (OSError, UnsafePath, LookupError, TypeError, ValueError) as e:
+            log.warning("Cannot use the checkpoint; indexing its files again: %s", e)
+            return None
+        return _SavedWork(former, list(line_groups(found)))
+
+    def _resume(self, former: _SavedWork) -> int:
+        """Take over the segments of saved work; returns the index of the first file that is not indexed yet.
+
+        A missing segment and all later ones are written again. Raises StoreUnavailable.
+        """
+        after, own = 0, former.stage == self._place
+        try:
+            for lines in former.groups:
                 ours = [
-                    replace(line, segment=self._take_over(former, line.segment, line.digest, self._lines + n))
+                    replace(line, segment=self._take_over(former.stage, line.segment, line.digest, self._lines + n))
                     for n, line in enumerate(lines)
                 ]
                 for line in ours:
-                    self._write(line)
+                    self._write(line, written=own)
                     self._count(line)
                 after = lines[-1].files[-1].number + 1
+        except StoreUnavailable:
+            raise
         except (OSError, UnsafePath, LookupError, TypeError, ValueError) as e:
             log.warning("Cannot use the rest of the checkpoint; indexing its files again: %s", e)
         return after
 
     def _former(self, name: str) -> Place:
-        """The stage of another attempt of this job. Raises UnsafePath for a wrong name."""
+        """The stage of an attempt of this job. Raises UnsafePath for a wrong name."""
         if not _ATTEMPT.fullmatch(name):
             raise UnsafePath(f"{name!r} is not the name of an attempt")
         return self._place.parent.below(name)
@@ -371,6 +374,9 @@ class SegmentWriter:
         if not name:
             return ""
         store = store_of(former)
+        if former == self._place:
+            store.head(name)
+            return name
         data = store.get(name, limit=SEGMENT_BYTES).data
         if _digest(data) != digest:
             raise OSError(f"the segment {store.location_of(name)} is damaged")

@@ -11,7 +11,6 @@ from distop.behavior import Behavior, JobFailed, OperationFailed, is_wide
 from distop.errors import InvalidArgument
 from distop_behaviors.validate import table_checks
 from distop_behaviors.validate.partition_result import Answer
-from distop_behaviors.validate.store_waits import repeated
 from distop_behaviors.validate.validate_argument import Argument
 from distop_behaviors.validate.validate_report import ValidateReport, combine, sentence
 
@@ -74,7 +73,7 @@ class Validate(Behavior):
             raise InvalidArgument(NO_TABLE)
         argument = _argument(arg)
         names = argument.names()
-        for plan, result in repeated(lambda left: _results(argument, left, ctx), partitions, ctx):
+        for plan, result in _results(argument, partitions, ctx):
             if isinstance(result, Exception):
                 yield plan, result
             elif result.verdict in ("violated", "error"):

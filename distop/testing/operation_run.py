@@ -97,7 +97,8 @@ def run_operation(
     reads. ``failure_policy``, ``retry_attempts`` and ``max_failed``: options of the start.
 
     Jobs run one after the other; a behavior with ``run_batch`` gets all of them in one batch. Retries do not wait for
-    their back-off. Time limits, cancels and lost executors are not simulated.
+    their back-off; a busy object store is waited for, as in an executor. Time limits, cancels and lost
+    executors are not simulated.
 
     Raises what a start raises: InvalidArgument for a wrong argument or table. Exceptions of the behavior are in the
     result.

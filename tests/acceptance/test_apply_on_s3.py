@@ -12,12 +12,14 @@ import pyarrow as pa
 import pytest
 from deltalake.exceptions import DeltaError
 
-from distop.behavior import TableRecord
+from distop.behavior import PartitionPlan, TableRecord
 from distop.errors import InvalidArgument, TableRefused
+from distop.protocol.executor_nodes import WAITS_FOR_STORE
 from distop.storage import storage_options
 from distop.storage.opened_stores import open_store
 from distop.tables import check_table, commit_file
 from distop.tables.commits import Conflict
+from distop_behaviors.apply import TABLE, Apply
 from distop_behaviors.apply.apply_loop import MARK, ROUNDS, Applying
 from distop_behaviors.apply.delta_commit import DeltaTarget
 from distop_behaviors.apply.hadoop_commit import HadoopTarget
@@ -25,6 +27,7 @@ from distop_behaviors.apply.schema_target import SchemaChange, target_of
 from tests.acceptance.applying import At, crashes
 from tests.storage.faulty_http import without_header
 from tests.storage.iceberg_tables import properties_for
+from tests.support.context import HISTORY, store_certificate
 from tests.support.delta import MAVEN as DELTA_MAVEN
 from tests.support.delta import jars as delta_jars
 from tests.support.delta_bench import VALUE, RemoteBench
@@ -34,6 +37,7 @@ from tests.support.folder_bench import FolderBench, rows
 from tests.support.icebergrest import configure
 from tests.support.lake import MAVEN, jar
 from tests.support.needs import need
+from tests.unit.support.running import Child
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -267,6 +271,38 @@ def test_an_unknown_outcome_is_settled_by_the_next_load(
     ran = on_either.apply(on_either.context(), certificate)
     assert sent
     assert (ran.report["verdict"], ran.report["rounds"]) == ("applied", 1), ran.message
+    assert (on_either.version, on_either.required()) == (before + 1, True)
+
+
+@pytest.mark.parametrize("moment", ["begin", "commit"])
+def test_a_job_waits_for_a_busy_store_and_changes_the_schema_once(
+    on_either: FolderBench | RemoteBench, s3_proxy: FaultyProxy, short_store_waits: None, moment: str, tmp_path: Path
+) -> None:
+    """It failed, and was retried as another attempt."""
+    storage_options.configure(within(0.5))
+    certificate, before = on_either.certificate(NOT_NULL), on_either.version
+    argument = {"certificate": store_certificate(certificate), "settle_seconds": 0}
+    child = Child(Apply(), tmp_path, argument, op="t/apply/1", table=on_either.record)
+    child.sent.history = HISTORY
+    busy, waits = [moment == "begin"], list[str]()
+
+    def fault(seen: Seen, forward: Callable[[bytes], bytes]) -> bytes | None:
+        if busy[0]:
+            return b"HTTP/1.1 503 Slow Down\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+        answer = forward(seen.whole)
+        if of_metadata(seen) and not waits:
+            busy[0] = True
+            return None
+        return answer
+
+    def on_status(text: str) -> None:
+        if text.startswith(WAITS_FOR_STORE):
+            waits.append(text)
+            busy[0] = False
+
+    s3_proxy.fault, child.sent.on_status = fault, on_status
+    end = child.ends([PartitionPlan(0, TABLE)], batch=False)[TABLE]
+    assert (end.kind, bool(waits)) == ("success", True), end.error
     assert (on_either.version, on_either.required()) == (before + 1, True)
 
 

@@ -15,11 +15,12 @@ import pytest
 from distop.behavior import TableRecord
 from distop.errors import TableRefused
 from distop.protocol.executor_nodes import WAITS_FOR_STORE
-from distop.storage import storage_options, store_waits
+from distop.storage import storage_options
 from distop.storage.opened_stores import open_store
 from distop.tables import plan_table
 from distop_behaviors.index import lookup
 from distop_behaviors.validate import Validate
+from distop_behaviors.validate.partition_result import Answer
 from tests.storage import servers
 from tests.storage.delta_tables import upload
 from tests.storage.iceberg_tables import table_in
@@ -28,6 +29,7 @@ from tests.support.context import run_operation
 from tests.support.index_runs import Indexes
 from tests.support.lake import MAVEN, jar
 from tests.support.needs import need
+from tests.unit.support.running import Child
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -51,11 +53,9 @@ def flaky(
     s3_server: Served,
     s3_proxy: FaultyProxy,
     spark: SparkSession,
-    monkeypatch: pytest.MonkeyPatch,
+    short_store_waits: None,
 ) -> Iterator[ObjectStore]:
     """A place in a bucket whose failed requests Spark's connector does not repeat, as if its own waits had passed."""
-    monkeypatch.setattr(store_waits, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(store_waits, "LONGEST_PAUSE", 0.1)
     bucket = "flaky"
     with suppress(urllib.error.HTTPError):  # it exists
         servers.request(f"http://127.0.0.1:{s3_server.port}/{bucket}", "PUT")
@@ -113,17 +113,18 @@ def test_an_object_that_is_replaced_while_spark_reads_it_gets_no_verdict(
 @pytest.mark.parametrize("files", [1, 4])
 @pytest.mark.parametrize("fault", ["closed", "500 Internal Server Error", "503 Slow Down"])
 def test_a_store_that_fails_for_a_file_while_spark_reads_it_is_waited_for(
-    flaky: ObjectStore, s3_proxy: FaultyProxy, context: Callable[[TableRecord], FakeContext], fault: str, files: int
+    flaky: ObjectStore, s3_proxy: FaultyProxy, spark: SparkSession, tmp_path: Path, fault: str, files: int
 ) -> None:
     """The file had the verdict error, although the store said nothing about it. Throttling fails for all files."""
     failing = "day%3D" if fault.startswith("503") else "day%3D0"
     for n in range(files):
         flaky.put_new(f"day={n}/a.parquet", parquet(a=[1, None], b=[0.5, 0.5]))
     table = TableRecord("t", "parquet", flaky.location)
-    contexts: list[FakeContext] = []
+    argument = {"checks": list(CHECKS), "statistics": "never", "sample": 0}
+    child = Child(Validate(), tmp_path, argument, op="t/validate/1", table=table, spark=spark)
 
     def waits() -> bool:
-        return any(text.startswith(WAITS_FOR_STORE) for one in contexts for text in one.statuses)
+        return any(one["t"] == "status" and one["text"].startswith(WAITS_FOR_STORE) for one in child.sent.messages)
 
     def fail(seen: Seen, forward: Callable[[bytes], bytes]) -> bytes | None:
         if b"aws-sdk-java" not in seen.whole or failing not in seen.target or waits():
@@ -132,19 +133,18 @@ def test_a_store_that_fails_for_a_file_while_spark_reads_it_is_waited_for(
             return None
         return f"HTTP/1.1 {fault}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n".encode()
 
-    def made(table: TableRecord) -> FakeContext:
-        contexts.append(context(table))
-        return contexts[-1]
-
+    plans = plan_table(table).partitions
     s3_proxy.fault = fail
-    argument = {"checks": list(CHECKS), "statistics": "never", "sample": 0}
-    report = run_operation(Validate(), table, argument, made).report
-    assert [(c["verdict"], c["violations"], c["error"]) for c in report["checks"]] == [
-        ("violated", files, None),
-        ("valid", 0, None),
-        ("valid", 0, None),
-    ]
+    ends = child.ends(plans)
     assert waits()
+    assert {end.kind for end in ends.values()} == {"verdict"}
+    for end in ends.values():
+        checks = Answer.model_validate(end.result).root.checks
+        assert [(c.verdict, c.violations, c.error) for c in checks] == [
+            ("violated", 1, None),
+            ("valid", 0, None),
+            ("valid", 0, None),
+        ]
 
 
 def test_an_iceberg_table_is_scanned(

@@ -11,8 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from distop.behavior import JobCancelled, TableRecord, TableUnavailable, load
-from distop.errors import InvalidArgument, TableBusy, TableRefused
+from distop.behavior import TableRecord, TableUnavailable, load
+from distop.errors import InvalidArgument, TableRefused
+from distop.protocol.executor_nodes import WAITS_FOR_STORE
 from distop.storage import storage_options, store_waits
 from distop.storage.object_store import Version
 from distop.storage.opened_stores import open_store
@@ -24,7 +25,7 @@ from distop.worker.child_side.call_handlers import Call
 from tests.storage.conftest import REMOTE, S3
 from tests.storage.servers import request
 from tests.support.context import FakeContext, run_operation
-from tests.unit.support.running import Child
+from tests.unit.support.running import Child, kinds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -180,13 +181,11 @@ def test_a_store_without_versions_is_compared_by_size_and_time() -> None:
 @pytest.mark.parametrize("served", ["moto"], indirect=True)
 @pytest.mark.parametrize("fault", ["503 Slow Down", "none"])
 def test_a_busy_store_is_waited_for_within_the_attempt(
-    fault: str, served: Served, proxy: FaultyProxy, impatient: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fault: str, served: Served, proxy: FaultyProxy, impatient: None, short_store_waits: None, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(store_waits, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(store_waits, "LONGEST_PAUSE", 0.1)
     store = open_store(f"{served.url}/{uuid.uuid4().hex}")
     put(store, "day=1/a.parquet", "day=2/a.parquet")
-    plans, behavior, ctx = plan_table(record(store)).partitions, load("validate"), FakeContext(tmp_path, record(store))
+    plans, child = plan_table(record(store)).partitions, validating(store, tmp_path)
     left = [40]
 
     def answer(seen: Seen, forward: Callable[[bytes], bytes]) -> bytes | None:
@@ -196,10 +195,15 @@ def test_a_busy_store_is_waited_for_within_the_attempt(
         return None if fault == "none" else f"HTTP/1.1 {fault}\r\ncontent-length: 0\r\n\r\n".encode()
 
     proxy.fault = answer
-    arg = behavior.Arg.model_validate({"checks": [{"not_null": "a"}], "statistics": "only"})
-    results = [result for _, result in behavior.run_batch(arg, plans, ctx)]
-    assert [result.root.verdict for result in results] == ["valid", "valid"]
-    assert any(text.startswith("waiting for the store: ") for text in ctx.statuses)
+    ends = child.ends(plans)
+    assert [end.result["verdict"] for end in ends.values()] == ["valid", "valid"]
+    assert any(one["t"] == "status" and one["text"].startswith(WAITS_FOR_STORE) for one in child.sent.messages)
+
+
+def validating(store: ObjectStore, folder: Path) -> Child:
+    """A child that runs jobs of a validation by statistics alone."""
+    argument = {"checks": [{"not_null": "a"}], "statistics": "only"}
+    return Child(load("validate"), folder, argument, op="t/validate/1", table=record(store))
 
 
 def planned_by_child(store: ObjectStore, folder: Path) -> dict[str, Any]:
@@ -213,11 +217,15 @@ def planned_by_child(store: ObjectStore, folder: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("served", ["moto"], indirect=True)
 @pytest.mark.parametrize("fault", ["503 Slow Down", "none"])
 def test_planning_waits_for_a_busy_store_within_the_attempt(
-    fault: str, served: Served, proxy: FaultyProxy, impatient: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fault: str,
+    served: Served,
+    proxy: FaultyProxy,
+    impatient: None,
+    short_store_waits: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """After the time limit of one request, 120 s, the planning failed, which counted as an attempt."""
-    monkeypatch.setattr(store_waits, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(store_waits, "LONGEST_PAUSE", 0.1)
     store = open_store(f"{served.url}/{uuid.uuid4().hex}")
     put(store, "day=1/a.parquet", "day=2/a.parquet")
     if fault == "none":
@@ -239,20 +247,21 @@ def test_a_batch_that_waits_for_a_busy_store_can_be_cancelled_and_gives_up(
     served: Served, proxy: FaultyProxy, impatient: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = open_store(f"{served.url}/{uuid.uuid4().hex}")
-    put(store, "day=1/a.parquet")
-    plans, behavior, ctx = plan_table(record(store)).partitions, load("validate"), FakeContext(tmp_path, record(store))
+    put(store, "day=1/a.parquet", "day=2/a.parquet")
+    plans = plan_table(record(store)).partitions
     proxy.answer("503 Slow Down")
-    arg = behavior.Arg.model_validate({"checks": [{"not_null": "a"}], "statistics": "only"})
-    with (
-        monkeypatch.context() as patch,
-        pytest.raises(TableBusy, match="there are too many requests|503|given up after"),
-    ):
+    with monkeypatch.context() as patch:
         patch.setattr(store_waits, "LIMIT", 0.0)
-        list(behavior.run_batch(arg, plans, ctx))
+        ends = validating(store, tmp_path).ends(plans)
+    assert kinds(ends) == "day=1:error day=2:error"
+    for end in ends.values():
+        assert re.search("there are too many requests|503|given up after", end.error)
     proxy.answer("503 Slow Down")
-    monkeypatch.setattr(ctx, "status", lambda text: setattr(ctx, "stopped", text.startswith("waiting")))
-    with pytest.raises(JobCancelled):
-        list(behavior.run_batch(arg, plans, ctx))
+    child = validating(store, tmp_path)
+    run = child.run(plans)
+    child.sent.on_status = lambda text: run.cancel(None) if text.startswith(WAITS_FOR_STORE) else None
+    run.run()
+    assert {end.kind for end in child.sent.ends.values()} == {"cancelled"}
 
 
 @pytest.mark.parametrize("served", ["moto"], indirect=True)

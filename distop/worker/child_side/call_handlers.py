@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from distop.behavior import OutcomeRow, Summary, cleans_up
 from distop.errors import (
@@ -23,7 +23,7 @@ from distop.protocol.records import PLANNED_OPTIONS, OperationRef, TableRecord
 from distop.runtime import secret_settings
 from distop.storage.places import Attempt, shared_of, stage_of
 from distop.storage.result_files import resolve
-from distop.storage.store_waits import StoreWaits, repeated_while_busy
+from distop.storage.store_waits import StoreWaits, is_busy, repeated_while_busy
 from distop.worker import child_messages
 from distop.worker.child_side import shared_files
 from distop.worker.child_side.answer_checks import (
@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 
     from distop.behavior import Behavior
     from distop.storage.deletion import Place
+
+
+T = TypeVar("T")
 
 
 class _Late(JobCancelled):
@@ -163,8 +166,7 @@ class Call:
             raise InvalidArgument(f"cannot plan {self._message['op']}: it has no table")
         ctx = self._context(find_table=self._other_table)
         # The operation's attempts are for other errors than a busy store.
-        waits = StoreWaits(self._check, ctx.status, self._env.log)
-        planned, partitions = repeated_while_busy(lambda: self._planned(behavior, arg, ctx), waits)
+        planned, partitions = self._while_busy(behavior, ctx, lambda: self._planned(behavior, arg, ctx))
         for chunk in chunked(partitions):
             self._check()
             self._env.outbox.send(child_messages.ChunkMessage(t="chunk", call=self.number, data=chunk.decode()))
@@ -187,6 +189,12 @@ class Call:
         planned = behavior.partitions(self._table, arg, ctx)
         partitions = select(behavior.jobs(arg, planned.partitions, self._message["names"], ctx), None)
         return planned, shared_files.spill(partitions, ctx.shared, ctx.operation)
+
+    def _while_busy(self, behavior: Behavior, ctx: ChildContext, work: Callable[[], T]) -> T:
+        def repeats(error: Exception) -> bool:
+            return is_busy(error) and not is_fatal(behavior, error, self._env.log)
+
+        return repeated_while_busy(lambda _: work(), StoreWaits(self._check, ctx.waiting, ctx.log), repeats=repeats)
 
     def _other_table(self, name: str) -> TableRecord:
         self._check()
@@ -214,7 +222,7 @@ class Call:
             return behavior.complete_operation(arg, self._table, summary, ctx)
 
         try:
-            report = repeated_while_busy(complete, StoreWaits(self._check, ctx.status, self._env.log))
+            report = self._while_busy(behavior, ctx, complete)
         except OperationFailed as error:
             # The text becomes part of a value, and the outbox redacts no values.
             report, failure = error.report, secret_settings.redact(message_of(error)) or "the operation failed"

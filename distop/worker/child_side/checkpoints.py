@@ -33,6 +33,8 @@ class JobProgress(Progress):
         self._last = float("-inf")
         self._skipped: Any = None
         """The last checkpoint that was not saved, because of the rate limit or an error."""
+        self.saves = 0
+        """The number of saved checkpoints of this attempt that differ from the one before."""
 
     def load(self) -> Any:
         return for_cleanup(self._value)
@@ -62,8 +64,19 @@ class JobProgress(Progress):
             saved = bool(self._outbox.ask(question, ANSWER_SECONDS))
         except (TimeoutError, RuntimeError):
             saved = False
+        self.saves += saved and value != self._value
         self._value, self._skipped = (value, None) if saved else (self._value, value)
         return saved
+
+    @property
+    def resumes(self) -> bool:
+        """Whether there is a checkpoint from which a resumable job continues."""
+        return to_go_on_from(self._value) is not None
+
+    @property
+    def settled(self) -> bool:
+        """Whether etcd has no other checkpoint than this object, and none was held back."""
+        return self._skipped is None
 
     def give_up(self) -> bool:
         """Mark the checkpoint as abandoned: no attempt may resume from it, and its files must be removed.
@@ -92,6 +105,10 @@ class NoProgress(Progress):
 
     A cleanup can read the checkpoint of its job, but not write one.
     """
+
+    saves = 0
+    resumes = False
+    settled = True
 
     def __init__(self, value: Any = None) -> None:
         self._value = value

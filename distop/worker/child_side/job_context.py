@@ -18,12 +18,13 @@ from distop.storage.places import Attempt, Stages, operation_path, shared_of, st
 from distop.worker import child_messages
 from distop.worker.child_side.checkpoints import JobProgress, NoProgress
 from distop.worker.child_side.context_arguments import ended_operation, follow_up, status_text, table_name
-from distop.worker.child_side.job_status import JobStatus
+from distop.worker.child_side.job_status import STARTING_SPARK, JobStatus
 from distop.worker.child_side.outbox import ANSWER_SECONDS
 from distop.worker.child_side.shared_files import with_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -88,7 +89,7 @@ class ChildContext(JobContext):
     @property
     def spark(self) -> SparkSession:
         name = f" {self.partition.name}" if self.partition is not None else ""
-        with contextlib.nullcontext() if self._env.spark.started else self._status.starting_spark():
+        with contextlib.nullcontext() if self._env.spark.started else self.waiting(STARTING_SPARK):
             return self._env.spark.session(self.operation, self.tag, f"{self.operation}{name}")
 
     def with_files(self, partition: PartitionPlan) -> PartitionPlan:
@@ -129,6 +130,10 @@ class ChildContext(JobContext):
         line = status_text(text)
         if self._scope.run:
             self._status.report(line)
+
+    def waiting(self, text: str) -> AbstractContextManager[None]:
+        """Show what the job waits for, instead of its own status, which is shown again afterwards."""
+        return self._status.waiting(status_text(text))
 
     def send_held_status(self) -> None:
         """Send the status that the rate limit held back, if there is one."""

@@ -1,4 +1,4 @@
-"""The status of a job: reports it to the daemon, with a rate limit, and shows the start of Spark meanwhile."""
+"""The status of a job: reports it to the daemon, with a rate limit, and shows what the job waits for meanwhile."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class JobStatus:
         self._text = ""
         """The last status of the behavior that was sent."""
         self._held: str | None = None
-        """The last status that the rate limit, or the start of Spark, held back; :meth:`send_held` sends it later."""
-        self._starting_spark = 0
-        """Number of threads of this job that wait for the start of the Spark session."""
+        """The last status that the rate limit, or a wait, held back; :meth:`send_held` sends it later."""
+        self._waiting = 0
+        """Number of threads of this job that wait."""
 
     def report(self, text: str) -> None:
         """Send a status, or hold it back."""
         with self._lock:
-            if not self._starting_spark and time.monotonic() - self._last >= STATUS_SECONDS:
+            if not self._waiting and time.monotonic() - self._last >= STATUS_SECONDS:
                 self._report(text)
             else:
                 self._held = text
@@ -41,22 +41,22 @@ class JobStatus:
     def send_held(self) -> None:
         """Send the status that was held back, if there is one: it may describe a long step."""
         with self._lock:
-            if self._held is not None and not self._starting_spark:
+            if self._held is not None and not self._waiting:
                 self._report(self._held)
 
     @contextlib.contextmanager
-    def starting_spark(self) -> Iterator[None]:
-        """Report that Spark starts, instead of the job's own status, which is reported again afterwards."""
+    def waiting(self, text: str) -> Iterator[None]:
+        """Report what the job waits for, instead of its own status, which is reported again afterwards."""
         with self._lock:
-            self._starting_spark += 1
-            if self._starting_spark == 1:
-                self._send(STARTING_SPARK)
+            self._waiting += 1
+            if self._waiting == 1:
+                self._send(text)
         try:
             yield
         finally:
             with self._lock:
-                self._starting_spark -= 1
-                if not self._starting_spark:
+                self._waiting -= 1
+                if not self._waiting:
                     self._report(self._text if self._held is None else self._held)
 
     def _report(self, text: str) -> None:

@@ -21,7 +21,7 @@ from distop.errors import (
     message_of,
 )
 from distop.protocol.behavior_declaration import over_time_limit
-from distop.protocol.jobs import MAX_OUTCOME_BYTES, to_go_on_from
+from distop.protocol.jobs import MAX_OUTCOME_BYTES
 from distop.protocol.json_codec import MAX_ERROR_TEXT
 from distop.protocol.plan import PartitionPlan
 from distop.protocol.records import TableRecord
@@ -30,6 +30,7 @@ from distop.runtime import secret_settings
 from distop.storage import result_files
 from distop.storage.confinement import resolve_once
 from distop.storage.places import Attempt, shared_of
+from distop.storage.store_waits import StoreWaits, is_busy, repeated_while_busy
 from distop.worker import child_messages
 from distop.worker.child_side.answer_checks import dump, fatal_kind, is_fatal, validate_argument, validate_result
 from distop.worker.child_side.environment import Environment, SessionDeadline
@@ -289,29 +290,52 @@ class Run:
         return [p for p in group if p in self._cancelled]
 
     def _run_one(self, ordinal: int) -> None:
-        behavior = self._behavior
-        partition, _, _, progress = self._items[ordinal]
+        partition = self._items[ordinal][0]
         ctx = self._job_context(partition)
         self._set_current((ordinal,), ctx)
         started = time.time()
         try:
-            # Both the cleanup and the job need the file list.
-            partition = ctx.partition = ctx.with_files(partition)
-            if self._deadline.passed():
-                self._end(ordinal, "refused", None, "the session's deadline has passed", started)
-                return
-            if ordinal in self._cancelled:
-                self._end_cancelled(ctx, partition, started)
-                return
-            resumes = behavior.resumable and to_go_on_from(progress) is not None
-            if self._cleanup_first and self._cleans and not resumes:
-                behavior.cancel_job_and_cleanup(self._arg, partition, ctx)
-                ctx.progress.begin_anew()
-            result = behavior.start_or_resume_job(self._arg, partition, ctx)
+            result = repeated_while_busy(
+                lambda again: self._start_or_resume(ordinal, ctx, started, cleanup=again or self._cleanup_first),
+                self._store_waits(ctx),
+                repeats=lambda error: self._repeats(error) and _settled(ctx),
+                results=lambda: ctx.progress.saves,
+            )
         except BaseException as error:
-            self._end_with_error(ctx, partition, error, started)
+            self._end_with_error(ctx, ctx.partition or partition, error, started)
         else:
-            self._end(ordinal, "success", result, "", started)
+            self._end(ordinal, "success", result, "", started)  # does nothing if the job has ended otherwise
+
+    def _start_or_resume(self, ordinal: int, ctx: ChildContext, started: float, *, cleanup: bool) -> Any:
+        """Run a job that is alone; returns its result. If it may not start, it is ended here."""
+        behavior = self._behavior
+        # Both the cleanup and the job need the file list.
+        partition = ctx.partition = ctx.with_files(self._items[ordinal][0])
+        if self._deadline.passed():
+            self._end(ordinal, "refused", None, "the session's deadline has passed", started)
+            return None
+        if ordinal in self._cancelled:
+            self._end_cancelled(ctx, partition, started)
+            return None
+        if cleanup and self._cleans and not (behavior.resumable and ctx.progress.resumes):
+            behavior.cancel_job_and_cleanup(self._arg, partition, ctx)
+            ctx.progress.begin_anew()
+        return behavior.start_or_resume_job(self._arg, partition, ctx)
+
+    def _store_waits(self, ctx: ChildContext) -> StoreWaits:
+        return StoreWaits(ctx.check_cancelled, ctx.waiting, ctx.log)
+
+    def _repeats(self, error: Exception) -> bool:
+        """Whether a busy store has caused the error, and the behavior may be called again within the attempt.
+
+        Exits the process if its Spark session is unusable.
+        """
+        if not is_busy(error):
+            return False
+        self._check_spark(error)
+        once = self._behavior.can_fail and self._behavior.retry.attempts == 1
+        stopped = self._env.stopping or self._given_up
+        return not once and not stopped and not is_fatal(self._behavior, error, self._env.log)
 
     def _run_batches(self, ordinals: list[int]) -> None:
         """Run a batch; after an error, halve it until the failing partition is alone."""
@@ -354,7 +378,7 @@ class Run:
     def _run_batch(self, group: list[int], cleanup: bool) -> tuple[BaseException | None, float]:
         """Run one group as a batch, and report its outcomes. Returns (its error or None, its start time).
 
-        Without an error, all its jobs have outcomes.
+        Without an error, all its jobs have outcomes. While a store is busy, the jobs without an outcome are repeated.
         """
         ctx = self._batch_context(group)
         self._set_current(tuple(group), ctx)
@@ -362,12 +386,12 @@ class Run:
         loaded = {p: self._items[p][0] for p in group}
         failure: BaseException | None = None
         try:
-            late = self._deadline.passed()
-            with resolve_once():
-                loaded = {p: ctx.with_files(partition) for p, partition in loaded.items()}
-            ready = [one for one in loaded.values() if self._ready(one, ctx, started, late=late, cleanup=cleanup)]
-            if ready:
-                self._report_outcomes(ready, loaded, ctx, started)
+            repeated_while_busy(
+                lambda again: self._run_open(loaded, ctx, started, cleanup=cleanup or (again and self._cleans)),
+                self._store_waits(ctx),
+                repeats=self._repeats,
+                results=lambda: len(group) - len(self._open.intersection(group)),
+            )
         except BaseException as error:
             self._check_spark(error)
             failure = error
@@ -378,6 +402,18 @@ class Run:
         for ordinal in [p for p in group if p in self._open]:
             self._end_without_outcome(loaded[ordinal], ctx, failure, started)
         return failure, started
+
+    def _run_open(
+        self, loaded: dict[int, PartitionPlan], batch: ChildContext, started: float, *, cleanup: bool
+    ) -> None:
+        """Run the jobs of a batch that have no outcome yet. ``loaded``: its jobs; they get their file lists."""
+        late = self._deadline.passed()
+        still_open = [p for p in loaded if p in self._open]
+        with resolve_once():
+            loaded.update({p: batch.with_files(self._items[p][0]) for p in still_open})
+        ready = [p for p in still_open if self._ready(loaded[p], batch, started, late=late, cleanup=cleanup)]
+        if ready:
+            self._report_outcomes([loaded[p] for p in ready], loaded, batch, started)
 
     def _ready(
         self, partition: PartitionPlan, batch: ChildContext, started: float, *, late: bool, cleanup: bool
@@ -428,7 +464,7 @@ class Run:
         elif fatal_kind(failure) == "unable":
             # The node is the cause, not a partition: halves of the batch would fail here, too.
             self._end(ordinal, "unable", None, message_of(failure), started)
-        elif isinstance(failure, TableUnavailable):
+        elif isinstance(failure, TableUnavailable) or is_busy(failure):
             # The whole table is unreachable: halves of the batch would fail, too.
             self._end_with_own_error(partition, failure, started)
 
@@ -585,3 +621,12 @@ class Run:
         now = time.time()
         for ordinal in list(self._open):
             self._end(ordinal, kind, None, error, now)
+
+
+def _settled(ctx: ChildContext) -> bool:
+    """Save the checkpoint that was held back; returns whether the job may continue from the last saved one.
+
+    If a save has no answer, only the next attempt can read which one etcd has.
+    """
+    ctx.progress.settle()
+    return ctx.progress.settled

@@ -12,16 +12,16 @@ from distop.behavior import TableRecord
 from distop.errors import TableBusy, TableRefused, TableUnavailable
 from distop.protocol.executor_nodes import WAITS_FOR_STORE
 from distop.protocol.records import OperationRef
-from distop.storage import store_waits
 from distop.storage.deletion import Place
-from distop.storage.store_waits import is_busy
 from distop.tables import plan_table, reader_of
-from distop.testing import FakeContext, MemoryProgress
+from distop.testing import MemoryProgress
 from distop_behaviors.index import BuildIndex, postings, segments
 from distop_behaviors.index.index_argument import BuildArgument
 from distop_behaviors.index.key_columns import pieces
 from distop_behaviors.index.segments import SegmentWriter
+from tests.support.index_runs import Indexes
 from tests.support.refusing_store import RefusingStore
+from tests.unit.support.running import Child
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from distop_behaviors.index.key_columns import Piece, SourceFile
 
 
-pytestmark = pytest.mark.usefixtures("short_time_limit")
+pytestmark = pytest.mark.usefixtures("short_time_limit", "short_store_waits")
 
 
 def content() -> bytes:
@@ -82,42 +82,56 @@ def test_a_busy_store_is_waited_for_within_the_attempt(
     """A job of an index build that met a busy store counted as a failed attempt."""
     files: dict[str, bytes | None] = {f"t/{n}.parquet": content() for n in range(3)}
 
-    class Recovering(FakeContext):
-        def status(self, text: str) -> None:
-            super().status(text)
-            if text.startswith(WAITS_FOR_STORE):
-                files["t/1.parquet"] = content()
+    texts: list[str] = []
 
-    monkeypatch.setattr(store_waits, "FIRST_PAUSE", 0.01)
+    def recover(text: str) -> None:
+        texts.append(text.partition(": ")[0])
+        if text.startswith(WAITS_FOR_STORE):
+            files["t/1.parquet"] = content()
+
     with RefusingStore(503, "SlowDown", files) as store:
         store.serve(monkeypatch)
         table = TableRecord("t", "parquet", "s3://bucket/t")
         [plan] = plan_table(table).partitions
         files["t/1.parquet"] = None
-        context = Recovering(tmp_path, table, plan, operation=str(OperationRef("t", "build-index", "i", 1)))
-        result = BuildIndex().start_or_resume_job(BuildArgument(name="i", columns=["k"], kind=kind), plan, context)
-    assert (result.files, result.rows) == (3, 6)
+        argument = {"name": "i", "columns": ["k"], "kind": kind}
+        child = Child(BuildIndex(), tmp_path, argument, op=str(OperationRef("t", "build-index", "i", 1)), table=table)
+        child.sent.on_status = recover
+        result = child.ends([plan], batch=False)[plan.name].result
+    assert (result["files"], result["rows"]) == (3, 6)
     indexing = f"indexing {plan.name}"
-    assert [text.partition(": ")[0] for text in context.statuses] == [indexing, WAITS_FOR_STORE, indexing]
+    assert [text for text in texts if text] == [indexing, WAITS_FOR_STORE, indexing]
 
 
-def test_a_file_is_not_indexed_again_after_a_part_of_it_was_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_a_file_of_which_a_part_was_written_is_not_in_the_index_twice(
+    checkpoint: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its postings would be in the index twice: the next attempt begins at the last complete file."""
+    """The store is busy in the middle of the second file. The job continues in its own stage from a checkpoint."""
     monkeypatch.setattr(postings, "RUN_ROWS", 1)
+    monkeypatch.setattr(segments, "SEGMENT_FILES", 1 if checkpoint else 256)
+    read: list[str] = []
 
     def interrupted(source: SourceFile) -> Iterator[Piece]:
         yield from pieces(source)
-        raise TableBusy("SlowDown")
+        read.append("")
+        if len(read) == 2:
+            raise TableBusy("SlowDown")
 
-    files: dict[str, bytes | None] = {"t/0.parquet": content()}
-    with RefusingStore(503, "SlowDown", files) as store:
-        store.serve(monkeypatch)
-        monkeypatch.setattr(segments, "pieces", interrupted)
-        with pytest.raises(TableUnavailable, match="SlowDown") as raised:
-            index(files, tmp_path / "stage")
-    assert not is_busy(raised.value)
+    monkeypatch.setattr(segments, "pieces", interrupted)
+    (tmp_path / "table").mkdir()
+    for n in range(3):
+        (tmp_path / "table" / f"{n}.parquet").write_bytes(content())
+    indexes = Indexes(tmp_path / "table", tmp_path / "other")
+    [plan] = plan_table(indexes.record).partitions
+    argument = {"name": "i", "columns": ["k"]}
+    child = Child(BuildIndex(), tmp_path, argument, op="t/build-index/i/1", table=indexes.record)
+    end = child.ends([plan], batch=False)[plan.name]
+    assert end.kind == "success", end.error
+    assert len(read) == (4 if checkpoint else 5), "complete files before a checkpoint are not read again"
+    undisturbed = indexes.plan(columns=["k"])
+    [whole] = undisturbed.planned.partitions
+    assert end.result == undisturbed.run(whole).model_dump(mode="json")
 
 
 def test_a_single_file_that_the_store_refuses_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
+from distop.protocol.plan import PartitionPlan
+from distop.testing.in_process_child import spark_for
 from distop.worker.child_side.call_handlers import Call
 from distop.worker.child_side.environment import Environment
 from distop.worker.child_side.outbox import Outbox
@@ -14,10 +16,12 @@ from distop.worker.child_side.runner import Run
 from distop.worker.daemon_side.requests import JobEnded
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from distop.behavior import Behavior
+    from pyspark.sql import SparkSession
+
+    from distop.behavior import Behavior, TableRecord
 
 OP = "t/sample/1"
 INCARNATION = "inc-1"
@@ -31,12 +35,20 @@ class Sent(Outbox):
     """Records the messages of the child to its daemon. ``progress``: saved checkpoints."""
 
     def __init__(self) -> None:
+        self.on_status: Callable[[str], None] = lambda _: None
+        """Called with each status of a job."""
         self.ends: dict[int, JobEnded] = {}
         self.messages: list[Mapping[str, Any]] = []
         self.progress: dict[int, Any] = {}
+        self.history: Mapping[str, Any] = {}
+        """The history records by operation."""
+        self.saves = True
+        """Whether checkpoints are saved."""
 
     def send(self, message: Any) -> None:
         self.messages.append(message)
+        if message["t"] == "status":
+            self.on_status(message["text"])
 
     def ended(self, run: int, partition: int, kind: Any, result: bytes, error: str, started: float) -> None:
         assert partition not in self.ends, f"job {partition} has ended twice"
@@ -46,15 +58,30 @@ class Sent(Outbox):
         pass
 
     def ask(self, message: Any, timeout: float) -> Any:
+        if message["t"] == "history":
+            return {"record": self.history[message["op"]]}
         assert message["t"] == "progress"
-        self.progress[message["partition"]] = message["value"]
-        return True
+        if self.saves:
+            self.progress[message["partition"]] = message["value"]
+        return self.saves
 
 
 class Child:
-    """A child with one behavior. Partition ``i`` has the attempt ``i + 1`` and the fence ``100 + i``."""
+    """A child with one behavior. Partition ``i`` has the attempt ``i + 1`` and the fence ``100 + i``.
 
-    def __init__(self, behavior: Behavior, folder: Path, arg: Any = None) -> None:
+    ``spark``: the session of its jobs; None: they start one.
+    """
+
+    def __init__(
+        self,
+        behavior: Behavior,
+        folder: Path,
+        arg: Any = None,
+        *,
+        op: str = OP,
+        table: TableRecord | None = None,
+        spark: SparkSession | None = None,
+    ) -> None:
         self.sent = Sent()
         self.deaths: list[str] = []
         config = {
@@ -71,11 +98,14 @@ class Child:
         }
         self.env = Environment(config, folder / "work", self.sent)
         self.env._behaviors[behavior.type_name] = behavior
+        if spark is not None:
+            self.env.spark = spark_for(spark)
         self._type, self._arg = behavior.type_name, arg
+        self._op, self._table = op, table
 
     def run(
         self,
-        names: Sequence[str],
+        jobs: Sequence[str | PartitionPlan],
         *,
         batch: bool = True,
         cleanup: bool = False,
@@ -83,10 +113,13 @@ class Child:
         limit: float = 0.0,
         grace: float = 0.0,
     ) -> Run:
-        """A run of partitions; its ``run()`` starts it. ``limit``, ``grace``: of the time of a job (0: none)."""
+        """A run of partitions; its ``run()`` starts it. ``limit``, ``grace``: of the time of a job (0: none).
+
+        ``jobs``: partitions of the plan, or their names if they have no files.
+        """
         message = {
             "run": 1,
-            **self._of_operation(names, progress or {}),
+            **self._of_operation(jobs, progress or {}),
             "batch": batch,
             "cleanup": cleanup,
             "careful": False,
@@ -97,14 +130,15 @@ class Child:
         }
         return Run(self.env, message, self.deaths.append)
 
-    def ends(self, names: Sequence[str], **settings: Any) -> dict[str, JobEnded]:
+    def ends(self, jobs: Sequence[str | PartitionPlan], **settings: Any) -> dict[str, JobEnded]:
         """Run partitions; returns the ends of their jobs by partition name."""
-        self.run(names, **settings).run()
+        self.run(jobs, **settings).run()
+        names = [one if isinstance(one, str) else one.name for one in jobs]
         return {name: self.sent.ends[i] for i, name in enumerate(names)}
 
-    def clean(self, names: Sequence[str]) -> None:
+    def clean(self, jobs: Sequence[str | PartitionPlan]) -> None:
         """Clean up jobs that are not running."""
-        Call(self.env, {"t": "cleanup", "call": 2, **self._of_operation(names, {})}, self.deaths.append).run()
+        Call(self.env, {"t": "cleanup", "call": 2, **self._of_operation(jobs, {})}, self.deaths.append).run()
 
     def complete(self, verdict: str = "success") -> Mapping[str, Any]:
         """Complete an operation without jobs; returns the message to the daemon."""
@@ -112,13 +146,14 @@ class Child:
         Call(self.env, {"t": "complete", "call": 3, **self._of_operation("", {}), **counts}, self.deaths.append).run()
         return self.sent.messages[-1]
 
-    def _of_operation(self, names: Sequence[str], progress: Mapping[str, Any]) -> dict[str, Any]:
-        items = [({"partition": i, "name": n}, i + 1, 100 + i, progress.get(n)) for i, n in enumerate(names)]
+    def _of_operation(self, jobs: Sequence[str | PartitionPlan], progress: Mapping[str, Any]) -> dict[str, Any]:
+        plans = [PartitionPlan(i, one) if isinstance(one, str) else one for i, one in enumerate(jobs)]
+        items = [(one.to_json(), i + 1, 100 + i, progress.get(one.name)) for i, one in enumerate(plans)]
         return {
-            "op": OP,
+            "op": self._op,
             "type": self._type,
             "arg": self._arg,
-            "table": None,
+            "table": self._table.to_json() if self._table is not None else None,
             "items": items,
             "incarnation": INCARNATION,
         }
