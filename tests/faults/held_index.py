@@ -57,10 +57,13 @@ class HeldArgument(BuildArgument):
     That process writes its pid to ``<folder>/<at>``. While ``<folder>/full`` exists, jobs and completion can only write
     small files. A call that fails for this writes ``<folder>/failed``, and ends once there is space. Each call that
     ends writes ``<folder>/ended-PID``.
+
+    ``segment_files``: files after which a segment is closed, and a checkpoint saved. A job with fewer files saves none.
     """
 
     at: str = ""
     folder: str
+    segment_files: int = 1
 
 
 class HeldDropArgument(DropArgument):
@@ -102,10 +105,11 @@ class HeldDrop(DropIndex):
 def _patched_call(arg: HeldArgument | HeldDropArgument) -> Iterator[None]:
     with _lock:
         if not _argument:
-            segments.SEGMENT_FILES = 1
             for point, (owner, name) in POINTS.items():
                 setattr(owner, name, _with_moments(point, getattr(owner, name)))
         _argument[:] = [arg]
+        if isinstance(arg, HeldArgument):
+            segments.SEGMENT_FILES = arg.segment_files
     full = Path(arg.folder, "full")
     try:
         yield

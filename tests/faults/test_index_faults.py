@@ -316,7 +316,8 @@ def test_a_build_survives_a_process_that_wakes_up_after_its_takeover(
     both = group.start("ann", "bob", ttl=3, env=sample_env)
     assert indexed.start().wait(60).state == "success"
     indexed.grow()
-    operation = indexed.start(at)
+    # Its jobs have at most two files, so they save no checkpoint: the child would wait for its suspended daemon.
+    operation = indexed.start(at, segment_files=3)
     pid = indexed.held(at)
     victim, late = daemon_of(pid, both), indexed.folder / f"ended-{pid}"
     with suspended_machine(group, victim, pid, late):
