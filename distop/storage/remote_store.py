@@ -163,10 +163,8 @@ class RemoteStore(ObjectStore):
             return Content(data, stored)
 
     def head(self, key: str) -> StoredObject:
-        import obstore
-
         path, what = self._path(key), f"find {self.location_of(key)}"
-        return repeated(lambda: self._stored(asked(lambda: obstore.head(self._store, path), what)), self._limit)
+        return repeated(lambda: self._stored(self._head(path, what).meta), self._limit)
 
     def list(self, folder: str = "", *, after: str = "") -> Iterator[StoredObject]:
         return (found for found in self._list(folder, after) if not is_scratch(found.key))
@@ -374,7 +372,7 @@ class RemoteStore(ObjectStore):
 
         def read_back(unanswered: bool) -> ReadBack:
             try:
-                found = repeated(lambda: self._fetch(path, what, {"head": True}), self._limit)
+                found = repeated(lambda: self._head(path, what), self._limit)
             except ObjectMissing:
                 return ReadBack(None, own=False)
             stored, wrote = self._stored(found.meta), found.attributes.get(TOKEN)
@@ -424,6 +422,18 @@ class RemoteStore(ObjectStore):
             if self.get_ranges(source, some) != self.get_ranges(target.key, some, version=target.version):
                 return False
         return True
+
+    def _head(self, path: str, what: str) -> Any:
+        """The answer to a HEAD request. A refusal of one has no body, so GET tells the cause of the status 404.
+
+        It may be a missing bucket or, on versitygw, an unknown access key.
+        """
+        try:
+            return self._fetch(path, what, {"head": True})
+        except ObjectMissing as error:
+            if error.code:
+                raise
+            return self._fetch(path, what)
 
     def _fetch(self, path: str, what: str, options: Mapping[str, Any] | None = None) -> Any:
         import obstore

@@ -24,6 +24,8 @@ _MESSAGE = re.compile(r"<Message>([^<]{1,200})")
 _SLOW = frozenset({"SlowDown", "RequestLimitExceeded", "Throttling", "ThrottlingException", "TooManyRequests"})
 """Error codes that ask for fewer requests. ServerBusy (Azure) and others come with status 503 or 429."""
 _NO_PLACE = frozenset({"NoSuchBucket", "ContainerNotFound"})
+UNKNOWN_USER = "XAdminUserNotFound"
+"""The code of versitygw, with the status 404, for an access key that it does not know."""
 _SLOW_REQUESTS = frozenset({"RequestTimeout", "RequestTimeoutException"})
 """Codes of S3, with the status 400, for requests that it has not read in time."""
 _BAD_KEY = "Encountered object with invalid path: "
@@ -153,7 +155,8 @@ def _translated(error: BaseException, what: str, text: str, status: int, code: s
     message = f"cannot {what}: {_cause(text, status, code)}"
     if code in _NO_PLACE:
         return BucketMissing(f"cannot {what}: there is no such bucket or container")
-    if isinstance(error, e.PermissionDeniedError | e.UnauthenticatedError) or status in (401, 403):
+    denied = status in (401, 403) or code == UNKNOWN_USER
+    if isinstance(error, e.PermissionDeniedError | e.UnauthenticatedError) or denied:
         return Denied(message)
     if isinstance(error, e.AlreadyExistsError):
         return ObjectExists(f"cannot {what}: it exists already")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from distop.storage import storage_options
-from distop.storage.object_store import PART
+from distop.storage.object_store import PART, Version
 from distop.storage.opened_stores import open_store
 from distop.storage.store_errors import (
     Denied,
@@ -359,6 +359,30 @@ def test_a_wrong_secret(served: Served, location: str, monkeypatch: pytest.Monke
         assert "never-shown" not in str(error.value)
 
 
+@pytest.mark.parametrize("served", ["versitygw"], indirect=True)
+def test_an_unknown_access_key(
+    served: Served, direct: ObjectStore, location: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """versitygw answers as for a missing object, with the status 404."""
+    direct.put_new("a", b"x")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+    store = within(location, connect_timeout=4.0)
+    for call in (
+        lambda: store.get("a", limit=1),
+        lambda: store.get_ranges("a", [(0, 1)]),
+        lambda: store.get_end("a", 1),
+        lambda: store.head("a"),
+        lambda: list(store.list()),
+        lambda: store.put_new("b", b""),
+        lambda: store.put_large("b", iter([b"x" * (PART + 1)])),
+        lambda: store.replace_if("a", b"", Version('"1"')),
+        lambda: store.copy_new("a", "b"),
+        lambda: store.delete_many(["a"]),
+    ):
+        with pytest.raises(Denied, match="status 404 XAdminUserNotFound No user exists with the provided access key"):
+            call()
+
+
 @on_s3
 def test_a_missing_bucket(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     [options] = served.options().values()
@@ -369,6 +393,7 @@ def test_a_missing_bucket(served: Served, monkeypatch: pytest.MonkeyPatch) -> No
         lambda: store.put_large("a", iter([b"x" * (PART + 1)])),
         lambda: list(store.list()),
         lambda: store.get("a", limit=1),
+        lambda: store.head("a"),
     ):
         with pytest.raises(ObjectMissing, match="no such bucket"):
             call()

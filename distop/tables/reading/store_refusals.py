@@ -14,6 +14,7 @@ from distop.errors import TableBusy, TableRefused, TableUnavailable
 from distop.runtime.java import java_exceptions
 from distop.storage.store_errors import (
     CHECK_ACCESS,
+    UNKNOWN_USER,
     BucketMissing,
     Denied,
     ObjectChanged,
@@ -105,6 +106,8 @@ _CAUSE_BY_STATUS = {400: NOT_ACCEPTED, 401: CREDENTIALS, 403: DENIED, 407: PROXY
 _SINGLE_FILE_STATUSES = frozenset({404, 410, 416})
 """Statuses that concern a single file: not found, gone, too short for the range."""
 _SERVICE = re.compile(r"(?:software\.amazon|com\.amazonaws|com\.google\.cloud|org\.apache\.hadoop\.fs\.azurebfs)\.")
+_UNKNOWN_USER = "No user exists with the provided access key ID"
+"""versitygw's message for the code ``UNKNOWN_USER``. Amazon's client for Java quotes no code."""
 _MISSING_CLASS = re.compile(r"(?:java\.lang\.ClassNotFoundException: )?Class \S+ not found")
 _TASK_FAILURE = re.compile(
     r"Job aborted due to stage failure: Task \S+ in stage \S+ failed \d+ times, most recent failure: "
@@ -121,6 +124,7 @@ _CAUSE_BY_TEXT: Sequence[tuple[re.Pattern[str], str]] = (
     # The codes of Amazon's, Google's and Microsoft's services and of curl, as pyarrow passes them on.
     (re.compile(r"AWS Error (?:INVALID_ACCESS_KEY_ID|SIGNATURE_DOES_NOT_MATCH|INVALID_CLIENT_TOKEN_ID)"), CREDENTIALS),
     (re.compile(r"AWS Error (?:EXPIRED_TOKEN|MISSING_AUTHENTICATION_TOKEN|INVALID_SIGNATURE)"), CREDENTIALS),
+    (re.compile(rf"ExceptionName: {UNKNOWN_USER}\b"), CREDENTIALS),
     (re.compile(r"AWS Error ACCESS_DENIED|Status\(PERMISSION_DENIED|AuthorizationFailure"), DENIED),
     (re.compile(r"Status\(UNAUTHENTICATED|AuthenticationFailed|InvalidAuthenticationInfo"), CREDENTIALS),
     (re.compile(r"AWS Error NO_SUCH_BUCKET|ContainerNotFound"), NO_BUCKET),
@@ -133,10 +137,10 @@ _CAUSE_BY_TEXT: Sequence[tuple[re.Pattern[str], str]] = (
 _BAD_CREDENTIALS = frozenset(
     {
         *("InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken", "TokenRefreshRequired"),
-        *("AuthenticationFailed", "InvalidAuthenticationInfo"),
+        *("AuthenticationFailed", "InvalidAuthenticationInfo", UNKNOWN_USER),
     }
 )
-"""Codes of S3 and Azure."""
+"""Codes of S3, versitygw and Azure."""
 _CAUSE_BY_ERROR = ((Unreachable, NOT_CONNECTED), (TimedOut, NO_ANSWER))
 
 
@@ -153,7 +157,11 @@ def cause_of_spark_error(error: Exception) -> str | None:
             client = _HTTP_CLIENT.search(name)
             if client is not None and client[1] in _CAUSE_BY_HTTP_CLASS:
                 return _CAUSE_BY_HTTP_CLASS[client[1]]
-            status = _STATUS.search(text) if _SERVICE.match(name) else None
+            if not _SERVICE.match(name):
+                continue
+            if _UNKNOWN_USER in text:
+                return CREDENTIALS
+            status = _STATUS.search(text)
             if status is not None and (cause := _cause_of_status(int(status[1]))) is not None:
                 return cause
         if _MISSING_CLASS.match(text) and "FileSystem" in text:

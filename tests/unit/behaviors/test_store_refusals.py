@@ -50,6 +50,7 @@ def parquet() -> bytes:
         (400, "ExpiredToken", store_refusals.CREDENTIALS),
         (400, "InvalidRequest", store_refusals.NOT_ACCEPTED),
         (401, "Unauthorized", store_refusals.CREDENTIALS),
+        (404, "XAdminUserNotFound", store_refusals.CREDENTIALS),
         (407, "ProxyAuthenticationRequired", store_refusals.PROXY),
         (418, "Teapot", f"{store_refusals.OTHER_STATUS} 418"),
         (501, "NotImplemented", store_refusals.INTERNAL_ERROR),
@@ -84,6 +85,8 @@ MESSAGES = {
         store_refusals.INTERNAL_ERROR
     ),
     f"{_HEAD}AWS Error UNKNOWN (HTTP status 404) during ListObjectsV2 operation: Unable to parse ExceptionName": None,
+    f"{_HEAD}AWS Error UNKNOWN (HTTP status 404) during ListObjectsV2 operation: Unable to parse ExceptionName: "
+    "XAdminUserNotFound Message: No user exists with the provided access key ID.": store_refusals.CREDENTIALS,
     f"{_HEAD}AWS Error UNKNOWN (HTTP status 410) during HeadObject operation: No response body.": None,
     f"{_HEAD}AWS Error UNKNOWN (HTTP status 416) during GetObject operation: No response body.": None,
     f"{_HEAD}AWS Error NETWORK_CONNECTION during HeadObject operation: curlCode: 7, Could not connect to server": (
@@ -144,6 +147,12 @@ _HTTP = "software.amazon.awssdk.thirdparty.org.apache.http"
         (_GOOGLE, "401 Unauthorized\nGET https://storage.googleapis.com/b/a", store_refusals.CREDENTIALS),
         (_S3, "no (Service: S3, Status Code: 400, Request ID: 7)", store_refusals.NOT_ACCEPTED),
         (_S3, "no (Service: S3, Status Code: 301, Request ID: 7)", store_refusals.REDIRECTED),
+        (_S3, "no (Service: S3, Status Code: 404, Request ID: 7)", None),
+        (
+            _S3,
+            "No user exists with the provided access key ID. (Service: S3, Status Code: 404, Request ID: 7)",
+            store_refusals.CREDENTIALS,
+        ),
         (_S3, "no (Service: S3, Status Code: 416, Request ID: 7)", None),
         (_GOOGLE, "429 Too Many Requests\nGET https://storage.googleapis.com/b/a", store_refusals.THROTTLED),
         (_ABFS, 'Operation failed: "no", 503, HEAD, https://a.dfs.core.windows.net/b', store_refusals.INTERNAL_ERROR),

@@ -10,7 +10,7 @@ from obstore.exceptions import GenericError
 from distop.errors import TableRefused
 from distop.storage.location import Location
 from distop.storage.opened_stores import memory_store, open_store
-from distop.storage.store_errors import AnswerLost, TimedOut, translated
+from distop.storage.store_errors import AnswerLost, Denied, TimedOut, translated
 from tests.support.refusing_store import RefusingStore
 
 if TYPE_CHECKING:
@@ -26,6 +26,24 @@ def test_a_request_that_s3_has_not_read_in_time_is_repeated(monkeypatch: pytest.
         store.serve(monkeypatch)
         with pytest.raises(TimedOut, match="status 400 RequestTimeout no .given up after"):
             open_store("s3://bucket/t").get("a", limit=1)
+
+
+def test_an_unknown_access_key_is_no_missing_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    """versitygw answers 404. An answer to HEAD has no code."""
+    with RefusingStore(404, "XAdminUserNotFound") as refusing:
+        refusing.serve(monkeypatch)
+        store = open_store("s3://bucket/t")
+        for call in (
+            lambda: store.get("a", limit=1),
+            lambda: store.head("a"),
+            lambda: list(store.list()),
+            lambda: store.put_new("a", b""),
+            lambda: store.delete_many(["a"]),
+        ):
+            with pytest.raises(Denied, match="status 404 XAdminUserNotFound no"):
+                call()
+        with pytest.raises(TableRefused, match="XAdminUserNotFound.*; check this machine's access"):
+            list(Location.of("s3://bucket/t").walk())
 
 
 def test_an_error_in_an_answer_with_the_status_200_leaves_a_write_unknown() -> None:
