@@ -74,9 +74,9 @@ def check_store(store: ObjectStore) -> StoreReport:
         return StoreReport(tuple(wrong), clock)
     finally:
         with suppress(StoreError):
+            store.delete_many([f"{folder}/a", f"{folder}/race"])
             before = time.time() - ABANDONED
-            others = [found.key for found in store.list(CHECKS) if found.modified < before]
-            store.delete_many(dict.fromkeys([f"{folder}/a", f"{folder}/race", *others]))
+            store.delete_many([found.key for found in store.list(CHECKS) if found.modified < before])
 
 
 class UnsuitableStore(Unsupported, InvalidArgument):

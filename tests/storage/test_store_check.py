@@ -15,7 +15,7 @@ from distop.storage import storage_options, store_check
 from distop.storage.deletion import Place
 from distop.storage.opened_stores import open_store
 from distop.storage.store_check import check_store, publishing_store, require_suitable
-from distop.storage.store_errors import TimedOut, Unsupported
+from distop.storage.store_errors import Denied, TimedOut, Unsupported
 from tests.storage.conftest import ALL, S3
 from tests.storage.faulty_http import without_header
 from tests.support.needs import need
@@ -98,6 +98,17 @@ def test_a_store_whose_listings_lack_objects(proxy: FaultyProxy, location: str, 
     assert list(check_store(store).defects) == ["its listing lacks 2 objects that had been written"]
     proxy.fault = lambda seen, forward: forward(seen.whole)
     assert list(store.list()) == [], "the check removes its objects by their names"
+
+
+@on_moto
+def test_a_check_that_may_not_list_removes_its_objects(proxy: FaultyProxy, location: str) -> None:
+    denied = b"HTTP/1.1 403 Forbidden\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+    proxy.fault = lambda seen, forward: denied if "list-type=2" in seen.target else forward(seen.whole)
+    store = open_store(location)
+    with pytest.raises(Denied, match="cannot list"):
+        check_store(store)
+    proxy.fault = lambda seen, forward: forward(seen.whole)
+    assert list(store.list()) == []
 
 
 @on_moto
