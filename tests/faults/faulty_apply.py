@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distop.tables import commit_file
 from distop.worker.child_side.job_context import ChildContext
 from distop_behaviors.apply import Apply
 from distop_behaviors.apply.apply_loop import Applying
@@ -45,8 +46,9 @@ STEPS: list[tuple[Any, str]] = [
     *((Applying, name) for name in ("load", "judge", "commit", "settle")),
     (CatalogTarget, "swap"),
     (DeltaTarget, "swap"),
-    (HadoopTarget, "rewrite"),
+    *((HadoopTarget, name) for name in ("swap", "rewrite")),
     *((Narrowing, name) for name in ("stage", "publish", "sweep")),
 ]
 for _owner, _name in STEPS:
     inject_around(_owner, _name, lambda self, *_: self._table.name)
+inject_around(commit_file, "create", lambda place, *_: Path(place.anchor).name)
