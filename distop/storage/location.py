@@ -51,7 +51,7 @@ def stamp_of(one: StoredObject) -> int | str:
     return one.stamp
 
 
-def _may_be_folder(key: str) -> bool:
+def may_be_folder(key: str) -> bool:
     """Whether an empty object of this name may be a folder: it has no suffix of a data file."""
     return "." not in key.rpartition("/")[2]
 
@@ -294,7 +294,7 @@ class Location:
                 yield self._listed(one, one.key)
         for one in empty:
             # Tools create empty objects as folders.
-            if one.key not in folders and not _may_be_folder(one.key):
+            if one.key not in folders and not may_be_folder(one.key):
                 yield self._listed(one, one.key)
         if not any_found:
             yield self._object_at()

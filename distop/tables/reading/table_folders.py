@@ -11,7 +11,7 @@ from distop.errors import InvalidArgument, TableUnavailable
 from distop.protocol.frozen import frozen
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from distop.storage.location import ListedFile, Location
 
@@ -39,6 +39,8 @@ DELTA = FolderKind("a", "Delta", "delta")
 ICEBERG = FolderKind("an", "Iceberg", "iceberg")
 _BY_FOLDER = {DELTA_LOG: DELTA, ".hoodie": FolderKind("a", "Hudi")}
 """The kinds of tables that are shown by a folder below them, if that is not empty."""
+SHOWING = (*_BY_FOLDER, ICEBERG_METADATA)
+"""The names of folders that show such tables."""
 
 
 def kind_at(location: Location) -> FolderKind | None:
@@ -61,7 +63,7 @@ def check_plain(location: Location) -> None:
     """Raises InvalidArgument if a folder is the folder of such a table, and TableUnavailable."""
     kind = kind_at(location)
     if kind is not None:
-        raise _refused(f"the location {location.text!r} is {kind}", kind, "it")
+        raise belongs_to(location.text, location.text, kind)
 
 
 def check_above(location: Location, known: dict[str, FolderKind | None] | None = None) -> None:
@@ -71,19 +73,51 @@ def check_above(location: Location, known: dict[str, FolderKind | None] | None =
     kinds of folders from earlier calls, to which it adds.
     """
     known = {} if known is None else known
-    above: Location | None = location
-    while above is not None and ("=" in above.name or above.name == _ICEBERG_DATA):
-        above = above.parent()
-        if above is None:
-            return
+    for above in folders_above(location):
         if above.text not in known:
-            try:
-                known[above.text] = kind_at(above)
-            except TableUnavailable:
-                known[above.text] = None
+            known[above.text] = kind_above(above)
         kind = known[above.text]
         if kind is not None:
-            raise _refused(f"the location {location.text!r} belongs to {kind}", kind, above.text)
+            raise belongs_to(location.text, above.text, kind)
+
+
+def folders_above(location: Location) -> Iterator[Location]:
+    """The folders that a location is a partition or the data of, if one of them is a table."""
+    above: Location | None = location
+    while above is not None and is_inner(above.name):
+        above = above.parent()
+        if above is not None:
+            yield above
+
+
+def is_inner(name: str) -> bool:
+    """Whether a folder of this name may be a partition, or the data of an Iceberg table."""
+    return "=" in name or name == _ICEBERG_DATA
+
+
+def kind_above(folder: Location) -> FolderKind | None:
+    """The kind of table whose folder this is; None also if it cannot be listed."""
+    try:
+        return kind_at(folder)
+    except TableUnavailable:
+        return None
+
+
+def shown_kinds(path: str) -> Iterator[tuple[str, FolderKind]]:
+    """The folders that the path of an object shows to be such tables, with their kinds; relative as the path."""
+    parts = path.split("/")
+    for n, part in enumerate(parts[:-1]):
+        if part in _BY_FOLDER:
+            yield "/".join(parts[:n]), _BY_FOLDER[part]
+    if parts[-2:-1] == [ICEBERG_METADATA] and _has_metadata(parts[-1:]):
+        yield "/".join(parts[:-2]), ICEBERG
+
+
+def belongs_to(location: str, table: str, kind: FolderKind) -> InvalidArgument:
+    """The error for a location that is, or is inside of, the folder of such a table."""
+    if location == table:
+        return _refused(f"the location {location!r} is {kind}", kind, "it")
+    return _refused(f"the location {location!r} belongs to {kind}", kind, table)
 
 
 def check_subfolder(location: Location, folder: str, name: str) -> None:

@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from distop.errors import InvalidArgument, TableUnavailable
 from distop.protocol.plan import MAX_PARTITIONS, PartitionPlan, Planned
 from distop.protocol.records import PLANNED_OPTIONS
-from distop.storage.confinement import TableFiles, own_folder, table_of
+from distop.storage.confinement import own_folder, table_of
 from distop.storage.location import Location
 from distop.tables.formats import Format
 from distop.tables.parquet.parquet_format import EMPTY, HIVE_NULL, escaped, files_text, in_groups, natural
-from distop.tables.reading import table_folders
 from distop.tables.reading.file_facts import PlannedFile, of_json
 from distop.tables.spark import spark_catalog
+from distop.tables.spark.partition_folders import PartitionFolders
 from distop.tables.table_options import check_options, is_partition_type
 
 if TYPE_CHECKING:
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from distop.tables.formats import Changes, Spark
     from distop.tables.reachability import Reachability
     from distop.tables.reader import Reader
-    from distop.tables.reading.table_folders import FolderKind
     from distop.tables.spark.spark_catalog import CatalogPartition, Described
     from distop.tables.table_options import TableOptions
 
@@ -82,7 +80,10 @@ class SparkFormat(Format):
             raise InvalidArgument(
                 f"{table.location!r} is a {what} in Spark's catalog: only parquet and iceberg tables are supported"
             )
-        return plan(described, table.location, options, _Folders(described.location).files, check)
+        places = [partition.location for partition in described.partitions or ()]
+        return plan(
+            described, table.location, options, PartitionFolders(described.location, places, check).files, check
+        )
 
     def reader(self, table: TableRecord, plans: Sequence[PartitionPlan | Pinned]) -> Reader:
         """The reader for the format that the catalog had for the table at planning."""
@@ -251,28 +252,6 @@ def _by_value(
         except TableUnavailable as error:
             raise TableUnavailable(f"cannot read the partition {partition} of {name!r}: {error}") from error
         yield PartitionPlan(ordinal, partition, sum(f[1] for f in files), tuple(files), values=values)
-
-
-class _Folders:
-    """Lists the folders of a table at a location, and refuses those of Delta, Iceberg and Hudi tables."""
-
-    def __init__(self, location: str) -> None:
-        self._table = TableFiles(location)
-        self._kinds: dict[str, FolderKind | None] = {}
-        try:
-            found = Location.of(location)
-        except TableUnavailable:
-            return  # it need not exist if its partitions are elsewhere
-        table_folders.check_plain(found)
-
-    def files(self, folder: str, *, deep: bool = False) -> list[PlannedFile]:
-        """The files of a folder. ``deep``: also those of subfolders, which Spark does not read."""
-        self._table.check_partition(folder)
-        location = Location.of(folder)
-        table_folders.check_above(location, self._kinds)
-        walk = location.walk(deep=deep, skipped_folder=partial(table_folders.check_subfolder, location))
-        found = [(e.path, e.size, e.stamp) for e in walk]
-        return sorted(found, key=lambda f: (natural(f[0]), f[0]))
 
 
 def _type(field: Mapping[str, Any]) -> Any:
