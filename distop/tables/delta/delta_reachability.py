@@ -18,7 +18,7 @@ from distop.tables.delta.delta_log import COMMIT, LogFiles, commit, lines, snaps
 from distop.tables.delta.metadata_commit import KNOWN as WRITER_FEATURES
 from distop.tables.delta.metadata_commit import check_writable, configuration
 from distop.tables.delta.table_paths import LOG, SIDECARS, data_path
-from distop.tables.reachability import CHECKPOINT, DATA, DELETES, Reachability, TableFile, Unit, ReadableVersion
+from distop.tables.reachability import CHECKPOINT, DATA, DELETES, Reachability, ReadableVersion, TableFile, Unit
 from distop.tables.reachability import LOG as LOG_KIND
 from distop.tables.reading.file_facts import Gone
 

@@ -22,9 +22,9 @@ from distop.tables.reachability import (
     MANIFEST_LIST,
     STATISTICS,
     Reachability,
+    ReadableVersion,
     TableFile,
     Unit,
-    ReadableVersion,
 )
 from distop.tables.reachability import METADATA as METADATA_KIND
 
@@ -63,7 +63,9 @@ class IcebergReachability(Reachability):
             names.setdefault(ref.snapshot_id, []).append(name)
         snapshots = sorted(self._metadata.snapshots, key=lambda one: (one.timestamp_ms, one.sequence_number or 0))
         return [
-            ReadableVersion(str(one.snapshot_id), one.timestamp_ms / 1000, tuple(sorted(names.get(one.snapshot_id, ()))))
+            ReadableVersion(
+                str(one.snapshot_id), one.timestamp_ms / 1000, tuple(sorted(names.get(one.snapshot_id, ())))
+            )
             for one in snapshots
         ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from distop.tables.reachability import DATA, Reachability, TableFile, Unit, ReadableVersion
+from distop.tables.reachability import DATA, Reachability, ReadableVersion, TableFile, Unit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
