@@ -73,6 +73,7 @@ ALLOWED = {
     "behaviors/apply/staged_files.py": "stages and data files of attempts, by places that follow from operations",
     "distop/tables/iceberg/folder_publisher.py": "checksums that Hadoop keeps beside metadata files, by their names",
     "distop/tables/iceberg/new_metadata.py": "manifests of an own transaction, in the table's folder of metadata",
+    "distop/storage/object_store.py": "an object that it has written to read the store's time",
     "distop/storage/folder_store.py": "objects, by their keys below the store's folder",
     "distop/storage/remote_store.py": "objects, by their keys below the store's prefix",
     "distop/storage/files.py": "whole files, by fixed names and those of runs, in the work directory",
