@@ -252,6 +252,13 @@ class JobContext(ABC):
         """
         raise InvalidArgument("other_table is available in planning only")
 
+    def registered_tables(self) -> Sequence[TableRecord]:
+        """In planning: the records of all tables as they are registered now, with that of the operation.
+
+        Raises InvalidArgument outside planning.
+        """
+        raise InvalidArgument("registered_tables is available in planning only")
+
     def history_record(self, op: str) -> Mapping[str, Any]:
         """The history record of an operation that has ended, as JSON (docs/contract.md).
 

@@ -136,6 +136,10 @@ class FakeContext(JobContext):
             )
         return self.tables[name]
 
+    def registered_tables(self) -> Sequence[TableRecord]:
+        own = [self.table] if self.table is not None else []
+        return [*own, *self.tables.values()]
+
     def history_record(self, op: str) -> Mapping[str, Any]:
         op = ended_operation(op)
         if op not in self.history:

@@ -22,7 +22,7 @@ from distop.protocol import operation_transitions as t
 from distop.protocol.identity import plan_digest
 from distop.protocol.jobs import Claim, JobState, Outcome, given_up
 from distop.protocol.json_codec import dumps, from_ranges, loads, rfc3339
-from distop.protocol.keys import Keys
+from distop.protocol.keys import TABLE, Keys
 from distop.protocol.plan import Plan, whole_plan
 from distop.protocol.records import CLUSTER_TABLE, Decision, History, Node, OperationRef, State, TableRecord
 from distop.protocol.revisioned import Seen
@@ -396,6 +396,9 @@ class LoneExecutor:
         if kind == "table":
             kv = self._store.get(self._keys.table(message["name"]))
             return {"value": TableRecord.decode(kv.value).to_json() if kv is not None else None}
+        if message.get("tables"):
+            found = self._store.range(*self._keys.family(TABLE))
+            return {"value": None, "items": [TableRecord.decode(kv.value).to_json() for kv in found], "more": False}
         if kind == "history":
             kv = self._store.get(self._keys.history(OperationRef.parse(message["op"])))
             if kv is None:

@@ -362,13 +362,17 @@ class ProgressMessage(TypedDict):
 
 
 class FetchMessage(TypedDict):
-    """Requests outcomes from ordinal ``start`` on, or with ``plan`` the partitions in the plan's chunk ``start``."""
+    """Requests outcomes from ordinal ``start`` on, with ``plan`` the partitions in the plan's chunk ``start``.
+
+    With ``tables``, during planning, the records of all registered tables.
+    """
 
     t: Literal["fetch"]
     call: int
     start: int
     seq: int
     plan: NotRequired[bool]
+    tables: NotRequired[bool]
 
 
 class TableMessage(TypedDict):

@@ -119,6 +119,7 @@ class ChildCalls(ChildKeeper):
         table: Mapping[str, Any],
         names: tuple[str, ...] | None,
         find_table: Any = None,
+        list_tables: Any = None,
     ) -> PlanResult:
         async def work(child: Child) -> PlanResult:
             await self._delay_or_fail(child, "planning", op, type, arg)

@@ -13,11 +13,13 @@ from distop.protocol import operation_transitions as t
 from distop.protocol.executor_nodes import refusal
 from distop.protocol.identity import plan_digest
 from distop.protocol.json_codec import dumps
+from distop.protocol.keys import TABLE
 from distop.protocol.plan import PartitionPlan, Plan, chunked
 from distop.protocol.record_reading import read
 from distop.protocol.records import Decision, State, TableRecord
 from distop.protocol.state_tables import Stage
 from distop.protocol.texts import plural
+from distop.worker import child_messages
 from distop.worker.daemon_side.requests import PlanResult, WorkerError
 
 if TYPE_CHECKING:
@@ -124,7 +126,11 @@ class Planning:
         planned: PlanResult = await self._call(
             ref,
             Stage.PLANNING,
-            lambda: worker.plan(str(ref), ref.type, arg, table, spec.partitions, partial(self._find_table, ref)),
+            lambda: worker.plan(
+                *(str(ref), ref.type, arg, table, spec.partitions),
+                partial(self._find_table, ref),
+                self._list_tables,
+            ),
         )
         return planned
 
@@ -138,6 +144,11 @@ class Planning:
             raise NotServed(f"executor {self._ctx.executor_id} refuses: {why}")
         kv = await self._ctx.client.get(self._keys.table(name))
         return read(TableRecord.decode, kv).to_json() if kv is not None else None
+
+    async def _list_tables(self, start: int) -> tuple[list[str], int | None]:
+        """The registry records of all tables as JSON, in one page. Raises UnreadableRecord, and etcd's errors."""
+        listing = await self._ctx.client.list(*self._keys.family(TABLE))
+        return [child_messages.row(read(TableRecord.decode, kv).to_json()) for kv in listing.kvs], None
 
     async def _failed(self, ref: OperationRef, error: WorkerError) -> bool:
         op = self._view.operations.get(ref)

@@ -164,7 +164,7 @@ class Call:
     def _plan(self, behavior: Behavior, arg: Any) -> Any:
         if self._table is None:
             raise InvalidArgument(f"cannot plan {self._message['op']}: it has no table")
-        ctx = self._context(find_table=self._other_table)
+        ctx = self._context(find_table=self._other_table, list_tables=self._all_tables)
         # The operation's attempts are for other errors than a busy store.
         planned, partitions = self._while_busy(behavior, ctx, lambda: self._planned(behavior, arg, ctx))
         for chunk in chunked(partitions):
@@ -204,6 +204,12 @@ class Call:
         if found is None:
             raise InvalidArgument(f"there is no table {name!r}: register it with `distop table add`")
         return TableRecord.from_json(found)
+
+    def _all_tables(self) -> list[TableRecord]:
+        self._check()
+        question = child_messages.FetchMessage(t="fetch", call=self.number, start=0, seq=0, tables=True)
+        _, rows = self._env.outbox.ask(question, ANSWER_SECONDS)
+        return [TableRecord.from_json(row) for row in rows]
 
     def _complete(self, behavior: Behavior, arg: Any) -> Any:
         message = self._message

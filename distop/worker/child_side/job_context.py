@@ -62,6 +62,7 @@ class JobScope:
     cancelled: Callable[[int | None], bool] = lambda _: False
     follow_ups: list[Mapping[str, Any]] | None = None
     find_table: Callable[[str], TableRecord] | None = None
+    list_tables: Callable[[], Sequence[TableRecord]] | None = None
 
 
 class ChildContext(JobContext):
@@ -117,6 +118,10 @@ class ChildContext(JobContext):
     def other_table(self, name: str) -> TableRecord:
         find = self._scope.find_table
         return find(table_name(name)) if find is not None else super().other_table(name)
+
+    def registered_tables(self) -> Sequence[TableRecord]:
+        known = self._scope.list_tables
+        return known() if known is not None else super().registered_tables()
 
     def history_record(self, op: str) -> Mapping[str, Any]:
         question = child_messages.HistoryMessage(t="history", op=ended_operation(op), seq=0)

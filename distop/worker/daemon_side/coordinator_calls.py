@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from distop.worker.daemon_side.admission import SharedExclusiveLock
     from distop.worker.daemon_side.call_channel import Caller
     from distop.worker.daemon_side.requests import CompleteRequest, JobItem, PlanPages, WorkerConfig
-    from distop.worker.daemon_side.result_handlers import FindTable, Page
+    from distop.worker.daemon_side.result_handlers import Fetch, FindTable, Page
     from distop.worker.daemon_side.table_verification import TableRecordCheck
 
 
@@ -39,17 +39,18 @@ class ChildCalls:
         table: Mapping[str, Any],
         names: tuple[str, ...] | None,
         find_table: FindTable | None = None,
+        list_tables: Fetch | None = None,
     ) -> PlanResult:
         """Plan the jobs of an operation, only those of ``names`` if given.
 
-        ``find_table`` returns the record of another table, or None. Raises WorkerError, kind ``transient`` after the
+        ``find_table`` returns the record of another table, or None; ``list_tables`` all records. Raises WorkerError, kind ``transient`` after the
         time limit.
         """
         message = child_messages.PlanMessage(
             t="plan", call=0, op=op, type=type, arg=arg, table=table, names=None if names is None else list(names)
         )
         await self._registered.check(op, table)
-        sources, limit = Sources(table=find_table), self.config.call_limit
+        sources, limit = Sources(table=find_table, tables=list_tables), self.config.call_limit
         value, chunks = await self._caller.call(message, sources=sources, lock=self._admission, limit=limit)
         beside = tuple(value.get("beside") or ())
         return PlanResult(chunks, value["count"], value["version"], value["spilled"], value["options"], beside)

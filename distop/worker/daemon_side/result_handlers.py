@@ -139,11 +139,15 @@ class RunSink:
 
 @frozen
 class Sources:
-    """The data that a call may request from the daemon: pages of outcomes, pages of the plan, table records."""
+    """The data that a call may request from the daemon: pages of outcomes, pages of the plan, table records.
+
+    ``tables``: the records of all registered tables, in one page.
+    """
 
     outcomes: Fetch | None = None
     plan: Fetch | None = None
     table: FindTable | None = None
+    tables: Fetch | None = None
 
 
 class CallSink:
@@ -180,7 +184,7 @@ class CallSink:
     async def _answer(self, message: dict[str, Any]) -> None:
         seq = message["seq"]
         try:
-            page = self._sources.plan if message.get("plan") else self._sources.outcomes
+            page = getattr(self._sources, _source_of(message))
             if page is None:
                 raise RuntimeError("not available to this call")
             rows, following = await page(message["start"])
@@ -189,8 +193,7 @@ class CallSink:
             ):
                 self.child.send_frame(frame)
         except (Exception, asyncio.CancelledError) as error:
-            what = "plan" if message.get("plan") else "outcomes"
-            text = f"cannot read the {what}: {describe(error)}"
+            text = f"cannot read the {_source_of(message)}: {describe(error)}"
             self.child.send(child_messages.ReplyMessage(t="reply", seq=seq, value=None, error=text))
 
     async def _find(self, message: dict[str, Any]) -> None:
@@ -203,6 +206,11 @@ class CallSink:
         except (Exception, asyncio.CancelledError) as error:
             text = f"cannot read the record of table {message['name']!r}: {describe(error)}"
             self.child.send(child_messages.ReplyMessage(t="reply", seq=seq, value=None, error=text))
+
+
+def _source_of(message: Mapping[str, Any]) -> str:
+    """The name of the source that a request asks for."""
+    return "plan" if message.get("plan") else "tables" if message.get("tables") else "outcomes"
 
 
 async def wait_first(*futures: asyncio.Future[Any], timeout: float | None = None) -> None:

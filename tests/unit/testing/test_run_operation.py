@@ -346,11 +346,14 @@ def test_jobs_can_read_other_tables_and_earlier_operations(tmp_path: Path) -> No
             assert ctx.other_table("other").location == "/nowhere"
             with pytest.raises(InvalidArgument, match="there is no table 'none'"):
                 ctx.other_table("none")
+            assert [one.name for one in ctx.registered_tables()] == ["other", "table"]
             return Planned(PLAN[:1], "v7")
 
         def start_or_resume_job(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> Any:
             with pytest.raises(InvalidArgument, match="there is no history record of table/asks/9"):
                 ctx.history_record("table/asks/9")
+            with pytest.raises(InvalidArgument, match="in planning only"):
+                ctx.registered_tables()
             return ctx.history_record("table/scripted/1")["report"]
 
         def complete_operation(self, arg: Any, table: Any, summary: Summary, ctx: JobContext) -> Any:
