@@ -245,7 +245,7 @@ class FolderStore(ObjectStore):
         for one in objects:
             try:
                 removed[one.key] = self._work_on(one, work)
-            except (Denied, Unsupported) as error:
+            except (Denied, Unsupported, UnsafePath) as error:
                 failed[one.key] = str(error)
 
         def those(wanted: bool | None) -> Sequence[str]:
@@ -369,7 +369,8 @@ class FolderStore(ObjectStore):
             fcntl.flock(folder, fcntl.LOCK_UN)
 
     def _stored(self, key: str, found: os.stat_result) -> StoredObject:
-        return StoredObject(key, found.st_size, _version(found), found.st_mtime)
+        # A file that was moved here, or copied with its times, keeps its mtime.
+        return StoredObject(key, found.st_size, _version(found), max(found.st_mtime, found.st_ctime))
 
 
 @contextmanager

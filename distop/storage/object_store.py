@@ -63,15 +63,19 @@ class StoredObject:
 
 @frozen
 class Listed:
-    """An object of an earlier listing: its key, size in bytes and :attr:`StoredObject.stamp`."""
+    """An object of an earlier listing: its key, size in bytes and :attr:`StoredObject.stamp`.
+
+    ``before``: a time of the store in seconds; an object that was changed later counts as changed.
+    """
 
     key: str
     size: int
     stamp: int | str
+    before: float = float("inf")
 
     def is_same(self, found: StoredObject) -> bool:
         """Whether an object has not changed since the listing."""
-        return (found.size, found.stamp) == (self.size, self.stamp)
+        return (found.size, found.stamp) == (self.size, self.stamp) and found.modified < self.before
 
 
 @frozen
@@ -191,8 +195,8 @@ class ObjectStore(ABC):
     def remove_listed(self, objects: Sequence[Listed]) -> Removed:
         """Remove objects that have not changed since they were listed. Empty folders stay.
 
-        In an object store each is examined just before: one that is replaced at that moment is removed as well. Raises
-        StoreUnavailable, and UnsafePath for a link on the way to a file.
+        In an object store each is examined just before: one that is replaced at that moment is removed as well. On a
+        disk, a link on the way to a file is a failure of that file. Raises StoreUnavailable.
         """
 
     @abstractmethod

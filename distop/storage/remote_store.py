@@ -300,7 +300,7 @@ class RemoteStore(ObjectStore):
                 return ""
             except StoreUnavailable:
                 raise
-            except StoreError as error:
+            except (StoreError, UnsafePath) as error:
                 return str(error)
 
         errors = _at_once(copy, found)

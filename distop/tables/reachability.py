@@ -13,6 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
+from distop.errors import InvalidArgument
 from distop.protocol.frozen import frozen
 
 if TYPE_CHECKING:
@@ -85,8 +86,23 @@ class Reachability(ABC):
     """The table's own folder, a path or a URL."""
     source: str
     """The metadata file or commit of this state, which opens the same state again; "" if the format has none."""
+    protected: str = ""
+    """Why files of the table may not be deleted, whatever its metadata reach: a clause. "": they may."""
     kept_folders: tuple[str, ...] = ()
     """Folders of which all files count as reachable, because only the format's writers clean them up: a Delta log."""
+
+    @property
+    def state(self) -> str:
+        """An identifier of this state, which another state of the table does not have: :attr:`source`."""
+        return self.source
+
+    def check_lists_files(self, table: str) -> None:
+        """Raises InvalidArgument if no metadata list the files of the table of this name."""
+        if not self.source:
+            raise InvalidArgument(
+                f"the table {table!r} has no metadata that list its files, so every file in its folder is part of it: "
+                "only Iceberg and Delta tables have orphans"
+            )
 
     @abstractmethod
     def versions(self) -> Sequence[ReadableVersion]:

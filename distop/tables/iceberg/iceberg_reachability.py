@@ -31,6 +31,7 @@ from distop.tables.reachability import METADATA as METADATA_KIND
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
+GC_ENABLED = "gc.enabled"
 _REMOVED = 2
 """The status of an entry for a file that the manifest's snapshot removed."""
 _NEWEST = 3
@@ -47,6 +48,8 @@ class IcebergReachability(Reachability):
         self.source = file.source
         self.place = own_folder(file.source, str(file.content.location))
         self._metadata = file.content
+        if str(file.content.properties.get(GC_ENABLED, "true")).strip().lower() == "false":
+            self.protected = f"its property {GC_ENABLED} is false, because others than this table may need its files"
         self._file = file
         self._check = check
         self._hint = hint

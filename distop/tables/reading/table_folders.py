@@ -130,6 +130,21 @@ def check_subfolder(location: Location, folder: str, name: str) -> None:
         raise _inside(location, folder, ICEBERG)
 
 
+def shown_by(key: str) -> tuple[FolderKind, str, str] | None:
+    """The table that a file shows by its path below a folder; None if it shows none.
+
+    Returns the kind, the table's folder ("" for the folder itself), and the folder of its metadata.
+    """
+    parts = key.split("/")
+    for n, part in enumerate(parts[:-1]):
+        kind = _BY_FOLDER.get(part)
+        if part == ICEBERG_METADATA and n == len(parts) - 2 and parts[-1].endswith(_ICEBERG_FILES):
+            kind = ICEBERG
+        if kind is not None:
+            return kind, "/".join(parts[:n]), "/".join(parts[: n + 1])
+    return None
+
+
 def _has_metadata(names: Iterable[str]) -> bool:
     return any(name.endswith(_ICEBERG_FILES) for name in names)
 

@@ -43,8 +43,8 @@ class ChildCalls:
     ) -> PlanResult:
         """Plan the jobs of an operation, only those of ``names`` if given.
 
-        ``find_table`` returns the record of another table, or None; ``list_tables`` all records. Raises WorkerError, kind ``transient`` after the
-        time limit.
+        ``find_table`` returns the record of another table, or None; ``list_tables`` all records. Raises WorkerError,
+        kind ``transient`` after the time limit.
         """
         message = child_messages.PlanMessage(
             t="plan", call=0, op=op, type=type, arg=arg, table=table, names=None if names is None else list(names)

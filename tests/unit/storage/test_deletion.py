@@ -70,6 +70,7 @@ ALLOWED = {
     "distop/worker/child_side/shared_files.py": "files of killed processes, by their names",
     "behaviors/index/index_folder.py": "files of an index, by the names of operations and generations",
     "behaviors/index/segments.py": "files of an own stage, by their numbers",
+    "behaviors/orphans/restoration.py": "the empty folders of a quarantine, by its operation",
     "behaviors/apply/staged_files.py": "stages and data files of attempts, by places that follow from operations",
     "distop/tables/iceberg/folder_publisher.py": "checksums that Hadoop keeps beside metadata files, by their names",
     "distop/tables/iceberg/new_metadata.py": "manifests of an own transaction, in the table's folder of metadata",

@@ -27,7 +27,10 @@ BEHAVIORS = ROOT / "behaviors"
 SEAM = {
     "distop.tables",
     *("distop.tables.reader", "distop.tables.table_version", "distop.tables.reachability"),
-    *(f"distop.tables.reading.{name}" for name in ("file_facts", "row_counts", "spark_paths", "store_refusals")),
+    *(
+        f"distop.tables.reading.{name}"
+        for name in ("file_facts", "row_counts", "spark_paths", "store_refusals", "table_folders")
+    ),
     *(f"distop.tables.reading.{name}" for name in ("arrow_rows", "arrow_types")),
     "distop.tables.commits",
 }

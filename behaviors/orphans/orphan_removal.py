@@ -1,0 +1,108 @@
+"""Removes the orphans of one job, page by page, each after a second look at the table and at the files.
+
+A page is written into the job's checkpoint before it is removed. So after a crash the removed files of that page count
+as removed by this operation.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from distop.behavior import JobFailed
+from distop.clock import time
+from distop.protocol.texts import plural
+from distop.storage.deletion_scope import OWN
+from distop.storage.normal_uris import spelling
+from distop.storage.object_store import Listed
+from distop_behaviors.orphans.orphan_argument import OrphansResult
+from distop_behaviors.orphans.table_folder import TableFolder
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from distop.behavior import JobContext, PartitionPlan, TableRecord
+    from distop.storage.object_store import Removed
+    from distop_behaviors.orphans.orphan_argument import OrphansArgument
+
+PAGE = 1000
+_STEP = 0.5
+"""Seconds between two checks whether to stop while a rate limit is kept."""
+
+
+class OrphanRemoval:
+    """The removal of the files of one job."""
+
+    def __init__(self, argument: OrphansArgument, table: TableRecord, ctx: JobContext) -> None:
+        self._argument = argument
+        self._table = table
+        self._ctx = ctx
+
+    def run(self, partition: PartitionPlan) -> OrphansResult:
+        """Remove the planned files. Raises JobFailed if some cannot be removed, and the errors of planning."""
+        ctx, argument = self._ctx, self._argument
+        saved = ctx.progress.load() or {}
+        start, self._result = saved.get("page", 0), OrphansResult.model_validate(saved.get("result") or {})
+        self._resumed = start if saved else -1
+        ctx.status(f"removing {plural(len(partition.files), 'orphan file')}")
+        self._look(partition)
+        size = PAGE if argument.max_per_second is None else max(1, min(PAGE, int(argument.max_per_second)))
+        pages = [self._files[at : at + size] for at in range(0, len(self._files), size)]
+        for number, page in enumerate(pages):
+            if number >= start:
+                ctx.check_cancelled()
+                started = time.monotonic()
+                ctx.progress.save({"page": number, "result": self._result.model_dump(mode="json")}, force=True)
+                self._count(number, page, self._remove(page))
+                self._keep_rate(len(page), started)
+        if self._result.failed_files:
+            first = self._result.failed[0]
+            raise JobFailed(
+                f"{plural(self._result.failed_files, 'file')} could not be removed, such as {first.file}: {first.why}",
+                self._result,
+            )
+        return self._result
+
+    def _look(self, partition: PartitionPlan) -> None:
+        """Open the table, and read what its metadata name now: the plan is not trusted."""
+        self._folder = TableFolder(self._table, self._ctx)
+        before = self._folder.store.time(OWN) - self._argument.older_than
+        self._files = [Listed(self._folder.key_of(path), size, stamp, before) for path, size, stamp in partition.files]
+        forms = [spelling(one.key) for one in self._files]
+        only = {*forms, *(form.rpartition("/")[2] for form in forms)}
+        self._needed = self._folder.needed(keep_unknown=self._argument.prefix_mismatch == "keep", only=only)
+
+    def _remove(self, page: Sequence[Listed]) -> tuple[Removed, int]:
+        """Look at the table again, and remove files of a page; returns how many its metadata name."""
+        now = self._folder.changed()
+        if now is not None:
+            self._folder.add_new(self._needed, now)
+        some = [one for one in page if not self._needed.why(one.key)]
+        if not self._argument.quarantine:
+            return self._folder.store.remove_listed(some), len(page) - len(some)
+        where = self._folder.quarantine_of(self._ctx.operation)
+        moves = {one: f"{where}/{one.key}" for one in some}
+        return self._folder.store.move_listed(moves), len(page) - len(some)
+
+    def _count(self, number: int, page: Sequence[Listed], answer: tuple[Removed, int]) -> None:
+        found, reached = answer
+        sizes = {one.key: one.size for one in page}
+        gone = list(found.removed)
+        if number == self._resumed:
+            gone += found.missing  # the earlier attempt has removed them
+        else:
+            self._result.missing += len(found.missing)
+        for key in gone:
+            self._result.removed.add(sizes[key])
+        self._result.changed += len(found.changed)
+        self._result.reached += reached
+        for key, why in found.failed.items():
+            self._result.fail(self._folder.path_of(key), why)
+
+    def _keep_rate(self, count: int, started: float) -> None:
+        if self._argument.max_per_second is None:
+            return
+        until = started + count / self._argument.max_per_second
+        while (left := until - time.monotonic()) > 0:
+            self._ctx.check_cancelled()
+            threading.Event().wait(min(_STEP, left))

@@ -1,0 +1,102 @@
+"""Moves quarantined files back to where they were."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from distop.behavior import JobFailed
+from distop.errors import InvalidArgument
+from distop.protocol.texts import plural, shown
+from distop.storage.object_store import Listed
+from distop.storage.store_errors import ObjectMissing
+from distop.tables import place_of
+from distop_behaviors.orphans.orphan_argument import SHOWN, FailedFile, RestoreReport
+from distop_behaviors.orphans.table_folder import TablePlace, operation_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from distop.behavior import JobContext, TableRecord
+    from distop_behaviors.orphans.orphan_argument import RestoreArgument
+
+PAGE = 1000
+SOURCE_TYPE = "remove-orphans"
+
+
+class Restoration:
+    """The restoration of the files of one operation."""
+
+    def __init__(self, argument: RestoreArgument, table: TableRecord, ctx: JobContext) -> None:
+        """Raises InvalidArgument if the operation is not one of this table, and the errors of planning."""
+        self._argument = argument
+        self._ctx = ctx
+        self._operation = operation_of(argument.operation, table.name, SOURCE_TYPE)
+        # The metadata are not read: a file that they need may be in the quarantine.
+        self._folder = TablePlace(place_of(table, ctx.check_cancelled, lambda: ctx.spark), ctx)
+        self._source = self._folder.quarantine_of(self._operation)
+
+    def check(self) -> None:
+        """Raises InvalidArgument if there are no files to restore."""
+        if next(self._folder.store.list(self._source), None) is None:
+            raise InvalidArgument(
+                f"there are no quarantined files of {shown(self._operation)} in "
+                f"{self._folder.path_of(self._source)}: it has moved none, or they were restored or deleted"
+            )
+
+    def run(self) -> RestoreReport:
+        """Move the files back. Raises JobFailed if some cannot be moved, and the errors of planning."""
+        ctx = self._ctx
+        report = RestoreReport.model_validate(ctx.progress.load() or {"dry_run": self._argument.dry_run})
+        for page in self._pages():
+            ctx.check_cancelled()
+            self._restore(page, report)
+            ctx.progress.save(report.model_dump(mode="json"), force=True)
+        if not self._argument.dry_run and next(self._folder.store.list(self._source), None) is None:
+            self._folder.store.delete_folder(self._source)  # empty folders of a disk
+        if report.failed_files:
+            first = report.failed[0]
+            raise JobFailed(
+                f"{plural(report.failed_files, 'file')} could not be restored, such as {first.file}: {first.why}",
+                report,
+            )
+        return report
+
+    def _pages(self) -> Iterator[list[Listed]]:
+        page: list[Listed] = []
+        for one in self._folder.store.list(self._source):
+            page.append(Listed(one.key, one.size, one.stamp))
+            if len(page) == PAGE:
+                yield page
+                page = []
+        if page:
+            yield page
+
+    def _restore(self, page: list[Listed], report: RestoreReport) -> None:
+        moves: dict[Listed, str] = {}
+        for one in page:
+            key = one.key[len(self._source) + 1 :]
+            self._folder.scope.check(key)
+            if self._exists(key):
+                report.existing += 1
+            elif self._argument.dry_run:
+                report.restored.add(one.size)
+            else:
+                moves[one] = key
+        if not moves:
+            return
+        found = self._folder.store.move_listed(moves)
+        sizes = {one.key: one.size for one in page}
+        for key in found.removed:
+            report.restored.add(sizes[key])
+        report.missing += len(found.missing) + len(found.changed)
+        for key, why in found.failed.items():
+            report.failed_files += 1
+            if len(report.failed) < SHOWN:
+                report.failed.append(FailedFile(file=self._folder.path_of(key), why=why))
+
+    def _exists(self, key: str) -> bool:
+        try:
+            self._folder.store.head(key)
+            return True
+        except ObjectMissing:
+            return False
