@@ -10,6 +10,7 @@ daemon or in a client. The entry points of the group ``distop.behaviors`` name t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
@@ -24,7 +25,7 @@ from distop.errors import (
     UnknownBehavior,
     UsageError,
 )
-from distop.protocol.behavior_declaration import Declaration, Retry, check_time_limit
+from distop.protocol.behavior_declaration import STAGED_OUTPUTS, Declaration, Retry, check_time_limit
 from distop.protocol.identity import RULES
 from distop.protocol.keys import check_type_name
 from distop.protocol.plan import WIDE, PartitionPlan, Pinned, Planned, is_wide, over, pinned, select
@@ -35,13 +36,14 @@ from distop.schemas.schema_bounds import BadSchema, check_schema
 
 if TYPE_CHECKING:
     import logging
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from pydantic import BaseModel
     from pyspark.sql import DataFrame, SparkSession
 
     from distop.storage.deletion import Place
+    from distop.storage.stage_manifest import Manifest, StagedFile, StagedOutput
     from distop.tables.reader import Reader
 
 __all__ = [
@@ -51,6 +53,7 @@ __all__ = [
     "JobCancelled",
     "JobContext",
     "JobFailed",
+    "Manifest",
     "OperationFailed",
     "OutcomeRow",
     "PartitionPlan",
@@ -58,6 +61,8 @@ __all__ = [
     "Planned",
     "Progress",
     "Retry",
+    "StagedFile",
+    "StagedOutput",
     "Summary",
     "TableRecord",
     "TableUnavailable",
@@ -71,6 +76,16 @@ __all__ = [
 ]
 
 ENTRY_POINTS = "distop.behaviors"
+NO_SHARED_DIRECTORY = "staged output needs a shared directory: start the executors with --shared-dir"
+
+
+def __getattr__(name: str) -> Any:
+    """The models of staged output, imported on first use: daemons load this module, but not pydantic."""
+    if name in ("Manifest", "StagedFile", "StagedOutput"):
+        from distop.storage import stage_manifest
+
+        return getattr(stage_manifest, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +205,94 @@ class JobContext(ABC):
         """In a batch: the stage of one of its partitions, created on first use."""
         return self.stage
 
+    def stage_place_of(self, partition: PartitionPlan) -> Place:
+        """In a batch: the stage of one of its partitions as a place. Does not create the directory."""
+        return self.stage_place
+
+    def completion_stage(self) -> Place:
+        """In completion: create a new stage, for output that no job has written.
+
+        Raises InvalidArgument without a shared directory, and the errors of a stage.
+        """
+        from distop.storage import places
+
+        self.check_stages()
+        if self.shared is None:
+            raise InvalidArgument(NO_SHARED_DIRECTORY)
+        place = places.completion_stage(self.shared, self.operation)
+        places.make_stage(place)
+        return place
+
+    def check_stages(self) -> None:
+        """Raise InvalidArgument if the operation type declares no staged output (``Behavior.staged_output``)."""
+
+    def table_data(self, stage: Place) -> Place:
+        """The folder for those files of a stage that are already at their final place, below the table.
+
+        ``stage``: a place of ``stage_place``, ``completion_stage`` or ``OutcomeRow.stage``. Does not create it: see
+        :meth:`make_table_data`. Raises InvalidArgument if the operation has no table or no shared directory, UnsafePath
+        if the place is no stage, and the errors of planning for a table whose catalog cannot be reached.
+        """
+        from distop.storage import places
+        from distop.tables import place_of
+
+        if self.table is None or self.shared is None:
+            raise InvalidArgument("staged files in a table need a table and a shared directory")
+        folder = place_of(self.table, self.check_cancelled, lambda: self.spark)
+        return places.table_data(stage, self.shared, self.space, folder.rstrip("/"))
+
+    def make_table_data(self, stage: Place) -> Place:
+        """Create the folder of :meth:`table_data`, and return it. The stage must exist.
+
+        Write new data files of the table there, and publish them by a commit of the table: nothing is moved. Files
+        that the table does not name are removed together with the stage. Raises the errors of :meth:`table_data`,
+        FileExistsError if something is there, and UnsafePath if other users may change the folder.
+        """
+        from distop.storage import places
+
+        self.check_stages()
+        data = self.table_data(stage)
+        places.make_table_data(stage, data)
+        return data
+
+    def manifest(
+        self,
+        files: Mapping[str, int | None] | Iterable[str] = (),
+        *,
+        partition: PartitionPlan | None = None,
+        in_table: Mapping[str, int | None] | Iterable[str] = (),
+        checksums: bool = True,
+    ) -> StagedOutput:
+        """Write the manifest of the stage; return it in the job's result, whose outcome commits the files.
+
+        ``files``: the paths of closed files below the stage, perhaps with their numbers of rows; ``in_table``: those
+        below :meth:`table_data`. ``partition``: in a batch, whose stage. ``checksums``: False for files that are too
+        large to be read again: only size and, in an object store, version are kept. Completion reads it by
+        :meth:`staged`. Raises InvalidArgument for a missing file, UnsafePath, and OSError.
+        """
+        from distop.storage.stage_manifest import write_manifest
+
+        which = partition if partition is not None else self.partition
+        if which is None:
+            raise InvalidArgument("a batch has one manifest for each partition: give manifest(…, partition=…)")
+        self.stage_of(which)
+        stage, below = self.stage_place_of(which), _with_rows(in_table)
+        data = self.table_data(stage) if below else None
+        return write_manifest(stage, _with_rows(files), data=data, in_table=below, checksums=checksums)
+
+    def staged(self, outcome: OutcomeRow, output: StagedOutput) -> Manifest:
+        """In completion: the staged files of a job. ``output``: in its result.
+
+        The manifest must be in the own stage of the outcome's attempt, and have the committed digest; check each file
+        with ``Manifest.check``. Raises InvalidArgument if an actor returned the job, NotFound if the manifest is
+        missing, UnreadableRecord if it is another one, UnsafePath if other users may have written it, and OSError.
+        """
+        from distop.storage.stage_manifest import read_manifest
+
+        stage = outcome.stage
+        data = self.table_data(stage) if stage is not None and self.table is not None and self.shared else None
+        return read_manifest(stage, output, data)
+
     @property
     @abstractmethod
     def spark(self) -> SparkSession:
@@ -293,6 +396,11 @@ class JobContext(ABC):
         raise InvalidArgument("start_operation is available in complete_operation only")
 
 
+def _with_rows(files: Mapping[str, int | None] | Iterable[str]) -> dict[str, int | None]:
+    """Files with their rows, None for unknown ones."""
+    return dict(files) if isinstance(files, Mapping) else dict.fromkeys(files)
+
+
 class Behavior(ABC):
     """One operation type. docs/how-to/write-a-behavior.md has a whole example."""
 
@@ -334,6 +442,15 @@ class Behavior(ABC):
     error. ``file``: the result goes to a file below ``shared_dir``; the outcome holds the file's name, size and
     checksum, and completion code and ``Operation.results()`` read the file. It is removed together with the history
     record of the operation.
+    """
+    staged_output: ClassVar[Literal["refuse", "remove", "keep"]] = "refuse"
+    """What happens to stages (``JobContext.stage``).
+
+    ``refuse``: using one is an error. ``remove``: completion publishes their files elsewhere, and executors remove all
+    stages after the operation has ended. ``keep``: users read the stages that outcomes name, until the history record
+    of the operation is removed. Executors remove other stages when all jobs have ended (of a resumable type: together
+    with the record, because a job may name files of its earlier attempts). Stages of killed executors are removed in
+    both cases.
     """
     reports_only: ClassVar[bool] = False
     """True: complete_operation only makes a report (and may start follow-ups); its result can be thrown away.
@@ -439,6 +556,8 @@ class Behavior(ABC):
         completes = cls.complete_operation is not Behavior.complete_operation
         if cls.reports_only and not completes:
             raise InvalidArgument(f"behavior {name}: reports_only is true, so it must define complete_operation")
+        # The call of a completion also removes stages that no outcome names.
+        completes = completes or cls.staged_output == "keep"
         return Declaration(
             type_name=name,
             arg_schema=schema,
@@ -463,6 +582,7 @@ class Behavior(ABC):
             combine=dict(cls.combine),
             time_limit=float(cls.time_limit or 0.0),
             to_file=cls.large_results == "file",
+            staged_output=cls.staged_output,
         )
 
 
@@ -489,6 +609,7 @@ def _check_attributes(name: str, cls: type[Behavior]) -> None:
         (cls.lost, ("retry", "fail"), "lost"),
         (cls.failure_policy, ("fail_fast", "collect_all"), "failure_policy"),
         (cls.large_results, ("refuse", "file"), "large_results"),
+        (cls.staged_output, STAGED_OUTPUTS, "staged_output"),
     ):
         if value not in allowed:
             raise InvalidArgument(f"behavior {name}: {what} is {value!r}, but must be one of {', '.join(allowed)}")

@@ -33,6 +33,7 @@ class Apply(Behavior):
     instances = "one"
     needs_table = True
     resumable = True
+    staged_output = "remove"
 
     def partitions(self, table: TableRecord, arg: Any, ctx: JobContext) -> Planned:
         """One job for the schema; or one for each partition, to narrow a column.

@@ -52,6 +52,7 @@ class BuildIndex(Behavior):
     conflicts_with = ("drop-index",)
     can_fail = False
     resumable = True
+    staged_output = "remove"
 
     def partitions(self, table: TableRecord, arg: Any, ctx: JobContext) -> Planned:
         """The partitions with files that are not indexed yet, with only these files.

@@ -205,7 +205,8 @@ class Incarnation(Context):
             self.log.warning("Ignoring job-time-limit for types that are not installed on this node: %s", named)
         self.types = frozenset(d.type_name for d in served)
         self.reports_only = frozenset(d.type_name for d in served if d.reports_only)
-        self._sweeper.types = frozenset(d.type_name for d in served if d.to_file)
+        self._sweeper.staging = frozenset(d.type_name for d in served if d.rules().stages)
+        self._sweeper.types = self._sweeper.staging | {d.type_name for d in served if d.to_file}
         return served
 
     async def _start_session(self, declarations: Sequence[Declaration]) -> None:

@@ -41,6 +41,9 @@ class Meter:
     def committed(self, label: str, seconds: float, outcome: str) -> None:
         """Count a transaction. ``outcome``: ``applied``, ``refused`` (its guards did not hold), or ``error``."""
 
+    def stages_removed(self, type_name: str, stages: int, size: int) -> None:
+        """Count removed stages, which nothing names, and the bytes of their files."""
+
     def events_received(self, watch: str, behind: int) -> None:
         """Count events of a watch that arrived ``behind`` revisions after the newest known one."""
 

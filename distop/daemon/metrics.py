@@ -73,6 +73,10 @@ class Metrics(Meter):
             LAG_BUCKETS,
             "watch",
         )
+        self._stages = self._counter("distop_stages_removed_total", "Stages that were removed.", "type")
+        self._stage_bytes = self._counter(
+            "distop_stage_bytes_removed_total", "Bytes of the files of removed stages.", "type"
+        )
         self._sessions = self._counter("distop_sessions_total", "etcd sessions that this daemon has started.")
         self.registry.register(_GaugeCollector(self._collect))
 
@@ -105,6 +109,10 @@ class Metrics(Meter):
     def committed(self, label: str, seconds: float, outcome: str) -> None:
         self._commits.labels(label, outcome).inc()
         self._latency.labels(label).observe(seconds)
+
+    def stages_removed(self, type_name: str, stages: int, size: int) -> None:
+        self._stages.labels(type_name).inc(stages)
+        self._stage_bytes.labels(type_name).inc(size)
 
     def events_received(self, watch: str, behind: int) -> None:
         self._lag.labels(watch).observe(max(0, behind))

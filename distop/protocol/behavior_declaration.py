@@ -14,6 +14,8 @@ from distop.protocol.texts import shown
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+STAGED_OUTPUTS = ("refuse", "remove", "keep")
+"""What happens to the stages of an operation's attempts (``Behavior.staged_output``)."""
 LONGEST_TIME_LIMIT = 100 * 365.25 * 86_400
 """Maximum time limit in seconds."""
 
@@ -101,6 +103,8 @@ class Declaration:
     """Maximum seconds of one attempt of a job; 0: no limit."""
     to_file: bool = False
     """Results that are too large for etcd go to files, which are deleted with the operation's history."""
+    staged_output: str = "refuse"
+    """One of STAGED_OUTPUTS."""
 
     def encode(self) -> bytes:
         return dumps(
@@ -152,6 +156,7 @@ class Declaration:
                 data.get("combine") or {},
                 rules.time_limit,
                 data.get("large_results") == "file",
+                rules.staged_output,
             )
         )
 
@@ -170,6 +175,7 @@ class Declaration:
             self.joins,
             self.code,
             self.time_limit,
+            self.staged_output,
         )
 
 
@@ -189,6 +195,12 @@ class Rules:
     joins: bool = False
     code: bool = True
     time_limit: float = 0.0
+    staged_output: str = "refuse"
+
+    @property
+    def stages(self) -> bool:
+        """Whether attempts may have staged output."""
+        return self.staged_output != "refuse"
 
     @property
     def leaves_something(self) -> bool:
@@ -209,6 +221,7 @@ class Rules:
             **({"joins": True} if self.joins else {}),
             **({} if self.code else {"code": False}),
             **({"time_limit": self.time_limit} if self.time_limit else {}),
+            **({"staged_output": self.staged_output} if self.stages else {}),
         }
 
     @classmethod
@@ -227,6 +240,7 @@ class Rules:
                 bool(data.get("joins", False)),
                 bool(data.get("code", True)),
                 float(data.get("time_limit", 0.0)),
+                data.get("staged_output", "refuse"),
             )
         )
 

@@ -10,19 +10,27 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from distop.errors import InvalidArgument, describe
+from distop.clock import uuid
+from distop.errors import InvalidArgument, UnsafePath, describe
 from distop.protocol.frozen import frozen
 from distop.protocol.keys import encode
 from distop.protocol.records import OperationRef
 from distop.storage.deletion import Place, check_own, make_new
 from distop.storage.files import local_path
 from distop.storage.opened_stores import has_store, store_of
+from distop.storage.store_errors import ObjectExists
 
 if TYPE_CHECKING:
     from distop.protocol.records import TableRecord
     from distop.runtime.logs import Log
 
 STAGE, RESULTS = "stage", "results"
+IN_TABLE = "data/distop-staged"
+"""The folder below a table with staged files at their final place."""
+TABLE_MARKER = "distop-in-table"
+"""A file in a stage that may have files in the table. It is written before the first of them."""
+COMPLETION = "completion"
+"""The folder beside those of partitions with the stages of completions."""
 
 
 @frozen
@@ -95,6 +103,44 @@ def staging(shared: Place) -> Place:
 def stage_of(shared: Place, attempt: Attempt) -> Place:
     """The folder of an attempt's staged output."""
     return staging(shared).below(f"{STAGE}/{attempt_path(attempt)}")
+
+
+def completion_stage(shared: Place, op: str) -> Place:
+    """A new place for staged output of a completion of an operation."""
+    return staging(shared).below(f"{STAGE}/{operation_path(op)}/{COMPLETION}/{uuid.uuid4().hex}")
+
+
+def table_data(stage: Place, shared: Place, space: str, folder: str) -> Place:
+    """The folder for those files of a stage that are already at their final place, below a table.
+
+    Its path below the table follows from the stage's path alone. ``folder``: the table's. Raises UnsafePath if the
+    place is not a stage in the shared directory.
+    """
+    inner = stage.path.removeprefix(f"{shared.path}/" if shared.path else "").removeprefix(f"{STAGE}/")
+    if stage.anchor != shared.anchor or stage != shared.below(f"{STAGE}/{inner}"):
+        raise UnsafePath(f"{stage.location} is not a stage in {shared.location}")
+    return Place(folder, f"{IN_TABLE}/{space}/{inner}" if space else f"{IN_TABLE}/{inner}")
+
+
+def make_table_data(stage: Place, data: Place) -> None:
+    """Create the folder of a stage in a table, after the marker in the stage by which cleanups find it.
+
+    An earlier call of the same attempt may have created both. Raises FileExistsError if something else is there
+    already, UnsafePath if other users may change it, and OSError.
+    """
+    store = store_of(stage)
+    try:
+        store.put_new(TABLE_MARKER, b"")
+        own = False
+    except ObjectExists:
+        own = True
+    try:
+        # All readers of the table must be able to read its data files.
+        make_stage(data, 0o755)
+    except FileExistsError:
+        if not own:
+            raise
+    check_own(data)
 
 
 class Stages:

@@ -117,14 +117,14 @@ class FakeContext(JobContext):
     def stage_place(self) -> Place:
         if self.partition is None:
             raise InvalidArgument("a batch has one stage for each partition, so it has no stage_place")
-        return self._stage_place_of(self.partition)
+        return self.stage_place_of(self.partition)
 
     def stage_of(self, partition: PartitionPlan) -> str:
-        place = self._stage_place_of(partition)
+        place = self.stage_place_of(partition)
         self._stages.make(place, again=True)
         return place.location
 
-    def _stage_place_of(self, partition: PartitionPlan) -> Place:
+    def stage_place_of(self, partition: PartitionPlan) -> Place:
         shared = Place(str(self.work_dir), "shared")
         return stage_of(shared, Attempt(self.operation, partition.partition, self.attempt, INCARNATION))
 

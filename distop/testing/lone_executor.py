@@ -150,6 +150,9 @@ class LoneExecutor:
         key = self._keys.history(self._ref)
         while (record := self._store.get(key)) is None:
             self._step()
+        if self._declaration.staged_output == "remove":
+            table = self._table.to_json() if self._table is not None else None
+            self._child.call({"t": "sweep", "op": str(self._ref), "table": table, "plans": False, "stages": True})
         return History.decode(record.value)
 
     def results(self) -> tuple[JobResult, ...]:

@@ -215,18 +215,24 @@ class CleanupMessage(_CallMessage):
 
 
 class SweepMessage(_CallMessage):
-    """Remove the planning's files of an ended operation from the shared directory."""
+    """Remove files of an ended operation: the planning's file lists (``plans``), and its ``stages``.
+
+    Its result is (the number of removed stages, their bytes).
+    """
 
     t: Literal["sweep"]
     call: int
     op: str
     table: Mapping[str, Any] | None
+    plans: bool
+    stages: bool
 
 
 class ResultsMessage(_CallMessage):
-    """Find the operations with result files, of ``ops`` and of earlier ones in the same folders.
+    """Find the operations with result files or stages, of ``ops`` and of earlier ones in the same folders.
 
-    Its result is a list of references. With ``remove``: remove the result files of exactly ``ops``.
+    Its result is a list of references. With ``remove``: remove those of exactly ``ops``; the result is (the number of
+    removed stages, their bytes). ``staging``: the types with stages.
     """
 
     t: Literal["results"]
@@ -235,6 +241,7 @@ class ResultsMessage(_CallMessage):
     table: Mapping[str, Any] | None
     ops: list[str]
     remove: bool
+    staging: list[str]
 
 
 class VerifyMessage(_CallMessage):

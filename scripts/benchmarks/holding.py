@@ -29,6 +29,7 @@ class Holding(Behavior):
 
     type_name = "holding"
     Arg = HoldingArg
+    staged_output = "keep"
 
     def partitions(self, table: TableRecord, arg: HoldingArg, ctx: JobContext) -> Planned:
         return Planned([PartitionPlan(n, str(n)) for n in range(arg.jobs)])

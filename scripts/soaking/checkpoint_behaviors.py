@@ -40,6 +40,7 @@ class StepWriting(Behavior):
 
     type_name = "stepwriting"
     Arg = StepArg
+    staged_output = "keep"
     resumable = True
     failure_policy = "collect_all"
     retry = Retry(attempts=5, initial=0.1, maximum=1.0)

@@ -13,6 +13,7 @@ from distop.worker.daemon_side.requests import (
     CompleteResult,
     JobItem,
     PlanResult,
+    RemovedStages,
     Verified,
     WorkerConfig,
     WorkerError,
@@ -146,12 +147,17 @@ class ChildCalls(ChildKeeper):
         result: Verified = await self._call(op, "verify", work)
         return result
 
-    async def sweep(self, op: str, table: Any) -> None:
+    async def sweep(self, op: str, table: Any, *, plans: bool, stages: bool) -> RemovedStages:
         """Do nothing: simulated jobs write no files."""
+        return RemovedStages()
 
-    async def sweep_results(self, ops: Any, table: Any, *, remove: bool) -> list[str]:
+    async def find_files(self, ops: Any, table: Any) -> list[str]:
         """Return nothing: no simulated result is written to a file."""
         return []
+
+    async def remove_files(self, ops: Any, table: Any, staging: Any) -> RemovedStages:
+        """Do nothing: simulated jobs write no files."""
+        return RemovedStages()
 
     async def complete(self, request: CompleteRequest) -> CompleteResult:
         machine, success, arg = self._machine, request.success, request.arg

@@ -51,6 +51,7 @@ class Sample(Behavior):
 
     type_name = "sample"
     Arg = SampleArg
+    staged_output = "keep"
     conflicts_with = ("other",)
 
     def partitions(self, table: TableRecord, arg: SampleArg, ctx: JobContext) -> Planned:

@@ -47,6 +47,7 @@ class Writing(Behavior):
 
     type_name = "writing"
     Arg = WritingArg
+    staged_output = "keep"
     failure_policy = "collect_all"
     retry = Retry(attempts=5, initial=0.1, maximum=1.0)
 

@@ -53,12 +53,13 @@ def _row(partition: int, success: bool, outcome: str) -> str:
 def _nothing_left(op: OperationView) -> bool:
     """Whether the operation needs no cleanup after its finish.
 
-    It has one job, no operation waits for it, it does not repeat, and it has no permits and no plan files.
+    It has one job, no operation waits for it, it does not repeat, and it has no permits, plan files and stages.
     """
     spec, plan = op.spec, op.plan
     if spec is None or plan is None or op.stage is not Stage.OPEN:
         return False
-    return plan.count == 1 and not plan.spilled and not op.next and spec.series is None and op.altered is None
+    files = plan.spilled or spec.rules.stages
+    return plan.count == 1 and not files and not op.next and spec.series is None and op.altered is None
 
 
 class Ending:
@@ -128,6 +129,7 @@ class Ending:
                 )
             ),
         )
+        self._ctx.meter.stages_removed(ref.type, done.removed.stages, done.removed.bytes)
         return done
 
     async def _completion_failed(self, op: OperationView, decision: Decision, error: WorkerError) -> bool:
@@ -275,20 +277,34 @@ class Ending:
         return applied > 0
 
     async def _sweep(self, op: OperationView) -> None:
-        """Remove the plan's files from the shared directory, while the operation is known."""
-        if op.spec is None or op.spec.table is None or not (op.plan is None or op.plan.spilled):
+        """Remove the files of the plan and the stages, while the operation is known.
+
+        Stages that users read stay until the history record is removed.
+        """
+        if op.spec is None:
             return
-        ref, table, worker = op.ref, op.spec.table.to_json(), self._ctx.worker
+        plans = op.spec.table is not None and (op.plan is None or op.plan.spilled > 0)
+        stages = op.spec.rules.staged_output == "remove"
+        if not plans and not stages:
+            return
+        ref, worker = op.ref, self._ctx.worker
+        table = op.spec.table.to_json() if op.spec.table is not None else None
+        what = " and ".join(filter(None, ("plan's files" if plans else "", "stages" if stages else "")))
         if why := refusal(self._ctx.config.serves, None, (ref.table,)):
             where = {"operation": str(ref)}
-            self._log.warning("Leaving its plan's files in the shared directory: %s", why, extra=where)
+            self._log.warning("Leaving its %s in the shared directory: %s", what, why, extra=where)
             return
         try:
-            await self._call(ref, Stage.CLEANING, lambda: worker.sweep(str(ref), table))
+            removed = await self._call(
+                ref, Stage.CLEANING, lambda: worker.sweep(str(ref), table, plans=plans, stages=stages)
+            )
         except WorkerError as error:
             # Left behind is garbage that nothing names; the operation must end all the same.
             self._log.warning(
-                "Cannot remove its plan's files from the shared directory; leaving them: %s",
+                "Cannot remove its %s from the shared directory; leaving them: %s",
+                what,
                 error,
                 extra={"operation": str(ref)},
             )
+        else:
+            self._ctx.meter.stages_removed(ref.type, removed.stages, removed.bytes)

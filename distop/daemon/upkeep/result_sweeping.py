@@ -1,6 +1,8 @@
-"""Removes result files of operations whose history records were deleted.
+"""Removes result files and stages of operations whose history records were deleted.
 
-Results too large for etcd are files in the shared directory, kept as long as the history has the operation's record.
+Results too large for etcd are files in the shared directory, kept as long as the history has the operation's record. So
+are stages that users read (``Behavior.staged_output``). Other stages were removed before; killed processes may have
+written some since.
 The record is deleted before the files, so no record refers to a removed file. If a daemon dies between the two, or a
 file cannot be removed, the files are found when the next record of the same table, type and object is deleted.
 """
@@ -23,10 +25,14 @@ if TYPE_CHECKING:
 
 
 class ResultSweeper:
-    """Removes result files of forgotten operations. ``types``: the types that may have result files."""
+    """Removes result files and stages of forgotten operations.
+
+    ``types``: the types that may have such files; ``staging``: those with stages.
+    """
 
     def __init__(self, ctx: Incarnation) -> None:
         self.types: frozenset[str] = frozenset()
+        self.staging: frozenset[str] = frozenset()
         self._ctx = ctx
         self._forgotten: dict[OperationRef, None] = {}
         self._added = asyncio.Event()
@@ -38,7 +44,7 @@ class ResultSweeper:
             self._added.set()
 
     async def run(self) -> None:
-        """Remove the result files of added operations, without end. Raises SessionLost."""
+        """Remove the files of added operations, without end. Raises SessionLost."""
         while True:
             await self._added.wait()
             self._added.clear()
@@ -49,18 +55,22 @@ class ResultSweeper:
                 except SessionLost:
                     raise
                 except (WorkerError, DistopError) as error:
-                    message = "Cannot remove result files of table %s; retrying when its next record is deleted: %s"
+                    message = "Cannot remove files of operations on %s; retrying when its next record is deleted: %s"
                     self._ctx.log.warning(message, table, describe(error))
 
     async def _sweep(self, table: str, ops: Sequence[str]) -> None:
         if why := refusal(self._ctx.config.serves, None, (table,)):
-            self._ctx.log.info("Leaving result files of table %s for another executor: %s", table, why)
+            self._ctx.log.info("Leaving files of operations on %s for another executor: %s", table, why)
             return
         record = await self._record(table)
-        found = await self._ctx.worker.sweep_results(ops, record, remove=False)
-        gone = [op for op in found if await self._is_gone(op)]
-        if gone:
-            await self._ctx.worker.sweep_results(gone, record, remove=True)
+        found = await self._ctx.worker.find_files(ops, record)
+        gone: dict[str, list[str]] = {}
+        for op in found:
+            if await self._is_gone(op):
+                gone.setdefault(OperationRef.parse(op).type, []).append(op)
+        for type_name, forgotten in gone.items():
+            removed = await self._ctx.worker.remove_files(forgotten, record, self.staging)
+            self._ctx.meter.stages_removed(type_name, removed.stages, removed.bytes)
 
     async def _record(self, table: str) -> Mapping[str, Any] | None:
         """The registered record of a table; None if it is not registered."""

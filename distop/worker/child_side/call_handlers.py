@@ -39,6 +39,7 @@ from distop.worker.child_side.error_texts import explain
 from distop.worker.child_side.job_context import ChildContext, JobScope
 from distop.worker.child_side.outbox import ANSWER_SECONDS
 from distop.worker.child_side.spark_session import SparkDied
+from distop.worker.child_side.stage_sweeping import StageSweeper, Swept
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -69,6 +70,12 @@ class Call:
         """The current context of the behavior: a cleanup has one for each job."""
         self._table = TableRecord.from_json(message["table"]) if message["table"] else None
         self._follow_ups: list[Mapping[str, Any]] = []
+        self._may_stage = False
+        self._resumable = False
+        self._named: dict[int, tuple[int, str]] = {}
+        """Fence and incarnation of the attempts of successful outcomes that were read, by partition."""
+        self._all_read = False
+        """Whether all outcomes were read."""
 
     def add(self, message: Mapping[str, Any]) -> None:
         self._items += message["items"]
@@ -101,12 +108,12 @@ class Call:
 
                 value = sender_verification.verify(self._message, self._env.verifier_urls)
             elif self._message["t"] == "sweep":
-                if (where := self._shared()) is not None:
-                    shared_files.remove_plans(where, self._message["op"])
+                value = self._sweep(self._shared())
             elif self._message["t"] == "results":
                 value = self._results(self._shared())
             else:
                 behavior = self._env.behavior(self._message["type"])
+                self._may_stage, self._resumable = behavior.staged_output != "refuse", behavior.resumable
                 kinds: dict[str, Callable[[Behavior, Any], Any]] = {
                     "plan": self._plan,
                     "complete": self._complete,
@@ -143,19 +150,60 @@ class Call:
     def _shared(self) -> Place | None:
         return shared_of(self._env.shared_dir, self._env.space, self._table)
 
-    def _results(self, where: Place | None) -> list[str]:
+    def _sweep(self, where: Place | None) -> Any:
+        """Remove the files of an ended operation; returns the number and the bytes of removed stages."""
         if where is None:
-            return []
+            return (0, 0)
+        op = self._message["op"]
+        if self._message["plans"]:
+            shared_files.remove_plans(where, op)
+        swept = self._stages(op, where).remove_all() if self._message["stages"] else Swept()
+        return swept.stages, swept.bytes
+
+    def _results(self, where: Place | None) -> Any:
+        """The operations with results or stages; with ``remove`` the number and the bytes of removed stages."""
+        ops = self._message["ops"]
+        if where is None:
+            return (0, 0) if self._message["remove"] else []
         if not self._message["remove"]:
-            return shared_files.operations_with_results(where, self._message["ops"])
-        for op in self._message["ops"]:
+            return shared_files.operations_with_files(where, ops)
+        swept = Swept()
+        for op in ops:
             self._check()
             shared_files.remove_results(where, op)
-        return []
+            if OperationRef.parse(op).type in self._message["staging"]:
+                swept += self._stages(op, where).remove_all(late=True)
+        return swept.stages, swept.bytes
+
+    def _stages(self, op: str, where: Place) -> StageSweeper:
+        spark = self._env.spark
+        return StageSweeper(
+            op,
+            where,
+            self._env.space,
+            self._table,
+            check=self._check,
+            spark=lambda: spark.session(op, f"{op}-{self._message['t']}{self.number}".replace(",", "%2C"), op),
+            log=self._env.log,
+        )
+
+    def _remove_unnamed_stages(self) -> Swept:
+        """Remove the stages of dead attempts, after all jobs have ended.
+
+        Not those of resumable jobs: a job that continued from a checkpoint may name files of its earlier attempts.
+        """
+        where = self._shared()
+        if not self._may_stage or self._resumable or where is None:
+            return Swept()
+        if not self._all_read:
+            for _ in self._rows():
+                pass
+        return self._stages(self._message["op"], where).remove_unnamed(self._named)
 
     def _context(self, **fields: Any) -> ChildContext:
         op, stopped = self._message["op"], self._stop
-        ctx = ChildContext(self._env, JobScope(op, self._table, cancelled=lambda _: stopped.is_set(), **fields))
+        scope = JobScope(op, self._table, cancelled=lambda _: stopped.is_set(), may_stage=self._may_stage, **fields)
+        ctx = ChildContext(self._env, scope)
         ctx.call = f"{self._message['t']}{self.number}"
         self._current = ctx
         self._check()
@@ -243,7 +291,9 @@ class Call:
                 f"the report has {len(encoded)} bytes: at most {child_messages.MAX_REPORT_BYTES} are allowed; put "
                 "large data into a file and name the file in the report"
             )
-        return {**json.loads(encoded), "failure": failure}
+        swept = self._remove_unnamed_stages()
+        removed = {"swept": (swept.stages, swept.bytes)} if swept.stages else {}
+        return {**json.loads(encoded), "failure": failure, **removed}
 
     def _rows(self) -> Iterator[OutcomeRow]:
         start: int | None = 0
@@ -260,10 +310,13 @@ class Call:
                 name = outcome.get("name") or str(row["partition"])
                 recorded = (outcome.get("fence"), outcome.get("incarnation"))
                 attempt = Attempt.of_outcome(self._message["op"], row["partition"], *recorded)
+                if attempt is not None and row["success"]:
+                    self._named[attempt.partition] = attempt.fence, attempt.incarnation
                 result = resolve(outcome.get("result"), where, attempt)
                 stage = stage_of(where, attempt) if where is not None and attempt is not None else None
                 error, by_executor = outcome.get("error") or "", attempt is not None
                 yield OutcomeRow(row["partition"], name, row["success"], result, error, stage, by_executor)
+        self._all_read = True
 
     def _partitions(self, chunks: int, ctx: ChildContext) -> Iterator[PartitionPlan]:
         start: int | None = 0 if chunks else None

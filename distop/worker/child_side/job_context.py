@@ -9,7 +9,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from distop.behavior import JobContext
+from distop.behavior import NO_SHARED_DIRECTORY, JobContext
 from distop.errors import InvalidArgument
 from distop.protocol.json_codec import rfc3339
 from distop.runtime import secret_settings
@@ -42,8 +42,9 @@ class JobScope:
     """What a context is about: one job, one batch, or one call of an operation.
 
     ``run``: the number of the run, 0 for a call. ``fence``: the fence of the job's claim; ``fences``: those of a batch,
-    by partition. ``opened``: the mod revision of the operation's gate. ``checkpoint``: of an earlier attempt. ``tag``:
-    the Spark tag, if it is not the job's own. ``cancelled``: whether a partition is cancelled, or with None all.
+    by partition. ``opened``: the mod revision of the operation's gate. ``checkpoint``: of an earlier attempt.
+    ``may_stage``: the type declares staged output. ``tag``: the Spark tag, if it is not the job's own. ``cancelled``:
+    whether a partition is cancelled, or with None all.
     """
 
     operation: str
@@ -57,6 +58,7 @@ class JobScope:
     incarnation: str = ""
     opened: int = 0
     checkpoint: Any = None
+    may_stage: bool = True
     tag: str = ""
     stages: Stages = field(default_factory=Stages)
     cancelled: Callable[[int | None], bool] = lambda _: False
@@ -195,7 +197,8 @@ class ChildContext(JobContext):
 
     def stage_of(self, partition: PartitionPlan) -> str:
         """The stage of one partition of a batch."""
-        place = self._stage_place_of(partition)
+        self.check_stages()
+        place = self.stage_place_of(partition)
         # A cleanup, which is a call, uses the existing stage of its attempt.
         self._scope.stages.make(place, again=self.again or not self._scope.run)
         return str(local_path(place.location) or place.location)
@@ -204,11 +207,18 @@ class ChildContext(JobContext):
     def stage_place(self) -> Place:
         if self.partition is None:
             raise InvalidArgument("a batch has one stage for each partition, so it has no stage_place")
-        return self._stage_place_of(self.partition)
+        return self.stage_place_of(self.partition)
 
-    def _stage_place_of(self, partition: PartitionPlan) -> Place:
+    def check_stages(self) -> None:
+        if not self._scope.may_stage:
+            raise InvalidArgument(
+                f"the type of {self.operation} declares no staged output: set staged_output to 'remove' or 'keep' in "
+                "its class"
+            )
+
+    def stage_place_of(self, partition: PartitionPlan) -> Place:
         if self.shared is None:
-            raise InvalidArgument("staged output needs a shared directory: start the executors with --shared-dir")
+            raise InvalidArgument(NO_SHARED_DIRECTORY)
         scope, number = self._scope, partition.partition
         fence = scope.fence if scope.fences is None else scope.fences[number]
         return stage_of(self.shared, Attempt(self.operation, number, fence, scope.incarnation))

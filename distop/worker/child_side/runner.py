@@ -261,6 +261,7 @@ class Run:
         except (NotServed, UnknownBehavior) as error:
             self._env.log.warning("Refusing jobs: %s", error)
             raise RunRefused(str(error)) from error
+        self._scope = replace(self._scope, may_stage=behavior.staged_output != "refuse")
         self._arg = validate_argument(behavior, self._arg_json)
         self._cleans = cleans_up(type(behavior))
         if self._batch and behavior.run_batch is not None:

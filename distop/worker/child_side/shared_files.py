@@ -13,7 +13,7 @@ from distop.protocol.records import OperationRef, TableRecord
 from distop.storage.confinement import TableFiles, resolve_once, table_of
 from distop.storage.files import TooLarge
 from distop.storage.opened_stores import store_of
-from distop.storage.places import RESULTS, instances, operation_path, remove_place
+from distop.storage.places import RESULTS, STAGE, instances, operation_path, remove_place
 from distop.storage.storage_urls import check_paths
 from distop.storage.store_check import publishing_store
 
@@ -67,8 +67,10 @@ def _plans(op: str) -> str:
     return f"{_PLANS}/{operation_path(op)}"
 
 
-def operations_with_results(shared: Place, ops: Iterable[str]) -> list[str]:
-    """The operations that have result files: ``ops`` and all earlier ones of the same table, type and object.
+def operations_with_files(shared: Place, ops: Sequence[str]) -> list[str]:
+    """The operations with result files or stages: ``ops``, and earlier ones of the same table, type and object.
+
+    All of ``ops`` are among them, because they may have files in their table.
 
     Also removes files that killed processes have left incomplete. Raises InvalidArgument and OSError.
     """
@@ -80,9 +82,9 @@ def operations_with_results(shared: Place, ops: Iterable[str]) -> list[str]:
             newest[folder_of] = ref
     found = []
     for place, ref in newest.items():
-        numbers = instances(shared.below(f"{RESULTS}/{place}"), ref.instance)
-        found += [str(replace(ref, instance=n)) for n in numbers]
-    return found
+        numbers = {n for kind in (RESULTS, STAGE) for n in instances(shared.below(f"{kind}/{place}"), ref.instance)}
+        found += [str(replace(ref, instance=n)) for n in sorted(numbers)]
+    return list(dict.fromkeys((*found, *ops)))
 
 
 def remove_results(shared: Place, op: str) -> None:

@@ -6,11 +6,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from distop.worker import child_messages
-from distop.worker.daemon_side.requests import CompleteResult, PlanResult, RunRequest, Verified
+from distop.worker.daemon_side.requests import CompleteResult, PlanResult, RemovedStages, RunRequest, Verified
 from distop.worker.daemon_side.result_handlers import Sources
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from distop.worker.daemon_side.admission import SharedExclusiveLock
     from distop.worker.daemon_side.call_channel import Caller
@@ -80,29 +80,47 @@ class ChildCalls:
         sources = Sources(request.fetch, partial(self._checked_page, request.op, plan) if plan is not None else None)
         limit = self.config.call_limit
         value, _ = await self._caller.call(message, rows, sources=sources, lock=self._admission, limit=limit)
-        return CompleteResult(value["report"], value["failure"], tuple(value["follow_ups"]))
+        removed = RemovedStages(*value.get("swept", ()))
+        return CompleteResult(value["report"], value["failure"], tuple(value["follow_ups"]), removed)
 
     async def _checked_page(self, op: str, plan: PlanPages, number: int) -> Page:
         found = await plan.page(number)
         await self._registered.check_page(op, found[0])
         return found
 
-    async def sweep(self, op: str, table: Mapping[str, Any] | None) -> None:
-        """Remove the file lists that planning wrote to the shared directory. Raises WorkerError."""
+    async def sweep(self, op: str, table: Mapping[str, Any] | None, *, plans: bool, stages: bool) -> RemovedStages:
+        """Remove the file lists that planning wrote to the shared directory, and the operation's stages.
+
+        Raises WorkerError.
+        """
         await self._registered.check(op, table)
-        message = child_messages.SweepMessage(t="sweep", call=0, op=op, table=table)
-        await self._caller.call(message, lock=self._admission, limit=self.config.cleanup_timeout)
+        message = child_messages.SweepMessage(t="sweep", call=0, op=op, table=table, plans=plans, stages=stages)
+        value, _ = await self._caller.call(message, lock=self._admission, limit=self.config.cleanup_timeout)
+        return RemovedStages(*value)
 
-    async def sweep_results(self, ops: Sequence[str], table: Mapping[str, Any] | None, *, remove: bool) -> list[str]:
-        """The operations with result files: ``ops`` and earlier ones of the same table, type and object.
+    async def find_files(self, ops: Sequence[str], table: Mapping[str, Any] | None) -> list[str]:
+        """The operations that may have result files or stages.
 
-        With ``remove``: remove the result files of ``ops``. Raises WorkerError.
+        They are ``ops`` and earlier ones of the same table, type and object. Raises WorkerError.
         """
         message = child_messages.ResultsMessage(
-            t="results", call=0, op=ops[0], table=table, ops=list(ops), remove=remove
+            t="results", call=0, op=ops[0], table=table, ops=list(ops), remove=False, staging=[]
         )
         value, _ = await self._caller.call(message, lock=self._admission, limit=self.config.cleanup_timeout)
         return list(value)
+
+    async def remove_files(
+        self, ops: Sequence[str], table: Mapping[str, Any] | None, staging: Collection[str]
+    ) -> RemovedStages:
+        """Remove the result files of operations, and the stages of those of the types ``staging``.
+
+        Raises WorkerError.
+        """
+        message = child_messages.ResultsMessage(
+            t="results", call=0, op=ops[0], table=table, ops=list(ops), remove=True, staging=sorted(staging)
+        )
+        value, _ = await self._caller.call(message, lock=self._admission, limit=self.config.cleanup_timeout)
+        return RemovedStages(*value)
 
     async def verify(self, op: str, external_id: str, verify: str, limit: float) -> Verified:
         """Ask a verifier, with a time limit of ``limit`` seconds. Raises WorkerError if the child did not do so."""

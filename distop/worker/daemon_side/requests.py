@@ -216,15 +216,25 @@ class CompleteRequest:
 
 
 @frozen
+class RemovedStages:
+    """What a sweep has removed: the number of stages, and the bytes of their files."""
+
+    stages: int = 0
+    bytes: int = 0
+
+
+@frozen
 class CompleteResult:
     """The result of complete_operation: its report, and the operations to start next.
 
     ``failure``: the text of OperationFailed, if it was raised. ``follow_ups``: each {type, table, arg, partitions}.
+    ``removed``: stages that no outcome names.
     """
 
     report: Any
     failure: str | None = None
     follow_ups: tuple[Mapping[str, Any], ...] = ()
+    removed: RemovedStages = RemovedStages()
 
 
 @frozen

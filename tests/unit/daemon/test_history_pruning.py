@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from distop.daemon.meter import NO_METER
 from distop.daemon.upkeep.history_pruning import HistoryPruner
 from distop.daemon.upkeep.result_sweeping import ResultSweeper
 from distop.protocol import keys as K
@@ -17,6 +18,7 @@ from distop.protocol.age_watermarks import next_slot, put_watermark, watermarks
 from distop.protocol.executor_nodes import ALL
 from distop.protocol.records import OperationRef
 from distop.protocol.size_limits import DEFAULT
+from distop.worker.daemon_side.requests import RemovedStages
 from tests.support.world import TABLE, World
 from tests.unit.daemon.coordinating import BusyClient
 from tests.unit.support.virtualtime import in_virtual_time
@@ -148,12 +150,15 @@ def test_the_files_of_each_forgotten_operation_are_removed() -> None:
     async def work() -> Node:
         node, removed = Node(0), list[str]()
 
-        async def sweep_results(ops: list[str], table: Any, *, remove: bool) -> list[str]:
-            if remove:
-                removed.extend(ops)
+        async def find_files(ops: list[str], table: Any) -> list[str]:
             return ops
 
-        node.worker = SimpleNamespace(sweep_results=sweep_results)  # type: ignore[attr-defined]
+        async def remove_files(ops: list[str], table: Any, staging: Any) -> RemovedStages:
+            removed.extend(ops)
+            return RemovedStages()
+
+        node.worker = SimpleNamespace(find_files=find_files, remove_files=remove_files)  # type: ignore[attr-defined]
+        node.meter = NO_METER  # type: ignore[attr-defined]
         sweeper = ResultSweeper(node)  # type: ignore[arg-type]
         sweeper.types = frozenset({"find"})
         sweeping = asyncio.ensure_future(sweeper.run())

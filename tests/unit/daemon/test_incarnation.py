@@ -30,12 +30,13 @@ from distop.runtime import logs
 from distop.settings import ExecutorConfig
 from distop.storage.places import operation_path
 from distop.store.connection_settings import EtcdConfig
+from distop.worker.daemon_side.requests import RemovedStages
 from tests.unit.support.modelclient import ModelClient
 from tests.unit.support.modelfeed import ModelFeed, SilentFeed
 from tests.unit.support.virtualtime import in_virtual_time
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
     from pathlib import Path
 
 
@@ -293,9 +294,12 @@ class Child:
     async def forget(self, op: str) -> None:
         self.forgotten.append(op)
 
-    async def sweep_results(self, ops: Sequence[str], _: Any, *, remove: bool) -> list[str]:
-        self.swept += ops if remove else ()
+    async def find_files(self, ops: Sequence[str], _: Any) -> list[str]:
         return list(ops)
+
+    async def remove_files(self, ops: Sequence[str], _: Any, staging: Collection[str]) -> RemovedStages:
+        self.swept += ops
+        return RemovedStages()
 
 
 def living(folder: Path, child: Child) -> Any:

@@ -68,6 +68,7 @@ ALLOWED = {
     "distop/storage/store_check.py": "objects of the self-test, by names that it has made",
     "distop/services/storage_doctor.py": "an object that it has written",
     "distop/worker/child_side/shared_files.py": "files of killed processes, by their names",
+    "distop/worker/child_side/stage_sweeping.py": "stages, and their files in tables, by places of operations",
     "behaviors/index/index_folder.py": "files of an index, by the names of operations and generations",
     "behaviors/index/segments.py": "files of an own stage, by their numbers",
     "behaviors/orphans/restoration.py": "the empty folders of a quarantine, by its operation",
@@ -578,7 +579,7 @@ def test_hole_9_two_namespaces_in_one_folder_do_not_sweep_files_of_each_other(tm
     one, two, three = shared
     assert one is not None
     before = [snapshot(Path(place.location), tmp_path / "none") for place in (two, three) if place is not None]
-    assert shared_files.operations_with_results(one, ["t/sample/2"]) == ["t/sample/1", "t/sample/2"]
+    assert shared_files.operations_with_files(one, ["t/sample/2"]) == ["t/sample/1", "t/sample/2"]
     for op in ("t/sample/1", "t/sample/2"):
         shared_files.remove_results(one, op)
         shared_files.remove_plans(one, op)

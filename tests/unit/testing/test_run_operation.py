@@ -21,6 +21,7 @@ from distop.behavior import (
     PartitionPlan,
     Planned,
     Retry,
+    StagedOutput,
     Summary,
     TableRecord,
     TableUnavailable,
@@ -392,6 +393,7 @@ def test_run_operation_raises_the_error_of_a_refused_start(tmp_path: Path) -> No
 def test_temporary_files_are_removed_with_the_result_and_a_given_folder_stays(tmp_path: Path) -> None:
     class Writes(Scripted):
         Result = None
+        staged_output = "keep"
 
         def act(self, what: str, partition: PartitionPlan, ctx: JobContext) -> Any:
             (Path(ctx.stage) / "out").write_text("x")
@@ -432,3 +434,84 @@ def test_the_audit_finds_nothing_in_the_operations_keys() -> None:
             for policy in ("collect_all", "fail_fast"):
                 run_operation(behavior, arg, partitions=PLAN, store=store, failure_policy=policy)
     assert check(Keys(), store.history) == []
+
+
+class CopyArg(BaseModel):
+    text: str = "one\ntwo\n"
+
+
+class CopyResult(BaseModel):
+    output: StagedOutput
+
+
+class CopyReport(BaseModel):
+    rows: int
+    text: str
+
+
+class Copying(Behavior):
+    """Stages a file in each job, and reads all of them in completion."""
+
+    type_name = "copying"
+    Arg = CopyArg
+    Result = CopyResult
+    Report = CopyReport
+    staged_output = "remove"
+
+    def start_or_resume_job(self, arg: CopyArg, partition: PartitionPlan, ctx: JobContext) -> CopyResult:
+        (Path(ctx.stage) / "rows.txt").write_text(f"{partition.name}\n{arg.text}")
+        if ctx.attempt == 1:
+            raise RuntimeError("the first attempt fails after it has written its file")
+        return CopyResult(output=ctx.manifest({"rows.txt": 3}))
+
+    def complete_operation(
+        self, arg: CopyArg, table: TableRecord | None, summary: Summary, ctx: JobContext
+    ) -> CopyReport:
+        rows, texts = 0, []
+        for row in summary.outcomes():
+            output = CopyResult.model_validate(row.result).output
+            staged = ctx.staged(row, output)
+            for file in staged.files:
+                staged.check(file)
+                texts.append(staged.read(file, limit=1 << 20).decode())
+            rows += output.rows or 0
+        return CopyReport(rows=rows, text="".join(texts))
+
+
+def test_F28_staged_output_is_read_by_its_manifest_and_then_removed(tmp_path: Path) -> None:
+    run = run_operation(Copying, {"text": "x\n"}, partitions=PLAN[:2], folder=tmp_path)
+    assert run.state == "success", run.errors
+    assert run.report == {"rows": 6, "text": "a\nx\nb\nx\n"}
+    assert [one.result["output"]["files"] for one in run.jobs] == [1, 1]
+    assert not [path for path in tmp_path.rglob("*") if path.name == "rows.txt"]
+
+
+def test_F28_output_that_users_read_stays_and_that_of_failed_attempts_goes(tmp_path: Path) -> None:
+    class Keeping(Copying):
+        staged_output = "keep"
+        complete_operation = Behavior.complete_operation
+
+    run = run_operation(Keeping, partitions=PLAN[:1], folder=tmp_path)
+    assert run.state == "success", run.errors
+    assert [path.parent.name for path in tmp_path.rglob("rows.txt")] == [
+        path.parent.name for path in tmp_path.rglob("distop-manifest.json")
+    ]
+    assert len(list(tmp_path.rglob("rows.txt"))) == 1
+
+
+def test_a_behavior_that_declares_no_staged_output_has_no_stage() -> None:
+    class Undeclared(Copying):
+        staged_output = "refuse"
+        complete_operation = Behavior.complete_operation
+
+    run = run_operation(Undeclared, partitions=PLAN[:1])
+    assert run.state == "failed"
+    assert "declares no staged output: set staged_output to 'remove' or 'keep' in its class" in str(run.errors[0])
+
+
+def test_a_wrong_declaration_of_staged_output_is_refused() -> None:
+    class Wrong(Copying):
+        staged_output = "always"  # type: ignore[assignment]
+
+    with pytest.raises(InvalidArgument, match="staged_output is 'always', but must be one of refuse, remove, keep"):
+        Wrong.declaration()

@@ -105,6 +105,7 @@ class Staging(Behavior):
 
     type_name = "staging"
     Arg = NoArg
+    staged_output = "keep"
 
     def __init__(self) -> None:
         self.does: dict[str, Callable[[], None]] = {}

@@ -1,0 +1,246 @@
+"""Removes staged output that nothing names: of attempts that have lost their claims, and of ended operations.
+
+A stage is found by its name: the operation, the partition, and the fence and incarnation of its attempt. When all jobs
+have ended, no further outcome can name a stage. So those that outcomes do not name belong to dead attempts, and are
+removed. The others are removed after the end of the operation, or together with its history record
+(``Behavior.staged_output``). A killed process may write after that. So the stages are looked for again when the record
+is removed.
+
+Files of a stage may be at their final place, below the table. Those of dead attempts are removed without a look at the
+table. Those of other stages are removed only if no version of the table names them.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import cached_property
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+from distop.errors import InvalidArgument, TableUnavailable, UnsafePath, describe
+from distop.protocol.frozen import frozen
+from distop.protocol.texts import plural
+from distop.storage.deletion import Place
+from distop.storage.files import local_path
+from distop.storage.opened_stores import store_of
+from distop.storage.places import COMPLETION, IN_TABLE, STAGE, TABLE_MARKER, folder, operation_path
+from distop.storage.store_errors import ObjectMissing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from distop.protocol.records import TableRecord
+    from distop.runtime.logs import Log
+    from distop.storage.object_store import ObjectStore
+    from distop.tables import Spark
+
+_MOST_ESCAPES = 3
+"""Maximum number of times that a path is percent-encoded, by the metadata of a table and by distop."""
+
+
+@frozen
+class Swept:
+    """What was removed: the number of stages, and the bytes of their files."""
+
+    stages: int = 0
+    bytes: int = 0
+
+    def __add__(self, other: Swept) -> Swept:
+        return Swept(self.stages + other.stages, self.bytes + other.bytes)
+
+
+@frozen
+class _Stage:
+    """A stage that was found. ``in_table``: it may have files in the table."""
+
+    key: str
+    bytes: int
+    in_table: bool
+
+    @property
+    def of_attempt(self) -> bool:
+        return not self.key.startswith(f"{COMPLETION}/")
+
+
+class StageSweeper:
+    """Removes the stages of one operation. Errors are logged: what is left is found when the record is removed.
+
+    ``shared``: the shared directory. ``table``: the operation's, None if it has none. ``check`` raises to stop.
+    """
+
+    def __init__(
+        self,
+        op: str,
+        shared: Place,
+        space: str,
+        table: TableRecord | None,
+        *,
+        check: Callable[[], None],
+        spark: Spark,
+        log: Log,
+    ) -> None:
+        self._op = op
+        self._space = space
+        self._table = table
+        self._check = check
+        self._spark = spark
+        self._log = log
+        self._path = operation_path(op)
+        self._root = shared.below(f"{STAGE}/{self._path}")
+
+    def remove_unnamed(self, named: Mapping[int, tuple[int, str]]) -> Swept:
+        """Remove the stages of dead attempts. Call it when all jobs have ended.
+
+        ``named``: fence and incarnation of the attempt of each outcome, by partition. Stages of completions stay.
+        """
+        kept = {f"{partition:06d}/{fence}-{folder(name)}" for partition, (fence, name) in named.items()}
+        swept = Swept()
+        for stage in self._found():
+            if stage.of_attempt and stage.key not in kept:
+                swept += self._removed(stage, proven=True)
+        return self._reported(swept, "that no outcome names")
+
+    def remove_all(self, *, late: bool = False) -> Swept:
+        """Remove all stages of the operation, which has ended.
+
+        ``late``: also look for files in the table whose stage is gone, as a killed process may write them.
+        """
+        swept = Swept()
+        for stage in self._found():
+            swept += self._removed(stage, proven=False)
+        if late:
+            swept += self._left_in_table()
+        return self._reported(swept, "of the ended operation")
+
+    # ---------------------------------------------------------------- stages
+
+    def _found(self) -> list[_Stage]:
+        store = store_of(self._root)
+        try:
+            if local_path(self._root.anchor) is not None:
+                return [
+                    _Stage(key, _bytes_below(store, key), _exists(store, f"{key}/{TABLE_MARKER}"))
+                    for key in _folders(store)
+                ]
+            sizes: dict[str, int] = {}
+            marked = set[str]()
+            for one in store.list():
+                self._check()
+                partition, _, rest = one.key.partition("/")
+                key = f"{partition}/{rest.partition('/')[0]}"
+                sizes[key] = sizes.get(key, 0) + one.size
+                if one.key == f"{key}/{TABLE_MARKER}":
+                    marked.add(key)
+            return [_Stage(key, size, key in marked) for key, size in sizes.items()]
+        except (OSError, InvalidArgument) as error:
+            self._log.warning("Cannot list the stages in %s; retrying later: %s", self._root.location, describe(error))
+            return []
+
+    def _removed(self, stage: _Stage, *, proven: bool) -> Swept:
+        """Remove a stage, and its files in the table if it is ``proven`` that the table does not name them."""
+        self._check()
+        size = stage.bytes
+        try:
+            if stage.in_table and (proven or not self._is_live(stage.key)):
+                size += _removed_below(self._data_root, stage.key)
+            store_of(self._root).delete_folder(stage.key)
+        except (OSError, InvalidArgument, TableUnavailable) as error:
+            self._log.warning(
+                "Cannot remove the stage %s/%s; retrying later: %s", self._root.location, stage.key, describe(error)
+            )
+            return Swept()
+        return Swept(1, size)
+
+    def _reported(self, swept: Swept, which: str) -> Swept:
+        if swept.stages:
+            self._log.info("Removed %s %s: %d bytes", plural(swept.stages, "stage"), which, swept.bytes)
+        return swept
+
+    # -------------------------------------------------------------- the table
+
+    @cached_property
+    def _data_root(self) -> Place:
+        """The folder of the operation in the table. Raises InvalidArgument, and the errors of planning."""
+        from distop.tables import place_of
+
+        if self._table is None:
+            raise InvalidArgument("the operation has no table, but a stage with files in the table")
+        location = place_of(self._table, self._check, self._spark).rstrip("/")
+        return Place(location, f"{IN_TABLE}/{self._space}/{self._path}" if self._space else f"{IN_TABLE}/{self._path}")
+
+    def _left_in_table(self) -> Swept:
+        if self._table is None:
+            return Swept()
+        swept = Swept()
+        try:
+            for key in _folders(store_of(self._data_root)):
+                self._check()
+                if not self._is_live(key):
+                    swept += Swept(1, _removed_below(self._data_root, key))
+        except (OSError, InvalidArgument, TableUnavailable) as error:
+            self._log.warning(
+                "Cannot remove staged files of %s in table %s; leaving them: %s",
+                self._op,
+                self._table.name,
+                describe(error),
+            )
+        return swept
+
+    def _is_live(self, key: str) -> bool:
+        """Whether a version of the table names a file of a stage. Raises InvalidArgument and TableUnavailable."""
+        return any(one.startswith(f"{_plain(key)}/") for one in self._live)
+
+    @cached_property
+    def _live(self) -> frozenset[str]:
+        """The files of this operation that a version of the table names, as paths below its folder in the table."""
+        from distop.tables import reachability_of
+
+        if self._table is None:
+            return frozenset()
+        start, found = f"{_plain(self._data_root.path)}/", set[str]()
+        for file in reachability_of(self._table, self._check, self._spark).all_files(removed=True):
+            self._check()
+            # Metadata may name the table's folder otherwise, by a link or another scheme, so only the end counts.
+            _, inside, rest = _plain(file.path).partition(start)
+            if inside:
+                found.add(rest)
+        return frozenset(found)
+
+
+def _plain(path: str) -> str:
+    """A path without escapes, so that differently encoded paths of one file are equal."""
+    for _ in range(_MOST_ESCAPES):
+        path = unquote(path)
+    return path
+
+
+def _folders(store: ObjectStore) -> Iterator[str]:
+    """The stages in an operation's folder: ``<partition>/<attempt>``. Raises UnsafePath and OSError."""
+    for partition in store.list_folder().folders:
+        for attempt in store.list_folder(partition).folders:
+            yield f"{partition}/{attempt}"
+
+
+def _exists(store: ObjectStore, key: str) -> bool:
+    try:
+        store.head(key)
+    except (ObjectMissing, UnsafePath):
+        return False
+    return True
+
+
+def _bytes_below(store: ObjectStore, key: str) -> int:
+    """The bytes of the files in a folder, without those behind something that is not a regular file."""
+    total = 0
+    with suppress(UnsafePath):
+        for one in store.list(key):
+            total += one.size
+    return total
+
+
+def _removed_below(root: Place, key: str) -> int:
+    """Remove a folder, and return the bytes of its files. Raises UnsafePath and OSError."""
+    store = store_of(root)
+    size = _bytes_below(store, key)
+    store.delete_folder(key)
+    return size
