@@ -134,8 +134,8 @@ def for_arrow(path: str, *, follow: bool = True) -> AbstractContextManager[Any]:
     All bytes of an object are of one version. Raises the errors of :func:`open_regular` for a local path, and those of
     an object store or of :func:`open_filesystem` for a URL.
     """
-    if local_path(path) is not None:
-        return open_regular(path, follow=follow)
+    if (local := local_path(path)) is not None:
+        return open_regular(str(local), follow=follow)
     if in_object_store(path):
         return _open_object(path)
     filesystem, inner = open_filesystem(path)

@@ -31,6 +31,7 @@ from tests.support.icebergrest import sql_catalog
 from tests.support.lake import Remote
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from distop import Operation
@@ -70,12 +71,12 @@ class Tables:
         self._work = work
         self._commits: dict[str, int] = {}
 
-    def create(self, name: str, *faults: str) -> dict[str, Any]:
+    def create(self, name: str, *faults: str, checks: Sequence[Mapping[str, Any]] = CHECKS) -> dict[str, Any]:
         """Register a table with two rows, set its faults, and return a certificate of the table."""
         record = self._new(name)
         self.group.client.add_table(record)
         self.faults.set_faults(name, *faults)
-        made = run_operation(Validate(), record, {"checks": CHECKS}, lambda t: FakeContext(self._work, t))
+        made = run_operation(Validate(), record, {"checks": list(checks)}, lambda t: FakeContext(self._work, t))
         self._commits[name] = self._version(name)
         return dict(made.report["certificate"])
 

@@ -7,27 +7,24 @@ needs Spark.
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from pyiceberg.table import StaticTable
 
-from distop.behavior import TableRecord
-from distop.storage.location import Location
-from distop.tables.iceberg.metadata_file import current_metadata_file, read_metadata
+from distop.storage.confinement import normal_form
 from distop_behaviors.apply.apply_loop import MARK
-from distop_behaviors.validate import Validate
-from tests.faults.applied_tables import SCHEMA, CatalogTables, DeltaTables, FolderTables, Tables, rows
+from tests.faults.applied_tables import CatalogTables, DeltaTables, FolderTables, Tables
 from tests.faults.s3_lake import FAULTS, SHORT, KilledGateway, S3Lake, throttle
-from tests.support.context import FakeContext, run_operation
+from tests.support import s3_spark, stored_files
 from tests.support.daemons import SPARK
 from tests.support.icebergrest import configure
-from tests.support.lake import MAVEN, Folder, jar
+from tests.support.lake import MAVEN, jar
 from tests.support.needs import need
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from tests.faults.fault_injection import FaultInjector
     from tests.support.daemons import Daemons
@@ -205,34 +202,42 @@ def test_a_table_is_changed_once_if_the_gateway_is_killed_around_the_commit(
 
 @pytest.mark.spark
 @pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", [pytest.param(ICEBERG, id="disk"), pytest.param(ICEBERG_ON_S3, id="s3")])
 def test_a_rewrite_whose_jvm_and_child_are_killed_loses_no_rows_and_leaves_no_files(
-    group: Daemons, tmp_path: Path, faults: FaultInjector, faulty_env: dict[str, str]
+    kind: str, tables: FolderTables, group: Daemons, faulty_env: dict[str, str]
 ) -> None:
     need(jar(), MAVEN)
-    table = Folder(tmp_path / "orders").new(SCHEMA)
-    table.append(rows(1, 2))
-    record = TableRecord("orders", "iceberg", str(tmp_path / "orders"))
-    group.client.add_table(record)
+    jars = [jar()]
+    if kind == ICEBERG_ON_S3:
+        need(s3_spark.jars(), s3_spark.MAVEN)
+        jars += s3_spark.jars() or []
     checks = [{"fits": {"column": "id", "type": "int"}}]
-    made = run_operation(Validate(), record, {"checks": checks}, lambda t: FakeContext(tmp_path, t))
-    faults.set_faults("orders", "Narrowing.stage.after kill-jvm", "HadoopTarget.rewrite.after kill")
-    options = (*SPARK, "--spark-conf", f"spark.jars={jar()}")
+    faults = ("Narrowing.stage.after kill-jvm", "HadoopTarget.rewrite.after kill")
+    certificate = tables.create("orders", *faults, checks=checks)
+    # The servers of tests answer no request without its body, for which the client would wait three seconds.
+    hadoop = ("--spark-conf", "spark.hadoop.fs.s3a.bucket.lake.connection.expect.continue=false")
+    options = (*SPARK, "--spark-conf", f"spark.jars={','.join(map(str, jars))}", *hadoop)
     group.start("ann", ttl=10, env=faulty_env, options=options)
-    argument = {"certificate": faults.add_certificate(made.report["certificate"]), "settle_seconds": 0}
-    operation = group.client.start_operation("faulty-apply", "orders", argument)
-    group.eventually(lambda: faults.triggered("orders"), "the JVM is killed", seconds=90)
-    table.append(rows(3, 4))
+    operation = tables.start("orders", certificate)
+    tables.faults.await_triggered(group, "orders", seconds=120)
+    tables.append("orders", 3, 4)
     result = operation.wait(150)
-    assert result.state == "success", group.tails()
-    metadata, _ = read_metadata(current_metadata_file(Location.of(str(tmp_path / "orders"))))
-    assert [str(field.field_type) for field in metadata.schema().fields] == ["int", "string"]
-    assert json.loads(metadata.properties[MARK])["operation"] == operation.ref
-    assert len(metadata.snapshots) == 3, "rewritten exactly once"
+    assert result.state == "success", (result.errors, group.tails())
+    table = tables.table("orders")
+    assert [str(field.field_type) for field in table.schema().fields] == ["int", "string"]
+    assert json.loads(table.properties[MARK])["operation"] == operation.ref
+    assert len(table.metadata.snapshots) == 3, "rewritten exactly once"
     assert result.report["rewritten"]["rows"] == 4
-    found = StaticTable.from_metadata(current_metadata_file(Location.of(str(tmp_path / "orders")))).scan()
-    assert sorted(found.to_arrow()["id"].to_pylist()) == [1, 2, 3, 4]
-    live = {task.file.file_path for task in found.plan_files()}
-    folders = {str(path) for path in (tmp_path / "orders" / "data").glob("distop-staged/*/*/*/*/*/*")}
-    assert folders
-    assert [folder for folder in folders if not any(folder in path for path in live)] == []
-    assert not list((tmp_path / "orders" / "_distop").glob("*/stage/*/*/*"))
+    assert sorted(table.scan().to_arrow()["id"].to_pylist()) == [1, 2, 3, 4]
+    live = {normal_form(task.file.file_path) for task in table.scan().plan_files()}
+    found = stored_files.keys(tables.location("orders"))
+    written = {f"{tables.location('orders')}/{key}" for key in found if re.match(r"data/distop-staged/.*parquet$", key)}
+    assert written
+    assert written <= live
+    assert not [key for key in found if key.startswith("_distop/")]
+    if kind == ICEBERG:
+        root = Path(tables.location("orders"))
+        folders = [str(path) for path in root.glob("data/distop-staged/*/*/*/*/*/*")]
+        assert [folder for folder in folders if not any(folder in path for path in live)] == []
+        assert not list(root.glob("_distop/*/stage/*/*/*"))

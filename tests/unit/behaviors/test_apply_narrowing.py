@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 from pyiceberg.schema import Schema
@@ -403,3 +404,12 @@ def test_hole_1_a_revert_changes_only_properties_that_apply_sets(layout: Layout)
     assert applying._old_properties({"properties": forged}) == {}
     honest = {own: None, "schema.name-mapping.default": "[]"}
     assert applying._old_properties({"properties": honest}) == honest
+
+
+@pytest.mark.parametrize("start", ["", "file:", "file://"])
+def test_the_fields_of_a_new_file_are_read_however_its_path_is_spelled(tmp_path: Path, start: str) -> None:
+    """Java writes paths on a disk with the scheme."""
+    schema = pa.schema([pa.field("n", pa.int64(), metadata={"PARQUET:field_id": "7"})])
+    pq.write_table(pa.table({"n": [1]}, schema), tmp_path / "a.parquet")
+    assert file_rewrite.has_fields(f"{start}{tmp_path}/a.parquet", [7])
+    assert not file_rewrite.has_fields(f"{start}{tmp_path}/a.parquet", [7, 8])
