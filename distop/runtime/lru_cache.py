@@ -72,6 +72,11 @@ class LruCache(Generic[T]):
             while len(self._values) > self._limit:
                 self._values.popitem(last=False)
 
+    def values(self) -> list[T]:
+        """The cached values, the most recently used last."""
+        with self._lock:
+            return list(self._values.values())
+
     def clear(self) -> None:
         """Forget all values."""
         with self._lock:

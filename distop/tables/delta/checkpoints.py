@@ -18,7 +18,7 @@ from distop.tables.delta.table_paths import LOG, SIDECARS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from distop.tables.delta.delta_log import LogFiles
+    from distop.tables.delta.log_files import LogFiles
 
     Action = Mapping[str, Any]
 
@@ -102,16 +102,18 @@ def actions(
     """
     sidecars: list[str] = []
     wanted = _ACTIONS | _REMOVES if removes else _ACTIONS
-    for name in checkpoint.names:
-        data, path = log.read(name), log.path(name)
-        for action in lines(data, path) if name.endswith(".json") else _of_parquet(data, path, check, wanted):
-            if "sidecar" in action:
-                sidecars.append(_sidecar(action["sidecar"], path))
-            else:
-                yield action
-    for name in sidecars:
-        inner = f"{SIDECARS}/{name}"
-        yield from _of_parquet(log.read(inner), log.path(inner), check, wanted)
+    with log.read_each(checkpoint.names) as contents:
+        for name, data in zip(checkpoint.names, contents, strict=True):
+            path = log.path(name)
+            for action in lines(data, path) if name.endswith(".json") else _of_parquet(data, path, check, wanted):
+                if "sidecar" in action:
+                    sidecars.append(_sidecar(action["sidecar"], path))
+                else:
+                    yield action
+    inner = [f"{SIDECARS}/{name}" for name in sidecars]
+    with log.read_each(inner) as contents:
+        for name, data in zip(inner, contents, strict=True):
+            yield from _of_parquet(data, log.path(name), check, wanted)
 
 
 def _sidecar(found: Any, checkpoint: str) -> str:

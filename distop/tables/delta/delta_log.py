@@ -1,12 +1,12 @@
 """Reads the log of a Delta table at a version: protocol, metadata and active files, without a JVM.
 
 The state is that of the newest checkpoint up to the version, plus the commits after it. ``_last_checkpoint`` is only a
-hint, and so are checksums and compacted logs: the listing of the log decides.
+hint, and so are checksums and compacted logs: the listing of the log decides. A version that this process has read
+before replaces an older checkpoint, if the log still has its commit.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from dataclasses import field
@@ -17,26 +17,22 @@ from distop.errors import InvalidArgument, TableUnavailable
 from distop.protocol.frozen import frozen
 from distop.protocol.texts import shown
 from distop.runtime.lru_cache import LruCache
-from distop.storage import files as storage_files
-from distop.storage.confinement import TableFiles
-from distop.storage.files import METADATA_BYTES, NotRegular, TooLarge
-from distop.storage.location import Location
-from distop.storage.store_errors import unavailable
 from distop.tables.delta import checkpoints
 from distop.tables.delta.deletion_vectors import DeletionVector, is_count, vector_id, vector_of
 from distop.tables.delta.delta_schema import DeltaSchema
+from distop.tables.delta.log_files import AHEAD_BYTES, LogFiles, digest_of
 from distop.tables.delta.table_features import reader_features
 from distop.tables.delta.table_paths import LOG, commit_name, data_path, parse_source, source_of
 from distop.tables.reading.file_facts import Gone
 from distop.tables.reading.table_folders import advice
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+
+    from distop.storage.location import Location
 
 COMMIT = re.compile(r"([0-9]{20})\.json")
 """The names of commits in a log."""
-_LOG_BYTES = 1 << 30
-"""Maximum bytes of all files of a log that are read for one version."""
 _CHECKED_EVERY = 1_000
 """Number of actions between two checks whether to stop."""
 _PROVIDER = "parquet"
@@ -53,7 +49,7 @@ class AddedFile:
     """An active file.
 
     ``path``: as planned; ``values``: the texts of the partition columns, by their names in files; ``statistics``: JSON,
-    or parsed if the checkpoint has them so; None if there are none.
+    or parsed if the checkpoint has them so; None if there are none. ``vector_id``: identifies the vector in the log.
     """
 
     path: str
@@ -62,6 +58,7 @@ class AddedFile:
     values: Mapping[str, str | None]
     statistics: str | Mapping[str, Any] | None
     vector: DeletionVector | None = None
+    vector_id: str = ""
 
 
 @frozen
@@ -97,7 +94,10 @@ def current_version(location: Location) -> int:
 
     Raises InvalidArgument if it is no Delta table, TableUnavailable if the log cannot be listed.
     """
-    names = location.names_in(LOG)
+    return _newest(location, location.names_in(LOG))
+
+
+def _newest(location: Location, names: Collection[str]) -> int:
     newest = max((int(found[1]) for found in map(COMMIT.fullmatch, names) if found), default=-1)
     checkpoint = checkpoints.newest(names, 10**20)
     newest = max(newest, checkpoint.version if checkpoint is not None else -1)
@@ -110,8 +110,9 @@ def current_version(location: Location) -> int:
 
 def current_snapshot(location: Location, check: Callable[[], None] = lambda: None) -> DeltaSnapshot:
     """The newest version of the table in a folder. Raises the errors of :func:`current_version` and :func:`_read`."""
+    names = location.names_in(LOG)
     try:
-        return _cached(location.text, current_version(location), check)
+        return _cached(location.text, _newest(location, names), check, names)
     except Gone as error:  # a cleanup of the log between the listing and the reading
         raise TableUnavailable(str(error)) from error
 
@@ -124,55 +125,29 @@ def snapshot_of(source: str, check: Callable[[], None] = lambda: None) -> DeltaS
     return _cached(*parse_source(source), check)
 
 
-def _cached(root: str, version: int, check: Callable[[], None]) -> DeltaSnapshot:
+def _cached(root: str, version: int, check: Callable[[], None], names: Collection[str] | None = None) -> DeltaSnapshot:
+    """``names``: those in the log, if it was listed."""
     log = LogFiles(root)
-    digest = log.digest(version)
-    if not digest:
-        return _read(log, version, digest, check)
-    return _snapshots.get_once((root, version, digest), lambda: _read(log, version, digest, check), check)
+    last = log.find(commit_name(version))
+    digest = "" if last is None else digest_of(last)
+    kept = last if last is not None and len(last) <= AHEAD_BYTES else None
+    del last
+
+    def read() -> DeltaSnapshot:
+        return _read(log, version, digest, kept, log.names() if names is None else names, check)
+
+    return _snapshots.get_once((root, version, digest), read, check) if digest else read()
 
 
-class LogFiles:
-    """Opens files of a table's log, and limits their size."""
-
-    def __init__(self, root: str) -> None:
-        self.root = root
-        self.files = TableFiles(root)
-        self._left = _LOG_BYTES
-
-    def path(self, name: str) -> str:
-        """The path or URL of a file below the log."""
-        return f"{self.root}/{LOG}/{name}"
-
-    def read(self, name: str) -> bytes:
-        """The bytes of a file below the log.
-
-        Raises FileNotFoundError, InvalidArgument for a link or a file that is too large, TableUnavailable.
-        """
-        path = self.path(name)
-        self.files.check((path,), below=True)
-        try:
-            found = storage_files.read(path, min(METADATA_BYTES, self._left), follow=False)
-        except FileNotFoundError:
-            raise
-        except (NotRegular, TooLarge) as error:
-            raise InvalidArgument(str(error)) from error
-        except OSError as error:
-            raise unavailable(f"cannot read the file {path}: {error.strerror or error}", error) from error
-        self._left -= len(found)
-        return found
-
-    def names(self) -> frozenset[str]:
-        """The names in the log. Raises InvalidArgument and TableUnavailable."""
-        return Location.of(self.root).names_in(LOG)
-
-    def digest(self, version: int) -> str:
-        """A digest of a version's commit; "" if the log does not have it."""
-        try:
-            data = self.read(commit_name(version))
-        except FileNotFoundError:
-            return ""
-        return hashlib.blake2b(data, digest_size=8).hexdigest()
+def commits(log: LogFiles, versions: Sequence[int]) -> Iterator[Iterator[Mapping[str, Any]]]:
+    """The actions of each of some commits, in order. Raises the errors of :func:`commit`."""
+    with log.read_each([commit_name(version) for version in versions]) as found:
+        for version in versions:
+            try:
+                data = next(found)
+            except FileNotFoundError:
+                raise _gone(log.root, version) from None
+            yield lines(data, log.path(commit_name(version)))
 
 
 def commit(log: LogFiles, version: int) -> Iterator[Mapping[str, Any]]:
@@ -207,11 +182,14 @@ def lines(data: bytes, path: str) -> Iterator[Mapping[str, Any]]:
         ) from error
 
 
-def _read(log: LogFiles, version: int, digest: str, check: Callable[[], None]) -> DeltaSnapshot:
-    names = log.names()
+def _read(
+    log: LogFiles, version: int, digest: str, last: bytes | None, names: Collection[str], check: Callable[[], None]
+) -> DeltaSnapshot:
+    """Read a version. ``last``: its commit, if it was read and is small; ``names``: those in the log."""
     checkpoint = checkpoints.newest(names, version)
     known = {int(found[1]) for found in map(COMMIT.fullmatch, names) if found}
-    first = 0 if checkpoint is None else checkpoint.version + 1
+    former = _former(log, version, -1 if checkpoint is None else checkpoint.version, known)
+    first = former.version + 1 if former is not None else 0 if checkpoint is None else checkpoint.version + 1
     for needed in range(version, first - 1, -1):
         if needed not in known:
             if needed == version or needed < min(known, default=0):
@@ -220,27 +198,48 @@ def _read(log: LogFiles, version: int, digest: str, check: Callable[[], None]) -
                 f"the log of the Delta table {log.root!r} lacks version {needed}: restore the file "
                 f"{log.path(commit_name(needed))}"
             )
-    replay = _Replay(log, check)
-    if checkpoint is not None:
+    replay = _Replay(log, check, former)
+    if former is None and checkpoint is not None:
         try:
             replay.apply(checkpoints.actions(checkpoint, log, lines, check))
         except FileNotFoundError:
             raise _gone(log.root, version) from None
-    for number in range(first, version + 1):
-        replay.apply(commit(log, number))
+    for actions in commits(log, range(first, version + (last is None))):
+        replay.apply(actions)
+    if last is not None and first <= version:
+        replay.apply(lines(last, log.path(commit_name(version))))
     return replay.snapshot(version, digest)
+
+
+def _former(log: LogFiles, version: int, checkpoint: int, known: Collection[int]) -> DeltaSnapshot | None:
+    """The newest version that this process has read, between a checkpoint and another version.
+
+    The log must still have its commit: another table in the same folder has another one.
+    """
+    found = [
+        one
+        for one in _snapshots.values()
+        if one.root == log.root and checkpoint <= one.version < version and one.version in known
+    ]
+    newest = max(found, key=lambda one: one.version, default=None)
+    return newest if newest is not None and log.digest(newest.version) == newest.digest else None
 
 
 class _Replay:
     """Applies the actions of a checkpoint and of commits in order. Only the result is interpreted."""
 
-    def __init__(self, log: LogFiles, check: Callable[[], None]) -> None:
+    def __init__(self, log: LogFiles, check: Callable[[], None], former: DeltaSnapshot | None) -> None:
+        """``former``: the version to begin with."""
         self._root = log.root
         self._allowed = log.files
         self._check = check
         self._protocol: Mapping[str, Any] | None = None
         self._metadata: Mapping[str, Any] | None = None
-        self._active: dict[tuple[str, str], Mapping[str, Any]] = {}
+        self._active: dict[tuple[str, str], Mapping[str, Any] | AddedFile] = {}
+        if former is not None:
+            self._protocol, self._metadata = former.protocol, former.metadata
+            start = len(f"{log.root}/")
+            self._active = {(path[start:], file.vector_id): file for path, file in former.files.items()}
 
     def apply(self, actions: Iterable[Mapping[str, Any]]) -> None:
         """Apply the actions of one commit, or of a checkpoint. Raises InvalidArgument."""
@@ -281,7 +280,7 @@ class _Replay:
         for n, add in enumerate(self._active.values()):
             if n % _CHECKED_EVERY == 0:
                 self._check()
-            file = self._added(add)
+            file = self._again(add) if isinstance(add, AddedFile) else self._added(add)
             if file.path in found:
                 raise InvalidArgument(f"the log of the Delta table {self._root!r} has the file {file.path!r} twice")
             found[file.path] = file
@@ -300,7 +299,12 @@ class _Replay:
         vector = add.get("deletionVector")
         if vector is not None:
             vector = vector_of(self._root, self._object(vector, "deletionVector"), self._allowed)
-        return AddedFile(path, size, time, values, statistics, vector)
+        return AddedFile(path, size, time, values, statistics, vector, vector_id(add.get("deletionVector")))
+
+    def _again(self, file: AddedFile) -> AddedFile:
+        """A file of a former version, whose folder may be a link by now."""
+        self._allowed.check((file.path, *([file.vector.path] if file.vector and file.vector.path else ())), below=True)
+        return file
 
     def _object(self, found: Any, what: str) -> Mapping[str, Any]:
         if not isinstance(found, dict):

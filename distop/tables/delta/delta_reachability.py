@@ -14,7 +14,8 @@ from distop.protocol.texts import shown
 from distop.storage.store_errors import unavailable
 from distop.tables.delta import checkpoints
 from distop.tables.delta.deletion_vectors import vector_of
-from distop.tables.delta.delta_log import COMMIT, LogFiles, commit, lines, snapshot_of
+from distop.tables.delta.delta_log import COMMIT, commit, lines, snapshot_of
+from distop.tables.delta.log_files import LogFiles
 from distop.tables.delta.metadata_commit import KNOWN as WRITER_FEATURES
 from distop.tables.delta.metadata_commit import check_writable, configuration
 from distop.tables.delta.table_paths import LOG, SIDECARS, data_path

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import sys
 from typing import TYPE_CHECKING
 
 from distop.tables.delta import delta_schema
-from distop.tables.delta.delta_log import LogFiles, commit, file_key
+from distop.tables.delta.delta_log import commits, file_key
+from distop.tables.delta.log_files import LogFiles
 from distop.tables.reading.file_facts import Gone
 from distop.tables.table_version import TableVersion
 
@@ -56,9 +58,9 @@ class DeltaVersion(TableVersion):
         if LogFiles(snapshot.root).digest(int(found[1])) != found[2]:
             return None
         try:
-            for number in range(int(found[1]) + 1, snapshot.version + 1):
+            for each in commits(LogFiles(snapshot.root, sys.maxsize), range(int(found[1]) + 1, snapshot.version + 1)):
                 check()
-                actions = list(commit(LogFiles(snapshot.root), number))
+                actions = list(each)
                 removed, now = _keys(actions, "remove"), _keys(actions, "add")
                 whole = {path for path, vector in removed if not vector}
                 added |= {path for path, vector in now if not (vector and path in whole)}

@@ -17,7 +17,8 @@ from distop.storage.location import Location, root_of
 from distop.tables import commit_file
 from distop.tables.commits import Conflict, Head
 from distop.tables.delta import metadata_commit
-from distop.tables.delta.delta_log import LogFiles, current_snapshot
+from distop.tables.delta.delta_log import current_snapshot
+from distop.tables.delta.log_files import LogFiles
 from distop.tables.delta.table_paths import LOG, commit_name
 
 if TYPE_CHECKING:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from distop.tables import changes_of, check_reachable, check_table, plan_table, 
 from distop.tables.delta import checkpoints
 from distop.tables.delta.delta_log import current_snapshot, snapshot_of
 from distop.tables.delta.table_features import KNOWN
-from distop.tables.delta.table_paths import vector_path
+from distop.tables.delta.table_paths import source_of, vector_path
 from distop.tables.reading.file_facts import FileFacts, Gone
 from tests.support.delta_logs import COLUMN_ID, DeltaLog, features, field, mapped, metadata, remove, statistics, vector
 
@@ -177,6 +178,63 @@ def test_a_missing_commit_in_the_middle_is_an_error(tmp_path: Path) -> None:
     refused(log, "lacks version 2")
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_version_is_the_same_after_any_version_that_was_read_before(seed: int, tmp_path: Path) -> None:
+    """Only commits since that version are read."""
+    chance = random.Random(seed)
+    log = DeltaLog(tmp_path / "t").create(features("deletionVectors"))
+    active: dict[str, dict[str, Any]] = {}
+    for n in range(12):
+        actions = []
+        for name in chance.sample(sorted(active), min(len(active), chance.randrange(3))):
+            former = active.pop(name)
+            actions.append(remove(name, **former))
+            if chance.random() < 0.6:
+                new = vector(UUID_TEXT, offset=chance.choice([None, 0, 1, 50]))
+                active[name] = {"deletionVector": new}
+                actions.append(log.add(name, **active[name]))
+        for m in range(chance.randrange(3)):
+            name = f"{n}%20{m}.parquet" if chance.random() < 0.3 else f"{n}-{m}.parquet"
+            active[name] = {}
+            actions.append(log.add(name))
+        if chance.random() < 0.2:
+            actions.append({"metaData": metadata(field("id", "long"), field(f"c{n}", "long"))})
+        log.commit(*actions)
+
+    def read(name: str, *versions: int) -> list[str]:
+        """The versions, of a copy that this process has not read before."""
+        root = shutil.copytree(log.root, tmp_path / name)
+        found = [snapshot_of(source_of(str(root), version)) for version in versions]
+        parts = [(sorted(one.files.items()), one.metadata, one.schema.text, one.features) for one in found]
+        return [repr(part).replace(str(root), "") for part in parts]
+
+    alone = [read(f"alone-{version}", version)[0] for version in range(log.next)]
+    assert all(f"/{name.replace('%20', ' ')}'" in alone[-1] for name in active)
+    for n in range(3):
+        versions = sorted(chance.sample(range(log.next), 5))
+        assert read(f"after-{n}", *versions) == [alone[version] for version in versions]
+
+
+def test_a_new_table_in_the_folder_does_not_begin_with_a_version_of_the_old_one(tmp_path: Path) -> None:
+    for key in ("a", "b"):
+        write_deltalake(tmp_path, rows(key), mode="append")
+    assert len(planned_paths(tmp_path)) == 2
+    shutil.rmtree(tmp_path)
+    for key in ("c", "d", "e"):
+        write_deltalake(tmp_path, rows(key), mode="append")
+    assert planned_paths(tmp_path) == active(tmp_path)
+
+
+def test_a_folder_that_became_a_link_is_refused_for_files_of_a_former_version(tmp_path: Path) -> None:
+    log = DeltaLog(tmp_path / "t").create()
+    log.commit(log.add("f/a.parquet"))
+    assert planned_paths(log.root) == {f"{log.root}/f/a.parquet"}
+    (log.root / "f").rename(tmp_path / "elsewhere")
+    (log.root / "f").symlink_to(tmp_path / "elsewhere")
+    log.commit(log.add("b.parquet"))
+    refused(log, "lies outside of its table")
+
+
 def test_parts_of_a_checkpoint_count_only_together() -> None:
     def name(part: int) -> str:
         return f"{7:020}.checkpoint.{part:010}.{3:010}.parquet"
@@ -207,8 +265,9 @@ def test_a_v2_checkpoint_has_its_files_in_sidecars(tmp_path: Path) -> None:
     (log.folder / uuid).write_text("\n".join(map(json.dumps, manifest)))
     assert set(planned_paths(log.root)) == {f"{log.root}/b.parquet"}
     manifest[3] = {"sidecar": {"path": "../../other/s.parquet"}}
-    (log.folder / uuid).write_text("\n".join(map(json.dumps, manifest)))
     log.commit()
+    newer = uuid.replace(f"{1:020}", f"{2:020}")
+    (log.folder / newer).write_text("\n".join(map(json.dumps, manifest)))
     refused(log, r"only the name of a file in _delta_log/_sidecars is supported")
 
 
