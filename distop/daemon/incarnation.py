@@ -152,6 +152,7 @@ class Incarnation(Context):
         self.lost.add_done_callback(lambda future: future.exception())
         self.worker = self._daemon.make_worker(self._worker_config(), log=self.log)
         self.worker.on_trouble(self.activity_changed)
+        self.worker.show_calls(self.doing)
         self.worker.on_history(partial(find_history, self))
         self.meter.begin(self.gauges)
         living = asyncio.ensure_future(self._live())

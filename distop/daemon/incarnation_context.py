@@ -63,7 +63,7 @@ class Context:
     reports_only: frozenset[str]
     """Installed types whose completion code only makes a report."""
     doing: JobStatuses
-    """The status of the jobs that run on this node."""
+    """The status of the jobs, plannings and completions that run on this node."""
     capability: Capability
     """Which of the installed types this node can run."""
     arguments: dict[OperationRef, Any]

@@ -1,6 +1,6 @@
-"""Publishes the status of running jobs in the node record, for people.
+"""Publishes the status of running jobs, plannings and completions in the node record, for people.
 
-The status appears after a delay, and never for a short job. Every daemon watches every node record. So the minimum time
+The status appears after a delay, and never for short work. Every daemon watches every node record. So the minimum time
 between two changes grows with the number of nodes, and etcd's load from them stays constant.
 """
 
@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-
-    from distop.worker.daemon_side.requests import RunRequest
 
 LEAST_PAUSE = 2.0
 """Minimum seconds from a change of status to its publication."""
@@ -30,6 +28,13 @@ def publication_pause(nodes: int) -> float:
     return max(LEAST_PAUSE, PAUSE_PER_NODE * nodes)
 
 
+class Work(Protocol):
+    """A run, a planning or a completion. ``op``: its operation."""
+
+    @property
+    def op(self) -> str: ...
+
+
 @dataclass(slots=True)
 class _Run:
     op: str
@@ -43,7 +48,7 @@ class _Run:
 
 
 class JobStatuses:
-    """The status of running jobs.
+    """The status of running jobs, plannings and completions, each an object with the name of its operation.
 
     ``nodes()`` returns the number of nodes. ``changed()`` is called when ``published`` has changed.
     """
@@ -54,23 +59,23 @@ class JobStatuses:
         self._nodes = nodes
         self._changed = changed
         self._runs: dict[int, _Run] = {}
-        """By the ``id()`` of the run's request, which exists from the first status to the end of the run."""
+        """By the ``id()`` of the work, which exists from the first status to the end of it."""
         self._timer: asyncio.TimerHandle | None = None
 
-    def set_text(self, run: RunRequest, text: str) -> None:
-        """Set the status text of a run, and reset its number of Spark tasks."""
-        self._runs[id(run)] = _Run(run.op, text)
+    def set_text(self, work: Work, text: str) -> None:
+        """Set the status text, and reset the number of Spark tasks."""
+        self._runs[id(work)] = _Run(work.op, text)
         self._publish_soon()
 
-    def set_tasks(self, run: RunRequest, done: int, total: int) -> None:
-        """Set how many of the known Spark tasks of a run are done."""
-        known = self._runs.setdefault(id(run), _Run(run.op))
+    def set_tasks(self, work: Work, done: int, total: int) -> None:
+        """Set how many of the known Spark tasks are done."""
+        known = self._runs.setdefault(id(work), _Run(work.op))
         known.done, known.total = done, total
         self._publish_soon()
 
-    def remove(self, run: RunRequest) -> None:
-        """Remove the status of a run that has ended."""
-        if self._runs.pop(id(run), None) is not None:
+    def remove(self, work: Work) -> None:
+        """Remove the status of work that has ended."""
+        if self._runs.pop(id(work), None) is not None:
             self._publish_soon()
 
     def close(self) -> None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 JOIN = "join"
 """The type of operations that only wait for others. Graphs insert them, and every executor serves them."""
 WAITS_FOR_STORE = "waiting for the store"
-"""The start of the status of a job that waits for a busy store of its table's files."""
+"""The start of the status of a job, a planning or a completion that waits for a busy store of its table's files."""
 NAMESPACE = ".*"
 """The end of a pattern that matches all tables of a namespace."""
 

@@ -288,7 +288,7 @@ class Node:
     unable: Mapping[str, str] = field(default_factory=dict)
     """Installed types that cannot run here, and the missing requirement; not in ``behaviors``."""
     doing: Mapping[str, str] = field(default_factory=dict)
-    """What jobs that have run for a while report that they are doing, by operation; for people only."""
+    """What long jobs, plannings and completions report that they are doing, by operation; for people only."""
     refused: Mapping[str, str] = field(default_factory=dict)
     """Writes that etcd rejects as invalid, by operation, in etcd's words; retried with back-off.
 

@@ -341,11 +341,12 @@ class PongMessage(TypedDict):
 
 
 class StatusMessage(TypedDict):
-    """The status text of a job; "" ends the report. ``partition`` is -1 for a batch."""
+    """The status text of a job, of planning or of completion; "" ends the report. ``partition`` is -1 for a batch."""
 
     t: Literal["status"]
-    run: int
-    partition: int
+    run: NotRequired[int]
+    partition: NotRequired[int]
+    call: NotRequired[int]
     text: str
 
 

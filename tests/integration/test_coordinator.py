@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from distop.protocol.executor_nodes import WAITS_FOR_STORE
 from tests.support.behaviors import ROOT, install, python_path
 from tests.support.contract import dump
-from tests.support.coordinator_behaviors import ENTRY_POINTS
+from tests.support.coordinator_behaviors import BUSY, ENTRY_POINTS
 from tests.support.replay import read_history
 
 if TYPE_CHECKING:
@@ -59,6 +60,27 @@ def test_a_paused_planner_starts_again_on_resume(group: Daemons, tmp_path: Path)
     assert not dump(group.endpoint, f"distOp.{TABLE}.stumbling.1.planning")
     operation.cancel()
     assert operation.wait(60).state == "cancelled", group.tails()
+
+
+def test_planning_and_completion_that_wait_for_a_busy_store_say_so(group: Daemons, tmp_path: Path) -> None:
+    """Only the log of the executor said it. Each call would count as a failed attempt, of which two are allowed."""
+    group.start("ann")
+    actions = {what: f"busy {tmp_path / what}" for what in ("plan", "complete")}
+    operation = group.client.start_operation("stumbling", TABLE, argument(tmp_path, **actions))
+    reason, doing = f"the store of its table, on ann ({BUSY})", f"{WAITS_FOR_STORE}: {BUSY}"
+
+    def shown() -> tuple[str, str | None, tuple[str, ...]]:
+        status = operation.status()
+        return status.stage, status.waiting_for, tuple(one["text"] for one in status.doing)
+
+    for what, stage in (("plan", "planning"), ("complete", "completing")):
+        expected = stage, reason, (doing,)
+        group.eventually(lambda expected=expected: shown() == expected, f"{stage}: the reason is shown")  # type: ignore[misc]
+        assert reason in [one.text for one in group.client.why(operation.ref).reasons]
+        (tmp_path / what).touch()
+    assert operation.wait(120).state == "success", group.tails()
+    assert {call: diary(tmp_path).count(call) > 1 for call in ("plan", "complete")} == {"plan": True, "complete": True}
+    group.eventually(lambda: "doing" not in str(dump(group.endpoint, "distOpNode.")), "the executor reports no more")
 
 
 @pytest.mark.parametrize(

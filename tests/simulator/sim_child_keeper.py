@@ -43,6 +43,9 @@ class ChildKeeper:
     def on_trouble(self, changed: Callable[[], None]) -> None:
         """Ignored: there is never a problem."""
 
+    def show_calls(self, statuses: Any) -> None:
+        """Ignored: no simulated planning or completion has a status."""
+
     def set_deadline(self, boottime: float) -> None:
         self._deadline = boottime
         self._loop.world_at(self._loop.now + PIPE, self._machine.guard, self, boottime)

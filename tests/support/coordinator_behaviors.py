@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from distop.behavior import Behavior, PartitionPlan, Planned
-from distop.errors import InvalidArgument
+from distop.errors import InvalidArgument, TableBusy
 from distop.protocol.behavior_declaration import Retry
 
 if TYPE_CHECKING:
@@ -23,12 +23,20 @@ reporting = tests.support.coordinator_behaviors:Reporting
 alone = tests.support.coordinator_behaviors:Alone
 """
 NO_PLAN, NO_REPORT = "no listing today", "no report today"
+BUSY = "cannot list s3://lake/t: status 503 SlowDown"
+
+
+def check_store(action: str) -> None:
+    """Raises the error of a busy store for the action ``busy FILE``, until this file exists."""
+    word, _, file = action.partition(" ")
+    if word == "busy" and not Path(file).exists():
+        raise TableBusy(BUSY)
 
 
 class StumblingArg(BaseModel):
     """``diary``: a file to which all calls are logged. ``plan``, ``complete``: their actions.
 
-    The action ``node`` fails on nodes whose environment has STUMBLES.
+    The action ``node`` fails on nodes whose environment has STUMBLES; ``busy FILE`` meets a busy store.
     """
 
     diary: str
@@ -47,6 +55,7 @@ class Stumbling(Behavior):
 
     def partitions(self, table: TableRecord, arg: StumblingArg, ctx: JobContext) -> Planned:
         write(arg.diary, "plan")
+        check_store(arg.plan)
         while arg.plan == "hang":
             time.sleep(0.02)
         while arg.plan == "wait":
@@ -65,6 +74,7 @@ class Stumbling(Behavior):
         self, arg: StumblingArg, table: TableRecord | None, summary: Summary, ctx: JobContext
     ) -> dict[str, Any]:
         write(arg.diary, "complete")
+        check_store(arg.complete)
         if arg.complete == "error" or (arg.complete == "node" and "STUMBLES" in os.environ):
             raise RuntimeError(NO_REPORT)
         if arg.complete.startswith("until "):

@@ -120,8 +120,8 @@ ADVICE: Mapping[Code, str] = {
     Code.JOB_LIMIT: "raise the limit with `distop alter`, if more of its jobs may run at once",
     Code.NO_CORES: "give the Spark cluster more cores, or stop the applications that hold them (see the Spark master's "
     "web page). If the master no longer knows the session, distop replaces it",
-    Code.BUSY_STORE: "nothing, if it passes: the jobs continue by themselves, and it counts as no attempt. Else check "
-    "the store's limits, and its endpoint with `distop doctor --storage URL`",
+    Code.BUSY_STORE: "nothing, if it passes: the operation continues by itself, and it counts as no attempt. Else "
+    "check the store's limits, and its endpoint with `distop doctor --storage URL`",
     Code.PARTLY_NO_CORES: "give the Spark cluster more cores if these executors should work, too",
 }
 """The advice for each reason, with the fields that :func:`reasons` fills in."""
@@ -170,6 +170,12 @@ class View:
 
     not_before: float = 0.0
     job_limit: int = 0
+
+    @property
+    def coordinating(self) -> bool:
+        """Whether its coordinator plans it or runs its completion code, perhaps before the verdict is stored."""
+        all_ended = self.total is not None and self.ended >= self.total and not self.running
+        return self.stage in (Stage.PLANNING, Stage.COMPLETING) or (self.stage is Stage.OPEN and all_ended)
 
 
 def reasons(view: View) -> tuple[Reason, ...]:
@@ -357,6 +363,8 @@ def _has_code(view: View) -> bool:
 def _work(view: View) -> Iterator[tuple[Code, str]]:
     """The work of the operation's stage that has not ended."""
     snapshot = view.snapshot
+    if view.coordinating:
+        yield from _busy_store(view)
     if view.stage is Stage.PLANNING:
         tried = _attempt(snapshot.planning)
         yield Code.PLANNING_FAILS if tried else Code.PLANNING, f"planning{tried}"
@@ -372,7 +380,7 @@ def _work(view: View) -> Iterator[tuple[Code, str]]:
 
 def _open(view: View) -> Iterator[tuple[Code, str]]:
     claims, left = view.snapshot.claims, None if view.total is None else view.total - view.ended
-    if left is not None and left <= 0 and not view.running:
+    if view.coordinating:
         yield Code.COMPLETION, "completion"
         return
     if view.running:
@@ -428,7 +436,7 @@ def _cores(view: View) -> Iterator[tuple[Code, str]]:
 
 
 def _busy_store(view: View) -> Iterator[tuple[Code, str]]:
-    """The store of the table's files, for which running jobs wait."""
+    """The store of the table's files, for which running jobs, planning or completion wait."""
     ref = str(view.snapshot.ref)
     found = {node.executor: node.doing.get(ref, "") for node in view.nodes.values()}
     waiting = {executor: text for executor, text in found.items() if text.startswith(WAITS_FOR_STORE)}

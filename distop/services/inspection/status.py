@@ -360,7 +360,7 @@ def judge(
         failed=ranges,
         failed_truncated=truncated,
         options={**snapshot.options.to_json(), **({"where": dict(spec.where)} if spec.where else {})},
-        doing=_doing(snapshot, nodes),
+        doing=_doing(view),
         actions=snapshot.actions.to_json(),
         **_of_start(spec),
     )
@@ -391,9 +391,15 @@ def _of_start(record: Spec | History) -> dict[str, Any]:
     return {name: getattr(record, name) for name in names}
 
 
-def _doing(snapshot: Snapshot, nodes: Mapping[str, Node]) -> tuple[dict[str, str], ...]:
-    """What the executors that hold jobs of the operation report about them. Other executors may have old reports."""
+def _doing(view: View) -> tuple[dict[str, str], ...]:
+    """What executors report about the operation: those that hold its jobs, or its coordinator.
+
+    Other executors may have old reports. The coordinator is the only one to report during planning and completion.
+    """
+    snapshot, nodes = view.snapshot, view.nodes
     holders = {claim.incarnation for claim in snapshot.claims.values() if not claim.waiting}
+    if view.coordinating and not holders:
+        holders = set(nodes)
     statuses = ((nodes[inc].executor, nodes[inc].doing.get(str(snapshot.ref))) for inc in holders if inc in nodes)
     return tuple({"executor": executor, "text": text} for executor, text in sorted(statuses, key=str) if text)
 

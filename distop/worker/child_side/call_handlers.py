@@ -90,6 +90,11 @@ class Call:
         if self._stop.is_set() and ctx is not None and self._env.spark.started:
             threading.Thread(target=self._env.spark.interrupt, args=(ctx.tag,), daemon=True).start()
 
+    def track(self) -> None:
+        """Report the status that the rate limit held back, if there is one."""
+        if (ctx := self._current) is not None:
+            ctx.send_held_status()
+
     def _check(self) -> None:
         if self._stop.is_set():
             raise JobCancelled("the call was cancelled")
@@ -212,7 +217,7 @@ class Call:
     def _plan(self, behavior: Behavior, arg: Any) -> Any:
         if self._table is None:
             raise InvalidArgument(f"cannot plan {self._message['op']}: it has no table")
-        ctx = self._context(find_table=self._other_table, list_tables=self._all_tables)
+        ctx = self._context(call=self.number, find_table=self._other_table, list_tables=self._all_tables)
         # The operation's attempts are for other errors than a busy store.
         planned, partitions = self._while_busy(behavior, ctx, lambda: self._planned(behavior, arg, ctx))
         for chunk in chunked(partitions):
@@ -262,7 +267,7 @@ class Call:
     def _complete(self, behavior: Behavior, arg: Any) -> Any:
         message = self._message
         plan = message.get("plan") or child_messages.PlanOutline(version="", whole=False, chunks=0)
-        ctx = self._context(follow_ups=self._follow_ups)
+        ctx = self._context(call=self.number, follow_ups=self._follow_ups)
         summary = Summary(
             *(message["verdict"], message["total"], message["success"], message["failed"], self._rows),
             version=plan["version"],

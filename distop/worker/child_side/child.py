@@ -186,12 +186,13 @@ class Child:
             self._start(f"run-{other.number}", other, self._runs)
 
     def _track(self) -> None:
-        """Report task progress, in a separate thread because a hanging JVM does not answer."""
+        """Report status and task progress, in a separate thread because a hanging JVM does not answer."""
         pause = threading.Event()
         while not pause.wait(TRACK_SECONDS):
             try:
-                for run in list(self._runs.values()):
-                    run.track()
+                running: list[Run | Call] = [*self._calls.values(), *self._runs.values()]
+                for work in running:
+                    work.track()
             except OSError:
                 return  # the daemon is gone: the message loop ends, too
 

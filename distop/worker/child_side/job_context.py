@@ -41,16 +41,17 @@ MAX_STATUS = 500
 class JobScope:
     """What a context is about: one job, one batch, or one call of an operation.
 
-    ``run``: the number of the run, 0 for a call. ``fence``: the fence of the job's claim; ``fences``: those of a batch,
-    by partition. ``opened``: the mod revision of the operation's gate. ``checkpoint``: of an earlier attempt.
-    ``may_stage``: the type declares staged output. ``tag``: the Spark tag, if it is not the job's own. ``cancelled``:
-    whether a partition is cancelled, or with None all.
+    ``run``: the number of the run, 0 for a call. ``call``: the number of a planning or completion, else 0. ``fence``:
+    the fence of the job's claim; ``fences``: those of a batch, by partition. ``opened``: the mod revision of the
+    operation's gate. ``checkpoint``: of an earlier attempt. ``may_stage``: the type declares staged output. ``tag``:
+    the Spark tag, if it is not the job's own. ``cancelled``: whether a partition is cancelled, or with None all.
     """
 
     operation: str
     table: TableRecord | None
     _: KW_ONLY
     run: int = 0
+    call: int = 0
     partition: PartitionPlan | None = None
     attempt: int = 1
     fence: int = 0
@@ -134,9 +135,7 @@ class ChildContext(JobContext):
         return found
 
     def status(self, text: str) -> None:
-        line = status_text(text)
-        if self._scope.run:
-            self._status.report(line)
+        self._status.report(status_text(text))
 
     def waiting(self, text: str) -> AbstractContextManager[None]:
         """Show what the job waits for, instead of its own status, which is shown again afterwards."""
@@ -147,11 +146,15 @@ class ChildContext(JobContext):
         self._status.send_held()
 
     def _send_status(self, text: str) -> None:
-        if not self._scope.run:
-            return
-        ordinal = self.partition.partition if self.partition is not None else -1
         line = secret_settings.redact(text)[:MAX_STATUS].encode(errors="replace").decode()
-        message = child_messages.StatusMessage(t="status", run=self._scope.run, partition=ordinal, text=line)
+        message = child_messages.StatusMessage(t="status", text=line)
+        if self._scope.run:
+            message["run"] = self._scope.run
+            message["partition"] = self.partition.partition if self.partition is not None else -1
+        elif self._scope.call:
+            message["call"] = self._scope.call
+        else:
+            return  # a cleanup has no status
         self._env.outbox.send(message)
 
     @cached_property

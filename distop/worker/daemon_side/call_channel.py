@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from distop.errors import describe
 from distop.protocol.records import OperationRef
@@ -90,6 +90,14 @@ class _PendingCall:
             self.stop_reason.set_result(why)
 
 
+class CallStatuses(Protocol):
+    """Shows what plannings and completions do (:class:`distop.daemon.job_progress.JobStatuses`)."""
+
+    def set_text(self, work: Any, text: str) -> None: ...
+
+    def remove(self, work: Any) -> None: ...
+
+
 class Caller:
     """The pending calls. ``spawn`` starts tasks that outlive a caller that was cancelled."""
 
@@ -100,6 +108,7 @@ class Caller:
         self._log = log
         self._pending: set[_PendingCall] = set()
         self._places = FairSemaphore(PLACES, PLACES // 2)
+        self.statuses: CallStatuses | None = None
 
     def cancel(self, op: str) -> None:
         """Stop the operation's calls, except the cleanups that belong to runs."""
@@ -206,7 +215,7 @@ class Caller:
         sparks_lost = 0
         while True:
             child = await self._keeper.ready(call=True)
-            call = CallSink(next(self._numbers), child, sources)
+            call = CallSink(next(self._numbers), child, sources, partial(self._set_status, pending))
             child.calls[call.number] = call
             pending.sink = call
             try:
@@ -219,6 +228,8 @@ class Caller:
             finally:
                 pending.sink = None
                 child.calls.pop(call.number, None)
+                if self.statuses is not None:
+                    self.statuses.remove(pending)
                 child.kill_if_stuck()
             if call.result.done():
                 try:
@@ -236,3 +247,7 @@ class Caller:
             sparks_lost += death.spark_unusable
             if sparks_lost > 1:
                 raise WorkerError("unavailable", str(death))
+
+    def _set_status(self, pending: _PendingCall, text: str) -> None:
+        if self.statuses is not None:
+            self.statuses.set_text(pending, text)

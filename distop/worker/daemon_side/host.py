@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from distop.protocol.behavior_declaration import Declaration
     from distop.runtime.logs import Log
+    from distop.worker.daemon_side.call_channel import CallStatuses
     from distop.worker.daemon_side.child_launch import ChildProcess
     from distop.worker.daemon_side.requests import FindHistory
 
@@ -125,6 +126,10 @@ class WorkerHost(ChildCalls):
     def on_trouble(self, changed: Callable[[], None]) -> None:
         """Set the callback for changes of :attr:`trouble`."""
         self._keeper.on_trouble = changed
+
+    def show_calls(self, statuses: CallStatuses) -> None:
+        """Show the status of plannings and completions there."""
+        self._caller.statuses = statuses
 
     def on_history(self, find: FindHistory) -> None:
         """Set the function that finds history records for the child; call it before the start."""

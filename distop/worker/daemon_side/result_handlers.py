@@ -153,18 +153,23 @@ class Sources:
 class CallSink:
     """The state of one call: its chunks, and the future of its result. ``sources``: the data it may request."""
 
-    def __init__(self, number: int, child: ChildProcess, sources: Sources) -> None:
+    def __init__(
+        self, number: int, child: ChildProcess, sources: Sources, on_status: Callable[[str], None] = lambda _: None
+    ) -> None:
         self.number = number
         self.child = child
         self.chunks: list[bytes] = []
         self.result: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._sources = sources
+        self._on_status = on_status
         self._fetching: set[asyncio.Task[None]] = set()
 
     def on_frame(self, message: dict[str, Any]) -> None:
         kind = message["t"]
         if kind == "chunk":
             self.chunks.append(message["data"].encode())
+        elif kind == "status":
+            self._on_status(message["text"])
         elif kind == "result" and not self.result.done():
             self.result.set_result(message["value"])
         elif kind == "failed" and not self.result.done():

@@ -152,6 +152,9 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("no-cores", {"snapshot": replace(OPEN, claims={0: HELD}), "nodes": STARVED}, "Spark cores on e1 (no cores from"),
     ("busy-store", {"snapshot": replace(OPEN, claims={0: HELD}), "nodes": BUSY},
      "the store of its table, on e1 (cannot read s3://a/b: status 503)"),
+    ("busy-store", {"snapshot": PLANNING, "nodes": BUSY}, "the store of its table, on e1 (cannot read s3://a/b"),
+    ("busy-store", {"snapshot": COMPLETING, "nodes": BUSY}, "the store of its table, on e1 (cannot read s3://a/b"),
+    ("busy-store", {"snapshot": replace(OPEN, success=4), "nodes": BUSY}, "the store of its table, on e1"),
     ("partly-no-cores", {"snapshot": replace(OPEN, claims={0: HELD, 1: HELD_TOO}), "nodes": STARVED},
      "Spark cores on e1 ("),
 ]  # fmt: skip

@@ -131,3 +131,11 @@ def test_reports_come_from_executors_that_hold_jobs_of_the_operation() -> None:
     statuses = [{"executor": "e1", "text": "scanning 9 files: 2 of 8 Spark tasks"}]
     assert judge(held, nodes, STARTED).to_json()["doing"] == statuses, "e2 holds none any more, and e3 says nothing"
     assert judge(OPEN, nodes, STARTED).doing == ()
+
+
+def test_a_coordinator_reports_about_planning_and_completion() -> None:
+    nodes = {"i1": replace(CAPABLE["i1"], doing={str(REF): "listing files"})}
+    statuses = ({"executor": "e1", "text": "listing files"},)
+    all_ended = replace(OPEN, success=10)
+    for snapshot in (replace(OPEN, phase=Phase.PLANNING, plan=None), all_ended):
+        assert judge(snapshot, nodes, STARTED).doing == statuses

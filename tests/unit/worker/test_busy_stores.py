@@ -256,9 +256,12 @@ def test_all_jobs_of_a_batch_fail_at_once_if_the_store_stays_busy(
 
 def test_a_completion_that_meets_a_busy_store_is_called_again(tmp_path: Path) -> None:
     """Each call that met a busy store counted as a failed attempt of the operation."""
-    done = Child(Publishing(2), tmp_path).complete()["value"]
+    child = Child(Publishing(2), tmp_path)
+    done = child.complete()["value"]
     assert done["report"] == {"published": True}
     assert [one["type"] for one in done["follow_ups"]] == ["noop"], "those of the last call"
+    assert statuses(child) == [WAITS_FOR_STORE, "", WAITS_FOR_STORE, ""]
+    assert {one["call"] for one in child.sent.messages if one["t"] == "status"} == {3}
 
 
 def test_a_completion_fails_if_the_store_stays_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
