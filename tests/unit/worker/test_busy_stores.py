@@ -106,6 +106,7 @@ def test_a_job_uses_its_stage_again_after_a_wait(tmp_path: Path) -> None:
 
     class WithoutCleanup(Behavior):
         type_name = "staging"
+        staged_output = "remove"
         Arg = NoArg
         steps = [write_and_fail, write]  # noqa: RUF012
 
