@@ -10,7 +10,7 @@ from pyiceberg.table import CommitTableResponse
 from pyiceberg.table.metadata import TableMetadataUtil
 from pyiceberg.table.update import update_table_metadata
 
-from tests.support.lake import Folder
+from tests.support.lake import Folder, Remote
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -20,6 +20,14 @@ if TYPE_CHECKING:
 
 class LoggedFolder(Folder):
     """A table in a folder whose metadata have the log of earlier metadata files."""
+
+    def commit_table(self, table: Table, requirements: Any, updates: Any) -> CommitTableResponse:
+        metadata = update_table_metadata(table.metadata, updates, metadata_location=table.metadata_location)
+        return CommitTableResponse(metadata=metadata, metadata_location=self.write(metadata))
+
+
+class LoggedRemote(Remote):
+    """The same in an object store."""
 
     def commit_table(self, table: Table, requirements: Any, updates: Any) -> CommitTableResponse:
         metadata = update_table_metadata(table.metadata, updates, metadata_location=table.metadata_location)
