@@ -65,10 +65,9 @@ class IcebergReachability(Reachability):
         for name, ref in self._metadata.refs.items():
             names.setdefault(ref.snapshot_id, []).append(name)
         snapshots = sorted(self._metadata.snapshots, key=lambda one: (one.timestamp_ms, one.sequence_number or 0))
+        refs = {snapshot: tuple(sorted(found)) for snapshot, found in names.items()}
         return [
-            ReadableVersion(
-                str(one.snapshot_id), one.timestamp_ms / 1000, tuple(sorted(names.get(one.snapshot_id, ())))
-            )
+            ReadableVersion(str(one.snapshot_id), one.timestamp_ms / 1000, refs.get(one.snapshot_id, ()))
             for one in snapshots
         ]
 
