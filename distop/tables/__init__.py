@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from distop.protocol.plan import PartitionPlan, Pinned, Planned
+    from distop.tables.expiration import Expiration
     from distop.tables.formats import Changes
     from distop.tables.reachability import Reachability
     from distop.tables.reader import Reader
@@ -33,6 +34,7 @@ __all__ = [
     "check_reachable",
     "check_table",
     "check_within_limit",
+    "expiration_of",
     "folders_of",
     "has_source",
     "of_catalog",
@@ -181,6 +183,12 @@ def reachability_of(
     """
     check_place("the location of a table", table.location)
     return format_of(table).reachability(table, check, spark, source=source)
+
+
+def expiration_of(table: TableRecord, check: Callable[[], None] = lambda: None, spark: Spark = _no_spark) -> Expiration:
+    """The table's current state, for the removal of old versions. Raises the errors of :func:`reachability_of`."""
+    check_place("the location of a table", table.location)
+    return format_of(table).expiration(table, check, spark)
 
 
 def reader_of(table: TableRecord, plans: Sequence[PartitionPlan | Pinned]) -> Reader:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from distop.protocol.plan import PartitionPlan, Pinned, Planned
     from distop.protocol.records import TableRecord
     from distop.storage.location import Location
+    from distop.tables.expiration import Expiration
     from distop.tables.iceberg.iceberg_catalogs import Catalog
     from distop.tables.reachability import Reachability
     from distop.tables.reader import Reader
@@ -118,6 +119,13 @@ class Format(ABC):
         raise InvalidArgument(
             f"the format {table.format} of the table {table.name!r} does not list the files that its metadata reach: "
             "only parquet, iceberg, delta and spark tables do"
+        )
+
+    def expiration(self, table: TableRecord, check: Callable[[], None], spark: Spark) -> Expiration:
+        """The current state, for the removal of old versions. Raises the errors of :meth:`reachability`."""
+        raise InvalidArgument(
+            f"the table {table.name!r} has no old versions that could be removed through the format {table.format}: "
+            "only Iceberg tables, registered by their folder or with the option 'catalog', and Delta tables do"
         )
 
     def changes(self, table: TableRecord) -> Changes:

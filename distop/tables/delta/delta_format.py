@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from distop.protocol.plan import PartitionPlan, Pinned, Planned
     from distop.protocol.records import TableRecord
+    from distop.tables.expiration import Expiration
     from distop.tables.formats import Spark
     from distop.tables.reachability import Reachability
     from distop.tables.reader import Reader
@@ -90,6 +91,13 @@ class DeltaFormat(Format):
 
         check_options(table.options, "delta")
         return DeltaReachability.of(source or current_snapshot(Location.of(table.location), check).source, check)
+
+    def expiration(self, table: TableRecord, check: Callable[[], None], spark: Spark) -> Expiration:
+        """The newest version, whose removed files can be deleted. Raises the errors of :meth:`reachability`."""
+        from distop.tables.delta.delta_expiration import DeltaExpiration
+
+        check_options(table.options, "delta")
+        return DeltaExpiration(current_snapshot(Location.of(table.location), check), check)
 
     def changes(self, table: TableRecord) -> Changes:
         return Changes(None, delta=True)

@@ -107,7 +107,7 @@ class DeltaReachability(Reachability):
         log = LogFiles(self.place)
         seen: set[str] = set()
         for action in self.actions(unit, log):
-            for found in _named(self.place, action, log):
+            for found in named(self.place, action, log):
                 if found.path not in seen:
                     seen.add(found.path)
                     yield found
@@ -171,7 +171,7 @@ def _names_in_sidecars(root: str) -> Iterable[str]:
     return Location.of(root).names_in(f"{LOG}/{SIDECARS}")
 
 
-def _named(root: str, action: Mapping[str, Any], log: LogFiles) -> Iterator[TableFile]:
+def named(root: str, action: Mapping[str, Any], log: LogFiles) -> Iterator[TableFile]:
     """The files that an action names. Raises InvalidArgument for a file that may not belong to the table."""
     for kind in ("add", "remove", "cdc"):
         found = action.get(kind)

@@ -58,14 +58,15 @@ class CatalogPublisher:
         with iceberg_catalogs.opened(self._table, self._check) as found:
             return Head(local_path(found.source) or found.source, dict(found.metadata.properties), found.source)
 
-    def commit(self, head: Head, updates: Callable[[Any], Sequence[Any]]) -> None:
+    def commit(self, head: Head, updates: Callable[[Any], Sequence[Any]], *, exact: bool = False) -> None:
         """Commit updates of the catalog protocol if the table's metadata is still ``head``.
 
-        ``updates``: returns them for the current metadata. Raises Conflict, CommitUnknown, InvalidArgument if the
-        commit would lose a part of the metadata, and TableUnavailable.
+        ``updates``: returns them for the current metadata. ``exact``: a change of others at the same moment is a
+        conflict; but the protocol of REST catalogs compares only the main branch, schema, and specs. Raises Conflict,
+        CommitUnknown, InvalidArgument if the commit would lose a part of the metadata, and TableUnavailable.
         """
         with self._same(head) as found:
-            self._commit(found, updates(found.metadata))
+            self._commit(found, updates(found.metadata), exact=exact)
 
     def commit_produced(self, head: Head, produce: Callable[[Production], Any]) -> None:
         """Commit the updates that an Iceberg transaction produces. Removes its manifests if the commit fails.
@@ -101,7 +102,7 @@ class CatalogPublisher:
             yield found
 
     @staticmethod
-    def _commit(found: iceberg_catalogs.CatalogTable, steps: Sequence[Any]) -> None:
+    def _commit(found: iceberg_catalogs.CatalogTable, steps: Sequence[Any], *, exact: bool = False) -> None:
         from pyiceberg.table import update
 
         metadata = found.metadata
@@ -111,7 +112,7 @@ class CatalogPublisher:
             update.AssertDefaultSortOrderId.model_validate({"default-sort-order-id": metadata.default_sort_order_id}),
         )
         try:
-            found.commit(steps, same)
+            found.commit(steps, same, exact=exact)
         except iceberg_catalogs.Changed as error:
             raise Conflict(str(error)) from error
         except OutcomeUnknown as error:

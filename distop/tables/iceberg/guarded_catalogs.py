@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from pyiceberg.catalog import Catalog, CatalogType, infer_catalog_type
 from pyiceberg.catalog.rest import RestCatalog
-from pyiceberg.exceptions import NotInstalledError
-from pyiceberg.table.update import SetLocationUpdate, SetPropertiesUpdate
+from pyiceberg.exceptions import CommitFailedException, NotInstalledError
+from pyiceberg.table.update import RemoveSnapshotsUpdate, SetLocationUpdate, SetPropertiesUpdate
 from pyiceberg.typedef import EMPTY_DICT
 from requests import RequestException
 
@@ -21,6 +21,7 @@ from distop.errors import InvalidArgument
 from distop.storage.confinement import check_folder, own_folder
 from distop.storage.storage_urls import check_paths
 from distop.tables.iceberg.bounded_io import bounded
+from distop.tables.iceberg.snapshot_retention import log_without
 from distop.tables.iceberg.written_folders import check_metadata_folder
 
 if TYPE_CHECKING:
@@ -91,6 +92,8 @@ class _Guarded(Catalog):
 
     pinned = ""
     """The folder of the requested table according to its record; "": any."""
+    expected = ""
+    """The metadata file that the next commit must replace; "": any."""
 
     def _load_file_io(self, properties: Mapping[str, Any] = EMPTY_DICT, location: str | None = None) -> FileIO:
         check_paths(() if location is None else (location,))
@@ -104,9 +107,17 @@ class _Guarded(Catalog):
             check_identity(current_table)
             check_written(current_table, self.pinned)
             check_updates(updates)
-        return super()._update_and_stage_table(  # type: ignore[misc]
+            if self.expected and current_table.metadata_location != self.expected:
+                raise CommitFailedException(f"the current metadata file is now {current_table.metadata_location}")
+        staged = super()._update_and_stage_table(  # type: ignore[misc]
             current_table, table_identifier, requirements, updates
         )
+        gone = {i for one in updates if isinstance(one, RemoveSnapshotsUpdate) for i in one.snapshot_ids}
+        if gone:
+            # pyiceberg would leave a gap, and show another snapshot as current at that time.
+            log = log_without(current_table.metadata.snapshot_log, lambda entry: entry.snapshot_id, gone)
+            staged.metadata = staged.metadata.model_copy(update={"snapshot_log": log})
+        return staged
 
 
 class GuardedRestCatalog(_Guarded, RestCatalog):

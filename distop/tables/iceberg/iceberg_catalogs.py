@@ -182,11 +182,12 @@ class CatalogTable:
 
         return isinstance(self.loaded.catalog, RestCatalog)
 
-    def commit(self, updates: Sequence[Any], requirements: Sequence[Any] = ()) -> str:
+    def commit(self, updates: Sequence[Any], requirements: Sequence[Any] = (), *, exact: bool = False) -> str:
         """Commit changes of the table; returns the new metadata file, which is then this object's state.
 
         The commit requires the opened table, its snapshot on the main branch, its schema, and ``requirements``. A stop
-        is checked before the commit, but not during it.
+        is checked before the commit, but not during it. ``exact``: it also requires the opened metadata file, if
+        pyiceberg writes the new one.
 
         Raises InvalidArgument if pyiceberg would write the metadata to another folder (``guarded_catalogs``), Changed,
         and OutcomeUnknown without an answer: the same commit again then either succeeds or is rejected, and opening the
@@ -205,6 +206,7 @@ class CatalogTable:
         )
 
         def ask() -> Any:
+            self.loaded.catalog.expected = self.source if exact else ""
             return self.loaded.catalog.commit_table(self.loaded, same, tuple(updates))
 
         name = ".".join(self.loaded.name())

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from distop.protocol.plan import PartitionPlan, Pinned, Planned
     from distop.protocol.records import TableRecord
+    from distop.tables.expiration import Expiration
     from distop.tables.formats import Spark
     from distop.tables.reachability import Reachability
     from distop.tables.reader import Reader
@@ -131,6 +132,16 @@ class IcebergFormat(Format):
         options = check_options(table.options, "iceberg")
         found = source or _current(table, options, check)
         return IcebergReachability.of(found, check, hint=_folder(table, options) is not None)
+
+    def expiration(self, table: TableRecord, check: Callable[[], None], spark: Spark) -> Expiration:
+        """The snapshots of the current metadata file. Also raises InvalidArgument if ``gc.enabled`` is false."""
+        from distop.tables.iceberg.iceberg_expiration import IcebergExpiration
+        from distop.tables.iceberg.iceberg_reachability import IcebergReachability
+
+        options = check_options(table.options, "iceberg")
+        by_catalog = _folder(table, options) is None
+        found = IcebergReachability.of(_current(table, options, check), check, hint=not by_catalog)
+        return IcebergExpiration(table, found, check, by_catalog=by_catalog)
 
     def changes(self, table: TableRecord) -> Changes:
         return Changes(check_options(table.options, "iceberg").catalog)

@@ -16,7 +16,7 @@ from distop.tables.iceberg.java_tables import uri
 from distop.tables.iceberg.metadata_file import metadata_version
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from distop.tables.iceberg.metadata_file import MetadataFile
 
@@ -33,26 +33,40 @@ def changed_metadata(
     ``required``: by field ids; fields in lists and maps never change. ``properties``: to set or (None) to remove.
     ``now``: the time in seconds. The whole metadata log is kept, with the current file in it.
     """
+
+    def change(metadata: dict[str, Any]) -> None:
+        schemas, current = _schemas(metadata)
+        base = next(schema for schema in schemas if schema.get("schema-id", 0) == current)
+        schema = _changed(base, required)
+        known = next((one for one in schemas if _same(one, schema)), None)
+        if known is None:
+            known = {**schema, "schema-id": max(one.get("schema-id", 0) for one in schemas) + 1}
+            schemas.append(known)
+        changed = {**metadata.get("properties", {}), **properties}
+        metadata |= {
+            "schemas": schemas,
+            "current-schema-id": known.get("schema-id", 0),
+            "properties": {name: value for name, value in changed.items() if value is not None},
+        }
+        if "schema" in metadata:  # format version 1
+            metadata["schema"] = known
+
+    return next_metadata(file, change, now)
+
+
+def next_metadata(file: MetadataFile, change: Callable[[dict[str, Any]], None], now: float) -> str:
+    """The text of the next metadata file after a change of the JSON. ``now``: the time in seconds.
+
+    The whole metadata log is kept, with the current file in it.
+    """
     metadata = json.loads(file.text)
-    schemas, current = _schemas(metadata)
-    base = next(schema for schema in schemas if schema.get("schema-id", 0) == current)
-    schema = _changed(base, required)
-    known = next((one for one in schemas if _same(one, schema)), None)
-    if known is None:
-        known = {**schema, "schema-id": max(one.get("schema-id", 0) for one in schemas) + 1}
-        schemas.append(known)
-    changed = {**metadata.get("properties", {}), **properties}
     former = {"timestamp-ms": metadata["last-updated-ms"], "metadata-file": _named(file)}
+    change(metadata)
     metadata |= {
-        "schemas": schemas,
-        "current-schema-id": known.get("schema-id", 0),
-        "properties": {name: value for name, value in changed.items() if value is not None},
         # Iceberg refuses metadata that are older than the entries of their logs.
         "last-updated-ms": max(int(now * 1000), metadata["last-updated-ms"]),
         "metadata-log": [*(metadata.get("metadata-log") or ()), former],
     }
-    if "schema" in metadata:  # format version 1
-        metadata["schema"] = known
     return json.dumps(metadata, ensure_ascii=False, separators=(",", ":"))
 
 

@@ -1,0 +1,133 @@
+"""Plans the removal of old versions, and reads the parts of the metadata in its jobs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from distop.behavior import PartitionPlan, Planned
+from distop.clock import time
+from distop.errors import InvalidArgument, UnsafePath
+from distop.storage.deletion_scope import DeletionScope
+from distop.storage.normal_uris import normal
+from distop.tables import expiration_of, place_of
+from distop.tables.expiration import Choice, RetentionRule
+from distop.tables.reachability import TableFile, Unit, in_groups
+from distop_behaviors.expire.expire_argument import ExpireSnapshotsResult
+from distop_behaviors.expire.file_lists import file_hash, write_expired, write_kept
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from distop.behavior import JobContext, TableRecord
+    from distop_behaviors.expire.expire_argument import ExpireSnapshotsArgument
+
+VERSIONS = "versions"
+"""The name of the job that has the decision."""
+GROUP_BYTES, GROUP_UNITS = 16 << 20, 20
+"""Limits of a job: bytes and number of its manifests."""
+_VERSION, _REF = "version", "ref"
+"""Stamps of entries of the decision that are no files."""
+_NOW, _AGE, _OLDER, _LAST, _REFS, _WHOSE = "now", "age", "older_than", "retain_last", "refs", "whose"
+
+
+def plan(argument: ExpireSnapshotsArgument, table: TableRecord, ctx: JobContext) -> Planned:
+    """The decision, and the parts of the metadata in groups. Raises InvalidArgument and TableUnavailable."""
+    expiration = expiration_of(table, ctx.check_cancelled, lambda: ctx.spark)
+    rule = RetentionRule(time.time(), argument.older_than, argument.retain_last, argument.refs == "remove_old")
+    choice = expiration.choose(rule)
+    check_scope(expiration.reachability.place, table, ctx)
+    values = {
+        _NOW: repr(rule.now),
+        _AGE: repr(choice.age),
+        _OLDER: None if rule.older_than is None else repr(rule.older_than),
+        _LAST: None if rule.retain_last is None else str(rule.retain_last),
+        _REFS: argument.refs,
+    }
+    decision = (
+        *((version, 0, _VERSION) for version in choice.versions),
+        *((ref, 0, _REF) for ref in choice.refs),
+        *((file.path, file.size or 0, file.kind) for file in choice.files),
+    )
+    partitions = [PartitionPlan(0, VERSIONS, files=decision, values=values)]
+    units: dict[str, list[Unit]] = {}
+    for unit, whose in expiration.units(choice):
+        units.setdefault(whose, []).append(unit)
+    for whose, found in units.items():
+        for n, group in enumerate(in_groups(found, size=GROUP_BYTES, count=GROUP_UNITS)):
+            name = f"{whose}-{n:06}"
+            files = tuple((unit.name, unit.size, unit.kind) for unit in group)
+            size = sum(unit.size for unit in group)
+            own = {**values, _WHOSE: whose}
+            partitions.append(PartitionPlan(len(partitions), name, size, files, values=own))
+    return Planned(partitions, expiration.reachability.source)
+
+
+def check_scope(place: str, table: TableRecord, ctx: JobContext) -> DeletionScope:
+    """The files that may be deleted. Raises InvalidArgument if a registered table is inside the folder or around it."""
+    others = [other.folder for other in ctx.registered_tables() if other.name != table.name and other.folder]
+    try:
+        return DeletionScope(place, others)
+    except UnsafePath as error:
+        raise InvalidArgument(str(error)) from error
+
+
+def decision_of(partition: PartitionPlan) -> tuple[RetentionRule, Choice]:
+    """The frozen rule and decision in the plan of the first job."""
+    rule, choice = rule_of(partition)
+    versions = tuple(text for text, _, stamp in partition.files if stamp == _VERSION)
+    refs = tuple(text for text, _, stamp in partition.files if stamp == _REF)
+    files = tuple(
+        TableFile(path, str(kind), size or None) for path, size, kind in partition.files if kind not in (_VERSION, _REF)
+    )
+    return rule, Choice(versions, refs, files, choice.age)
+
+
+def rule_of(partition: PartitionPlan) -> tuple[RetentionRule, Choice]:
+    """The frozen rule in the plan of a job, and the decision without its versions."""
+    values = partition.values
+    older, last = values[_OLDER], values[_LAST]
+    rule = RetentionRule(
+        float(values[_NOW]),
+        None if older is None else float(older),
+        None if last is None else int(last),
+        values[_REFS] == "remove_old",
+    )
+    return rule, Choice(age=float(values[_AGE]))
+
+
+def units_of(partition: PartitionPlan) -> tuple[list[Unit], str]:
+    """The parts of the metadata of a job, and which versions have them."""
+    units = [Unit(name, str(kind), size) for name, size, kind in partition.files]
+    return units, str(partition.values[_WHOSE])
+
+
+def named_by(partition: PartitionPlan, table: TableRecord, ctx: JobContext) -> Iterator[tuple[TableFile, bool]]:
+    """The files that a job's parts name, and whether they are needed. Raises InvalidArgument and TableUnavailable."""
+    expiration = expiration_of(table, ctx.check_cancelled, lambda: ctx.spark)
+    rule, choice = rule_of(partition)
+    units, whose = units_of(partition)
+    for unit in units:
+        ctx.check_cancelled()
+        yield from expiration.named(unit, whose, choice, rule)
+
+
+def read_units(partition: PartitionPlan, ctx: JobContext) -> ExpireSnapshotsResult:
+    """Run one job: write the files that its parts name into its stage."""
+    assert ctx.table is not None
+    if partition.name == VERSIONS:
+        return ExpireSnapshotsResult()
+    place = normal(place_of(ctx.table, ctx.check_cancelled, lambda: ctx.spark))
+    expired: dict[str, TableFile] = {}
+    kept: set[int] = set()
+    for file, needed in named_by(partition, ctx.table, ctx):
+        if needed:
+            kept.add(file_hash(place, file.path))
+        else:
+            expired.setdefault(file.path, file)
+    _ = ctx.stage
+    return ExpireSnapshotsResult(
+        units=len(partition.files),
+        files=len(expired),
+        expired=write_expired(ctx.stage_place, expired.values()) if expired else None,
+        kept=write_kept(ctx.stage_place, kept) if kept else None,
+    )

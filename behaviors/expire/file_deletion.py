@@ -1,0 +1,96 @@
+"""Deletes files of a table in pages, and looks again before each page."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from distop.storage.deletion import Place
+from distop.storage.deletion_scope import OWN
+from distop.storage.object_store import Listed
+from distop.storage.opened_stores import store_of
+from distop.storage.store_errors import ObjectMissing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+    from distop.behavior import JobContext
+    from distop.storage.object_store import StoredObject
+    from distop.tables.reachability import TableFile
+    from distop_behaviors.expire.expire_argument import DeletionCounts
+
+PAGE = 500
+"""Files that are deleted together."""
+CLOCK_DIFFERENCE = 600.0
+"""Seconds by which the clocks of a table's writers and of its store may differ."""
+_AT_ONCE = 8
+_SLICE = 0.2
+
+
+class FileDeletion:
+    """Deletes files below a table's folder. ``rate``: files per second, None for no limit."""
+
+    def __init__(self, place: str, counts: DeletionCounts, ctx: JobContext, *, rate: float | None = None) -> None:
+        self._store = store_of(Place(place))
+        self._counts = counts
+        self._ctx = ctx
+        self._rate = rate
+
+    def delete(
+        self, files: Mapping[str, TableFile], *, older_than: float, look_again: Callable[[], Collection[str]]
+    ) -> None:
+        """Delete files, by their keys, in this order.
+
+        ``older_than``: seconds; younger files stay, by the store's clock. ``look_again``: called before each page,
+        returns the keys that may still be deleted. Raises StoreUnavailable, and UnsafePath for a link on the way to a
+        file.
+        """
+        if not files:
+            return
+        before = self._store.time(OWN) - older_than + CLOCK_DIFFERENCE
+        keys = iter(files)
+        done = 0
+        while page := list(islice(keys, PAGE)):
+            self._ctx.check_cancelled()
+            self._ctx.status(f"deleting files: {done} of {len(files)}")
+            still = look_again()
+            listed: dict[str, Listed] = {}
+            for key, found in self._heads([key for key in page if key in still]):
+                if found is None:
+                    self._counts.missing += 1
+                elif isinstance(found, OSError):
+                    self._counts.fail(key, str(found))
+                elif found.modified >= before:
+                    self._counts.recent += 1
+                else:
+                    listed[key] = Listed(key, found.size, found.stamp)
+            removed = self._store.remove_listed(list(listed.values()))
+            for key in removed.removed:
+                self._counts.count(files[key].kind, listed[key].size)
+            self._counts.missing += len(removed.missing)
+            self._counts.changed += len(removed.changed)
+            for key, why in removed.failed.items():
+                self._counts.fail(key, why)
+            done += len(page)
+            self._wait(len(page))
+
+    def _heads(self, keys: Sequence[str]) -> Iterator[tuple[str, StoredObject | OSError | None]]:
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            yield from zip(keys, pool.map(self._head, keys), strict=True)
+
+    def _head(self, key: str) -> StoredObject | OSError | None:
+        try:
+            return self._store.head(key)
+        except (ObjectMissing, FileNotFoundError):
+            return None
+        except PermissionError as error:
+            return error
+
+    def _wait(self, count: int) -> None:
+        left = count / self._rate if self._rate else 0.0
+        while left > 0:
+            self._ctx.check_cancelled()
+            time.sleep(min(_SLICE, left))
+            left -= _SLICE
