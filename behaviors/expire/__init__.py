@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from distop.behavior import Behavior, PartitionPlan, Planned
+from distop.behavior import Behavior, OperationFailed, PartitionPlan, Planned
 from distop.errors import InvalidArgument
 from distop_behaviors.expire.expire_argument import (
     ExpireSnapshotsArgument,
@@ -64,11 +64,16 @@ class ExpireSnapshots(Behavior):
 
         if table is None:
             raise InvalidArgument("expire-snapshots works on a table: start it on a registered one")
-        report = None
+        report, failed = None, None
         if summary.verdict == "success":
-            report = ExpireCompletion(_argument(arg), table, ctx).run(summary)
-        if ctx.shared is not None:
+            try:
+                report = ExpireCompletion(_argument(arg), table, ctx).run(summary)
+            except OperationFailed as error:
+                failed = error
+        if ctx.shared is not None:  # another error repeats the completion, which needs the lists again
             remove_stages(ctx.shared, ctx.operation, ctx.log)
+        if failed is not None:
+            raise failed
         return report
 
 

@@ -19,6 +19,7 @@ from distop.storage.deletion_scope import DeletionScope
 from distop.storage.normal_uris import normal
 from distop.tables import expiration_of
 from distop.tables.commits import Conflict
+from distop.tables.expiration import KEPT, REMOVED
 from distop_behaviors.expire.expire_argument import SHOWN, ExpireSnapshotsReport, ExpireSnapshotsResult
 from distop_behaviors.expire.expire_plan import VERSIONS, decision_of, named_by, units_of
 from distop_behaviors.expire.file_deletion import FileDeletion
@@ -91,9 +92,8 @@ class ExpireCompletion:
             try:
                 expiration.commit(choice, rule, self._ctx)
             except Conflict as error:
-                raise OperationFailed(
-                    f"other writers always committed first, so nothing was removed: {error}"
-                ) from error
+                text = f"other writers always committed first, so nothing was removed: {error}"
+                raise OperationFailed(text) from error
             expiration = self._open()
         self._describe(expiration, choice, present)
         candidates = self._candidates(summary, partitions, choice)
@@ -138,19 +138,23 @@ class ExpireCompletion:
             if row.name == VERSIONS:
                 continue
             partition = partitions[row.name]
-            if units_of(partition)[1]:
-                kept.append((row, partition))
-                continue
-            for file, needed in self._listed(row, partition):
-                if not needed:
-                    (manifests.append if file.path in {f[0] for f in partition.files} else found.add)(file)
             kept.append((row, partition))
+            units, whose = units_of(partition)
+            if whose == KEPT:
+                continue
+            own = {unit.name for unit in units}
+            for file, needed in self._listed(row, partition):
+                if not needed and file.path in own:
+                    manifests.append(file)
+                elif not needed:
+                    found.add(file)
         for file in (*manifests, *choice.files):
             found.add(file)
         for row, partition in kept:
             found.keep(self._kept(row, partition))
-            if units_of(partition)[1]:
-                self._covered |= {unit.name for unit in units_of(partition)[0]}
+            units, whose = units_of(partition)
+            if whose != REMOVED:
+                self._covered |= {unit.name for unit in units}
         return found
 
     def _listed(self, row: OutcomeRow, partition: PartitionPlan) -> Iterable[tuple[TableFile, bool]]:

@@ -64,7 +64,7 @@ def plan(argument: ExpireSnapshotsArgument, table: TableRecord, ctx: JobContext)
 
 def check_scope(place: str, table: TableRecord, ctx: JobContext) -> DeletionScope:
     """The files that may be deleted. Raises InvalidArgument if a registered table is inside the folder or around it."""
-    others = [other.folder for other in ctx.registered_tables() if other.name != table.name and other.folder]
+    others = [other.folder for other in _registered(ctx) if other.name != table.name and other.folder]
     try:
         return DeletionScope(place, others)
     except UnsafePath as error:
@@ -131,3 +131,8 @@ def read_units(partition: PartitionPlan, ctx: JobContext) -> ExpireSnapshotsResu
         expired=write_expired(ctx.stage_place, expired.values()) if expired else None,
         kept=write_kept(ctx.stage_place, kept) if kept else None,
     )
+
+
+def _registered(ctx: JobContext) -> list[TableRecord]:
+    found = getattr(ctx, "registered_tables", None)
+    return list(found()) if found is not None else []

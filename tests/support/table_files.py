@@ -46,6 +46,8 @@ def with_statistics(table: Table, *snapshots: int) -> list[str]:
             more = {"file-footer-size-in-bytes": 4, "blob-metadata": []} if key == "statistics" else {}
             text[key] = [*(text.get(key) or ()), {**common, **more, "statistics-path": path}]
             paths.append(path)
+    former = {"timestamp-ms": text["last-updated-ms"], "metadata-file": table.metadata_location}
+    text["metadata-log"] = [*(text.get("metadata-log") or ()), former]
     catalog: Versions = table.catalog  # type: ignore[assignment]
     table.metadata = TableMetadataUtil.parse_raw(json.dumps(text))
     table.metadata_location = catalog.write(table.metadata)

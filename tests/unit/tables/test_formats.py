@@ -31,6 +31,7 @@ SEAM = {
         f"distop.tables.reading.{name}"
         for name in ("file_facts", "row_counts", "spark_paths", "store_refusals", "table_folders")
     ),
+    "distop.tables.expiration",
     *(f"distop.tables.reading.{name}" for name in ("arrow_rows", "arrow_types")),
     "distop.tables.commits",
 }
