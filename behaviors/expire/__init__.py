@@ -24,7 +24,7 @@ __all__ = ["ExpireSnapshots"]
 
 
 class ExpireSnapshots(Behavior):
-    """Removes old snapshots from an Iceberg table, and files that a Delta table removed long ago."""
+    """Removes old versions of a table, and the files that only they had."""
 
     type_name = "expire-snapshots"
     Arg = ExpireSnapshotsArgument
@@ -34,7 +34,7 @@ class ExpireSnapshots(Behavior):
     instances = "one"
 
     def partitions(self, table: TableRecord, arg: Any, ctx: JobContext) -> Planned:
-        """One job for each group of manifests, or of parts of a log. Freezes the time and the versions to remove.
+        """One job for each group of parts of the metadata. Freezes the time and the versions to remove.
 
         Raises InvalidArgument if the table has no versions that could be removed, another table is registered inside
         its folder, or ``gc.enabled`` is false; TableUnavailable.

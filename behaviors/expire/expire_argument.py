@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from distop.schemas.durations import Duration
+from distop_behaviors.orphans.orphan_argument import FailedFile, FileCount
 
 SHORTEST_AGE = 3600.0
 SHOWN = 20
@@ -20,8 +21,7 @@ class ExpireSnapshotsArgument(BaseModel):
 
     older_than: Duration | None = Field(
         None,
-        description="Remove versions that are older: 5d, 36h, or seconds. Default: the table's own limit, else 5d for "
-        "Iceberg and 7d for Delta.",
+        description="Remove versions that are older: 5d, 36h, or seconds. Default: the table's own limit, or its format's.",
     )
     allow_recent: bool = Field(False, description="Accept `older_than` below 1h: running readers may lose their files.")
     retain_last: int | None = Field(
@@ -29,7 +29,7 @@ class ExpireSnapshotsArgument(BaseModel):
     )
     refs: Literal["remove_old", "keep"] = Field(
         "remove_old",
-        description="remove_old: also remove branches and tags older than their `max-ref-age-ms`, like Iceberg. keep: "
+        description="remove_old: also remove branches and tags that are older than their own limit. keep: "
         "keep all of them.",
     )
     dry_run: bool = Field(False, description="Only report what would be removed.")
@@ -63,25 +63,6 @@ class ExpireSnapshotsResult(BaseModel):
     kept: ListedFiles | None = None
 
 
-class DeletedFiles(BaseModel):
-    """A number of files, and their bytes as the metadata state them."""
-
-    files: int = 0
-    bytes: int = 0
-
-    def add(self, size: int) -> None:
-        """Count one more file."""
-        self.files += 1
-        self.bytes += size
-
-
-class NotDeleted(BaseModel):
-    """A file that could not be deleted, with the reason."""
-
-    file: str
-    why: str
-
-
 class DeletionCounts(BaseModel):
     """What became of files that were to be deleted.
 
@@ -90,24 +71,24 @@ class DeletionCounts(BaseModel):
     ``elsewhere``: files outside of the table's folder, which stay; ``reached``: files that the table needs again.
     """
 
-    deleted: dict[str, DeletedFiles] = Field(default_factory=dict)
+    deleted: dict[str, FileCount] = Field(default_factory=dict)
     missing: int = 0
     recent: int = 0
     changed: int = 0
     elsewhere: int = 0
     reached: int = 0
     failed_files: int = 0
-    failed: list[NotDeleted] = Field(default_factory=list)
+    failed: list[FailedFile] = Field(default_factory=list)
 
     def count(self, kind: str, size: int) -> None:
         """Count one more deleted file."""
-        self.deleted.setdefault(kind, DeletedFiles()).add(size)
+        self.deleted.setdefault(kind, FileCount()).add(size)
 
     def fail(self, file: str, why: str) -> None:
         """Count one more file that could not be deleted."""
         self.failed_files += 1
         if len(self.failed) < SHOWN:
-            self.failed.append(NotDeleted(file=file, why=why))
+            self.failed.append(FailedFile(file=file, why=why))
 
 
 class ExpireSnapshotsReport(DeletionCounts):
@@ -115,7 +96,7 @@ class ExpireSnapshotsReport(DeletionCounts):
 
     ``versions_before`` and ``versions_after``: the number of versions. ``removed``: the number of removed versions, the
     first in ``sample``; ``reused``: chosen versions that a branch or tag needs again, which stay; ``refs``: removed
-    branches and tags. A Delta table counts versions, but removes none from its log.
+    branches and tags. A table may count versions but remove none, if only its files expire.
     """
 
     dry_run: bool = False

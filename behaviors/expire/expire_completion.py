@@ -15,7 +15,6 @@ from distop.behavior import OperationFailed
 from distop.errors import UnsafePath
 from distop.protocol.texts import plural
 from distop.storage.deletion import check_own
-from distop.storage.deletion_scope import DeletionScope
 from distop.storage.normal_uris import normal
 from distop.tables import expiration_of
 from distop.tables.commits import Conflict
@@ -24,17 +23,19 @@ from distop_behaviors.expire.expire_argument import SHOWN, ExpireSnapshotsReport
 from distop_behaviors.expire.expire_plan import VERSIONS, decision_of, named_by, units_of
 from distop_behaviors.expire.file_deletion import FileDeletion
 from distop_behaviors.expire.file_lists import file_hash, key_hash, name_hash, read_expired, read_kept
+from distop_behaviors.orphans.table_folder import TablePlace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from distop.behavior import JobContext, OutcomeRow, PartitionPlan, Summary, TableRecord
+    from distop.storage.deletion_scope import DeletionScope
     from distop.tables.expiration import Choice, Expiration, RetentionRule
     from distop.tables.reachability import TableFile
     from distop_behaviors.expire.expire_argument import ExpireSnapshotsArgument
 
 
-class Candidates:
+class DeletableFiles:
     """Files that may be deleted unless something needs them, the leaves first. ``scope``: of the table."""
 
     def __init__(self, scope: DeletionScope, report: ExpireSnapshotsReport) -> None:
@@ -74,7 +75,7 @@ class ExpireCompletion:
         self._ctx = ctx
         self._covered: set[str] = set()
         """The names of the units whose needed files the jobs have listed."""
-        self._source = ""
+        self._state = ""
         self._report = ExpireSnapshotsReport(dry_run=argument.dry_run)
 
     def run(self, summary: Summary) -> ExpireSnapshotsReport:
@@ -115,7 +116,7 @@ class ExpireCompletion:
 
     def _open(self) -> Expiration:
         found = expiration_of(self._table, self._ctx.check_cancelled, lambda: self._ctx.spark)
-        self._source = found.reachability.source
+        self._state = found.reachability.state
         return found
 
     def _describe(self, after: Expiration, choice: Choice, present: set[str]) -> None:
@@ -130,9 +131,9 @@ class ExpireCompletion:
         refs = {name for version in after.versions() for name in version.refs}
         report.refs = [name for name in choice.refs if self._argument.dry_run or name not in refs]
 
-    def _candidates(self, summary: Summary, partitions: dict[str, PartitionPlan], choice: Choice) -> Candidates:
-        found = Candidates(DeletionScope(self._report.place), self._report)
-        manifests: list[TableFile] = []
+    def _candidates(self, summary: Summary, partitions: dict[str, PartitionPlan], choice: Choice) -> DeletableFiles:
+        found = DeletableFiles(TablePlace(self._report.place, self._ctx).scope, self._report)
+        parts: list[TableFile] = []
         kept: list[tuple[OutcomeRow, PartitionPlan]] = []
         for row in summary.outcomes():
             if row.name == VERSIONS:
@@ -145,10 +146,10 @@ class ExpireCompletion:
             own = {unit.name for unit in units}
             for file, needed in self._listed(row, partition):
                 if not needed and file.path in own:
-                    manifests.append(file)
+                    parts.append(file)
                 elif not needed:
                     found.add(file)
-        for file in (*manifests, *choice.files):
+        for file in (*parts, *choice.files):
             found.add(file)
         for row, partition in kept:
             found.keep(self._kept(row, partition))
@@ -184,12 +185,12 @@ class ExpireCompletion:
         place = normal(self._report.place)
         return (file_hash(place, path) for path in expiration.needed(self._covered, rule))
 
-    def _delete(self, candidates: Candidates, choice: Choice, rule: RetentionRule) -> None:
+    def _delete(self, candidates: DeletableFiles, choice: Choice, rule: RetentionRule) -> None:
         def look_again() -> set[str]:
             """The files that are still not needed; the metadata may have changed since the last page."""
-            before = self._source
+            before = self._state
             now = self._open()
-            if now.reachability.source != before:
+            if now.reachability.state != before:
                 self._report.reached += candidates.keep(self._needed(now, rule))
             return set(candidates.files)
 

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 from distop.behavior import PartitionPlan, Planned
 from distop.clock import time
 from distop.errors import InvalidArgument, UnsafePath
-from distop.storage.deletion_scope import DeletionScope
 from distop.storage.normal_uris import normal
 from distop.tables import expiration_of, place_of
 from distop.tables.expiration import Choice, RetentionRule
 from distop.tables.reachability import TableFile, Unit, in_groups
 from distop_behaviors.expire.expire_argument import ExpireSnapshotsResult
 from distop_behaviors.expire.file_lists import file_hash, write_expired, write_kept
+from distop_behaviors.orphans.other_tables import folders_of_others
+from distop_behaviors.orphans.table_folder import TablePlace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 VERSIONS = "versions"
 """The name of the job that has the decision."""
 GROUP_BYTES, GROUP_UNITS = 16 << 20, 20
-"""Limits of a job: bytes and number of its manifests."""
+"""Limits of a job: bytes and number of its parts of the metadata."""
 _VERSION, _REF = "version", "ref"
 """Stamps of entries of the decision that are no files."""
 _NOW, _AGE, _OLDER, _LAST, _REFS, _WHOSE = "now", "age", "older_than", "retain_last", "refs", "whose"
@@ -35,7 +36,7 @@ def plan(argument: ExpireSnapshotsArgument, table: TableRecord, ctx: JobContext)
     expiration = expiration_of(table, ctx.check_cancelled, lambda: ctx.spark)
     rule = RetentionRule(time.time(), argument.older_than, argument.retain_last, argument.refs == "remove_old")
     choice = expiration.choose(rule)
-    check_scope(expiration.reachability.place, table, ctx)
+    check_place(expiration.reachability.place, table, ctx)
     values = {
         _NOW: repr(rule.now),
         _AGE: repr(choice.age),
@@ -59,14 +60,13 @@ def plan(argument: ExpireSnapshotsArgument, table: TableRecord, ctx: JobContext)
             size = sum(unit.size for unit in group)
             own = {**values, _WHOSE: whose}
             partitions.append(PartitionPlan(len(partitions), name, size, files, values=own))
-    return Planned(partitions, expiration.reachability.source)
+    return Planned(partitions, expiration.reachability.state)
 
 
-def check_scope(place: str, table: TableRecord, ctx: JobContext) -> DeletionScope:
-    """The files that may be deleted. Raises InvalidArgument if a registered table is inside the folder or around it."""
-    others = [other.folder for other in _registered(ctx) if other.name != table.name and other.folder]
+def check_place(place: str, table: TableRecord, ctx: JobContext) -> None:
+    """Raises InvalidArgument if a registered table is inside the folder or around it, or for an unsuitable store."""
     try:
-        return DeletionScope(place, others)
+        TablePlace(place, ctx, folders_of_others(table, ctx))
     except UnsafePath as error:
         raise InvalidArgument(str(error)) from error
 
@@ -131,8 +131,3 @@ def read_units(partition: PartitionPlan, ctx: JobContext) -> ExpireSnapshotsResu
         expired=write_expired(ctx.stage_place, expired.values()) if expired else None,
         kept=write_kept(ctx.stage_place, kept) if kept else None,
     )
-
-
-def _registered(ctx: JobContext) -> list[TableRecord]:
-    found = getattr(ctx, "registered_tables", None)
-    return list(found()) if found is not None else []
