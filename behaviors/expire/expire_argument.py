@@ -21,7 +21,7 @@ class ExpireSnapshotsArgument(BaseModel):
 
     older_than: Duration | None = Field(
         None,
-        description="Remove versions that are older: 5d, 36h, or seconds. Default: the table's own limit, or its format's.",
+        description="Remove versions that are older: 5d, 36h, or seconds. Default: the limit of the table.",
     )
     allow_recent: bool = Field(False, description="Accept `older_than` below 1h: running readers may lose their files.")
     retain_last: int | None = Field(
