@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from distop.behavior import Behavior, OperationFailed, PartitionPlan, Planned
+from distop.behavior import Behavior, PartitionPlan, Planned
 from distop.errors import InvalidArgument
 from distop_behaviors.expire.expire_argument import (
     ExpireSnapshotsArgument,
@@ -32,6 +32,7 @@ class ExpireSnapshots(Behavior):
     Report = ExpireSnapshotsReport
     needs_table = True
     instances = "one"
+    staged_output = "remove"
 
     def partitions(self, table: TableRecord, arg: Any, ctx: JobContext) -> Planned:
         """One job for each group of parts of the metadata. Freezes the time and the versions to remove.
@@ -59,22 +60,11 @@ class ExpireSnapshots(Behavior):
 
     def complete_operation(self, arg: Any, table: TableRecord | None, summary: Summary, ctx: JobContext) -> Any:
         """Remove the versions from the metadata, then the files. A cancelled or failed operation changes nothing."""
-        from distop.storage.places import remove_stages
         from distop_behaviors.expire.expire_completion import ExpireCompletion
 
         if table is None:
             raise InvalidArgument("expire-snapshots works on a table: start it on a registered one")
-        report, failed = None, None
-        if summary.verdict == "success":
-            try:
-                report = ExpireCompletion(_argument(arg), table, ctx).run(summary)
-            except OperationFailed as error:
-                failed = error
-        if ctx.shared is not None:  # another error repeats the completion, which needs the lists again
-            remove_stages(ctx.shared, ctx.operation, ctx.log)
-        if failed is not None:
-            raise failed
-        return report
+        return ExpireCompletion(_argument(arg), table, ctx).run(summary) if summary.verdict == "success" else None
 
 
 def _argument(arg: Any) -> ExpireSnapshotsArgument:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from distop.errors import InvalidArgument
 from distop.protocol.texts import shown
-from distop.tables.delta.delta_log import LogFiles
 from distop.tables.delta.delta_reachability import DeltaReachability, named
+from distop.tables.delta.log_files import LogFiles
 from distop.tables.delta.metadata_commit import configuration
 from distop.tables.expiration import BOTH, Choice, Expiration
 

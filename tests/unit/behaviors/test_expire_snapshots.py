@@ -12,6 +12,7 @@ from deltalake import DeltaTable, write_deltalake
 from pyiceberg.table import StaticTable, Table
 from pyiceberg.table.metadata import TableMetadataUtil
 
+from distop import testing
 from distop.behavior import OutcomeRow, PartitionPlan
 from distop.errors import InvalidArgument
 from distop.protocol.records import TableRecord
@@ -374,6 +375,19 @@ def test_refusals(tmp_path: Path) -> None:
         Expiring(TableRecord("t", "parquet", str(tmp_path / "p")), tmp_path / "work").plan()
     with pytest.raises(InvalidArgument, match="without naming partitions"):
         ExpireSnapshots().jobs(None, (), ["versions"], FakeContext(tmp_path))
+
+
+def test_an_executor_runs_it_and_refuses_a_folder_with_another_table(tmp_path: Path) -> None:
+    grown(tmp_path / "t")
+    inner = grown(tmp_path / "t" / "inner")
+    table, other = record(tmp_path / "t"), TableRecord("other", "iceberg", str(tmp_path / "t" / "inner"))
+    refused = testing.run_operation(ExpireSnapshots, NOW, table=table, tables=[other], folder=tmp_path / "work")
+    assert refused.state == "failed"
+    assert "is inside" in str(refused.errors)
+    assert inner.metadata.snapshots
+    done = testing.run_operation(ExpireSnapshots, NOW, table=table, folder=tmp_path / "again")
+    assert (done.state, done.report["versions_after"]) == ("success", 1)
+    assert not [path for path in on_disk(tmp_path / "again") if path.endswith(("expired", "kept"))]
 
 
 def aged(table: Table, seconds: int) -> None:
