@@ -82,7 +82,7 @@ class ExpireCompletion:
         """Remove versions and files. Raises OperationFailed with the report if a file could not be deleted."""
         began = monotonic()
         partitions = {partition.name: partition for partition in summary.partitions()}
-        rule, choice = decision_of(partitions[VERSIONS])
+        rule, choice = decision_of(partitions.values())
         expiration = self._open()
         report = self._report
         report.versions_before = len(expiration.versions())
@@ -136,7 +136,7 @@ class ExpireCompletion:
         parts: list[TableFile] = []
         kept: list[tuple[OutcomeRow, PartitionPlan]] = []
         for row in summary.outcomes():
-            if row.name == VERSIONS:
+            if row.name.startswith(VERSIONS):
                 continue
             partition = partitions[row.name]
             kept.append((row, partition))

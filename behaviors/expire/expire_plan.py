@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 from distop.behavior import PartitionPlan, Planned
@@ -17,18 +18,22 @@ from distop_behaviors.orphans.other_tables import folders_of_others
 from distop_behaviors.orphans.table_folder import TablePlace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from distop.behavior import JobContext, TableRecord
     from distop_behaviors.expire.expire_argument import ExpireSnapshotsArgument
 
-VERSIONS = "versions"
-"""The name of the job that has the decision."""
+VERSIONS = "versions-"
+"""Start of the names of jobs that only hold the decision."""
+ENTRIES = 500
+"""Maximum entries of the decision in one job, which must fit into one value of etcd."""
 GROUP_BYTES, GROUP_UNITS = 16 << 20, 20
 """Limits of a job: bytes and number of its parts of the metadata."""
 _VERSION, _REF = "version", "ref"
 """Stamps of entries of the decision that are no files."""
 _NOW, _AGE, _OLDER, _LAST, _REFS, _WHOSE = "now", "age", "older_than", "retain_last", "refs", "whose"
+_ENTRIES = "entries"
+"""The parts of the metadata of a job, or of the decision, as JSON. They are not the plan's files, which are data."""
 
 
 def plan(argument: ExpireSnapshotsArgument, table: TableRecord, ctx: JobContext) -> Planned:
@@ -44,22 +49,25 @@ def plan(argument: ExpireSnapshotsArgument, table: TableRecord, ctx: JobContext)
         _LAST: None if rule.retain_last is None else str(rule.retain_last),
         _REFS: argument.refs,
     }
-    decision = (
-        *((version, 0, _VERSION) for version in choice.versions),
-        *((ref, 0, _REF) for ref in choice.refs),
-        *((file.path, file.size or 0, file.kind) for file in choice.files),
-    )
-    partitions = [PartitionPlan(0, VERSIONS, files=decision, values=values)]
+    decision = [
+        *((version, _VERSION, 0) for version in choice.versions),
+        *((ref, _REF, 0) for ref in choice.refs),
+        *((file.path, file.kind, file.size or 0) for file in choice.files),
+    ]
+    partitions: list[PartitionPlan] = []
+    for at in range(0, max(1, len(decision)), ENTRIES):
+        entries = json.dumps(decision[at : at + ENTRIES])
+        partitions.append(
+            PartitionPlan(len(partitions), f"{VERSIONS}{len(partitions):06}", values={**values, _ENTRIES: entries})
+        )
     units: dict[str, list[Unit]] = {}
     for unit, whose in expiration.units(choice):
         units.setdefault(whose, []).append(unit)
     for whose, found in units.items():
         for n, group in enumerate(in_groups(found, size=GROUP_BYTES, count=GROUP_UNITS)):
             name = f"{whose}-{n:06}"
-            files = tuple((unit.name, unit.size, unit.kind) for unit in group)
-            size = sum(unit.size for unit in group)
-            own = {**values, _WHOSE: whose}
-            partitions.append(PartitionPlan(len(partitions), name, size, files, values=own))
+            own = {**values, _WHOSE: whose, _ENTRIES: json.dumps([unit.to_json() for unit in group])}
+            partitions.append(PartitionPlan(len(partitions), name, sum(unit.size for unit in group), values=own))
     return Planned(partitions, expiration.reachability.state)
 
 
@@ -71,14 +79,14 @@ def check_place(place: str, table: TableRecord, ctx: JobContext) -> None:
         raise InvalidArgument(str(error)) from error
 
 
-def decision_of(partition: PartitionPlan) -> tuple[RetentionRule, Choice]:
-    """The frozen rule and decision in the plan of the first job."""
-    rule, choice = rule_of(partition)
-    versions = tuple(text for text, _, stamp in partition.files if stamp == _VERSION)
-    refs = tuple(text for text, _, stamp in partition.files if stamp == _REF)
-    files = tuple(
-        TableFile(path, str(kind), size or None) for path, size, kind in partition.files if kind not in (_VERSION, _REF)
-    )
+def decision_of(partitions: Iterable[PartitionPlan]) -> tuple[RetentionRule, Choice]:
+    """The frozen rule and decision in the plan."""
+    found = [partition for partition in partitions if partition.name.startswith(VERSIONS)]
+    rule, choice = rule_of(found[0])
+    entries = [entry for partition in found for entry in json.loads(partition.values[_ENTRIES])]
+    versions = tuple(str(text) for text, kind, _ in entries if kind == _VERSION)
+    refs = tuple(str(text) for text, kind, _ in entries if kind == _REF)
+    files = tuple(TableFile(path, kind, size or None) for path, kind, size in entries if kind not in (_VERSION, _REF))
     return rule, Choice(versions, refs, files, choice.age)
 
 
@@ -97,7 +105,7 @@ def rule_of(partition: PartitionPlan) -> tuple[RetentionRule, Choice]:
 
 def units_of(partition: PartitionPlan) -> tuple[list[Unit], str]:
     """The parts of the metadata of a job, and which versions have them."""
-    units = [Unit(name, str(kind), size) for name, size, kind in partition.files]
+    units = [Unit.of_json(found) for found in json.loads(partition.values[_ENTRIES])]
     return units, str(partition.values[_WHOSE])
 
 
@@ -114,7 +122,7 @@ def named_by(partition: PartitionPlan, table: TableRecord, ctx: JobContext) -> I
 def read_units(partition: PartitionPlan, ctx: JobContext) -> ExpireSnapshotsResult:
     """Run one job: write the files that its parts name into its stage."""
     assert ctx.table is not None
-    if partition.name == VERSIONS:
+    if partition.name.startswith(VERSIONS):
         return ExpireSnapshotsResult()
     place = normal(place_of(ctx.table, ctx.check_cancelled, lambda: ctx.spark))
     expired: dict[str, TableFile] = {}
@@ -126,7 +134,7 @@ def read_units(partition: PartitionPlan, ctx: JobContext) -> ExpireSnapshotsResu
             expired.setdefault(file.path, file)
     _ = ctx.stage
     return ExpireSnapshotsResult(
-        units=len(partition.files),
+        units=len(units_of(partition)[0]),
         files=len(expired),
         expired=write_expired(ctx.stage_place, expired.values()) if expired else None,
         kept=write_kept(ctx.stage_place, kept) if kept else None,
