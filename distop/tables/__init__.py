@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from distop.protocol.plan import PartitionPlan, Pinned, Planned
+    from distop.tables.commits import FileReplacer, ReplacementContext
     from distop.tables.expiration import Expiration
     from distop.tables.formats import Changes
     from distop.tables.reachability import Reachability
@@ -34,6 +35,7 @@ __all__ = [
     "check_reachable",
     "check_table",
     "check_within_limit",
+    "data_folder_of",
     "expiration_of",
     "folders_of",
     "has_source",
@@ -45,6 +47,7 @@ __all__ = [
     "readers_of",
     "record_at",
     "registered_types",
+    "replacer_of",
 ]
 
 LOCATION_TIMEOUT = 300.0
@@ -189,6 +192,16 @@ def expiration_of(table: TableRecord, check: Callable[[], None] = lambda: None, 
     """The table's current state, for the removal of old versions. Raises the errors of :func:`reachability_of`."""
     check_place("the location of a table", table.location)
     return format_of(table).expiration(table, check, spark)
+
+
+def replacer_of(table: TableRecord, ctx: ReplacementContext) -> FileReplacer:
+    """How data files of the table are replaced by others with the same rows. Raises InvalidArgument if they cannot."""
+    return format_of(table).replacer(table, ctx)
+
+
+def data_folder_of(table: TableRecord, check: Callable[[], None] = lambda: None, spark: Spark = _no_spark) -> str:
+    """The folder of the table's data, below which new files are staged. Raises the errors of planning."""
+    return format_of(table).data_folder(table, check, spark)
 
 
 def reader_of(table: TableRecord, plans: Sequence[PartitionPlan | Pinned]) -> Reader:

@@ -1,13 +1,28 @@
-"""Commits of tables: what a publisher of a format loads, and how a commit can end without success."""
+"""Commits of tables: how a commit can end, and the replacement of data files by files with the same rows.
+
+A replacement survives any crash: its files are staged below the table's data, a durable record describes them, and the
+commit names the operation and its groups. So an unknown outcome is settled by reading the table, never by trying again.
+Files that other writers have removed or whose rows they have deleted are never replaced: the commit compares.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
 from distop.protocol.frozen import frozen
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from distop.protocol.plan import PartitionPlan, Planned
+    from distop.protocol.records import TableRecord
+    from distop.tables.reading.file_facts import PlannedFile
+    from distop.tables.staged_files import StagedFiles
 
 
 class Conflict(Exception):
@@ -41,3 +56,178 @@ class CommitContext(Protocol):
     def check_cancelled(self) -> None: ...
 
     def check_reachable(self) -> None: ...
+
+
+@frozen
+class Candidate:
+    """A data file of a plan, as the planner of a compaction sees it.
+
+    ``partition``: the name of its partition, "" in a table without partitions. ``deletes``: the number of delete files
+    or deletion vectors that apply to it. ``deleted``: the number of its rows that they delete, if that is known.
+    """
+
+    file: PlannedFile
+    partition: str
+    deletes: int = 0
+    deleted: int = 0
+
+
+@frozen
+class Layout:
+    """How rows are written into new files.
+
+    ``outputs``: the number of files to aim at. ``sort_by``: columns, ascending, within the group. ``codec``: of
+    Parquet; None: the default of the table's format.
+    """
+
+    outputs: int
+    target_bytes: int
+    sort_by: tuple[str, ...] = ()
+    codec: str | None = None
+
+
+@frozen
+class Replacement:
+    """The staged replacement of a group's files by new ones, as a stage keeps it.
+
+    ``group``: the number of the job.
+    """
+
+    group: int
+    files: int
+    bytes: int
+    rows: int
+    deleted_rows: int
+    added_files: int
+    added_bytes: int
+    sizes: tuple[int, ...]
+    detail: Mapping[str, Any]
+    """What the format needs to commit it, as JSON; ``added``: the new files."""
+
+    @property
+    def digest(self) -> str:
+        """A short digest of the new files, which tells the attempts at a group apart."""
+        text = json.dumps(self.detail["added"], sort_keys=True)
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+    def to_json(self) -> dict[str, Any]:
+        found = {name: getattr(self, name) for name in _NUMBERS}
+        return {**found, "sizes": list(self.sizes), "detail": dict(self.detail)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Replacement:
+        """Raises KeyError, TypeError and ValueError for other JSON."""
+        numbers = {name: int(data[name]) for name in _NUMBERS}
+        return cls(**numbers, sizes=tuple(int(size) for size in data["sizes"]), detail=dict(data["detail"]))
+
+
+_NUMBERS = ("group", "files", "bytes", "rows", "deleted_rows", "added_files", "added_bytes")
+
+
+class Fate(Enum):
+    """What has become of a replacement."""
+
+    PENDING = "pending"
+    """The table still has all files that it replaces, with the deletes that were applied."""
+    COMMITTED = "committed"
+    REPLACED = "replaced"
+    """A commit of this operation has replaced the group by the files of another attempt."""
+    REMOVED = "removed"
+    """Another writer has removed a file that it replaces."""
+    DELETED = "deleted"
+    """Another writer has deleted rows of a file that it replaces."""
+    EVOLVED = "evolved"
+    """Another writer has changed the table's schema."""
+
+
+@frozen
+class Marks:
+    """What a commit says about its origin. ``fence``: the claim or the election under which it was made."""
+
+    operation: str
+    fence: str
+
+    def texts(self, replacements: Sequence[Replacement]) -> dict[str, str]:
+        """The marks of a commit of these replacements."""
+        groups = ",".join(str(one.group) for one in replacements)
+        files = ",".join(one.digest for one in replacements)
+        return {OPERATION: self.operation, BATCH: groups, FILES: files, FENCE: self.fence}
+
+    @staticmethod
+    def groups_in(texts: Mapping[str, Any], operation: str) -> dict[int, str]:
+        """The groups that a commit with these texts has replaced, each with the digest of its new files.
+
+        None for a commit of another operation.
+        """
+        if texts.get(OPERATION) != operation:
+            return {}
+        groups, files = (str(texts.get(name) or "").split(",") for name in (BATCH, FILES))
+        pairs = zip(groups, files, strict=False)
+        return {int(group): digest for group, digest in pairs if group.isascii() and group.isdigit()}
+
+
+OPERATION, BATCH, FILES, FENCE = "distop.operation", "distop.batch", "distop.files", "distop.fence"
+"""The names of the marks: the operation, the numbers of its groups, digests of their new files, and the fence."""
+
+
+class FileReplacer(ABC):
+    """Replaces data files of a table by files with the same rows, in commits that other writers can interrupt."""
+
+    @abstractmethod
+    def check(self, planned: Planned, layout: Layout) -> None:
+        """Raises InvalidArgument if the files of the planned table cannot be replaced, and UnsafePath."""
+
+    @abstractmethod
+    def candidates(self, planned: Planned) -> Iterator[Candidate]:
+        """The data files of a plan, in its order. Raises InvalidArgument and TableUnavailable."""
+
+    @abstractmethod
+    def rewrite(self, plan: PartitionPlan, layout: Layout, stage: StagedFiles) -> Replacement:
+        """Write the rows of the planned files that are not deleted into new files below the table's data.
+
+        Raises RowsDiffer if the new files do not have exactly these rows, Gone if a file no longer exists, Unreadable,
+        TableUnavailable, and Spark's errors.
+        """
+
+    @abstractmethod
+    def load(self) -> Head:
+        """The current state of the table, not cached. Raises InvalidArgument and TableUnavailable."""
+
+    @abstractmethod
+    def fates(self, head: Head, replacements: Sequence[Replacement]) -> Sequence[Fate]:
+        """What has become of each replacement in a state of the table. Raises InvalidArgument and TableUnavailable."""
+
+    @abstractmethod
+    def plan_fates(self, head: Head, plans: Sequence[PartitionPlan]) -> Sequence[Fate]:
+        """The same for groups of a plan, whether they are staged or not."""
+
+    @abstractmethod
+    def committed(self, head: Head, plan: PartitionPlan) -> Mapping[int, str]:
+        """The groups that commits of this operation since a plan have replaced, each with the version of its commit."""
+
+    @abstractmethod
+    def again(self, head: Head, plan: PartitionPlan) -> PartitionPlan | None:
+        """The files of a planned group that the table still has, as planned now; None if there is nothing to replace.
+
+        A group of fewer than two files without deleted rows is not worth another rewrite.
+        """
+
+    @abstractmethod
+    def commit(self, head: Head, replacements: Sequence[Replacement], marks: Marks) -> str:
+        """Replace the files of pending replacements in one commit, if the table is still ``head``; returns its version.
+
+        Raises Conflict, CommitUnknown, TableUnavailable, UnsafePath, and InvalidArgument.
+        """
+
+
+class RowsDiffer(Exception):
+    """New files do not have exactly the rows of the files that they replace."""
+
+
+class ReplacementContext(CommitContext, Protocol):
+    """What a replacer needs of a job or a completion."""
+
+    table: TableRecord | None
+    work_dir: Path
+
+    def status(self, text: str) -> None: ...

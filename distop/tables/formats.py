@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from distop.protocol.plan import PartitionPlan, Pinned, Planned
     from distop.protocol.records import TableRecord
     from distop.storage.location import Location
+    from distop.tables.commits import FileReplacer, ReplacementContext
     from distop.tables.expiration import Expiration
     from distop.tables.iceberg.iceberg_catalogs import Catalog
     from distop.tables.reachability import Reachability
@@ -134,6 +135,20 @@ class Format(ABC):
             f"the table {table.name!r} is a folder of {table.format} files, which has no schema: only Iceberg and "
             "Delta tables have a schema to change"
         )
+
+    def replacer(self, table: TableRecord, ctx: ReplacementContext) -> FileReplacer:
+        """How data files of the table are replaced by others with the same rows.
+
+        Raises InvalidArgument if they cannot be replaced.
+        """
+        raise InvalidArgument(
+            f"the files of the table {table.name!r} cannot be replaced in one step, because it is a folder of "
+            f"{table.format} files: only the files of Delta tables can"
+        )
+
+    def data_folder(self, table: TableRecord, check: Callable[[], None], spark: Spark) -> str:
+        """The folder of the table's data, below which new files are staged. Raises the errors of planning."""
+        return self.place_of(table, check, spark)
 
 
 def names() -> tuple[str, ...]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from distop.protocol.plan import PartitionPlan, Pinned, Planned
     from distop.protocol.records import TableRecord
+    from distop.tables.commits import FileReplacer, ReplacementContext
     from distop.tables.expiration import Expiration
     from distop.tables.formats import Spark
     from distop.tables.reachability import Reachability
@@ -101,6 +102,14 @@ class DeltaFormat(Format):
 
     def changes(self, table: TableRecord) -> Changes:
         return Changes(None, delta=True)
+
+    def replacer(self, table: TableRecord, ctx: ReplacementContext) -> FileReplacer:
+        from distop.tables.delta.delta_replacer import DeltaReplacer
+
+        return DeltaReplacer(table, ctx)
+
+    def data_folder(self, table: TableRecord, check: Callable[[], None], spark: Spark) -> str:
+        return root_of(table.location)
 
 
 FORMAT = DeltaFormat()

@@ -49,7 +49,8 @@ class AddedFile:
     """An active file.
 
     ``path``: as planned; ``values``: the texts of the partition columns, by their names in files; ``statistics``: JSON,
-    or parsed if the checkpoint has them so; None if there are none. ``vector_id``: identifies the vector in the log.
+    or parsed if the checkpoint has them so; None if there are none. ``vector_id``: identifies the vector in the log;
+    ``encoded``: the path as the log has it, percent-encoded.
     """
 
     path: str
@@ -59,6 +60,12 @@ class AddedFile:
     statistics: str | Mapping[str, Any] | None
     vector: DeletionVector | None = None
     vector_id: str = ""
+    encoded: str = ""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What a ``remove`` of this file must have: its path as in the log, and the id of its vector."""
+        return self.encoded, self.vector_id
 
 
 @frozen
@@ -299,7 +306,8 @@ class _Replay:
         vector = add.get("deletionVector")
         if vector is not None:
             vector = vector_of(self._root, self._object(vector, "deletionVector"), self._allowed)
-        return AddedFile(path, size, time, values, statistics, vector, vector_id(add.get("deletionVector")))
+        key, encoded = vector_id(add.get("deletionVector")), str(add.get("path"))
+        return AddedFile(path, size, time, values, statistics, vector, key, encoded)
 
     def _again(self, file: AddedFile) -> AddedFile:
         """A file of a former version, whose folder may be a link by now."""

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 _MODE = "delta.columnMapping.mode"
 _ID = "delta.columnMapping.id"
 _PHYSICAL = "delta.columnMapping.physicalName"
+_PARQUET_ID = "parquet.field.id"
+"""Spark's metadata of a column with its id in Parquet files."""
+_NULLS = {"array": "containsNull", "map": "valueContainsNull"}
 TYPE_CHANGES = "delta.typeChanges"
 """The metadata of a column with its former types."""
 _DEFAULT = "EXISTS_DEFAULT"
@@ -127,6 +130,28 @@ class DeltaSchema:
         if nested and (self.mode == "id" or (self.mode == "name" and not _same_names(field["type"]))):
             return f"the column {column!r} has nested fields with other names in files"
         return ""
+
+    def stored_field(self, column: str) -> dict[str, Any]:
+        """A column with the names and ids of its files, for Spark's writer, as JSON. For column mapping only."""
+        return self._stored(self._field(column))
+
+    def _stored(self, field: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "name": self._physical(field),
+            "type": self._stored_type(field["type"]),
+            "nullable": True,
+            "metadata": {_PARQUET_ID: self._id(field)},
+        }
+
+    def _stored_type(self, kind: Any) -> Any:
+        if not isinstance(kind, Mapping):
+            return kind
+        if kind["type"] == "struct":
+            return {"type": "struct", "fields": [self._stored(field) for field in kind["fields"]]}
+        found = {
+            name: self._stored_type(kind[name]) for name in ("elementType", "keyType", "valueType") if name in kind
+        }
+        return {"type": kind["type"], **found, _NULLS[kind["type"]]: True}
 
     def required(self, column: str) -> bool:
         """Whether a top-level column may have no NULL."""

@@ -16,7 +16,7 @@ from distop.tables.delta.delta_schema import TYPE_CHANGES, delta_type
 from distop.tables.reading.file_facts import decimal_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from distop.tables.delta.delta_log import DeltaSnapshot
 
@@ -175,11 +175,17 @@ def configuration(snapshot: DeltaSnapshot) -> dict[str, str]:
 
 def commit_text(info: Mapping[str, Any], protocol: Mapping[str, Any] | None, metadata: Mapping[str, Any]) -> bytes:
     """The commit file with this information about the commit, which comes first."""
-    actions: list[dict[str, Any]] = [{"commitInfo": info}]
+    actions: list[dict[str, Any]] = []
     if protocol is not None:
         actions.append({"protocol": _given(protocol)})
     actions.append({"metaData": _given(metadata)})
-    return "".join(json.dumps(action, separators=(",", ":"), ensure_ascii=False) + "\n" for action in actions).encode()
+    return actions_text(info, actions)
+
+
+def actions_text(info: Mapping[str, Any], actions: Iterable[Mapping[str, Any]]) -> bytes:
+    """The commit file with this information and these actions."""
+    every = [{"commitInfo": info}, *actions]
+    return "".join(json.dumps(action, separators=(",", ":"), ensure_ascii=False) + "\n" for action in every).encode()
 
 
 def _given(action: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,7 +33,7 @@ SEAM = {
     ),
     "distop.tables.expiration",
     *(f"distop.tables.reading.{name}" for name in ("arrow_rows", "arrow_types")),
-    "distop.tables.commits",
+    *("distop.tables.commits", "distop.tables.staged_files"),
 }
 """Modules of distop.tables that behaviors may import: those that apply to all formats."""
 CHANGES = {

@@ -1,0 +1,159 @@
+"""``compact``: rewrites small, large and partly deleted data files of a table into files of a target size.
+
+See docs/reference/compact.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from distop.behavior import Behavior, PartitionPlan, Planned
+from distop.errors import InvalidArgument, TableUnavailable, UnsafePath
+from distop_behaviors.compact.compact_argument import (
+    Amount,
+    CompactArgument,
+    CompactReport,
+    GroupResult,
+    Groups,
+    sizes_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from distop.behavior import JobContext, Summary, TableRecord
+
+NOTHING, DRY_RUN = "@nothing", "@dry-run"
+"""The names of the only job if there is nothing to rewrite, and of a dry run."""
+WHOLE = "table"
+"""The name before the number of a group in a table without partitions."""
+_MARK = "#"
+"""Between the name of a partition and the number of a group."""
+
+
+class Compact(Behavior):
+    """Rewrites small, large and partly deleted data files into files of a target size."""
+
+    type_name = "compact"
+    Arg = CompactArgument
+    Result = GroupResult
+    Report = CompactReport
+    needs_table = True
+    instances = "one"
+    conflicts_with: ClassVar[Sequence[str]] = ("apply", "Compact_Table_Job")
+    failure_policy = "collect_all"
+    staged_output = "remove"
+
+    def partitions(self, table: TableRecord, arg: Any, ctx: JobContext) -> Planned:
+        """The groups of files to rewrite, as ``partition#number``; a partition without groups has no files.
+
+        Raises InvalidArgument if files of the table cannot be replaced, TableUnavailable if it cannot be reached.
+        """
+        from distop.tables import replacer_of
+        from distop_behaviors.compact.file_groups import groups_of
+        from distop_behaviors.compact.group_rewrite import layout_of, shared_of
+
+        argument = _argument(arg)
+        shared_of(ctx)
+        replacer = replacer_of(table, ctx)
+        planned = super().partitions(table, arg, ctx)
+        replacer.check(planned, layout_of(argument, argument.target_bytes))
+        found, like = [], planned.partitions[0]
+        for partition, groups in groups_of(replacer.candidates(planned), argument).items():
+            name = partition or WHOLE
+            for group in groups:
+                files = tuple(one.file for one in group.files)
+                one = replace(like, name=f"{name}{_MARK}{group.number}", files=files, bytes=group.bytes, values={})
+                found.append(one)
+            if not groups:
+                found.append(replace(like, name=name, files=(), bytes=0, values={}))
+        if not found:
+            found.append(replace(like, name=WHOLE, files=(), bytes=0, values={}))
+        return Planned([replace(one, partition=n) for n, one in enumerate(found)], planned.version, planned.options)
+
+    def jobs(
+        self, arg: Any, partitions: Sequence[PartitionPlan], names: Sequence[str] | None, ctx: JobContext
+    ) -> Sequence[PartitionPlan]:
+        """One job for each group of the named partitions; one job without files if there is no group.
+
+        ``names``: of partitions or of groups. Raises InvalidArgument for an unknown partition.
+        """
+        chosen = list(partitions)
+        if names is not None:
+            wanted = {_partition(name) for name in names} - {NOTHING, DRY_RUN}
+            known = {_partition(one.name) for one in partitions}
+            if unknown := sorted(wanted - known):
+                raise InvalidArgument(f"the table has no partition {unknown[0]!r}")
+            exact = {one.name for one in partitions} & set(names)
+            whole = {_partition(name) for name in names if name not in exact}
+            chosen = [one for one in partitions if one.name in exact or _partition(one.name) in whole]
+        groups = [one for one in chosen if one.files]
+        if not groups:
+            return [replace(partitions[0], partition=0, name=NOTHING, files=(), bytes=0)]
+        if _argument(arg).dry_run:
+            return [_dry_run(groups, _argument(arg))]
+        return [replace(one, partition=n) for n, one in enumerate(groups)]
+
+    def start_or_resume_job(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> Any:
+        """Rewrite a group (``GroupRewrite.run``)."""
+        from distop_behaviors.compact.group_rewrite import GroupRewrite
+
+        if partition.name == NOTHING:
+            return GroupResult(state="nothing")
+        if partition.name == DRY_RUN:
+            before = Amount.model_validate_json(str(partition.values["before"]))
+            return GroupResult(state="planned", groups=int(str(partition.values["groups"])), before=before)
+        return GroupRewrite(_argument(arg), ctx, ctx.stage_place.name).run(partition)
+
+    def cancel_job_and_cleanup(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> None:
+        """Remove the new files of an attempt, unless it has offered them: then a commit may have them."""
+        from distop_behaviors.compact.group_rewrite import GroupRewrite
+
+        if partition.name in (NOTHING, DRY_RUN):
+            return
+        try:
+            publication = GroupRewrite(_argument(arg), ctx, "").publication
+            publication.stage_at(ctx.stage_place).discard(ctx.log)
+        except (TableUnavailable, InvalidArgument, UnsafePath) as error:
+            ctx.log.info("Nothing to remove: %s", error)
+
+    def complete_operation(self, arg: Any, table: TableRecord | None, summary: Summary, ctx: JobContext) -> Any:
+        """Commit the groups that are not committed yet, and report. Raises OperationFailed with the report."""
+        from distop_behaviors.compact.completion import CompactCompletion
+
+        first = next(summary.partitions(), None)
+        if first is None:
+            return None
+        if first.name == NOTHING:
+            return CompactReport(verdict="nothing to do", groups=Groups())
+        if first.name == DRY_RUN:
+            results = [GroupResult.model_validate(row.result) for row in summary.outcomes() if row.success]
+            if not results:
+                return None
+            return CompactReport(verdict="planned", groups=Groups(planned=results[0].groups), before=results[0].before)
+        return CompactCompletion(_argument(arg), ctx).run(summary)
+
+
+class CompactTableJob(Compact):
+    """Another name of ``compact``, for callers that know the job type ``Compact_Table_Job``."""
+
+    type_name = "Compact_Table_Job"
+    conflicts_with = ("apply", "compact")
+
+
+def _argument(arg: Any) -> CompactArgument:
+    return arg if isinstance(arg, CompactArgument) else CompactArgument.model_validate(arg)
+
+
+def _partition(name: str) -> str:
+    """The partition of a group's name."""
+    head, mark, number = name.rpartition(_MARK)
+    return head if mark and number.isdigit() else name
+
+
+def _dry_run(groups: Sequence[PartitionPlan], argument: CompactArgument) -> PartitionPlan:
+    sizes = [file[1] for one in groups for file in one.files]
+    before = Amount(files=len(sizes), bytes=sum(sizes), sizes=sizes_of(sizes, argument.target_bytes))
+    values = {"groups": str(len(groups)), "before": before.model_dump_json()}
+    return replace(groups[0], partition=0, name=DRY_RUN, files=(), bytes=0, values=values)

@@ -1,0 +1,237 @@
+"""The completion of ``compact``: it commits the last groups, rewrites those with conflicts again, and reports."""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from time import monotonic
+from typing import TYPE_CHECKING, TypeVar
+
+from distop.behavior import JobFailed, OperationFailed
+from distop.errors import UnsafePath
+from distop.protocol.texts import plural
+from distop.storage import places
+from distop.tables.commits import Fate
+from distop.tables.reading.file_facts import Unreadable
+from distop.tables.staged_files import stages_below
+from distop_behaviors.compact.compact_argument import (
+    SHOWN,
+    Amount,
+    CompactReport,
+    GroupResult,
+    Groups,
+    LeftOut,
+    added,
+)
+from distop_behaviors.compact.group_rewrite import GroupRewrite, shared_of
+from distop_behaviors.compact.publication import DONE, REASONS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from distop.behavior import JobContext, PartitionPlan, Summary
+    from distop.tables.commits import Replacement
+    from distop_behaviors.compact.compact_argument import CompactArgument
+
+T = TypeVar("T")
+
+REDO = 3
+"""Maximum number of further attempts at a group that other writers have changed."""
+FENCE = "completion"
+
+
+class CompactCompletion:
+    """The completion of one operation. It may run again after a crash: the table says which groups are committed."""
+
+    def __init__(self, argument: CompactArgument, ctx: JobContext) -> None:
+        self._argument = argument
+        self._ctx = ctx
+        self._rewrite = GroupRewrite(argument, ctx, FENCE)
+        self._publication = self._rewrite.publication
+        self._replacer = self._rewrite.replacer
+        self._begun = monotonic()
+        self._committed: dict[int, str] = {}
+        self._redone: dict[int, Replacement] = {}
+        self._left_out: dict[int, str] = {}
+        self._conflicted: set[int] = set()
+
+    def run(self, summary: Summary) -> CompactReport:
+        """Commit what is staged, and return the report.
+
+        Raises OperationFailed with the report if a job has failed, or if no group at all was committed.
+        """
+        plans = {plan.partition: plan for plan in summary.partitions()}
+        failed = {row.partition: row.error for row in summary.outcomes() if not row.success}
+        self._load_committed(plans)
+        if summary.verdict != "cancelled":
+            try:
+                self._commit_offered(plans)
+                self._redo([plan for number, plan in plans.items() if self._is_open(number, failed)])
+            except JobFailed as error:
+                report = self._report(summary, plans, failed)
+                raise OperationFailed(str(error), self._judged(report, "failed")) from error
+        report = self._report(summary, plans, failed)
+        report.left_bytes = self._sweep()
+        if summary.verdict == "cancelled":
+            return self._judged(report, "cancelled")
+        groups = report.groups
+        if groups.failed:
+            first = next(iter(failed.values()))
+            raise OperationFailed(
+                f"{groups.failed} of {plural(groups.planned, 'group')} failed, {groups.committed} were committed: "
+                f"{first}",
+                self._judged(report, "failed"),
+            )
+        if not groups.committed:
+            reason = report.left_out[0].reason if report.left_out else "no group could be committed"
+            raise OperationFailed(f"nothing was committed: {reason}", self._judged(report, "failed"))
+        return self._judged(report, "compacted" if groups.committed == groups.planned else "partial")
+
+    @staticmethod
+    def _judged(report: CompactReport, verdict: str) -> CompactReport:
+        return report.model_copy(update={"verdict": verdict})
+
+    # ------------------------------------------------------------------ commits
+
+    def _load_committed(self, plans: dict[int, PartitionPlan]) -> None:
+        head = self._replacer.load()
+        first = next(iter(plans.values()))
+        self._committed = {**self._committed, **self._replacer.committed(head, first)}
+
+    def _is_open(self, number: int, failed: dict[int, str]) -> bool:
+        return number not in self._committed and number not in failed
+
+    def _commit_offered(self, plans: dict[int, PartitionPlan]) -> None:
+        """Commit the offered groups that are not committed, also those of failed jobs."""
+        offered = self._publication.all_offered()
+        rest = [(number, offered[number]) for number in plans if number in offered and number not in self._committed]
+        size = self._argument.commit_every or max(len(rest), 1)
+        for batch in _batches(rest, size):
+            # The attempts at one group have equal rows: the first whose files are all there is as good as any other.
+            ended = self._publication.commit([found[-1][1] for _, found in batch])
+            for number, (fate, version) in ended.items():
+                self._note(number, fate, version)
+        if rest:
+            self._load_committed(plans)
+
+    def _note(self, number: int, fate: Fate, version: str) -> None:
+        if fate in DONE:
+            self._committed[number] = version or self._committed.get(number, "")
+            self._left_out.pop(number, None)
+        else:
+            self._conflicted.add(number)
+            self._left_out[number] = REASONS.get(fate, "the new files are not committed")
+
+    def _redo(self, plans: Sequence[PartitionPlan]) -> None:
+        """Rewrite groups that other writers have changed, one after the other, with the files that are left."""
+        for plan in plans:
+            self._conflicted.add(plan.partition)
+            for _ in range(REDO):
+                self._ctx.check_cancelled()
+                if self._redone_once(plan):
+                    break
+
+    def _redone_once(self, plan: PartitionPlan) -> bool:
+        """Rewrite the rest of a group once; returns whether nothing is left to do for it."""
+        again = self._replacer.again(self._replacer.load(), plan)
+        if again is None:
+            self._left_out[plan.partition] = "other writers have removed or rewritten the files of the group"
+            return True
+        place = places.staging(shared_of(self._ctx)).below(
+            f"{places.STAGE}/{places.operation_path(self._ctx.operation)}/{FENCE}/{uuid.uuid4().hex}"
+        )
+        places.make_stage(place)
+        stage = self._publication.stage_at(place)
+        try:
+            replacement, _ = self._rewrite.rewritten(again, stage)
+        except (JobFailed, Unreadable) as error:
+            stage.discard(self._ctx.log)
+            self._left_out[plan.partition] = str(error)
+            return False
+        fate, version = self._publication.commit([replacement])[plan.partition]
+        self._note(plan.partition, fate, version)
+        if fate is Fate.COMMITTED:
+            self._redone[plan.partition] = replacement
+        return fate is Fate.COMMITTED
+
+    # ------------------------------------------------------------------ the end
+
+    def _sweep(self) -> int:
+        """Remove stages, and files that are in no commit and cannot come into one; returns the bytes of other files."""
+        log, left = self._ctx.log, 0
+        try:
+            stages = [self._publication.stage_at(place) for place in stages_below(self._publication.stages)]
+            found = [pair for pairs in self._publication.all_offered().values() for pair in pairs]
+            fates = self._replacer.fates(self._replacer.load(), [replacement for _, replacement in found])
+            for stage in stages:
+                stage.discard(log)
+            for (stage, replacement), fate in zip(found, fates, strict=True):
+                # Files of a pending replacement stay: a paused process could still commit them.
+                if fate is Fate.PENDING or (fate in REASONS and not stage.withdraw(log)):
+                    left += replacement.added_bytes
+            for stage in stages:
+                stage.forget(log)
+        except (OSError, UnsafePath) as error:
+            log.warning("Cannot remove the stages of %s: %s", self._ctx.operation, error)
+        return left
+
+    def _report(self, summary: Summary, plans: dict[int, PartitionPlan], failed: dict[int, str]) -> CompactReport:
+        before, after, deleted = Amount(rows=0), Amount(rows=0), 0
+        results = {
+            row.partition: GroupResult.model_validate(row.result)
+            for row in summary.outcomes()
+            if row.success and isinstance(row.result, dict)
+        }
+        records = self._records()
+        seconds = sum(result.seconds for result in results.values())
+        for number in self._committed:
+            plan = plans.get(number)
+            if plan is None:
+                continue
+            replacement = self._redone.get(number) or records.get(number)
+            if replacement is not None:
+                before = added(before, self._rewrite.before(plan, replacement))
+                after = added(after, self._rewrite.after(replacement))
+                deleted += replacement.deleted_rows
+            elif number in results:
+                before, after = added(before, results[number].before), added(after, results[number].after)
+                deleted += results[number].deleted_rows
+        committed = [number for number in plans if number in self._committed]
+        lost = {number: error for number, error in failed.items() if number not in self._committed}
+        cancelled = summary.verdict == "cancelled"
+        rest = [number for number in plans if number not in self._committed and number not in lost]
+        for number in rest:
+            default = "the operation was cancelled" if cancelled else "the group was not committed"
+            self._left_out.setdefault(number, default)
+        reasons = {number: lost.get(number) or self._left_out[number] for number in (*lost, *rest) if number in plans}
+        versions = sorted(set(self._committed.values()), key=lambda text: (len(text), text))
+        return CompactReport(
+            verdict="partial",
+            groups=Groups(
+                planned=len(plans),
+                committed=len(committed),
+                conflicted=0 if cancelled else len(rest),
+                unfinished=len(rest) if cancelled else 0,
+                failed=len(lost),
+                redone=len(self._redone),
+            ),
+            commits=len(versions),
+            versions=versions[:SHOWN],
+            before=before,
+            after=after,
+            deleted_rows=deleted,
+            left_out=[LeftOut(group=plans[n].name, reason=why) for n, why in itertools.islice(reasons.items(), SHOWN)],
+            seconds=round(seconds + monotonic() - self._begun, 3),
+        )
+
+    def _records(self) -> dict[int, Replacement]:
+        """The replacements that are committed, as far as their stages still exist."""
+        found = [replacement for pairs in self._publication.all_offered().values() for _, replacement in pairs]
+        fates = self._replacer.fates(self._replacer.load(), found)
+        return {one.group: one for one, fate in zip(found, fates, strict=True) if fate is Fate.COMMITTED}
+
+
+def _batches(items: Sequence[T], size: int) -> Iterator[list[T]]:
+    rest = iter(items)
+    while batch := list(itertools.islice(rest, size)):
+        yield batch

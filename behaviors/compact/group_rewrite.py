@@ -1,0 +1,160 @@
+"""A job of ``compact``: it rewrites one group, offers the new files, and commits the batch if it is complete."""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from distop.behavior import JobFailed
+from distop.errors import InvalidArgument
+from distop.tables import data_folder_of, replacer_of
+from distop.tables.commits import Fate, Layout, RowsDiffer
+from distop.tables.reading.file_facts import Gone, Unreadable
+from distop_behaviors.compact.compact_argument import Amount, GroupResult, sizes_of
+from distop_behaviors.compact.file_groups import outputs_of
+from distop_behaviors.compact.publication import DONE, REASONS, Publication
+
+if TYPE_CHECKING:
+    from distop.behavior import JobContext, PartitionPlan
+    from distop.storage.deletion import Place
+    from distop.tables.commits import FileReplacer, Replacement
+    from distop.tables.staged_files import StagedFiles
+    from distop_behaviors.compact.compact_argument import CompactArgument
+
+
+class GroupRewrite:
+    """One attempt at a group, or the completion of the operation. ``fence``: of its claim or election."""
+
+    def __init__(self, argument: CompactArgument, ctx: JobContext, fence: str) -> None:
+        if ctx.table is None:
+            raise InvalidArgument("compact needs a table: start it on a registered table")
+        self.argument = argument
+        self.ctx = ctx
+        self.replacer: FileReplacer = replacer_of(ctx.table, ctx)
+        folder = data_folder_of(ctx.table, ctx.check_cancelled, lambda: ctx.spark)
+        self.publication = Publication(ctx, self.replacer, shared_of(ctx), folder, fence)
+
+    def run(self, plan: PartitionPlan) -> GroupResult:
+        """Rewrite the group, unless it is done or another writer has changed it.
+
+        Raises JobFailed, TableUnavailable, and Spark's errors.
+        """
+        begun = monotonic()
+        head = self.replacer.load()
+        (fate,) = self.replacer.plan_fates(head, [plan])
+        known = self.publication.offered(plan.partition)
+        if fate is Fate.COMMITTED:
+            version = self.replacer.committed(head, plan).get(plan.partition, "")
+            return self._result("committed", plan, known[0][1] if known else None, version, begun, reused=True)
+        if fate is not Fate.PENDING:
+            return GroupResult(state="conflicted", reason=REASONS[fate], before=self._before(plan))
+        reused, digest = bool(known), ""
+        if known:
+            replacement = known[0][1]
+        else:
+            stage = self.publication.stage_at(self.ctx.stage_place)
+            self.ctx.stage_of(plan)  # creates the stage of this attempt
+            try:
+                replacement, digest = self.rewritten(plan, stage)
+            except Gone:
+                (fate,) = self.replacer.plan_fates(self.replacer.load(), [plan])
+                if fate is Fate.PENDING:
+                    raise
+                return GroupResult(state="conflicted", reason=REASONS.get(fate, ""), before=self._before(plan))
+        done = self.commit_batch(plan.partition)
+        state = "staged" if done is None else "committed"
+        return self._result(state, plan, replacement, done or "", begun, reused=reused, digest=digest)
+
+    def rewritten(self, plan: PartitionPlan, stage: StagedFiles) -> tuple[Replacement, str]:
+        """Rewrite a group into a stage and offer it; returns the replacement and the digest of its record.
+
+        Raises JobFailed if the new files do not have the same rows, or a file cannot be read.
+        """
+        layout = layout_of(self.argument, plan.bytes)
+        try:
+            replacement = self.replacer.rewrite(plan, layout, stage)
+        except RowsDiffer as error:
+            raise JobFailed(f"cannot rewrite the group {plan.name}: {error}") from error
+        except Gone:
+            raise
+        except Unreadable as error:
+            raise JobFailed(f"cannot read the group {plan.name}: {error}") from error
+        digest = stage.offer(replacement)
+        if digest is None:
+            raise RuntimeError(f"the new files of {plan.name} were discarded before they were offered: trying again")
+        return replacement, digest
+
+    def commit_batch(self, group: int) -> str | None:
+        """Commit the batch of a group if all its groups are offered; returns the version with this group, or None.
+
+        None also if another writer has changed the group: the completion rewrites it again.
+        """
+        size = self.argument.commit_every
+        if size is None:
+            return None
+        first = group - group % size
+        batch = [found for number in range(first, first + size) if (found := self.publication.offered(number))]
+        if len(batch) < size:
+            return None
+        fate, version = self.publication.commit([one[0][1] for one in batch])[group]
+        return version if fate in DONE else None
+
+    def _result(
+        self,
+        state: str,
+        plan: PartitionPlan,
+        replacement: Replacement | None,
+        version: str,
+        begun: float,
+        *,
+        reused: bool = False,
+        digest: str = "",
+    ) -> GroupResult:
+        before, after = self._before(plan), Amount()
+        if replacement is not None:
+            before.rows = replacement.rows + replacement.deleted_rows
+            after = self.after(replacement)
+        return GroupResult.model_validate(
+            {
+                "state": state,
+                "version": version,
+                "before": before,
+                "after": after,
+                "deleted_rows": replacement.deleted_rows if replacement is not None else 0,
+                "record": digest,
+                "reused": reused,
+                "seconds": round(monotonic() - begun, 3),
+            }
+        )
+
+    def _before(self, plan: PartitionPlan) -> Amount:
+        sizes = [file[1] for file in plan.files]
+        return Amount(files=len(sizes), bytes=sum(sizes), sizes=sizes_of(sizes, self.argument.target_bytes))
+
+    def before(self, plan: PartitionPlan, replacement: Replacement) -> Amount:
+        """The amount of the replaced files."""
+        found = self._before(plan)
+        found.rows = replacement.rows + replacement.deleted_rows
+        return found
+
+    def after(self, replacement: Replacement) -> Amount:
+        """The amount of the new files."""
+        return Amount(
+            files=replacement.added_files,
+            bytes=replacement.added_bytes,
+            rows=replacement.rows,
+            sizes=sizes_of(list(replacement.sizes), self.argument.target_bytes),
+        )
+
+
+def layout_of(argument: CompactArgument, size: int) -> Layout:
+    """How a group of this many bytes is written."""
+    outputs = outputs_of(size, argument.target_bytes)
+    return Layout(outputs, argument.target_bytes, tuple(argument.sort_by), argument.codec)
+
+
+def shared_of(ctx: JobContext) -> Place:
+    """The shared directory. Raises InvalidArgument if there is none."""
+    if ctx.shared is None:
+        raise InvalidArgument("compact stages new files, which needs a shared directory: set --shared-dir")
+    return ctx.shared

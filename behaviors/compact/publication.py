@@ -1,0 +1,96 @@
+"""Commits staged groups in batches, one commit after the other, and settles unknown outcomes by reading the table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from distop.behavior import JobFailed
+from distop.storage.places import STAGE, operation_path
+from distop.tables.commits import CommitUnknown, Conflict, Fate, Marks
+from distop.tables.staged_files import StagedFiles, stages_below, stages_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from distop.behavior import JobContext
+    from distop.storage.deletion import Place
+    from distop.tables.commits import FileReplacer, Replacement
+
+ROUNDS = 50
+"""Maximum number of attempts at one commit, if other writers commit first."""
+REASONS = {
+    Fate.REMOVED: "another writer has removed files of the group",
+    Fate.DELETED: "another writer has deleted rows of the group",
+    Fate.EVOLVED: "another writer has changed the table's schema",
+    Fate.REPLACED: "another attempt has replaced the files of the group",
+}
+
+DONE = (Fate.COMMITTED, Fate.REPLACED)
+"""The fates of replacements of groups that are committed."""
+
+
+class Publication:
+    """The staged groups of one operation. ``fence``: of the claim or election under which it commits."""
+
+    def __init__(self, ctx: JobContext, replacer: FileReplacer, shared: Place, folder: str, fence: str) -> None:
+        self._ctx = ctx
+        self._replacer = replacer
+        self._shared = shared
+        self._folder = folder
+        self._fence = fence
+
+    @property
+    def stages(self) -> Place:
+        """The folder of the operation's stages."""
+        return self._shared.below(f"{STAGE}/{operation_path(self._ctx.operation)}")
+
+    def stage_at(self, place: Place) -> StagedFiles:
+        """The staged files of the stage at a place."""
+        return StagedFiles.of(place, self._shared, self._ctx.space, self._folder)
+
+    def offered(self, group: int) -> list[tuple[StagedFiles, Replacement]]:
+        """What the attempts at a group have offered. Raises OSError."""
+        return self._offered(stages_of(self.stages, f"{group:06d}"))
+
+    def all_offered(self) -> dict[int, list[tuple[StagedFiles, Replacement]]]:
+        """What all attempts have offered, by group. Raises OSError."""
+        found: dict[int, list[tuple[StagedFiles, Replacement]]] = {}
+        for stage, replacement in self._offered(stages_below(self.stages)):
+            found.setdefault(replacement.group, []).append((stage, replacement))
+        return found
+
+    def _offered(self, places: Iterable[Place]) -> list[tuple[StagedFiles, Replacement]]:
+        stages = [self.stage_at(place) for place in places]
+        return [(stage, found) for stage in stages if (found := stage.offered()) is not None]
+
+    def commit(self, replacements: Sequence[Replacement]) -> dict[int, tuple[Fate, str]]:
+        """Commit all of these groups that are pending, in one commit; returns what became of each, and its version.
+
+        At most one replacement for each group. A group that others have changed is left out. Raises JobFailed if other
+        writers always commit first, and the errors of the replacer.
+        """
+        ended: dict[int, tuple[Fate, str]] = {}
+        for _ in range(ROUNDS):
+            self._ctx.check_cancelled()
+            head = self._replacer.load()
+            fates = dict(
+                zip([one.group for one in replacements], self._replacer.fates(head, replacements), strict=True)
+            )
+            pending = [one for one in replacements if fates[one.group] is Fate.PENDING]
+            # A group that this call has committed may have been replaced again since.
+            ended = {group: (fate, "") for group, fate in fates.items()} | {
+                group: found for group, found in ended.items() if found[0] is Fate.COMMITTED
+            }
+            if not pending:
+                return ended
+            marks = Marks(self._ctx.operation, self._fence)
+            self._ctx.status(f"committing {len(pending)} groups")
+            try:
+                version = self._replacer.commit(head, pending, marks)
+            except (Conflict, CommitUnknown) as error:
+                self._ctx.log.info("Could not commit new files; loading the table again: %s", error)
+                continue
+            return ended | {one.group: (Fate.COMMITTED, version) for one in pending}
+        raise JobFailed(
+            f"other writers committed first in {ROUNDS} attempts: compact again when fewer jobs write to the table"
+        )

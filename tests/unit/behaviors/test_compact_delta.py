@@ -1,0 +1,588 @@
+"""``compact`` on Delta tables, without a JVM: rows stay the same, whatever other writers and crashes do."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from distop.behavior import Summary, TableRecord, select
+from distop.errors import InvalidArgument, UnsafePath
+from distop.storage.deletion import Place
+from distop.storage.places import Attempt, stage_of
+from distop.tables.commits import CommitUnknown, Fate
+from distop.tables.delta.delta_replacer import DeltaReplacer
+from distop.tables.reading import arrow_copy
+from distop.tables.staged_files import StagedFiles
+from distop.testing import MemoryProgress
+from distop_behaviors.compact import Compact, CompactTableJob
+from distop_behaviors.compact.compact_argument import CompactArgument
+from distop_behaviors.compact.publication import REASONS
+from tests.support.context import FakeContext, Ran, complete, run_jobs, run_operation
+from tests.support.delta_logs import DeltaLog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from distop.behavior import OutcomeRow, PartitionPlan
+
+SMALL = {"target_bytes": 1 << 20, "min_input_files": 2}
+
+
+def table_of(first: int, count: int = 50, **more: Any) -> pa.Table:
+    ids = range(first, first + count)
+    return pa.table({"id": list(ids), "c": [None if i % 7 == 0 else f"text {i}" for i in ids], **more})
+
+
+class Bench:
+    """A Delta table of many small files, and operations on it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "t"
+        self.work = folder / "work"
+        self.work.mkdir()
+        self.record = TableRecord("t", "delta", str(self.path))
+        self.number = 0
+
+    def append(self, *firsts: int, **given: Any) -> Bench:
+        for first in firsts:
+            write_deltalake(self.path, table_of(first), mode="append", **given)
+        return self
+
+    @property
+    def table(self) -> DeltaTable:
+        return DeltaTable(self.path)
+
+    @property
+    def files(self) -> list[str]:
+        return sorted(self.table.file_uris())
+
+    @property
+    def rows(self) -> Counter[tuple[Any, ...]]:
+        """The rows as delta-rs reads them, as a multiset."""
+        found = self.table.to_pyarrow_table()
+        return Counter(tuple(row[name] for name in sorted(row)) for row in found.to_pylist())
+
+    def context(self) -> FakeContext:
+        ctx = FakeContext(self.work, self.record)
+        ctx.operation = f"t/compact/{self.number}"
+        ctx.progress = MemoryProgress()
+        return ctx
+
+    def compact(self, **arg: Any) -> Ran:
+        self.number += 1
+        return run_operation(Compact(), self.record, {**SMALL, **arg}, lambda _: self.context())
+
+    def plan(self, **arg: Any) -> tuple[CompactArgument, list[PartitionPlan], str]:
+        self.number += 1
+        argument, ctx = CompactArgument.model_validate({**SMALL, **arg}), self.context()
+        planned = Compact().partitions(self.record, argument, ctx)
+        return argument, select(Compact().jobs(argument, planned.partitions, None, ctx), None), planned.version
+
+    def run(self, argument: CompactArgument, plans: list[PartitionPlan]) -> list[OutcomeRow]:
+        return run_jobs(Compact(), argument, plans, self.context())
+
+    def complete(self, argument: CompactArgument, plans: list[PartitionPlan], rows: list[OutcomeRow]) -> Ran:
+        return complete(Compact(), argument, self.record, rows, plans, self.context(), version="")
+
+    def staged(self) -> list[Path]:
+        """The data files below the folder of staged files, whether they are in the table or not."""
+        return sorted((self.path / "distop-staged").rglob("*.parquet"))
+
+    def commits(self) -> list[dict[str, Any]]:
+        return [one for one in self.table.history() if one["operation"] == "distop compact"]
+
+
+def groups_of(ran: Ran) -> dict[str, int]:
+    """The numbers of groups in a report that are not 0."""
+    return {name: count for name, count in ran.report["groups"].items() if count}
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+def kill_at(patch: pytest.MonkeyPatch, owner: Any, method: str, moment: str, number: int = 1) -> None:
+    """Raise Killed before or after call ``number`` of a method, and let all other calls through."""
+    original, calls = getattr(owner, method), [0]
+
+    def wrapped(self: Any, *args: Any, **given: Any) -> Any:
+        calls[0] += 1
+        if calls[0] != number:
+            return original(self, *args, **given)
+        if moment == "after":
+            original(self, *args, **given)
+        raise Killed
+
+    patch.setattr(owner, method, wrapped)
+
+
+def at_commit(patch: pytest.MonkeyPatch, act: Callable[[], Any], number: int = 1) -> None:
+    """Act as another writer just before the commit of this number, after the committer has loaded the table."""
+    original, calls = DeltaReplacer.commit, [0]
+
+    def wrapped(self: DeltaReplacer, *args: Any) -> str:
+        calls[0] += 1
+        if calls[0] == number:
+            act()
+        return original(self, *args)
+
+    patch.setattr(DeltaReplacer, "commit", wrapped)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+@pytest.fixture
+def days(bench: Bench) -> Bench:
+    """A table of six partitions with three small files each."""
+    for n in range(3):
+        rows = pa.concat_tables(table_of(100 * day + 10 * n, 10, day=[f"d{day}"] * 10) for day in range(6))
+        write_deltalake(bench.path, rows, mode="append", partition_by=["day"])
+    return bench
+
+
+def test_small_files_become_one_file_with_the_same_rows(bench: Bench) -> None:
+    bench.append(0, 50, 100, 150)
+    rows = bench.rows
+    ran = bench.compact()
+    assert ran.report["verdict"] == "compacted"
+    assert groups_of(ran) == {"planned": 1, "committed": 1}
+    assert (ran.report["before"]["files"], ran.report["after"]["files"]) == (4, 1)
+    assert ran.report["before"]["rows"] == ran.report["after"]["rows"] == 200
+    assert bench.rows == rows
+    assert len(bench.files) == 1
+    (commit,) = bench.commits()
+    assert commit["operationParameters"]["distop.operation"] == "t/compact/1"
+    assert commit["operationParameters"]["distop.batch"] == "0"
+
+
+def test_the_commit_changes_no_data_and_has_a_transaction(bench: Bench) -> None:
+    bench.append(0, 50)
+    bench.compact()
+    text = (bench.path / "_delta_log" / f"{2:020}.json").read_text()
+    actions = [json.loads(line) for line in text.splitlines()]
+    assert [next(iter(action)) for action in actions] == ["commitInfo", "txn", "remove", "remove", "add"]
+    assert not any(action[kind]["dataChange"] for action in actions for kind in ("add", "remove") if kind in action)
+    assert actions[1]["txn"] == {**actions[1]["txn"], "appId": "distop/t/compact/1/0", "version": 1}
+    found = json.loads(actions[-1]["add"]["stats"])
+    assert found["numRecords"] == 100
+    assert found["minValues"] == {"id": 0, "c": "text 1"}
+    assert found["maxValues"] == {"id": 99, "c": "text 99"}
+    assert found["nullCount"] == {"id": 0, "c": 15}
+
+
+def test_a_second_run_does_nothing(days: Bench) -> None:
+    first = days.compact()
+    version, files, rows = days.table.version(), days.files, days.rows
+    second = days.compact()
+    assert (first.report["verdict"], second.report["verdict"]) == ("compacted", "nothing to do")
+    assert (days.table.version(), days.files, days.rows) == (version, files, rows)
+
+
+def test_a_group_is_split_into_files_near_the_target(bench: Bench) -> None:
+    noise = random.Random(1)
+    for first in range(0, 60_000, 10_000):
+        texts = [noise.randbytes(20).hex() for _ in range(10_000)]
+        write_deltalake(bench.path, pa.table({"id": range(first, first + 10_000), "c": texts}), mode="append")
+    total = sum(file.stat().st_size for file in bench.path.glob("*.parquet"))
+    rows, target = bench.rows, total // 3
+    ran = bench.compact(target_bytes=target, min_input_files=2)
+    assert ran.report["after"]["sizes"]["around_target"] == 3, ran.report
+    assert ran.report["after"]["files"] == 3
+    assert bench.rows == rows
+    assert bench.compact(target_bytes=target, min_input_files=2).report["verdict"] == "nothing to do"
+
+
+def test_groups_are_committed_in_batches_while_others_run(days: Bench) -> None:
+    rows = days.rows
+    argument, plans, _ = days.plan(commit_every=2)
+    assert len(plans) == 6
+    outcomes = days.run(argument, plans[:2])
+    assert len(days.commits()) == 1
+    assert [row.result["state"] for row in outcomes] == ["staged", "committed"]
+    assert days.rows == rows
+    outcomes += days.run(argument, plans[2:])
+    assert len(days.commits()) == 3
+    ran = days.complete(argument, plans, outcomes)
+    assert (ran.report["verdict"], ran.report["commits"], groups_of(ran)) == (
+        "compacted",
+        3,
+        {"planned": 6, "committed": 6},
+    )
+    assert [one["operationParameters"]["distop.batch"] for one in reversed(days.commits())] == ["0,1", "2,3", "4,5"]
+    assert days.rows == rows
+
+
+def test_without_batches_there_is_one_commit_at_the_end(days: Bench) -> None:
+    ran = days.compact(commit_every=None)
+    assert (ran.report["commits"], groups_of(ran)) == (1, {"planned": 6, "committed": 6})
+
+
+def test_a_dry_run_changes_nothing(days: Bench) -> None:
+    version, files = days.table.version(), sorted(days.path.rglob("*"))
+    ran = days.compact(dry_run=True)
+    assert (ran.report["verdict"], groups_of(ran), ran.report["before"]["files"]) == ("planned", {"planned": 6}, 18)
+    assert (days.table.version(), sorted(days.path.rglob("*"))) == (version, files)
+
+
+def test_named_partitions_are_compacted_alone(days: Bench) -> None:
+    argument, ctx = CompactArgument.model_validate(SMALL), days.context()
+    planned = Compact().partitions(days.record, argument, ctx)
+    names = [one.name for one in Compact().jobs(argument, planned.partitions, ["day=d1", "day=d4#0"], ctx)]
+    assert names == ["day=d1#0", "day=d4#0"]
+    with pytest.raises(InvalidArgument, match="no partition 'day=d9'"):
+        Compact().jobs(argument, planned.partitions, ["day=d9"], ctx)
+
+
+def test_the_alias_is_the_same_operation(bench: Bench) -> None:
+    bench.append(0, 50)
+    bench.number = 1
+    ran = run_operation(CompactTableJob(), bench.record, SMALL, lambda _: bench.context())
+    assert ran.report["verdict"] == "compacted"
+    assert set(CompactTableJob.conflicts_with) == {"apply", "compact"}
+
+
+# ---------------------------------------------------------------------- other writers
+
+
+WRITERS = {
+    "append": lambda bench: bench.append(1000),
+    "delete rows": lambda bench: bench.table.delete("id = 3"),
+    "update rows": lambda bench: bench.table.update(updates={"c": "'new'"}, predicate="id = 3"),
+    "overwrite": lambda bench: write_deltalake(bench.path, table_of(2000), mode="overwrite"),
+    "new column": lambda bench: write_deltalake(
+        bench.path, table_of(3000, extra=[1] * 50), mode="append", schema_mode="merge"
+    ),
+    "compaction": lambda bench: bench.table.optimize.compact(),
+}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("moment", ["before the job", "before the commit"])
+def test_a_concurrent_writer_loses_nothing(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: str, moment: str
+) -> None:
+    """The rows are those that the other writer alone would have left."""
+    alone_folder = tmp_path / "alone"
+    alone_folder.mkdir()
+    alone = Bench(alone_folder).append(0, 50, 100)
+    WRITERS[writer](alone)
+    bench.append(0, 50, 100)
+    argument, plans, _ = bench.plan()
+    if moment == "before the job":
+        WRITERS[writer](bench)
+    else:
+        at_commit(monkeypatch, lambda: WRITERS[writer](bench))
+    ran = bench.complete(argument, plans, bench.run(argument, plans))
+    assert bench.rows == alone.rows
+    done = ran.report["groups"]["committed"]
+    assert done == (0 if writer in ("overwrite", "compaction") else 1), ran.message
+    # Of the files below the table, no staged one is left that the table does not have.
+    live = {uri.rpartition("/")[2] for uri in bench.files}
+    assert {path.name for path in bench.staged()} <= live
+
+
+def test_a_conflict_redoes_its_group_alone(days: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """iceberg#9521: one conflicting group made the commit of all groups fail."""
+    expected = days.rows
+    at_commit(monkeypatch, lambda: days.table.delete("id = 105"))
+    ran = days.compact(commit_every=6)
+    expected.subtract([key for key in expected if key[2] == 105])
+    assert days.rows == +expected
+    assert groups_of(ran) == {"planned": 6, "committed": 6, "redone": 1}
+    assert [one["operationParameters"]["distop.batch"] for one in reversed(days.commits())] == ["0,2,3,4,5", "1"]
+
+
+def test_zero_commits_are_no_success(bench: Bench) -> None:
+    """iceberg#9611: a rewrite whose commits all failed was reported as success."""
+    bench.append(0, 50)
+    argument, plans, _ = bench.plan()
+    outcomes = bench.run(argument, plans)
+    write_deltalake(bench.path, table_of(7), mode="overwrite")
+    ran = bench.complete(argument, plans, outcomes)
+    assert "nothing was committed" in ran.message
+    assert (ran.report["verdict"], ran.report["commits"]) == ("failed", 0)
+    assert ran.report["left_out"][0]["reason"] == "other writers have removed or rewritten the files of the group"
+
+
+def test_a_doomed_group_is_not_rewritten(days: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """iceberg#6579: a group that could not be committed any more was still rewritten."""
+    argument, plans, _ = days.plan()
+    days.table.delete("day = 'd0'")
+
+    def rewrite(*_: Any) -> None:
+        raise AssertionError("the group must not be read")
+
+    monkeypatch.setattr(DeltaReplacer, "rewrite", rewrite)
+    (row,) = days.run(argument, plans[:1])
+    assert (row.result["state"], row.result["reason"]) == (
+        "conflicted",
+        "another writer has removed files of the group",
+    )
+
+
+# ---------------------------------------------------------------------- crashes and lost answers
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize(
+    ("owner", "method"),
+    [(DeltaReplacer, "rewrite"), (StagedFiles, "offer"), (StagedFiles, "decide"), (DeltaReplacer, "commit")],
+    ids=["rewrite", "offer", "decide", "commit"],
+)
+def test_a_killed_job_is_repeated_without_a_trace(days: Bench, owner: Any, method: str, moment: str) -> None:
+    rows, behavior = days.rows, Compact()
+    argument, plans, _ = days.plan(commit_every=2)
+    outcomes = []
+    for plan in plans:
+        with pytest.MonkeyPatch.context() as patch:
+            kill_at(patch, owner, method, moment)
+            ctx = days.context()
+            ctx.partition = plan
+            with suppress(Killed):
+                behavior.start_or_resume_job(argument, plan, ctx)
+        behavior.cancel_job_and_cleanup(argument, plan, ctx)
+        again = days.context()
+        again.fence = 2
+        outcomes += run_jobs(behavior, argument, [plan], again)
+        assert days.rows == rows
+    ran = days.complete(argument, plans, outcomes)
+    assert groups_of(ran) == {"planned": 6, "committed": 6}
+    assert days.rows == rows
+    assert len(days.files) == 6
+    # Offered files are reused, others are removed: nothing is written twice.
+    assert len(days.staged()) == 6
+    assert len(days.commits()) == 3
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_killed_completion_is_repeated(days: Bench, moment: str, number: int) -> None:
+    rows = days.rows
+    argument, plans, _ = days.plan(commit_every=2)
+    with pytest.MonkeyPatch.context() as patch:
+        # The jobs commit nothing, as if their batches had always been incomplete.
+        patch.setattr("distop_behaviors.compact.group_rewrite.GroupRewrite.commit_batch", lambda *_: None)
+        outcomes = days.run(argument, plans)
+    with pytest.MonkeyPatch.context() as patch:
+        kill_at(patch, DeltaReplacer, "commit", moment, number)
+        with pytest.raises(Killed):
+            days.complete(argument, plans, outcomes)
+    assert days.rows == rows
+    ran = days.complete(argument, plans, outcomes)
+    assert groups_of(ran) == {"planned": 6, "committed": 6}
+    assert (ran.report["commits"], len(days.commits()), len(days.files)) == (3, 3, 6)
+    assert ran.report["after"]["rows"] == 180
+    assert days.rows == rows
+
+
+@pytest.mark.parametrize("landed", [True, False])
+def test_an_unknown_outcome_is_settled_by_reading(bench: Bench, monkeypatch: pytest.MonkeyPatch, landed: bool) -> None:
+    """iceberg#12545: files of a commit whose outcome is unknown must stay, and must not be added twice."""
+    bench.append(0, 50)
+    rows, original, calls = bench.rows, DeltaReplacer.commit, [0]
+
+    def commit(self: DeltaReplacer, *args: Any) -> str:
+        calls[0] += 1
+        if calls[0] > 1:
+            return original(self, *args)
+        if landed:
+            original(self, *args)
+        raise CommitUnknown("the answer was lost")
+
+    monkeypatch.setattr(DeltaReplacer, "commit", commit)
+    ran = bench.compact()
+    assert groups_of(ran) == {"planned": 1, "committed": 1}
+    assert (len(bench.commits()), calls[0]) == (1, 1 if landed else 2)
+    assert bench.rows == rows
+
+
+def test_a_late_answer_after_another_commit_is_settled(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.append(0, 50)
+    original, calls = DeltaReplacer.commit, [0]
+
+    def commit(self: DeltaReplacer, *args: Any) -> str:
+        calls[0] += 1
+        original(self, *args)
+        bench.append(500, 550)
+        bench.table.optimize.compact()  # the new file is replaced again
+        raise CommitUnknown("the answer was lost")
+
+    monkeypatch.setattr(DeltaReplacer, "commit", commit)
+    ran = bench.compact()
+    assert (groups_of(ran), calls[0]) == ({"planned": 1, "committed": 1}, 1)
+    assert sum(bench.rows.values()) == 200
+
+
+def test_a_cancelled_operation_keeps_what_was_committed(days: Bench) -> None:
+    rows = days.rows
+    argument, plans, _ = days.plan(commit_every=2)
+    outcomes = days.run(argument, plans[:3])
+    summary = Summary("cancelled", 6, 3, 0, lambda: iter(outcomes), plan=lambda: iter(plans))
+    report = Compact().complete_operation(argument, days.record, summary, days.context())
+    assert (report.verdict, report.commits) == ("cancelled", 1)
+    assert (report.groups.committed, report.groups.unfinished) == (2, 4)
+    assert report.left_bytes > 0  # the third group: a paused process could still commit it
+    assert days.rows == rows
+
+
+def test_offered_files_are_not_removed_and_discarded_ones_not_offered(days: Bench) -> None:
+    argument, plans, _ = days.plan()
+    days.run(argument, plans[:1])
+    ctx = days.context()
+    ctx.partition = plans[0]
+    Compact().cancel_job_and_cleanup(argument, plans[0], ctx)
+    assert len(days.staged()) == 1
+    place = stage_of(ctx.shared, Attempt(ctx.operation, 1, 1, "inc"))
+    stage = StagedFiles.of(place, ctx.shared, ctx.space, str(days.path))
+    assert stage.decide("discarded") == "discarded"
+    with pytest.raises(RuntimeError, match="discarded before they were offered"):
+        days.run(argument, plans[1:2])
+    assert stage.offered() is None
+
+
+def test_a_missing_new_file_is_not_committed(days: Bench) -> None:
+    rows = days.rows
+    argument, plans, _ = days.plan()
+    outcomes = days.run(argument, plans)
+    days.staged()[0].unlink()
+    with pytest.raises(InvalidArgument, match="missing or was changed before its commit"):
+        days.complete(argument, plans, outcomes)
+    assert days.rows == rows
+    assert days.commits() == []
+
+
+def test_a_group_with_other_rows_fails_alone(days: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    original, calls, rows = arrow_copy.copy, [0], days.rows
+
+    def copy(paths: Any, *args: Any) -> Any:
+        calls[0] += 1
+        return original(paths[1:] if calls[0] == 1 else paths, *args)
+
+    monkeypatch.setattr(arrow_copy, "copy", copy)
+    ran = days.compact()
+    assert "1 of 6 groups failed, 5 were committed" in ran.message
+    assert "the new files differ from their source" in ran.message
+    assert groups_of(ran) == {"planned": 6, "committed": 5, "failed": 1}
+    assert days.rows == rows
+
+
+# ---------------------------------------------------------------------- refusals
+
+
+def test_tables_that_cannot_be_compacted_are_refused(bench: Bench, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    with pytest.raises(InvalidArgument, match="a folder of parquet files"):
+        run_operation(Compact(), TableRecord("p", "parquet", str(folder)), SMALL, lambda _: bench.context())
+    log = DeltaLog(bench.path).create(
+        {"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": ["rowTracking", "domainMetadata"]}
+    )
+    assert log.record == bench.record
+    with pytest.raises(InvalidArgument, match="rowTracking: each file needs row ids"):
+        bench.compact()
+
+
+def test_an_unknown_column_to_sort_by_is_refused(bench: Bench) -> None:
+    bench.append(0, 50)
+    with pytest.raises(InvalidArgument, match=r"sort_by names 'ids' \(did you mean 'id'\?\)"):
+        bench.compact(sort_by=["ids"])
+
+
+def test_a_stage_outside_of_the_shared_directory_is_refused(days: Bench) -> None:
+    ctx = days.context()
+    with pytest.raises(UnsafePath):
+        StagedFiles.of(Place("/elsewhere", "stage/x"), ctx.shared, "", str(days.path))
+
+
+# ---------------------------------------------------------------------- generated tables
+
+
+TYPES: dict[str, Any] = {
+    "int64": lambda n: n * 7919,
+    "int32": lambda n: n - 500,
+    "float64": lambda n: float("nan") if n % 13 == 0 else n / 3,
+    "string": lambda n: "é" * (n % 40) if n % 5 else None,
+    "bool_": lambda n: n % 2 == 0,
+    "date32": lambda n: n,
+    "binary": lambda n: bytes([n % 256]),
+}
+
+
+def random_rows(chance: random.Random, columns: dict[str, str], first: int) -> pa.Table:
+    count = chance.randint(1, 40)
+    numbers = range(first, first + count)
+    found: dict[str, Any] = {
+        "id": pa.array(numbers, pa.int64()),
+        "p": [f"p {n % 3}" if n % 4 else None for n in numbers],
+    }
+    for name, kind in columns.items():
+        found[name] = pa.array([TYPES[kind](n) for n in numbers], getattr(pa, kind)())
+    return pa.table(found)
+
+
+def key_of(rows: Counter[tuple[Any, ...]]) -> Counter[str]:
+    """Rows that can be compared: NaN differs from itself."""
+    return Counter({repr(row): count for row, count in rows.items()})
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_generated_tables_keep_their_rows(bench: Bench, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Random types, partitions, schema changes and deletes, with a random writer at a random commit."""
+    chance = random.Random(seed)
+    partitions = chance.choice([None, ["p"]])
+    # delta-rs cannot partition rows with binary columns.
+    kinds = sorted(TYPES) if partitions is None else sorted(TYPES.keys() - {"binary"})
+    columns = {f"c{n}": kind for n, kind in enumerate(chance.sample(kinds, 3))}
+    first = 0
+
+    def write() -> None:
+        nonlocal first
+        rows = random_rows(chance, columns, first)
+        first += rows.num_rows
+        merging = {"schema_mode": "merge"} if partitions is None else {}
+        write_deltalake(bench.path, rows, mode="append", partition_by=partitions, **merging)
+
+    for step in range(chance.randint(3, 8)):
+        if step and partitions is None and chance.random() < 0.3:
+            bench.table.delete(f"id % {chance.randint(5, 30)} = 0")
+        write()
+        if partitions is None and chance.random() < 0.2:
+            columns = columns | {f"d{step}": chance.choice(sorted(TYPES))}
+    write()
+    argument, plans, _ = bench.plan(
+        commit_every=chance.choice([None, 1, 2]), target_bytes=chance.choice([4096, 1 << 20])
+    )
+    # delta-rs cannot delete rows of some partitioned tables.
+    writer = chance.choice([write, (lambda: bench.table.delete("id % 3 = 0")) if partitions is None else write])
+    expected: list[Counter[str]] = []
+
+    def act() -> None:
+        writer()
+        expected.append(key_of(bench.rows))
+
+    expected.append(key_of(bench.rows))
+    at_commit(monkeypatch, act, chance.randint(1, 2))
+    ran = bench.complete(argument, plans, bench.run(argument, plans))
+    assert key_of(bench.rows) == expected[-1]
+    if writer is write:  # an append never conflicts
+        assert ran.report["verdict"] in ("compacted", "nothing to do"), (ran.message, ran.report)
+    assert bench.table.to_pyarrow_table().num_rows == sum(expected[-1].values())
+    monkeypatch.undo()
+    follow_up = bench.compact(target_bytes=argument.target_bytes)
+    assert key_of(bench.rows) == expected[-1]
+    assert follow_up.report["verdict"] in ("compacted", "nothing to do")
+
+
+def test_the_fates_have_reasons() -> None:
+    assert set(REASONS) == set(Fate) - {Fate.PENDING, Fate.COMMITTED}
