@@ -10,8 +10,9 @@ from distop.tables.commits import CommitUnknown, Conflict
 from distop.tables.expiration import KEPT, REMOVED, ROUNDS, Choice, Expiration
 from distop.tables.iceberg.catalog_publisher import CatalogPublisher
 from distop.tables.iceberg.folder_publisher import FolderPublisher
+from distop.tables.iceberg.metadata_change import next_metadata
 from distop.tables.iceberg.metadata_file import read_file
-from distop.tables.iceberg.snapshot_retention import Expired, check_enabled, expired, without
+from distop.tables.iceberg.snapshot_retention import Expired, check_enabled, expired, log_without
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from distop.tables.commits import CommitContext, Head
     from distop.tables.expiration import RetentionRule
     from distop.tables.iceberg.iceberg_reachability import IcebergReachability
+    from distop.tables.iceberg.metadata_file import MetadataFile
     from distop.tables.reachability import TableFile, Unit
 
 
@@ -92,7 +94,7 @@ class IcebergExpiration(Expiration):
     @staticmethod
     def _publish(publisher: FolderPublisher | CatalogPublisher, head: Head, left: Expired) -> None:
         if isinstance(publisher, FolderPublisher):
-            publisher.commit(head, without(head.base, left, time.time()))
+            publisher.commit(head, _without(head.base, left, time.time()))
         else:
             publisher.commit(head, lambda metadata: list(_updates(metadata, left)), exact=True)
 
@@ -104,6 +106,25 @@ class IcebergExpiration(Expiration):
                     yield file.path
         for file in (*self.reachability.named(), *self.reachability.roots()):
             yield file.path
+
+
+def _without(file: MetadataFile, removed: Expired, now: float) -> str:
+    """The text of the next metadata file, without these snapshots, their statistics, and these refs."""
+    gone = removed.snapshots
+
+    def change(metadata: dict[str, Any]) -> None:
+        metadata["snapshots"] = [one for one in metadata["snapshots"] if one["snapshot-id"] not in gone]
+        if "refs" in metadata:
+            metadata["refs"] = {name: ref for name, ref in metadata["refs"].items() if name not in removed.refs}
+        for key in ("statistics", "partition-statistics"):
+            if metadata.get(key):
+                metadata[key] = [one for one in metadata[key] if one["snapshot-id"] not in gone]
+        if metadata.get("snapshot-log"):
+            metadata["snapshot-log"] = log_without(
+                metadata["snapshot-log"], lambda entry: int(entry["snapshot-id"]), gone
+            )
+
+    return next_metadata(file, change, now)
 
 
 def _updates(metadata: Any, left: Expired) -> Iterator[Any]:

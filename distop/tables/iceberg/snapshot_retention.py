@@ -1,4 +1,4 @@
-"""Which snapshots of an Iceberg table remain, and the metadata without the others: as Iceberg's ``RemoveSnapshots``.
+"""Which snapshots of an Iceberg table remain: those that Iceberg's ``RemoveSnapshots`` keeps. Pure.
 
 Each branch keeps its newest snapshots by its own limits, a tag keeps its snapshot, and a snapshot that no branch has
 (of a transaction that was not published, or after a rollback) is kept until it is old.
@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Any
 from distop.errors import InvalidArgument
 from distop.protocol.frozen import frozen
 from distop.protocol.texts import shown
-from distop.tables.iceberg.metadata_change import next_metadata
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
     from distop.tables.expiration import RetentionRule
-    from distop.tables.iceberg.metadata_file import MetadataFile
 
 MAX_AGE, MIN_SNAPSHOTS, MAX_REF_AGE = (
     f"history.expire.{name}" for name in ("max-snapshot-age-ms", "min-snapshots-to-keep", "max-ref-age-ms")
@@ -105,25 +103,6 @@ def _number(metadata: Any, name: str, default: int) -> int:
             f"the table at {metadata.location!r} has the property {name} with the value {shown(text)}, which is not a "
             "whole number: correct it, or give the argument"
         ) from None
-
-
-def without(file: MetadataFile, removed: Expired, now: float) -> str:
-    """The text of the next metadata file, without these snapshots, their statistics, and these refs."""
-    gone = removed.snapshots
-
-    def change(metadata: dict[str, Any]) -> None:
-        metadata["snapshots"] = [one for one in metadata["snapshots"] if one["snapshot-id"] not in gone]
-        if "refs" in metadata:
-            metadata["refs"] = {name: ref for name, ref in metadata["refs"].items() if name not in removed.refs}
-        for key in ("statistics", "partition-statistics"):
-            if metadata.get(key):
-                metadata[key] = [one for one in metadata[key] if one["snapshot-id"] not in gone]
-        if metadata.get("snapshot-log"):
-            metadata["snapshot-log"] = log_without(
-                metadata["snapshot-log"], lambda entry: int(entry["snapshot-id"]), gone
-            )
-
-    return next_metadata(file, change, now)
 
 
 def log_without(log: Any, id_of: Any, gone: Collection[int]) -> list[Any]:
