@@ -13,12 +13,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from io import BufferedReader
-from typing import TYPE_CHECKING, Any, TypeVar
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
 from distop.clock import time, uuid
 from distop.errors import UnsafePath
 from distop.storage.conditional_writes import ReadBack, repeated, settled
 from distop.storage.files import TooLarge
+from distop.storage.listed_removal import move_unchanged, remove_unchanged
 from distop.storage.object_store import (
     LARGEST,
     LONGEST_KEY,
@@ -41,7 +43,6 @@ from distop.storage.ranged_file import RangedFile
 from distop.storage.remote_listing import PAGE, RemoteListing
 from distop.storage.store_errors import (
     AnswerLost,
-    BucketMissing,
     InvalidRange,
     ObjectChanged,
     ObjectMissing,
@@ -53,10 +54,7 @@ from distop.storage.store_errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-S = TypeVar("S")
-T = TypeVar("T")
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 TOKEN = "distopwrite"
 """The name of the metadata with the token of a write; Azure allows no hyphen."""
@@ -170,8 +168,7 @@ class RemoteStore(ObjectStore):
         return (found for found in self._list(folder, after) if not is_scratch(found.key))
 
     def _list(self, folder: str, after: str) -> Iterator[StoredObject]:
-        start = self._prefix + after if after else ""
-        return map(self._stored, self._listing(folder).objects(start))
+        return map(self._stored, self._listing(folder).objects(self._prefix + after if after else ""))
 
     def list_folder(self, folder: str = "") -> FolderListing:
         found = self._list_folder(folder)
@@ -265,78 +262,10 @@ class RemoteStore(ObjectStore):
                         remove([path])
 
     def remove_listed(self, objects: Sequence[Listed]) -> Removed:
-        found, missing, changed, failed = self._examined(objects)
-        try:
-            self.delete_many(found)
-            return Removed(found, missing, changed, failed)
-        except StoreUnavailable:
-            raise
-        except StoreError:
-            pass  # which of them was refused is found out one by one
-
-        def remove(key: str) -> str:
-            try:
-                self.delete_many([key])
-                return ""
-            except StoreUnavailable:
-                raise
-            except StoreError as error:
-                return str(error)
-
-        errors = _at_once(remove, found)
-        failed |= {key: why for key, why in zip(found, errors, strict=True) if why}
-        return Removed([key for key in found if key not in failed], missing, changed, failed)
+        return remove_unchanged(self, objects)
 
     def move_listed(self, objects: Mapping[Listed, str]) -> Removed:
-        found, missing, changed, failed = self._examined(list(objects))
-        targets = {one.key: target for one, target in objects.items()}
-        sizes = {one.key: one.size for one in objects}
-
-        def copy(key: str) -> str:
-            if sizes[key] > LARGEST:
-                return f"cannot move {self.location_of(key)}: it has over {LARGEST} bytes, more than one copy may have"
-            try:
-                self.copy_new(key, targets[key])
-                return ""
-            except StoreUnavailable:
-                raise
-            except (StoreError, UnsafePath) as error:
-                return str(error)
-
-        errors = _at_once(copy, found)
-        failed |= {key: why for key, why in zip(found, errors, strict=True) if why}
-        copied = {key for key in found if key not in failed}
-        # A source that was replaced while it was copied stays, and so does its copy.
-        again = self.remove_listed([one for one in objects if one.key in copied])
-        return Removed(
-            again.removed, [*missing, *again.missing], [*changed, *again.changed], {**failed, **again.failed}
-        )
-
-    def _examined(
-        self, objects: Sequence[Listed]
-    ) -> tuple[Sequence[str], Sequence[str], Sequence[str], dict[str, str]]:
-        """The keys of objects that are unchanged, missing and changed, and of those that cannot be examined."""
-
-        def examine(one: Listed) -> bool | str | None:
-            try:
-                return one.is_same(self.head(one.key))
-            except BucketMissing:
-                raise
-            except ObjectMissing:
-                return None
-            except StoreUnavailable:
-                raise
-            except StoreError as error:
-                return str(error)
-
-        answers = _at_once(examine, objects)
-        keys = [(one.key, answer) for one, answer in zip(objects, answers, strict=True)]
-
-        def those(wanted: bool | None) -> Sequence[str]:
-            return [key for key, answer in keys if answer is wanted]
-
-        failed = {key: answer for key, answer in keys if isinstance(answer, str)}
-        return those(True), those(None), those(False), failed
+        return move_unchanged(self, objects)
 
     def delete_folder(self, folder: str) -> None:
         check_key(folder)
@@ -394,7 +323,7 @@ class RemoteStore(ObjectStore):
         def counted() -> Iterator[bytes]:
             nonlocal size
             try:
-                for piece in _after(start, pieces):
+                for piece in chain((start,), pieces):
                     size += len(piece)
                     if size > LARGEST:
                         raise StoreError(f"cannot {what}: it has over {LARGEST} bytes, the limit of an object")
@@ -466,17 +395,6 @@ class RemoteStore(ObjectStore):
         return StoredObject(key, meta["size"], self._version(meta), meta["last_modified"].timestamp())
 
 
-def _at_once(work: Callable[[S], T], some: Sequence[S]) -> Sequence[T]:
-    """The results of ``work`` for each, in order, by some threads."""
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return list(pool.map(work, some))
-
-
 def _condition(version: Version) -> dict[str, str]:
     found = {"e_tag": version.etag, "version": version.generation}
     return {name: value for name, value in found.items() if value}
-
-
-def _after(first: bytes, others: Iterator[bytes]) -> Iterator[bytes]:
-    yield first
-    yield from others

@@ -78,6 +78,7 @@ ALLOWED = {
     "distop/tables/iceberg/new_metadata.py": "manifests of an own transaction, in the table's folder of metadata",
     "distop/storage/object_store.py": "an object that it has written to read the store's time",
     "distop/storage/folder_store.py": "objects, by their keys below the store's folder",
+    "distop/storage/listed_removal.py": "objects that its caller has listed, if they are unchanged",
     "distop/storage/remote_store.py": "objects, by their keys below the store's prefix",
     "distop/storage/files.py": "whole files, by fixed names and those of runs, in the work directory",
     "distop/daemon/local_jobs.py": "records of runs, by their own names, in a folder of the work directory",
