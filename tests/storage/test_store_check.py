@@ -244,14 +244,21 @@ def test_doctor_names_the_wrong_library(
 
 
 @pytest.mark.parametrize("served", ["versitygw"], indirect=True)
-def test_doctor_with_a_wrong_secret(
+@pytest.mark.parametrize(
+    ("variable", "code_of_store"),
+    [("AWS_SECRET_ACCESS_KEY", "SignatureDoesNotMatch"), ("AWS_ACCESS_KEY_ID", "XAdminUserNotFound")],
+    ids=["secret", "key"],
+)
+def test_doctor_with_wrong_credentials(
+    variable: str,
+    code_of_store: str,
     served: Served,
     location: str,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "never-shown")
+    monkeypatch.setenv(variable, "never-shown")
     code, found = doctor(capsys, tmp_path, f"{location}/wrong", served.port)
     assert code == 1
     assert {name: status for name, (status, _) in found.items()} == {
@@ -261,7 +268,7 @@ def test_doctor_with_a_wrong_secret(
         "spark reader": "skipped",
         "conditional writes": "skipped",
     }
-    assert "SignatureDoesNotMatch" in found["obstore"][1]
+    assert code_of_store in found["obstore"][1]
     assert "never-shown" not in json.dumps(found)
 
 
