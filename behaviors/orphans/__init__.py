@@ -34,7 +34,7 @@ class RemoveOrphans(Behavior):
     Report = OrphansReport
     needs_table = True
     instances = "one"
-    conflicts_with = ("apply", "restore")
+    conflicts_with = ("apply", "compact", "restore")
     failure_policy = "collect_all"
     resumable = True
 
@@ -77,7 +77,7 @@ class Restore(Behavior):
     Report = RestoreReport
     needs_table = True
     instances = "one"
-    conflicts_with = ("apply", "remove-orphans")
+    conflicts_with = ("apply", "compact", "remove-orphans")
     resumable = True
 
     def partitions(self, table: TableRecord, arg: Any, ctx: JobContext) -> Planned:

@@ -29,6 +29,9 @@ class OrphansArgument(BaseModel):
         "keep: keep every file with the name of such a file.",
     )
     quarantine: bool = Field(False, description="Move the files below `_distop/quarantine` instead of deleting them.")
+    discard_quarantine: Duration | None = Field(
+        None, description="Also delete files that were moved below `_distop/quarantine` longer ago than this."
+    )
     dry_run: bool = Field(False, description="Only report what would be removed.")
     max_per_second: float | None = Field(None, gt=0, description="The highest rate, in files per second of each job.")
 
@@ -69,11 +72,12 @@ class FailedFile(BaseModel):
 class OrphansResult(BaseModel):
     """The result of one job.
 
-    ``missing``: files that were gone; ``changed``: files that were replaced since they were listed, or were changed too
-    recently; ``reached``: files that the table's metadata name now.
+    ``discarded``: removed files of the quarantine; ``missing``: files that were gone; ``changed``: files that were
+    replaced since they were listed, or changed too recently; ``reached``: files that the metadata name now.
     """
 
     removed: FileCount = FileCount()
+    discarded: FileCount = FileCount()
     missing: int = 0
     changed: int = 0
     reached: int = 0
@@ -90,12 +94,13 @@ class OrphansResult(BaseModel):
 class OrphanListing(BaseModel):
     """What the listing of a table's folder has shown.
 
-    ``kept``: the number of kept files, by the reason. ``elsewhere``: the number of the table's files outside of its
-    folder. ``sample``: the first orphans.
+    ``quarantined``: files of the quarantine to be removed; ``kept``: the number of kept files, by the reason.
+    ``elsewhere``: the number of the table's files outside of its folder. ``sample``: the first orphans.
     """
 
     listed: FileCount = FileCount()
     orphans: FileCount = FileCount()
+    quarantined: FileCount = FileCount()
     kept: dict[str, int] = Field(default_factory=dict)
     elsewhere: int = 0
     sample: list[str] = Field(default_factory=list)

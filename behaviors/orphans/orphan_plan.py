@@ -12,12 +12,15 @@ from distop_behaviors.orphans.table_folder import TableFolder
 
 if TYPE_CHECKING:
     from distop.behavior import JobContext, TableRecord
+    from distop.storage.object_store import StoredObject
     from distop_behaviors.orphans.orphan_argument import OrphansArgument
 
 FILES_PER_JOB = 20_000
 LISTING = "listing"
 """The name of the first job, which removes nothing, and of the value in its plan with the :class:`OrphanListing`."""
 PLACE = "place"
+ORPHANS, QUARANTINED = "orphans", "quarantined"
+"""The start of the names of the other jobs."""
 
 
 def plan(argument: OrphansArgument, table: TableRecord, ctx: JobContext) -> Planned:
@@ -42,10 +45,22 @@ def plan(argument: OrphansArgument, table: TableRecord, ctx: JobContext) -> Plan
         check=ctx.check_cancelled,
     )
     found.listing.elsewhere = needed.elsewhere
+    old = _quarantined(argument, folder, before + argument.older_than)
+    for one in old:
+        found.listing.quarantined.add(one.size)
     values = {LISTING: found.listing.model_dump(mode="json"), PLACE: folder.place}
     jobs = [PartitionPlan(0, LISTING, values=values)]
-    for at in range(0, 0 if argument.dry_run else len(found.files), FILES_PER_JOB):
-        some = found.files[at : at + FILES_PER_JOB]
-        files = tuple((folder.path_of(one.key), one.size, one.stamp) for one in some)
-        jobs.append(PartitionPlan(len(jobs), f"orphans-{len(jobs):06d}", sum(one.size for one in some), files))
+    for name, files in ((ORPHANS, found.files), (QUARANTINED, old)):
+        for at in range(0, 0 if argument.dry_run else len(files), FILES_PER_JOB):
+            some = files[at : at + FILES_PER_JOB]
+            listed = tuple((folder.path_of(one.key), one.size, one.stamp) for one in some)
+            jobs.append(PartitionPlan(len(jobs), f"{name}-{len(jobs):06d}", sum(one.size for one in some), listed))
     return Planned(jobs, folder.reachability.state)
+
+
+def _quarantined(argument: OrphansArgument, folder: TableFolder, now: float) -> list[StoredObject]:
+    """The files of the quarantine that are to be deleted."""
+    if argument.discard_quarantine is None:
+        return []
+    before = now - argument.discard_quarantine
+    return [one for one in folder.store.list(folder.quarantine) if one.modified < before]

@@ -15,8 +15,10 @@ from distop.protocol.texts import plural
 from distop.storage.deletion_scope import OWN
 from distop.storage.normal_uris import spelling
 from distop.storage.object_store import Listed
+from distop.tables import place_of
 from distop_behaviors.orphans.orphan_argument import OrphansResult
-from distop_behaviors.orphans.table_folder import TableFolder
+from distop_behaviors.orphans.orphan_plan import QUARANTINED
+from distop_behaviors.orphans.table_folder import TableFolder, TablePlace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,6 +39,7 @@ class OrphanRemoval:
         self._argument = argument
         self._table = table
         self._ctx = ctx
+        self._place: TablePlace
 
     def run(self, partition: PartitionPlan) -> OrphansResult:
         """Remove the planned files. Raises JobFailed if some cannot be removed, and the errors of planning."""
@@ -45,7 +48,11 @@ class OrphanRemoval:
         start, self._result = saved.get("page", 0), OrphansResult.model_validate(saved.get("result") or {})
         self._resumed = start if saved else -1
         ctx.status(f"removing {plural(len(partition.files), 'orphan file')}")
-        self._look(partition)
+        self._discards = partition.name.startswith(QUARANTINED)
+        if self._discards:
+            self._open_quarantine(partition)
+        else:
+            self._look(partition)
         size = PAGE if argument.max_per_second is None else max(1, min(PAGE, int(argument.max_per_second)))
         pages = [self._files[at : at + size] for at in range(0, len(self._files), size)]
         for number, page in enumerate(pages):
@@ -65,15 +72,26 @@ class OrphanRemoval:
 
     def _look(self, partition: PartitionPlan) -> None:
         """Open the table, and read what its metadata name now: the plan is not trusted."""
-        self._folder = TableFolder(self._table, self._ctx)
+        self._place = self._folder = TableFolder(self._table, self._ctx)
         before = self._folder.store.time(OWN) - self._argument.older_than
         self._files = [Listed(self._folder.key_of(path), size, stamp, before) for path, size, stamp in partition.files]
         forms = [spelling(one.key) for one in self._files]
         only = {*forms, *(form.rpartition("/")[2] for form in forms)}
         self._needed = self._folder.needed(keep_unknown=self._argument.prefix_mismatch == "keep", only=only)
 
+    def _open_quarantine(self, partition: PartitionPlan) -> None:
+        """Open the table's folder for files of the quarantine, which no metadata name."""
+        place = place_of(self._table, self._ctx.check_cancelled, lambda: self._ctx.spark)
+        folder = self._place = TablePlace(place, self._ctx)
+        before = folder.store.time(OWN) - (self._argument.discard_quarantine or 0.0)
+        self._files = [
+            Listed(folder.quarantined_key_of(path), size, stamp, before) for path, size, stamp in partition.files
+        ]
+
     def _remove(self, page: Sequence[Listed]) -> tuple[Removed, int]:
         """Look at the table again, and remove files of a page; returns how many its metadata name."""
+        if self._discards:
+            return self._place.store.remove_listed(page), 0
         now = self._folder.changed()
         if now is not None:
             self._folder.add_new(self._needed, now)
@@ -92,12 +110,13 @@ class OrphanRemoval:
             gone += found.missing  # the earlier attempt has removed them
         else:
             self._result.missing += len(found.missing)
+        count = self._result.discarded if self._discards else self._result.removed
         for key in gone:
-            self._result.removed.add(sizes[key])
+            count.add(sizes[key])
         self._result.changed += len(found.changed)
         self._result.reached += reached
         for key, why in found.failed.items():
-            self._result.fail(self._folder.path_of(key), why)
+            self._result.fail(self._place.path_of(key), why)
 
     def _keep_rate(self, count: int, started: float) -> None:
         if self._argument.max_per_second is None:

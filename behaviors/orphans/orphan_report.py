@@ -24,6 +24,7 @@ def report_of(argument: OrphansArgument, summary: Summary, ctx: JobContext) -> O
             continue
         found = OrphansResult.model_validate(row.result)
         report.removed.add_all(found.removed)
+        report.discarded.add_all(found.discarded)
         report.missing += found.missing
         report.changed += found.changed
         report.reached += found.reached

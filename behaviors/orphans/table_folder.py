@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from distop.errors import InvalidArgument
+from distop.errors import InvalidArgument, UnsafePath
 from distop.protocol.records import OperationRef
 from distop.protocol.texts import shown
 from distop.storage.confinement import resolved
@@ -53,6 +53,19 @@ class TablePlace:
     def path_of(self, key: str) -> str:
         """The path or URL of a file."""
         return f"{self.place}/{key}"
+
+    @property
+    def quarantine(self) -> str:
+        """The folder in :attr:`store` with all quarantined files of this namespace."""
+        return quarantine_path(self._ctx.space)
+
+    def quarantined_key_of(self, path: str) -> str:
+        """The key of a file in :attr:`quarantine`. Raises UnsafePath for any other path."""
+        start = f"{self.path_of(self.quarantine)}/"
+        if not path.startswith(start):
+            raise UnsafePath(f"{shown(path)} is not a file of the quarantine {start}: it is not deleted")
+        self.scope.check(path[len(start) :])
+        return f"{self.quarantine}/{path[len(start) :]}"
 
     def quarantine_of(self, operation: str) -> str:
         """The folder in :attr:`store` with the files that an operation has moved."""
@@ -117,9 +130,9 @@ class TableFolder(TablePlace):
         return found
 
 
-def quarantine_path(space: str, operation: str) -> str:
-    """The folder below a table's own with the files that an operation of a namespace has moved."""
-    return "/".join(filter(None, (OWN, QUARANTINE, space, operation_path(operation))))
+def quarantine_path(space: str, operation: str = "") -> str:
+    """The folder below a table's own with the files that an operation of a namespace, or any, has moved."""
+    return "/".join(filter(None, (OWN, QUARANTINE, space, operation_path(operation) if operation else "")))
 
 
 def operation_of(text: str, table: str, type_name: str) -> str:

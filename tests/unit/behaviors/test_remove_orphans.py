@@ -200,6 +200,36 @@ def test_quarantined_files_are_moved_back(tmp_path: Path, make: str) -> None:
         run.restore()
 
 
+def test_old_files_of_the_quarantine_are_discarded(tmp_path: Path) -> None:
+    table = iceberg(tmp_path / "t")
+    before = snapshot(tmp_path)
+    plant(tmp_path / "t", *ORPHANS)
+    run = Run(table, tmp_path / "work")
+    run.run(quarantine=True)
+    [foreign] = plant(tmp_path / "t", "_distop/quarantine/another/t/remove-orphans/1/x")
+    moved = snapshot(tmp_path)
+    assert run.run(discard_quarantine="1h")["discarded"]["files"] == 0
+    assert run.run(discard_quarantine=0, dry_run=True)["quarantined"]["files"] == 4
+    assert snapshot(tmp_path) == moved
+    report = run.run(discard_quarantine=0)
+    assert (report["discarded"], report["removed"]["files"]) == (report["quarantined"], 0)
+    assert report["discarded"]["files"] == 4
+    assert snapshot(tmp_path) == {**before, foreign: moved[foreign]}
+
+
+def test_a_forged_plan_discards_nothing_outside_of_the_quarantine(tmp_path: Path) -> None:
+    table = iceberg(tmp_path / "t")
+    plant(tmp_path / "t", "_distop/index/x", "left")
+    run = Run(table, tmp_path / "work")
+    before = snapshot(tmp_path)
+    place = f"{tmp_path}/t/_distop/quarantine/c0ffee"
+    for path in ("/../../index/x", "/", "", "/a/../b", "/_distop/x", "2/x"):
+        with pytest.raises(UnsafePath):
+            plan = PartitionPlan(1, "quarantined-000001", 0, ((place + path, 1, 1),))
+            run.remove([plan], discard_quarantine=0)
+    assert snapshot(tmp_path) == before
+
+
 def test_a_restored_file_replaces_no_other_file(tmp_path: Path) -> None:
     table = iceberg(tmp_path / "t")
     plant(tmp_path / "t", "left", "other")
@@ -433,9 +463,16 @@ def test_a_store_error_is_no_missing_file(tmp_path: Path, monkeypatch: pytest.Mo
         run.remove(plans)
 
 
-def test_vacuumed_delta_tables_have_no_more_orphans(tmp_path: Path) -> None:
+def test_no_orphan_is_one_that_delta_s_own_vacuum_keeps(tmp_path: Path) -> None:
+    """Delta's vacuum deletes more: files that only older versions need."""
     table = delta(tmp_path / "t")
-    plant(tmp_path / "t", "k=a/left.parquet")
+    plant(tmp_path / "t", *ORPHANS)
+    own = DeltaTable(tmp_path / "t")
+    theirs = own.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=True, full=True)
+    ours = set(Run(table, tmp_path / "work").run(dry_run=True)["sample"])
+    assert ours - {one for one in ours if "/." in one} <= set(theirs)
     Run(table, tmp_path / "work").run()
-    found = DeltaTable(tmp_path / "t").vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=True)
-    assert not [path for path in found if path.endswith("left.parquet")]
+    for version in range(4):
+        assert (
+            DeltaTable(tmp_path / "t", version=version).to_pyarrow_table().num_rows == {0: 2, 1: 2, 2: 4, 3: 2}[version]
+        )
