@@ -84,7 +84,7 @@ def server(monkeypatch: pytest.MonkeyPatch, keys: list[str]) -> Iterator[FaultyP
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "tester-secret")
 
     def answer(seen: Seen, forward: object) -> bytes:
-        if seen.method == "HEAD":
+        if "list-type=2" not in seen.target:
             return b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
         asked = {name: value for name, [value] in parse_qs(urlsplit(seen.target).query).items()}
         prefix = asked.get("prefix", "")
