@@ -224,7 +224,7 @@ def test_every_source_mutant_changes_one_live_function(mode: str) -> None:
         "distop.daemon.job_reports.Reporter._write: step applied = await self._applied(writes)",
         "distop.daemon.incarnation.Incarnation._live: task self.executor.run()",
         "distop.worker.daemon_side.child_launch.ChildProcess._ping_regularly: step self.kill('frozen')",
-        "distop.worker.child_side.child.Child._track: step run.track()",
+        "distop.worker.child_side.child.Child._track: step work.track()",
         "distop.worker.guardian: never TICK",
     ],
 )
