@@ -17,9 +17,7 @@ if TYPE_CHECKING:
     from distop.storage.object_store import StoredObject
 
 
-pytestmark = pytest.mark.usefixtures("short_time_limit")
-
-
+@pytest.mark.usefixtures("short_time_limit")
 def test_a_request_that_s3_has_not_read_in_time_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     # https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html: RequestTimeout has the status 400.
     with RefusingStore(400, "RequestTimeout") as store:
