@@ -20,6 +20,7 @@ from benchmarks import (
     fanin,
     iceberg,
     index,
+    lakes,
     latency,
     many,
     operations,
@@ -50,6 +51,7 @@ RUNS = {
     "index": index.run,
     "skew": skew.run,
     "storage": storage.run,
+    "lakes": lakes.run,
     "size": size.run,
     "failover": failover.run,
 }
@@ -63,6 +65,7 @@ def main() -> int:
     common.add_argument("--check", action="store_true", help="exit with 1 if a target is missed")
     parser = argparse.ArgumentParser(prog="scripts/bench", description=(__doc__ or "").splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
+    cases = {"cases": validate.CASE_NAMES}
     for name, what, options in (
         ("coordination", "jobs per second, relative to raw etcd", {"jobs": 10_000, "executors": 2, "runs": 5}),
         ("latency", "time from the start call of a one-job operation to its result", {"runs": 200}),
@@ -78,17 +81,26 @@ def main() -> int:
             "very many operations that wait for a scheduled time",
             {"waiting": 100_000, "probes": 100, "seconds": 30.0, "executors": 2},
         ),
-        ("validate", "validate, relative to hand-written Spark SQL", {"scale": 1.0, "runs": 7, "lives": 3}),
-        ("iceberg", "the same on an Iceberg table", {"scale": 1.0, "runs": 7, "lives": 3}),
-        ("delta", "the same on a Delta table", {"scale": 1.0, "runs": 7, "lives": 3}),
+        ("validate", "validate, relative to hand-written Spark SQL", {"scale": 1.0, "runs": 7, "lives": 3, **cases}),
+        ("iceberg", "the same on an Iceberg table", {"scale": 1.0, "runs": 7, "lives": 3, **cases}),
+        ("delta", "the same on a Delta table", {"scale": 1.0, "runs": 7, "lives": 3, **cases}),
         ("unique", "unique and references, relative to hand-written Spark SQL", {"scale": 1.0, "runs": 5, "lives": 1}),
         ("many", "validate on thousands of partitions", {"partitions": 10_000, "runs": 7}),
-        ("index", "build-index and lookup, relative to hand-written Spark code", {"scale": 1.0, "runs": 7}),
+        (
+            "index",
+            "build-index and lookup, relative to hand-written Spark code",
+            {"scale": 1.0, "runs": 7, "formats": index.FORMATS},
+        ),
         ("skew", "partitions of very different sizes on two executors", {"megabytes": 300, "tiny": 2_000, "runs": 7}),
         (
             "storage",
             "validate from statistics on S3, relative to bare requests and a local folder",
             {"files": 10_000, "runs": 5},
+        ),
+        (
+            "lakes",
+            "validate, build-index and lookup on S3, relative to a local folder",
+            {"files": 1_000, "runs": 5, "formats": lakes.FORMATS},
         ),
         ("size", "import time, memory, a very large operation", {"partitions": 100_000}),
         ("failover", "executors killed and stopped while they run jobs", {"runs": 50, "ttl": (10,)}),
@@ -99,12 +111,13 @@ def main() -> int:
         for option, default in options.items():
             several = isinstance(default, tuple)
             kind, shown = (type(default[0]), " ".join(map(str, default))) if several else (type(default), default)
-            nargs = "+" if several else None
-            command.add_argument(f"--{option}", type=kind, nargs=nargs, default=default, help=f"default {shown}")
+            nargs, choices = "+" if several else None, default if kind is str else None
+            text = f"default {shown}"
+            command.add_argument(f"--{option}", type=kind, nargs=nargs, choices=choices, default=default, help=text)
     given = vars(parser.parse_args())
     command, as_json, check = given.pop("command"), given.pop("json"), given.pop("check")
     values = (one for value in given.values() for one in (value if isinstance(value, list | tuple) else (value,)))
-    if any(value <= 0 for value in values):
+    if any(value <= 0 for value in values if not isinstance(value, str)):
         parser.error("all numbers must be greater than 0")
     where = machine()
     results: list[Result] = [RUNS[name](**given) for name in SEVERAL.get(command, (command,))]

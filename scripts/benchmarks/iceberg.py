@@ -11,6 +11,9 @@ import pyarrow as pa
 
 from benchmarks.table_formats import MONTH, TableFormat
 
+ONE_MANIFEST = {"commit.manifest-merge.enabled": "true", "commit.manifest.min-count-to-merge": "2"}
+"""Settings for one manifest, as in a table that is maintained."""
+
 
 def _jars() -> Sequence[Path] | str:
     from tests.support.lake import MAVEN, jar
@@ -51,9 +54,7 @@ def _create(location: Path, columns: pa.Schema) -> Any:
             kind = DecimalType(column.type.precision, column.type.scale)
         fields.append(NestedField(n, column.name, kind, required=False))
     spec = PartitionSpec(PartitionField(len(fields), 1000, IdentityTransform(), MONTH))
-    # One manifest, as in a table that is maintained.
-    merged = {"commit.manifest-merge.enabled": "true", "commit.manifest.min-count-to-merge": "2"}
-    return Folder(location).new(Schema(*fields), spec, **merged)
+    return Folder(location).new(Schema(*fields), spec, **ONE_MANIFEST)
 
 
 FORMAT = TableFormat("iceberg", "manifests", _jars, _write, _next_version)

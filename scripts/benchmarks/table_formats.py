@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from benchmarks import validate
 from benchmarks.common import CACHE, Result, report_progress
-from benchmarks.validate import SIMPLE, TEN, Case, Subject
+from benchmarks.validate import Subject
 
 MONTH = "ship_month"
 
@@ -35,25 +35,27 @@ class TableFormat:
     renew: Callable[[Path], None]
     settings: Mapping[str, str] = field(default_factory=dict)
 
-    def run(self, scale: float = 1, runs: int = 7, lives: int = 3) -> Result:
+    def run(
+        self, scale: float = 1, runs: int = 7, lives: int = 3, cases: Sequence[str] = validate.CASE_NAMES
+    ) -> Result:
         """Like ``benchmarks.validate.run``. Raises RuntimeError if the jars are not available."""
-        cases = (
-            Case(f"decided from {self.statistics}", SIMPLE, "auto", 0.1),
-            Case("full scan", SIMPLE, "never", 1.15),
-            Case("ten checks, full scan", TEN, "never", 1.15),
-        )
-        return validate.measure(
-            Result(self.name, {"scale": scale, "runs": runs, "lives": lives}), self.subject(scale), cases
-        )
+        result = Result(self.name, {"scale": scale, "runs": runs, "lives": lives})
+        return validate.measure(result, self.subject(scale), validate.chosen(cases, self.statistics))
 
     def subject(self, scale: float) -> Subject:
         """The table, and an executor that can read it. Raises RuntimeError if the jars are not available."""
+        return Subject(self.name, self.table(scale), self.renew, self.options())
+
+    def options(self) -> list[str]:
+        """The options of an executor that can read the format. Raises RuntimeError if the jars are not available."""
+        return [part for name, value in self.spark().items() for part in ("--spark-conf", f"{name}={value}")]
+
+    def spark(self) -> dict[str, str]:
+        """The settings of a session that can read the format. Raises RuntimeError if the jars are not available."""
         jars = self.jars()
         if isinstance(jars, str):
             raise RuntimeError(jars)
-        settings = {"spark.jars": ",".join(map(str, jars)), **self.settings}
-        options = [part for name, value in settings.items() for part in ("--spark-conf", f"{name}={value}")]
-        return Subject(self.name, self.table(scale), self.renew, options)
+        return {"spark.jars": ",".join(map(str, jars)), **self.settings}
 
     def table(self, scale: float) -> Path:
         """The table, generated once per scale.

@@ -86,11 +86,17 @@ class Case:
         return f"SELECT {counts} FROM {VIEW}"
 
 
-CASES = (
-    Case("full scan", SIMPLE, "never", 1.15),
-    Case("ten checks, full scan", TEN, "never", 1.15),
-    Case("decided from statistics", SIMPLE, "auto", 0.1),
-)
+CASE_NAMES = ("scan", "ten", "statistics")
+
+
+def chosen(names: Sequence[str], statistics: str = "statistics") -> list[Case]:
+    """The cases of these names. ``statistics``: where the statistics of the table are."""
+    cases = {
+        "scan": Case("full scan", SIMPLE, "never", 1.15),
+        "ten": Case("ten checks, full scan", TEN, "never", 1.15),
+        "statistics": Case(f"decided from {statistics}", SIMPLE, "auto", 0.1),
+    }
+    return [case for name, case in cases.items() if name in names]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +109,14 @@ class Subject:
     options: Sequence[str] = ()
 
 
-def run(scale: float = 1, runs: int = 7, lives: int = 3) -> Result:
+def run(scale: float = 1, runs: int = 7, lives: int = 3, cases: Sequence[str] = CASE_NAMES) -> Result:
     """Each case ``runs`` times on both sides in turn, on each of ``lives`` new executors.
 
     New executors, because the speed of a query differs between JVMs. The result is the median over the executors of the
     ratio of the two medians.
     """
     result = Result("validate", {"scale": scale, "runs": runs, "lives": lives})
-    return measure(result, lineitem(scale), CASES)
+    return measure(result, lineitem(scale), chosen(cases))
 
 
 def lineitem(scale: float) -> Subject:
