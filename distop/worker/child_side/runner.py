@@ -434,7 +434,11 @@ class Run:
     def _report_outcomes(
         self, ready: list[PartitionPlan], loaded: Mapping[int, PartitionPlan], batch: ChildContext, started: float
     ) -> None:
-        """Run ``run_batch``, and report the outcome of each job that it yields."""
+        """Run ``run_batch``, and report the outcome of each job that it yields.
+
+        Raises the first yielded error of a busy store; its job is still open.
+        """
+        busy: Exception | None = None
         assert self._behavior.run_batch is not None
         yielded: Iterable[tuple[PartitionPlan, Any]] = self._behavior.run_batch(self._arg, ready, batch)
         for partition, value in yielded:
@@ -444,12 +448,17 @@ class Run:
             if isinstance(value, BaseException):
                 if self._is_overdue(ordinal):
                     continue  # a result of the cancel, not the job's own error
+                if isinstance(value, Exception) and ordinal not in self._cancelled and self._repeats(value):
+                    busy = busy or value
+                    continue
                 own = loaded[ordinal]
                 self._end_with_error(self._job_context(own, batch), own, value, started)
             else:
                 self._end(ordinal, "success", value, "", started)
             if (self._cancelled or self._limit.overdue) and batch.cancelled:
                 break  # all remaining jobs were cancelled: do not wait for the generator
+        if busy is not None:
+            raise busy
 
     def _end_without_outcome(
         self, partition: PartitionPlan, batch: ChildContext, failure: BaseException | None, started: float

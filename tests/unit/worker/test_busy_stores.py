@@ -215,13 +215,17 @@ def test_a_job_that_is_cancelled_while_it_waits_is_cleaned_up(tmp_path: Path) ->
 
 
 class Batches(Behavior):
-    """A batch yields one outcome, and then meets a busy store ``busy`` times. ``batches``: the jobs of each call."""
+    """A batch yields one outcome, and then meets a busy store ``busy`` times. ``batches``: the jobs of each call.
+
+    ``yields``: it yields the error of the second job, instead of raising it.
+    """
 
     type_name = "batches"
     Arg = NoArg
 
-    def __init__(self, busy: int) -> None:
+    def __init__(self, busy: int, *, yields: bool = False) -> None:
         self.busy = busy
+        self.yields = yields
         self.batches: list[str] = []
 
     def start_or_resume_job(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> Any:
@@ -233,9 +237,11 @@ class Batches(Behavior):
         self.batches.append("".join(one.name for one in partitions))
         yield partitions[0], partitions[0].name
         self.busy -= 1
-        if self.busy >= 0:
+        if self.busy >= 0 and not self.yields:
             raise Throttled("SlowDown")
-        yield from ((one, one.name) for one in partitions[1:])
+        for one in partitions[1:]:
+            fails = self.busy >= 0 and one is partitions[1]
+            yield one, Throttled("SlowDown") if fails else one.name
 
 
 def test_a_batch_is_repeated_for_the_jobs_without_an_outcome(tmp_path: Path) -> None:
@@ -243,6 +249,12 @@ def test_a_batch_is_repeated_for_the_jobs_without_an_outcome(tmp_path: Path) -> 
     ends = Child(behavior, tmp_path).ends("abcd")
     assert kinds(ends) == "a:success b:success c:success d:success"
     assert behavior.batches == ["abcd", "bcd", "cd"], "it is not halved"
+
+
+def test_a_job_of_a_batch_whose_error_is_yielded_is_repeated(tmp_path: Path) -> None:
+    behavior = Batches(1, yields=True)
+    assert kinds(Child(behavior, tmp_path).ends("abcd")) == "a:success b:success c:success d:success"
+    assert behavior.batches == ["abcd", "b"]
 
 
 def test_all_jobs_of_a_batch_fail_at_once_if_the_store_stays_busy(
