@@ -181,11 +181,17 @@ def test_a_store_without_versions_is_compared_by_size_and_time() -> None:
 @pytest.mark.parametrize("served", ["moto"], indirect=True)
 @pytest.mark.parametrize("fault", ["503 Slow Down", "none"])
 def test_a_busy_store_is_waited_for_within_the_attempt(
-    fault: str, served: Served, proxy: FaultyProxy, impatient: None, short_store_waits: None, tmp_path: Path
+    fault: str,
+    served: Served,
+    proxy: FaultyProxy,
+    short_store_waits: None,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
 ) -> None:
     store = open_store(f"{served.url}/{uuid.uuid4().hex}")
     put(store, "day=1/a.parquet", "day=2/a.parquet")
     plans, child = plan_table(record(store)).partitions, validating(store, tmp_path)
+    request.getfixturevalue("impatient")
     left = [40]
 
     def answer(seen: Seen, forward: Callable[[bytes], bytes]) -> bytes | None:
@@ -220,14 +226,15 @@ def test_planning_waits_for_a_busy_store_within_the_attempt(
     fault: str,
     served: Served,
     proxy: FaultyProxy,
-    impatient: None,
     short_store_waits: None,
+    request: pytest.FixtureRequest,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """After the time limit of one request, 120 s, the planning failed, which counted as an attempt."""
     store = open_store(f"{served.url}/{uuid.uuid4().hex}")
     put(store, "day=1/a.parquet", "day=2/a.parquet")
+    request.getfixturevalue("impatient")
     if fault == "none":
         proxy.lose_answers("GET", times=40)
     else:
@@ -244,11 +251,16 @@ def test_planning_waits_for_a_busy_store_within_the_attempt(
 
 @pytest.mark.parametrize("served", ["moto"], indirect=True)
 def test_a_batch_that_waits_for_a_busy_store_can_be_cancelled_and_gives_up(
-    served: Served, proxy: FaultyProxy, impatient: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    served: Served,
+    proxy: FaultyProxy,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store = open_store(f"{served.url}/{uuid.uuid4().hex}")
     put(store, "day=1/a.parquet", "day=2/a.parquet")
     plans = plan_table(record(store)).partitions
+    request.getfixturevalue("impatient")
     proxy.answer("503 Slow Down")
     with monkeypatch.context() as patch:
         patch.setattr(store_waits, "LIMIT", 0.0)
