@@ -34,7 +34,7 @@ class RemoveOrphans(Behavior):
     Report = OrphansReport
     needs_table = True
     instances = "one"
-    conflicts_with = ("apply", "compact", "restore")
+    conflicts_with = ("apply", "compact", "Compact_Table_Job", "restore")
     failure_policy = "collect_all"
     resumable = True
 
@@ -77,7 +77,7 @@ class Restore(Behavior):
     Report = RestoreReport
     needs_table = True
     instances = "one"
-    conflicts_with = ("apply", "compact", "remove-orphans")
+    conflicts_with = ("apply", "compact", "Compact_Table_Job", "remove-orphans")
     resumable = True
 
     def partitions(self, table: TableRecord, arg: Any, ctx: JobContext) -> Planned:

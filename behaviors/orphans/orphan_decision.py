@@ -11,7 +11,7 @@ from distop.storage.deletion_scope import OWN
 from distop.storage.location import hidden
 from distop.tables.reading.table_folders import shown_by
 from distop_behaviors.orphans.needed_files import NEEDED
-from distop_behaviors.orphans.orphan_argument import SHOWN, OrphanListing
+from distop_behaviors.orphans.orphan_argument import SHOWN, FileCount, OrphanListing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from distop_behaviors.orphans.needed_files import NeededFiles
 
 OF_DISTOP, HIDDEN, YOUNG, UNSAFE = "distop's own", "hidden", "too young", "unsafe name"
+OTHER_STATE = "needed by a metadata file that the table does not know"
 """Further reasons to keep a file."""
 
 
@@ -32,6 +33,8 @@ class Orphans:
     listing: OrphanListing = field(default_factory=OrphanListing)
     needed: int = 0
     has_source: bool = False
+    unknown: list[str] = field(default_factory=list)
+    """The keys of further metadata files in the folder of the table's own."""
 
 
 def decide(
@@ -68,6 +71,8 @@ def decide(
                 "known to be an orphan"
             )
         why = _why_kept(one, needed, scope, before)
+        if shown_table is not None and why != NEEDED:
+            found.unknown.append(one.key)
         if why == HIDDEN and _checked_by(one.key):
             checksums.append(one)
         elif why:
@@ -105,6 +110,21 @@ def _check_comparable(found: Orphans, needed: NeededFiles, source: str) -> None:
             f"none of the {needed.below} files that the metadata name was found in the table's folder, but "
             f"{len(found.files)} others: no file there is known to be an orphan"
         )
+
+
+def keep_more(found: Orphans, needed: NeededFiles) -> None:
+    """Keep the orphans that are needed by now: files were added since :func:`decide`."""
+    kept = found.listing.kept
+    files = found.files
+    found.files = []
+    found.listing.orphans = FileCount()
+    for one in files:
+        if needed.why(one.key):
+            kept[OTHER_STATE] = kept.get(OTHER_STATE, 0) + 1
+        else:
+            found.files.append(one)
+            found.listing.orphans.add(one.size)
+    found.listing.sample = [shown_key(one.key) for one in found.files[:SHOWN]]
 
 
 def shown_key(key: str) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from distop.behavior import PartitionPlan, Planned
 from distop.storage.deletion_scope import OWN
-from distop_behaviors.orphans.orphan_decision import decide
+from distop_behaviors.orphans.orphan_decision import decide, keep_more
 from distop_behaviors.orphans.other_tables import folders_of_others
 from distop_behaviors.orphans.table_folder import TableFolder
 
@@ -44,6 +44,9 @@ def plan(argument: OrphansArgument, table: TableRecord, ctx: JobContext) -> Plan
         own_folders=own_folders,
         check=ctx.check_cancelled,
     )
+    for state in folder.reachability.other_states([folder.path_of(key) for key in found.unknown]):
+        folder.add_existing(needed, state)
+    keep_more(found, needed)
     found.listing.elsewhere = needed.elsewhere
     old = _quarantined(argument, folder, before + argument.older_than)
     for one in old:

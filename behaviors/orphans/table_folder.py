@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from distop.errors import InvalidArgument, UnsafePath
+from distop.errors import InvalidArgument, TableUnavailable, UnsafePath
 from distop.protocol.records import OperationRef
 from distop.protocol.texts import shown
 from distop.storage.confinement import resolved
@@ -18,13 +18,14 @@ from distop_behaviors.orphans.needed_files import NeededFiles
 from distop_behaviors.orphans.other_tables import normal_places, spellings_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from distop.behavior import JobContext, TableRecord
     from distop.storage.object_store import ObjectStore
     from distop.tables.reachability import Reachability
 
 QUARANTINE = "quarantine"
+T = TypeVar("T")
 
 
 class TablePlace:
@@ -122,12 +123,33 @@ class TableFolder(TablePlace):
                 needed.add(file.path)
             self._seen.add(unit.name)
 
+    def add_existing(self, needed: NeededFiles, state: Reachability) -> None:
+        """Add the files that another state of the table names, as far as its metadata exist."""
+        for one in (*state.roots(), *state.named()):
+            needed.add(one.path)
+        for version in state.versions():
+            for unit in _existing(state.units({version.id})):
+                if unit.name not in self._seen:
+                    self._ctx.check_cancelled()
+                    for file in _existing(state.files(unit, removed=True)):
+                        needed.add(file.path)
+                    self._seen.add(unit.name)
+
     def _read(self) -> Reachability:
         found = reachability_of(self._table, self._ctx.check_cancelled, lambda: self._ctx.spark)
         found.check_lists_files(self._table.name)
         if found.protected:
             raise InvalidArgument(f"nothing of the table {self._table.name!r} is deleted: {found.protected}")
         return found
+
+
+def _existing(found: Iterator[T]) -> Iterator[T]:
+    """What is found until a file of the metadata is missing."""
+    try:
+        yield from found
+    except TableUnavailable as error:
+        if not isinstance(error.__cause__, FileNotFoundError):
+            raise
 
 
 def quarantine_path(space: str, operation: str = "") -> str:

@@ -131,6 +131,15 @@ class Reachability(ABC):
         """Metadata files that are older than those of :meth:`roots`, as far as a chain of them still exists."""
         return iter(())
 
+    def other_states(self, paths: Sequence[str]) -> Iterator[Reachability]:
+        """States of the table that this one does not know, from further metadata files in the table's folder.
+
+        ``paths``: the metadata files that are neither roots nor named. Their states may be current for another catalog,
+        or their commits may have failed. Raises InvalidArgument if one is of another table, and TableUnavailable if one
+        cannot be read.
+        """
+        return iter(())
+
     def all_files(self, *, removed: bool = False) -> Iterator[TableFile]:
         """All reachable files, each path once, read by this process: leaves first, roots last."""
         seen: set[str] = set()

@@ -9,11 +9,12 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from distop.errors import DistopError
+from distop.errors import DistopError, InvalidArgument
+from distop.protocol.texts import shown
 from distop.storage.confinement import own_folder, resolve_once
 from distop.storage.store_errors import unavailable
 from distop.tables.iceberg.manifest_list import manifests_of
-from distop.tables.iceberg.metadata_file import HINT, METADATA, MetadataFile, read_file
+from distop.tables.iceberg.metadata_file import HINT, METADATA, MetadataFile, json_of, read_file
 from distop.tables.iceberg.snapshot_files import files_of
 from distop.tables.reachability import (
     DATA,
@@ -80,8 +81,20 @@ class IcebergReachability(Reachability):
 
     def history(self) -> Iterator[TableFile]:
         seen = {file.path for file in self.roots()}
+        for entry in self._earlier():
+            if entry.metadata_file not in seen:
+                yield TableFile(entry.metadata_file, METADATA_KIND)
+
+    def _earlier(self) -> Iterator[Any]:
+        """The entries of the metadata log, and of those of earlier metadata files as far as these exist."""
+        seen: set[str] = set()
         log = self._metadata.metadata_log
-        while log:
+        while True:
+            new = [entry for entry in log if entry.metadata_file not in seen]
+            if not new:
+                return
+            seen.update(entry.metadata_file for entry in new)
+            yield from new
             self._check()
             try:
                 log = read_file(log[0].metadata_file).content.metadata_log
@@ -89,12 +102,33 @@ class IcebergReachability(Reachability):
                 if isinstance(error.__cause__, FileNotFoundError):
                     return  # deleted after a later commit, as the table's properties allow
                 raise
-            new = [entry for entry in log if entry.metadata_file not in seen]
-            if not new:
-                return
-            for entry in new:
-                seen.add(entry.metadata_file)
-                yield TableFile(entry.metadata_file, METADATA_KIND)
+
+    def other_states(self, paths: Sequence[str]) -> Iterator[Reachability]:
+        """Two tables of catalogs may have one location. A table that two catalogs have registered has two histories.
+
+        A metadata file that is older than the known history is a former state. One that no reader can parse is none:
+        its writer was killed.
+        """
+        if not paths:
+            return
+        known, oldest = set[str](), self._metadata.last_updated_ms
+        for entry in self._earlier():
+            known.add(entry.metadata_file.rpartition("/")[2])
+            oldest = min(oldest, entry.timestamp_ms)
+        for path in paths:
+            if path.rpartition("/")[2] in known:
+                continue
+            self._check()
+            found = json_of(path)
+            if found is None:
+                continue
+            if str(found.get("table-uuid", "")) != str(self._metadata.table_uuid):
+                raise InvalidArgument(
+                    f"the metadata file {shown(path)} belongs to another table, whose files may be anywhere in the "
+                    "folder. If no catalog has that table any more, delete its metadata files"
+                )
+            if not found.get("last-updated-ms", oldest) < oldest:
+                yield self.of(path, self._check, hint=False)
 
     def named(self, versions: Collection[str] | None = None) -> Iterator[TableFile]:
         for snapshot in self._snapshots(versions):

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import json
 import re
+import zlib
 from typing import TYPE_CHECKING, Any
 
 from distop.errors import InvalidArgument
@@ -92,6 +94,30 @@ def read_file(source: str) -> MetadataFile:
     except (ValidationError, ValueError) as error:
         reason = str(error).strip().split("\n")[0]
         raise InvalidArgument(f"the file {source} is not valid Iceberg metadata: {reason}") from error
+
+
+def json_of(source: str) -> dict[str, Any] | None:
+    """The fields of a metadata file of any version; None if it is not JSON, as after a crash of its writer, or is gone.
+
+    Raises InvalidArgument if it may not be opened, TableUnavailable if it cannot be read.
+    """
+    try:
+        found = json.loads(_text_of(source))
+    except (ValueError, EOFError, zlib.error, gzip.BadGzipFile, FileNotFoundError):
+        return None
+    except OSError as error:
+        raise unavailable(f"cannot read the metadata file {source}: {error}", error) from error
+    return found if isinstance(found, dict) else None
+
+
+def _text_of(source: str) -> str:
+    """The text of a metadata file. Raises the errors of :func:`read_anew`, except those for invalid metadata."""
+    from distop.tables.iceberg.bounded_io import BoundedIO, is_compressed
+
+    check_metadata(source)
+    with BoundedIO().new_input(source).open() as stream:
+        data = stream.read()
+    return (gzip.decompress(data) if is_compressed(source) else data).decode()
 
 
 def read_anew(source: str) -> MetadataFile:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,7 @@ from distop.storage.folder_store import FolderStore
 from distop.storage.opened_stores import open_store
 from distop.storage.store_errors import StoreError
 from distop_behaviors.orphans import RemoveOrphans, orphan_removal
+from tests.support.lake import Folder
 from tests.support.orphan_runs import Run, snapshot, wait_until_older
 from tests.support.table_files import LoggedFolder
 from tests.unit.tables.iceberg.test_tables_iceberg import BY_K, SCHEMA, rows
@@ -295,6 +298,59 @@ def test_nessie_12363_a_folder_with_files_of_another_table_is_refused(tmp_path: 
     plant(tmp_path / "t", *ORPHANS, "inner/k=1/a.parquet")
     (tmp_path / "link").symlink_to(tmp_path / "t/inner")
     refused(Run(table, tmp_path / "work", [OTHERS[other](tmp_path)]), "another table's folder")
+
+
+def test_nessie_12363_metadata_of_another_table_of_the_same_location_are_refused(tmp_path: Path) -> None:
+    """It need not be registered: a catalog may have two tables at one location."""
+    table = iceberg(tmp_path / "t")
+    other = iceberg(tmp_path / "u")
+    plant(tmp_path / "t", *ORPHANS)
+    theirs = tmp_path / "t/metadata/00003-5f0a1c9e.metadata.json"
+    shutil.copy(max(Path(other.location).glob("metadata/v*.metadata.json")), theirs)
+    wait_until_older(table.location)
+    refused(Run(table, tmp_path / "work"), "belongs to another table")
+    theirs.write_bytes(theirs.read_bytes()[:-100])  # its writer was killed
+    wait_until_older(table.location)
+    assert Run(table, tmp_path / "work").run()["removed"]["files"] == len(ORPHANS) + 1
+
+
+def test_old_metadata_of_the_table_itself_are_orphans(tmp_path: Path) -> None:
+    table = Folder(tmp_path / "t").new(SCHEMA, BY_K)
+    for k in "abc":
+        table.append(rows(k))
+    (tmp_path / "t/metadata/v1.gz.metadata.json").write_bytes(
+        gzip.compress((tmp_path / "t/metadata/v1.metadata.json").read_bytes())
+    )
+    wait_until_older(str(tmp_path / "t"))
+    report = Run(TableRecord("t", "iceberg", str(tmp_path / "t")), tmp_path / "work").run()
+    assert report["sample"] == [f"metadata/v{n}.metadata.json" for n in ("1.gz", 1, 2, 3)]
+    assert report["removed"]["files"] == 4
+
+
+def test_nessie_12363_files_of_another_history_of_the_table_are_kept(tmp_path: Path) -> None:
+    """Two catalogs have the same table, and both commit: each does not know the other one's files."""
+    folder = tmp_path / "t"
+    catalog = LoggedFolder(folder)
+    table = catalog.new(SCHEMA, BY_K)
+    table.append(rows("a"))
+    fork = table.metadata, table.metadata_location
+    table.append(rows("b"))
+    table.append(rows("c"))
+    theirs = {str(path) for path in folder.rglob("*") if path.is_file()}
+    kept = folder / "metadata/00001-theirs.metadata.json"
+    (folder / "metadata/v4.metadata.json").rename(kept)
+    (folder / "metadata/v3.metadata.json").unlink()
+    table.metadata, table.metadata_location = fork
+    catalog.version = 2
+    table.append(rows("d"))
+    plant(folder, *ORPHANS)
+    kept_files = snapshot(folder)
+    report = Run(TableRecord("t", "iceberg", str(folder)), tmp_path / "work").run()
+    assert report["removed"]["files"] == len(ORPHANS)
+    assert report["kept"]["needed by a metadata file that the table does not know"] > 4
+    left = snapshot(folder)
+    assert set(left) == set(kept_files) - {f"{folder}/{name}" for name in ORPHANS}
+    assert len(theirs & set(left)) == len(theirs) - 1  # without the file that was renamed
 
 
 def test_other_registered_tables_beside_the_folder_and_other_names_of_the_table_do_not_matter(tmp_path: Path) -> None:
