@@ -14,22 +14,28 @@ from distop.protocol.texts import plural
 from distop.runtime.java import active
 from distop.storage import deletion
 from distop.storage.confinement import note_copy
-from distop.storage.files import for_arrow, local_path
+from distop.storage.files import for_arrow
 from distop.storage.location import Location
 from distop.storage.opened_stores import store_of
 from distop.storage.places import make_stage
 from distop.storage.storage_urls import check_paths
 from distop.storage.store_errors import unavailable
-from distop.tables.iceberg import iceberg_jar, iceberg_rows, java_tables, manifest_facts
-from distop.tables.iceberg.metadata_file import current_metadata_file, read_file, read_metadata
+from distop.tables.iceberg import iceberg_jar, iceberg_rows, java_tables, manifest_facts, staging_table
+from distop.tables.iceberg.metadata_file import current_metadata_file, read_metadata
 from distop.tables.iceberg.snapshot_checks import check_opened
+from distop.tables.iceberg.staging_table import (
+    check_complete,
+    data_url,
+    raw_metadata,
+    schema_of,
+    staging_metadata,
+)
 from distop.tables.iceberg.written_folders import check_folder
-from distop.tables.reading import row_counts
 from distop.tables.reading.file_facts import quote
 from distop.tables.spark import spark_catalog
 from distop_behaviors.apply.apply_report import Staged
 from distop_behaviors.apply.staged_files import CONTENTS, TABLE, contents_of, discard, purpose_of
-from distop_behaviors.apply.type_narrowing import new_schema, staging_metadata
+from distop_behaviors.apply.type_narrowing import new_schema
 from distop_behaviors.reading.check_session import session_of
 
 if TYPE_CHECKING:
@@ -41,26 +47,8 @@ if TYPE_CHECKING:
     from distop_behaviors.apply.constraints import Narrowed
     from distop_behaviors.apply.staged_files import StageFolders
 
-_NAMED = 10
-"""Maximum number of further files in an error."""
+
 _CATALOG = "spark.sql.catalog.default_iceberg"
-
-
-class RowsLost(Exception):
-    """Rows of a file are missing in the rewritten files. The text names the file."""
-
-
-def raw_metadata(session: Any, source: str) -> dict[str, Any]:
-    """The metadata in a file, as parsed and written by Iceberg. ``source``: its path, like in a plan."""
-    metadata = java_tables.table_of(session, read_file(source)).operations().current()
-    raw: dict[str, Any] = json.loads(session._jvm.org.apache.iceberg.TableMetadataParser.toJson(metadata))
-    return raw
-
-
-def schema_of(metadata: Mapping[str, Any], schema_id: int | None = None) -> dict[str, Any]:
-    """The current schema of raw metadata, or the schema with this id."""
-    wanted = metadata["current-schema-id"] if schema_id is None else schema_id
-    return next(schema for schema in metadata["schemas"] if schema["schema-id"] == wanted)
 
 
 def stage(
@@ -98,7 +86,7 @@ def stage(
         else:
             _write(session, source, files, schema, narrowed, into.table)
         staged = _staged_in(into.table)
-        _check_complete(ctx, session, source, files, staged.rows)
+        check_complete(ctx.check_cancelled, session, source, files, staged.rows)
         paths = (path for path, _, _ in files)
         contents = contents_of(paths, int(raw["current-schema-id"]), int(raw["last-column-id"]), ids)
         contents |= {"snapshot": manifest_facts.snapshot_of(source, frozenset()).id, "staged": staged.model_dump()}
@@ -120,13 +108,6 @@ def _write_metadata(into: StageFolders, raw: Mapping[str, Any], schema: Mapping[
     store.put(f"{TABLE}/metadata/version-hint.text", b"1")
 
 
-def data_url(table: str, data: Place) -> str:
-    """The URL of staged data with the scheme of the table's location: readers may know ``s3a:`` alone."""
-    url = java_tables.uri(data.location)
-    scheme = "file" if local_path(table) is not None else table.partition("://")[0]
-    return f"{scheme}://{url.partition('://')[2]}"
-
-
 def _staged_in(location: str) -> Staged:
     snapshot = read_metadata(current_metadata_file(Location.of(location)))[0].current_snapshot()
     summary = dict(snapshot.summary.additional_properties) if snapshot is not None and snapshot.summary else {}
@@ -135,39 +116,6 @@ def _staged_in(location: str) -> Staged:
         rows=int(summary.get("added-records", 0)),
         bytes=int(summary.get("added-files-size", 0)),
     )
-
-
-def _check_complete(ctx: JobContext, session: Any, source: str, files: Sequence[PlannedFile], written: int) -> None:
-    """Raises RowsLost unless all rows of the files were written, except deleted ones.
-
-    The reader silently skips rows of a file whose footer has wrong positions, and the rewrite would remove them from
-    the table. The manifests have the row count of each file. If the total differs, or if the manifests do not count the
-    deleted rows, a separate query counts each file.
-    """
-    known = manifest_facts.snapshot_of(source, frozenset(), ctx.check_cancelled).files
-    facts = [known[path] for path, _, _ in files]
-    if written == row_counts.expected_rows(facts):
-        return
-    ctx.check_cancelled()
-    found = iceberg_rows.count_rows(session, source, files)
-    wrong = row_counts.misread_files(row_counts.with_deletes(facts, found.deleted), found.kept, row_counts.MANIFEST)
-    if wrong:
-        first, *others = wrong
-        more = ""
-        if others:
-            have = "has" if len(others) == 1 else "have"
-            names = ", ".join(others[:_NAMED])
-            rest = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
-            more = f"; {plural(len(others), 'other file')} {have} the same problem: {names}{rest}"
-        raise RowsLost(
-            f"cannot rewrite the table: {wrong[first]}{more}; restore these files, or remove them from the table"
-        )
-    rows = sum(found.kept.values())
-    if written != rows:
-        raise RowsLost(
-            f"cannot rewrite the table: {plural(written, 'row')} were written, but Spark finds {rows} in "
-            f"{plural(len(files), 'file')}, such as {files[0][0]}"
-        )
 
 
 def _write(
@@ -209,31 +157,12 @@ def _write_with_lineage(
     narrowed: Sequence[Narrowed],
     location: str,
 ) -> None:
-    """Rewrite rows with their row ids and last commit numbers (row lineage).
-
-    Iceberg writes these only in its own rewrites: such a rewrite gets a table by name, and returns the new files for
-    the caller to commit.
-    """
+    """Rewrite rows with their row ids and last commit numbers (row lineage)."""
     from pyspark.sql import functions as F
 
-    jvm = session._jvm
-    conf = session._jsparkSession.sessionState().newHadoopConf()
-    table = jvm.org.apache.iceberg.hadoop.HadoopTables(conf).load(java_tables.uri(location))
-    name, cache = f"distop-written-{uuid.uuid4().hex}", java_tables.table_cache(session)
-    written = jvm.org.apache.iceberg.spark.FileRewriteCoordinator.get()
     columns = [*_columns(schema, narrowed), *map(F.col, iceberg_rows.LINEAGE)]
     rows = iceberg_rows.read(session, source, files, lineage=True).select(*columns)
-    cache.add(name, table)
-    try:
-        with active(session):
-            rows.write.format("iceberg").mode("append").option("check-nullability", "false").save(name)
-        appending = table.newFastAppend()
-        for file in written.fetchNewFiles(table, name):
-            appending.appendFile(file)
-        appending.commit()
-    finally:
-        cache.remove(name)
-        written.clearRewrite(table, name)
+    staging_table.write_as_rewrite(session, rows, location)
 
 
 def view(ctx: JobContext, source: str, schema_id: int, place: Place) -> str:

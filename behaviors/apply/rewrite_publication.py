@@ -21,7 +21,7 @@ from distop.storage import deletion, places
 from distop.storage.files import local_path
 from distop.tables import plan_table
 from distop.tables.commits import CommitUnknown, Conflict
-from distop.tables.iceberg import iceberg_format
+from distop.tables.iceberg import iceberg_format, staging_table
 from distop.tables.iceberg.iceberg_changes import equality_ids, new_files, replaced_files
 from distop.tables.iceberg.iceberg_version import IcebergVersion
 from distop.tables.iceberg.metadata_file import read_metadata
@@ -237,7 +237,7 @@ class Narrowing(Applying):
         """Rewrite files by :func:`file_rewrite.stage`. Raises JobFailed, with an outcome, if rows are missing."""
         try:
             return file_rewrite.stage(self._ctx, source, files, self._narrowed, ids, stage, self._certificate.digest)
-        except file_rewrite.RowsLost as error:
+        except staging_table.RowsLost as error:
             self.outcome.verdict = "error"
             raise JobFailed(str(error), self.outcome) from error
 
@@ -289,7 +289,7 @@ class Narrowing(Applying):
                 "bytes": sum(s.bytes for s in written),
             },
         }
-        raw = file_rewrite.raw_metadata(self._ctx.spark, head.source)
+        raw = staging_table.raw_metadata(self._ctx.spark, head.source)
 
         def with_mark(snapshot: str) -> Mapping[str, str | None]:
             text = json.dumps({**mark, "snapshot": snapshot}, ensure_ascii=False, sort_keys=True)
@@ -298,7 +298,7 @@ class Narrowing(Applying):
 
         self._ctx.status("committing the new schema and files")
         rewrite = Rewrite(
-            schema=type_narrowing.new_schema(file_rewrite.schema_of(raw), self._narrowed, ids, required),
+            schema=type_narrowing.new_schema(staging_table.schema_of(raw), self._narrowed, ids, required),
             staged=[unit.stage for unit in units],
             replaced=None,
             properties=with_mark,
@@ -343,7 +343,7 @@ class Narrowing(Applying):
                 return None
             Rewritten.model_validate(mark["rewritten"])
             metadata = read_metadata(head.source)[0]
-            former = file_rewrite.schema_of(json.loads(metadata.model_dump_json()), int(mark["schema"]))
+            former = staging_table.schema_of(json.loads(metadata.model_dump_json()), int(mark["schema"]))
             ids = {int(old): int(new) for old, new in mark["narrowed"].items()}
             whole = isinstance(mark["required"], list) and isinstance(mark["properties"], dict)
             stands = whole and not self._undone(head, metadata, ids)

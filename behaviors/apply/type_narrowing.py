@@ -13,8 +13,6 @@ from distop.errors import InvalidArgument
 from distop.storage.files import local_path
 from distop.storage.storage_options import bucket_of, in_object_store
 from distop.tables.iceberg.iceberg_fields import spark_type
-from distop.tables.iceberg.java_tables import optional
-from distop.tables.iceberg.table_properties import for_writing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -22,17 +20,9 @@ if TYPE_CHECKING:
     from distop_behaviors.apply.constraints import Narrowed
     from distop_behaviors.validate.certificate import Certificate
 
-DATA_PATH = "write.data.path"
 _FORMAT = "write.format.default"
 _LAST_VERSION = 3
 """The last known format version. Later ones may have features that a rewrite would lose."""
-_KEPT = frozenset(
-    {
-        *("table-uuid", "last-updated-ms", "next-row-id", "partition-specs", "default-spec-id", "last-partition-id"),
-        *("sort-orders", "default-sort-order-id"),
-    }
-)
-"""The fields of a table's metadata that determine how files are written, besides the schema and properties."""
 
 
 def columns_to_narrow(narrowed: Iterable[Narrowed], certificate: Certificate) -> list[Narrowed]:
@@ -145,26 +135,3 @@ def new_name_mapping(mapping: str | None, ids: Mapping[int, int]) -> str | None:
         return None
     fields = [{**one, "field-id": ids.get(one.get("field-id"), one.get("field-id"))} for one in json.loads(mapping)]
     return json.dumps(fields)
-
-
-def staging_metadata(
-    metadata: Mapping[str, Any], schema: Mapping[str, Any], location: str, data: str
-) -> dict[str, Any]:
-    """The metadata of an empty staging table, whose writers write files like the real table's into ``data``.
-
-    It has this schema, and the specs, sort order and allowed properties (``table_properties``) of the real table. Its
-    columns are optional, so that a NULL in a required column stays a NULL.
-    """
-    kept = {name: value for name, value in metadata.items() if name in _KEPT}
-    highest = max(metadata["last-column-id"], *(field["id"] for field in schema["fields"]))
-    properties = for_writing(metadata.get("properties", {}))
-    return kept | {
-        "format-version": max(int(metadata["format-version"]), 2),
-        "location": location,
-        "schemas": [{**optional(schema), "schema-id": 0}],
-        "current-schema-id": 0,
-        "last-column-id": highest,
-        "last-sequence-number": 0,
-        "properties": properties | {DATA_PATH: data},
-        **{name: [] for name in ("snapshots", "snapshot-log", "metadata-log", "statistics", "partition-statistics")},
-    }

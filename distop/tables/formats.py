@@ -143,7 +143,7 @@ class Format(ABC):
         """
         raise InvalidArgument(
             f"the files of the table {table.name!r} cannot be replaced in one step, because it is a folder of "
-            f"{table.format} files: only the files of Delta tables can"
+            f"{table.format} files: only the files of Iceberg and Delta tables can"
         )
 
     def data_folder(self, table: TableRecord, check: Callable[[], None], spark: Spark) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from distop.protocol.frozen import frozen
 from distop.storage.store_errors import unavailable
 from distop.tables.iceberg.manifest_list import manifests_of
 
@@ -75,7 +76,7 @@ def replaced_files(
                 if (entry.data_file.file_path, _sequence(entry, m)) not in here
             }
             one, other = (
-                {_identity(m, e): _referenced(e) for m, e in entries(d, io, check)} for d in (old_deletes, deletes)
+                {_identity(m, e): referenced_file(e) for m, e in entries(d, io, check)} for d in (old_deletes, deletes)
             )
     except OSError as error:
         raise unavailable(f"cannot read the manifests of {metadata.location!r}: {error}", error) from error
@@ -85,6 +86,77 @@ def replaced_files(
             return None
         found.add(referenced)
     return frozenset(found)
+
+
+@frozen
+class PositionDeletes:
+    """A file of position deletes, or a deletion vector: the paths of the data files that it may apply to."""
+
+    low: str
+    high: str
+
+    def applies_to(self, path: str) -> bool:
+        """Whether rows of a data file may be deleted."""
+        return self.low <= path and (not self.high or path <= self.high)
+
+
+def is_ancestor(metadata: Any, snapshot: str) -> bool:
+    """Whether a snapshot, by its id, is the current one or was before it. False if an expired one is between them."""
+    known = {str(one.snapshot_id): one for one in metadata.snapshots}
+    current = metadata.current_snapshot()
+    at = str(current.snapshot_id) if current is not None else None
+    while at is not None and at in known:
+        if at == snapshot:
+            return True
+        parent = known[at].parent_snapshot_id
+        at = None if parent is None else str(parent)
+    return False
+
+
+def new_position_deletes(
+    metadata: Any, io: ManifestIO, since: str, check: Callable[[], None] = lambda: None
+) -> list[PositionDeletes] | None:
+    """The position deletes of the current snapshot that the snapshot ``since`` did not have; None if that is unknown.
+
+    Equality deletes are left out: they apply by sequence numbers. Raises TableUnavailable if a manifest cannot be read.
+    """
+    current = metadata.current_snapshot()
+    former = next((s for s in metadata.snapshots if str(s.snapshot_id) == since), None)
+    if former is None or current is None:
+        return None
+    if current is former:
+        return []
+    try:
+        with io.watched():
+            before, now = manifests_of(former, io), manifests_of(current, io)
+            shared = {m.manifest_path for m in before} & {m.manifest_path for m in now}
+            old = {_identity(m, e) for m, e in _position_deletes(before, shared, io, check)}
+            fresh = [e for m, e in _position_deletes(now, shared, io, check) if _identity(m, e) not in old]
+    except OSError as error:
+        raise unavailable(f"cannot read the manifests of {metadata.location!r}: {error}", error) from error
+    return [_paths_of(entry) for entry in fresh]
+
+
+def _position_deletes(
+    manifests: Sequence[Any], shared: set[str], io: ManifestIO, check: Callable[[], None]
+) -> Iterator[tuple[Any, Any]]:
+    from pyiceberg.manifest import DataFileContent
+
+    deletes = [m for m in _split(manifests)[1] if m.manifest_path not in shared]
+    for manifest, entry in entries(deletes, io, check):
+        if entry.data_file.content == DataFileContent.POSITION_DELETES:
+            yield manifest, entry
+
+
+def _paths_of(entry: Any) -> PositionDeletes:
+    referenced = referenced_file(entry)
+    if referenced is not None:
+        return PositionDeletes(referenced, referenced)
+    file = entry.data_file
+    low, high = ((bounds or {}).get(_PATH_ID) for bounds in (file.lower_bounds, file.upper_bounds))
+    if low is None or high is None:
+        return PositionDeletes("", "")
+    return PositionDeletes(low.decode(), high.decode())
 
 
 def equality_ids(metadata: Any, io: ManifestIO, check: Callable[[], None] = lambda: None) -> list[list[int]]:
@@ -107,7 +179,7 @@ def _difference(former: Any, current: Sequence[Any], io: ManifestIO, check: Call
         manifests = manifests_of(former, io)
         old_data, old_deletes = _split([m for m in manifests if m.manifest_path not in now])
         before = {(entry.data_file.file_path, _sequence(entry, m)) for m, entry in entries(old_data, io, check)}
-        applied = {_identity(m, entry): _referenced(entry) for m, entry in entries(old_deletes, io, check)}
+        applied = {_identity(m, entry): referenced_file(entry) for m, entry in entries(old_deletes, io, check)}
     except FileNotFoundError:
         return None  # expired meanwhile; if all files are missing, reading them reports it
     shared = {m.manifest_path for m in manifests}
@@ -180,7 +252,7 @@ def _identity(manifest: Any, entry: Any) -> tuple[str, int | None, int]:
     return entry.data_file.file_path, field_of(entry, "content_offset"), _sequence(entry, manifest)
 
 
-def _referenced(entry: Any) -> str | None:
+def referenced_file(entry: Any) -> str | None:
     """The only data file to which a delete file applies, by its own field or its path bounds; None if unknown."""
     from pyiceberg.manifest import DataFileContent
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from distop.protocol.plan import PartitionPlan, Pinned, Planned
     from distop.protocol.records import TableRecord
+    from distop.tables.commits import FileReplacer, ReplacementContext
     from distop.tables.expiration import Expiration
     from distop.tables.formats import Spark
     from distop.tables.reachability import Reachability
@@ -142,6 +143,17 @@ class IcebergFormat(Format):
         by_catalog = _folder(table, options) is None
         found = IcebergReachability.of(_current(table, options, check), check, hint=not by_catalog)
         return IcebergExpiration(table, found, check, by_catalog=by_catalog)
+
+    def replacer(self, table: TableRecord, ctx: ReplacementContext) -> FileReplacer:
+        from distop.tables.iceberg.iceberg_replacer import IcebergReplacer
+
+        return IcebergReplacer(table, ctx, by_catalog=self.changes(table).by_catalog)
+
+    def data_folder(self, table: TableRecord, check: Callable[[], None], spark: Spark) -> str:
+        from distop.tables.iceberg.iceberg_fields import local_path
+
+        place = self.place_of(table, check, spark).rstrip("/")
+        return f"{local_path(place) or place}/data"
 
     def changes(self, table: TableRecord) -> Changes:
         return Changes(check_options(table.options, "iceberg").catalog)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("distop.tables")
 
 _METADATA = "metadata"
+_VALIDATION = "org.apache.iceberg.exceptions.ValidationException"
 _LOG_LIMIT = "write.metadata.previous-versions-max"
 FOLDER = "distop-"
 """The prefix of the folder for the manifests of a commit through a catalog."""
@@ -59,6 +60,25 @@ class Rewrite:
     staged: Sequence[StagedTable]
     replaced: frozenset[str] | None
     properties: Callable[[str], Mapping[str, str | None]]
+
+
+@frozen
+class ReplacedFiles:
+    """Data files that were read from one snapshot, and their replacement by staged files with the same rows.
+
+    ``manifests``: those of the current snapshot with the removed files; ``delete_manifests``: those with deletes that
+    apply to one of them alone.
+    """
+
+    read: int
+    removed: frozenset[str]
+    manifests: frozenset[str]
+    delete_manifests: frozenset[str]
+    staged: Sequence[StagedTable]
+
+
+class FilesChanged(Exception):
+    """The table no longer has files that are to be replaced, or other position deletes apply to them."""
 
 
 class Production:
@@ -119,6 +139,72 @@ class Production:
             rewriting.commit()
         snapshot = self._made.current().currentSnapshot()
         return self._with(rewrite.properties(str(snapshot.snapshotId()) if snapshot is not None else NO_SNAPSHOT))
+
+    def replaced(self, batches: Sequence[ReplacedFiles], marks: Mapping[str, str]) -> Any:
+        """The metadata after replacing data files by others with the same rows, in one snapshot for each batch.
+
+        The new files get the sequence number of the snapshot that was read: equality deletes that were added since
+        still apply to them. ``marks``: for the summaries of the snapshots. Raises FilesChanged if Iceberg finds that a
+        file is missing, or has new position deletes; UnsafePath for a new file that is outside its stage.
+        """
+        from py4j.protocol import Py4JJavaError
+
+        lists = self._iceberg.relocated.com.google.common.collect.Lists
+        try:
+            for batch in batches:
+                rewriting = self._transaction.newRewrite().validateFromSnapshot(batch.read)
+                read = self.base.snapshot(batch.read)
+                if read is None:
+                    raise FilesChanged(f"the snapshot {batch.read} that was read is expired")
+                missing = set(batch.removed)
+                for file in self._files_of(batch.manifests):
+                    if (path := str(file.location())) in missing:
+                        missing.discard(path)
+                        rewriting.deleteFile(file)
+                if missing:
+                    raise FilesChanged(f"the table no longer has the file {min(missing)}")
+                for delete in self._deletes_of(batch.removed, batch.delete_manifests):
+                    rewriting.deleteFile(delete)
+                for staged in batch.staged:
+                    metadata, manifests = staged.metadata()
+                    source = table_of(self._session, metadata)
+                    if (snapshot := source.currentSnapshot()) is not None:
+                        check_same(metadata.source, manifests, snapshot, source.io())
+                        for file in lists.newArrayList(snapshot.addedDataFiles(source.io())):
+                            staged.check_file(str(file.location()))
+                            rewriting.addFile(file)
+                rewriting.dataSequenceNumber(read.sequenceNumber())
+                for name, value in marks.items():
+                    rewriting.set(name, value)
+                rewriting.commit()
+        except Py4JJavaError as error:
+            if str(error.java_exception.getClass().getName()) == _VALIDATION:
+                raise FilesChanged(str(error.java_exception.getMessage())) from error
+            raise
+        return self._made.current()
+
+    def _files_of(self, manifests: frozenset[str]) -> Iterator[Any]:
+        """The data files in these manifests of the loaded snapshot, with their statistics."""
+        lists = self._iceberg.relocated.com.google.common.collect.Lists
+        for manifest in self.base.currentSnapshot().dataManifests(self._table.io()):
+            if str(manifest.path()) in manifests:
+                reader = self._iceberg.ManifestFiles.read(manifest, self._table.io(), self.base.specsById())
+                yield from lists.newArrayList(reader)
+                reader.close()
+
+    def _deletes_of(self, removed: frozenset[str], manifests: frozenset[str]) -> Iterator[Any]:
+        """The delete files in these manifests that apply to no other data file than one of the removed ones."""
+        lists = self._iceberg.relocated.com.google.common.collect.Lists
+        util = self._iceberg.util.ContentFileUtil
+        for manifest in self.base.currentSnapshot().deleteManifests(self._table.io()):
+            if str(manifest.path()) not in manifests:
+                continue
+            reader = self._iceberg.ManifestFiles.readDeleteManifest(manifest, self._table.io(), self.base.specsById())
+            for delete in lists.newArrayList(reader):
+                referenced = util.referencedDataFileLocation(delete)
+                if referenced is not None and str(referenced) in removed:
+                    yield delete
+            reader.close()
 
     def rolled_back(
         self, schema: int, snapshot: int | None, kept: frozenset[str], change: Mapping[str, str | None]

@@ -22,6 +22,7 @@ from distop.errors import InvalidArgument, UnsafePath
 from distop.storage.deletion import Place
 from distop.storage.opened_stores import store_of
 from distop.storage.places import Attempt, stage_of
+from distop.tables.iceberg import staging_table
 from distop.tables.iceberg.table_properties import for_reading, for_writing
 from distop_behaviors.apply import file_rewrite, staged_files, type_narrowing
 from distop_behaviors.apply.apply_report import CertifiedArgument, Staged
@@ -92,7 +93,7 @@ def test_a_staging_table_writes_like_the_real_one_and_only_into_its_stage() -> N
         "default-spec-id": 1,
         "properties": properties, "snapshots": [{"snapshot-id": 1}], "current-snapshot-id": 1, "refs": {"main": {}},
     }  # fmt: skip
-    made = type_narrowing.staging_metadata(
+    made = staging_table.staging_metadata(
         metadata, type_narrowing.new_schema(SCHEMA, [N], {2: 9}), "file:///stage", "/t/data/distop-1"
     )
     assert made["properties"] == {

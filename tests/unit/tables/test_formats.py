@@ -43,7 +43,10 @@ CHANGES = {
     "distop.tables.iceberg.written_folders",
     *(f"distop.tables.iceberg.{name}" for name in ("manifest_facts", "table_properties", "java_tables")),
     *(f"distop.tables.iceberg.{name}" for name in ("snapshot_plan", "snapshot_checks")),
-    *(f"distop.tables.iceberg.{name}" for name in ("new_metadata", "folder_publisher", "catalog_publisher")),
+    *(
+        f"distop.tables.iceberg.{name}"
+        for name in ("new_metadata", "folder_publisher", "catalog_publisher", "staging_table")
+    ),
     *(f"distop.tables.delta.{name}" for name in ("delta_log", "delta_version", "metadata_commit", "log_publisher")),
 }
 """Further modules that ``apply`` imports: it changes tables of the two formats that can be changed.

@@ -1,0 +1,351 @@
+"""Replaces data files of an Iceberg table, as its own ``rewrite_data_files`` does, in snapshots of several groups.
+
+The new files have the partition spec of the old ones and the sequence number of the snapshot that was read. So equality
+deletes that arrive meanwhile apply to them as to the old files, and are not lost. Position deletes and deletion vectors
+name old files: a group with new ones is left out of the commit.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from distop.errors import InvalidArgument, UnsafePath
+from distop.protocol.texts import did_you_mean, plural
+from distop.storage import deletion
+from distop.storage.confinement import normal_form
+from distop.storage.opened_stores import store_of
+from distop.storage.places import make_stage
+from distop.tables.commits import Candidate, Conflict, Fate, FileReplacer, Marks, Replacement, RowsDiffer
+from distop.tables.iceberg import iceberg_jar, iceberg_rows, java_tables, manifest_facts, staging_table
+from distop.tables.iceberg.catalog_publisher import CatalogPublisher
+from distop.tables.iceberg.folder_publisher import FolderPublisher
+from distop.tables.iceberg.iceberg_changes import entries, is_ancestor, new_position_deletes, referenced_file
+from distop.tables.iceberg.iceberg_fields import columns_of
+from distop.tables.iceberg.manifest_list import manifests_of
+from distop.tables.iceberg.metadata_file import current_metadata_file, read_file, read_metadata
+from distop.tables.iceberg.new_metadata import FilesChanged, ReplacedFiles
+from distop.tables.iceberg.snapshot_checks import check_opened
+from distop.tables.iceberg.snapshot_files import data_files
+from distop.tables.iceberg.staged_metadata import check_staged
+from distop.tables.iceberg.written_folders import check_folder
+from distop.tables.reading import spark_copy
+from distop.tables.reading.file_facts import quote
+from distop.tables.staged_files import StagedFiles
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from distop.protocol.plan import PartitionPlan, Planned
+    from distop.protocol.records import TableRecord
+    from distop.tables.commits import Head, Layout, ReplacementContext
+    from distop.tables.iceberg.metadata_file import MetadataFile
+
+TABLE = "table"
+"""The folder of the staging table in a stage."""
+_LAST_VERSION = 3
+_FORMAT = "write.format.default"
+_UNSORTED = {"sort-orders": [{"order-id": 0, "fields": []}], "default-sort-order-id": 0}
+_OPTIONS = {
+    # One task writes one file: the rows are arranged before, and are of one partition.
+    "target-file-size-bytes": str(1 << 60),
+    "use-table-distribution-and-ordering": "false",
+    "distribution-mode": "none",
+}
+_CODECS = {"none": "uncompressed"}
+
+
+class IcebergReplacer(FileReplacer):
+    """Replaces files of an Iceberg table by path or in a catalog."""
+
+    def __init__(self, table: TableRecord, ctx: ReplacementContext, *, by_catalog: bool) -> None:
+        self._table = table
+        self._ctx = ctx
+        self._publisher: CatalogPublisher | FolderPublisher = (
+            CatalogPublisher(table, ctx, ctx.check_cancelled) if by_catalog else FolderPublisher(table, ctx)
+        )
+
+    # ------------------------------------------------------------------ planning
+
+    def check(self, planned: Planned, layout: Layout) -> None:
+        self._publisher.check_folders(rewritten=True)
+        metadata, _ = read_metadata(planned.partitions[0].source)
+        if metadata.format_version > _LAST_VERSION:
+            raise InvalidArgument(
+                f"the files of the Iceberg table {self._table.name!r} are not replaced, because it has the format "
+                f"version {metadata.format_version}: versions up to {_LAST_VERSION} are supported"
+            )
+        if (kind := str(metadata.properties.get(_FORMAT, "parquet")).lower()) != "parquet":
+            raise InvalidArgument(
+                f"the files of the Iceberg table {self._table.name!r} are not replaced: compact writes Parquet files, "
+                f"but the table's file format is {kind}"
+            )
+        schema = metadata.schema()
+        java_tables.check_columns(json.loads(schema.model_dump_json(by_alias=True)))
+        names = [field.name for field in schema.fields]
+        for name in layout.sort_by:
+            if name not in names:
+                raise InvalidArgument(f"sort_by names {name!r}{did_you_mean(name, names)}")
+
+    def candidates(self, planned: Planned) -> Iterator[Candidate]:
+        metadata, io = read_metadata(planned.partitions[0].source)
+        snapshot = metadata.current_snapshot()
+        if snapshot is None:
+            return
+        check = self._ctx.check_cancelled
+        names: dict[str, str] = {}
+        deletes: dict[str, int] = {}
+        with io.watched():
+            for prefix, name, file in data_files(planned.partitions[0].source, metadata, snapshot, io, check, []):
+                names[file[0]] = f"{prefix}{name}".rstrip("/")
+            for _, entry in entries(_of_deletes(manifests_of(snapshot, io)), io, check):
+                if (path := referenced_file(entry)) is not None:
+                    deletes[path] = deletes.get(path, 0) + 1
+        for partition in planned.partitions:
+            for one in partition.files:
+                yield Candidate(one, names[one[0]], deletes.get(one[0], 0))
+
+    # ------------------------------------------------------------------ writing
+
+    def rewrite(self, plan: PartitionPlan, layout: Layout, stage: StagedFiles) -> Replacement:
+        from pyspark.sql import functions as F
+
+        check_opened(plan.source, (path for path, _, _ in plan.files), ())
+        session = spark_copy.session_of(self._ctx.spark)
+        iceberg_jar.check_installed(session._jvm)
+        raw = staging_table.raw_metadata(session, plan.source)
+        lineage = int(raw["format-version"]) >= java_tables.ROW_LINEAGE
+        spec = self._spec_of(plan)
+        location = f"{stage.place.location}/{TABLE}"
+        self._write_metadata(stage, raw, spec, location)
+        # All readers of the table must be able to read its data files.
+        make_stage(stage.data, 0o755)
+        check_folder(stage.data)
+        self._ctx.status(f"rewriting {plural(len(plan.files), 'file')}")
+        kinds = dict(columns_of(read_metadata(plan.source)[0].schema()))
+        if lineage:
+            kinds |= dict.fromkeys(iceberg_rows.LINEAGE, "bigint")
+        columns = [F.col(quote(name)) for name in kinds]
+        frame = iceberg_rows.read(session, plan.source, plan.files, lineage=lineage).select(*columns)
+        frame, observation = spark_copy.observed(spark_copy.arranged(frame, layout.outputs, layout.sort_by), kinds)
+        codec = {"compression-codec": _CODECS.get(layout.codec, layout.codec)} if layout.codec is not None else {}
+        staging_table.write_as_rewrite(session, frame, location, {**_OPTIONS, **codec})
+        staged = _StagedTable(stage)
+        file, _ = staged.metadata()
+        added = self._added(file, spec, plan)
+        rows = sum(count for _, _, count in added)
+        staging_table.check_complete(self._ctx.check_cancelled, session, plan.source, plan.files, rows)
+        wanted = spark_copy.seen(observation)
+        if added:
+            files = [(path, size, 0) for path, size, _ in added]
+            back = iceberg_rows.read(session, file.source, files, lineage=lineage).select(*columns)
+            found = spark_copy.checksum(back, kinds)
+            if found != wanted:
+                raise RowsDiffer(f"the checksum of the new files is {found}, but the rows that were read have {wanted}")
+        known = manifest_facts.snapshot_of(plan.source, frozenset(), self._ctx.check_cancelled).files
+        total = sum(int(known[path].rows or 0) for path, _, _ in plan.files)
+        sizes = tuple(size for _, size, _ in added)
+        return Replacement(
+            plan.partition,
+            len(plan.files),
+            sum(size for _, size, _ in plan.files),
+            rows,
+            max(total - rows, 0),
+            len(added),
+            sum(sizes),
+            sizes,
+            {
+                "read": str(read_metadata(plan.source)[0].current_snapshot().snapshot_id),
+                "removed": [path for path, _, _ in plan.files],
+                "added": [path for path, _, _ in added],
+                "stage": [stage.place.anchor, stage.place.path],
+                "data": [stage.data.anchor, stage.data.path],
+            },
+        )
+
+    def _spec_of(self, plan: PartitionPlan) -> int:
+        """The partition spec of the files of a group. Raises InvalidArgument if they have several."""
+        metadata, io = read_metadata(plan.source)
+        wanted = {path for path, _, _ in plan.files}
+        specs: set[int] = set()
+        with io.watched():
+            manifests = _of_data(manifests_of(metadata.current_snapshot(), io))
+            for manifest, entry in entries(manifests, io, self._ctx.check_cancelled):
+                if entry.data_file.file_path in wanted:
+                    specs.add(int(manifest.partition_spec_id))
+        if len(specs) != 1:
+            raise InvalidArgument(f"the files of the group {plan.name} do not have one partition spec: {sorted(specs)}")
+        return specs.pop()
+
+    def _write_metadata(self, stage: StagedFiles, raw: Mapping[str, Any], spec: int, location: str) -> None:
+        for place in (stage.place, stage.data):
+            deletion.check_unlinked(place)
+        data = staging_table.data_url(str(raw["location"]), stage.data)
+        schema = staging_table.schema_of(raw)
+        metadata = staging_table.staging_metadata(raw, schema, java_tables.uri(location), data)
+        metadata |= {"default-spec-id": spec, **_UNSORTED}
+        store = store_of(stage.place)
+        store.put(f"{TABLE}/metadata/v1.metadata.json", json.dumps(metadata).encode())
+        store.put(f"{TABLE}/metadata/version-hint.text", b"1")
+
+    def _added(self, file: MetadataFile, spec: int, plan: PartitionPlan) -> list[tuple[str, int, int]]:
+        """The new files with size and rows. Raises RowsDiffer if they are not of the partition of the old ones."""
+        metadata, io = file.content, file.manifests()
+        found: list[tuple[str, int, int]] = []
+        partitions = set()
+        snapshot = metadata.current_snapshot()
+        if snapshot is None:
+            return found
+        with io.watched():
+            for manifest, entry in entries(manifests_of(snapshot, io), io, self._ctx.check_cancelled):
+                one = entry.data_file
+                found.append((one.file_path, one.file_size_in_bytes, one.record_count))
+                partitions.add((int(manifest.partition_spec_id), repr(one.partition)))
+        if len(partitions) > 1 or any(number != spec for number, _ in partitions):
+            raise RowsDiffer(f"the new files of {plan.name} are of other partitions than the old ones")
+        return found
+
+    # ------------------------------------------------------------------ committing
+
+    def load(self) -> Head:
+        return self._publisher.load()
+
+    def fates(self, head: Head, replacements: Sequence[Replacement]) -> Sequence[Fate]:
+        state = _State(head, self._ctx)
+        return [
+            state.fate(one.detail["removed"], str(one.detail["read"]), one.group, one.digest) for one in replacements
+        ]
+
+    def plan_fates(self, head: Head, plans: Sequence[PartitionPlan]) -> Sequence[Fate]:
+        state, found = _State(head, self._ctx), []
+        for plan in plans:
+            current = read_metadata(plan.source)[0].current_snapshot()
+            read = str(current.snapshot_id) if current is not None else ""
+            found.append(state.fate([path for path, _, _ in plan.files], read, plan.partition, ""))
+        return found
+
+    def committed(self, head: Head, plan: PartitionPlan) -> Mapping[int, str]:
+        return {group: version for group, (_, version) in _State(head, self._ctx).groups.items()}
+
+    def again(self, head: Head, plan: PartitionPlan) -> PartitionPlan | None:
+        live = manifest_facts.snapshot_of(head.source, frozenset(), self._ctx.check_cancelled).files
+        files = tuple(file for file in plan.files if file[0] in live)
+        if len(files) < min(2, len(plan.files)):
+            return None
+        return replace(plan, files=files, bytes=sum(file[1] for file in files), source=head.source)
+
+    def commit(self, head: Head, replacements: Sequence[Replacement], marks: Marks) -> str:
+        batches = [
+            self._batch(head, int(read), [one for one in replacements if str(one.detail["read"]) == read])
+            for read in dict.fromkeys(str(one.detail["read"]) for one in replacements)
+        ]
+        texts = marks.texts(replacements)
+        try:
+            self._publisher.commit_produced(head, lambda production: production.replaced(batches, texts))
+        except FilesChanged as error:
+            raise Conflict(str(error)) from error
+        current = read_metadata(self.load().source)[0]
+        first = replacements[0]
+        for one in reversed(current.snapshots):
+            if Marks.groups_in(_summary(one), self._ctx.operation).get(first.group) == first.digest:
+                return str(one.snapshot_id)
+        return ""  # expired meanwhile
+
+    def _batch(self, head: Head, read: int, replacements: Sequence[Replacement]) -> ReplacedFiles:
+        metadata, io = read_metadata(head.source)
+        removed = frozenset(str(path) for one in replacements for path in one.detail["removed"])
+        data, deletes = set(), set()
+        check = self._ctx.check_cancelled
+        with io.watched():
+            manifests = manifests_of(metadata.current_snapshot(), io)
+            for manifest, entry in entries(_of_data(manifests), io, check):
+                if entry.data_file.file_path in removed:
+                    data.add(str(manifest.manifest_path))
+            for manifest, entry in entries(_of_deletes(manifests), io, check):
+                if referenced_file(entry) in removed:
+                    deletes.add(str(manifest.manifest_path))
+        staged = [_StagedTable(_stage_in(one)) for one in replacements]
+        return ReplacedFiles(read, removed, frozenset(data), frozenset(deletes), staged)
+
+
+class _State:
+    """A state of the table: its files, what this operation has committed, and new position deletes."""
+
+    def __init__(self, head: Head, ctx: ReplacementContext) -> None:
+        self._check = ctx.check_cancelled
+        self._metadata, self._io = read_metadata(head.source)
+        has = self._metadata.current_snapshot() is not None
+        self._live = manifest_facts.snapshot_of(head.source, frozenset(), self._check).files if has else {}
+        self.groups: dict[int, tuple[str, str]] = {}
+        """The groups that snapshots of this operation have replaced, with digest and snapshot."""
+        for snapshot in self._metadata.snapshots:
+            found = Marks.groups_in(_summary(snapshot), ctx.operation)
+            if found and is_ancestor(self._metadata, str(snapshot.snapshot_id)):
+                self.groups |= {group: (digest, str(snapshot.snapshot_id)) for group, digest in found.items()}
+        self._deletes: dict[str, Any] = {}
+
+    def fate(self, removed: Sequence[str], read: str, group: int, digest: str) -> Fate:
+        """What has become of a group. ``digest``: of its new files, "" for a group of a plan."""
+        if not all(path in self._live for path in removed):
+            done = self.groups.get(group)
+            if done is not None:
+                return Fate.COMMITTED if digest in ("", done[0]) else Fate.REPLACED
+            return Fate.REMOVED
+        if not is_ancestor(self._metadata, read):
+            return Fate.EVOLVED
+        if read not in self._deletes:
+            self._deletes[read] = new_position_deletes(self._metadata, self._io, read, self._check)
+        deletes = self._deletes[read]
+        if deletes is None or any(one.applies_to(path) for one in deletes for path in removed):
+            return Fate.DELETED
+        return Fate.PENDING
+
+
+class _StagedTable:
+    """The staging table of a stage, as a commit reads it."""
+
+    def __init__(self, stage: StagedFiles) -> None:
+        self._stage = stage
+
+    def metadata(self) -> tuple[MetadataFile, list[str]]:
+        """The metadata file of the staging table, and its manifests. Raises UnsafePath and InvalidArgument."""
+        from distop.storage.location import Location
+
+        deletion.check_own(self._stage.place)
+        location = f"{self._stage.place.location}/{TABLE}"
+        name = current_metadata_file(Location.of(location)).rpartition("/")[2]
+        found = store_of(self._stage.place).head(f"{TABLE}/metadata/{name}")
+        file = read_file(f"{self._stage.place.location}/{found.key}")
+        return file, check_staged(file, self._stage.data.location)
+
+    def check_file(self, path: str) -> None:
+        """Raises UnsafePath for a data file that is outside this stage or a link, and OSError if it is missing."""
+        found, folder = normal_form(path), f"{normal_form(self._stage.data.location)}/"
+        if not found.startswith(folder):
+            raise UnsafePath(f"the staging table has the file {path}, which is not in {folder}: nothing was changed")
+        store_of(self._stage.data).head(found.removeprefix(folder))
+
+
+def _stage_in(replacement: Replacement) -> StagedFiles:
+    from distop.storage.deletion import Place
+
+    anchor, path = replacement.detail["stage"]
+    data_anchor, data_path = replacement.detail["data"]
+    return StagedFiles(Place(str(anchor), str(path), own=True), Place(str(data_anchor), str(data_path)))
+
+
+def _of_data(manifests: Sequence[Any]) -> list[Any]:
+    from pyiceberg.manifest import ManifestContent
+
+    return [manifest for manifest in manifests if manifest.content == ManifestContent.DATA]
+
+
+def _of_deletes(manifests: Sequence[Any]) -> list[Any]:
+    from pyiceberg.manifest import ManifestContent
+
+    return [manifest for manifest in manifests if manifest.content != ManifestContent.DATA]
+
+
+def _summary(snapshot: Any) -> Mapping[str, Any]:
+    return dict(snapshot.summary.additional_properties) if snapshot.summary is not None else {}
