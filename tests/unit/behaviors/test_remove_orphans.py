@@ -20,13 +20,16 @@ from distop.storage.folder_store import FolderStore
 from distop.storage.opened_stores import open_store
 from distop.storage.store_errors import StoreError
 from distop_behaviors.orphans import RemoveOrphans, orphan_removal
+from tests.support.icebergrest import configure, sql_catalog
 from tests.support.lake import Folder
 from tests.support.orphan_runs import Run, snapshot, wait_until_older
 from tests.support.table_files import LoggedFolder
 from tests.unit.tables.iceberg.test_tables_iceberg import BY_K, SCHEMA, rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+
+    from pyiceberg.catalog.sql import SqlCatalog
 
 
 def iceberg(folder: Path, *, properties: dict[str, str] | None = None) -> TableRecord:
@@ -298,6 +301,68 @@ def test_nessie_12363_a_folder_with_files_of_another_table_is_refused(tmp_path: 
     plant(tmp_path / "t", *ORPHANS, "inner/k=1/a.parquet")
     (tmp_path / "link").symlink_to(tmp_path / "t/inner")
     refused(Run(table, tmp_path / "work", [OTHERS[other](tmp_path)]), "another table's folder")
+
+
+@pytest.fixture
+def in_catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[SqlCatalog, TableRecord, Path]]:
+    """A catalog, and a table in it with its folder."""
+    catalog = sql_catalog(tmp_path)
+    catalog.create_namespace("db")
+    table = catalog.create_table("db.t", SCHEMA)
+    for k in "ab":
+        table.append(rows(k))
+    options = configure(monkeypatch, type="sql", uri=f"sqlite:///{tmp_path}/catalog.db")
+    folder = Path(table.location().removeprefix("file://"))
+    yield catalog, TableRecord("t", "iceberg", "db.t", options), folder
+    catalog.close()
+
+
+def test_orphans_of_a_table_of_a_catalog_are_removed_and_restored(
+    in_catalog: tuple[SqlCatalog, TableRecord, Path], tmp_path: Path
+) -> None:
+    catalog, table, folder = in_catalog
+    before = snapshot(folder)
+    plant(folder, *ORPHANS)
+    other = catalog.create_table("db.other", SCHEMA)
+    other.append(rows("c"))
+    run = Run(table, tmp_path / "work", [TableRecord("other", "iceberg", "db.other", table.options)])
+    assert run.run(quarantine=True)["removed"]["files"] == len(ORPHANS)
+    assert run.restore()["restored"]["files"] == len(ORPHANS)
+    wait_until_older(str(folder))
+    assert run.run()["removed"]["files"] == len(ORPHANS)
+    assert snapshot(folder) == before
+    assert catalog.load_table("db.t").scan().to_arrow().num_rows == 2
+
+
+def test_nessie_12363_a_table_with_two_names_in_a_catalog_is_refused(
+    in_catalog: tuple[SqlCatalog, TableRecord, Path], tmp_path: Path
+) -> None:
+    catalog, table, folder = in_catalog
+    catalog.register_table("db.u", catalog.load_table("db.t").metadata_location)
+    plant(folder, *ORPHANS)
+    before = snapshot(folder)
+    run = Run(table, tmp_path / "work", [TableRecord("u", "iceberg", "db.u", table.options)])
+    with pytest.raises(InvalidArgument, match="another table's folder"):
+        run.plan()
+    catalog.drop_table("db.u")
+    with pytest.raises(InvalidArgument, match="it is not known where the registered table 'u' has its files"):
+        run.plan()
+    assert snapshot(folder) == before
+
+
+def test_a_table_that_moves_after_the_list_loses_nothing(
+    in_catalog: tuple[SqlCatalog, TableRecord, Path], tmp_path: Path
+) -> None:
+    catalog, table, folder = in_catalog
+    plant(folder, *ORPHANS)
+    run = Run(table, tmp_path / "work")
+    plans = run.plan()
+    catalog.drop_table("db.t")
+    catalog.create_table("db.t", SCHEMA, location=f"{tmp_path}/warehouse/elsewhere")
+    before = snapshot(tmp_path / "warehouse")
+    with pytest.raises(UnsafePath, match="is not a file below the table's folder"):
+        run.remove(plans)
+    assert snapshot(tmp_path / "warehouse") == before
 
 
 def test_nessie_12363_metadata_of_another_table_of_the_same_location_are_refused(tmp_path: Path) -> None:
