@@ -1,26 +1,29 @@
-"""``expire-snapshots``: removes old versions of a table, and then the files that only they had.
+"""``expire-snapshots`` removes old versions of a table and their files, ``expire-partitions`` partitions by value.
 
-See docs/reference/expire-snapshots.md.
+See docs/reference/expire-snapshots.md and docs/reference/expire-partitions.md.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from distop.behavior import Behavior, PartitionPlan, Planned
+from distop.behavior import Behavior, OperationFailed, PartitionPlan, Planned
 from distop.errors import InvalidArgument
 from distop_behaviors.expire.expire_argument import (
     ExpireSnapshotsArgument,
     ExpireSnapshotsReport,
     ExpireSnapshotsResult,
 )
+from distop_behaviors.expire.partition_argument import ExpirePartitionsArgument, ExpirePartitionsReport
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from distop.behavior import JobContext, Summary, TableRecord
 
-__all__ = ["ExpireSnapshots"]
+__all__ = ["ExpirePartitions", "ExpireSnapshots"]
+
+NO_TABLE = "versions and partitions belong to a table: start it on a registered one"
 
 
 class ExpireSnapshots(Behavior):
@@ -63,8 +66,57 @@ class ExpireSnapshots(Behavior):
         from distop_behaviors.expire.expire_completion import ExpireCompletion
 
         if table is None:
-            raise InvalidArgument("expire-snapshots works on a table: start it on a registered one")
+            raise InvalidArgument(NO_TABLE)
         return ExpireCompletion(_argument(arg), table, ctx).run(summary) if summary.verdict == "success" else None
+
+
+class ExpirePartitions(Behavior):
+    """Removes partitions whose period ended long ago, by their values, never by the times of files."""
+
+    type_name = "expire-partitions"
+    Arg = ExpirePartitionsArgument
+    Report = ExpirePartitionsReport
+    needs_table = True
+    instances = "one"
+    conflicts_with = ("apply",)
+
+    def partitions(self, table: TableRecord, arg: Any, ctx: JobContext) -> Planned:
+        """The expired partitions. Freezes the time, and the files to remove.
+
+        Raises InvalidArgument for a column that does not partition the table, if too large a part would be removed, and
+        for a table without commits; TableUnavailable.
+        """
+        from distop_behaviors.expire.partition_decision import plan
+
+        return plan(ExpirePartitionsArgument.model_validate(arg, from_attributes=True), table, ctx)
+
+    def jobs(
+        self, arg: Any, partitions: Sequence[PartitionPlan], names: Sequence[str] | None, ctx: JobContext
+    ) -> Sequence[PartitionPlan]:
+        """All jobs. Raises InvalidArgument if some are named: `hold` keeps partitions."""
+        if names is not None:
+            raise InvalidArgument("expire-partitions chooses partitions by value: keep some with 'hold'")
+        return partitions
+
+    def start_or_resume_job(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> Any:
+        """Nothing: the completion removes all partitions in one commit."""
+        return None
+
+    def complete_operation(self, arg: Any, table: TableRecord | None, summary: Summary, ctx: JobContext) -> Any:
+        """Remove the partitions in one commit. A cancelled or failed operation changes nothing."""
+        from distop.tables.commits import Conflict
+        from distop_behaviors.expire.partition_decision import complete
+
+        if table is None:
+            raise InvalidArgument(NO_TABLE)
+        if summary.verdict != "success":
+            return None
+        argument = ExpirePartitionsArgument.model_validate(arg, from_attributes=True)
+        try:
+            return complete(argument, table, summary, ctx)
+        except Conflict as error:
+            text = f"other writers always committed first, so nothing was removed: {error}"
+            raise OperationFailed(text) from error
 
 
 def _argument(arg: Any) -> ExpireSnapshotsArgument:

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from distop.protocol.plan import PartitionPlan, Pinned, Planned
-    from distop.tables.commits import FileReplacer, ReplacementContext
+    from distop.tables.commits import CommitContext, FileReplacer, ReplacementContext
     from distop.tables.expiration import Expiration
     from distop.tables.formats import Changes
+    from distop.tables.partition_removal import PartitionRemoval
     from distop.tables.reachability import Reachability
     from distop.tables.reader import Reader
 
@@ -40,6 +41,7 @@ __all__ = [
     "folders_of",
     "has_source",
     "of_catalog",
+    "partition_removal_of",
     "place_of",
     "plan_table",
     "reachability_of",
@@ -202,6 +204,14 @@ def replacer_of(table: TableRecord, ctx: ReplacementContext) -> FileReplacer:
 def data_folder_of(table: TableRecord, check: Callable[[], None] = lambda: None, spark: Spark = _no_spark) -> str:
     """The folder of the table's data, below which new files are staged. Raises the errors of planning."""
     return format_of(table).data_folder(table, check, spark)
+
+
+def partition_removal_of(
+    table: TableRecord, context: CommitContext, check: Callable[[], None] = lambda: None
+) -> PartitionRemoval:
+    """The table's current state, for the removal of whole partitions. Raises the errors of planning."""
+    check_place("the location of a table", table.location)
+    return format_of(table).partition_removal(table, context, check)
 
 
 def reader_of(table: TableRecord, plans: Sequence[PartitionPlan | Pinned]) -> Reader:

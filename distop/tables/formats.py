@@ -25,9 +25,10 @@ if TYPE_CHECKING:
     from distop.protocol.plan import PartitionPlan, Pinned, Planned
     from distop.protocol.records import TableRecord
     from distop.storage.location import Location
-    from distop.tables.commits import FileReplacer, ReplacementContext
+    from distop.tables.commits import CommitContext, FileReplacer, ReplacementContext
     from distop.tables.expiration import Expiration
     from distop.tables.iceberg.iceberg_catalogs import Catalog
+    from distop.tables.partition_removal import PartitionRemoval
     from distop.tables.reachability import Reachability
     from distop.tables.reader import Reader
 
@@ -127,6 +128,15 @@ class Format(ABC):
         raise InvalidArgument(
             f"the table {table.name!r} has no old versions that could be removed through the format {table.format}: "
             "only Iceberg tables, registered by their folder or with the option 'catalog', and Delta tables do"
+        )
+
+    def partition_removal(
+        self, table: TableRecord, context: CommitContext, check: Callable[[], None]
+    ) -> PartitionRemoval:
+        """The current state, for the removal of whole partitions. Raises the errors of planning."""
+        raise InvalidArgument(
+            f"partitions of the table {table.name!r} cannot be removed through the format {table.format}: only Iceberg "
+            "tables, registered by their folder or with the option 'catalog', and Delta tables have commits that do it"
         )
 
     def changes(self, table: TableRecord) -> Changes:

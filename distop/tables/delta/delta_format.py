@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 
     from distop.protocol.plan import PartitionPlan, Pinned, Planned
     from distop.protocol.records import TableRecord
-    from distop.tables.commits import FileReplacer, ReplacementContext
+    from distop.tables.commits import CommitContext, FileReplacer, ReplacementContext
     from distop.tables.expiration import Expiration
     from distop.tables.formats import Spark
+    from distop.tables.partition_removal import PartitionRemoval
     from distop.tables.reachability import Reachability
     from distop.tables.reader import Reader
 
@@ -99,6 +100,15 @@ class DeltaFormat(Format):
 
         check_options(table.options, "delta")
         return DeltaExpiration(current_snapshot(Location.of(table.location), check), check)
+
+    def partition_removal(
+        self, table: TableRecord, context: CommitContext, check: Callable[[], None]
+    ) -> PartitionRemoval:
+        """The newest version. Raises InvalidArgument, also if its rows may not be deleted, and TableUnavailable."""
+        from distop.tables.delta.delta_partition_removal import DeltaPartitionRemoval
+
+        check_options(table.options, "delta")
+        return DeltaPartitionRemoval(table, context)
 
     def changes(self, table: TableRecord) -> Changes:
         return Changes(None, delta=True)

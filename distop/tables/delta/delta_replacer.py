@@ -26,7 +26,6 @@ from distop.storage.opened_stores import store_of
 from distop.storage.places import make_stage
 from distop.tables.commits import Candidate, Fate, FileReplacer, Marks, Replacement, RowsDiffer
 from distop.tables.delta import delta_columns, delta_rows, metadata_commit
-from distop.tables.delta.deletion_vectors import vector_id
 from distop.tables.delta.delta_log import AddedFile, commit, snapshot_of
 from distop.tables.delta.delta_plan import partition_name
 from distop.tables.delta.delta_reader import DeltaReader
@@ -334,7 +333,8 @@ class DeltaReplacer(FileReplacer):
         actions: list[dict[str, Any]] = []
         for one in replacements:
             for path, vector in one.detail["removed"]:
-                actions.append({"remove": _remove(by_key[str(path), str(vector)], now)})
+                file = by_key[str(path), str(vector)]
+                actions.append({"remove": metadata_commit.remove_action(file, now, data_change=False)})
         for one in replacements:
             for add in one.detail["added"]:
                 self._check_exists(add)
@@ -448,30 +448,6 @@ def _groups_of(actions: Iterator[Mapping[str, Any]], operation: str) -> dict[int
         if isinstance(parameters, dict):
             return Marks.groups_in(parameters, operation)
     return {}
-
-
-def _remove(file: AddedFile, now: int) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "path": file.key[0],
-        "deletionTimestamp": now,
-        "dataChange": False,
-        "extendedFileMetadata": True,
-        "partitionValues": dict(file.values),
-        "size": file.size,
-    }
-    if file.vector is not None:
-        vector = file.vector
-        given: dict[str, Any] = {
-            "storageType": "u" if vector.path else "i",
-            "pathOrInlineDv": vector.text,
-            **({"offset": vector.offset} if vector.path else {}),
-            "sizeInBytes": vector.size,
-            "cardinality": vector.rows,
-        }
-        if vector_id(given) != file.key[1]:
-            raise InvalidArgument(f"the deletion vector of {file.path} is not written as expected: it is not replaced")
-        found["deletionVector"] = given
-    return found
 
 
 def _name(number: int) -> str:

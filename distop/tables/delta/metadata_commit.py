@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from distop.errors import InvalidArgument
 from distop.protocol.texts import shown
+from distop.tables.delta.deletion_vectors import vector_id
 from distop.tables.delta.delta_schema import TYPE_CHANGES, delta_type
 from distop.tables.reading.file_facts import decimal_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from distop.tables.delta.delta_log import DeltaSnapshot
+    from distop.tables.delta.delta_log import AddedFile, DeltaSnapshot
 
 CONSTRAINT = "delta.constraints."
 """The prefix of the properties with check constraints, before a constraint's name in lower case."""
@@ -186,6 +187,31 @@ def actions_text(info: Mapping[str, Any], actions: Iterable[Mapping[str, Any]]) 
     """The commit file with this information and these actions."""
     every = [{"commitInfo": info}, *actions]
     return "".join(json.dumps(action, separators=(",", ":"), ensure_ascii=False) + "\n" for action in every).encode()
+
+
+def remove_action(file: AddedFile, now: int, *, data_change: bool) -> dict[str, Any]:
+    """The ``remove`` of a file. ``now``: in ms; ``data_change``: whether rows are gone. Raises InvalidArgument."""
+    found: dict[str, Any] = {
+        "path": file.key[0],
+        "deletionTimestamp": now,
+        "dataChange": data_change,
+        "extendedFileMetadata": True,
+        "partitionValues": dict(file.values),
+        "size": file.size,
+    }
+    if file.vector is not None:
+        vector = file.vector
+        given: dict[str, Any] = {
+            "storageType": "u" if vector.path else "i",
+            "pathOrInlineDv": vector.text,
+            **({"offset": vector.offset} if vector.path else {}),
+            "sizeInBytes": vector.size,
+            "cardinality": vector.rows,
+        }
+        if vector_id(given) != file.key[1]:
+            raise InvalidArgument(f"the deletion vector of {file.path} is not written as expected: nothing is removed")
+        found["deletionVector"] = given
+    return found
 
 
 def _given(action: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 
     from distop.protocol.plan import PartitionPlan, Pinned, Planned
     from distop.protocol.records import TableRecord
-    from distop.tables.commits import FileReplacer, ReplacementContext
+    from distop.tables.commits import CommitContext, FileReplacer, ReplacementContext
     from distop.tables.expiration import Expiration
     from distop.tables.formats import Spark
+    from distop.tables.partition_removal import PartitionRemoval
     from distop.tables.reachability import Reachability
     from distop.tables.reader import Reader
     from distop.tables.table_options import TableOptions
@@ -154,6 +155,15 @@ class IcebergFormat(Format):
 
         place = self.place_of(table, check, spark).rstrip("/")
         return f"{local_path(place) or place}/data"
+
+    def partition_removal(
+        self, table: TableRecord, context: CommitContext, check: Callable[[], None]
+    ) -> PartitionRemoval:
+        """The current snapshot. Raises InvalidArgument and TableUnavailable."""
+        from distop.tables.iceberg.iceberg_partition_removal import IcebergPartitionRemoval
+
+        by_catalog = _folder(table, check_options(table.options, "iceberg")) is None
+        return IcebergPartitionRemoval(table, context, check, by_catalog=by_catalog)
 
     def changes(self, table: TableRecord) -> Changes:
         return Changes(check_options(table.options, "iceberg").catalog)

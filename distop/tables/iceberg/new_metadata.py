@@ -24,7 +24,7 @@ from distop.tables.iceberg.snapshot_plan import NO_SNAPSHOT
 from distop.tables.iceberg.written_folders import check_folder, check_metadata_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from distop.tables.iceberg.metadata_file import MetadataFile
 
@@ -205,6 +205,16 @@ class Production:
                 if referenced is not None and str(referenced) in removed:
                     yield delete
             reader.close()
+
+    def deleted(self, paths: Collection[str]) -> Any:
+        """The metadata after deleting whole data files of the loaded snapshot."""
+        deleting = self._transaction.newDelete()
+        for file in self._data_files():
+            if str(file.location()) in paths:
+                deleting.deleteFile(file)
+        deleting.set("distop.operation", self._operation)
+        deleting.commit()
+        return self._made.current()
 
     def rolled_back(
         self, schema: int, snapshot: int | None, kept: frozenset[str], change: Mapping[str, str | None]

@@ -32,6 +32,7 @@ SEAM = {
         for name in ("file_facts", "row_counts", "spark_paths", "store_refusals", "table_folders")
     ),
     "distop.tables.expiration",
+    "distop.tables.partition_removal",
     *(f"distop.tables.reading.{name}" for name in ("arrow_rows", "arrow_types")),
     *("distop.tables.commits", "distop.tables.staged_files"),
 }

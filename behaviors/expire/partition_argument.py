@@ -1,0 +1,61 @@
+"""The argument, result and report of ``expire-partitions`` (a contract)."""
+
+from __future__ import annotations
+
+from zoneinfo import ZoneInfo
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from distop.schemas.durations import Duration
+from distop_behaviors.orphans.orphan_argument import FileCount
+
+
+class ExpirePartitionsArgument(BaseModel):
+    """Which partitions to remove."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    column: str = Field(min_length=1, description="The partition column, or the partition field, with the time.")
+    older_than: Duration = Field(description="Remove partitions whose period ended longer ago: 90d, 36h, or seconds.")
+    zone: str = Field("UTC", description="The time zone of values that have none, such as Europe/Berlin.")
+    format: str | None = Field(
+        None, description="The form of texts and numbers, such as %Y%m%d (strptime). Default: ISO, such as 2013-01-31."
+    )
+    hold: list[str] = Field(
+        default_factory=list, max_length=10_000, description="Values, or names of partitions, to keep."
+    )
+    max_fraction: float = Field(
+        0.5, gt=0, le=1, description="Refuse if more than this part of the partitions, or of their bytes, would go."
+    )
+    dry_run: bool = Field(False, description="Only report what would be removed.")
+
+    @field_validator("zone")
+    @classmethod
+    def _known_zone(cls, zone: str) -> str:
+        try:
+            ZoneInfo(zone)
+        except (OSError, ValueError, KeyError):
+            raise ValueError(f"zone must be a time zone such as UTC or Europe/Berlin, not {zone!r}") from None
+        return zone
+
+
+class ExpirePartitionsReport(BaseModel):
+    """What was removed; with ``dry_run``, what would be.
+
+    ``cutoff``: partitions whose period ended before it are removed. ``partitions``: the number before; ``removed``:
+    removed partitions, the first in ``sample``; ``held``: old partitions that are held; ``unknown``: partitions whose
+    value names no time, which stay; ``unpartitioned``: files without such a partition, which stay. ``files``: removed
+    from the table, not deleted; ``left``: planned files that others had removed before. ``version``: of the table.
+    """
+
+    dry_run: bool = False
+    cutoff: str = ""
+    partitions: int = 0
+    removed: int = 0
+    sample: list[str] = Field(default_factory=list)
+    held: int = 0
+    unknown: int = 0
+    unpartitioned: int = 0
+    files: FileCount = FileCount()
+    left: int = 0
+    version: str = ""

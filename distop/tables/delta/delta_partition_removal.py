@@ -1,0 +1,109 @@
+"""Removes whole partitions of a Delta table by a commit of ``remove`` actions, without a JVM."""
+
+from __future__ import annotations
+
+import time
+from datetime import date, datetime
+from typing import TYPE_CHECKING, Any
+
+from distop.errors import InvalidArgument
+from distop.protocol.plan import PartitionPlan
+from distop.protocol.texts import did_you_mean
+from distop.tables.commits import CommitUnknown, Conflict
+from distop.tables.delta import metadata_commit
+from distop.tables.delta.delta_plan import partition_name
+from distop.tables.delta.log_publisher import LogPublisher
+from distop.tables.expiration import ROUNDS
+from distop.tables.partition_removal import PartitionRemoval, RemovedFiles, ValuedPartition
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from distop.protocol.records import TableRecord
+    from distop.tables.commits import CommitContext
+    from distop.tables.delta.delta_log import AddedFile, DeltaSnapshot
+
+_OPERATION = "distop expire-partitions"
+"""The name of the operation in the table's history."""
+_APPEND_ONLY = "delta.appendOnly"
+
+
+class DeltaPartitionRemoval(PartitionRemoval):
+    """The newest version of a table in a folder."""
+
+    def __init__(self, table: TableRecord, context: CommitContext) -> None:
+        """Raises InvalidArgument for a table whose rows may not be deleted, or with an unknown writer feature."""
+        self._context = context
+        self._publisher = LogPublisher(table, context)
+        self._publisher.check_folders(rewritten=False)
+        self._snapshot: DeltaSnapshot = self._publisher.load().base
+        self.state = self._snapshot.source
+        self._check(self._snapshot)
+
+    @staticmethod
+    def _check(snapshot: DeltaSnapshot) -> None:
+        metadata_commit.check_writable(snapshot, advice="delete the rows with Delta's DELETE")
+        if metadata_commit.configuration(snapshot).get(_APPEND_ONLY, "").lower() == "true":
+            raise InvalidArgument(
+                f"the Delta table {snapshot.root!r} has the property {_APPEND_ONLY}, which forbids to delete rows"
+            )
+
+    def partitions(self, column: str) -> Iterator[ValuedPartition]:
+        schema = self._snapshot.schema
+        if column not in schema.partition_columns:
+            known = tuple(schema.partition_columns)
+            raise InvalidArgument(
+                f"{column!r} is not a partition column of the Delta table {self._snapshot.root!r}"
+                f"{did_you_mean(column, known)} (it has: {', '.join(known) or 'none'})"
+            )
+        groups: dict[str, list[AddedFile]] = {}
+        for file in self._snapshot.files.values():
+            groups.setdefault(partition_name(schema, file.values), []).append(file)
+        for name, files in groups.items():
+            planned = tuple((file.path, file.size, 0) for file in files)
+            size = sum(file.size for file in files)
+            plan = PartitionPlan(0, name, size, planned, source=self._snapshot.source)
+            text = files[0].values.get(schema.physical[column]) or None
+            yield ValuedPartition(plan, None if text is None else _value(text, schema.columns[column]))
+
+    def remove(self, paths: Collection[str]) -> RemovedFiles:
+        wanted = set(paths)
+        last: Exception | None = None
+        for _ in range(ROUNDS):
+            self._context.check_cancelled()
+            snapshot: DeltaSnapshot = self._publisher.load().base
+            self._check(snapshot)
+            left = [snapshot.files[path] for path in sorted(wanted) if path in snapshot.files]
+            if not left:
+                return RemovedFiles(0 if last is None else len(wanted), 0, str(snapshot.version))
+            try:
+                self._publisher.commit(snapshot, self._commit(snapshot, left))
+            except (Conflict, CommitUnknown) as error:
+                last = error  # the next loading shows whether the files are gone
+                continue
+            return RemovedFiles(len(left), len(wanted) - len(left), str(snapshot.version + 1))
+        raise last or Conflict("the partitions were not removed")
+
+    def _commit(self, snapshot: DeltaSnapshot, files: list[AddedFile]) -> bytes:
+        now = int(time.time() * 1000)
+        operation = self._context.operation
+        info = self._publisher.info(snapshot, _OPERATION, {"operation": operation})
+        info["operationMetrics"] = {
+            "numRemovedFiles": str(len(files)),
+            "numRemovedBytes": str(sum(file.size for file in files)),
+        }
+        done = {"appId": f"distop/{operation}", "version": 1, "lastUpdated": now}
+        removes = ({"remove": metadata_commit.remove_action(file, now, data_change=True)} for file in files)
+        return metadata_commit.actions_text(info, [{"txn": done}, *removes])
+
+
+def _value(text: str, kind: Any) -> Any:
+    """A partition's value; the text itself if it is not of the column's type."""
+    try:
+        if kind == "date":
+            return date.fromisoformat(text)
+        if kind in ("timestamp", "timestamp_ntz"):
+            return datetime.fromisoformat(text)
+    except ValueError:
+        pass
+    return text
