@@ -238,8 +238,9 @@ class JobContext(ABC):
 
         if self.table is None or self.shared is None:
             raise InvalidArgument("staged files in a table need a table and a shared directory")
-        folder = place_of(self.table, self.check_cancelled, lambda: self.spark)
-        return places.table_data(stage, self.shared, self.space, folder.rstrip("/"))
+        if "_table_folder" not in self.__dict__:  # a catalog is asked once
+            self.__dict__["_table_folder"] = place_of(self.table, self.check_cancelled, lambda: self.spark).rstrip("/")
+        return places.table_data(stage, self.shared, self.space, self.__dict__["_table_folder"])
 
     def make_table_data(self, stage: Place) -> Place:
         """Create the folder of :meth:`table_data`, and return it. The stage must exist.
@@ -255,6 +256,16 @@ class JobContext(ABC):
         places.make_table_data(stage, data)
         return data
 
+    def keep_table_data(self, stage: Place) -> None:
+        """Keep the files of a stage in the table when the stage is removed: the table names them now.
+
+        Call it in completion after the table's commit, if that is known to have succeeded. Otherwise all versions of
+        the table are read later, to find out. Raises OSError.
+        """
+        from distop.storage import places
+
+        places.keep_table_data(stage)
+
     def manifest(
         self,
         files: Mapping[str, int | None] | Iterable[str] = (),
@@ -266,8 +277,8 @@ class JobContext(ABC):
         """Write the manifest of the stage; return it in the job's result, whose outcome commits the files.
 
         ``files``: the paths of closed files below the stage, perhaps with their numbers of rows; ``in_table``: those
-        below :meth:`table_data`. ``partition``: in a batch, whose stage. ``checksums``: False for files that are too
-        large to be read again: only size and, in an object store, version are kept. Completion reads it by
+        below :meth:`table_data`. ``partition``: in a batch, whose stage. ``checksums``: False: files of over 8 MiB
+        are not read again; of these, only size and, in an object store, version are kept. Completion reads it by
         :meth:`staged`. Raises InvalidArgument for a missing file, UnsafePath, and OSError.
         """
         from distop.storage.stage_manifest import write_manifest

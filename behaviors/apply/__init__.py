@@ -102,8 +102,6 @@ class Apply(Behavior):
         narrowed = any(map(_rewrites, itertools.islice(summary.partitions(), 1)))
         if narrowed and summary.verdict == "success":
             return self._published(arg, summary, ctx)
-        if narrowed:
-            self._narrowing(arg, ctx).sweep()
         for row in summary.outcomes():
             report = None
             if isinstance(row.result, dict):
@@ -119,10 +117,8 @@ class Apply(Behavior):
         try:
             outcome = publishing.publish(summary)
         except (JobFailed, InvalidArgument) as failed:
-            publishing.sweep()
             certificate = request_of(arg, ctx).certificate
             raise OperationFailed(str(failed), report_of(certificate, publishing.outcome, TABLE)) from failed
-        publishing.sweep()
         return report_of(request_of(arg, ctx).certificate, outcome, TABLE)
 
     @staticmethod

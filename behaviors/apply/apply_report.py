@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from distop.errors import InvalidArgument
+from distop.storage.stage_manifest import StagedOutput
 from distop_behaviors.validate.certificate import Certificate, certificate_of
 from distop_behaviors.validate.partition_result import Answer
 from distop_behaviors.validate.validate_argument import Argument as Checks
@@ -61,7 +62,8 @@ class Made(BaseModel):
 class Staged(BaseModel):
     """The amount of rewritten data that is not yet part of the table.
 
-    The operation and the attempt determine its location (:mod:`distop_behaviors.apply.file_rewrite`).
+    The operation and the attempt determine its location (:mod:`distop_behaviors.apply.file_rewrite`). ``output``: the
+    commit of the manifest with all files; None if there are no files, and for files that a completion has written.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -69,6 +71,7 @@ class Staged(BaseModel):
     files: Annotated[int, Field(ge=0)] = 0
     rows: Annotated[int, Field(ge=0)] = 0
     bytes: Annotated[int, Field(ge=0)] = 0
+    output: StagedOutput | None = None
 
 
 class Rewritten(BaseModel):

@@ -13,14 +13,16 @@ from typing import TYPE_CHECKING, Any
 from distop.protocol.texts import plural
 from distop.runtime.java import active
 from distop.storage import deletion
-from distop.storage.confinement import note_copy
+from distop.storage.confinement import normal_form, note_copy
 from distop.storage.files import for_arrow
 from distop.storage.location import Location
 from distop.storage.opened_stores import store_of
-from distop.storage.places import make_stage
+from distop.storage.places import make_table_data
 from distop.storage.storage_urls import check_paths
 from distop.storage.store_errors import unavailable
 from distop.tables.iceberg import iceberg_jar, iceberg_rows, java_tables, manifest_facts, staging_table
+from distop.tables.iceberg.iceberg_changes import entries
+from distop.tables.iceberg.manifest_list import manifests_of
 from distop.tables.iceberg.metadata_file import current_metadata_file, read_metadata
 from distop.tables.iceberg.snapshot_checks import check_opened
 from distop.tables.iceberg.staging_table import (
@@ -34,12 +36,12 @@ from distop.tables.iceberg.written_folders import check_folder
 from distop.tables.reading.file_facts import quote
 from distop.tables.spark import spark_catalog
 from distop_behaviors.apply.apply_report import Staged
-from distop_behaviors.apply.staged_files import CONTENTS, TABLE, contents_of, discard, purpose_of
+from distop_behaviors.apply.staged_files import CONTENTS, TABLE, clear, contents_of, discard, purpose_of
 from distop_behaviors.apply.type_narrowing import new_schema
 from distop_behaviors.reading.check_session import session_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from distop.behavior import JobContext
     from distop.storage.deletion import Place
@@ -62,10 +64,10 @@ def stage(
 ) -> Staged:
     """Rewrite the rows of these files that are not deleted. If it fails, it removes everything it has written.
 
-    ``ids``: new field ids by old ones. ``into``: the stage; its ``place`` must exist, and ``data`` is created here.
-    ``certificate``: the digest of the applied certificate. Raises InvalidArgument for a file that may not belong to the
-    table, RowsLost, Spark's errors, FileExistsError if ``data`` already exists, and UnsafePath, also if other users may
-    change a folder above it.
+    Returns the amount of data, without the commit of its manifest. ``ids``: new field ids by old ones. ``into``: the
+    stage; its ``place`` must exist, and ``data`` is created here. ``certificate``: the digest of the applied
+    certificate. Raises InvalidArgument for a file that may not belong to the table, RowsLost, Spark's errors,
+    FileExistsError if ``data`` already exists, and UnsafePath, also if other users may change a folder above it.
     """
     if not files:
         return Staged()
@@ -75,11 +77,12 @@ def stage(
     iceberg_jar.check_installed(session._jvm)
     raw = raw_metadata(session, source)
     schema = new_schema(schema_of(raw), narrowed, ids)
+    if into.begun():
+        clear(into)  # an earlier run of this attempt was interrupted; Iceberg would add to its files
     _write_metadata(into, raw, schema)
     ctx.status(f"rewriting {plural(len(files), 'file')}")
     try:
-        # All readers of the table must be able to read its data files.
-        make_stage(into.data, 0o755)
+        make_table_data(into.place, into.data)
         check_folder(into.data)
         if int(raw["format-version"]) >= java_tables.ROW_LINEAGE:
             _write_with_lineage(session, source, files, schema, narrowed, into.table)
@@ -99,7 +102,7 @@ def stage(
 
 
 def _write_metadata(into: StageFolders, raw: Mapping[str, Any], schema: Mapping[str, Any]) -> None:
-    """Write the staging table's metadata, before its first data file, so that a cleanup finds the data files."""
+    """Write the metadata of the staging table, which is empty."""
     for place in (into.place, into.data):
         deletion.check_unlinked(place)
     metadata = staging_metadata(raw, schema, java_tables.uri(into.table), data_url(str(raw["location"]), into.data))
@@ -116,6 +119,18 @@ def _staged_in(location: str) -> Staged:
         rows=int(summary.get("added-records", 0)),
         bytes=int(summary.get("added-files-size", 0)),
     )
+
+
+def files_in(into: StageFolders, check: Callable[[], None]) -> tuple[list[str], dict[str, int]]:
+    """The files of a stage, below its place; and those in the table, below its folder there, with their rows."""
+    rows = dict[str, int]()
+    metadata, io = read_metadata(current_metadata_file(Location.of(into.table)))
+    start = f"{normal_form(into.data.location)}/"
+    if (snapshot := metadata.current_snapshot()) is not None:
+        for _, entry in entries(manifests_of(snapshot, io), io, check):
+            rows[normal_form(entry.data_file.file_path).removeprefix(start)] = int(entry.data_file.record_count)
+    names = [one.key for one in store_of(into.place).list(TABLE)]
+    return names, rows
 
 
 def _write(

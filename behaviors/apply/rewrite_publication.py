@@ -9,17 +9,15 @@ without the new columns; these are rewritten, too.
 from __future__ import annotations
 
 import json
-import uuid
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from distop.behavior import JobFailed
-from distop.errors import InvalidArgument, UnsafePath
+from distop.errors import InvalidArgument, NotFound, UnreadableRecord, UnsafePath, describe
 from distop.protocol.frozen import frozen
-from distop.protocol.records import OperationRef
-from distop.storage import deletion, places
 from distop.storage.files import local_path
-from distop.tables import plan_table
+from distop.storage.stage_manifest import read_manifest
+from distop.tables import reachability_of
 from distop.tables.commits import CommitUnknown, Conflict
 from distop.tables.iceberg import iceberg_format, staging_table
 from distop.tables.iceberg.iceberg_changes import equality_ids, new_files, replaced_files
@@ -38,7 +36,7 @@ from distop_behaviors.validate.certification import check_columns, check_table
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from distop.behavior import JobContext, PartitionPlan, Summary, TableRecord
+    from distop.behavior import JobContext, OutcomeRow, PartitionPlan, Summary, TableRecord
     from distop.storage.deletion import Place
     from distop.tables.commits import Head
     from distop.tables.reading.file_facts import PlannedFile
@@ -70,6 +68,8 @@ class Narrowing(Applying):
         self._folder: str | None = None
         self._announced_here: list[str] = []
         """The digests of the marks that this completion has announced."""
+        self._committed: Sequence[_Unit] = ()
+        """The units of the last commit that this completion has tried."""
 
     def check(self, metadata: Any, io: Any) -> None:
         """Raises InvalidArgument if the table cannot be rewritten, TableUnavailable if it cannot be read."""
@@ -86,26 +86,21 @@ class Narrowing(Applying):
         Raises JobFailed, with an outcome, if a row violates a check.
         """
         check_table(self._certificate, self._table)
-        stage = self._stage_at(self._ctx.stage_place)
+        self._ctx.stage_of(plan)  # creates the stage of this attempt
+        stage = self._stage_at(self._ctx.stage_place_of(plan))
         # Planning has checked that this metadata can be rewritten.
         metadata, io = read_metadata(plan.source)
         self._validate(metadata, io, plan.source, plan.files)
         ids = type_narrowing.new_ids(metadata, self._narrowed)
-        if stage.place == self._ctx.stage_place:
-            self._ctx.stage_of(plan)  # creates the stage of this attempt
-        else:
-            self._make_stage(stage.place)
-        self.outcome.staged = self._rewrite_files(plan.source, plan.files, ids, stage)
+        staged = self._rewrite_files(plan.source, plan.files, ids, stage)
+        if plan.files:
+            names, rows = file_rewrite.files_in(stage, self._ctx.check_cancelled)
+            # Iceberg has counted the rows of the large files, and checks them when it reads them.
+            output = self._ctx.manifest(names, partition=plan, in_table=rows, checksums=False)
+            staged = staged.model_copy(update={"output": output})
+        self.outcome.staged = staged
         self.outcome.verdict = "staged"
         return self.outcome
-
-    def _make_stage(self, place: Place) -> None:
-        try:
-            places.make_stage(place)
-        except FileExistsError:
-            if not self._ctx.again:
-                raise
-            deletion.check_own(place)
 
     def discard(self) -> None:
         """Remove the files that this attempt has staged, unless they are published."""
@@ -127,6 +122,8 @@ class Narrowing(Applying):
             head = self.load()
             mark = self._mark(head)
             if mark is not None:
+                if self._is_own(head):
+                    self._keep_published()
                 self._covered = str(mark["snapshot"]) if self._is_own(head) else _NOTHING
                 self.outcome.rewritten = Rewritten.model_validate(mark["rewritten"])
                 self.settle(mark)
@@ -148,27 +145,6 @@ class Narrowing(Applying):
             self._commit_units(head, metadata, units)
         raise JobFailed(TOO_MANY_WRITERS, self.outcome)
 
-    def sweep(self) -> None:
-        """Remove the staged files of all attempts of this and earlier operations, except files of the table.
-
-        If a stage cannot be removed, it is logged, and the next operation removes it.
-        """
-        if self._ctx.shared is None:
-            return  # there are no stages
-        shared, log = self._ctx.shared, self._ctx.log
-        if staged_files.below_table(shared, self._table_folder()):
-            shared = places.shared_below(self._table_folder(), self._ctx.space)
-        series = places.series_of(shared, self._ctx.operation)
-        mine, live = OperationRef.parse(self._ctx.operation).instance, None
-        try:
-            for instance in places.instances(series, mine):
-                for place in staged_files.stages_below(series.below(str(instance))):
-                    live = self._live() if live is None else live
-                    stage = StageFolders.of(place, shared, self._ctx.space, self._table_folder())
-                    staged_files.discard(stage, live, log)
-        except (OSError, UnsafePath) as error:
-            log.warning("Cannot remove staged files in %s; the next apply removes them: %s", series.location, error)
-
     def _shared(self) -> Place:
         if self._ctx.shared is None:
             raise InvalidArgument("rewriting a table needs a shared directory, but there is none: set --shared-dir")
@@ -189,20 +165,20 @@ class Narrowing(Applying):
     def _units(self, summary: Summary, metadata: Any) -> list[_Unit]:
         """The staged files of the jobs, according to their stages.
 
-        A job whose stage is missing or has other source files is left out: the completion rewrites its files.
-        Raises InvalidArgument for a stage that was written for another argument.
+        A job is left out if its stage is missing, has other source files, or is not as its outcome has committed it:
+        the completion rewrites its files. Raises InvalidArgument for a stage that was written for another argument.
         """
-        stages = {row.partition: row.stage for row in summary.outcomes() if row.success}
+        outcomes = {row.partition: row for row in summary.outcomes() if row.success}
         ids = type_narrowing.new_ids(metadata, self._narrowed)
         wanted_for = staged_files.purpose_of(self._certificate.digest, self._narrowed)
         units, covered = [], set[str]()
         for plan in summary.partitions():
             files = frozenset(path for path, _, _ in plan.files)
-            if not files or plan.partition not in stages:
+            if not files or plan.partition not in outcomes:
                 continue
-            place, found = stages[plan.partition], None
-            if place is not None:
-                stage = self._stage_at(place)
+            outcome, found = outcomes[plan.partition], None
+            if outcome.stage is not None and self._is_whole(outcome):
+                stage = self._stage_at(outcome.stage)
                 now = metadata.current_schema_id, metadata.last_column_id
                 found = staged_files.staged_data(stage, files, *now, ids, wanted_for)
             if found is None:
@@ -217,9 +193,35 @@ class Narrowing(Applying):
             units.append(_Unit(staged, stage, files, snapshot))
         return units
 
+    def _is_whole(self, outcome: OutcomeRow) -> bool:
+        """Whether a stage has exactly the files that the job's outcome has committed."""
+        try:
+            output = ApplyOutcome.model_validate(outcome.result).staged
+            if output is None or output.output is None:
+                return False
+            assert outcome.stage is not None
+            manifest = read_manifest(outcome.stage, output.output, self._stage_at(outcome.stage).data)
+            for file in manifest.files:
+                self._ctx.check_cancelled()
+                manifest.check(file, contents=not file.in_table)
+        except (ValueError, NotFound, UnreadableRecord, UnsafePath) as error:
+            self._ctx.log.warning("The staged files of partition %s are not usable: %s", outcome.name, describe(error))
+            return False
+        return True
+
+    def _keep_published(self) -> None:
+        """Keep the data files of the stages that this completion has committed."""
+        for unit in self._committed:
+            try:
+                self._ctx.keep_table_data(unit.stage.place)
+            except (OSError, InvalidArgument) as error:
+                self._ctx.log.info("The table is read later to find its staged files: %s", describe(error))
+        self._committed = ()
+
     def _live(self) -> frozenset[str]:
-        planned = plan_table(self._table)
-        return staged_files.live_folders(path for partition in planned.partitions for path, _, _ in partition.files)
+        """The folders with files of any version of the table."""
+        files = reachability_of(self._table, self._ctx.check_cancelled, lambda: self._ctx.spark).all_files(removed=True)
+        return staged_files.live_folders(file.path for file in files)
 
     def _files(self, head: Head) -> list[PlannedFile]:
         options = check_options(self._table.options, "iceberg")
@@ -242,10 +244,7 @@ class Narrowing(Applying):
             raise JobFailed(str(error), self.outcome) from error
 
     def _new_stage(self) -> StageFolders:
-        operation = f"{places.STAGE}/{places.operation_path(self._ctx.operation)}"
-        stage = self._stage_at(places.staging(self._shared()).below(f"{operation}/completion/{uuid.uuid4().hex}"))
-        places.make_stage(stage.place)
-        return stage
+        return self._stage_at(self._ctx.completion_stage())
 
     def _current_units(self, head: Head, metadata: Any, io: Any, units: Sequence[_Unit]) -> list[_Unit]:
         """The units that are still valid, and a new one for all other files of the table."""
@@ -303,6 +302,7 @@ class Narrowing(Applying):
             replaced=None,
             properties=with_mark,
         )
+        self._committed = units
         self._rewrite(head, rewrite)
 
     def _rewrite(self, head: Head, rewrite: Rewrite) -> None:

@@ -16,20 +16,19 @@ from distop.errors import InvalidArgument, UnsafePath
 from distop.protocol.frozen import frozen
 from distop.storage import deletion
 from distop.storage.confinement import normal_form
-from distop.storage.deletion import Place
 from distop.storage.files import local_path as path_on_disk
 from distop.storage.location import Location
 from distop.storage.opened_stores import store_of
-from distop.storage.places import STAGE, shared_below, staging
+from distop.storage.places import TABLE_MARKER, table_data
 from distop.tables.iceberg.metadata_file import current_metadata_file, read_file
 from distop.tables.iceberg.staged_metadata import check_staged
-from distop.tables.iceberg.written_folders import DATA
 from distop_behaviors.apply.apply_report import Staged
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from distop.runtime.logs import Log
+    from distop.storage.deletion import Place
     from distop.tables.iceberg.metadata_file import MetadataFile
     from distop_behaviors.apply.constraints import Narrowed
 
@@ -57,16 +56,9 @@ class StageFolders:
     def of(cls, place: Place, shared: Place, space: str, table: str) -> StageFolders:
         """The stage at a place in the shared directory. ``table``: the table's folder.
 
-        Iceberg writes the staging table by path. If only the shared directory is in an object store, which Spark may
-        have no connector for, the stage is at the same path in the default one, below the table. Raises UnsafePath if
-        the place is not below the folder of stages.
+        Raises UnsafePath if the place is not below the folder of stages.
         """
-        inner = place.path.removeprefix(f"{shared.path}/" if shared.path else "").removeprefix(f"{STAGE}/")
-        if place.anchor != shared.anchor or place != shared.below(f"{STAGE}/{inner}"):
-            raise UnsafePath(f"{place.location} is not a stage in {shared.location}")
-        if below_table(shared, table):
-            place = staging(shared_below(table, space)).below(f"{STAGE}/{inner}")
-        return cls(place, Place(table, f"{DATA}/{space}/{inner}" if space else f"{DATA}/{inner}"))
+        return cls(place, table_data(place, shared, space, table))
 
     @property
     def table(self) -> str:
@@ -102,15 +94,10 @@ class StageFolders:
     def begun(self) -> bool:
         """Whether files may have been written into ``data``."""
         try:
-            store_of(self.place).head(f"{TABLE}/metadata/v1.metadata.json")
+            store_of(self.place).head(TABLE_MARKER)
         except (OSError, UnsafePath):
             return False
         return True
-
-
-def below_table(shared: Place, table: str) -> bool:
-    """Whether stages are in the default shared directory of the table in this folder, instead of the configured one."""
-    return path_on_disk(shared.anchor) is None and path_on_disk(table) is not None
 
 
 def contents_of(files: Iterable[str], schema: int, last_column: int, ids: Mapping[int, int]) -> dict[str, Any]:
@@ -148,6 +135,12 @@ def staged_data(
     )
 
 
+def clear(stage: StageFolders) -> None:
+    """Remove the files of an interrupted run of the attempt that runs now. Raises UnsafePath and OSError."""
+    _remove(stage.data)
+    store_of(stage.place).delete_folder(TABLE)
+
+
 def discard(stage: StageFolders, live: frozenset[str], log: Log) -> None:
     """Remove a stage and its data files. If data cannot be removed, logs it, and the stage stays for a retry.
 
@@ -171,17 +164,6 @@ def _remove(place: Place) -> None:
     """Remove a folder of an attempt, and those of its job and its operation if they are empty."""
     job = place.parent
     store_of(job.parent.parent).delete_folder(f"{job.parent.name}/{job.name}/{place.name}")
-
-
-def stages_below(place: Place) -> Iterator[Place]:
-    """The stages in an operation's folder: of its jobs' attempts, and of its completions.
-
-    Raises UnsafePath and OSError.
-    """
-    store = store_of(place)
-    for name in store.list_folder().folders:
-        for attempt in store.list_folder(name).folders:
-            yield place.below(f"{name}/{attempt}")
 
 
 def live_folders(paths: Iterable[str]) -> frozenset[str]:

@@ -5,14 +5,12 @@ See docs/reference/build-index.md.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from distop.behavior import Behavior, PartitionPlan, Planned
 from distop.errors import InvalidArgument
 from distop.protocol.records import OperationRef
-from distop.storage.opened_stores import store_of
-from distop.storage.places import STAGE, operation_path, remove_place, remove_place_or_log, remove_stages, series_of
+from distop.storage.places import remove_place_or_log
 from distop_behaviors.index.index_argument import BuildArgument, BuildReport, BuildResult, DropArgument, DropReport
 
 if TYPE_CHECKING:
@@ -93,7 +91,7 @@ class BuildIndex(Behavior):
         remove_place_or_log(ctx.stage_place, ctx.log)
 
     def complete_operation(self, arg: Any, table: TableRecord | None, summary: Summary, ctx: JobContext) -> Any:
-        """Merge and publish the segments of the jobs, and remove the stages.
+        """Merge and publish the segments of the jobs.
 
         A cancelled operation publishes nothing.
         """
@@ -101,12 +99,9 @@ class BuildIndex(Behavior):
 
         if table is None:
             raise InvalidArgument(NO_TABLE)
-        report = None
-        if summary.verdict == "success":
-            report = Completion(_argument(arg, ctx), table, ctx).run(summary)
-        if ctx.shared is not None:
-            remove_stages(ctx.shared, ctx.operation, ctx.log)
-        return report
+        if summary.verdict != "success":
+            return None
+        return Completion(_argument(arg, ctx), table, ctx).run(summary)
 
 
 class DropIndex(Behavior):
@@ -140,17 +135,8 @@ class DropIndex(Behavior):
             raise InvalidArgument(NO_TABLE)
         name = _name(arg)
         after, builds = int(partition.values[AFTER] or 0), int(partition.values[BUILDS] or 0)
-        # The stages of builds are listed before the drop, so that a late attempt does not remove stages of newer
-        # builds.
-        shared, ref = ctx.shared, OperationRef.parse(ctx.operation)
-        _check_name(name, ref)
-        builds_of = str(replace(ref, type=BuildIndex.type_name))
-        given_up = store_of(series_of(shared, builds_of)).list_folder().folders if shared is not None else ()
+        _check_name(name, OperationRef.parse(ctx.operation))
         dropped = Folder(_root(ctx.table, ctx), name, ctx.space).drop(ctx.operation, after, builds)
-        if shared is not None:
-            for instance in given_up:
-                remove_place(series_of(shared, builds_of).below(instance))
-            remove_place_or_log(shared.below(f"{STAGE}/{operation_path(ctx.operation)}"), ctx.log)
         return DropReport(name=name, dropped=dropped)
 
     def complete_operation(self, arg: Any, table: TableRecord | None, summary: Summary, ctx: JobContext) -> Any:

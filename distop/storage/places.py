@@ -143,6 +143,11 @@ def make_table_data(stage: Place, data: Place) -> None:
     check_own(data)
 
 
+def keep_table_data(stage: Place) -> None:
+    """Remove the marker by which cleanups find the folder of a stage in a table: it belongs to the table now."""
+    store_of(stage).delete_many([TABLE_MARKER])
+
+
 class Stages:
     """The stages of the attempts of one run, each created on first use."""
 
@@ -201,21 +206,6 @@ def instances(series: Place, last: int) -> list[int]:
     names = store_of(series).list_folder().folders
     found = {int(name) for name in names if name.isascii() and name.isdigit() and name == str(int(name))}
     return sorted(n for n in found if n <= last)
-
-
-def remove_stages(shared: Place, op: str, log: Log) -> None:
-    """Remove the stages of an operation, and of earlier ones of the same table, type and object.
-
-    Failures are logged; the next operation retries them.
-    """
-    series = series_of(shared, op)
-    try:
-        found = instances(series, OperationRef.parse(op).instance)
-    except (OSError, InvalidArgument) as error:
-        log.warning("Cannot list the stages in %s; the next operation retries: %s", series.location, error)
-        return
-    for instance in found:
-        remove_place_or_log(series.below(str(instance)), log)
 
 
 def remove_place(place: Place) -> None:

@@ -138,9 +138,10 @@ def write_manifest(
     """Write the manifest of a stage; returns what the outcome commits.
 
     ``files``: rows (None: unknown) by the paths of closed files below ``stage``; ``in_table``: of those below ``data``.
-    ``checksums``: read all files. On a disk the files are flushed first. An earlier process may have written
-    a manifest of the same attempt, which is replaced. Raises InvalidArgument for a missing file, UnsafePath, and
-    OSError.
+    ``checksums``: also read files of over 8 MiB. On a disk the files are flushed first. An earlier process may have
+    written a manifest of the same attempt, which is replaced.
+
+    Raises InvalidArgument for a missing file, UnsafePath, and OSError.
     """
     found = [_described(stage, path, rows, checksums, in_table=False) for path, rows in sorted(files.items())]
     for path, rows in sorted((in_table or {}).items()):
@@ -195,7 +196,7 @@ def _described(folder: Place, path: str, rows: int | None, checksums: bool, *, i
     store = store_of(folder)
     try:
         found = store.head(path)
-        checksum = _checksum(store, path) if checksums else ""
+        checksum = _checksum(store, path) if checksums or found.size <= PART else ""
     except ObjectMissing:
         raise InvalidArgument(f"the staged file {shown(store.location_of(path))} does not exist") from None
     _flush(folder, path)

@@ -152,7 +152,8 @@ class LoneExecutor:
             self._step()
         if self._declaration.staged_output == "remove":
             table = self._table.to_json() if self._table is not None else None
-            self._child.call({"t": "sweep", "op": str(self._ref), "table": table, "plans": False, "stages": True})
+            files = {"plans": False, "stages": True, "earlier": False}
+            self._child.call({"t": "sweep", "op": str(self._ref), "table": table, **files})
         return History.decode(record.value)
 
     def results(self) -> tuple[JobResult, ...]:

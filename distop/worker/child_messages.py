@@ -217,6 +217,7 @@ class CleanupMessage(_CallMessage):
 class SweepMessage(_CallMessage):
     """Remove files of an ended operation: the planning's file lists (``plans``), and its ``stages``.
 
+    ``earlier``: also the stages of earlier operations of the same table, type and object, which have ended.
     Its result is (the number of removed stages, their bytes).
     """
 
@@ -226,6 +227,7 @@ class SweepMessage(_CallMessage):
     table: Mapping[str, Any] | None
     plans: bool
     stages: bool
+    earlier: bool
 
 
 class ResultsMessage(_CallMessage):

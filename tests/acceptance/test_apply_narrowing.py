@@ -15,8 +15,10 @@ from distop.behavior import OperationFailed, OutcomeRow, PartitionPlan, Summary,
 from distop.errors import InvalidArgument, UnsafePath
 from distop.storage.deletion import Place
 from distop.storage.location import Location
+from distop.storage.places import TABLE_MARKER
+from distop.tables import reachability_of
 from distop.tables.commits import CommitUnknown
-from distop.tables.iceberg import iceberg_format, new_metadata
+from distop.tables.iceberg import new_metadata
 from distop.tables.iceberg.metadata_file import current_metadata_file, read_metadata
 from distop_behaviors.apply import Apply
 from distop_behaviors.apply.apply_loop import MARK, ROUNDS, Applying
@@ -26,13 +28,15 @@ from distop_behaviors.validate import Validate
 from tests.acceptance.applying import At
 from tests.acceptance.applying import Staging as Context
 from tests.acceptance.sparklake import DELETING, Lake
-from tests.support.context import Ran, run_operation, store_certificate
+from tests.support.context import Ran, run_operation, store_certificate, sweep_stages
 from tests.support.footers import misplaced
 from tests.support.lake import MAVEN, jar
 from tests.support.needs import need
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from distop.storage.object_store import ObjectStore
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240), pytest.mark.rotating]
 
@@ -90,13 +94,20 @@ class NarrowingBench:
         return {str(path.relative_to(data)) for path in data.glob("distop-staged/*/*/*/*/*/*")}
 
     def live_folders(self) -> set[str]:
-        planned = iceberg_format.FORMAT.plan_table(self.record, lambda: None, lambda: None)
-        paths = [Path(path).parts for partition in planned.partitions for path, _, _ in partition.files]
+        """The folders of attempts with files of any version of the table."""
+        paths = [Path(file.path).parts for file in reachability_of(self.record).all_files(removed=True)]
         begin = [(parts, parts.index("distop-staged")) for parts in paths if "distop-staged" in parts]
         return {"/".join(parts[at : at + 7]) for parts, at in begin}
 
+    def sweep(self) -> None:
+        """Remove stages as executors do after the end of operations."""
+        ctx = Context(self.work, self.record, self._spark)
+        ctx.operation = f"{self.name}/apply/{NarrowingBench.instances}"
+        sweep_stages(Apply(), ctx)
+
     def assert_no_leftovers(self) -> None:
-        """Assert that no files are left except those of the table."""
+        """Assert that executors leave no files except those of the table's versions."""
+        self.sweep()
         assert self.folders() == self.live_folders()
         assert not list(self.work.glob("stage/*/*/*"))
 
@@ -170,17 +181,16 @@ def test_a_column_is_narrowed_and_the_rows_are_the_same(bench: NarrowingBench) -
     assert bench.rows()[-1] == (7, 70, "c")
 
 
-def test_a_column_is_narrowed_with_a_shared_directory_in_an_object_store(bench: NarrowingBench) -> None:
-    """The stages are below the table, because Iceberg writes them by path. No request is sent."""
+def test_a_column_is_narrowed_with_a_shared_directory_in_an_object_store(
+    bench: NarrowingBench, s3_store: ObjectStore
+) -> None:
     certificate, ctx = bench.certificate(), bench.context()
-    ctx.shared = Place("s3://lake/shared", "c0ffee")
+    ctx.shared = Place(s3_store.location, "shared/c0ffee")
     ran = bench.apply(certificate, ctx)
     assert ran.report["verdict"] == "applied", ran.message
     assert (bench.kind, bench.rows()) == ("int", ROWS)
     assert bench.folders() == bench.live_folders()
-    below = bench.lake.path(bench.name) / "_distop" / "c0ffee"
-    assert below.is_dir()
-    assert [path for path in below.rglob("*") if path.is_file()] == []
+    assert [one.key for one in s3_store.list()] == []
 
 
 def test_hole_2_properties_of_a_table_choose_no_file_system_of_its_writer(bench: NarrowingBench) -> None:
@@ -528,7 +538,7 @@ def test_a_crash_at_any_step_changes_the_table_once(
         raise ConnectionError("the process dies")
 
     steps = [(Narrowing, "stage"), (Narrowing, "publish"), (Narrowing, "_current_units"), (HadoopTarget, "rewrite")]
-    steps += [(Applying, "load"), (Narrowing, "settle"), (Narrowing, "sweep")]
+    steps += [(Applying, "load"), (Narrowing, "settle")]
     for number, method in enumerate(steps):
         name = f"crash_{when}_{number}"
         lake.create(name, COLUMNS, "", 2)
@@ -627,12 +637,11 @@ def test_cleaning_up_a_job_removes_its_files_unless_they_are_published(bench: Na
     for _ in range(2):
         Apply().cancel_job_and_cleanup(argument, ctx.partition, ctx)
         assert bench.folders() == set()
-    stage = Path(ctx.stage)
     made = Apply().start_or_resume_job(argument, ctx.partition, ctx)
-    staged_metadata = (stage / "table" / "metadata" / "v1.metadata.json").read_text()
     rows = [OutcomeRow(1, ctx.partition.name, True, made.model_dump(mode="json"), "", ctx.stage_place)]
     cancelled = Summary("cancelled", 3, 1, 0, lambda: iter(rows), plan=lambda: iter(planned.partitions))
     assert Apply().complete_operation(argument, bench.record, cancelled, ctx) is None
+    bench.sweep()
     assert (bench.folders(), bench.kind) == (set(), "long")
     bench.assert_no_leftovers()
     # A late cleanup, when the files belong to the table.
@@ -641,10 +650,10 @@ def test_cleaning_up_a_job_removes_its_files_unless_they_are_published(bench: Na
     ctx.operation = f"{bench.name}/apply/{NarrowingBench.instances}"
     ctx.superseded = True
     for staged in (False, True):
-        late = Path(ctx.stage_place.location) / "table" / "metadata" / "v1.metadata.json"
+        late = Path(ctx.stage_place.location) / TABLE_MARKER
         if staged:
             late.parent.mkdir(parents=True)
-            late.write_text(staged_metadata)
+            late.touch()
         Apply().cancel_job_and_cleanup(argument, ctx.partition, ctx)
         assert not late.exists()
         assert bench.folders() == live

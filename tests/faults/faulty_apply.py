@@ -47,7 +47,7 @@ STEPS: list[tuple[Any, str]] = [
     (CatalogTarget, "swap"),
     (DeltaTarget, "swap"),
     *((HadoopTarget, name) for name in ("swap", "rewrite")),
-    *((Narrowing, name) for name in ("stage", "publish", "sweep")),
+    *((Narrowing, name) for name in ("stage", "publish")),
 ]
 for _owner, _name in STEPS:
     inject_around(_owner, _name, lambda self, *_: self._table.name)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.behavior import Retry
 from distop.worker.child_side.checkpoints import JobProgress
-from distop_behaviors import index
+from distop.worker.child_side.stage_sweeping import StageSweeper
 from distop_behaviors.index import BuildIndex, DropIndex, postings, segments
 from distop_behaviors.index.index_argument import BuildArgument, DropArgument
 from distop_behaviors.index.index_folder import Folder
@@ -33,8 +33,7 @@ POINTS: dict[str, tuple[Any, str]] = {
     "drop": (Folder, "drop"),
     "data": (Folder, "_empty"),
     "sweep": (Folder, "sweep"),
-    "stages": (index, "remove_stages"),
-    "given-back": (index, "remove_place_or_log"),
+    "stages": (StageSweeper, "remove_all"),
 }
 """Functions that change a file which other attempts or readers can see, and the end of a job."""
 MOMENTS = [
@@ -42,7 +41,7 @@ MOMENTS = [
     *("before-merge", "after-add", "before-publish", "after-publish", "after-sweep", "after-stages"),
 ]
 """Moments of a build, with different files on disk at each."""
-DROP_MOMENTS = ["before-publish", "after-publish", "before-data", "after-data", "after-drop", "after-given-back"]
+DROP_MOMENTS = ["before-publish", "after-publish", "before-data", "after-data", "after-drop"]
 FULL = 100_000
 """The maximum size in bytes of a file of this process while its disk counts as full: more than a log line."""
 

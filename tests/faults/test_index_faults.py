@@ -152,12 +152,16 @@ class Indexed:
         assert names == sorted([*(f"data/{name}" for name in named), *generations])
         if (folder := local_path(where.location)) is not None:
             assert sorted(path.name for path in folder.iterdir()) == ["data", "generations"]
-        assert self.staged() == []
+        self.assert_nothing_staged()
 
     def index_files(self) -> dict[str, int]:
         """The keys of the index's files and their sizes in bytes."""
         where = self.index.location
         return {key: len(stored_files.read(where, key)) for key in stored_files.keys(where)}
+
+    def assert_nothing_staged(self) -> None:
+        """Stages are removed after the end of an operation."""
+        self._group.eventually(lambda: self.staged() == [], "the stages are removed")
 
     def staged(self) -> list[str]:
         """The keys of staged files. Those of a table in an object store are not beside it."""
@@ -274,7 +278,7 @@ def test_a_drop_survives_a_killed_executor_at_each_commit_point(
         done = operation.wait(60)
         assert (done.state, done.report) == ("success", {"name": "i", "dropped": True}), (at, group.tails())
         assert [*indexed.index_files()] == [f"generations/{2 * n + 2:06}.json"], at
-        assert indexed.staged() == [], at
+        indexed.assert_nothing_staged()
         group.await_ready(victim.name)
     assert not indexed.drop().wait(60).report["dropped"]
 
@@ -432,7 +436,7 @@ def test_cancels_and_writers_during_a_drop_keep_the_index_whole_or_removed(
         again = indexed.drop().wait(60)
         assert (again.state, again.report["dropped"]) == ("success", dies and at == "before-publish"), group.tails()
         assert [Path(key).suffix for key in indexed.index_files()] == [".json"], at
-        assert indexed.staged() == [], at
+        indexed.assert_nothing_staged()
         assert indexed.data() == before, at
     assert indexed.start().wait(60).state == "success"
     indexed.assert_finds_all_rows()

@@ -147,7 +147,7 @@ class ChildCalls(ChildKeeper):
         result: Verified = await self._call(op, "verify", work)
         return result
 
-    async def sweep(self, op: str, table: Any, *, plans: bool, stages: bool) -> RemovedStages:
+    async def sweep(self, op: str, table: Any, *, plans: bool, stages: bool, earlier: bool) -> RemovedStages:
         """Do nothing: simulated jobs write no files."""
         return RemovedStages()
 

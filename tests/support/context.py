@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Any
 from distop import testing
 from distop.behavior import JobFailed, OperationFailed, OutcomeRow, Summary, select
 from distop.storage.deletion import Place
+from distop.storage.files import local_path
 from distop.storage.places import Attempt, stage_of
+from distop.worker.child_side.stage_sweeping import StageSweeper, sweep_ended
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from pyspark.sql import SparkSession
 
-    from distop.behavior import Behavior, PartitionPlan, TableRecord
+    from distop.behavior import Behavior, JobContext, PartitionPlan, TableRecord
 
 
 HISTORY: dict[str, dict[str, Any]] = {}
@@ -63,12 +65,16 @@ class FakeContext(testing.FakeContext):
     @property
     def stage_place(self) -> Place:
         assert self.partition is not None
-        return stage_of(self.shared, Attempt(self.operation, self.partition.partition, self.fence, "inc"))
+        return self.stage_place_of(self.partition)
+
+    def stage_place_of(self, partition: PartitionPlan) -> Place:
+        return stage_of(self.shared, Attempt(self.operation, partition.partition, self.fence, "inc"))
 
     @property
     def stage(self) -> str:
         place = self.stage_place
-        Path(place.location).mkdir(parents=True, exist_ok=True)
+        if (folder := local_path(place.location)) is not None:
+            folder.mkdir(parents=True, exist_ok=True)
         return place.location
 
     @property
@@ -178,9 +184,23 @@ def complete(
         plan=lambda: iter(plans),
     )
     try:
-        return Ran(_stored(behavior.complete_operation(argument, table, summary, ctx)), "", rows)
+        ran = Ran(_stored(behavior.complete_operation(argument, table, summary, ctx)), "", rows)
     except OperationFailed as e:
-        return Ran(_stored(e.report), str(e), rows)
+        ran = Ran(_stored(e.report), str(e), rows)
+    sweep_stages(behavior, ctx)
+    return ran
+
+
+def sweep_stages(behavior: Behavior, ctx: JobContext) -> None:
+    """Remove stages as an executor does after the end of an operation."""
+    if behavior.staged_output != "remove" or ctx.shared is None:
+        return
+    shared = ctx.shared
+
+    def sweeper(op: str) -> StageSweeper:
+        return StageSweeper(op, shared, ctx.space, ctx.table, check=lambda: None, spark=lambda: ctx.spark, log=ctx.log)
+
+    sweep_ended(sweeper, ctx.operation, shared, earlier=behavior.instances == "one", log=ctx.log)
 
 
 def _stored(value: Any) -> Any:

@@ -10,7 +10,7 @@ from distop.behavior import JobCancelled, OutcomeRow, Summary, TableRecord
 from distop.testing import MemoryProgress
 from distop_behaviors.index import BuildIndex, DropIndex
 from distop_behaviors.index.index_folder import Folder
-from tests.support.context import FakeContext
+from tests.support.context import FakeContext, sweep_stages
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -95,7 +95,9 @@ class Operation:
         rows = [self.outcomes[n] for n in sorted(self.outcomes)]
         summary = Summary(verdict, len(self.planned.partitions), len(rows), 0, lambda: iter(rows), self.planned.version)
         ctx = Attempt(self.indexes, self.name, table=self.table)
-        return self.behavior.complete_operation(self.arg, self.table, summary, ctx)
+        report = self.behavior.complete_operation(self.arg, self.table, summary, ctx)
+        sweep_stages(self.behavior, ctx)
+        return report
 
 
 class Indexes:

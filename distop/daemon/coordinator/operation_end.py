@@ -287,7 +287,7 @@ class Ending:
         stages = op.spec.rules.staged_output == "remove"
         if not plans and not stages:
             return
-        ref, worker = op.ref, self._ctx.worker
+        ref, worker, earlier = op.ref, self._ctx.worker, op.spec.one_at_a_time
         table = op.spec.table.to_json() if op.spec.table is not None else None
         what = " and ".join(filter(None, ("plan's files" if plans else "", "stages" if stages else "")))
         if why := refusal(self._ctx.config.serves, None, (ref.table,)):
@@ -296,7 +296,9 @@ class Ending:
             return
         try:
             removed = await self._call(
-                ref, Stage.CLEANING, lambda: worker.sweep(str(ref), table, plans=plans, stages=stages)
+                ref,
+                Stage.CLEANING,
+                lambda: worker.sweep(str(ref), table, plans=plans, stages=stages, earlier=earlier),
             )
         except WorkerError as error:
             # Left behind is garbage that nothing names; the operation must end all the same.

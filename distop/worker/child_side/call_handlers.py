@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from distop.behavior import OutcomeRow, Summary, cleans_up
@@ -39,7 +40,7 @@ from distop.worker.child_side.error_texts import explain
 from distop.worker.child_side.job_context import ChildContext, JobScope
 from distop.worker.child_side.outbox import ANSWER_SECONDS
 from distop.worker.child_side.spark_session import SparkDied
-from distop.worker.child_side.stage_sweeping import StageSweeper, Swept
+from distop.worker.child_side.stage_sweeping import StageSweeper, Swept, sweep_ended
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -162,7 +163,10 @@ class Call:
         op = self._message["op"]
         if self._message["plans"]:
             shared_files.remove_plans(where, op)
-        swept = self._stages(op, where).remove_all() if self._message["stages"] else Swept()
+        swept = Swept()
+        if self._message["stages"]:
+            earlier = self._message["earlier"]
+            swept = sweep_ended(partial(self._stages, where=where), op, where, earlier=earlier, log=self._env.log)
         return swept.stages, swept.bytes
 
     def _results(self, where: Place | None) -> Any:

@@ -13,17 +13,29 @@ table. Those of other stages are removed only if no version of the table names t
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from distop.errors import InvalidArgument, TableUnavailable, UnsafePath, describe
 from distop.protocol.frozen import frozen
+from distop.protocol.records import OperationRef
 from distop.protocol.texts import plural
 from distop.storage.deletion import Place
 from distop.storage.files import local_path
 from distop.storage.opened_stores import store_of
-from distop.storage.places import COMPLETION, IN_TABLE, STAGE, TABLE_MARKER, folder, operation_path
+from distop.storage.places import (
+    COMPLETION,
+    IN_TABLE,
+    STAGE,
+    TABLE_MARKER,
+    folder,
+    instances,
+    operation_path,
+    remove_place_or_log,
+    series_of,
+)
 from distop.storage.store_errors import ObjectMissing
 
 if TYPE_CHECKING:
@@ -62,6 +74,24 @@ class _Stage:
         return not self.key.startswith(f"{COMPLETION}/")
 
 
+def sweep_ended(sweeper: Callable[[str], StageSweeper], op: str, shared: Place, *, earlier: bool, log: Log) -> Swept:
+    """Remove all stages of an ended operation.
+
+    ``sweeper``: returns that of an operation. ``earlier``: also those of earlier operations of the same table, type and
+    object, which have ended too: killed processes may have written them.
+    """
+    ref, numbers = OperationRef.parse(op), list[int]()
+    if earlier:
+        try:
+            numbers = instances(series_of(shared, op), ref.instance - 1)
+        except (OSError, InvalidArgument) as error:
+            log.warning("Cannot list the stages of earlier operations; retrying later: %s", describe(error))
+    swept = Swept()
+    for number in (*numbers, ref.instance):
+        swept += sweeper(str(replace(ref, instance=number))).remove_all()
+    return swept
+
+
 class StageSweeper:
     """Removes the stages of one operation. Errors are logged: what is left is found when the record is removed.
 
@@ -86,7 +116,8 @@ class StageSweeper:
         self._spark = spark
         self._log = log
         self._path = operation_path(op)
-        self._root = shared.below(f"{STAGE}/{self._path}")
+        self._root = shared.below(STAGE)
+        """The folder of all stages: emptied folders below it are removed as well."""
 
     def remove_unnamed(self, named: Mapping[int, tuple[int, str]]) -> Swept:
         """Remove the stages of dead attempts. Call it when all jobs have ended.
@@ -105,9 +136,11 @@ class StageSweeper:
 
         ``late``: also look for files in the table whose stage is gone, as a killed process may write them.
         """
-        swept = Swept()
-        for stage in self._found():
+        swept, found = Swept(), self._found()
+        for stage in found:
             swept += self._removed(stage, proven=False)
+        if local_path(self._root.anchor) is not None and swept.stages == len(found):
+            remove_place_or_log(self._root.below(self._path), self._log)  # empty folders
         if late:
             swept += self._left_in_table()
         return self._reported(swept, "of the ended operation")
@@ -115,25 +148,25 @@ class StageSweeper:
     # ---------------------------------------------------------------- stages
 
     def _found(self) -> list[_Stage]:
-        store = store_of(self._root)
+        store, start = store_of(self._root), f"{self._path}/"
         try:
             if local_path(self._root.anchor) is not None:
                 return [
-                    _Stage(key, _bytes_below(store, key), _exists(store, f"{key}/{TABLE_MARKER}"))
-                    for key in _folders(store)
+                    _Stage(key, _bytes_below(store, start + key), _exists(store, f"{start}{key}/{TABLE_MARKER}"))
+                    for key in _folders(store, self._path)
                 ]
             sizes: dict[str, int] = {}
             marked = set[str]()
-            for one in store.list():
+            for one in store.list(self._path):
                 self._check()
-                partition, _, rest = one.key.partition("/")
+                partition, _, rest = one.key.removeprefix(start).partition("/")
                 key = f"{partition}/{rest.partition('/')[0]}"
                 sizes[key] = sizes.get(key, 0) + one.size
-                if one.key == f"{key}/{TABLE_MARKER}":
+                if one.key == f"{start}{key}/{TABLE_MARKER}":
                     marked.add(key)
             return [_Stage(key, size, key in marked) for key, size in sizes.items()]
         except (OSError, InvalidArgument) as error:
-            self._log.warning("Cannot list the stages in %s; retrying later: %s", self._root.location, describe(error))
+            self._log.warning("Cannot list the stages of %s; retrying later: %s", self._op, describe(error))
             return []
 
     def _removed(self, stage: _Stage, *, proven: bool) -> Swept:
@@ -142,11 +175,11 @@ class StageSweeper:
         size = stage.bytes
         try:
             if stage.in_table and (proven or not self._is_live(stage.key)):
-                size += _removed_below(self._data_root, stage.key)
-            store_of(self._root).delete_folder(stage.key)
+                size += self._removed_from_table(stage.key)
+            store_of(self._root).delete_folder(f"{self._path}/{stage.key}")
         except (OSError, InvalidArgument, TableUnavailable) as error:
             self._log.warning(
-                "Cannot remove the stage %s/%s; retrying later: %s", self._root.location, stage.key, describe(error)
+                "Cannot remove the stage %s of %s; retrying later: %s", stage.key, self._op, describe(error)
             )
             return Swept()
         return Swept(1, size)
@@ -160,23 +193,30 @@ class StageSweeper:
 
     @cached_property
     def _data_root(self) -> Place:
-        """The folder of the operation in the table. Raises InvalidArgument, and the errors of planning."""
+        """The folder of all staged files in the table. Raises InvalidArgument, and the errors of planning."""
         from distop.tables import place_of
 
         if self._table is None:
             raise InvalidArgument("the operation has no table, but a stage with files in the table")
         location = place_of(self._table, self._check, self._spark).rstrip("/")
-        return Place(location, f"{IN_TABLE}/{self._space}/{self._path}" if self._space else f"{IN_TABLE}/{self._path}")
+        return Place(location, f"{IN_TABLE}/{self._space}" if self._space else IN_TABLE)
+
+    def _removed_from_table(self, key: str) -> int:
+        """Remove the files of a stage in the table, and return their bytes. Raises the errors of ``_data_root``."""
+        store, whole = store_of(self._data_root), f"{self._path}/{key}"
+        size = _bytes_below(store, whole)
+        store.delete_folder(whole)
+        return size
 
     def _left_in_table(self) -> Swept:
         if self._table is None:
             return Swept()
         swept = Swept()
         try:
-            for key in _folders(store_of(self._data_root)):
+            for key in [*_folders(store_of(self._data_root), self._path)]:
                 self._check()
                 if not self._is_live(key):
-                    swept += Swept(1, _removed_below(self._data_root, key))
+                    swept += Swept(1, self._removed_from_table(key))
         except (OSError, InvalidArgument, TableUnavailable) as error:
             self._log.warning(
                 "Cannot remove staged files of %s in table %s; leaving them: %s",
@@ -197,7 +237,7 @@ class StageSweeper:
 
         if self._table is None:
             return frozenset()
-        start, found = f"{_plain(self._data_root.path)}/", set[str]()
+        start, found = f"{_plain(self._data_root.path)}/{_plain(self._path)}/", set[str]()
         for file in reachability_of(self._table, self._check, self._spark).all_files(removed=True):
             self._check()
             # Metadata may name the table's folder otherwise, by a link or another scheme, so only the end counts.
@@ -214,10 +254,10 @@ def _plain(path: str) -> str:
     return path
 
 
-def _folders(store: ObjectStore) -> Iterator[str]:
+def _folders(store: ObjectStore, path: str) -> Iterator[str]:
     """The stages in an operation's folder: ``<partition>/<attempt>``. Raises UnsafePath and OSError."""
-    for partition in store.list_folder().folders:
-        for attempt in store.list_folder(partition).folders:
+    for partition in store.list_folder(path).folders:
+        for attempt in store.list_folder(f"{path}/{partition}").folders:
             yield f"{partition}/{attempt}"
 
 
@@ -236,11 +276,3 @@ def _bytes_below(store: ObjectStore, key: str) -> int:
         for one in store.list(key):
             total += one.size
     return total
-
-
-def _removed_below(root: Place, key: str) -> int:
-    """Remove a folder, and return the bytes of its files. Raises UnsafePath and OSError."""
-    store = store_of(root)
-    size = _bytes_below(store, key)
-    store.delete_folder(key)
-    return size

@@ -88,13 +88,18 @@ class ChildCalls:
         await self._registered.check_page(op, found[0])
         return found
 
-    async def sweep(self, op: str, table: Mapping[str, Any] | None, *, plans: bool, stages: bool) -> RemovedStages:
+    async def sweep(
+        self, op: str, table: Mapping[str, Any] | None, *, plans: bool, stages: bool, earlier: bool
+    ) -> RemovedStages:
         """Remove the file lists that planning wrote to the shared directory, and the operation's stages.
 
+        ``earlier``: also stages of earlier operations of the same table, type and object, which have ended.
         Raises WorkerError.
         """
         await self._registered.check(op, table)
-        message = child_messages.SweepMessage(t="sweep", call=0, op=op, table=table, plans=plans, stages=stages)
+        message = child_messages.SweepMessage(
+            t="sweep", call=0, op=op, table=table, plans=plans, stages=stages, earlier=earlier
+        )
         value, _ = await self._caller.call(message, lock=self._admission, limit=self.config.cleanup_timeout)
         return RemovedStages(*value)
 

@@ -21,16 +21,17 @@ from distop.behavior import OutcomeRow, PartitionPlan, Summary, TableRecord
 from distop.errors import InvalidArgument, UnsafePath
 from distop.storage.deletion import Place
 from distop.storage.opened_stores import store_of
-from distop.storage.places import Attempt, stage_of
+from distop.storage.places import TABLE_MARKER, Attempt, stage_of
+from distop.storage.stage_manifest import write_manifest
 from distop.tables.iceberg import staging_table
 from distop.tables.iceberg.table_properties import for_reading, for_writing
-from distop_behaviors.apply import file_rewrite, staged_files, type_narrowing
+from distop_behaviors.apply import Apply, file_rewrite, staged_files, type_narrowing
 from distop_behaviors.apply.apply_report import CertifiedArgument, Staged
 from distop_behaviors.apply.constraints import ICEBERG, PREFIX, Narrowed, iceberg_type, schema_changes
 from distop_behaviors.apply.rewrite_publication import Narrowing
 from distop_behaviors.apply.staged_files import StageFolders
 from distop_behaviors.validate.certificate import Certificate, Certified, Column
-from tests.support.context import FakeContext
+from tests.support.context import FakeContext, sweep_stages
 from tests.support.lake import Folder as Lake
 
 LOG = logging.getLogger("tests.narrowing")
@@ -203,6 +204,7 @@ class Layout:
         metadata = Path(stage.table) / "metadata"
         metadata.mkdir(parents=True)
         (metadata / "v1.metadata.json").write_text(content)
+        (Path(stage.place.location) / TABLE_MARKER).touch()
         Path(stage.data.location).mkdir(parents=True)
         (Path(stage.data.location) / "a.parquet").touch()
         return stage
@@ -213,11 +215,12 @@ def layout(tmp_path: Path) -> Layout:
     return Layout(tmp_path)
 
 
-def test_stages_are_below_the_table_if_the_shared_directory_is_in_an_object_store(layout: Layout) -> None:
+def test_stages_are_in_the_shared_directory_and_data_below_the_table(layout: Layout) -> None:
     attempt, table = Attempt(OPERATION, 0, 1, "inc"), str(layout.table)
-    remote, default = Place("s3://lake/shared", "c0ffee"), Place(table, "_distop/c0ffee")
+    remote = Place("s3://lake/shared", "c0ffee")
     stage = StageFolders.of(stage_of(remote, attempt), remote, "c0ffee", table)
-    assert stage == StageFolders.of(stage_of(default, attempt), default, "c0ffee", table)
+    assert stage.place.location == "s3://lake/shared/c0ffee/stage/t/apply/2/000000/1-inc"
+    assert stage.data.location == f"{table}/data/distop-staged/c0ffee/t/apply/2/000000/1-inc"
     assert stage.place.own, "only in folders that no other user may change"
     with pytest.raises(UnsafePath, match="is not a stage in"):
         StageFolders.of(stage_of(Place("s3://other", "c0ffee"), attempt), remote, "c0ffee", table)
@@ -298,46 +301,52 @@ def narrowing(layout: Layout, op: str) -> Narrowing:
     return Narrowing(request, table, target, ctx)
 
 
-def operation(layout: Layout, op: str, monkeypatch: pytest.MonkeyPatch) -> Narrowing:
-    """The completion of an operation; none of the files is part of the table."""
-    monkeypatch.setattr(Narrowing, "_live", lambda _: frozenset())
-    return narrowing(layout, op)
-
-
-def test_a_sweep_removes_stages_of_this_and_earlier_operations(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
-    """apply swept all folders beside the folder that a result named."""
+def test_executors_remove_stages_of_this_and_earlier_operations(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """apply swept all folders beside the folder that a result named. No version of the table names a file."""
+    monkeypatch.setattr("distop.tables.reachability_of", lambda *_: SimpleNamespace(all_files=lambda removed: ()))
     gone = [layout.write(layout.stage(f"t/apply/{n}")) for n in (1, 2)]
     kept = [layout.write(layout.stage(op)) for op in ("t/apply/3", "u/apply/1", "t/other/1")]
     other = Place(layout.shared.anchor, "c0ffee-two")
     staged = stage_of(other, Attempt(OPERATION, 0, 1, "inc"))
     kept.append(layout.write(StageFolders.of(staged, other, "c0ffee-two", str(layout.table))))
     for _ in range(2):
-        operation(layout, OPERATION, monkeypatch).sweep()
+        sweep_stages(Apply(), narrowing(layout, OPERATION)._ctx)
         assert not any(Path(place.location).exists() for stage in gone for place in (stage.place, stage.data))
         assert all(Path(place.location).exists() for stage in kept for place in (stage.place, stage.data))
 
 
-def test_the_completion_rewrites_files_that_no_executor_has_staged(
-    layout: Layout, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_completion_rewrites_files_that_no_executor_has_staged(layout: Layout) -> None:
     """A job returned by ``return_job`` has any result: rows would be lost, or others published."""
-    staged = {"staged": {"files": 1, "rows": 2, "bytes": 3}}
-    stage = layout.write(layout.stage()).place
-    mine, metadata = operation(layout, OPERATION, monkeypatch), SimpleNamespace(current_schema_id=1, last_column_id=4)
+    stages = [layout.write(layout.stage(fence=n)) for n in range(1, 5)]
+    mine, metadata = narrowing(layout, OPERATION), SimpleNamespace(current_schema_id=1, last_column_id=4)
     ids = type_narrowing.new_ids(metadata, mine._narrowed)
     made_for = staged_files.purpose_of(mine._certificate.digest, mine._narrowed)
-    contents = staged_files.contents_of(["/t/0"], 1, 4, ids) | {**staged, "snapshot": "7", "made_for": made_for}
-    store_of(stage).put(staged_files.CONTENTS, json.dumps(contents).encode())
+    given = {"files": 1, "rows": 2, "bytes": 3}
+    results = []
+    for n, stage in enumerate(stages):
+        contents = staged_files.contents_of([f"/t/{n}"], 1, 4, ids)
+        contents |= {"staged": given, "snapshot": "7", "made_for": made_for}
+        store_of(stage.place).put(staged_files.CONTENTS, json.dumps(contents).encode())
+        output = write_manifest(stage.place, {staged_files.CONTENTS: None}, data=stage.data, in_table={"a.parquet": 2})
+        results.append({"staged": {**given, "output": output.model_dump()}})
+    (Path(stages[1].data.location) / "a.parquet").write_text("cut")
+    store_of(stages[2].place).put(staged_files.CONTENTS, b"{}")
     rows = [
-        OutcomeRow(0, "a", True, staged, "", stage),
-        OutcomeRow(1, "b", True, staged, ""),
-        OutcomeRow(2, "c", True, {"staged": {"files": 0, "rows": 0, "bytes": 0}}, ""),
-        OutcomeRow(3, "d", True, {"staged": {"files": 1, "folder": "/etc"}}, "", stage),
-        OutcomeRow(4, "e", True, None, "", stage),
-        OutcomeRow(5, "f", True, [1], "", stage),
+        OutcomeRow(0, "a", True, results[0], "", stages[0].place),
+        OutcomeRow(1, "changed data", True, results[1], "", stages[1].place),
+        OutcomeRow(2, "changed contents", True, results[2], "", stages[2].place),
+        OutcomeRow(3, "another manifest", True, results[0], "", stages[3].place),
+        OutcomeRow(4, "no manifest", True, {"staged": given}, "", stages[3].place),
+        OutcomeRow(5, "no stage", True, results[0], ""),
+        OutcomeRow(6, "nothing", True, {"staged": {"files": 0, "rows": 0, "bytes": 0}}, ""),
+        OutcomeRow(7, "odd", True, {"staged": {"files": 1, "folder": "/etc"}}, "", stages[0].place),
+        OutcomeRow(8, "none", True, None, "", stages[0].place),
+        OutcomeRow(9, "list", True, [1], "", stages[0].place),
     ]
     plans = [PartitionPlan(n, row.name, files=((f"/t/{n}", 1, 1),)) for n, row in enumerate(rows)]
-    summary = Summary("success", 6, 6, 0, lambda: iter(rows), plan=lambda: iter(plans))
+    summary = Summary("success", 10, 10, 0, lambda: iter(rows), plan=lambda: iter(plans))
     (unit,) = mine._units(summary, metadata)
     assert (unit.files, unit.snapshot, unit.staged.rows) == (frozenset({"/t/0"}), "7", 2)
 

@@ -253,6 +253,7 @@ def test_a_drop_that_is_killed_at_any_commit_point_is_repeated(tmp_path: Path, m
         made.build(columns=["k"], refresh="full")
     abandoned = made.plan(columns=["k"], refresh="full")
     abandoned.run(abandoned.planned.partitions[0])
+    abandoned.complete("cancelled")
     killer = Killer(monkeypatch, [*POINTS, (os, "unlink"), (os, "rmdir")])
     seen: set[bool] = set()
     at, died = 0, True
@@ -531,6 +532,7 @@ def test_a_drop_removes_the_index_and_is_idempotent(indexes: Indexes) -> None:
     assert not indexes.drop()
     left = [p.name for p in root_of(indexes.folder()).rglob("*") if p.is_file()]
     assert left == ["000002.json"]
+    abandoned.complete("cancelled")
     assert indexes.staged_files() == []
     with pytest.raises(NotFound, match="has no index 'i'"):
         find(indexes.record, "i", [1])

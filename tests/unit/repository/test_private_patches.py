@@ -24,7 +24,6 @@ REASONS = {
     ("simulation/test_found_bugs.py", "_revoke"): "a planted bug",
     ("simulation/test_scheduling.py", "_alone"): "an executor that is never idle",
     ("unit/support/running.py", "_behaviors"): "a behavior that is not installed",
-    ("unit/behaviors/test_apply_narrowing.py", "_live"): "a table that has none of the staged files",
     ("unit/behaviors/test_index_build.py", "_close"): "another attempt runs just before a segment is closed",
     ("unit/behaviors/test_index_places.py", "_numbers"): "a folder lists a file that is always gone",
     ("unit/conftest.py", "_any_hidden"): "a process never forgets its secrets",

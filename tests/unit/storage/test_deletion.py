@@ -28,7 +28,6 @@ from distop.storage.places import (
     operation_path,
     remove_place,
     remove_place_or_log,
-    remove_stages,
     result_of,
     series_of,
     shared_of,
@@ -37,6 +36,7 @@ from distop.storage.places import (
 from distop.storage.remote_store import RemoteStore
 from distop.storage.storage_options import bucket_of
 from distop.worker.child_side import shared_files
+from distop.worker.child_side.stage_sweeping import StageSweeper
 from distop_behaviors.index.generation import Generation
 from distop_behaviors.index.index_folder import Folder
 from distop_behaviors.validate import file_lists
@@ -585,7 +585,8 @@ def test_hole_9_two_namespaces_in_one_folder_do_not_sweep_files_of_each_other(tm
     for op in ("t/sample/1", "t/sample/2"):
         shared_files.remove_results(one, op)
         shared_files.remove_plans(one, op)
-    remove_stages(one, "t/sample/2", LOG)
+    for op in ("t/sample/1", "t/sample/2"):
+        StageSweeper(op, one, "a", table, check=lambda: None, spark=lambda: None, log=LOG).remove_all()
     assert instances(series_of(one, "t/sample/9"), 9) == [3]
     assert len([path for path in Path(one.location).rglob("*") if path.is_file()]) == 3
     assert [snapshot(Path(p.location), tmp_path / "none") for p in (two, three) if p is not None] == before

@@ -47,10 +47,12 @@ def test_a_second_process_of_one_attempt_replaces_the_manifest(stage: Place) -> 
         read_manifest(stage, first)
 
 
-def test_a_manifest_without_checksums_reads_no_file(stage: Place) -> None:
-    committed = write_manifest(stage, {"b.txt": None}, checksums=False)
-    [file] = read_manifest(stage, committed).files
-    assert (file.bytes, file.sha256) == (6, "")
+def test_a_manifest_without_checksums_reads_no_large_file(stage: Place) -> None:
+    store_of(stage).put_new("large", bytes((8 << 20) + 1))
+    for checksums in (True, False):
+        committed = write_manifest(stage, {"b.txt": None, "large": 1}, checksums=checksums)
+        found = read_manifest(stage, committed).files
+        assert [(file.bytes, bool(file.sha256)) for file in found] == [(6, True), ((8 << 20) + 1, checksums)]
 
 
 def test_a_changed_or_missing_file_is_noticed(stage: Place) -> None:
