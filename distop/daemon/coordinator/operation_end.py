@@ -30,6 +30,7 @@ from distop.protocol.keys import job_name
 from distop.protocol.record_reading import read
 from distop.protocol.record_signature import signature
 from distop.protocol.state_tables import Stage
+from distop.protocol.texts import plural
 from distop.protocol.txn import Get
 from distop.worker.daemon_side.requests import CompleteRequest, PlanPages, WorkerError
 
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from distop.decide.operation_view import OperationView
     from distop.protocol.records import Decision, OperationRef
     from distop.protocol.txn import Txn
-    from distop.worker.daemon_side.requests import CompleteResult
+    from distop.worker.daemon_side.requests import CompleteResult, RemovedStages
     from distop.worker.daemon_side.result_handlers import Page
 
 
@@ -129,8 +130,15 @@ class Ending:
                 )
             ),
         )
-        self._ctx.meter.stages_removed(ref.type, done.removed.stages, done.removed.bytes)
+        self._count_removed(ref, done.removed)
         return done
+
+    def _count_removed(self, ref: OperationRef, removed: RemovedStages) -> None:
+        """Log and count removed stages, if there are any."""
+        if removed.stages:
+            self._ctx.meter.stages_removed(ref.type, removed.stages, removed.bytes)
+            count = plural(removed.stages, "stage")
+            self._log.info("Removed %s with %d bytes", count, removed.bytes, extra={"operation": str(ref)})
 
     async def _completion_failed(self, op: OperationView, decision: Decision, error: WorkerError) -> bool:
         assert op.spec is not None
@@ -309,4 +317,4 @@ class Ending:
                 extra={"operation": str(ref)},
             )
         else:
-            self._ctx.meter.stages_removed(ref.type, removed.stages, removed.bytes)
+            self._count_removed(ref, removed)

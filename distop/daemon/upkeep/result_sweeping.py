@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from distop.errors import DistopError, SessionLost, describe
 from distop.protocol.executor_nodes import refusal
 from distop.protocol.records import OperationRef, TableRecord
+from distop.protocol.texts import plural
 from distop.protocol.txn import Get
 from distop.worker.daemon_side.requests import WorkerError
 
@@ -70,7 +71,10 @@ class ResultSweeper:
                 gone.setdefault(OperationRef.parse(op).type, []).append(op)
         for type_name, forgotten in gone.items():
             removed = await self._ctx.worker.remove_files(forgotten, record, self.staging)
-            self._ctx.meter.stages_removed(type_name, removed.stages, removed.bytes)
+            if removed.stages:
+                self._ctx.meter.stages_removed(type_name, removed.stages, removed.bytes)
+                count = plural(removed.stages, "stage")
+                self._ctx.log.info("Removed %s of forgotten operations with %d bytes", count, removed.bytes)
 
     async def _record(self, table: str) -> Mapping[str, Any] | None:
         """The registered record of a table; None if it is not registered."""

@@ -6,8 +6,8 @@ removed. The others are removed after the end of the operation, or together with
 (``Behavior.staged_output``). A killed process may write after that. So the stages are looked for again when the record
 is removed.
 
-Files of a stage may be at their final place, below the table. Those of dead attempts are removed without a look at the
-table. Those of other stages are removed only if no version of the table names them.
+Files of a stage may be at their final place, below the table. They are removed only if no version of the table names
+them: also a dead attempt may have committed its files before it died.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from urllib.parse import unquote
 from distop.errors import InvalidArgument, TableUnavailable, UnsafePath, describe
 from distop.protocol.frozen import frozen
 from distop.protocol.records import OperationRef
-from distop.protocol.texts import plural
 from distop.storage.deletion import Place
 from distop.storage.files import local_path
 from distop.storage.opened_stores import store_of
@@ -128,8 +127,8 @@ class StageSweeper:
         swept = Swept()
         for stage in self._found():
             if stage.of_attempt and stage.key not in kept:
-                swept += self._removed(stage, proven=True)
-        return self._reported(swept, "that no outcome names")
+                swept += self._removed(stage)
+        return swept
 
     def remove_all(self, *, late: bool = False) -> Swept:
         """Remove all stages of the operation, which has ended.
@@ -138,12 +137,12 @@ class StageSweeper:
         """
         swept, found = Swept(), self._found()
         for stage in found:
-            swept += self._removed(stage, proven=False)
+            swept += self._removed(stage)
         if local_path(self._root.anchor) is not None and swept.stages == len(found):
             remove_place_or_log(self._root.below(self._path), self._log)  # empty folders
         if late:
             swept += self._left_in_table()
-        return self._reported(swept, "of the ended operation")
+        return swept
 
     # ---------------------------------------------------------------- stages
 
@@ -169,12 +168,12 @@ class StageSweeper:
             self._log.warning("Cannot list the stages of %s; retrying later: %s", self._op, describe(error))
             return []
 
-    def _removed(self, stage: _Stage, *, proven: bool) -> Swept:
-        """Remove a stage, and its files in the table if it is ``proven`` that the table does not name them."""
+    def _removed(self, stage: _Stage) -> Swept:
+        """Remove a stage, and its files in the table unless a version of the table names one of them."""
         self._check()
         size = stage.bytes
         try:
-            if stage.in_table and (proven or not self._is_live(stage.key)):
+            if stage.in_table and not self._is_live(stage.key):
                 size += self._removed_from_table(stage.key)
             store_of(self._root).delete_folder(f"{self._path}/{stage.key}")
         except (OSError, InvalidArgument, TableUnavailable) as error:
@@ -183,11 +182,6 @@ class StageSweeper:
             )
             return Swept()
         return Swept(1, size)
-
-    def _reported(self, swept: Swept, which: str) -> Swept:
-        if swept.stages:
-            self._log.info("Removed %s %s: %d bytes", plural(swept.stages, "stage"), which, swept.bytes)
-        return swept
 
     # -------------------------------------------------------------- the table
 

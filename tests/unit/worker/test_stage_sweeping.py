@@ -86,8 +86,15 @@ def test_F35_stages_of_dead_attempts_are_removed_with_their_files_in_the_table(l
     assert swept == Swept(3, 3 * 3 + 4)
     assert exists(*dead, layout.data(dead[0])) == [False] * 4
     assert exists(*named, layout.data(named[0]), *other) == [True] * 6
-    assert layout.read == 0, "no outcome names them, so the table cannot"
     assert layout.sweeper().remove_unnamed({0: (7, "inc"), 1: (9, "inc")}) == Swept()
+
+
+def test_a_dead_attempt_that_has_committed_its_files_leaves_them_to_the_table(layout: Layout) -> None:
+    """A job may commit to the table before its outcome is written, and then die."""
+    dead = layout.stage(0, 5, data=True)
+    layout.live = [f"{layout.data(dead).location}/x.parquet"]
+    assert layout.sweeper().remove_unnamed({0: (7, "inc")}) == Swept(1, 3)
+    assert exists(dead, layout.data(dead)) == [False, True]
 
 
 def test_stages_of_an_ended_operation_are_removed_except_files_of_the_table(layout: Layout) -> None:
