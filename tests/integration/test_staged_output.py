@@ -45,7 +45,7 @@ def test_F28_F35_stages_of_a_killed_executor_are_removed(
     assert (done.state, done.report) == ("success", {"lines": 2 * JOBS}), group.tails()
     if kind == "staging":
         group.eventually(lambda: not staged(), "all stages are removed", "ann")
-        group.eventually(lambda: group.tails("ann").count("Removed 3 stages with") == 2, "removals are logged", "ann")
+        group.eventually(lambda: "Removed 6 stages with" in group.tails("ann"), "the removal is logged", "ann")
         return
     group.eventually(lambda: len(staged()) == JOBS, "stages of dead attempts are removed", "ann")
     assert len({path.parents[1] for path in staged()}) == JOBS, "one of each job"

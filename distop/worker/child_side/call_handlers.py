@@ -72,7 +72,8 @@ class Call:
         self._table = TableRecord.from_json(message["table"]) if message["table"] else None
         self._follow_ups: list[Mapping[str, Any]] = []
         self._may_stage = False
-        self._resumable = False
+        self._removes_unnamed = False
+        """Whether the end of the jobs decides which stages stay."""
         self._named: dict[int, tuple[int, str]] = {}
         """Fence and incarnation of the attempts of successful outcomes that were read, by partition."""
         self._all_read = False
@@ -119,7 +120,8 @@ class Call:
                 value = self._results(self._shared())
             else:
                 behavior = self._env.behavior(self._message["type"])
-                self._may_stage, self._resumable = behavior.staged_output != "refuse", behavior.resumable
+                self._may_stage = behavior.staged_output != "refuse"
+                self._removes_unnamed = behavior.staged_output == "keep" and not behavior.resumable
                 kinds: dict[str, Callable[[Behavior, Any], Any]] = {
                     "plan": self._plan,
                     "complete": self._complete,
@@ -200,9 +202,10 @@ class Call:
         """Remove the stages of dead attempts, after all jobs have ended.
 
         Not those of resumable jobs: a job that continued from a checkpoint may name files of its earlier attempts.
+        Those that no user reads are removed later, together with all others: this completion may be repeated.
         """
         where = self._shared()
-        if not self._may_stage or self._resumable or where is None:
+        if not self._removes_unnamed or where is None:
             return Swept()
         if not self._all_read:
             for _ in self._rows():

@@ -1,10 +1,10 @@
 """Removes staged output that nothing names: of attempts that have lost their claims, and of ended operations.
 
 A stage is found by its name: the operation, the partition, and the fence and incarnation of its attempt. When all jobs
-have ended, no further outcome can name a stage. So those that outcomes do not name belong to dead attempts, and are
-removed. The others are removed after the end of the operation, or together with its history record
-(``Behavior.staged_output``). A killed process may write after that. So the stages are looked for again when the record
-is removed.
+have ended, no further outcome can name a stage. So those that outcomes do not name belong to dead attempts. If users
+read stages, only these are removed then, and the others together with the history record of the operation; else all are
+removed after its end (``Behavior.staged_output``). A killed process may write after that. So the stages are looked for
+again when the record is removed.
 
 Files of a stage may be at their final place, below the table. They are removed only if no version of the table names
 them: also a dead attempt may have committed its files before it died.
