@@ -1,0 +1,96 @@
+"""``compact`` on a Delta table in S3, without a JVM."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from distop.storage.places import shared_below
+from distop.tables.commits import CommitUnknown
+from distop.tables.delta.delta_replacer import DeltaReplacer
+from distop_behaviors.compact import Compact
+from tests.acceptance.applying import At
+from tests.support.context import FakeContext, Ran, run_operation
+from tests.support.delta_bench import RemoteBench, rows
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from distop.storage.object_store import ObjectStore
+    from tests.storage.servers import Served
+
+pytestmark = pytest.mark.rotating
+
+SMALL = {"target_bytes": 1 << 20, "min_input_files": 2}
+
+
+@pytest.fixture
+def bench(s3_server: Served, s3_place: ObjectStore, tmp_path: Path) -> RemoteBench:
+    """A Delta table of four files. Its other writers use the store by themselves."""
+    options = {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{s3_server.port}",
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_REGION": "us-east-1",
+        **s3_server.environment,
+    }
+    made = RemoteBench(s3_place, tmp_path, options).create()
+    made.work.mkdir()
+    for first in (10, 20, 30):
+        made.append(rows("a", "b", None, first=first))
+    return made
+
+
+def compact(bench: RemoteBench) -> Ran:
+    def context(_: Any) -> FakeContext:
+        ctx = bench.context()
+        ctx.operation = "t/compact/1"
+        ctx.shared = shared_below(bench.record.location, ctx.space)  # as without --shared-dir
+        return ctx
+
+    return run_operation(Compact(), bench.record, SMALL, context)
+
+
+def rows_of(bench: RemoteBench) -> Counter[Any]:
+    found = bench.table.to_pyarrow_table()
+    return Counter(zip(found["id"].to_pylist(), found["c"].to_pylist(), strict=True))
+
+
+def staged(bench: RemoteBench) -> list[str]:
+    return [found.key for found in bench.store.list() if found.key.startswith("distop-staged/")]
+
+
+def test_files_in_a_bucket_are_compacted_while_a_writer_appends(
+    bench: RemoteBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = rows_of(bench)
+    at = At(DeltaReplacer, "commit", 1, "before", lambda: bench.append(rows("z", first=100)))
+    monkeypatch.setattr(DeltaReplacer, "commit", at.wrapped)
+    ran = compact(bench)
+    assert at.happened
+    assert ran.report["verdict"] == "compacted", ran.message
+    assert rows_of(bench) == before + Counter([(100, "z")])
+    assert len(bench.table.file_uris()) == 2
+    assert len(staged(bench)) == 1
+    assert not [found.key for found in bench.store.list() if found.key.startswith("_distop/") and "stage/" in found.key]
+
+
+@pytest.mark.parametrize("landed", [True, False])
+def test_a_lost_answer_is_settled_by_reading(bench: RemoteBench, monkeypatch: pytest.MonkeyPatch, landed: bool) -> None:
+    before, original, calls = rows_of(bench), DeltaReplacer.commit, [0]
+
+    def commit(self: DeltaReplacer, *args: Any) -> str:
+        calls[0] += 1
+        if landed or calls[0] > 1:
+            version = original(self, *args)
+            if calls[0] > 1:
+                return version
+        raise CommitUnknown("the answer was lost")
+
+    monkeypatch.setattr(DeltaReplacer, "commit", commit)
+    ran = compact(bench)
+    assert (ran.report["verdict"], ran.report["commits"]) == ("compacted", 1), ran.message
+    assert calls[0] == (1 if landed else 2)
+    assert rows_of(bench) == before
+    assert len(staged(bench)) == 1
