@@ -91,6 +91,17 @@ def test_rows_and_deletes_are_merged(bench: CompactBench, version: int, partitio
     assert sum(bench.rows("t").values()) == sum(before.values()) + 100 - 5
 
 
+def test_a_table_of_format_version_1_is_compacted(bench: CompactBench) -> None:
+    bench.create("t", "partitioned by (k)", 1)
+    before = bench.rows("t")
+    ran = bench.compact("t")
+    assert ran.report["verdict"] == "compacted", ran.message
+    assert (bench.rows("t"), bench.files("t")) == (before, 3)
+    assert bench.compact("t").report["verdict"] == "nothing to do"
+    bench.lake.fill("t")
+    assert sum(bench.rows("t").values()) == sum(before.values()) + 100
+
+
 def test_row_ids_are_kept(bench: CompactBench) -> None:
     bench.create("t", "", 3)
 

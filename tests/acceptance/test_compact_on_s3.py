@@ -1,4 +1,4 @@
-"""``compact`` on a Delta table in S3, without a JVM."""
+"""``compact`` on tables in S3; on a Delta table without a JVM."""
 
 from __future__ import annotations
 
@@ -7,16 +7,26 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from distop.storage.deletion import Place
+from distop.storage.opened_stores import open_store
 from distop.storage.places import shared_below
 from distop.tables.commits import CommitUnknown
 from distop.tables.delta.delta_replacer import DeltaReplacer
+from distop.tables.iceberg.iceberg_replacer import IcebergReplacer
 from distop_behaviors.compact import Compact
 from tests.acceptance.applying import At
+from tests.storage.iceberg_tables import properties_for
 from tests.support.context import FakeContext, Ran, run_operation
 from tests.support.delta_bench import RemoteBench, rows
+from tests.support.folder_bench import FolderBench
+from tests.support.folder_bench import rows as folder_rows
+from tests.support.lake import MAVEN, jar
+from tests.support.needs import need
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from pyspark.sql import SparkSession
 
     from distop.storage.object_store import ObjectStore
     from tests.storage.servers import Served
@@ -94,3 +104,33 @@ def test_a_lost_answer_is_settled_by_reading(bench: RemoteBench, monkeypatch: py
     assert calls[0] == (1 if landed else 2)
     assert rows_of(bench) == before
     assert len(staged(bench)) == 1
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_an_iceberg_table_in_a_bucket_is_compacted(
+    s3_server: Served, s3_store: ObjectStore, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need(jar(), MAVEN)
+    properties = properties_for(s3_server.port)
+    table = FolderBench(open_store(f"{s3_store.location}/db/t"), tmp_path, properties, spark)
+    for first in (10, 20, 30):
+        table.table.append(folder_rows("x", "y", first=first))
+
+    def context(_: Any) -> FakeContext:
+        ctx = table.context()
+        ctx.operation = "t/compact/1"
+        ctx.shared = Place(s3_store.location, "shared/c0ffee")
+        ctx.shared_dir = ctx.shared.location
+        return ctx
+
+    before = sorted(table.table.scan().to_arrow()["id"].to_pylist())
+    at = At(IcebergReplacer, "commit", 1, "before", lambda: table.table.append(folder_rows("z", first=100)))
+    monkeypatch.setattr(IcebergReplacer, "commit", at.wrapped)
+    ran = run_operation(Compact(), table.record, SMALL, context)
+    assert at.happened
+    assert ran.report is not None, ran.message
+    assert ran.report["verdict"] == "compacted", ran.message
+    assert sorted(table.table.scan().to_arrow()["id"].to_pylist()) == [*before, 100]
+    assert len(table.table.inspect.files()["file_path"]) == 2
+    assert [found.key for found in open_store(f"{s3_store.location}/shared/c0ffee").list()] == []
