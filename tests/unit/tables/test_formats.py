@@ -43,7 +43,7 @@ CHANGES = {
     *(f"distop.tables.iceberg.{name}" for name in ("metadata_file", "metadata_change", "staged_metadata")),
     "distop.tables.iceberg.written_folders",
     *(f"distop.tables.iceberg.{name}" for name in ("manifest_facts", "table_properties", "java_tables")),
-    *(f"distop.tables.iceberg.{name}" for name in ("snapshot_plan", "snapshot_checks")),
+    *(f"distop.tables.iceberg.{name}" for name in ("manifest_list", "snapshot_plan", "snapshot_checks")),
     *(
         f"distop.tables.iceberg.{name}"
         for name in ("new_metadata", "folder_publisher", "catalog_publisher", "staging_table")
