@@ -27,6 +27,11 @@ from distop_behaviors.index import lookup
 
 FORMATS = ("parquet", "iceberg", "delta")
 LAKES = {"iceberg": iceberg.FORMAT, "delta": delta.FORMAT}
+POSITIONS = {
+    "parquet": ("_metadata.file_path", "_metadata.row_index"),
+    "iceberg": ("_file", "_pos"),
+    "delta": ("_metadata.file_path",),
+}
 TABLE = "tpch.lineitem"
 COLUMN = "l_orderkey"
 TEXTS = "l_comment"
@@ -98,10 +103,8 @@ class _Source:
         return self.spark.read.format(self.record.format).load(self.record.location)
 
     def positions(self) -> Any:
-        """The key, file and position of all rows."""
-        iceberg_names = ("_file", "_pos")
-        names = iceberg_names if self.record.format == "iceberg" else ("_metadata.file_path", "_metadata.row_index")
-        return self.read().select(COLUMN, *names)
+        """The key, file and position of all rows. Delta's rows have no position."""
+        return self.read().select(COLUMN, *POSITIONS[self.record.format])
 
     def look_up(self, key: int) -> Any:
         return lookup(self.spark, self.record, "orders", [key])
