@@ -10,12 +10,13 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from distop.decide import verifier_urls
-from distop.errors import InvalidArgument
+from distop.errors import InvalidArgument, UnsafePath
 from distop.protocol import executor_nodes
 from distop.protocol.behavior_declaration import LONGEST_TIME_LIMIT
 from distop.protocol.keys import check_type_name, encode
 from distop.protocol.texts import shown
 from distop.runtime import spark_rules
+from distop.storage import export_targets
 from distop.storage.files import local_path
 from distop.storage.storage_options import bucket_of, read_settings
 from distop.store.connection_settings import split_endpoints
@@ -47,6 +48,17 @@ def shared_dir(value: Any) -> str:
     if local_path(found) is None:
         bucket_of(found)
     return found
+
+
+def export_places(value: Any) -> tuple[str, ...]:
+    """Places to export to: a list, or one text with commas between."""
+    places = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+    if not isinstance(places, list | tuple) or not all(isinstance(one, str) for one in places):
+        raise ValueError("a folder or a URL, or a list of them, such as s3://exports/lake")
+    try:
+        return tuple(export_targets.checked(one) for one in places if one)
+    except UnsafePath as error:
+        raise ValueError(f"a safe place ({error})") from None
 
 
 def number(value: Any) -> float:

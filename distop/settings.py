@@ -68,9 +68,10 @@ class ExecutorConfig:
     ``job_time_limits``: operation type → seconds for one attempt of a job at most; ``*``: of all other types.
     ``verifier_urls``: prefixes of the URLs at which it may ask whether the transaction of a prepared operation was
     completed. ``trusted_spark_catalogs``: catalogs of Spark whose server or code may choose classes, hosts and where
-    credentials are sent. ``serves``: the types and tables that it works for. ``source``: which settings file was used,
-    for people. ``limits``: no setting; the simulator gives others. ``behaviors``: no setting either; ``distop dev``
-    gives those that are not installed (type → place of its class, see :mod:`distop.behavior_source`).
+    credentials are sent. ``export_to``: the places below which tables may be exported. ``serves``: the types and tables
+    that it works for. ``source``: which settings file was used, for people. ``limits``: no setting; the simulator gives
+    others. ``behaviors``: no setting either; ``distop dev`` gives those that are not installed (type → place of its
+    class, see :mod:`distop.behavior_source`).
     """
 
     etcd: EtcdConfig
@@ -94,6 +95,7 @@ class ExecutorConfig:
     job_time_limits: Mapping[str, float] = field(default_factory=dict)
     verifier_urls: tuple[str, ...] = ()
     trusted_spark_catalogs: tuple[str, ...] = ()
+    export_to: tuple[str, ...] = ()
     serves: executor_nodes.Serves = executor_nodes.ALL
     certificate_key: bytes = field(default=b"", repr=False)
     """With it this executor signs the reports that it writes to history, and takes none for a certificate's that is not
@@ -187,6 +189,13 @@ SETTINGS: Mapping[str, Setting] = {
         (),
         "NAME,…",
         "Spark catalogs that may choose classes, hosts and where credentials go, such as REST catalogs (none).",
+    ),
+    "export_to": Setting(
+        v.export_places,
+        (),
+        "PLACE",
+        "Allow exports to this folder or URL, and below it (repeatable; none by default).",
+        repeatable=True,
     ),
     "types": Setting(v.types, None, "TYPE,…", "Serve operations of these types only (all)."),
     "tables": Setting(v.tables, None, "TABLE,…", "Serve these tables only; sales.* matches a prefix (all)."),
@@ -387,7 +396,7 @@ def executor_config(settings: Settings, env: Mapping[str, str] | None = None) ->
     path = Path(work_dir) if work_dir else default_work_dir(executor_id, os.environ if env is None else env)
     same = (
         *("shared_dir", "spark_master", "spark_conf", "ttl", "poll", "log_level", "log_format", "history_limit"),
-        *("history_age", "metrics", "call_limit", "trusted_spark_catalogs", "actions_log", "storage"),
+        *("history_age", "metrics", "call_limit", "trusted_spark_catalogs", "export_to", "actions_log", "storage"),
     )
     return ExecutorConfig(
         etcd=etcd_config(settings, for_ever=True),

@@ -249,7 +249,7 @@ class Incarnation(Context):
     def _worker_config(self) -> WorkerConfig:
         same = (
             *("work_dir", "slots", "shared_dir", "spark_master", "spark_conf", "ttl", "log_level", "call_limit"),
-            *("verifier_urls", "trusted_spark_catalogs", "serves", "behaviors", "storage"),
+            *("verifier_urls", "trusted_spark_catalogs", "export_to", "serves", "behaviors", "storage"),
         )
         return WorkerConfig(
             executor=self.executor_id,

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from distop.tables.expiration import Expiration
     from distop.tables.formats import Changes
     from distop.tables.partition_removal import PartitionRemoval
+    from distop.tables.pinned_files import PinnedFiles
     from distop.tables.reachability import Reachability
     from distop.tables.reader import Reader
 
@@ -42,6 +43,7 @@ __all__ = [
     "has_source",
     "of_catalog",
     "partition_removal_of",
+    "pinned_files_of",
     "place_of",
     "plan_table",
     "reachability_of",
@@ -199,6 +201,19 @@ def expiration_of(table: TableRecord, check: Callable[[], None] = lambda: None, 
 def replacer_of(table: TableRecord, ctx: ReplacementContext) -> FileReplacer:
     """How data files of the table are replaced by others with the same rows. Raises InvalidArgument if they cannot."""
     return format_of(table).replacer(table, ctx)
+
+
+def pinned_files_of(
+    table: TableRecord, check: Callable[[], None] = lambda: None, spark: Spark = _no_spark, *, version: str = ""
+) -> PinnedFiles:
+    """The data files of a version of the table: of the current one, or of ``version``.
+
+    Raises the errors of planning, and InvalidArgument for an unknown version.
+    """
+    check_place("the location of a table", table.location)
+    found = format_of(table).pinned_files(table, check, spark, version=version)
+    check_paths(path for path, _, _ in found.files)
+    return found
 
 
 def data_folder_of(table: TableRecord, check: Callable[[], None] = lambda: None, spark: Spark = _no_spark) -> str:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from distop.tables.expiration import Expiration
     from distop.tables.iceberg.iceberg_catalogs import Catalog
     from distop.tables.partition_removal import PartitionRemoval
+    from distop.tables.pinned_files import PinnedFiles
     from distop.tables.reachability import Reachability
     from distop.tables.reader import Reader
 
@@ -155,6 +156,25 @@ class Format(ABC):
             f"the files of the table {table.name!r} cannot be replaced in one step, because it is a folder of "
             f"{table.format} files: only the files of Iceberg and Delta tables can"
         )
+
+    def pinned_files(
+        self, table: TableRecord, check: Callable[[], None], spark: Spark, *, version: str = ""
+    ) -> PinnedFiles:
+        """The data files of a version of the table: of the current one, or of ``version``.
+
+        The default is for formats without versions. Raises the errors of planning, and InvalidArgument for an unknown
+        version.
+        """
+        from distop.tables.pinned_files import PinnedFiles
+
+        if version:
+            raise InvalidArgument(
+                f"the table {table.name!r} has no versions, because it is of the format {table.format}: only Iceberg "
+                "and Delta tables have"
+            )
+        planned = self.plan_table(table, check, spark)
+        files = [file for partition in planned.partitions for file in partition.files]
+        return PinnedFiles(self.place_of(table, check, spark), "", files)
 
     def data_folder(self, table: TableRecord, check: Callable[[], None], spark: Spark) -> str:
         """The folder of the table's data, below which new files are staged. Raises the errors of planning."""

@@ -68,6 +68,8 @@ class ConfigMessage(TypedDict):
     log_level: str
     verifier_urls: list[str]
     trusted_spark_catalogs: list[str]
+    export_to: list[str]
+    """The places below which tables may be exported (``distop.storage.export_targets``)."""
     serves: dict[str, list[str]]
     """The fields of core.serving.Serves."""
     behaviors: dict[str, str]

@@ -10,11 +10,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from distop.errors import InvalidArgument, TableUnavailable
+from distop.protocol.texts import shown
 from distop.storage.location import Location, root_of
 from distop.tables.delta import delta_plan
-from distop.tables.delta.delta_log import current_snapshot, current_version
-from distop.tables.delta.table_paths import LOG, parse_source
+from distop.tables.delta.delta_log import current_snapshot, current_version, snapshot_of
+from distop.tables.delta.metadata_commit import configuration
+from distop.tables.delta.table_paths import LOG, parse_source, source_of
 from distop.tables.formats import Changes, Format
+from distop.tables.pinned_files import PinnedFiles
+from distop.tables.reading.file_facts import Gone
 from distop.tables.table_options import check_options
 
 if TYPE_CHECKING:
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
     from distop.protocol.plan import PartitionPlan, Pinned, Planned
     from distop.protocol.records import TableRecord
     from distop.tables.commits import CommitContext, FileReplacer, ReplacementContext
+    from distop.tables.delta.delta_log import DeltaSnapshot
     from distop.tables.expiration import Expiration
     from distop.tables.formats import Spark
     from distop.tables.partition_removal import PartitionRemoval
@@ -110,6 +115,22 @@ class DeltaFormat(Format):
         check_options(table.options, "delta")
         return DeltaPartitionRemoval(table, context)
 
+    def pinned_files(
+        self, table: TableRecord, check: Callable[[], None], spark: Spark, *, version: str = ""
+    ) -> PinnedFiles:
+        """The data files of a version. ``version``: its number; "": the newest one.
+
+        Raises InvalidArgument for a version that the log does not have, and the errors of planning.
+        """
+        check_options(table.options, "delta")
+        snapshot = _snapshot(table, version, check)
+        files = [(file.path, file.size, 0) for file in snapshot.files.values()]
+        vectors = any(file.vector for file in snapshot.files.values())
+        needs = "its version has deleted rows, which are in deletion vectors" if vectors else ""
+        if configuration(snapshot).get("delta.columnMapping.mode", "none") != "none":
+            needs = "its columns have other names in its files (column mapping)"
+        return PinnedFiles(snapshot.root, str(snapshot.version), files, needs)
+
     def changes(self, table: TableRecord) -> Changes:
         return Changes(None, delta=True)
 
@@ -120,6 +141,22 @@ class DeltaFormat(Format):
 
     def data_folder(self, table: TableRecord, check: Callable[[], None], spark: Spark) -> str:
         return root_of(table.location)
+
+
+def _snapshot(table: TableRecord, version: str, check: Callable[[], None]) -> DeltaSnapshot:
+    """A version of the table by its number; "": the newest one. Raises InvalidArgument if there is no such version."""
+    location = Location.of(table.location)
+    newest = current_snapshot(location, check)
+    if version in ("", str(newest.version)):
+        return newest
+    if version.isascii() and version.isdigit() and int(version) < newest.version:
+        try:
+            return snapshot_of(source_of(location.text, int(version)), check)
+        except Gone as error:
+            raise InvalidArgument(str(error)) from error
+    raise InvalidArgument(
+        f"the Delta table {table.name!r} has no version {shown(version)}: a version is a number up to {newest.version}"
+    )
 
 
 FORMAT = DeltaFormat()

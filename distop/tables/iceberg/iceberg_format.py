@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from distop.tables.expiration import Expiration
     from distop.tables.formats import Spark
     from distop.tables.partition_removal import PartitionRemoval
+    from distop.tables.pinned_files import PinnedFiles
     from distop.tables.reachability import Reachability
     from distop.tables.reader import Reader
     from distop.tables.table_options import TableOptions
@@ -134,6 +135,17 @@ class IcebergFormat(Format):
         options = check_options(table.options, "iceberg")
         found = source or _current(table, options, check)
         return IcebergReachability.of(found, check, hint=_folder(table, options) is not None)
+
+    def pinned_files(
+        self, table: TableRecord, check: Callable[[], None], spark: Spark, *, version: str = ""
+    ) -> PinnedFiles:
+        """The data files of a snapshot. ``version``: its id, or the name of a branch or a tag; "": of the main branch.
+
+        Raises InvalidArgument for an unknown version, and the errors of :meth:`reachability`.
+        """
+        from distop.tables.iceberg.iceberg_reachability import snapshot_files
+
+        return snapshot_files(self.reachability(table, check, spark), table.name, version)
 
     def expiration(self, table: TableRecord, check: Callable[[], None], spark: Spark) -> Expiration:
         """The snapshots of the current metadata file. Also raises InvalidArgument if ``gc.enabled`` is false."""

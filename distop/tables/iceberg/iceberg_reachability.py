@@ -16,6 +16,8 @@ from distop.storage.store_errors import unavailable
 from distop.tables.iceberg.manifest_list import manifests_of
 from distop.tables.iceberg.metadata_file import HINT, METADATA, MetadataFile, json_of, read_file
 from distop.tables.iceberg.snapshot_files import files_of
+from distop.tables.iceberg.snapshot_plan import NO_SNAPSHOT
+from distop.tables.pinned_files import PinnedFiles
 from distop.tables.reachability import (
     DATA,
     DELETES,
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
 GC_ENABLED = "gc.enabled"
+MAIN = "main"
 _REMOVED = 2
 """The status of an entry for a file that the manifest's snapshot removed."""
 _NEWEST = 3
@@ -201,3 +204,27 @@ class IcebergReachability(Reachability):
             raise
         except Exception as error:  # for a damaged file the reader raises any error, even SystemError
             raise unavailable(f"cannot read the metadata of {self._metadata.location!r}: {error}", error) from error
+
+
+def snapshot_files(found: Reachability, table: str, version: str) -> PinnedFiles:
+    """The data files of a snapshot. ``version``: its id, or a branch or a tag; "": the main branch.
+
+    Raises InvalidArgument for an unknown version, and TableUnavailable.
+    """
+    wanted = version or MAIN
+    snapshot = next((one for one in found.versions() if one.id == wanted or wanted in one.refs), None)
+    if snapshot is None:
+        if not version:
+            return PinnedFiles(found.place, NO_SNAPSHOT, [])
+        raise InvalidArgument(
+            f"the table {table!r} has no snapshot, branch or tag {shown(version)}: it may have been expired"
+        )
+    sizes: dict[str, int] = {}
+    deletes = False
+    for unit in found.units({snapshot.id}):
+        for file in found.files(unit):
+            deletes = deletes or file.kind == DELETES
+            if file.kind == DATA:
+                sizes[file.path] = file.size or 0
+    needs = "its snapshot has deleted rows, which are in files of their own" if deletes else ""
+    return PinnedFiles(found.place, snapshot.id, [(path, size, 0) for path, size in sizes.items()], needs)

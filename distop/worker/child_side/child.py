@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distop.runtime import gc_tuning, logs, secret_settings
-from distop.storage import confinement, storage_options
+from distop.storage import confinement, export_targets, storage_options
 from distop.worker import child_messages
 from distop.worker.child_side import redacted_output
 from distop.worker.child_side.call_handlers import Call
@@ -72,6 +72,7 @@ class Child:
             handler.addFilter(_with_context)
             handler.setFormatter(logs.Plain("%(asctime)s %(levelname)s %(name)s %(context)s%(message)s"))
         storage_options.configure(storage_options.read_settings(config["storage"]))
+        export_targets.configure(config["export_to"])
         env = self._env = Environment(config, Path(config["work_dir"]), self._outbox)
         confinement.confine(env.serves.tables is not None)
         self._outbox.start()

@@ -407,6 +407,7 @@ def _config_message(config: WorkerConfig) -> child_messages.ConfigMessage:
         log_level=config.log_level,
         verifier_urls=list(config.verifier_urls),
         trusted_spark_catalogs=list(config.trusted_spark_catalogs),
+        export_to=list(config.export_to),
         serves=config.serves.to_json(),
         behaviors=dict(config.behaviors),
         environment=secret_settings.of_catalogs({**os.environ, **config.env}),

@@ -63,6 +63,8 @@ class WorkerConfig:
     """Prefixes of the allowed verifier URLs."""
     trusted_spark_catalogs: tuple[str, ...] = ()
     """Spark catalogs whose server or code may choose classes, hosts and where credentials are sent."""
+    export_to: tuple[str, ...] = ()
+    """The places below which tables may be exported."""
     serves: Serves = ALL
     """The types and tables that the child serves; it refuses all others."""
     behaviors: Mapping[str, str] = field(default_factory=dict)

@@ -1,0 +1,65 @@
+"""``export``: copies the data files of one version of a table to another place.
+
+See docs/reference/export.md.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from distop.behavior import Behavior, PartitionPlan, Planned
+from distop.errors import InvalidArgument
+from distop_behaviors.export.export_argument import ExportArgument, ExportReport, ExportResult
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from distop.behavior import JobContext, Summary, TableRecord
+
+__all__ = ["Export"]
+
+NO_TABLE = "an export copies a table: start it on a registered table"
+
+
+class Export(Behavior):
+    """Copies the data files of one version of a table to another place, and verifies them."""
+
+    type_name = "export"
+    Arg = ExportArgument
+    Result = ExportResult
+    Report = ExportReport
+    needs_table = True
+    instances = "one"
+    conflicts_with = ("expire-snapshots", "expire-partitions", "remove-orphans", "purge")
+    failure_policy = "collect_all"
+    resumable = True
+    id_fields = ("to",)
+    combine: ClassVar[Mapping[str, Literal["last"]]] = dict.fromkeys(
+        ("version", "diff_from", "prefixes", "success", "remove_gone", "dry_run"), "last"
+    )
+
+    def partitions(self, table: TableRecord, arg: Any, ctx: JobContext) -> Planned:
+        """One job for each folder of the version's files.
+
+        Raises InvalidArgument for a target that is not allowed, an unknown version, and files that cannot be exported;
+        and the errors of planning.
+        """
+        from distop_behaviors.export.export_plan import plan
+
+        return plan(ExportArgument.model_validate(arg, from_attributes=True), table, ctx)
+
+    def start_or_resume_job(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> Any:
+        """Copy and verify the planned files of a folder. Raises JobFailed if some are missing or have changed."""
+        from distop_behaviors.export.folder_export import FolderExport
+
+        if ctx.table is None:
+            raise InvalidArgument(NO_TABLE)
+        return FolderExport(ExportArgument.model_validate(arg, from_attributes=True), ctx.table, ctx).run(partition)
+
+    def complete_operation(self, arg: Any, table: TableRecord | None, summary: Summary, ctx: JobContext) -> Any:
+        """Write the remaining markers and the root manifest if all folders are exported, and return the report."""
+        from distop_behaviors.export.export_completion import complete
+
+        if table is None:
+            raise InvalidArgument(NO_TABLE)
+        return complete(ExportArgument.model_validate(arg, from_attributes=True), table, summary, ctx)

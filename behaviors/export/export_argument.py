@@ -1,0 +1,84 @@
+"""The argument, results and report of ``export`` (a contract)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from distop_behaviors.orphans.orphan_argument import SHOWN, FailedFile, FileCount
+
+Prefix = Annotated[str, Field(min_length=1, max_length=1024)]
+
+
+class ExportArgument(BaseModel):
+    """What to export, and where."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    to: str = Field(
+        min_length=1,
+        max_length=2048,
+        description="The folder or URL to export to, below a place of the executors' setting export-to.",
+    )
+    version: str | None = Field(
+        None,
+        max_length=256,
+        description="An Iceberg snapshot id, branch or tag, or a Delta version. null: the current one.",
+    )
+    diff_from: str | None = Field(
+        None,
+        max_length=256,
+        description="The version of the last complete export to the same place: its files are not examined again.",
+    )
+    prefixes: list[Prefix] | None = Field(
+        None, min_length=1, max_length=10_000, description="Only these folders, below the table's. null: all."
+    )
+    success: str = Field(
+        "_SUCCESS",
+        pattern=r"^[_.][A-Za-z0-9_-][A-Za-z0-9._-]{0,62}$",
+        description="The name of the marker of a complete folder.",
+    )
+    remove_gone: bool = Field(
+        False, description="Remove files of earlier exports that the version does not have. They are only listed else."
+    )
+    dry_run: bool = Field(False, description="Only report what would be copied.")
+
+
+class ExportResult(BaseModel):
+    """The result of the export of one folder.
+
+    ``copied``: written now; ``reused``: copies of earlier attempts or exports, examined; ``unchanged``: files of
+    ``diff_from``, not examined; ``verified``: the copies whose checksum was compared now; ``gone``: files of earlier
+    exports that the version does not have; ``removed``: those of them that were removed. ``manifest``: its SHA-256.
+    """
+
+    copied: FileCount = FileCount()
+    reused: FileCount = FileCount()
+    unchanged: FileCount = FileCount()
+    verified: FileCount = FileCount()
+    gone: FileCount = FileCount()
+    removed: FileCount = FileCount()
+    seconds: float = 0.0
+    manifest: str = ""
+    failed_files: int = 0
+    failed: list[FailedFile] = Field(default_factory=list)
+    sample: list[str] = Field(default_factory=list, description="The first files of `gone`.")
+
+    def fail(self, file: str, why: str) -> None:
+        """Count one more file that could not be exported or removed."""
+        self.failed_files += 1
+        if len(self.failed) < SHOWN:
+            self.failed.append(FailedFile(file=file, why=why))
+
+
+class ExportReport(ExportResult):
+    """The report of ``export``. ``complete``: the root manifest is written. ``partial``: only some folders."""
+
+    to: str = ""
+    version: str = ""
+    files: FileCount = FileCount()
+    folders: int = 0
+    complete: bool = False
+    partial: bool = False
+    dry_run: bool = False

@@ -1,0 +1,77 @@
+"""Completes an export: writes the markers of outer folders, and the root manifest last."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from distop_behaviors.export import export_manifest
+from distop_behaviors.export.export_argument import ExportReport, ExportResult
+from distop_behaviors.export.export_manifest import ROOT_MANIFEST, ExportedFolder, RootManifest
+from distop_behaviors.export.export_plan import INNER, PLACE, folder_of
+from distop_behaviors.export.export_target import ExportTarget
+from distop_behaviors.orphans.orphan_argument import SHOWN
+
+if TYPE_CHECKING:
+    from distop.behavior import JobContext, Summary, TableRecord
+    from distop_behaviors.export.export_argument import ExportArgument
+
+_COUNTS = ("copied", "reused", "unchanged", "verified", "gone", "removed")
+
+
+def complete(argument: ExportArgument, table: TableRecord, summary: Summary, ctx: JobContext) -> ExportReport:
+    """The report. If all jobs have succeeded, the export is complete, and its root manifest is written."""
+    report = ExportReport(to=argument.to, version=summary.version, dry_run=argument.dry_run)
+    report.partial = argument.prefixes is not None or not summary.whole
+    jobs = list(summary.partitions())
+    manifests = _add_results(report, summary)
+    for job in jobs:
+        for _, size, _ in job.files:
+            report.files.add(size)
+    report.folders = sum(bool(job.files) for job in jobs)
+    if argument.dry_run or not jobs:
+        return report
+    target = ExportTarget(argument.to, table, ctx, [str(jobs[0].values[PLACE])])
+    if summary.verdict == "success":
+        exported = [job for job in jobs if job.files]
+        # Inner folders first: a marker says that everything below it is there.
+        for folder in sorted((folder_of(job) for job in exported if job.values[INNER]), reverse=True):
+            if not report.partial and folder:
+                target.mark(folder, argument.success)
+        if not report.partial:
+            target.mark("", argument.success)
+        folders = [
+            ExportedFolder(
+                path=folder_of(job), files=len(job.files), bytes=job.bytes, sha256=manifests.get(job.partition, "")
+            )
+            for job in exported
+        ]
+        root = RootManifest(
+            table=table.name,
+            version=summary.version,
+            operation=ctx.operation,
+            partial=report.partial,
+            files=report.files.files,
+            bytes=report.files.bytes,
+            folders=folders,
+        )
+        export_manifest.write(target.store, ROOT_MANIFEST, root)
+        report.complete = True
+    target.store.delete_folder(target.pages)
+    return report
+
+
+def _add_results(report: ExportReport, summary: Summary) -> dict[int, str]:
+    """Add the jobs' results to the report; returns the digests of their manifests."""
+    manifests: dict[int, str] = {}
+    for row in summary.outcomes():
+        if row.result is None:
+            continue
+        found = ExportResult.model_validate(row.result)
+        manifests[row.partition] = found.manifest
+        for name in _COUNTS:
+            getattr(report, name).add_all(getattr(found, name))
+        report.seconds += found.seconds
+        report.failed_files += found.failed_files
+        report.failed = [*report.failed, *found.failed][:SHOWN]
+        report.sample = [*report.sample, *found.sample][:SHOWN]
+    return manifests

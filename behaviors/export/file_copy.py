@@ -1,0 +1,205 @@
+"""Copies one file to the target of an export, and verifies the copy."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import TYPE_CHECKING, Any, Literal
+
+from distop.errors import DistopError
+from distop.protocol.frozen import frozen
+from distop.storage.deletion import Place
+from distop.storage.files import local_path
+from distop.storage.object_store import PART, Listed
+from distop.storage.opened_stores import OpenedBuckets, open_store, store_of
+from distop.storage.storage_options import bucket_of
+from distop.storage.store_errors import ObjectChanged, ObjectExists, ObjectMissing
+from distop.tables.reading.file_facts import Unreadable
+from distop.tables.reading.parquet_footers import check_unchanged
+from distop_behaviors.export.export_manifest import CopiedFile
+from distop_behaviors.export.export_plan import key_of
+from distop_behaviors.orphans.other_tables import normal_places
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from distop.storage.object_store import ObjectStore, StoredObject
+    from distop.tables.reading.file_facts import PlannedFile
+
+_PLAIN_MD5 = re.compile(r'"?([0-9a-f]{32})"?')
+"""An ETag that is, in most stores, the MD5 of an object that was written by one request."""
+
+How = Literal["copied", "reused", "unchanged"]
+
+
+class SourceChanged(DistopError):
+    """A file of the version is missing, or is not the planned one."""
+
+
+@frozen
+class Copy:
+    """A file at the target. ``how`` it came there; ``verified``: its checksum was compared with the source's."""
+
+    file: CopiedFile
+    how: How
+    verified: bool
+
+
+class FileCopier:
+    """Copies files of a table below ``place`` to the place ``target``. Thread-safe."""
+
+    def __init__(self, place: str, target: Place) -> None:
+        """Raises InvalidArgument."""
+        self._places = normal_places(place)
+        local = local_path(place)
+        self._local = store_of(Place(str(local))) if local is not None else None
+        self._buckets = OpenedBuckets()
+        self._target = store_of(target)
+        self._on_disk = local_path(target.anchor) is not None
+        self._bucket = None if self._on_disk else bucket_of(target.location)
+        self._whole_bucket: ObjectStore | None = None
+        if self._bucket is not None and local is None:
+            source = bucket_of(place)
+            if source.prefix == self._bucket.prefix and source.anonymous == self._bucket.anonymous:
+                found = target.location.partition("://")
+                self._whole_bucket = open_store(f"{found[0]}://{found[2].partition('/')[0]}")
+
+    def key_of(self, path: str) -> str:
+        """The key of a file at the target."""
+        return key_of(path, self._places)
+
+    def copy(self, planned: PlannedFile, known: CopiedFile | None) -> Copy:
+        """Copy a file, unless the copy is there. ``known``: what earlier exports know about it.
+
+        Raises SourceChanged, UnsafePath, and StoreError.
+        """
+        path, _, stamp = planned
+        key = self.key_of(path)
+        store, source_key = (self._local, key) if self._local is not None else self._buckets.find(path)
+        source = self._source(store, source_key, planned)
+        try:
+            there = self._target.head(key)
+        except ObjectMissing:
+            there = None
+        if there is not None:
+            same = known is not None and (known.bytes, known.source) == (source.size, source.stamp)
+            if same and known is not None and there.stamp == known.target:
+                return Copy(known.model_copy(update={"planned": stamp}), "reused", verified=False)
+            if there.size == source.size and (checksum := self._equal(store, source, key, there)):
+                return Copy(_copied(key, source, stamp, there, checksum), "reused", verified=True)
+            self._remove(there)
+        return self._copied(store, source, key, planned)
+
+    def _copied(self, store: ObjectStore, source: StoredObject, key: str, planned: PlannedFile) -> Copy:
+        hashes = _Hashes()
+        try:
+            if self._whole_bucket is not None and self._bucket is not None:
+                self._whole_bucket.copy_new(source.key, f"{self._bucket.path}/{key}")
+            else:
+                self._target.put_large(key, self._pieces(store, source, hashes))
+        except ObjectExists:
+            pass  # another attempt has copied it: its content decides
+        except ObjectMissing:
+            self._source(store, source.key, planned)
+            raise
+        there = self._target.head(key)
+        checksum = ""
+        if there.size == source.size:
+            if hashes.complete and self._is_equal(hashes, key, there):
+                checksum = hashes.text
+            elif not hashes.complete:
+                checksum = self._equal(store, source, key, there)
+        if self._source(store, source.key, planned).stamp != source.stamp:
+            self._remove(there)
+            raise SourceChanged(f"the file {planned[0]} has changed while it was copied")
+        if not checksum:
+            self._remove(there)
+            raise ObjectChanged(f"the copy {self._target.location_of(key)} differs from {planned[0]}")
+        return Copy(_copied(key, source, planned[2], there, checksum), "copied", verified=True)
+
+    def _source(self, store: ObjectStore, key: str, planned: PlannedFile) -> StoredObject:
+        """The source. Raises SourceChanged if it is missing or is not the planned one."""
+        path, size, stamp = planned
+        try:
+            found = store.head(key)
+        except ObjectMissing as error:
+            raise SourceChanged(f"the file {path} is missing ({error})") from error
+        if found.size != size:
+            raise SourceChanged(f"the file {path} has {found.size} bytes, but was planned with {size}")
+        if stamp == 0 or stamp == found.stamp:
+            return found
+        if isinstance(stamp, str):
+            raise SourceChanged(f"the file {path} has changed since the operation was planned")
+        try:
+            check_unchanged(path, size, stamp, self._buckets)
+        except Unreadable as error:
+            raise SourceChanged(str(error)) from error
+        return found
+
+    def _pieces(self, store: ObjectStore, source: StoredObject, hashes: _Hashes) -> Iterator[bytes]:
+        for piece in _pieces(store, source):
+            hashes.add(piece)
+            yield piece
+        hashes.complete = True
+
+    def _equal(self, store: ObjectStore, source: StoredObject, key: str, there: StoredObject) -> str:
+        """The checksum of two objects with the same content; "" if it is not the same."""
+        found, other = _md5(source), _md5(there)
+        if found and found == other and self._whole_bucket is not None:
+            return f"md5:{found}"
+        hashes = _Hashes()
+        for piece in _pieces(store, source):
+            hashes.add(piece)
+        return hashes.text if self._is_equal(hashes, key, there) else ""
+
+    def _is_equal(self, hashes: _Hashes, key: str, there: StoredObject) -> bool:
+        """Whether the copy has the hashed content: by its ETag, or by reading it."""
+        if _md5(there) == hashes.md5.hexdigest():
+            return True
+        again = _Hashes()
+        for piece in _pieces(self._target, there):
+            again.add(piece)
+        return again.text == hashes.text
+
+    def _remove(self, there: StoredObject) -> None:
+        """Remove an object that is not a copy of the planned file. A change meanwhile is left to the next step."""
+        found = self._target.remove_listed([Listed(there.key, there.size, there.stamp)])
+        for key, why in found.failed.items():
+            raise ObjectChanged(f"cannot replace {self._target.location_of(key)}: {why}")
+
+
+class _Hashes:
+    """The checksums of bytes that pass."""
+
+    def __init__(self) -> None:
+        self.complete = False
+        self._sha256 = hashlib.sha256()
+        self.md5: Any = hashlib.md5(usedforsecurity=False)
+
+    def add(self, piece: bytes) -> None:
+        self._sha256.update(piece)
+        self.md5.update(piece)
+
+    @property
+    def text(self) -> str:
+        return f"sha256:{self._sha256.hexdigest()}"
+
+
+def _copied(key: str, source: StoredObject, stamp: int | str, there: StoredObject, checksum: str) -> CopiedFile:
+    return CopiedFile(
+        path=key, bytes=source.size, checksum=checksum, planned=stamp, source=source.stamp, target=there.stamp
+    )
+
+
+def _md5(found: StoredObject) -> str:
+    match = _PLAIN_MD5.fullmatch(found.version.etag)
+    return match[1] if match else ""
+
+
+def _pieces(store: ObjectStore, found: StoredObject) -> Iterator[bytes]:
+    """The bytes of an object of this version. Raises ObjectChanged if it has another one."""
+    with store.open(found.key) as opened:
+        if opened.stored.stamp != found.stamp:
+            raise ObjectChanged(f"{store.location_of(found.key)} has changed")
+        while piece := opened.file.read(PART):
+            yield piece
