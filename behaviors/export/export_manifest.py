@@ -71,7 +71,7 @@ class RootManifest(BaseModel):
     folders: list[ExportedFolder]
 
 
-class Owner(BaseModel):
+class ExportOwner(BaseModel):
     """The table that is exported to a place. ``space``: of its namespace.
 
     ``success``: the names of markers that exports have used; ``folders``: the folders that exports have written.
@@ -84,7 +84,7 @@ class Owner(BaseModel):
     folders: list[str] = Field(default_factory=list)
 
 
-class Page(BaseModel):
+class CopiedPage(BaseModel):
     """The copies of a page of a job, so that its next attempt need not examine them."""
 
     files: list[CopiedFile]

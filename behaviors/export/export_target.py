@@ -13,7 +13,7 @@ from distop.storage.opened_stores import store_of
 from distop.storage.places import operation_path
 from distop.storage.store_errors import ObjectChanged, ObjectExists
 from distop_behaviors.export import export_manifest
-from distop_behaviors.export.export_manifest import FOLDER_MANIFEST, OWNER, PAGES, ROOT_MANIFEST, Owner, in_folder
+from distop_behaviors.export.export_manifest import FOLDER_MANIFEST, OWNER, PAGES, ROOT_MANIFEST, ExportOwner, in_folder
 from distop_behaviors.orphans.other_tables import spellings_of
 
 if TYPE_CHECKING:
@@ -47,9 +47,9 @@ class ExportTarget:
             self.scope = DeletionScope(one)
         self.store = store_of(self.place)
 
-    def check_free(self) -> Owner | None:
+    def check_free(self) -> ExportOwner | None:
         """The owner's record; None if the place is empty. Raises InvalidArgument if it is not this table's."""
-        owner = export_manifest.read(self.store, OWNER, Owner)
+        owner = export_manifest.read(self.store, OWNER, ExportOwner)
         if owner is None:
             if (found := next(self.store.list(), None)) is not None:
                 raise InvalidArgument(
@@ -64,12 +64,12 @@ class ExportTarget:
             )
         return owner
 
-    def claim(self, success: str, folders: Iterable[str]) -> Owner:
+    def claim(self, success: str, folders: Iterable[str]) -> ExportOwner:
         """Record this table as the owner, with these folders. Raises InvalidArgument as :meth:`check_free`."""
         wanted = set(folders)
         for _ in range(_TRIES):
             owner = self.check_free()
-            found = owner or Owner(table=self._table.name, space=self._ctx.space)
+            found = owner or ExportOwner(table=self._table.name, space=self._ctx.space)
             found.success = sorted({*found.success, success})
             found.folders = sorted({*found.folders, *wanted})
             data = found.model_dump_json().encode()

@@ -13,7 +13,7 @@ from distop.storage.object_store import Listed
 from distop.storage.store_errors import Denied, ObjectMissing, Unsupported
 from distop_behaviors.export import export_manifest
 from distop_behaviors.export.export_argument import ExportResult
-from distop_behaviors.export.export_manifest import FOLDER_MANIFEST, FolderManifest, Page, in_folder
+from distop_behaviors.export.export_manifest import FOLDER_MANIFEST, FolderManifest, CopiedPage, in_folder
 from distop_behaviors.export.export_plan import INNER, PLACE, SUCCESS, VERSION, folder_of
 from distop_behaviors.export.export_target import ExportTarget
 from distop_behaviors.export.file_copy import Copy, FileCopier, SourceChanged
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 PAGE = 200
 """Files that are copied between two checkpoints."""
-_AT_ONCE = 8
+FILES_AT_ONCE = 8
 _REMOVED_AT_ONCE = 1000
 _OF_FILE = (SourceChanged, UnsafePath, InvalidArgument, Denied, Unsupported, ObjectMissing)
 """Errors of one file that no retry helps."""
@@ -87,11 +87,11 @@ class FolderExport:
         known = {one.path: one for one in former.files} if former is not None else {}
         trusted = former is not None and former.version == self._argument.diff_from
         files: list[CopiedFile] = []
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
+        with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
             for number, at in enumerate(range(0, len(job.files), PAGE)):
                 self._ctx.check_cancelled()
                 key = f"{self._target.pages}/{job.partition}-{number}.json"
-                page = export_manifest.read(self._target.store, key, Page) if number < start else None
+                page = export_manifest.read(self._target.store, key, CopiedPage) if number < start else None
                 if page is not None:
                     files += page.files
                     continue
@@ -111,7 +111,7 @@ class FolderExport:
                     )
                 files += [one.file for one in found]
                 if at + PAGE < len(job.files):
-                    export_manifest.write(self._target.store, key, Page(files=[one.file for one in found]))
+                    export_manifest.write(self._target.store, key, CopiedPage(files=[one.file for one in found]))
                     saved = {"page": number + 1, "result": self._result.model_dump(mode="json")}
                     self._ctx.progress.save(saved, force=True)
         return files

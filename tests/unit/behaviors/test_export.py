@@ -154,7 +154,7 @@ def test_an_export_that_was_killed_reuses_its_copies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pages: int
 ) -> None:
     monkeypatch.setattr(folder_export, "PAGE", pages)
-    monkeypatch.setattr(folder_export, "_AT_ONCE", 1)
+    monkeypatch.setattr(folder_export, "FILES_AT_ONCE", 1)
     run = run_of(tmp_path, files=4)
     plans, version = run.plan()
     put_large, left = FolderStore.put_large, 2
