@@ -13,7 +13,7 @@ from distop.storage.object_store import Listed
 from distop.storage.store_errors import Denied, ObjectMissing, Unsupported
 from distop_behaviors.export import export_manifest
 from distop_behaviors.export.export_argument import ExportResult
-from distop_behaviors.export.export_manifest import FOLDER_MANIFEST, FolderManifest, CopiedPage, in_folder
+from distop_behaviors.export.export_manifest import FOLDER_MANIFEST, CopiedPage, FolderManifest, in_folder
 from distop_behaviors.export.export_plan import INNER, PLACE, SUCCESS, VERSION, folder_of
 from distop_behaviors.export.export_target import ExportTarget
 from distop_behaviors.export.file_copy import Copy, FileCopier, SourceChanged
