@@ -19,6 +19,7 @@ from distop.storage.normal_uris import normal
 from distop.tables import expiration_of
 from distop.tables.commits import Conflict
 from distop.tables.expiration import KEPT, REMOVED
+from distop.tables.reachability import DATA, DELETES
 from distop_behaviors.expire.expire_argument import SHOWN, ExpireSnapshotsReport, ExpireSnapshotsResult
 from distop_behaviors.expire.expire_plan import VERSIONS, decision_of, named_by, units_of
 from distop_behaviors.expire.file_deletion import FileDeletion
@@ -102,7 +103,7 @@ class ExpireCompletion:
             for file in candidates.files.values():
                 report.count(file.kind, file.size or 0)
         else:
-            candidates.keep(self._needed(expiration, rule))
+            candidates.keep(self._needed(expiration, candidates, rule))
             self._delete(candidates, choice, rule)
         report.seconds = round(monotonic() - began, 3)
         if report.failed_files:
@@ -181,9 +182,10 @@ class ExpireCompletion:
         place = normal(self._report.place)
         return [file_hash(place, file.path) for file, needed in named_by(partition, self._table, self._ctx) if needed]
 
-    def _needed(self, expiration: Expiration, rule: RetentionRule) -> Iterable[int]:
+    def _needed(self, expiration: Expiration, candidates: DeletableFiles, rule: RetentionRule) -> Iterable[int]:
         place = normal(self._report.place)
-        return (file_hash(place, path) for path in expiration.needed(self._covered, rule))
+        data = any(file.kind in (DATA, DELETES) for file in candidates.files.values())
+        return (file_hash(place, path) for path in expiration.needed(self._covered, rule, data=data))
 
     def _delete(self, candidates: DeletableFiles, choice: Choice, rule: RetentionRule) -> None:
         def look_again() -> set[str]:
@@ -191,7 +193,7 @@ class ExpireCompletion:
             before = self._state
             now = self._open()
             if now.reachability.state != before:
-                self._report.reached += candidates.keep(self._needed(now, rule))
+                self._report.reached += candidates.keep(self._needed(now, candidates, rule))
             return set(candidates.files)
 
         deletion = FileDeletion(self._report.place, self._report, self._ctx, rate=self._argument.max_per_second)

@@ -88,5 +88,8 @@ class Expiration(ABC):
         """
 
     @abstractmethod
-    def needed(self, covered: Collection[str], rule: RetentionRule) -> Iterator[str]:
-        """The paths of the files that this state needs, without what units of the names ``covered`` have shown."""
+    def needed(self, covered: Collection[str], rule: RetentionRule, *, data: bool) -> Iterator[str]:
+        """The paths of the files that this state needs, without what units of the names ``covered`` have shown.
+
+        ``data``: also of data and delete files.
+        """

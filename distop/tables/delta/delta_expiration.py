@@ -73,7 +73,7 @@ class DeltaExpiration(Expiration):
     def commit(self, choice: Choice, rule: RetentionRule, context: CommitContext) -> None:
         """Nothing: the log states already that the files were removed."""
 
-    def needed(self, covered: Collection[str], rule: RetentionRule) -> Iterator[str]:
+    def needed(self, covered: Collection[str], rule: RetentionRule, *, data: bool) -> Iterator[str]:
         for file in self._snapshot.files.values():
             yield file.path
             if file.vector is not None and file.vector.path:

@@ -98,10 +98,10 @@ class IcebergExpiration(Expiration):
         else:
             publisher.commit(head, lambda metadata: list(_updates(metadata, left)), exact=True)
 
-    def needed(self, covered: Collection[str], rule: RetentionRule) -> Iterator[str]:
+    def needed(self, covered: Collection[str], rule: RetentionRule, *, data: bool) -> Iterator[str]:
         for unit in self.reachability.units():
             yield unit.name
-            if unit.name not in covered:
+            if data and unit.name not in covered:
                 for file in self.reachability.files(unit):
                     yield file.path
         for file in (*self.reachability.named(), *self.reachability.roots()):

@@ -101,7 +101,7 @@ def test_a_value_that_names_no_time_has_no_end(value: Any, pattern: str | None) 
     assert end(value, pattern) is None
 
 
-def test_the_zone_counts_for_values_without_one() -> None:
+def test_amoro_3617_the_zone_counts_for_values_without_one() -> None:
     assert end(date(2024, 7, 1), zone=BERLIN) == utc(2024, 7, 1, 22)
     assert end(date(2024, 3, 31), zone=BERLIN) == utc(2024, 3, 31, 22)
     assert end(0, unit=DAY, zone=BERLIN) == utc(1970, 1, 1, 23)
@@ -109,7 +109,7 @@ def test_the_zone_counts_for_values_without_one() -> None:
     assert end("2024-07-01T00:00:00Z", zone=BERLIN) == utc(2024, 7, 1)
 
 
-def test_iceberg_4194_old_partitions_go_by_value_whatever_the_times_of_their_files(tmp_path: Path) -> None:
+def test_old_partitions_go_by_value_whatever_the_times_of_their_files(tmp_path: Path) -> None:
     """All files are as old as 1970, or in the future: only the values of partitions count."""
     days = days_ago(1, 50, 89, 91, 92, 400)
     table = delta(tmp_path / "t", *days)
@@ -135,6 +135,15 @@ def test_twice_equals_once_and_a_dry_run_changes_nothing(tmp_path: Path) -> None
     again = run(table, tmp_path / "two")
     assert (again.state, again.report["removed"], again.report["files"]["files"]) == ("success", 0, 0)
     assert DeltaTable(tmp_path / "t").version() == 3
+
+
+def test_amoro_2555_an_old_table_does_not_lose_all_its_partitions(tmp_path: Path) -> None:
+    """Nothing was written for long, so all partitions are old: the breaker refuses."""
+    days = days_ago(300, 301, 302)
+    done = run(delta(tmp_path / "t", *days), tmp_path / "work")
+    assert done.state == "failed"
+    assert "100% of the partitions" in str(done.errors)
+    assert left(tmp_path / "t") == set(days)
 
 
 def test_held_null_and_unknown_partitions_stay(tmp_path: Path) -> None:

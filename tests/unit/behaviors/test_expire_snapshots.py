@@ -305,6 +305,19 @@ def test_files_that_a_writer_commits_meanwhile_stay(
     assert report.failed_files == 0
 
 
+def test_iceberg_8255_a_file_that_was_deleted_and_added_again_stays(tmp_path: Path) -> None:
+    table = LoggedFolder(tmp_path / "t").new(SCHEMA)
+    table.append(rows("a", "b"))
+    old = table.inspect.files()["file_path"].to_pylist()
+    table.delete("id >= 0")
+    table.append(rows("c"))
+    table.add_files(old, check_duplicate_files=False)
+    report = expire(record(tmp_path / "t"), tmp_path / "work")
+    assert report.versions_after == 1
+    assert set(old) <= own(tmp_path / "t") == reached(record(tmp_path / "t"))
+    assert scan(tmp_path / "t") == [0, 0, 1]
+
+
 @pytest.mark.parametrize("damage", ["missing", "changed"])
 def test_a_lost_list_of_a_job_is_read_again_from_the_metadata(tmp_path: Path, damage: str) -> None:
     grown(tmp_path / "t")
