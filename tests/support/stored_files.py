@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distop.storage.files import local_path
@@ -22,7 +24,8 @@ def keys(location: str) -> list[str]:
 def _keys(location: str) -> Iterator[str]:
     root = local_path(location)
     if root is not None:
-        yield from (str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
+        for folder, _, names in os.walk(root):  # a folder may be removed meanwhile
+            yield from (str(path.relative_to(root)) for name in names if (path := Path(folder, name)).is_file())
         return
     store = open_store(location)
     assert isinstance(store, RemoteStore)

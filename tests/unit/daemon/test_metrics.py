@@ -28,6 +28,7 @@ def test_L27_retries_losses_reports_and_restarts_are_counted_across_sessions() -
     metrics = Metrics("e1")
     metrics.retried("noop")
     metrics.jobs_lost("noop", 3)
+    metrics.stages_removed("copy", 2, 30)
     metrics.reported(5, 2)
     metrics.committed("claim", 0.02, "refused")
     metrics.events_received("distOpNode", -4)
@@ -41,6 +42,8 @@ def test_L27_retries_losses_reports_and_restarts_are_counted_across_sessions() -
     assert value(metrics, "distop_commits_total", transaction="claim", result="refused") == 1
     assert value(metrics, "distop_watch_lag_revisions_sum", watch="distOpNode") == 0
     assert value(metrics, "distop_job_attempt_duration_seconds_sum", type="noop") == 0
+    assert value(metrics, "distop_stages_removed_total", type="copy") == 2
+    assert value(metrics, "distop_stage_bytes_removed_total", type="copy") == 30
     assert value(metrics, "distop_sessions_total") == 2
     assert value(metrics, "distop_child_restarts_total") == 3
     assert value(metrics, "distop_slots") == 0, "there is no session"
