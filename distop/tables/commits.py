@@ -103,6 +103,8 @@ class Replacement:
     sizes: tuple[int, ...]
     detail: Mapping[str, Any]
     """What the format needs to commit it, as JSON; ``added``: the new files."""
+    stage: StagedFiles
+    """The stage in which it was found. The new files must be below its folder of data."""
 
     @property
     def digest(self) -> str:
@@ -115,10 +117,11 @@ class Replacement:
         return {**found, "sizes": list(self.sizes), "detail": dict(self.detail)}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Replacement:
+    def from_json(cls, data: Mapping[str, Any], stage: StagedFiles) -> Replacement:
         """Raises KeyError, TypeError and ValueError for other JSON."""
         numbers = {name: int(data[name]) for name in _NUMBERS}
-        return cls(**numbers, sizes=tuple(int(size) for size in data["sizes"]), detail=dict(data["detail"]))
+        sizes = tuple(int(size) for size in data["sizes"])
+        return cls(**numbers, sizes=sizes, detail=dict(data["detail"]), stage=stage)
 
 
 _NUMBERS = ("group", "files", "bytes", "rows", "deleted_rows", "added_files", "added_bytes")

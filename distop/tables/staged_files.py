@@ -92,7 +92,7 @@ class StagedFiles:
         if self.decision() != "offered":
             return None
         try:
-            return Replacement.from_json(json.loads(store_of(self.place).get(RECORD, limit=_RECORD_BYTES).data))
+            return Replacement.from_json(json.loads(store_of(self.place).get(RECORD, limit=_RECORD_BYTES).data), self)
         except (ObjectMissing, ValueError, KeyError, TypeError):
             return None
 

@@ -13,9 +13,9 @@ import uuid
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
-from distop.errors import FatalError, InvalidArgument
+from distop.errors import FatalError, InvalidArgument, UnsafePath
 from distop.protocol.texts import did_you_mean, plural
 from distop.runtime.java import active
 from distop.storage import deletion
@@ -165,6 +165,7 @@ class DeltaReplacer(FileReplacer):
                 "removed": [list(file.key) for file in added],
                 "added": actions,
             },
+            stage,
         )
 
     def _expected(self, plan: PartitionPlan) -> tuple[int, int]:
@@ -337,7 +338,7 @@ class DeltaReplacer(FileReplacer):
                 actions.append({"remove": metadata_commit.remove_action(file, now, data_change=False)})
         for one in replacements:
             for add in one.detail["added"]:
-                self._check_exists(add)
+                self._check_staged(add, one.stage)
                 actions.append({"add": add})
         info = self._publisher.info(snapshot, _OPERATION, marks.texts(replacements))
         info["operationMetrics"] = {
@@ -354,11 +355,12 @@ class DeltaReplacer(FileReplacer):
         self._publisher.commit(snapshot, metadata_commit.actions_text(info, [{"txn": done}, *actions]))
         return str(snapshot.version + 1)
 
-    def _check_exists(self, add: Mapping[str, Any]) -> None:
-        """Raises InvalidArgument if a staged file is missing or has another size."""
-        from urllib.parse import unquote
-
+    def _check_staged(self, add: Mapping[str, Any], stage: StagedFiles) -> None:
+        """Raises UnsafePath if a new file is not in its stage, InvalidArgument if it is missing or has another size."""
         path = f"{self._root}/{unquote(str(add['path']), errors='surrogateescape')}"
+        folder, _, name = path.rpartition("/")
+        if folder != stage.data.location or name in ("", ".", ".."):
+            raise UnsafePath(f"the record of a stage has the file {path}, which is not in {stage.data.location}")
         try:
             if size_and_stamp(path)[0] == add["size"]:
                 return

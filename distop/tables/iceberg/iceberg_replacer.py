@@ -32,7 +32,6 @@ from distop.tables.iceberg.staged_metadata import check_staged
 from distop.tables.iceberg.written_folders import check_folder
 from distop.tables.reading import spark_copy
 from distop.tables.reading.file_facts import quote
-from distop.tables.staged_files import StagedFiles
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from distop.protocol.records import TableRecord
     from distop.tables.commits import Head, Layout, ReplacementContext
     from distop.tables.iceberg.metadata_file import MetadataFile
+    from distop.tables.staged_files import StagedFiles
 
 TABLE = "table"
 """The folder of the staging table in a stage."""
@@ -159,9 +159,8 @@ class IcebergReplacer(FileReplacer):
                 "read": str(read_metadata(plan.source)[0].current_snapshot().snapshot_id),
                 "removed": [path for path, _, _ in plan.files],
                 "added": [path for path, _, _ in added],
-                "stage": [stage.place.anchor, stage.place.path],
-                "data": [stage.data.anchor, stage.data.path],
             },
+            stage,
         )
 
     def _spec_of(self, plan: PartitionPlan) -> int:
@@ -265,7 +264,7 @@ class IcebergReplacer(FileReplacer):
             for manifest, entry in entries(_of_deletes(manifests), io, check):
                 if referenced_file(entry) in removed:
                     deletes.add(str(manifest.manifest_path))
-        staged = [_StagedTable(_stage_in(one)) for one in replacements]
+        staged = [_StagedTable(one.stage) for one in replacements]
         return ReplacedFiles(read, removed, frozenset(data), frozenset(deletes), staged)
 
 
@@ -325,14 +324,6 @@ class _StagedTable:
         if not found.startswith(folder):
             raise UnsafePath(f"the staging table has the file {path}, which is not in {folder}: nothing was changed")
         store_of(self._stage.data).head(found.removeprefix(folder))
-
-
-def _stage_in(replacement: Replacement) -> StagedFiles:
-    from distop.storage.deletion import Place
-
-    anchor, path = replacement.detail["stage"]
-    data_anchor, data_path = replacement.detail["data"]
-    return StagedFiles(Place(str(anchor), str(path), own=True), Place(str(data_anchor), str(data_path)))
 
 
 def _of_data(manifests: Sequence[Any]) -> list[Any]:

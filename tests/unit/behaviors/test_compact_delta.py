@@ -462,6 +462,21 @@ def test_a_missing_new_file_is_not_committed(days: Bench) -> None:
     assert days.commits() == []
 
 
+@pytest.mark.parametrize("path", ["id=1.parquet", "distop-staged/../id=1.parquet", "distop-staged/x/id=1.parquet"])
+def test_a_forged_record_adds_no_other_file(days: Bench, path: str) -> None:
+    rows = days.rows
+    argument, plans, _ = days.plan()
+    outcomes = days.run(argument, plans)
+    record = next(days.work.rglob("staged.json"))
+    forged = json.loads(record.read_text())
+    forged["detail"]["added"][0]["path"] = path
+    record.write_text(json.dumps(forged))
+    with pytest.raises(UnsafePath, match="the record of a stage has the file"):
+        days.complete(argument, plans, outcomes)
+    assert days.rows == rows
+    assert days.commits() == []
+
+
 def test_a_group_with_other_rows_fails_alone(days: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     original, calls, rows = arrow_copy.copy, [0], days.rows
 
