@@ -15,7 +15,7 @@ from distop.storage.files import local_path
 from distop.storage.opened_stores import open_store
 from distop.storage.storage_access import storage_access_for
 from distop.storage.store_check import CHECKS, CLOCK_TOLERANCE, WRITERS, check_store
-from distop.storage.store_errors import StoreError
+from distop.storage.store_errors import StoreError, Unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -27,6 +27,8 @@ _PYARROW = "distop.storage.pyarrow_trial:read"
 _SPARK = "distop.worker.child_side.storage_trial:read"
 _SPARK_SECONDS = 300.0
 """Time limit of the trial of Spark, which may fetch packages first."""
+CALL_SECONDS = 20.0
+"""Maximum time limit of a call of the store with its retries: a person waits for it."""
 _CONTENT = b"written by distop doctor"
 
 
@@ -38,10 +40,20 @@ async def check_storage(
     Raises InvalidArgument for a URL that is not allowed, and for settings that cannot be used.
     """
     storage_options.configure(options_by_prefix)
-    store, local = open_store(url), local_path(url) is not None
+    store, local = open_store(url, limit=CALL_SECONDS), local_path(url) is not None
     findings = [_settings(url)]
     key = f"{CHECKS}/{uuid.uuid4().hex}/probe"
-    written = await _finding("folder" if local else "obstore", lambda: _write_and_read(store, key))
+    connected = True
+
+    def write() -> str:
+        nonlocal connected
+        try:
+            return _write_and_read(store, key)
+        except Unreachable:
+            connected = False
+            raise
+
+    written = await _finding("folder" if local else "obstore", write)
     findings.append(written)
     try:
         if written.status == "ok":
@@ -53,8 +65,9 @@ async def check_storage(
                 Finding(name, "skipped", skipped) for name in ("pyarrow", "spark reader", "conditional writes")
             ]
     finally:
-        with suppress(StoreError):
-            await time_limit.in_thread(lambda: store.delete_many([key]))
+        if connected:
+            with suppress(StoreError, time_limit.TimeLimitExceeded):
+                await time_limit.in_thread(lambda: store.delete_many([key]))
     return findings
 
 

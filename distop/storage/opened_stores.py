@@ -25,8 +25,11 @@ _UPLOAD_RETRIES = 10
 _clients: LruCache[tuple[Any, Any]] = LruCache(_CACHED_BUCKETS)
 
 
-def open_store(location: str) -> ObjectStore:
-    """The store below a local path or a URL. Sends nothing. Raises InvalidArgument."""
+def open_store(location: str, *, limit: float | None = None) -> ObjectStore:
+    """The store below a local path or a URL. Sends nothing. Raises InvalidArgument.
+
+    ``limit``: maximum seconds of a call with its retries, if the configuration allows more.
+    """
     local = local_path(location)
     if local is not None:
         if not local.is_absolute():
@@ -46,7 +49,7 @@ def open_store(location: str) -> ObjectStore:
         location.rstrip("/"),
         store,
         prefix=access.bucket.path,
-        limit=access.time_limit,
+        limit=access.time_limit if limit is None else min(access.time_limit, limit),
         uploads=uploads,
         numbered=access.bucket.family == "gs",
     )

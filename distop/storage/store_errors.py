@@ -6,6 +6,7 @@ files and of objects treats both alike.
 
 from __future__ import annotations
 
+import html
 import re
 from typing import TYPE_CHECKING, TypeVar
 
@@ -207,7 +208,7 @@ def _cause(text: str, status: int, code: str) -> str:
     cause = ""
     if status:
         message = _MESSAGE.search(text)
-        parts = (f"status {status}", code, message[1].strip() if message else "")
+        parts = (f"status {status}", code, html.unescape(message[1]).strip() if message else "")
         cause = one_line(" ".join(filter(None, parts)))
     elif _CONNECT in text:
         cause = "no connection"

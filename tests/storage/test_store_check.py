@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import uuid
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,8 @@ import pytest
 
 from distop.cli.main import run
 from distop.errors import InvalidArgument
+from distop.runtime import time_limit
+from distop.services import storage_doctor
 from distop.storage import storage_options, store_check
 from distop.storage.deletion import Place
 from distop.storage.opened_stores import open_store
@@ -270,6 +273,37 @@ def test_doctor_with_wrong_credentials(
     }
     assert code_of_store in found["obstore"][1]
     assert "never-shown" not in json.dumps(found)
+
+
+def test_doctor_on_an_endpoint_without_a_server(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage_doctor, "CALL_SECONDS", 1.0)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # nothing listens there
+        code, found = doctor(capsys, tmp_path, "s3://lake/shared", taken.getsockname()[1])
+    assert code == 1
+    status, text = found["obstore"]
+    assert status == "error"
+    assert "given up after 1 s" in text
+    assert {status for name, (status, _) in found.items() if name not in ("storage settings", "obstore")} == {"skipped"}
+
+
+@on_moto
+def test_doctor_reports_its_findings_if_it_cannot_remove_its_object(
+    proxy: FaultyProxy,
+    location: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    proxy.answer("403 Forbidden")
+    monkeypatch.setattr(time_limit, "LIMIT", 0.0)  # of the removal
+    code, found = doctor(capsys, tmp_path, location, proxy.port)
+    assert code == 1
+    assert found["obstore"][0] == "error"
 
 
 def test_doctor_on_a_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -44,6 +44,12 @@ def test_an_unknown_access_key_is_no_missing_object(monkeypatch: pytest.MonkeyPa
             list(Location.of("s3://bucket/t").walk())
 
 
+def test_the_message_of_a_store_is_plain_text() -> None:
+    answer = "<Code>Malformed</Code><Message>the region &#34;a&#34; is wrong; expecting &quot;b&quot;</Message>"
+    error = GenericError(f"Client error with status: Server returned non-2xx status code: 400 Bad Request: {answer}")
+    assert str(translated(error, "read c")).endswith('status 400 Malformed the region "a" is wrong; expecting "b"')
+
+
 def test_an_error_in_an_answer_with_the_status_200_leaves_a_write_unknown() -> None:
     error = GenericError("Generic S3 error: Got invalid multipart response: missing field `ETag`")
     assert isinstance(translated(error, "copy a to b"), AnswerLost)
