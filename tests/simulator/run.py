@@ -48,6 +48,7 @@ from tests.simulator.job_effects import Effects
 from tests.simulator.machine import Machine, StepObserver, unobserved
 from tests.simulator.network import Network
 from tests.simulator.offered_types import OfferedTypes
+from tests.simulator.policies import PolicyChecks, TableVersions, keep_policies
 from tests.simulator.prepared_starts import PreparedStarts
 from tests.simulator.process_clock import SimSource
 from tests.simulator.protocol_paths import ProtocolPaths
@@ -82,7 +83,7 @@ WENT_BACK = "went back from revision"
 """Part of the error text for an etcd that answers a read at an old revision."""
 TABLE_GONE = "Ending its series: the next operation was refused: there is no table"
 """Start of the error text for a series that ends because its table was removed."""
-HELPERS = frozenset({"set-up", "operator", "registrar", "rival", "janitor"})
+HELPERS = frozenset({"set-up", "operator", "registrar", "rival", "janitor", "keeper"})
 """Processes of the test itself, which get no stale reads and are not started again."""
 MAX_LIVENESS = 20
 """Multiple of ``LIVENESS`` after the last fault at which a run is ended even if it makes progress."""
@@ -194,6 +195,8 @@ class Simulation:
         self._prepared = PreparedStarts()
         self._branches = Branches()
         self._holds = GraphHolds(self.loop.time, self._found)
+        self.versions = TableVersions()
+        self.policies = PolicyChecks(self.versions, self._found)
         self._open: set[str] = set()
         self._accepted: set[str] = set()
         self._requests: dict[str, str] = {}
@@ -234,6 +237,7 @@ class Simulation:
         self._paths.step(parsed, sender)
         self._prepared.step(parsed)
         self._holds.step(parsed, sender)
+        self.policies.step(parsed, sender)
         for key, text in self._branches.step(changes):
             self._found("transaction branches", key, text)
         for change in changes:
@@ -326,6 +330,7 @@ class Simulation:
                 namespace=scenario.namespace, history_limit=scenario.history_limit, limits=scenario.limits,
                 labels=host.labels, serves=Serves(host.only_types, host.only_tables), history_age=scenario.history_age,
             )  # fmt: skip
+            machine.versions = self.versions
             self.machines.append(machine)
             machine.start()
             if host.leaves:
@@ -347,6 +352,8 @@ class Simulation:
             self._spawn("registrar", run_removals(self._config, scenario.removals, self._over), waits=False)
         if toggled := [(n, submission) for n, submission in enumerate(scenario.submissions) if submission.toggles]:
             self._spawn("rival", toggle_compares(self._config, toggled), waits=False)
+        if scenario.policies:
+            self._keep_policies()
         self._injector.schedule(scenario.faults)
         try:
             with listening(ErrorListener(self._unexpected)):
@@ -360,6 +367,16 @@ class Simulation:
             self._executors(self._paths.claimed), self._executors(self._paths.elected),
             dict(self._paths.count), self.log,
         )  # fmt: skip
+
+    def _keep_policies(self) -> None:
+        """Start the keeper of policies, and the commits to their tables."""
+        policies = self.scenario.policies
+        for one in policies:
+            for at in one.commits:
+                self.loop.world_at(at, self.versions.commit, one.table)
+        end = max(self.scenario.calm, *(at for one in policies for at in (0.0, *one.commits)))
+        now = self.loop.time
+        self._spawn("keeper", keep_policies(self._config, policies, self.versions, end, now))
 
     def _leave(self, machine: Machine) -> None:
         self.note(f"{machine.name} is gone for good")

@@ -14,6 +14,8 @@ from tests.simulator.simulated_behaviors import DRAWN, TYPES
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from tests.simulator.policies import SimPolicy
+
 TABLES = ("a", "a.b", "ab")
 """Table names that are prefixes of each other, one with a delimiter (F19)."""
 MOST_RECORDS = 20
@@ -191,6 +193,7 @@ class Scenario:
     history_limit: int = 1000
     history_age: float | None = None
     """Age in seconds at which records are deleted, however few there are; None: no limit."""
+    policies: tuple[SimPolicy, ...] = ()
     actors: int = 0
     """Number of processes other than executors that claim jobs."""
 
