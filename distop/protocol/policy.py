@@ -423,7 +423,12 @@ def _in_stage(keys: Keys, table: str, name: str, seen: SeenPolicy, event: Event,
     after = allows(seen.stage, event)
     assert seen.policy is not None
     key, policy = keys.policy(table, name), replace(seen.policy, paused=after is Stage.PAUSED, actions=actions)
-    return Txn((unchanged(key, seen.mod),), (Put(key, policy.encode()),), (Get(key),), f"{event}_policy")
+    return Txn(
+        (unchanged(key, seen.mod),),
+        (Put(key, policy.encode()),),
+        (Get(key),),
+        "pause_policy" if event is Event.PAUSE else "resume_policy",
+    )
 
 
 def remove(keys: Keys, table: str, name: str, mod: int, mark_mod: int) -> Txn:

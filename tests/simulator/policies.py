@@ -88,9 +88,7 @@ async def keep_policies(
         await asyncio.gather(*(_keep(client, one, versions, end, now) for one in policies))
 
 
-async def _keep(
-    client: Client, one: SimPolicy, versions: TableVersions, end: float, now: Callable[[], float]
-) -> None:
+async def _keep(client: Client, one: SimPolicy, versions: TableVersions, end: float, now: Callable[[], float]) -> None:
     await asyncio.sleep(one.after)
     await _set(client, one)
     for n, action in enumerate(one.actions):
@@ -100,7 +98,7 @@ async def _keep(
     await asyncio.sleep(max(0.0, end - now()))
     with contextlib.suppress(NotFound):
         await _insist(client.resume_policy, one.table, one.name)
-        while not await _caught_up(client, one, versions):
+        while not await _caught_up(client, one, versions):  # noqa: ASYNC110  # etcd is asked, not a process
             await asyncio.sleep(1.0)
         await _insist(client.remove_policy, one.table, one.name)
 
@@ -155,6 +153,8 @@ class PolicyChecks:
         """The uid of each removed policy, with its name."""
         self._started: dict[str, dict[str, str]] = {}
         """uid → trigger → the operation that it started."""
+        self._unrecorded: dict[str, str] = {}
+        """uid → an operation that it started without writing its state."""
         self.evaluations = 0
         """Number of recorded evaluations."""
         self.starts = 0
@@ -186,7 +186,9 @@ class PolicyChecks:
             self._found("removed policy is back", change.kv.key, f"policy {place[1]} was removed, and exists again")
         resumed = policy.actions.kept[-1:] and policy.actions.kept[-1].action == "resume_policy"
         if former is not None and former.paused and not policy.paused and not resumed:
-            self._found("policy lost a pause", change.kv.key, f"policy {place[1]} is active again, but nobody resumed it")
+            self._found(
+                "policy lost a pause", change.kv.key, f"policy {place[1]} is active again, but nobody resumed it"
+            )
 
     def _state(self, place: tuple[str, str], change: Change) -> None:
         before = self._states.pop(place, None)
@@ -196,6 +198,8 @@ class PolicyChecks:
         if before is None or not state.kept:
             return
         self.evaluations += 1
+        if (policy := self._policies.get(place)) is not None:
+            self._unrecorded.pop(policy.uid, None)
         last = state.kept[-1]
         if state.version != before.version and last.verdict not in (Verdict.STARTED, Verdict.NO):
             text = f"policy {place[1]} noted the version {state.version} although its evaluation {last.verdict}"
@@ -205,9 +209,7 @@ class PolicyChecks:
             text = f"policy {place[1]} noted the version {state.version}, but looked at v{int(files / SMALL_FILES)}"
             self._found("policy missed a version", change.kv.key, text)
 
-    def _start(
-        self, ref: OperationRef, name: str, before: Mapping[tuple[str, str], Policy], change: Change
-    ) -> None:
+    def _start(self, ref: OperationRef, name: str, before: Mapping[tuple[str, str], Policy], change: Change) -> None:
         self.starts += 1
         place = (ref.table, name)
         policy, op = before.get(place), str(ref)
@@ -216,15 +218,19 @@ class PolicyChecks:
             return
         if policy.paused:
             self._found("started by a paused policy", change.kv.key, f"{op} was started by {name}, which is paused", op)
+        if op_before := self._unrecorded.get(policy.uid):
+            text = f"policy {name} started {op_before} and {op} from the same state"
+            self._found("policy started twice", change.kv.key, text, op)
+        self._unrecorded[policy.uid] = op
         state = self._states.get(place)
         last = state.kept[-1] if state is not None and state.kept else None
         if last is None or last.op != op:
             self._found("start without an evaluation", change.kv.key, f"{op} was started by {name}, unrecorded", op)
             return
+        del self._unrecorded[policy.uid]
         started = self._started.setdefault(policy.uid, {})
         for trigger in last.triggers:
             if trigger in started:
                 text = f"{trigger} of policy {name} started {started[trigger]} and {op}"
                 self._found("policy started twice", change.kv.key, text, op)
             started[trigger] = op
-

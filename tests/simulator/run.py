@@ -83,7 +83,7 @@ WENT_BACK = "went back from revision"
 """Part of the error text for an etcd that answers a read at an old revision."""
 TABLE_GONE = "Ending its series: the next operation was refused: there is no table"
 """Start of the error text for a series that ends because its table was removed."""
-HELPERS = frozenset({"set-up", "operator", "registrar", "rival", "janitor", "keeper"})
+HELPERS = frozenset({"set-up", "operator", "registrar", "rival", "janitor"})
 """Processes of the test itself, which get no stale reads and are not started again."""
 MAX_LIVENESS = 20
 """Multiple of ``LIVENESS`` after the last fault at which a run is ended even if it makes progress."""
@@ -175,6 +175,8 @@ class Simulation:
         self._numbers: dict[Process, int] = {}
         """Process → the number of its client; a client that is run again is another process."""
         self._actors: dict[Process, int] = {}
+        self._keepers: list[Process] = []
+        """The processes that keep policies, one after the other."""
         self._finished: set[Process] = set()
         self._operator: Process | None = None
         """The process that drains executors."""
@@ -352,6 +354,9 @@ class Simulation:
             self._spawn("registrar", run_removals(self._config, scenario.removals, self._over), waits=False)
         if toggled := [(n, submission) for n, submission in enumerate(scenario.submissions) if submission.toggles]:
             self._spawn("rival", toggle_compares(self._config, toggled), waits=False)
+        for policy in scenario.policies:
+            for at in policy.commits:
+                self.loop.world_at(at, self.versions.commit, policy.table)
         if scenario.policies:
             self._keep_policies()
         self._injector.schedule(scenario.faults)
@@ -369,14 +374,19 @@ class Simulation:
         )  # fmt: skip
 
     def _keep_policies(self) -> None:
-        """Start the keeper of policies, and the commits to their tables."""
+        """Start the keeper of policies, perhaps once more."""
         policies = self.scenario.policies
-        for one in policies:
-            for at in one.commits:
-                self.loop.world_at(at, self.versions.commit, one.table)
         end = max(self.scenario.calm, *(at for one in policies for at in (0.0, *one.commits)))
         now = self.loop.time
-        self._spawn("keeper", keep_policies(self._config, policies, self.versions, end, now))
+        lives = len(self._keepers)
+        name = f"client-keeper#{lives + 1}" if lives else "client-keeper"
+        keeper = self._spawn(name, keep_policies(self._config, policies, self.versions, end, now))
+        self._keepers.append(keeper)
+        self.clients.append(keeper)
+
+    def _left_policies(self) -> bool:
+        """Whether the keeper of policies is gone for good."""
+        return bool(self._keepers) and all(one.dead and one not in self._finished for one in self._keepers)
 
     def _leave(self, machine: Machine) -> None:
         self.note(f"{machine.name} is gone for good")
@@ -398,6 +408,8 @@ class Simulation:
         """Run a dead client or actor once more, a client with the same request ids."""
         if client in self._numbers:
             self._begin_client(self._numbers[client])
+        elif client in self._keepers:
+            self._keep_policies()
         elif client in self._actors:
             self._begin_actor(self._actors[client])
 
@@ -475,7 +487,9 @@ class Simulation:
             if all(process.dead or process in self._finished for process in runs):
                 self._begin_actor(n)
         self._stops.calm()
-        work = unblock_operations(self._config, self._over, self._left_drained, self._stranded_operations)
+        work = unblock_operations(
+            self._config, self._over, self._left_drained, self._stranded_operations, self._left_policies
+        )
         self._spawn("janitor", work, waits=False)
 
     def _stranded_operations(self) -> tuple[str, ...]:

@@ -507,6 +507,8 @@ def _acts_on_policy(chance: random.Random, on: tuple[str, ...]) -> tuple[PolicyA
             found.append(PolicyAction(after, "set"))
         else:
             found += [PolicyAction(after, "remove"), PolicyAction(chance.uniform(0.1, 1.0), "set")]
+            if luck > 0.96:
+                found += [PolicyAction(0.02, "remove"), PolicyAction(chance.uniform(0.5, 3.0), "set")]
     return tuple(found)
 
 
@@ -578,7 +580,7 @@ def drawn_scene(seed: int) -> tuple[Scene | None, Focus] | None:
     focused = random.Random(f"focused scenes/{seed}")
     if focused.random() < FOCUSED_SHARE:
         return focused.choice(FOCUSED)
-    policies = random.Random(f"scenes of policies/{seed}")
+    policies = random.Random(f"policies of tables/{seed}")
     return policies.choice(POLICY_SCENES) if policies.random() < POLICY_SHARE else None
 
 
