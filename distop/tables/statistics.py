@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from distop.errors import InvalidArgument
@@ -57,7 +58,13 @@ class FileTotals:
         self.bytes += size
         self._partitions.add(partition)
 
-    @property
-    def partitions(self) -> int:
-        """The number of partitions with files."""
-        return len(self._partitions)
+    def statistics(self, of_metadata: TableStatistics, delete_ratio: float | None) -> TableStatistics:
+        """These statistics with those of the files."""
+        return replace(
+            of_metadata,
+            files=self.files,
+            small_files=self.small_files,
+            bytes=self.bytes,
+            partitions=len(self._partitions),
+            delete_ratio=delete_ratio,
+        )

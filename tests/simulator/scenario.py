@@ -193,9 +193,9 @@ class Scenario:
     history_limit: int = 1000
     history_age: float | None = None
     """Age in seconds at which records are deleted, however few there are; None: no limit."""
-    policies: tuple[SimPolicy, ...] = ()
     actors: int = 0
     """Number of processes other than executors that claim jobs."""
+    policies: tuple[SimPolicy, ...] = ()
 
     @property
     def users(self) -> bool:
