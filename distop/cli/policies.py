@@ -32,7 +32,7 @@ def set_policy(
     when: Annotated[
         str | None, typer.Option(metavar="CONDITION", help="Start only if it holds: 'small_files > 50'.")
     ] = None,
-    priority: Annotated[int | None, typer.Option(metavar="N", help="Priority of the operation, -1000 to 1000.")] = None,
+    priority: Annotated[int | None, typer.Option(metavar="N", help="Priority of the operation, -100 to 100.")] = None,
     max_jobs: Annotated[
         int | None, typer.Option(metavar="N", parser=count("--max-jobs"), help="Maximum jobs at once.")
     ] = None,
