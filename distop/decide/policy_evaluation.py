@@ -1,7 +1,7 @@
 """Evaluates policies: which triggers are due, what has to be looked at, and the verdict. Pure.
 
 The caller reads a policy with its state, finds what :func:`due` and :func:`wanted` ask for, and performs the
-:class:`Judgement`: one transaction that records the evaluation, and starts the operation if there is one to start.
+:class:`PolicyJudgement`: one transaction that records the evaluation, and starts the operation if there is one to start.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from distop.protocol import policy_condition
 from distop.protocol.frozen import frozen
 from distop.protocol.json_codec import rfc3339
-from distop.protocol.policy import EVENT, MOST_CONSUMED, VERSION, Evaluation, PolicyState, Verdict
+from distop.protocol.policy import EVENT, MOST_CONSUMED, VERSION, Evaluation, PolicyState, PolicyVerdict
 from distop.protocol.policy_condition import DURATION, SINCE, STATISTICS
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Facts:
 
 
 @frozen
-class Judgement:
+class PolicyJudgement:
     """The evaluation, and the state with it. ``starts``: whether to start the operation.
 
     ``waits``: the state if the start is refused for now; the triggers stay due.
@@ -123,29 +123,29 @@ def wanted(policy: Policy) -> Wanted:
     return Wanted(frozenset(of_table), since, VERSION in policy.on, int(size * SMALL_RATIO))
 
 
-def evaluate(seen: SeenPolicy, triggers: tuple[str, ...], facts: Facts) -> Judgement:
+def evaluate(seen: SeenPolicy, triggers: tuple[str, ...], facts: Facts) -> PolicyJudgement:
     """Evaluate a policy whose triggers are due."""
     policy, state = seen.policy, seen.state
     assert policy is not None
     if facts.problem:
-        return _stays(state, facts, Verdict.FAILED, facts.problem, triggers, {})
+        return _stays(state, facts, PolicyVerdict.FAILED, facts.problem, triggers, {})
     values, inputs, missing = _inputs(policy, state, facts)
     if missing:
         why = f"the format of the table has no {', '.join(missing)}"
-        return _stays(state, facts, Verdict.FAILED, why, triggers, inputs)
+        return _stays(state, facts, PolicyVerdict.FAILED, why, triggers, inputs)
     if policy.when and not policy_condition.parse(policy.when).holds(values):
         found = Evaluation(
-            rfc3339(facts.now), Verdict.NO, f"the condition does not hold: {policy.when}", triggers, inputs
+            rfc3339(facts.now), PolicyVerdict.NO, f"the condition does not hold: {policy.when}", triggers, inputs
         )
-        return Judgement(found, _consumed(seen, facts).and_then(found))
+        return PolicyJudgement(found, _consumed(seen, facts).and_then(found))
     if facts.active:
         why = f"{facts.active}, which it started, has not ended"
-        return _stays(state, facts, Verdict.WAITS, why, triggers, inputs)
-    started = Evaluation(rfc3339(facts.now), Verdict.STARTED, policy.when, triggers, inputs)
-    return Judgement(started, _consumed(seen, facts), starts=True)
+        return _stays(state, facts, PolicyVerdict.WAITS, why, triggers, inputs)
+    started = Evaluation(rfc3339(facts.now), PolicyVerdict.STARTED, policy.when, triggers, inputs)
+    return PolicyJudgement(started, _consumed(seen, facts), starts=True)
 
 
-def started(judgement: Judgement, op: str, facts: Facts) -> PolicyState:
+def started(judgement: PolicyJudgement, op: str, facts: Facts) -> PolicyState:
     """The state after the start of this operation."""
     partitions = facts.statistics.get(PARTITIONS)
     after = replace(judgement.after, op=op)
@@ -154,13 +154,13 @@ def started(judgement: Judgement, op: str, facts: Facts) -> PolicyState:
     return after.and_then(replace(judgement.evaluation, op=op))
 
 
-def refused(seen: SeenPolicy, judgement: Judgement, why: str, facts: Facts) -> Judgement:
+def refused(seen: SeenPolicy, judgement: PolicyJudgement, why: str, facts: Facts) -> PolicyJudgement:
     """The judgement of a start that was refused: its triggers stay due."""
     one = judgement.evaluation
-    return _stays(seen.state, facts, Verdict.WAITS, why, one.triggers, one.inputs)
+    return _stays(seen.state, facts, PolicyVerdict.WAITS, why, one.triggers, one.inputs)
 
 
-def news(seen: SeenPolicy, judgement: Judgement) -> bool:
+def news(seen: SeenPolicy, judgement: PolicyJudgement) -> bool:
     """Whether an evaluation that starts nothing has to be written: it consumes a trigger, or says something new."""
     before, after = seen.state, judgement.after
     same = before.kept and judgement.evaluation.same_as(before.kept[-1])
@@ -168,10 +168,15 @@ def news(seen: SeenPolicy, judgement: Judgement) -> bool:
 
 
 def _stays(
-    state: PolicyState, facts: Facts, verdict: Verdict, why: str, triggers: tuple[str, ...], inputs: Mapping[str, Any]
-) -> Judgement:
+    state: PolicyState,
+    facts: Facts,
+    verdict: PolicyVerdict,
+    why: str,
+    triggers: tuple[str, ...],
+    inputs: Mapping[str, Any],
+) -> PolicyJudgement:
     found = Evaluation(rfc3339(facts.now), verdict, why, triggers, inputs)
-    return Judgement(found, state.and_then(found))
+    return PolicyJudgement(found, state.and_then(found))
 
 
 def _consumed(seen: SeenPolicy, facts: Facts) -> PolicyState:

@@ -63,7 +63,7 @@ REQUEST = "policy:"
 """Prefix of the request ids of operations that policies start."""
 
 
-class Stage(StrEnum):
+class PolicyStage(StrEnum):
     """The stage of a policy."""
 
     ABSENT = "absent"
@@ -71,7 +71,7 @@ class Stage(StrEnum):
     PAUSED = "paused"
 
 
-class Event(StrEnum):
+class PolicyEvent(StrEnum):
     """The events of a policy."""
 
     SET = "set"
@@ -85,27 +85,27 @@ class Event(StrEnum):
     REMOVE = "remove"
 
 
-POLICY_TABLE: Mapping[Stage, Mapping[Event, Stage]] = {
-    Stage.ABSENT: {Event.SET: Stage.ACTIVE},
-    Stage.ACTIVE: {
-        Event.CHANGE: Stage.ACTIVE,
-        Event.PAUSE: Stage.PAUSED,
-        Event.EMIT: Stage.ACTIVE,
-        Event.EVALUATE: Stage.ACTIVE,
-        Event.START: Stage.ACTIVE,
-        Event.REMOVE: Stage.ABSENT,
+POLICY_TABLE: Mapping[PolicyStage, Mapping[PolicyEvent, PolicyStage]] = {
+    PolicyStage.ABSENT: {PolicyEvent.SET: PolicyStage.ACTIVE},
+    PolicyStage.ACTIVE: {
+        PolicyEvent.CHANGE: PolicyStage.ACTIVE,
+        PolicyEvent.PAUSE: PolicyStage.PAUSED,
+        PolicyEvent.EMIT: PolicyStage.ACTIVE,
+        PolicyEvent.EVALUATE: PolicyStage.ACTIVE,
+        PolicyEvent.START: PolicyStage.ACTIVE,
+        PolicyEvent.REMOVE: PolicyStage.ABSENT,
     },
-    Stage.PAUSED: {
-        Event.CHANGE: Stage.PAUSED,
-        Event.RESUME: Stage.ACTIVE,
-        Event.EMIT: Stage.PAUSED,
-        Event.REMOVE: Stage.ABSENT,
+    PolicyStage.PAUSED: {
+        PolicyEvent.CHANGE: PolicyStage.PAUSED,
+        PolicyEvent.RESUME: PolicyStage.ACTIVE,
+        PolicyEvent.EMIT: PolicyStage.PAUSED,
+        PolicyEvent.REMOVE: PolicyStage.ABSENT,
     },
 }
 """The stage to which each event leads a policy. The transactions below refuse all other events."""
 
 
-class Verdict(StrEnum):
+class PolicyVerdict(StrEnum):
     """The verdict of an evaluation."""
 
     STARTED = "started"
@@ -122,7 +122,7 @@ class Evaluation:
     """One evaluation: its triggers, the inputs that it looked at, and its verdict with a reason."""
 
     time: str
-    verdict: Verdict
+    verdict: PolicyVerdict
     why: str = ""
     triggers: tuple[str, ...] = ()
     inputs: Mapping[str, Any] = field(default_factory=dict)
@@ -143,7 +143,7 @@ class Evaluation:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Evaluation:
         triggers = tuple(data.get("triggers") or ())
-        texts = (data["time"], Verdict(data["verdict"]), data.get("why", ""))
+        texts = (data["time"], PolicyVerdict(data["verdict"]), data.get("why", ""))
         return checked(cls(*texts, triggers, data.get("inputs") or {}, data.get("op", "")))
 
     def same_as(self, other: Evaluation) -> bool:
@@ -174,8 +174,8 @@ class Policy:
     actions: Actions = NO_ACTIONS
 
     @property
-    def stage(self) -> Stage:
-        return Stage.PAUSED if self.paused else Stage.ACTIVE
+    def stage(self) -> PolicyStage:
+        return PolicyStage.PAUSED if self.paused else PolicyStage.ACTIVE
 
     @property
     def events(self) -> frozenset[str]:
@@ -261,7 +261,7 @@ class PolicyState:
 
         An evaluation that says the same as the last one replaces it, unless it started an operation.
         """
-        if self.kept and one.verdict is not Verdict.STARTED and one.same_as(self.kept[-1]):
+        if self.kept and one.verdict is not PolicyVerdict.STARTED and one.same_as(self.kept[-1]):
             return replace(self, kept=(*self.kept[:-1], one))
         kept = (*self.kept, one)[-MOST_EVALUATIONS:]
         while len(kept) > 1 and len(dumps([each.to_json() for each in kept])) > MOST_BYTES:
@@ -357,11 +357,11 @@ class SeenPolicy:
     events_mod: int = 0
 
     @property
-    def stage(self) -> Stage:
-        return self.policy.stage if self.policy is not None else Stage.ABSENT
+    def stage(self) -> PolicyStage:
+        return self.policy.stage if self.policy is not None else PolicyStage.ABSENT
 
 
-def allows(stage: Stage, event: Event) -> Stage:
+def allows(stage: PolicyStage, event: PolicyEvent) -> PolicyStage:
     """The stage to which an event leads. Raises ValueError if it does not happen in this stage."""
     after = POLICY_TABLE[stage].get(event)
     if after is None:
@@ -393,8 +393,8 @@ def set_policies(
     mark = keys.policy_mark()
     puts: list[Put] = [Put(mark, b"")]
     for name, (policy, seen) in new.items():
-        after = allows(seen.stage, Event.SET if seen.policy is None else Event.CHANGE)
-        puts.append(Put(keys.policy(table, name), replace(policy, paused=after is Stage.PAUSED).encode()))
+        after = allows(seen.stage, PolicyEvent.SET if seen.policy is None else PolicyEvent.CHANGE)
+        puts.append(Put(keys.policy(table, name), replace(policy, paused=after is PolicyStage.PAUSED).encode()))
         if seen.policy is None:
             puts.append(Put(keys.policy_state(table, name), PolicyState().encode()))
     return Txn(
@@ -411,23 +411,23 @@ def set_policies(
 
 def pause(keys: Keys, table: str, name: str, seen: SeenPolicy, actions: Actions) -> Txn:
     """Pause a policy: nothing is evaluated until it is resumed. Guard: the policy is unchanged."""
-    return _in_stage(keys, table, name, seen, Event.PAUSE, actions)
+    return _in_stage(keys, table, name, seen, PolicyEvent.PAUSE, actions)
 
 
 def resume(keys: Keys, table: str, name: str, seen: SeenPolicy, actions: Actions) -> Txn:
     """Resume a policy. Triggers that became due meanwhile count once. Guard: the policy is unchanged."""
-    return _in_stage(keys, table, name, seen, Event.RESUME, actions)
+    return _in_stage(keys, table, name, seen, PolicyEvent.RESUME, actions)
 
 
-def _in_stage(keys: Keys, table: str, name: str, seen: SeenPolicy, event: Event, actions: Actions) -> Txn:
+def _in_stage(keys: Keys, table: str, name: str, seen: SeenPolicy, event: PolicyEvent, actions: Actions) -> Txn:
     after = allows(seen.stage, event)
     assert seen.policy is not None
-    key, policy = keys.policy(table, name), replace(seen.policy, paused=after is Stage.PAUSED, actions=actions)
+    key, policy = keys.policy(table, name), replace(seen.policy, paused=after is PolicyStage.PAUSED, actions=actions)
     return Txn(
         (unchanged(key, seen.mod),),
         (Put(key, policy.encode()),),
         (Get(key),),
-        "pause_policy" if event is Event.PAUSE else "resume_policy",
+        "pause_policy" if event is PolicyEvent.PAUSE else "resume_policy",
     )
 
 
@@ -459,7 +459,7 @@ def emit(keys: Keys, table: str, event: EmittedEvent, to: Mapping[str, SeenPolic
     compares: list[Compare] = []
     puts: list[Put] = []
     for name, seen in to.items():
-        allows(seen.stage, Event.EMIT)
+        allows(seen.stage, PolicyEvent.EMIT)
         compares += [
             unchanged(keys.policy(table, name), seen.mod),
             unchanged(keys.policy_event(table, name), seen.events_mod),
@@ -516,7 +516,7 @@ def evaluation_writes(keys: Keys, table: str, name: str, seen: SeenPolicy, after
 
 def evaluate(keys: Keys, table: str, name: str, seen: SeenPolicy, after: PolicyState, fence: int) -> Txn:
     """Record an evaluation that starts nothing. Guards: :func:`evaluation_guards`."""
-    allows(seen.stage, Event.EVALUATE)
+    allows(seen.stage, PolicyEvent.EVALUATE)
     return Txn(
         evaluation_guards(keys, table, name, seen, fence),
         evaluation_writes(keys, table, name, seen, after),
@@ -530,7 +530,7 @@ def start(keys: Keys, table: str, name: str, seen: SeenPolicy, after: PolicyStat
 
     Guards: :func:`evaluation_guards`, and those of the start.
     """
-    allows(seen.stage, Event.START)
+    allows(seen.stage, PolicyEvent.START)
     return Txn(
         (*evaluation_guards(keys, table, name, seen, fence), *starts.compares),
         (*evaluation_writes(keys, table, name, seen, after), *starts.success),

@@ -70,11 +70,11 @@ class Operand:
 
 
 @frozen
-class Node:
+class Condition:
     """A condition. ``kind``: ``and``, ``or``, ``not``, or the sign of a comparison between ``left`` and ``right``."""
 
     kind: str
-    parts: tuple[Node, ...] = ()
+    parts: tuple[Condition, ...] = ()
     left: Operand = Operand()
     right: Operand = Operand()
 
@@ -95,7 +95,7 @@ class Node:
         return frozenset(own.union(*(part.names() for part in self.parts)))
 
 
-def parse(text: str) -> Node:
+def parse(text: str) -> Condition:
     """A condition from its text. Raises InvalidArgument, which names the wrong place."""
     if len(text) > LONGEST:
         raise InvalidArgument(f"the condition has {len(text)} characters: at most {LONGEST} are allowed")
@@ -128,7 +128,7 @@ class _Parser:
         self._at = 0
         self._depth = 0
 
-    def whole(self) -> Node:
+    def whole(self) -> Condition:
         found = self._any()
         if self._next.kind != "end":
             raise self._wrong("the end, `and` or `or`")
@@ -149,25 +149,25 @@ class _Parser:
             return True
         return False
 
-    def _any(self) -> Node:
+    def _any(self) -> Condition:
         parts = [self._every()]
         while self._word("or"):
             parts.append(self._every())
-        return parts[0] if len(parts) == 1 else Node("or", tuple(parts))
+        return parts[0] if len(parts) == 1 else Condition("or", tuple(parts))
 
-    def _every(self) -> Node:
+    def _every(self) -> Condition:
         parts = [self._one()]
         while self._word("and"):
             parts.append(self._one())
-        return parts[0] if len(parts) == 1 else Node("and", tuple(parts))
+        return parts[0] if len(parts) == 1 else Condition("and", tuple(parts))
 
-    def _one(self) -> Node:
+    def _one(self) -> Condition:
         self._depth += 1
         if self._depth > DEEPEST:
             raise InvalidArgument(f"the condition is nested more than {DEEPEST} times: simplify it")
         try:
             if self._word("not"):
-                return Node("not", (self._one(),))
+                return Condition("not", (self._one(),))
             if self._next == _Token("sign", "("):
                 self._take()
                 found = self._any()
@@ -179,7 +179,7 @@ class _Parser:
         finally:
             self._depth -= 1
 
-    def _comparison(self) -> Node:
+    def _comparison(self) -> Condition:
         left = self._side()
         if self._next.kind != "sign" or self._next.text not in _COMPARE:
             raise self._wrong("a comparison: < <= > >= = !=")
@@ -192,7 +192,7 @@ class _Parser:
                 f"{left.token.text} is {left.dimension} and {right.token.text} is {right.dimension}: they cannot be "
                 "compared"
             )
-        return Node(sign, (), _operand(left, right), _operand(right, left))
+        return Condition(sign, (), _operand(left, right), _operand(right, left))
 
     def _side(self) -> _Side:
         token = self._next

@@ -13,7 +13,7 @@ from distop.protocol import policy as p
 from distop.protocol import policy_condition
 from distop.protocol.caller_values import text
 from distop.protocol.frozen import frozen
-from distop.protocol.json_codec import rfc3339
+from distop.protocol.json_codec import UNREADABLE, rfc3339
 from distop.protocol.operation_options import DEFAULT
 from distop.protocol.record_reading import read_policy
 from distop.protocol.texts import did_you_mean, shown
@@ -249,7 +249,7 @@ def _uid(value: bytes) -> str:
     """The policy's own id; a policy that cannot be read can be removed."""
     try:
         return p.Policy.decode(value).uid
-    except Exception:
+    except UNREADABLE:
         return "unreadable"
 
 

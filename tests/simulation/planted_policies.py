@@ -59,7 +59,7 @@ def note_a_version_that_waits(patch: Patch) -> None:
     """A trigger that waits for the last operation counts as evaluated."""
 
     def consume(judgement: Any, given: SimpleNamespace) -> Any:
-        if judgement.evaluation.verdict is not p.Verdict.WAITS:
+        if judgement.evaluation.verdict is not p.PolicyVerdict.WAITS:
             return judgement
         after = policy_evaluation._consumed(given.seen, given.facts).and_then(judgement.evaluation)
         return replace(judgement, after=after)
@@ -85,7 +85,7 @@ def end_a_pause_by_a_change(patch: Patch) -> None:
         patch,
         p,
         "allows",
-        lambda after, given: p.Stage.ACTIVE if given.event is p.Event.CHANGE else after,
+        lambda after, given: p.PolicyStage.ACTIVE if given.event is p.PolicyEvent.CHANGE else after,
     )
 
 

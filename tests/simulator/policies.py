@@ -11,7 +11,7 @@ from distop.client.async_client import Client
 from distop.errors import EtcdRejected, EtcdUnavailable, NotFound, OutcomeUnknown, UnknownBehavior
 from distop.protocol import keys as K
 from distop.protocol.frozen import frozen
-from distop.protocol.policy import VERSION, Policy, PolicyState, Verdict
+from distop.protocol.policy import VERSION, Policy, PolicyState, PolicyVerdict
 from distop.protocol.records import OperationRef, Spec
 from distop.services.submission.policy_start import SUBMITTER
 
@@ -201,7 +201,7 @@ class PolicyChecks:
         if (policy := self._policies.get(place)) is not None:
             self._unrecorded.pop(policy.uid, None)
         last = state.kept[-1]
-        if state.version != before.version and last.verdict not in (Verdict.STARTED, Verdict.NO):
+        if state.version != before.version and last.verdict not in (PolicyVerdict.STARTED, PolicyVerdict.NO):
             text = f"policy {place[1]} noted the version {state.version} although its evaluation {last.verdict}"
             self._found("policy missed a version", change.kv.key, text)
         files = last.inputs.get("small_files")

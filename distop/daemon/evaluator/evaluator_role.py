@@ -15,7 +15,7 @@ from distop.clock import time
 from distop.daemon.evaluator.table_look import TableLook
 from distop.decide import work_shares
 from distop.decide.policy_view import PolicyView
-from distop.errors import DistopError, SessionLost, describe
+from distop.errors import DistopError, MalformedRequest, SessionLost, describe
 from distop.protocol import policy as p
 from distop.protocol.executor_nodes import refusal
 from distop.protocol.txn import GetResult
@@ -37,6 +37,8 @@ VERSIONS_A_SECOND = 5.0
 LONGEST_TIMER = 30.0
 """Maximum seconds of a timer: the wall clock, by which policies are due, may be set."""
 WATCH = "policies"
+_WRITE = "evaluation"
+"""The name in the node record of a rejected write of an evaluation."""
 
 
 class Evaluator:
@@ -60,6 +62,8 @@ class Evaluator:
         self._looking: dict[str, asyncio.Task[None]] = {}
         self._again: set[str] = set()
         """Tables that changed while they were looked at."""
+        self._rejected: set[str] = set()
+        """Tables with an evaluation that etcd rejects as invalid."""
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -263,8 +267,14 @@ class Evaluator:
         retry = max(self._ctx.config.poll, len(self._mine) / VERSIONS_A_SECOND)
         try:
             again = await TableLook(self._ctx, table, fence, retry).look()
+            if table in self._rejected:
+                self._rejected.discard(table)
+                self._ctx.rejected_writes.settled(f"policies {table}", _WRITE)
         except SessionLost:
             return
+        except MalformedRequest as error:
+            self._rejected.add(table)
+            again = time.time() + self._ctx.rejected_writes.refused(f"policies {table}", _WRITE, error)
         except DistopError as error:
             message = "Cannot evaluate the policies of table %s; retrying: %s"
             self._ctx.log.warning(message, table, describe(error))

@@ -19,7 +19,7 @@ from distop.worker.daemon_side.requests import WorkerError
 
 if TYPE_CHECKING:
     from distop.daemon.incarnation_context import Context
-    from distop.decide.policy_evaluation import Facts, Judgement
+    from distop.decide.policy_evaluation import Facts, PolicyJudgement
     from distop.protocol.policy import SeenPolicy
     from distop.protocol.records import OperationRef
     from distop.protocol.txn import KeyValue, Txn
@@ -98,11 +98,13 @@ class TableLook:
             txn = p.evaluate(self._ctx.keys, self._table, name, seen, judgement.after, self._fence)
             if not (await self._ctx.commit(txn)).succeeded:
                 return time.time() + SOON
-        if judgement.evaluation.verdict in (p.Verdict.WAITS, p.Verdict.FAILED):
+        if judgement.evaluation.verdict in (p.PolicyVerdict.WAITS, p.PolicyVerdict.FAILED):
             return time.time() + self._retry
         return self._next(seen, judgement.after)
 
-    async def _start(self, name: str, seen: SeenPolicy, judgement: Judgement, facts: Facts) -> OperationRef | None:
+    async def _start(
+        self, name: str, seen: SeenPolicy, judgement: PolicyJudgement, facts: Facts
+    ) -> OperationRef | None:
         """Start the policy's operation; None: something has changed since it was read.
 
         Raises what a start raises.

@@ -12,7 +12,7 @@ from distop.decide import policy_evaluation as e
 from distop.decide.policy_evaluation import Facts, due, evaluate, next_interval, wanted
 from distop.decide.policy_view import PolicyView
 from distop.protocol.keys import Keys
-from distop.protocol.policy import EmittedEvent, Policy, PolicyState, SeenPolicy, Verdict, WaitingEvents
+from distop.protocol.policy import EmittedEvent, Policy, PolicyState, PolicyVerdict, SeenPolicy, WaitingEvents
 from distop.protocol.revisioned import Change
 from distop.protocol.txn import KeyValue
 
@@ -90,7 +90,7 @@ def test_a_condition_decides_and_its_inputs_are_kept() -> None:
     )
     known = facts(statistics={"small_files": 51.0, "oldest_snapshot": 2 * 86_400.0}, ended={"compact": math.inf})
     yes = evaluate(one, ("version@v2",), known)
-    assert (yes.starts, yes.evaluation.verdict) == (True, Verdict.STARTED)
+    assert (yes.starts, yes.evaluation.verdict) == (True, PolicyVerdict.STARTED)
     assert yes.evaluation.inputs == {
         "version": "v2",
         "small_files": 51,
@@ -98,20 +98,20 @@ def test_a_condition_decides_and_its_inputs_are_kept() -> None:
         "hours_since.compact": "never",
     }
     no = evaluate(one, ("version@v2",), replace(known, ended={"compact": 5 * HOUR}))
-    assert (no.starts, no.evaluation.verdict, no.after.version) == (False, Verdict.NO, "v2")
+    assert (no.starts, no.evaluation.verdict, no.after.version) == (False, PolicyVerdict.NO, "v2")
     assert no.evaluation.inputs["hours_since.compact"] == 5.0
 
 
 @pytest.mark.parametrize(
     ("changes", "verdict", "why"),
     [
-        ({"problem": "no disk"}, Verdict.FAILED, "no disk"),
-        ({"statistics": {"snapshots": None}}, Verdict.FAILED, "has no snapshots"),
-        ({"active": "t/compact/1"}, Verdict.WAITS, "t/compact/1, which it started, has not ended"),
+        ({"problem": "no disk"}, PolicyVerdict.FAILED, "no disk"),
+        ({"statistics": {"snapshots": None}}, PolicyVerdict.FAILED, "has no snapshots"),
+        ({"active": "t/compact/1"}, PolicyVerdict.WAITS, "t/compact/1, which it started, has not ended"),
     ],
 )
 def test_a_trigger_stays_due_if_nothing_can_be_decided_or_started(
-    changes: dict[str, Any], verdict: Verdict, why: str
+    changes: dict[str, Any], verdict: PolicyVerdict, why: str
 ) -> None:
     one = seen(
         PolicyState(version="v1"), events=("loaded",), when="snapshots > 1", every=HOUR, on=("version", "event:loaded")
@@ -128,7 +128,7 @@ def test_a_trigger_stays_due_if_nothing_can_be_decided_or_started(
 def test_a_condition_that_does_not_hold_needs_no_wait_for_the_last_operation() -> None:
     one = seen(when="files > 5")
     found = evaluate(one, ("version@v2",), facts(statistics={"files": 1.0}, active="t/compact/1"))
-    assert found.evaluation.verdict is Verdict.NO
+    assert found.evaluation.verdict is PolicyVerdict.NO
 
 
 def test_new_partitions_count_since_the_last_start() -> None:
@@ -153,7 +153,7 @@ def test_a_refused_start_leaves_its_trigger_due() -> None:
     one = seen()
     begun = evaluate(one, ("version@v2",), facts())
     found = e.refused(one, begun, "t/compact/9 has the same id", facts())
-    assert (found.evaluation.verdict, found.after.version) == (Verdict.WAITS, "")
+    assert (found.evaluation.verdict, found.after.version) == (PolicyVerdict.WAITS, "")
 
 
 # ----------------------------------------------------------------------- view

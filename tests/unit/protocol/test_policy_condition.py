@@ -113,4 +113,4 @@ def test_any_text_is_parsed_or_refused(text: str) -> None:
         found = parse(text)
     except InvalidArgument:
         return
-    assert isinstance(found, policy_condition.Node)
+    assert isinstance(found, policy_condition.Condition)
