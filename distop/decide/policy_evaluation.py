@@ -1,7 +1,7 @@
 """Evaluates policies: which triggers are due, what has to be looked at, and the verdict. Pure.
 
 The caller reads a policy with its state, finds what :func:`due` and :func:`wanted` ask for, and performs the
-:class:`PolicyJudgement`: one transaction that records the evaluation, and starts the operation if there is one to start.
+:class:`PolicyJudgement`: one transaction that records the evaluation, and starts the operation, if one is to start.
 """
 
 from __future__ import annotations
