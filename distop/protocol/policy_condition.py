@@ -53,7 +53,7 @@ _COMPARE: Mapping[str, Callable[[float, float], bool]] = {
 }
 
 
-class _Token(NamedTuple):
+class _Lexeme(NamedTuple):
     """``kind``: ``number``, ``name``, ``sign`` or ``end``."""
 
     kind: str
@@ -115,7 +115,7 @@ def dimension(name: str) -> str:
 class _Side(NamedTuple):
     """One side of a comparison as written: a name with its dimension, or a number with its unit."""
 
-    token: _Token
+    token: _Lexeme
     dimension: str
 
 
@@ -135,10 +135,10 @@ class _Parser:
         return found
 
     @property
-    def _next(self) -> _Token:
+    def _next(self) -> _Lexeme:
         return self._tokens[self._at]
 
-    def _take(self) -> _Token:
+    def _take(self) -> _Lexeme:
         self._at += 1
         return self._tokens[self._at - 1]
 
@@ -168,10 +168,10 @@ class _Parser:
         try:
             if self._word("not"):
                 return Condition("not", (self._one(),))
-            if self._next == _Token("sign", "("):
+            if self._next == _Lexeme("sign", "("):
                 self._take()
                 found = self._any()
-                if self._take() != _Token("sign", ")"):
+                if self._take() != _Lexeme("sign", ")"):
                     self._at -= 1
                     raise self._wrong("`)`")
                 return found
@@ -207,16 +207,16 @@ class _Parser:
         return InvalidArgument(f"the condition {shown(self._text)} cannot be read: {found}, where {wanted} is expected")
 
 
-def _tokens(text: str) -> list[_Token]:
+def _tokens(text: str) -> list[_Lexeme]:
     found, at, end = [], 0, len(text.rstrip())
     while at < end:
         match = _TOKEN.match(text, at)
         if match is None:
             raise InvalidArgument(f"the condition {shown(text)} cannot be read at {shown(text[at:].lstrip()[:20])}")
         kind = match.lastgroup if match.lastgroup != "unit" else "number"
-        found.append(_Token(str(kind), match[str(kind)], match["unit"] or ""))
+        found.append(_Lexeme(str(kind), match[str(kind)], match["unit"] or ""))
         at = match.end()
-    return [*found, _Token("end", "")]
+    return [*found, _Lexeme("end", "")]
 
 
 def _operand(side: _Side, other: _Side) -> Operand:

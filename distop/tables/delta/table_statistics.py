@@ -7,8 +7,9 @@ import re
 from typing import TYPE_CHECKING
 
 from distop.clock import time
-from distop.tables.delta.delta_log import LogFiles, commit, current_snapshot, current_version
+from distop.tables.delta.delta_log import commit, current_snapshot, current_version
 from distop.tables.delta.delta_plan import partition_name
+from distop.tables.delta.log_files import LogFiles
 from distop.tables.reading.file_facts import Gone
 from distop.tables.statistics import FileTotals, TableStatistics
 
