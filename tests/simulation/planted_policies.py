@@ -94,7 +94,7 @@ def end_a_pause_by_a_change(patch: Patch) -> None:
     shape=policies_of_tables,
     focus=("answers-lost", "requests-late"),
     first=12,
-    drawn=198,
+    drawn=503,
 )
 def start_after_removal(patch: Patch) -> None:
     """The start compares neither the policy nor its state."""
