@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from distop.cli import access, audit, daemons, doctor, history, operations, prepare, registry, start
+from distop.cli import access, audit, daemons, doctor, history, operations, policies, prepare, registry, start
 from distop.cli.command_context import SETTINGS_OF_ALL
 from distop.cli.command_options import NOTHING, GivenOptions, setting_options
 from distop.cli.option_parsing import Command, CommandGroup
@@ -25,10 +25,11 @@ OTHERS: tuple[Callable[..., None], ...] = (
     *(start.start, start.apply, start.rerun, prepare.prepare, prepare.confirm, prepare.abandon),
     *(operations.ls, operations.show, operations.why, operations.watch, operations.cancel),
     *(operations.pause, operations.resume, operations.alter, history.history),
+    *(policies.autopilot, policies.emit),
     *(registry.nodes, registry.drain, registry.behaviors),
     *(access.access, audit.audit, doctor.doctor),
 )
-TABLE = "table"
+TABLE, POLICY = "table", "policy"
 
 
 @setting_options(SETTINGS_OF_ALL)
@@ -70,7 +71,7 @@ def commands(wanted: str = "") -> typer.Typer:
         epilog=EVERYWHERE,
     )
     app.callback(invoke_without_command=True)(_globals)
-    names = {TABLE, *(command.__name__ for command in (*DAEMONS, *OTHERS))}
+    names = {TABLE, POLICY, *(command.__name__ for command in (*DAEMONS, *OTHERS))}
     chosen = {wanted} if wanted in names else names
     for command in DAEMONS:
         if command.__name__ in chosen:
@@ -80,6 +81,12 @@ def commands(wanted: str = "") -> typer.Typer:
         for command in OF_TABLES:
             table.command(cls=Command, epilog=MORE)(command)
         app.add_typer(table, name=TABLE, cls=CommandGroup)
+    if POLICY in chosen:
+        help_of = "Start operations on tables by intervals, versions, events and conditions."
+        policy = typer.Typer(help=help_of, rich_markup_mode=None, no_args_is_help=False)
+        for name, command in policies.GROUP.items():
+            policy.command(name, cls=Command, epilog=MORE)(command)
+        app.add_typer(policy, name=POLICY, cls=CommandGroup)
     for command in OTHERS:
         if command.__name__ in chosen:
             app.command(cls=Command, epilog=MORE)(command)

@@ -17,7 +17,7 @@ from distop.protocol.operation_labels import labels as check_labels
 from distop.protocol.texts import shown
 from distop.runtime.keyword_signatures import takes_fields_of
 from distop.schemas.argument_schema import encode_argument
-from distop.services import actions, registered, table_registry
+from distop.services import actions, autopilot, policies, registered, table_registry
 from distop.services.claims import owned_jobs as claims
 from distop.services.claims.types_without_code import TypeOptions, register
 from distop.services.draining import drain, undo
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from distop.protocol.behavior_declaration import Declaration
     from distop.protocol.records import Node, OperationRef, TableRecord
     from distop.protocol.txn import Compare, TxnOperation
+    from distop.services.autopilot import Autopilot
     from distop.services.claims.job_owner import Owner
     from distop.services.claims.owned_jobs import OfferedJob, OwnedJob
     from distop.services.claims.types_without_code import TypeKeywords
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from distop.services.inspection.survey import Count
     from distop.services.inspection.why import Why
     from distop.services.operation_results import OperationStatus
+    from distop.services.policies import PolicyStatus
     from distop.services.submission.graph_start import StartLink
     from distop.services.submission.start_options import PrepareKeywords, RerunKeywords, StartKeywords
     from distop.services.submission.start_request import Request
@@ -542,3 +544,73 @@ class Client:
         Raises NotFound, NotAllowed (operations run on it), OutcomeUnknown.
         """
         await table_registry.remove(self._etcd, self._keys, name)
+
+    # --------------------------------------------------------------- policies
+
+    async def set_policy(
+        self,
+        name: str,
+        table: str,
+        start: str,
+        arg: Mapping[str, Any] | None = None,
+        *,
+        every: float | str | None = None,
+        on: str | Iterable[str] | None = None,
+        when: str | None = None,
+        priority: int | None = None,
+        max_jobs: int | None = None,
+        max_jobs_per_executor: int | None = None,
+        max_failed: int | str | None = None,
+    ) -> PolicyStatus:
+        """Make a policy, or change it: it starts an operation of the type ``start`` whenever it is due.
+
+        Triggers, at least one: ``every``, an interval in seconds or as text (``"1h"``); ``on``, ``"version"`` for new
+        versions of the table, ``"event:NAME"`` for :meth:`emit`, or several of these. ``when``: a condition over the
+        table's statistics (docs/how-to/let-tables-keep-themselves.md). The other options are those of
+        :meth:`start_operation`. A paused policy stays paused.
+
+        Raises InvalidArgument, NotFound (the table), UnknownBehavior, OutcomeUnknown.
+        """
+        limits = {
+            "priority": priority,
+            "max_jobs": max_jobs,
+            "max_jobs_per_executor": max_jobs_per_executor,
+            "max_failed": max_failed,
+        }
+        made = policies.definition(name, start, arg, every, on, when, limits)
+        return (await policies.set_policies(self._etcd, self._keys, table, {name: made}))[0]
+
+    async def autopilot(self, table: str, *, dry_run: bool = False) -> Autopilot:
+        """Make the policies with which a table keeps itself, of the published types that fit its format.
+
+        ``dry_run``: only return them. Raises NotFound (the table), OutcomeUnknown.
+        """
+        return await autopilot.apply(self._etcd, self._keys, table, dry_run=dry_run)
+
+    async def policies(self, table: str | None = None) -> list[PolicyStatus]:
+        """The policies of a table, or of all tables, with their last evaluations."""
+        return await policies.policies(self._etcd, self._keys, table)
+
+    async def policy(self, table: str, name: str) -> PolicyStatus:
+        """A policy with its last evaluations: why it did or did not start an operation. Raises NotFound."""
+        return await policies.policy(self._etcd, self._keys, table, name)
+
+    async def pause_policy(self, table: str, name: str) -> PolicyStatus:
+        """Pause a policy: nothing is started until it is resumed. Raises NotFound, OutcomeUnknown."""
+        return await policies.pause(self._etcd, self._keys, table, name)
+
+    async def resume_policy(self, table: str, name: str) -> PolicyStatus:
+        """Resume a policy. What was due while it was paused counts once. Raises NotFound, OutcomeUnknown."""
+        return await policies.resume(self._etcd, self._keys, table, name)
+
+    async def remove_policy(self, table: str, name: str) -> None:
+        """Remove a policy. Operations that it started continue. Raises NotFound, OutcomeUnknown."""
+        await policies.remove(self._etcd, self._keys, table, name)
+
+    async def emit(self, table: str, name: str, *, event_id: str | None = None) -> list[str]:
+        """Emit an event on a table; returns the names of the policies that it triggers.
+
+        Each of them evaluates the event once; events that wait together count once. Repeated calls with the same
+        ``event_id`` are one event. Raises NotFound (the table), InvalidArgument, OutcomeUnknown.
+        """
+        return await policies.emit(self._etcd, self._keys, table, name, event_id)

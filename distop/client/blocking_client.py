@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from distop.protocol.behavior_declaration import Declaration
     from distop.protocol.records import Node, OperationRef, TableRecord
     from distop.protocol.txn import Compare, TxnOperation
+    from distop.services.autopilot import Autopilot
     from distop.services.claims.owned_jobs import OfferedJob, OwnedJob, OwnedOutcome
     from distop.services.claims.types_without_code import TypeKeywords
     from distop.services.inspection.history_filters import HistoryKeywords
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from distop.services.inspection.survey import Count
     from distop.services.inspection.why import Why
     from distop.services.operation_results import OperationStatus, Transaction
+    from distop.services.policies import PolicyStatus
     from distop.services.submission.start_options import PrepareKeywords, RerunKeywords, StartKeywords
 
 __all__ = ["Client", "Job", "Operation", "Worker", "connect", "start_operation"]
@@ -285,6 +287,66 @@ class Client:
     def remove_table(self, name: str) -> None:
         """Remove a table from the registry. Raises NotFound, NotAllowed."""
         self._loop.run(self._inner.remove_table(name))
+
+    def set_policy(
+        self,
+        name: str,
+        table: str,
+        start: str,
+        arg: Mapping[str, Any] | None = None,
+        *,
+        every: float | str | None = None,
+        on: str | Iterable[str] | None = None,
+        when: str | None = None,
+        priority: int | None = None,
+        max_jobs: int | None = None,
+        max_jobs_per_executor: int | None = None,
+        max_failed: int | str | None = None,
+    ) -> PolicyStatus:
+        """Make or change a policy; see :meth:`distop.aio.Client.set_policy`."""
+        return self._loop.run(
+            self._inner.set_policy(
+                name,
+                table,
+                start,
+                arg,
+                every=every,
+                on=on,
+                when=when,
+                priority=priority,
+                max_jobs=max_jobs,
+                max_jobs_per_executor=max_jobs_per_executor,
+                max_failed=max_failed,
+            )
+        )
+
+    def autopilot(self, table: str, *, dry_run: bool = False) -> Autopilot:
+        """Make the policies with which a table keeps itself; see :meth:`distop.aio.Client.autopilot`."""
+        return self._loop.run(self._inner.autopilot(table, dry_run=dry_run))
+
+    def policies(self, table: str | None = None) -> list[PolicyStatus]:
+        """The policies of a table, or of all tables, with their last evaluations."""
+        return self._loop.run(self._inner.policies(table))
+
+    def policy(self, table: str, name: str) -> PolicyStatus:
+        """A policy with its last evaluations. Raises NotFound."""
+        return self._loop.run(self._inner.policy(table, name))
+
+    def pause_policy(self, table: str, name: str) -> PolicyStatus:
+        """Pause a policy: nothing is started until it is resumed. Raises NotFound, OutcomeUnknown."""
+        return self._loop.run(self._inner.pause_policy(table, name))
+
+    def resume_policy(self, table: str, name: str) -> PolicyStatus:
+        """Resume a policy; see :meth:`distop.aio.Client.resume_policy`."""
+        return self._loop.run(self._inner.resume_policy(table, name))
+
+    def remove_policy(self, table: str, name: str) -> None:
+        """Remove a policy. Operations that it started continue. Raises NotFound, OutcomeUnknown."""
+        self._loop.run(self._inner.remove_policy(table, name))
+
+    def emit(self, table: str, name: str, *, event_id: str | None = None) -> list[str]:
+        """Emit an event on a table; see :meth:`distop.aio.Client.emit`."""
+        return self._loop.run(self._inner.emit(table, name, event_id=event_id))
 
 
 @takes_fields_of(ConnectionOptions)

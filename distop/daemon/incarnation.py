@@ -19,6 +19,7 @@ from distop.daemon import action_log
 from distop.daemon.capability import Capability
 from distop.daemon.clock_check import ClockCheck
 from distop.daemon.elections import Elections
+from distop.daemon.evaluator.evaluator_role import Evaluator
 from distop.daemon.executor.executor_role import Executor
 from distop.daemon.executor.reconciliation import Reconciler
 from distop.daemon.incarnation_context import Context
@@ -136,7 +137,7 @@ class Incarnation(Context):
         self.arguments = {}
         self.caught_up_at = 0
         self.clock = ClockCheck(client, self.log, self.activity_changed)
-        self.node_record = NodeRecord(self, lambda: self.executor.busy or self.elections.busy)
+        self.node_record = NodeRecord(self, lambda: self.executor.busy or self.elections.busy or self.evaluator.busy)
         self._sweeper = ResultSweeper(self)
         self._pruner = HistoryPruner(self, self._sweeper.add)
         self.holds = HoldKeeper(self)
@@ -185,6 +186,8 @@ class Incarnation(Context):
         self.executor.cluster_changed(hint=True)
         self.elections.cluster_changed()
         self.holds.changed()
+        if self.cluster.has_policies:
+            self.evaluator.marked()
         age = self.config.history_age
         await run_all(
             self.reconciler.begin(),
@@ -229,6 +232,7 @@ class Incarnation(Context):
         await self.reconciler.read()
         self.executor = Executor(self)
         self.elections = Elections(self)
+        self.evaluator = Evaluator(self)
 
     async def _start_watches(self) -> None:
         for first, after, families in self._watched():
@@ -264,7 +268,7 @@ class Incarnation(Context):
         first, _ = self.keys.family(K.HOLD)
         _, after = self.keys.family(K.PENDING)
         return [
-            (first, after, (K.HOLD, K.NODE, K.NODE_DRAIN, K.OPEN, K.PENDING)),
+            (first, after, (K.HOLD, K.NODE, K.NODE_DRAIN, K.NOTICE, K.OPEN, K.PENDING)),
             (*self.keys.family(K.COORDINATOR), (K.COORDINATOR,)),
         ]
 
@@ -289,6 +293,8 @@ class Incarnation(Context):
 
     def _changed(self, changed: Sequence[ParsedKey], before: dict[str, Node], listing: bool) -> None:
         nodes = self.cluster.nodes
+        if self.cluster.has_policies:
+            self.evaluator.marked()
         if self.incarnation not in nodes and self.incarnation in before:
             self.session.node_key_gone()
             return
@@ -315,6 +321,7 @@ class Incarnation(Context):
         self.executor.cluster_changed(hint=gone or released or listing or drains, refs=refs)
         if nodes_changed:
             self.elections.cluster_changed()
+            self.evaluator.nodes_changed()
             return
         if holds:
             self.elections.holds_changed(holds)
@@ -377,6 +384,7 @@ class Incarnation(Context):
         while True:
             await asyncio.sleep(self.config.poll)
             self.elections.poll()
+            self.evaluator.nodes_changed()
             self.reconciler.look_soon()
             self.activity_changed()
             if not self.cluster.gates and not self.cluster.pending and not self.cluster.holds:
@@ -410,6 +418,7 @@ class Incarnation(Context):
     async def _stop_gracefully(self) -> None:
         self.log.info("stopping: cancelling and releasing running jobs")
         started = time.monotonic()
+        self.evaluator.close()
         await self.executor.stop(STOP_GRACE)
         await self.elections.stop()
         await self.worker.stop(STOP_GRACE)
@@ -426,6 +435,8 @@ class Incarnation(Context):
             self.executor.close()
             self.reporter.close()
             self.elections.close()
+            self.evaluator.close()
+            await self.evaluator.closed()
         feeds = (*self._feeds, *self._actions_of_tables)
         await asyncio.gather(*(feed.close() for feed in feeds), return_exceptions=True)
         # The child must be dead before the lease ends: other nodes may then start its jobs.

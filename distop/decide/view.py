@@ -88,6 +88,8 @@ class ClusterView:
         self.elections: dict[tuple[str, str], Seen[str]] = {}
         """(table, type) → the incarnation that coordinates."""
         self.holds: dict[str, Seen[Hold]] = {}
+        self.has_policies = False
+        """Whether there are policies, or have been: only then a daemon watches them."""
         self.foreign: dict[str, str] = {}
         """Keys that this release cannot read, with the reason; they are skipped."""
 
@@ -110,6 +112,8 @@ class ClusterView:
             self.drained_by = listed.drained_by
         if K.PENDING in families:
             self.pending = listed.pending
+        if K.NOTICE in families:
+            self.has_policies = listed.has_policies
         for family, mine, theirs in (  # in place: other objects refer to them
             (K.NODE, self.nodes, listed.nodes),
             (K.OPEN, self.gates, listed.gates),
@@ -162,6 +166,8 @@ class ClusterView:
                 self.holds.pop(key.id, None)
             else:
                 self.holds[key.id] = Seen(Hold.decode(kv.value), kv.mod_revision)
+        elif key.family == K.NOTICE:
+            self.has_policies = not deleted
         elif key.family == K.COORDINATOR:
             if deleted:
                 self.elections.pop((key.table, key.type), None)

@@ -34,6 +34,15 @@ NODE, NODE_DRAIN, COORDINATOR, BEHAVIOR, TABLE, TABLE_ACTIONS, HISTORY, HOLD, UN
     "distOpWatermark",
     "distOpSpace",
 )
+NOTICE, POLICY, POLICY_EVALUATOR, POLICY_EVENT, POLICY_STATE = (
+    "distOpNotice",
+    "distOpPolicy",
+    "distOpPolicyEvaluator",
+    "distOpPolicyEvent",
+    "distOpPolicyState",
+)
+POLICIES = "policies"
+"""The name of the notice that policies exist, or existed."""
 
 RESERVED = frozenset({"runOps", "nextInstanceId", "current", "arg", "spec", "state", "plan", "cancel"})
 MAX_COMPONENT_BYTES = 255
@@ -349,6 +358,33 @@ class Keys:
         """The key that exists during the first hour of a watermark."""
         return f"{self._prefix}{WATERMARK}.{slot}.young"
 
+    def policy_mark(self) -> str:
+        """The key that each command that makes or removes a policy writes (``protocol.policy``).
+
+        Daemons see it in the range that they watch anyway. They watch policies only if it exists.
+        """
+        return f"{self._prefix}{NOTICE}.{POLICIES}"
+
+    def policy(self, table: str, name: str) -> str:
+        """A policy of a table."""
+        return f"{self._prefix}{POLICY}.{encode(table)}.{encode(name)}"
+
+    def policy_state(self, table: str, name: str) -> str:
+        """What was evaluated of a policy. Daemons do not watch this range."""
+        return f"{self._prefix}{POLICY_STATE}.{encode(table)}.{encode(name)}"
+
+    def policy_event(self, table: str, name: str) -> str:
+        """The events that wait for an evaluation of a policy."""
+        return f"{self._prefix}{POLICY_EVENT}.{encode(table)}.{encode(name)}"
+
+    def policy_evaluator(self, table: str) -> str:
+        """The election of the evaluator of a table's policies."""
+        return f"{self._prefix}{POLICY_EVALUATOR}.{encode(table)}"
+
+    def policies_watched(self) -> tuple[str, str]:
+        """The range of policies, their evaluators and their events, which are adjacent in key order."""
+        return self.family(POLICY)[0], self.family(POLICY_EVENT)[1]
+
     def space(self) -> str:
         """The namespace's id (``store.cluster_identity``)."""
         return f"{self._prefix}{SPACE}"
@@ -397,6 +433,12 @@ class Keys:
             return ParsedKey(family, table=decode(parts[0]))
         if family == COORDINATOR and len(parts) == 2:
             return ParsedKey(family, decode(parts[0]), check_type_name(parts[1]))
+        if family in (POLICY, POLICY_STATE, POLICY_EVENT) and len(parts) == 2:
+            return ParsedKey(family, decode(parts[0]), id=decode(parts[1]))
+        if family == POLICY_EVALUATOR and len(parts) == 1:
+            return ParsedKey(family, decode(parts[0]))
+        if family == NOTICE and parts == [POLICIES]:
+            return ParsedKey(family, id=POLICIES)
         if family in (UNIQUE, REQUEST) and len(parts) == 3:
             return ParsedKey(family, decode(parts[0]), check_type_name(parts[1]), id=decode(parts[2]))
         if family == SPACE and not parts:

@@ -20,6 +20,7 @@ from distop.protocol.jobs import Claim
 from distop.protocol.json_codec import SCHEMA_VERSION, UNREADABLE, loads
 from distop.protocol.operation_options import Options
 from distop.protocol.plan import Plan
+from distop.protocol.policy import NO_EVENTS, Policy, PolicyState, SeenPolicy, WaitingEvents
 from distop.protocol.records import Attempts, Cancel, Decision, History, Node, Phase, Spec, State, TableRecord
 
 if TYPE_CHECKING:
@@ -56,6 +57,18 @@ def of_its_kind(ref: OperationRef, table: str, type_name: str, key: str) -> Oper
 def read_holder(kv: KeyValue, table: str, type_name: str) -> OperationRef:
     """The operation of this table and type that an id's or request's key names. Raises UnreadableRecord."""
     return of_its_kind(read(holder_of, kv), table, type_name, kv.key)
+
+
+def read_policy(policy: KeyValue | None, state: KeyValue | None, events: KeyValue | None) -> SeenPolicy:
+    """A policy from its keys (``policy.policy_reads``). Raises UnreadableRecord."""
+    return SeenPolicy(
+        read(Policy.decode, policy) if policy is not None else None,
+        policy.mod_revision if policy is not None else 0,
+        read(PolicyState.decode, state) if state is not None else PolicyState(),
+        state.mod_revision if state is not None else 0,
+        read(WaitingEvents.decode, events) if events is not None else NO_EVENTS,
+        events.mod_revision if events is not None else 0,
+    )
 
 
 def _why(value: bytes, error: BaseException) -> str:
@@ -102,6 +115,10 @@ _OF_FAMILY: Mapping[str, Callable[[bytes], object]] = {
     K.REQUEST: holder_of,
     K.PENDING: word(Phase),
     K.COORDINATOR: word(str),
+    K.POLICY: Policy.decode,
+    K.POLICY_STATE: PolicyState.decode,
+    K.POLICY_EVENT: WaitingEvents.decode,
+    K.POLICY_EVALUATOR: word(str),
     K.SPACE: space_of,
 }
 _OF_OPERATION: Mapping[str, Callable[[bytes], object]] = {

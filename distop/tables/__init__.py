@@ -20,7 +20,7 @@ from distop.storage.storage_urls import check_paths, check_place
 from distop.tables.formats import OWN, format_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from distop.protocol.plan import PartitionPlan, Pinned, Planned
     from distop.tables.commits import CommitContext, FileReplacer, ReplacementContext
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from distop.tables.pinned_files import PinnedFiles
     from distop.tables.reachability import Reachability
     from distop.tables.reader import Reader
+    from distop.tables.statistics import TableStatistics
 
 __all__ = [
     "Spark",
@@ -52,6 +53,7 @@ __all__ = [
     "record_at",
     "registered_types",
     "replacer_of",
+    "statistics_of",
 ]
 
 LOCATION_TIMEOUT = 300.0
@@ -127,6 +129,14 @@ def plan_table(table: TableRecord, check: Callable[[], None] = lambda: None, spa
     planned = format_of(table).plan_table(table, check, spark)
     check_paths(path for partition in planned.partitions for path, _, _ in partition.files)
     return planned
+
+
+def statistics_of(
+    table: TableRecord, names: Collection[str], small_bytes: int, check: Callable[[], None] = lambda: None
+) -> TableStatistics:
+    """The table's version, and these statistics (``Format.statistics``). Raises its errors."""
+    check_place("the location of a table", table.location)
+    return format_of(table).statistics(table, names, small_bytes, check)
 
 
 def check_reachable(table: TableRecord, spark: Spark = _no_spark) -> None:

@@ -20,7 +20,7 @@ from distop.protocol.texts import did_you_mean, shown
 from distop.runtime.lru_cache import LruCache
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from distop.protocol.plan import PartitionPlan, Pinned, Planned
     from distop.protocol.records import TableRecord
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from distop.tables.pinned_files import PinnedFiles
     from distop.tables.reachability import Reachability
     from distop.tables.reader import Reader
+    from distop.tables.statistics import TableStatistics
 
     Spark = Callable[[], Any]
     """Returns the Spark session, which is started on the first call."""
@@ -73,6 +74,20 @@ class Format(ABC):
 
         ``table``: with the options of the plan. Raises InvalidArgument for plans of another format.
         """
+
+    def statistics(
+        self, table: TableRecord, names: Collection[str], small_bytes: int, check: Callable[[], None]
+    ) -> TableStatistics:
+        """The table's version, and these statistics (``tables.statistics``), from metadata alone, without a JVM.
+
+        Without names only the version is read, which policies do often. ``small_bytes``: the size below which a file is
+        small. ``check`` is called regularly, and raises to stop. Raises InvalidArgument if there is no table of the
+        format, or if the format has no statistics; TableUnavailable if it cannot be reached.
+        """
+        raise InvalidArgument(
+            f"the format {table.format} of table {table.name!r} has no statistics: policies with a condition or the "
+            "trigger `version` need a table of Iceberg, Delta or Parquet files"
+        )
 
     def check_reachable(self, table: TableRecord, spark: Spark) -> None:
         """Raises TableUnavailable if nothing of the table can be read from here."""

@@ -263,6 +263,20 @@ class VerifyMessage(_CallMessage):
     limit: float
 
 
+class StatisticsMessage(_CallMessage):
+    """Read the table's version, and these statistics (``distop.tables.statistics``).
+
+    ``small_bytes``: the size below which a file is small. Its result is {version, statistics: name → number or null}.
+    """
+
+    t: Literal["statistics"]
+    call: int
+    op: str
+    table: Mapping[str, Any]
+    names: list[str]
+    small_bytes: int
+
+
 class ReplyMessage(TypedDict):
     """The answer to a request of the child: ``progress``, ``table``, ``history`` or ``fetch``.
 
@@ -298,6 +312,7 @@ ToChild = (
     | SweepMessage
     | ResultsMessage
     | VerifyMessage
+    | StatisticsMessage
     | ReplyMessage
     | StopMessage
 )

@@ -21,6 +21,7 @@ from distop.worker.daemon_side.requests import (
 from distop.worker.daemon_side.result_handlers import wait_first
 from tests.simulator import simulated_behaviors
 from tests.simulator.children import PIPE, Child, fail, settle
+from tests.simulator.policies import SMALL_FILES
 from tests.simulator.sim_child_keeper import ChildKeeper
 
 if TYPE_CHECKING:
@@ -145,6 +146,24 @@ class ChildCalls(ChildKeeper):
             return Verified({"yes": True, "no": False}.get(verify), "" if verify != "nothing" else "timeout")
 
         result: Verified = await self._call(op, "verify", work)
+        return result
+
+    async def statistics(self, table: Mapping[str, Any], names: Sequence[str], small_bytes: int) -> Mapping[str, Any]:
+        """The version of a table, and the statistics of that version (``policies.SMALL_FILES``)."""
+        machine, name = self._machine, table["name"]
+
+        async def work(child: Child) -> Mapping[str, Any]:
+            chance = machine.chance
+            await asyncio.sleep(chance.uniform(0.01, 0.3))
+            number = machine.versions.number(name)
+            version = machine.versions.version(name)
+            await asyncio.sleep(chance.uniform(0.01, 0.3))
+            luck = chance.uniform(0.0, 1.0)
+            if luck < 0.05:
+                raise WorkerError("transient", "the table cannot be read")
+            return {"version": version, "statistics": {one: float(SMALL_FILES * number) for one in names}}
+
+        result: Mapping[str, Any] = await self._call(str(OperationRef(name, "statistics", "", 1)), "statistics", work)
         return result
 
     async def sweep(self, op: str, table: Any, *, plans: bool, stages: bool, earlier: bool) -> RemovedStages:

@@ -159,11 +159,12 @@ async def unblock_operations(
     over: Callable[[], bool],
     drained: Callable[[], tuple[str, ...]],
     stranded: Callable[[], tuple[str, ...]],
+    policies_left: Callable[[], bool],
 ) -> None:
     """After all faults, undo what keeps operations from ending.
 
     Resumes paused operations, undrains the ``drained`` executors, and cancels the ``stranded`` operations, whose
-    executor is gone for good, and perhaps their client too.
+    executor is gone for good, and perhaps their client too. Removes policies whose keeper is gone (``policies_left``).
 
     A paused operation is resumed once none of its jobs runs, so that the pause is seen to complete, or after
     ``PAUSE_LIMIT``, since the claims of a dead actor last that long.
@@ -179,6 +180,10 @@ async def unblock_operations(
                         await client.operation(status.op).resume()
             except DistopError:
                 pass
+            if policies_left():
+                with contextlib.suppress(DistopError):
+                    for left in await client.policies():
+                        await client.remove_policy(left.table, left.name)
             for executor in drained():
                 await _undrain(client, executor)
             for op in stranded() if n * 2.0 > PAUSE_LIMIT / 2 else ():

@@ -24,6 +24,7 @@ from distop.store import server_clock
 from distop.store.transport import channels
 from tests.simulator import simulated_behaviors
 from tests.simulator.children import GUARDIAN_LATE, Child
+from tests.simulator.policies import TableVersions
 from tests.simulator.process_clock import SimSource
 from tests.simulator.sim_worker import SimWorker
 from tests.simulator.virtual_loop import PROCESS, Life, Process
@@ -159,6 +160,8 @@ class Machine:
         self.growth = random.Random(f"{seed}/{name}/growth")
         self.source = SimSource(loop, random.Random(f"{seed}/{name}"), skew)
         self.types: Mapping[str, Declaration] = simulated_behaviors.TYPES
+        self.versions = TableVersions()
+        """The versions of the tables, which a simulation shares among its hosts."""
         self.unable = frozenset(unable)
         """Types that it offers but cannot run."""
         self._recovers = recovers

@@ -13,6 +13,7 @@ from typing import Any
 from distop.protocol.frozen import frozen
 from distop.protocol.records import CLUSTER_TABLE
 from distop.protocol.size_limits import DEFAULT, Limits
+from tests.simulator.policies import PolicyAction, SimPolicy
 from tests.simulator.scenario import Action, DrainAction, Scenario, Submission, plain
 
 SMALL = Limits(
@@ -60,7 +61,36 @@ class Reference:
 
 def references() -> dict[str, Reference]:
     """All references, by name."""
-    return {**_undisturbed(), **_pending(), **_taken_over(), **_restarted()}
+    return {**_undisturbed(), **_pending(), **_policies(), **_taken_over(), **_restarted()}
+
+
+def _policies() -> dict[str, Reference]:
+    """Policies: evaluations with and without a start, events, users' commands, and elections of evaluators."""
+    one = _reference("quick", None, partitions=1, seed=1)
+    arg = {"seed": 1, "partitions": 1, "pace": 0.05, "calls": 0.05, "trouble": 0.0}
+    actions = (
+        PolicyAction(0.6, "pause"),
+        PolicyAction(0.1, "emit"),
+        PolicyAction(0.1, "resume"),
+        PolicyAction(0.8, "set"),
+    )
+    policy = SimPolicy(
+        "nightly",
+        "a",
+        "check",
+        arg,
+        on=("version", "event:loaded"),
+        when="small_files > 15",
+        after=0.3,
+        actions=actions,
+        commits=(1.2,),
+    )
+    return {
+        "policies": replace(
+            one.having(policies=(policy,), calm=3.0),
+            through=("elect_evaluator", "child: statistics", "evaluate_policy", "start_by_policy", "resign_evaluator"),
+        ),
+    }
 
 
 def _undisturbed() -> dict[str, Reference]:

@@ -48,6 +48,7 @@ from tests.simulator.job_effects import Effects
 from tests.simulator.machine import Machine, StepObserver, unobserved
 from tests.simulator.network import Network
 from tests.simulator.offered_types import OfferedTypes
+from tests.simulator.policies import PolicyChecks, TableVersions, keep_policies
 from tests.simulator.prepared_starts import PreparedStarts
 from tests.simulator.process_clock import SimSource
 from tests.simulator.protocol_paths import ProtocolPaths
@@ -174,6 +175,8 @@ class Simulation:
         self._numbers: dict[Process, int] = {}
         """Process → the number of its client; a client that is run again is another process."""
         self._actors: dict[Process, int] = {}
+        self._keepers: list[Process] = []
+        """The processes that keep policies, one after the other."""
         self._finished: set[Process] = set()
         self._operator: Process | None = None
         """The process that drains executors."""
@@ -194,6 +197,8 @@ class Simulation:
         self._prepared = PreparedStarts()
         self._branches = Branches()
         self._holds = GraphHolds(self.loop.time, self._found)
+        self.versions = TableVersions()
+        self.policies = PolicyChecks(self.versions, self._found)
         self._open: set[str] = set()
         self._accepted: set[str] = set()
         self._requests: dict[str, str] = {}
@@ -234,6 +239,7 @@ class Simulation:
         self._paths.step(parsed, sender)
         self._prepared.step(parsed)
         self._holds.step(parsed, sender)
+        self.policies.step(parsed, sender)
         for key, text in self._branches.step(changes):
             self._found("transaction branches", key, text)
         for change in changes:
@@ -326,6 +332,7 @@ class Simulation:
                 namespace=scenario.namespace, history_limit=scenario.history_limit, limits=scenario.limits,
                 labels=host.labels, serves=Serves(host.only_types, host.only_tables), history_age=scenario.history_age,
             )  # fmt: skip
+            machine.versions = self.versions
             self.machines.append(machine)
             machine.start()
             if host.leaves:
@@ -347,6 +354,11 @@ class Simulation:
             self._spawn("registrar", run_removals(self._config, scenario.removals, self._over), waits=False)
         if toggled := [(n, submission) for n, submission in enumerate(scenario.submissions) if submission.toggles]:
             self._spawn("rival", toggle_compares(self._config, toggled), waits=False)
+        for policy in scenario.policies:
+            for at in policy.commits:
+                self.loop.world_at(at, self.versions.commit, policy.table)
+        if scenario.policies:
+            self._keep_policies()
         self._injector.schedule(scenario.faults)
         try:
             with listening(ErrorListener(self._unexpected)):
@@ -360,6 +372,21 @@ class Simulation:
             self._executors(self._paths.claimed), self._executors(self._paths.elected),
             dict(self._paths.count), self.log,
         )  # fmt: skip
+
+    def _keep_policies(self) -> None:
+        """Start the keeper of policies, perhaps once more."""
+        policies = self.scenario.policies
+        end = max(self.scenario.calm, *(at for one in policies for at in (0.0, *one.commits)))
+        now = self.loop.time
+        lives = len(self._keepers)
+        name = f"client-keeper#{lives + 1}" if lives else "client-keeper"
+        keeper = self._spawn(name, keep_policies(self._config, policies, self.versions, end, now))
+        self._keepers.append(keeper)
+        self.clients.append(keeper)
+
+    def _left_policies(self) -> bool:
+        """Whether the keeper of policies is gone for good."""
+        return bool(self._keepers) and all(one.dead and one not in self._finished for one in self._keepers)
 
     def _leave(self, machine: Machine) -> None:
         self.note(f"{machine.name} is gone for good")
@@ -381,6 +408,8 @@ class Simulation:
         """Run a dead client or actor once more, a client with the same request ids."""
         if client in self._numbers:
             self._begin_client(self._numbers[client])
+        elif client in self._keepers:
+            self._keep_policies()
         elif client in self._actors:
             self._begin_actor(self._actors[client])
 
@@ -458,7 +487,9 @@ class Simulation:
             if all(process.dead or process in self._finished for process in runs):
                 self._begin_actor(n)
         self._stops.calm()
-        work = unblock_operations(self._config, self._over, self._left_drained, self._stranded_operations)
+        work = unblock_operations(
+            self._config, self._over, self._left_drained, self._stranded_operations, self._left_policies
+        )
         self._spawn("janitor", work, waits=False)
 
     def _stranded_operations(self) -> tuple[str, ...]:

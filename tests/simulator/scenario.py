@@ -14,6 +14,8 @@ from tests.simulator.simulated_behaviors import DRAWN, TYPES
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from tests.simulator.policies import SimPolicy
+
 TABLES = ("a", "a.b", "ab")
 """Table names that are prefixes of each other, one with a delimiter (F19)."""
 MOST_RECORDS = 20
@@ -193,6 +195,7 @@ class Scenario:
     """Age in seconds at which records are deleted, however few there are; None: no limit."""
     actors: int = 0
     """Number of processes other than executors that claim jobs."""
+    policies: tuple[SimPolicy, ...] = ()
 
     @property
     def users(self) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 from distop.protocol.records import CLUSTER_TABLE
 from distop.protocol.size_limits import DEFAULT
 from tests.simulator.departures import with_departure
+from tests.simulator.policies import PolicyAction, SimPolicy
 from tests.simulator.scenario import (
     CROWD,
     LARGE_GRAPH,
@@ -37,6 +38,8 @@ SHARE = 0.15
 """Share of the seeds whose scenario is a scene without a focus."""
 FOCUSED_SHARE = 0.03
 """Share of the other seeds whose scenario is a focused scene."""
+POLICY_SHARE = 0.05
+"""Share of the remaining seeds whose scenario is a scene of policies."""
 
 
 def minutes_long(scenario: Scenario, *actions: Action) -> Scenario:
@@ -462,6 +465,53 @@ def three_members(scenario: Scenario) -> Scenario:
     return replace(scenario, members=3)
 
 
+def policies_of_tables(scenario: Scenario) -> Scenario:
+    """Policies with all triggers, which are paused, resumed, changed and removed, while their tables get versions."""
+    chance = random.Random(f"policies/{scenario.seed}")
+    arg = {"seed": scenario.seed, "partitions": 1, "pace": 0.05, "calls": 0.05, "trouble": 0.0}
+    span = min(scenario.calm or 10.0, 20.0)
+    made = []
+    for n in range(chance.choice((1, 2, 3))):
+        on = chance.choice((("version",), ("version",), ("event:loaded",), ("version", "event:loaded")))
+        commits = tuple(sorted(chance.uniform(1.0, span) for _ in range(chance.choice((0, 2, 5)))))
+        made.append(
+            SimPolicy(
+                f"policy-{n}",
+                chance.choice(scenario.tables),
+                chance.choice(("check", "noop")),
+                {**arg, "seed": scenario.seed * 10 + n},
+                every=chance.choice((0.0, 0.0, 2.0)),
+                on=on,
+                when=chance.choice(("", "small_files > 25", "small_files >= 10")),
+                after=chance.uniform(0.0, 2.0),
+                actions=_acts_on_policy(chance, on),
+                commits=commits,
+            )
+        )
+    # A trigger that stays due, and a version, are looked at again after the time of a poll.
+    return replace(scenario, policies=tuple(made), poll=min(scenario.poll, 3.0))
+
+
+def _acts_on_policy(chance: random.Random, on: tuple[str, ...]) -> tuple[PolicyAction, ...]:
+    """Actions on a policy: pauses and resumptions, changes, removals after which it is made again, and events."""
+    found = []
+    for _ in range(chance.choice((0, 3, 6, 10))):
+        after, luck = chance.choice((0.02, 0.3, 2.0)) * chance.uniform(0.5, 1.5), chance.random()
+        if "event:loaded" in on and luck < 0.5:
+            found.append(PolicyAction(after, "emit"))
+        elif luck < 0.75:
+            found += [PolicyAction(after, "pause"), PolicyAction(chance.uniform(0.1, 1.0), "resume")]
+        elif luck < 0.85:
+            found += [PolicyAction(after, "pause"), PolicyAction(0.1, "set"), PolicyAction(0.5, "resume")]
+        elif luck < 0.93:
+            found.append(PolicyAction(after, "set"))
+        else:
+            found += [PolicyAction(after, "remove"), PolicyAction(chance.uniform(0.1, 1.0), "set")]
+            if luck > 0.96:
+                found += [PolicyAction(0.02, "remove"), PolicyAction(chance.uniform(0.5, 3.0), "set")]
+    return tuple(found)
+
+
 SCENES: tuple[Scene, ...] = (
     long_jobs,
     many_steps,
@@ -495,6 +545,13 @@ SCENES: tuple[Scene, ...] = (
 )
 """The drawn scenes, all with the same probability. Their order is part of the draw."""
 
+POLICY_SCENES: tuple[tuple[Scene, Focus], ...] = (
+    (policies_of_tables, ()),
+    (policies_of_tables, ("requests-late", "freeze", "crash")),
+    (policies_of_tables, ("answers-lost", "requests-late")),
+)
+"""Scenes of policies. They have a draw of their own, so that they change no other seed."""
+
 FOCUSED: tuple[tuple[Scene | None, Focus], ...] = (
     (None, ("requests-late", "freeze", "crash", "late-renewal")),
     (None, ("slow-watches",)),
@@ -521,7 +578,10 @@ def drawn_scene(seed: int) -> tuple[Scene | None, Focus] | None:
     if chance.random() < SHARE:
         return chance.choice(SCENES), ()
     focused = random.Random(f"focused scenes/{seed}")
-    return focused.choice(FOCUSED) if focused.random() < FOCUSED_SHARE else None
+    if focused.random() < FOCUSED_SHARE:
+        return focused.choice(FOCUSED)
+    policies = random.Random(f"policies of tables/{seed}")
+    return policies.choice(POLICY_SCENES) if policies.random() < POLICY_SHARE else None
 
 
 def with_scene(drawn: Scenario) -> Scenario:

@@ -75,6 +75,8 @@ def candidates(scenario: Scenario) -> Iterator[Scenario]:
     for hosts in fewer(scenario.hosts):
         if _enough(hosts, scenario.submissions):
             yield replace(scenario, hosts=hosts)
+    for n in range(len(scenario.policies)):
+        yield replace(scenario, policies=scenario.policies[:n] + scenario.policies[n + 1 :])
     if scenario.actors:
         yield replace(scenario, actors=scenario.actors - 1)
     for number, submission in enumerate(scenario.submissions):

@@ -190,7 +190,7 @@ async def _by_policy(
     if held == GRAPH:
         return Undecided()  # whether it will ever have been is not known yet
     if not joins:
-        raise _duplicate_error(wanted, id_, holder, ", and a prepared or transactional operation cannot join it")
+        raise _duplicate_error(wanted, id_, holder, ", and this start cannot join it")
     if policy == "join":
         _check_same(declaration, wanted, id_, holder)
         return Joined(holder.ref, id_)

@@ -17,6 +17,7 @@ from distop.protocol.caller_values import text
 from distop.protocol.frozen import frozen
 from distop.protocol.identity import MADE
 from distop.protocol.operation_options import DEFAULT, Options
+from distop.protocol.policy import REQUEST
 from distop.protocol.records import CLUSTER_TABLE, OperationRef
 from distop.protocol.texts import check_encoded, shown
 from distop.services.submission.option_values import LONGEST_SUBMITTER, due_time, series
@@ -154,18 +155,19 @@ def derived(wanted: Request, request_id: str) -> Request:
 
 
 def check_not_derived(request_id: str, what: str = "the request id") -> None:
-    """Raises InvalidArgument for an id of the form ``prepared:<external id>`` or ``<operation>#<next, or a number>``.
+    """Raises InvalidArgument for an id of the form ``prepared:<external id>``, ``policy:<digest>`` or
+    ``<operation>#<next, or a number>``.
 
     Its caller would be taken for the operation that distop starts under it, or the other way round.
     """
     named, _, follows = request_id.rpartition("#")
-    taken = request_id.startswith(PREPARED)
+    taken = request_id.startswith((PREPARED, REQUEST))
     if not taken and (follows == "next" or (follows.isascii() and follows.isdigit())):
         with suppress(InvalidArgument):
             K.check_type_name(OperationRef.parse(named).type)
             taken = True
     if taken:
         raise InvalidArgument(
-            f"{what} {shown(request_id)} has a form reserved for distop (prepared:…, OPERATION#next, OPERATION#1): "
-            "choose another one"
+            f"{what} {shown(request_id)} has a form reserved for distop (prepared:…, policy:…, OPERATION#next, "
+            "OPERATION#1): choose another one"
         )

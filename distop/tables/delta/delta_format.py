@@ -22,7 +22,7 @@ from distop.tables.reading.file_facts import Gone
 from distop.tables.table_options import check_options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from distop.protocol.plan import PartitionPlan, Pinned, Planned
     from distop.protocol.records import TableRecord
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from distop.tables.partition_removal import PartitionRemoval
     from distop.tables.reachability import Reachability
     from distop.tables.reader import Reader
+    from distop.tables.statistics import TableStatistics
 
 
 class DeltaFormat(Format):
@@ -71,6 +72,15 @@ class DeltaFormat(Format):
         if parse_source(source)[0] != root_of(table.location):
             raise InvalidArgument(f"the plan of {table.name!r} names the commit file of another table")
         return DeltaReader(table, plans, source)
+
+    def statistics(
+        self, table: TableRecord, names: Collection[str], small_bytes: int, check: Callable[[], None]
+    ) -> TableStatistics:
+        """The statistics of the newest version (``table_statistics``)."""
+        from distop.tables.delta.table_statistics import statistics
+
+        check_options(table.options, "delta")
+        return statistics(Location.of(table.location), names, small_bytes, check)
 
     def check_reachable(self, table: TableRecord, spark: Spark) -> None:
         """Raises TableUnavailable if there is no table at the location: it was dropped, or its disk is missing."""

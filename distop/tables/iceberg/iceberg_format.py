@@ -20,7 +20,7 @@ from distop.tables.iceberg.snapshot_plan import plan_metadata
 from distop.tables.table_options import check_options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from distop.protocol.plan import PartitionPlan, Pinned, Planned
     from distop.protocol.records import TableRecord
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from distop.tables.pinned_files import PinnedFiles
     from distop.tables.reachability import Reachability
     from distop.tables.reader import Reader
+    from distop.tables.statistics import TableStatistics
     from distop.tables.table_options import TableOptions
 
 
@@ -72,6 +73,15 @@ class IcebergFormat(Format):
         if not source:
             raise InvalidArgument(f"the plan of {table.name!r} has no metadata file, so it is not a plan of this table")
         return IcebergReader(table, plans, source)
+
+    def statistics(
+        self, table: TableRecord, names: Collection[str], small_bytes: int, check: Callable[[], None]
+    ) -> TableStatistics:
+        """The statistics of the current metadata file (``table_statistics``)."""
+        from distop.tables.iceberg.table_statistics import statistics
+
+        options = check_options(table.options, "iceberg")
+        return statistics(_current(table, options, check), names, small_bytes, check)
 
     def check_reachable(self, table: TableRecord, spark: Spark) -> None:
         """Raises TableUnavailable if there is no table at the location: it was dropped, or its disk is missing.

@@ -8,7 +8,7 @@ import re
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from distop.errors import InvalidArgument, TableUnavailable
@@ -19,7 +19,7 @@ from distop.tables.reading import table_folders
 from distop.tables.table_options import check_options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from distop.protocol.plan import Pinned
     from distop.protocol.records import TableRecord
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from distop.tables.reachability import Reachability
     from distop.tables.reader import Reader
     from distop.tables.reading.file_facts import PlannedFile
+    from distop.tables.statistics import TableStatistics
     from distop.tables.table_options import TableOptions
 
 log = logging.getLogger("distop.tables")
@@ -98,6 +99,19 @@ class ParquetFormat(Format):
             raise location.empty_error()
         return plan(data_files(entries, location), location, check_options(table.options))
 
+    def statistics(
+        self, table: TableRecord, names: Collection[str], small_bytes: int, check: Callable[[], None]
+    ) -> TableStatistics:
+        """The statistics of the listed files. A folder has neither snapshots nor deleted rows."""
+        from distop.tables.statistics import FileTotals, TableStatistics
+
+        planned = self.plan_table(table, check, _no_spark)
+        totals = FileTotals(small_bytes)
+        for partition in planned.partitions:
+            for _, size, _ in partition.files:
+                totals.add(partition.name if partition.values is not None else "", size)
+        return totals.statistics(TableStatistics(planned.version), 0.0)
+
     def reader(self, table: TableRecord, plans: Sequence[PartitionPlan | Pinned]) -> Reader:
         from distop.tables.parquet.parquet_reader import ParquetReader
 
@@ -114,6 +128,10 @@ class ParquetFormat(Format):
                 yield partition.name, partition.files
 
         return FolderReachability(Location.of(table.location).text, folders)
+
+
+def _no_spark() -> Any:
+    raise AssertionError("planning a folder needs no Spark")
 
 
 def _files(location: Location) -> Iterator[ListedFile]:

@@ -118,6 +118,8 @@ class Call:
                 value = self._sweep(self._shared())
             elif self._message["t"] == "results":
                 value = self._results(self._shared())
+            elif self._message["t"] == "statistics":
+                value = self._statistics()
             else:
                 behavior = self._env.behavior(self._message["type"])
                 self._may_stage = behavior.staged_output != "refuse"
@@ -150,7 +152,7 @@ class Call:
         ops = self._message.get("ops", (self._message["op"],))
         rows = self._items if self._message["t"] == "cleanup" else ()
         beside = [other["table"]["name"] for row, *_ in rows for other in row.get("beside", ())]
-        needs_code = self._message["t"] not in ("sweep", "results")
+        needs_code = self._message["t"] not in ("sweep", "results", "statistics")
         type_name = self._message.get("type", OperationRef.parse(self._message["op"]).type)
         for op in ops:
             self._env.refuse_unserved(op, type_name if needs_code else None, (self._table, *beside))
@@ -211,6 +213,14 @@ class Call:
             for _ in self._rows():
                 pass
         return self._stages(self._message["op"], where).remove_unnamed(self._named)
+
+    def _statistics(self) -> Any:
+        """The table's version and statistics, from metadata alone."""
+        from distop.tables import statistics_of
+
+        assert self._table is not None
+        found = statistics_of(self._table, self._message["names"], self._message["small_bytes"], self._check)
+        return {"version": found.version, "statistics": found.values(self._message["names"])}
 
     def _context(self, **fields: Any) -> ChildContext:
         op, stopped = self._message["op"], self._stop

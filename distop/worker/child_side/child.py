@@ -99,7 +99,7 @@ class Child:
         kind = message["t"]
         if kind == "run":
             self._receive_run(env, message)
-        elif kind in ("plan", "complete", "cleanup", "sweep", "results", "verify"):
+        elif kind in ("plan", "complete", "cleanup", "sweep", "results", "verify", "statistics"):
             self._receive_call(env, message)
         elif kind == "cancel":
             self._cancel(message)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         | child_messages.SweepMessage
         | child_messages.ResultsMessage
         | child_messages.VerifyMessage
+        | child_messages.StatisticsMessage
     )
     Answer = tuple[Any, list[bytes]]
     Rows = Callable[[], Iterable[str]]
@@ -40,7 +41,7 @@ PLACES = 8
 
 They use no slot, so this limits their memory.
 """
-IN_PLACES = frozenset({"plan", "complete"})
+IN_PLACES = frozenset({"plan", "complete", "statistics"})
 CALL_NAMES = {
     "plan": "the planning",
     "complete": "the completion",
@@ -48,6 +49,7 @@ CALL_NAMES = {
     "sweep": "the sweep",
     "results": "the sweep of results",
     "verify": "the verification",
+    "statistics": "the reading of statistics",
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from distop.protocol.records import OperationRef
 from distop.worker import child_messages
 from distop.worker.daemon_side.requests import CompleteResult, PlanResult, RemovedStages, RunRequest, Verified
 from distop.worker.daemon_side.result_handlers import Sources
@@ -126,6 +127,20 @@ class ChildCalls:
         )
         value, _ = await self._caller.call(message, lock=self._admission, limit=self.config.cleanup_timeout)
         return RemovedStages(*value)
+
+    async def statistics(self, table: Mapping[str, Any], names: Sequence[str], small_bytes: int) -> Mapping[str, Any]:
+        """The version and these statistics of a table: {version, statistics}, from its metadata.
+
+        A statistic that the format does not have is None. Raises WorkerError.
+        """
+        op = str(OperationRef(table["name"], "statistics", "", 1))
+        await self._registered.check(op, table)
+        message = child_messages.StatisticsMessage(
+            t="statistics", call=0, op=op, table=table, names=list(names), small_bytes=small_bytes
+        )
+        value, _ = await self._caller.call(message, lock=self._admission, limit=self.config.call_limit)
+        found: Mapping[str, Any] = value
+        return found
 
     async def verify(self, op: str, external_id: str, verify: str, limit: float) -> Verified:
         """Ask a verifier, with a time limit of ``limit`` seconds. Raises WorkerError if the child did not do so."""

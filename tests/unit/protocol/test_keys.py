@@ -123,6 +123,11 @@ def test_every_key_parses_back(keys: Keys, ref: OperationRef, p: int, incarnatio
     check(keys.watermark(3), K.WATERMARK, chunk=3)
     check(keys.young_watermark(3), K.WATERMARK, chunk=3, name="young")
     check(keys.space(), K.SPACE)
+    check(keys.policy_mark(), K.NOTICE, id=K.POLICIES)
+    check(keys.policy(ref.table, incarnation), K.POLICY, table=ref.table, id=incarnation)
+    check(keys.policy_state(ref.table, incarnation), K.POLICY_STATE, table=ref.table, id=incarnation)
+    check(keys.policy_event(ref.table, incarnation), K.POLICY_EVENT, table=ref.table, id=incarnation)
+    check(keys.policy_evaluator(ref.table), K.POLICY_EVALUATOR, table=ref.table)
     check(keys.table(ref.table), K.TABLE, table=ref.table)
     check(keys.node(incarnation), K.NODE, id=incarnation)
 

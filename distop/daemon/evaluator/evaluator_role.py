@@ -1,0 +1,295 @@
+"""Evaluates policies: elections for tables, and a timer for the next look at each.
+
+A table has one evaluator, as a type on a table has one coordinator (``daemon.elections``). There may be ten thousand
+tables, so a table has no task of its own: a heap says which table is looked at next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import math
+from typing import TYPE_CHECKING
+
+from distop.clock import time
+from distop.daemon.evaluator.table_look import TableLook
+from distop.decide import work_shares
+from distop.decide.policy_view import PolicyView
+from distop.errors import DistopError, MalformedRequest, SessionLost, describe
+from distop.protocol import policy as p
+from distop.protocol.executor_nodes import refusal
+from distop.protocol.txn import GetResult
+from distop.store.watch import Feed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from distop.daemon.incarnation_context import Context
+    from distop.store.watch import Batch
+
+LOOKS_AT_ONCE = 4
+"""Maximum number of tables that are looked at concurrently."""
+ELECTIONS_AT_ONCE = 8
+RACE_DELAY = 0.05
+"""Seconds between the attempts of two candidates."""
+VERSIONS_A_SECOND = 5.0
+"""Maximum number of tables a second whose version this node asks for."""
+LONGEST_TIMER = 30.0
+"""Maximum seconds of a timer: the wall clock, by which policies are due, may be set."""
+WATCH = "policies"
+_WRITE = "evaluation"
+"""The name in the node record of a rejected write of an evaluation."""
+
+
+class Evaluator:
+    """The evaluations of one incarnation. It does nothing before the first policy of the namespace is made."""
+
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
+        self._view = PolicyView(ctx.keys)
+        self._feed: Feed | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._mine: dict[str, int] = {}
+        """Table → the fence of my election."""
+        self._confirmed: set[str] = set()
+        """Tables whose election the view has shown."""
+        self._wanted: dict[str, float] = {}
+        """Tables to be elected for, with the time (``time.monotonic``) when that was decided."""
+        self._electing: set[asyncio.Task[None]] = set()
+        self._next: dict[str, float] = {}
+        """Table → the time of its next look (``time.time``)."""
+        self._heap: list[tuple[float, str]] = []
+        self._looking: dict[str, asyncio.Task[None]] = {}
+        self._again: set[str] = set()
+        """Tables that changed while they were looked at."""
+        self._rejected: set[str] = set()
+        """Tables with an evaluation that etcd rejects as invalid."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether it starts an operation, or may do so at any moment."""
+        return bool(self._looking)
+
+    @property
+    def tables(self) -> int:
+        """The number of tables for which it is elected."""
+        return len(self._mine)
+
+    def marked(self) -> None:
+        """Watch policies from now on: there are some in this namespace."""
+        if self._feed is not None or self._closed:
+            return
+        ctx = self._ctx
+        self._feed = Feed(
+            ctx.client,
+            *ctx.keys.policies_watched(),
+            self._fold,
+            relist_every=ctx.config.poll,
+            name=WATCH,
+            gather=self._view.listing,
+        )
+        self._feed.begin()
+        self._watching = asyncio.ensure_future(self._watch(self._feed))
+
+    async def _watch(self, feed: Feed) -> None:
+        """Let the incarnation end if the watch fails for good, as it does if another watch fails."""
+        try:
+            await feed.wait()
+        except Exception as error:
+            if not self._ctx.lost.done():
+                self._ctx.lost.set_exception(error)
+
+    def nodes_changed(self) -> None:
+        """Examine all tables: nodes came, went, or drain."""
+        if self._feed is not None:
+            self._examine({*self._view.tables(), *self._mine})
+
+    def close(self) -> None:
+        """Stop at once. Another node is elected when this one's node key is gone."""
+        self._closed = True
+        for task in (*self._electing, *self._looking.values()):
+            task.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    async def closed(self) -> None:
+        """Wait until everything has stopped, after :meth:`close`."""
+        await asyncio.gather(*self._electing, *self._looking.values(), return_exceptions=True)
+        if self._feed is not None:
+            await self._feed.close()
+        if self._watching is not None:
+            await asyncio.gather(self._watching, return_exceptions=True)
+
+    # ------------------------------------------------------------------- view
+
+    def _fold(self, batch: Batch) -> None:
+        if batch.listing:
+            changed = self._view.take(batch.gathered)
+        else:
+            changed = self._view.apply(batch.events)
+        if self._closed:
+            return
+        self._examine({*self._view.tables(), *self._mine} if batch.listing else changed)
+        for table in changed & self._mine.keys():
+            self._look_soon(table)
+
+    def _examine(self, tables: Iterable[str]) -> None:
+        """Take part in elections, and resign from those that are not needed."""
+        for table in tables:
+            held, fence = self._view.evaluators.get(table), self._mine.get(table)
+            if fence is not None:
+                if held is not None and held.mod == fence:
+                    self._confirmed.add(table)
+                if (held is None and table in self._confirmed) or (held is not None and held.mod > fence):
+                    self._drop(table)
+                    fence = None
+            here = self._here(table)
+            needed = here and self._view.has(table)
+            free = held is None or held.value == self._ctx.incarnation or not self._ctx.cluster.live(held.value)
+            if needed == (fence is None) and (fence is not None or free):
+                self._wanted.setdefault(table, time.monotonic())  # to be elected, or to resign
+        while self._wanted and len(self._electing) < ELECTIONS_AT_ONCE and not self._closed:
+            task = asyncio.ensure_future(self._elect_all())
+            self._electing.add(task)
+            task.add_done_callback(self._electing.discard)
+            if len(self._electing) >= len(self._wanted):
+                break
+
+    def _here(self, table: str) -> bool:
+        """Whether this node may evaluate the table."""
+        return not self._ctx.draining and not refusal(self._ctx.config.serves, None, (table,))
+
+    # -------------------------------------------------------------- elections
+
+    async def _elect_all(self) -> None:
+        """Take part in the elections that are wanted, one after the other."""
+        while self._wanted and not self._closed:
+            table, since = next(iter(self._wanted.items()))
+            del self._wanted[table]
+            try:
+                if table in self._mine:
+                    await self._resign(table)
+                else:
+                    await self._elect(table, since)
+            except SessionLost:
+                return
+            except DistopError as error:
+                message = "Cannot elect an evaluator of the policies of table %s; retrying at the next poll: %s"
+                self._ctx.log.warning(message, table, describe(error))
+
+    async def _elect(self, table: str, since: float) -> None:
+        ctx, nodes = self._ctx, self._ctx.cluster.nodes
+        able = [
+            inc
+            for inc, node in nodes.items()
+            if node.executor not in ctx.cluster.drains and not refusal(node.serves, None, (table,))
+        ]
+        turn = min(work_shares.turn(able, ctx.incarnation, table), 20)
+        if (left := since + turn * RACE_DELAY - time.monotonic()) > 0:
+            await asyncio.sleep(left)
+        held = self._view.evaluators.get(table)
+        if not (self._here(table) and self._view.has(table)) or table in self._mine:
+            return
+        if held is not None and held.value == ctx.incarnation:
+            self._won(table, held.mod)  # an election of mine whose answer was lost
+            return
+        if held is not None and ctx.cluster.live(held.value):
+            return
+        seen, holder = (held.mod, held.value) if held is not None else (0, "")
+        result = await ctx.commit(p.elect(ctx.keys, table, ctx.incarnation, seen, holder))
+        fence = result.revision if result.succeeded else 0
+        found = result.responses[0] if result.responses else None
+        if not fence and isinstance(found, GetResult) and found.kv is not None:
+            fence = found.kv.mod_revision if found.kv.value.decode(errors="replace") == ctx.incarnation else 0
+        if fence:
+            self._won(table, fence)
+
+    async def _resign(self, table: str) -> None:
+        fence = self._mine[table]
+        self._drop(table)
+        await self._ctx.commit(p.resign(self._ctx.keys, table, fence))
+
+    def _won(self, table: str, fence: int) -> None:
+        self._mine[table] = fence
+        self._look_soon(table)
+
+    def _drop(self, table: str) -> None:
+        self._mine.pop(table, None)
+        self._confirmed.discard(table)
+        self._next.pop(table, None)
+        if (task := self._looking.get(table)) is not None:
+            task.cancel()
+
+    # ------------------------------------------------------------------ looks
+
+    def _look_soon(self, table: str) -> None:
+        if table in self._looking:
+            self._again.add(table)
+        else:
+            self._look_at(table, 0.0)
+
+    def _look_at(self, table: str, when: float) -> None:
+        """Plan the next look at a table (``time.time``)."""
+        if math.isinf(when):
+            self._next.pop(table, None)
+            return
+        self._next[table] = when
+        heapq.heappush(self._heap, (when, table))
+        if len(self._heap) > 2 * len(self._next) + 64:
+            self._heap = [(at, name) for name, at in self._next.items()]
+            heapq.heapify(self._heap)
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        while self._heap and self._next.get(self._heap[0][1]) != self._heap[0][0]:
+            heapq.heappop(self._heap)  # it was planned again, or is not mine any more
+        if self._heap and not self._closed and len(self._looking) < LOOKS_AT_ONCE:
+            left = min(max(0.0, self._heap[0][0] - time.time()), LONGEST_TIMER)
+            self._timer = asyncio.get_running_loop().call_later(left, self._look_due)
+
+    def _look_due(self) -> None:
+        self._timer = None
+        now = time.time()
+        while self._heap and self._heap[0][0] <= now and len(self._looking) < LOOKS_AT_ONCE:
+            when, table = heapq.heappop(self._heap)
+            if self._next.get(table) == when and table not in self._looking and table in self._mine:
+                del self._next[table]
+                task = self._looking[table] = asyncio.ensure_future(self._look(table, self._mine[table]))
+                task.add_done_callback(lambda _, table=table: self._looked(table))  # type: ignore[misc]
+        self._set_timer()
+
+    async def _look(self, table: str, fence: int) -> None:
+        retry = max(self._ctx.config.poll, len(self._mine) / VERSIONS_A_SECOND)
+        try:
+            again = await TableLook(self._ctx, table, fence, retry).look()
+            if table in self._rejected:
+                self._rejected.discard(table)
+                self._ctx.rejected_writes.settled(f"policies {table}", _WRITE)
+        except SessionLost:
+            return
+        except MalformedRequest as error:
+            self._rejected.add(table)
+            again = time.time() + self._ctx.rejected_writes.refused(f"policies {table}", _WRITE, error)
+        except DistopError as error:
+            message = "Cannot evaluate the policies of table %s; retrying: %s"
+            self._ctx.log.warning(message, table, describe(error))
+            again = time.time() + retry
+        except Exception:
+            self._ctx.log.exception("Unexpected error in the policies of table %s; retrying", table)
+            again = time.time() + retry
+        if self._mine.get(table) == fence:
+            self._look_at(table, again)
+
+    def _looked(self, table: str) -> None:
+        self._looking.pop(table, None)
+        if table in self._again:
+            self._again.discard(table)
+            if table in self._mine:
+                self._look_at(table, 0.0)
+        if not self._closed:
+            self._set_timer()
