@@ -23,7 +23,7 @@ from distop_behaviors.compact.compact_argument import (
     LeftOut,
     added,
 )
-from distop_behaviors.compact.group_rewrite import GroupRewrite, shared_of
+from distop_behaviors.compact.group_rewrite import GroupChanged, GroupRewrite, shared_of
 from distop_behaviors.compact.publication import DONE, REASONS
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ class CompactCompletion:
         stage = self._publication.stage_at(place)
         try:
             replacement, _ = self._rewrite.rewritten(again, stage)
-        except (JobFailed, Unreadable) as error:
+        except (JobFailed, Unreadable, GroupChanged) as error:
             stage.discard(self._ctx.log)
             self._left_out[plan.partition] = str(error)
             return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from distop.behavior import JobFailed
 from distop.errors import InvalidArgument
@@ -15,11 +15,47 @@ from distop_behaviors.compact.file_groups import outputs_of
 from distop_behaviors.compact.publication import DONE, REASONS, Publication
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from distop.behavior import JobContext, PartitionPlan
     from distop.storage.deletion import Place
     from distop.tables.commits import FileReplacer, Replacement
     from distop.tables.staged_files import StagedFiles
     from distop_behaviors.compact.compact_argument import CompactArgument
+
+
+CHECK_EVERY = 30.0
+"""Seconds between two checks whether other writers have changed the group that is being rewritten."""
+
+
+class GroupChanged(Exception):
+    """Another writer has changed the group while it was rewritten, so its new files could not be committed."""
+
+    def __init__(self, fate: Fate) -> None:
+        super().__init__(REASONS.get(fate, ""))
+
+
+class WatchingContext:
+    """A job's context whose ``check_cancelled`` also raises GroupChanged, if the group can no longer be committed."""
+
+    def __init__(self, ctx: JobContext, fate: Callable[[], Fate]) -> None:
+        self._ctx = ctx
+        self._fate = fate
+        self._next = monotonic() + CHECK_EVERY
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ctx, name)
+
+    def check_cancelled(self) -> None:
+        """Raise JobCancelled if the job must stop, and from time to time GroupChanged."""
+        self._ctx.check_cancelled()
+        if monotonic() < self._next:
+            return
+        self._next = float("inf")  # reading the table calls this as well
+        fate = self._fate()
+        self._next = monotonic() + CHECK_EVERY
+        if fate is not Fate.PENDING:
+            raise GroupChanged(fate)
 
 
 class GroupRewrite:
@@ -56,6 +92,8 @@ class GroupRewrite:
             self.ctx.stage_of(plan)  # creates the stage of this attempt
             try:
                 replacement, digest = self.rewritten(plan, stage)
+            except GroupChanged as error:
+                return GroupResult(state="conflicted", reason=str(error), before=self._before(plan))
             except Gone:
                 (fate,) = self.replacer.plan_fates(self.replacer.load(), [plan])
                 if fate is Fate.PENDING:
@@ -68,11 +106,17 @@ class GroupRewrite:
     def rewritten(self, plan: PartitionPlan, stage: StagedFiles) -> tuple[Replacement, str]:
         """Rewrite a group into a stage and offer it; returns the replacement and the digest of its record.
 
-        Raises JobFailed if the new files do not have the same rows, or a file cannot be read.
+        Raises JobFailed if the new files do not have the same rows, or a file cannot be read, and GroupChanged.
         """
-        layout = layout_of(self.argument, plan.bytes)
+        layout, table = layout_of(self.argument, plan.bytes), self.ctx.table
+        assert table is not None
+
+        def fate() -> Fate:
+            return self.replacer.plan_fates(self.replacer.load(), [plan])[0]
+
+        watching: Any = WatchingContext(self.ctx, fate)
         try:
-            replacement = self.replacer.rewrite(plan, layout, stage)
+            replacement = replacer_of(table, watching).rewrite(plan, layout, stage)
         except RowsDiffer as error:
             raise JobFailed(f"cannot rewrite the group {plan.name}: {error}") from error
         except Gone:

@@ -331,6 +331,23 @@ def test_a_doomed_group_is_not_rewritten(days: Bench, monkeypatch: pytest.Monkey
     )
 
 
+def test_a_group_that_becomes_doomed_is_given_up(days: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """iceberg#6579, while the group is rewritten."""
+    monkeypatch.setattr("distop_behaviors.compact.group_rewrite.CHECK_EVERY", 0.0)
+    original, calls = arrow_copy.copy, [0]
+
+    def copy(*args: Any) -> Any:
+        calls[0] += 1
+        days.table.delete("day = 'd0'")
+        return original(*args)
+
+    monkeypatch.setattr(arrow_copy, "copy", copy)
+    argument, plans, _ = days.plan()
+    (row,) = days.run(argument, plans[:1])
+    assert (row.result["state"], row.result["reason"]) == ("conflicted", REASONS[Fate.REMOVED])
+    assert (calls[0], list(days.work.rglob("staged.json"))) == (1, [])
+
+
 # ---------------------------------------------------------------------- crashes and lost answers
 
 
