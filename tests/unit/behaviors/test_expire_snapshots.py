@@ -20,6 +20,7 @@ from distop.storage.folder_store import FolderStore
 from distop.tables import reachability_of
 from distop.tables.commits import CommitUnknown, Conflict
 from distop.tables.iceberg.folder_publisher import FolderPublisher
+from distop.tables.iceberg.iceberg_catalogs import CatalogTable
 from distop_behaviors.expire import ExpireSnapshots
 from distop_behaviors.expire.expire_argument import ExpireSnapshotsArgument, ExpireSnapshotsReport
 from tests.support.context import FakeContext, complete, run_jobs
@@ -205,6 +206,37 @@ def test_tables_of_catalogs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kin
     assert [entry.snapshot_id for entry in catalog.load_table("db.t").metadata.snapshot_log] == [
         table.metadata.current_snapshot_id
     ]
+    catalog.close()
+
+
+def test_a_tag_that_is_set_at_the_moment_of_the_commit_keeps_its_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pyiceberg would remove the snapshot, and the tag with it: its commit compares only the main branch."""
+    catalog = sql_catalog(tmp_path / "lake")
+    catalog.create_namespace("db")
+    table = catalog.create_table("db.t", SCHEMA)
+    for key in "abc":
+        table.append(rows(key))
+    first, middle, last = (one.snapshot_id for one in table.metadata.snapshots)
+    options = configure(monkeypatch, type="sql", uri=f"sqlite:///{tmp_path}/lake/catalog.db")
+    commit, tagged = CatalogTable.commit, list[int]()
+
+    def late(self: CatalogTable, *args: Any, **options: Any) -> str:
+        if not tagged:
+            tagged.append(first)
+            catalog.load_table("db.t").manage_snapshots().create_tag(first, "late").commit()
+        return commit(self, *args, **options)
+
+    monkeypatch.setattr(CatalogTable, "commit", late)
+    report = expire(TableRecord("t", "iceberg", "db.t", options), tmp_path / "work")
+    now = catalog.load_table("db.t")
+    assert (report.removed, report.reused, report.sample) == (1, 1, [str(middle)])
+    assert now.metadata.refs["late"].snapshot_id == first
+    assert {one.snapshot_id for one in now.metadata.snapshots} == {first, last}
+    # With a gap, the log would show the first snapshot as current until the last one.
+    assert [entry.snapshot_id for entry in now.metadata.snapshot_log] == [last]
+    assert len(now.scan(snapshot_id=first).to_arrow()) == 1
     catalog.close()
 
 
