@@ -250,8 +250,8 @@ def test_an_unknown_outcome_is_settled_by_the_next_load(
     on_either: FolderBench | RemoteBench, s3_proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither the write nor the reads after it are answered."""
-    storage_options.configure(within(0.5))
     certificate, before = on_either.certificate(NOT_NULL), on_either.version
+    storage_options.configure(within(2.0))
     sent = False
 
     def fault(seen: Seen, forward: Callable[[bytes], bytes]) -> bytes | None:
@@ -279,8 +279,8 @@ def test_a_job_waits_for_a_busy_store_and_changes_the_schema_once(
     on_either: FolderBench | RemoteBench, s3_proxy: FaultyProxy, short_store_waits: None, moment: str, tmp_path: Path
 ) -> None:
     """It failed, and was retried as another attempt."""
-    storage_options.configure(within(0.5))
     certificate, before = on_either.certificate(NOT_NULL), on_either.version
+    storage_options.configure(within(0.5))
     argument = {"certificate": store_certificate(certificate), "settle_seconds": 0}
     child = Child(Apply(), tmp_path, argument, op="t/apply/1", table=on_either.record)
     child.sent.history = HISTORY

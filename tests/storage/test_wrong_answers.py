@@ -49,11 +49,20 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "tester")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "tester-secret")
     with FaultyProxy(0) as found:
-        options = StorageOptions(
-            endpoint=f"http://127.0.0.1:{found.port}", region="us-east-1", allow_http=True, time_limit=0.5
-        )
-        storage_options.configure({"s3://lake": options})
+        configure(found, time_limit=20.0)
         yield found
+
+
+def configure(server: FaultyProxy, *, time_limit: float) -> None:
+    endpoint = f"http://127.0.0.1:{server.port}"
+    options = StorageOptions(endpoint=endpoint, region="us-east-1", allow_http=True, time_limit=time_limit)
+    storage_options.configure({"s3://lake": options})
+
+
+@pytest.fixture
+def impatient(server: FaultyProxy) -> None:
+    """distop gives up soon: for tests in which nothing is to succeed."""
+    configure(server, time_limit=0.5)
 
 
 def always(found: bytes) -> Callable[[Seen, object], bytes]:
@@ -69,6 +78,7 @@ def always(found: bytes) -> Callable[[Seen, object], bytes]:
     ],
     ids=["range", "end"],
 )
+@pytest.mark.usefixtures("impatient")
 def test_an_answer_without_exactly_the_requested_bytes_is_no_data(
     read: Callable[[ObjectStore], object], body: bytes, server: FaultyProxy
 ) -> None:
@@ -77,6 +87,7 @@ def test_an_answer_without_exactly_the_requested_bytes_is_no_data(
         read(open_store("s3://lake"))
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_large_object_whose_parts_are_short_is_no_data(server: FaultyProxy) -> None:
     size = ONE_READ + 1
 
@@ -122,6 +133,7 @@ def test_a_listing_that_ends_with_a_full_page_is_continued(server: FaultyProxy) 
     ],
     ids=["all", "empty folder", "folder"],
 )
+@pytest.mark.usefixtures("impatient")
 def test_a_listing_whose_pages_never_end_is_given_up(
     keys: Sequence[str], read: Callable[[ObjectStore], object], server: FaultyProxy
 ) -> None:

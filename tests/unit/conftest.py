@@ -8,7 +8,8 @@ import pytest
 
 from distop.clock import source
 from distop.runtime import secret_settings
-from distop.storage import storage_options
+from distop.storage import remote_store, storage_options
+from distop.storage.remote_listing import RemoteListing
 from distop.storage.storage_options import StorageOptions
 from tests.unit.support.clock import StandingClock
 
@@ -26,9 +27,10 @@ def clock() -> Iterator[StandingClock]:
 
 
 @pytest.fixture
-def short_time_limit() -> Iterator[None]:
-    """Requests to S3 are repeated for a tenth of a second only."""
+def short_time_limit(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Requests to S3 are repeated for a tenth of a second only. A listing, which ends at its limit, has more time."""
     storage_options.configure({"s3://": StorageOptions(time_limit=0.1)})
+    monkeypatch.setattr(remote_store, "RemoteListing", lambda *most: RemoteListing(*most[:-1], limit=20.0))
     yield
     storage_options.configure({})
 
