@@ -12,6 +12,7 @@ import pytest
 
 from distop.daemon.coordinator.coordinator_role import Coordinator
 from distop.daemon.elections import Elections
+from distop.daemon.evaluator.evaluator_role import Evaluator
 from distop.daemon.executor.executor_role import Executor
 from distop.daemon.incarnation import DaemonSetup, Incarnation
 from distop.decide.view import ClusterView
@@ -50,7 +51,7 @@ class Daemon(Incarnation):
         self.types = frozenset({"noop"})
         self.worker: Any = SimpleNamespace(trouble="")
         self.lost = asyncio.get_running_loop().create_future()
-        self.executor, self.elections = Executor(self), Elections(self)
+        self.executor, self.elections, self.evaluator = Executor(self), Elections(self), Evaluator(self)
         self.node_record.begin(self.types)
         self.caught_up_at = 1
         self._families = [families for _, _, families in self._watched()]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distop.daemon import incarnation as module
+from distop.daemon.evaluator.evaluator_role import Evaluator
 from distop.daemon.executor.executor_role import Executor
 from distop.daemon.incarnation import DaemonSetup, Incarnation, run_all
 from distop.daemon.record_lookup import find_tables
@@ -78,6 +79,7 @@ def incarnation(folder: Path, record: Record) -> Any:
     one: Any = Incarnation(DaemonSetup(ExecutorConfig(EtcdConfig(), folder), "ann", logs.get()), None)  # type: ignore[arg-type]
     one.session, one.caught_up_at = record, 1
     one.executor = one.elections = SimpleNamespace(busy=False)
+    one.evaluator = Evaluator(one)
     one.worker = SimpleNamespace(trouble="")
     return one
 
@@ -193,6 +195,7 @@ def test_each_poll_repeats_the_checks_for_events_that_watches_missed(tmp_path: P
         one = incarnation(tmp_path, Record(refusals=0))
         one.client = ModelClient()
         one.elections = SimpleNamespace(busy=False, poll=look("elections"))
+        one.evaluator = SimpleNamespace(busy=False, nodes_changed=look("policies"))
         one.executor = SimpleNamespace(busy=False, cluster_changed=look("open operations"))
         one.reconciler = SimpleNamespace(look_soon=look("former runs"))
         one.holds = SimpleNamespace(look=look_at_holds)
@@ -200,7 +203,7 @@ def test_each_poll_repeats_the_checks_for_events_that_watches_missed(tmp_path: P
         polling = asyncio.ensure_future(one._poll())
         await asyncio.sleep(3.5 * one.config.poll)
         polling.cancel()
-        assert looked == dict.fromkeys(["elections", "former runs", "holds", "open operations"], 3)
+        assert looked == dict.fromkeys(["elections", "policies", "former runs", "holds", "open operations"], 3)
         assert one.client.requests == ["read"] * 3, "claims that name this incarnation"
 
     in_virtual_time(main)
