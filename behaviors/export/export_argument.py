@@ -24,7 +24,7 @@ class ExportArgument(BaseModel):
     version: str | None = Field(
         None,
         max_length=256,
-        description="An Iceberg snapshot id, branch or tag, or a Delta version. null: the current one.",
+        description="A version of the table: its id, or the name of a branch or tag. null: the current one.",
     )
     diff_from: str | None = Field(
         None,

@@ -28,14 +28,14 @@ M = TypeVar("M", bound=BaseModel)
 class CopiedFile(BaseModel):
     """A copy. ``path``: below the target; ``checksum``: ``sha256:…`` or ``md5:…`` of the content.
 
-    ``planned`` and ``source``: stamps of the source in its plan and when it was copied; ``target``: that of the copy.
+    ``planned`` and ``copied``: stamps of the source in its plan and when it was copied; ``target``: that of the copy.
     """
 
     path: str
     bytes: int
     checksum: str
     planned: int | str
-    source: int | str
+    copied: int | str
     target: int | str
 
 

@@ -82,7 +82,7 @@ class FileCopier:
         except ObjectMissing:
             there = None
         if there is not None:
-            same = known is not None and (known.bytes, known.source) == (source.size, source.stamp)
+            same = known is not None and (known.bytes, known.copied) == (source.size, source.stamp)
             if same and known is not None and there.stamp == known.target:
                 return Copy(known.model_copy(update={"planned": stamp}), "reused", verified=False)
             if there.size == source.size and (checksum := self._equal(store, source, key, there)):
@@ -187,7 +187,7 @@ class _Hashes:
 
 def _copied(key: str, source: StoredObject, stamp: int | str, there: StoredObject, checksum: str) -> CopiedFile:
     return CopiedFile(
-        path=key, bytes=source.size, checksum=checksum, planned=stamp, source=source.stamp, target=there.stamp
+        path=key, bytes=source.size, checksum=checksum, planned=stamp, copied=source.stamp, target=there.stamp
     )
 
 

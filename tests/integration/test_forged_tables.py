@@ -98,7 +98,7 @@ async def end_of_each_request(worker: WorkerHost, table: Any, diary: Path, row: 
         worker.plan(OP, "sample", arg, table, None),
         worker.complete(CompleteRequest(OP, "sample", arg, table, "success", 1, 1, 0, nothing)),
         worker.cleanup(OP, "sample", arg, table, [JobItem(row, 1, 1)]),
-        worker.sweep(OP, table),
+        worker.sweep(OP, table, plans=True, stages=True, earlier=True),
     ):
         try:
             await request

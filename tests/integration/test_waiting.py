@@ -222,7 +222,18 @@ DIFFERENT_IN_EACH = {"request_id", "time", "not_before", "series"}
 """The fields of a spec that differ between the operations of a series."""
 NOT_START_OPTIONS = {
     Spec: {"table", "one_at_a_time", "version", "rerun_of", "hold", "follows", "not_before"},
-    Rules: {"can_fail", "lost", "resumable", "batch", "completes", "cleans", "reports_only", "joins", "code"},
+    Rules: {
+        "can_fail",
+        "lost",
+        "resumable",
+        "batch",
+        "completes",
+        "cleans",
+        "reports_only",
+        "joins",
+        "code",
+        "staged_output",
+    },
     Retry: {"initial", "maximum"},
     Options: set[str](),
 }

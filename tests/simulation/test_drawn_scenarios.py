@@ -16,7 +16,17 @@ from tests.simulator import Simulation, draw_scenario
 from tests.simulator.departures import needs_departing
 from tests.simulator.run import Report, without_logs
 from tests.simulator.scenario import CROWD, FORMS, VERSIONS, Fault, Scenario, Submission, expected, plain
-from tests.simulator.scenes import FOCUSED, SCENES, Focus, Scene, drawn_scene, in_scene, simplified, three_members
+from tests.simulator.scenes import (
+    FOCUSED,
+    POLICY_SCENES,
+    SCENES,
+    Focus,
+    Scene,
+    drawn_scene,
+    in_scene,
+    simplified,
+    three_members,
+)
 from tests.simulator.slow_graphs import MINUTE
 
 SEEDS = range(1, 2001)
@@ -183,7 +193,7 @@ def test_a_start_with_its_plan() -> None:
 
 
 def test_a_seventh_of_the_seeds_are_scenes_and_each_scene_is_drawn(drawn: list[Scenario]) -> None:
-    changed = [one for one in drawn if draw_scenario(one.seed) != one and not focused(one.seed)]
+    changed = [one for one in drawn if drawn_scene(one.seed) in [(scene, ()) for scene in SCENES]]
     assert 0.13 * len(drawn) < len(changed) < 0.17 * len(drawn)
     missing = [
         scene.__name__
@@ -193,19 +203,20 @@ def test_a_seventh_of_the_seeds_are_scenes_and_each_scene_is_drawn(drawn: list[S
     assert missing == []
 
 
-def focused(seed: int) -> bool:
-    scene = drawn_scene(seed)
-    return scene is not None and bool(scene[1])
-
-
 def test_one_in_forty_seeds_is_a_focused_scene_and_each_is_drawn() -> None:
-    found = [seed for seed in range(1, 10_001) if focused(seed)]
+    found = [seed for seed in range(1, 10_001) if drawn_scene(seed) in FOCUSED]
     assert 0.02 * 10_000 < len(found) < 0.03 * 10_000
     assert {drawn_scene(seed) for seed in found} == set(FOCUSED)
     seed = next(seed for seed in SEEDS if drawn_scene(seed) == (three_members, ("lag", "cut")))
     scenario = draw_scenario(seed)
     assert scenario.members == 3
     assert {fault.kind for fault in scenario.faults} == {"lag", "cut"}
+
+
+def test_one_in_twenty_five_seeds_is_a_scene_of_policies_and_each_is_drawn() -> None:
+    found = [seed for seed in range(1, 10_001) if drawn_scene(seed) in POLICY_SCENES]
+    assert 0.03 * 10_000 < len(found) < 0.05 * 10_000
+    assert {drawn_scene(seed) for seed in found} == set(POLICY_SCENES)
 
 
 def test_scenes_are_drawn_only_with_unrestricted_faults() -> None:

@@ -152,7 +152,7 @@ def test_L9_a_prepared_operation_has_its_id_from_its_preparation_to_its_end() ->
         op = await prepare(etcd, id="nightly")
         assert (len(etcd.committed), etcd.value(NIGHTLY)) == (1, b"t/noop/1")
         assert (await prepare(etcd, id="nightly")).ref == op.ref, "the same preparation"
-        with pytest.raises(Incompatible, match="t/noop/1 has the id 'nightly' and is pending, and a prepared or"):
+        with pytest.raises(Incompatible, match="t/noop/1 has the id 'nightly' and is pending, and this start"):
             await prepare(etcd, "tx-18", id="nightly")
         assert etcd.value(KEYS.hold(p.hold_id("tx-18"))) is None
         joined = await etcd.client.start_operation("noop", TABLE, {}, id="nightly")

@@ -88,6 +88,10 @@ ALLOWED = {
     "distop/testing/operation_run.py": "a temporary folder that it has made, for a test's operation",
     "distop/cli/page/page_file.py": "the file that a person names with --html",
     "distop/cli/commands.py": "the name of a command",
+    "distop/cli/policies.py": "the name of a command",
+    "behaviors/export/export_completion.py": "its own record of pages, in the target",
+    "behaviors/export/export_target.py": "markers and manifests by their names, in a target that it owns",
+    "behaviors/export/folder_export.py": "the manifest of a folder by its name, in a target that it owns",
     "distop/worker/spark_settings.py": "the file of settings, by its fixed name, in the work directory",
 }
 
