@@ -26,9 +26,11 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class CopiedFile(BaseModel):
-    """A copy. ``path``: below the target; ``checksum``: ``sha256:…`` or ``md5:…`` of the content.
+    """A copy of a data file.
 
-    ``planned`` and ``copied``: stamps of the source in its plan and when it was copied; ``target``: that of the copy.
+    ``path``: below the target; ``checksum``: ``sha256:…`` or ``md5:…`` of the content, or ``etag:…`` if the store tells
+    no more. ``planned`` and ``copied``: stamps of the source in its plan and when it was copied; ``target``: that of
+    the copy.
     """
 
     path: str

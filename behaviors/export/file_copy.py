@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from distop.storage.object_store import ObjectStore, StoredObject
     from distop.tables.reading.file_facts import PlannedFile
 
-_PLAIN_MD5 = re.compile(r'"?([0-9a-f]{32})"?')
-"""An ETag that is, in most stores, the MD5 of an object that was written by one request."""
+_ETAG = re.compile(r'"?([0-9a-f]{32})(-1)?"?')
+"""An ETag that may be the MD5 of an object, or with "-1" the MD5 of its MD5: it was written or copied as one part."""
 
 How = Literal["copied", "reused", "unchanged"]
 
@@ -109,7 +109,12 @@ class FileCopier:
                 checksum = hashes.text
             elif not hashes.complete:
                 checksum = self._equal(store, source, key, there)
-        if self._source(store, source.key, planned).stamp != source.stamp:
+        try:
+            changed = self._source(store, source.key, planned).stamp != source.stamp
+        except SourceChanged:
+            self._remove(there)
+            raise
+        if changed:
             self._remove(there)
             raise SourceChanged(f"the file {planned[0]} has changed while it was copied")
         if not checksum:
@@ -144,9 +149,10 @@ class FileCopier:
 
     def _equal(self, store: ObjectStore, source: StoredObject, key: str, there: StoredObject) -> str:
         """The checksum of two objects with the same content; "" if it is not the same."""
-        found, other = _md5(source), _md5(there)
-        if found and found == other and self._whole_bucket is not None:
-            return f"md5:{found}"
+        found = _of_one_part(source)
+        if found and found == _of_one_part(there) and self._whole_bucket is not None:
+            md5 = _md5(source)
+            return f"md5:{md5}" if md5 else f"etag:{found}-1"
         hashes = _Hashes()
         for piece in _pieces(store, source):
             hashes.add(piece)
@@ -154,7 +160,7 @@ class FileCopier:
 
     def _is_equal(self, hashes: _Hashes, key: str, there: StoredObject) -> bool:
         """Whether the copy has the hashed content: by its ETag, or by reading it."""
-        if _md5(there) == hashes.md5.hexdigest():
+        if _of_one_part(there) == hashlib.md5(hashes.md5.digest(), usedforsecurity=False).hexdigest():
             return True
         again = _Hashes()
         for piece in _pieces(self._target, there):
@@ -192,8 +198,19 @@ def _copied(key: str, source: StoredObject, stamp: int | str, there: StoredObjec
 
 
 def _md5(found: StoredObject) -> str:
-    match = _PLAIN_MD5.fullmatch(found.version.etag)
-    return match[1] if match else ""
+    match = _ETAG.fullmatch(found.version.etag)
+    return match[1] if match and not match[2] else ""
+
+
+def _of_one_part(found: StoredObject) -> str:
+    """The MD5 of an object's MD5, as far as its ETag tells; "" if it does not.
+
+    Encrypted objects have other ETags, which are equal to none that is calculated.
+    """
+    match = _ETAG.fullmatch(found.version.etag)
+    if match is None:
+        return ""
+    return match[1] if match[2] else hashlib.md5(bytes.fromhex(match[1]), usedforsecurity=False).hexdigest()
 
 
 def _pieces(store: ObjectStore, found: StoredObject) -> Iterator[bytes]:

@@ -13,8 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
 
+from distop import testing
 from distop.behavior import TableRecord
 from distop.errors import InvalidArgument, JobCancelled, UnsafePath
+from distop.protocol import identity
 from distop.storage import export_targets
 from distop.storage.folder_store import FolderStore
 from distop_behaviors.export import Export, folder_export
@@ -427,6 +429,22 @@ def test_a_cancelled_export_is_not_marked(tmp_path: Path) -> None:
 
 def test_L32_a_newer_request_replaces_the_waiting_one() -> None:
     declared = Export.declaration()
-    assert declared.id_fields == ("to",)
-    assert set(declared.combine.values()) == {"last"}
-    assert {*declared.combine, "to"} == set(Export.Arg.model_fields)
+    waiting = json.dumps({"to": "s3://b/x", "version": "1", "diff_from": "0", "prefixes": ["a"]}).encode()
+    newer = json.dumps({"to": "s3://b/x", "version": "2", "remove_gone": True}).encode()
+    other = json.dumps({"to": "s3://b/y", "version": "2"}).encode()
+    ids = {identity.computed_id(declared, "t", arg) for arg in (waiting, newer)}
+    assert len(ids) == 1
+    assert identity.computed_id(declared, "t", other) not in ids
+    combined = Export.Arg.model_validate_json(identity.combined(declared, waiting, newer))
+    assert combined == Export.Arg.model_validate_json(newer)
+
+
+def test_an_export_follows_the_rules_of_an_executor(tmp_path: Path) -> None:
+    table, arg = parquet(tmp_path / "t"), {"to": str(tmp_path / "out" / "t")}
+    ran = testing.run_operation(Export, arg, table=table, folder=tmp_path / "run")
+    assert (ran.state, ran.report["complete"], ran.report["copied"]["files"]) == ("success", True, 6)
+    again = testing.run_operation(Export, arg, table=table, folder=tmp_path / "run", store=ran.store)
+    assert (again.state, again.report["reused"]["files"]) == ("success", 6)
+    refused = testing.run_operation(Export, {"to": str(tmp_path / "x")}, table=table, folder=tmp_path / "run2")
+    assert refused.state == "failed"
+    assert not (tmp_path / "x").exists()
