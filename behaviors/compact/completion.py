@@ -162,12 +162,15 @@ class CompactCompletion:
         try:
             stages = [self._publication.stage_at(place) for place in stages_below(self._publication.stages)]
             found = [pair for pairs in self._publication.all_offered().values() for pair in pairs]
-            fates = self._replacer.fates(self._replacer.load(), [replacement for _, replacement in found])
+            head, replacements = self._replacer.load(), [replacement for _, replacement in found]
+            fates = self._replacer.fates(head, replacements)
+            needed = self._replacer.may_have(head, replacements)
             for stage in stages:
                 stage.discard(log)
-            for (stage, replacement), fate in zip(found, fates, strict=True):
-                # Files of a pending replacement stay: a paused process could still commit them.
-                if fate is Fate.PENDING or (fate in REASONS and not stage.withdraw(log)):
+            for (stage, replacement), fate, may_have in zip(found, fates, needed, strict=True):
+                # Files of a pending replacement stay: a paused process could still commit them. So do files that were
+                # perhaps committed: the commit may be expired, or the table may have been set back since.
+                if fate is Fate.PENDING or (fate in REASONS and (may_have or not stage.withdraw(log))):
                     left += replacement.added_bytes
             for stage in stages:
                 stage.forget(log)

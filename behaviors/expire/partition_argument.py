@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from zoneinfo import ZoneInfo
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from distop.schemas.durations import Duration
 from distop_behaviors.orphans.orphan_argument import FileCount
+
+_YEAR = re.compile(r"%[YyGxcs]")
+"""The parts of a format that name a year."""
 
 
 class ExpirePartitionsArgument(BaseModel):
@@ -28,6 +32,13 @@ class ExpirePartitionsArgument(BaseModel):
         0.5, gt=0, le=1, description="Refuse if more than this part of the partitions, or of their bytes, would go."
     )
     dry_run: bool = Field(False, description="Only report what would be removed.")
+
+    @field_validator("format")
+    @classmethod
+    def _has_a_year(cls, pattern: str | None) -> str | None:
+        if pattern is not None and not _YEAR.search(pattern.replace("%%", "")):
+            raise ValueError(f"format must have a year, such as %Y: with {pattern!r}, every partition would be old")
+        return pattern
 
     @field_validator("zone")
     @classmethod

@@ -42,7 +42,7 @@ def plan(argument: ExpirePartitionsArgument, table: TableRecord, ctx: JobContext
         if end is None:
             report.unknown += 1
         elif end <= cutoff:
-            if not hold.isdisjoint((one.plan.name, str(one.value))):
+            if not hold.isdisjoint((one.plan.name, *one.plan.name.split("/"), str(one.value), one.text)):
                 report.held += 1
             else:
                 expired.append(one.plan)

@@ -22,7 +22,14 @@ _ISO = (
     (re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}"), "%Y-%m-%d"),
 )
 _ISO_TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:.*")
-_TIMES, _DAYS, _MONTHS = ("%H", "%I", "%M", "%S", "%f", "%X", "%T", "%c", "%s"), ("%d", "%j", "%x"), ("%m", "%b", "%B")
+_DAYS, _MONTHS = ("%d", "%j", "%x"), ("%m", "%b", "%B")
+_TIMES = (
+    (timedelta(), ("%f",)),
+    (timedelta(seconds=1), ("%S", "%X", "%T", "%c", "%s")),
+    (timedelta(minutes=1), ("%M",)),
+    (timedelta(hours=1), ("%H", "%I")),
+)
+"""The periods of texts with a time, by their finest part."""
 _EPOCH_YEAR = 1970
 
 
@@ -45,7 +52,7 @@ def _end_of_value(value: Any, pattern: str | None, zone: tzinfo) -> datetime | N
     if value is None or isinstance(value, bool):
         return None
     if isinstance(value, datetime):
-        return value if value.tzinfo is not None else value.replace(tzinfo=zone)
+        return value if value.tzinfo is not None else _latest(value, zone)
     if isinstance(value, date):
         return _midnight(value + timedelta(days=1), zone)
     text = str(value)
@@ -54,13 +61,21 @@ def _end_of_value(value: Any, pattern: str | None, zone: tzinfo) -> datetime | N
         if pattern is None:
             return _end_of_value(datetime.fromisoformat(text), None, zone) if _ISO_TIME.fullmatch(text) else None
     start = datetime.strptime(text, pattern)  # noqa: DTZ007 -- the zone is added below
-    if any(part in pattern for part in _TIMES):
-        return _end_of_value(start, None, zone)
+    zone = start.tzinfo or zone
+    pattern = pattern.replace("%%", "")
+    period = next((length for length, parts in _TIMES if any(part in pattern for part in parts)), None)
+    if period is not None:
+        return _end_of_value(start + period, None, zone)
     if any(part in pattern for part in _DAYS):
         return _midnight(start.date() + timedelta(days=1), zone)
     if any(part in pattern for part in _MONTHS):
         return _end_of_month(start.year, start.month, zone)
     return _midnight(date(start.year + 1, 1, 1), zone)
+
+
+def _latest(value: datetime, zone: tzinfo) -> datetime:
+    """A time without a zone in a zone: the later one, where clocks are set back and have the time twice."""
+    return max((value.replace(tzinfo=zone, fold=fold) for fold in (0, 1)), key=datetime.timestamp)
 
 
 def _end_of_unit(number: int, unit: str, zone: tzinfo) -> datetime:

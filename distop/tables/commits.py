@@ -205,6 +205,13 @@ class FileReplacer(ABC):
         """The same for groups of a plan, whether they are staged or not."""
 
     @abstractmethod
+    def may_have(self, head: Head, replacements: Sequence[Replacement]) -> Sequence[bool]:
+        """Whether some version of the table may have the new files of each replacement, whatever its fate is.
+
+        It may, unless all commits since the replaced files were read are known, and none of them has added the files.
+        """
+
+    @abstractmethod
     def committed(self, head: Head, plan: PartitionPlan) -> Mapping[int, str]:
         """The groups that commits of this operation since a plan have replaced, each with the version of its commit."""
 

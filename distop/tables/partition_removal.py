@@ -25,13 +25,14 @@ class ValuedPartition:
     """A partition with its value in one column.
 
     ``value``: None for NULL; a text, a whole number, a ``date`` or a ``datetime``. ``unit``: what it stands for;
-    ``utc``: whether units are counted in UTC, whatever the zone of the rule.
+    ``utc``: whether units are counted in UTC, whatever the zone of the rule. ``text``: the value as people write it.
     """
 
     plan: PartitionPlan
     value: Any
     unit: str = VALUE
     utc: bool = False
+    text: str = ""
 
 
 @frozen

@@ -64,7 +64,8 @@ class DeltaPartitionRemoval(PartitionRemoval):
             size = sum(file.size for file in files)
             plan = PartitionPlan(0, name, size, planned, source=self._snapshot.source)
             text = files[0].values.get(schema.physical[column]) or None
-            yield ValuedPartition(plan, None if text is None else _value(text, schema.columns[column]))
+            value = None if text is None else _value(text, schema.columns[column])
+            yield ValuedPartition(plan, value, text=text or "")
 
     def remove(self, paths: Collection[str]) -> RemovedFiles:
         wanted = set(paths)

@@ -86,13 +86,7 @@ class DeltaReplacer(FileReplacer):
         self._publisher.check_folders(rewritten=True)
         deletion.check_own(Place(self._root, FOLDER), _UNSAFE, missing=True)
         snapshot = snapshot_of(planned.partitions[0].source, self._ctx.check_cancelled)
-        metadata_commit.check_writable(snapshot)
-        features = snapshot.protocol.get("writerFeatures") or ()
-        if found := next((name for name in _REFUSED if name in features), None):
-            raise InvalidArgument(
-                f"the files of the Delta table {self._root!r} are not replaced, because it has the feature {found}: "
-                f"{_REFUSED[found]}; use OPTIMIZE instead"
-            )
+        self._check_features(snapshot)
         schema = snapshot.schema
         for name, kind in schema.columns.items():
             if why := problem(kind):
@@ -100,6 +94,16 @@ class DeltaReplacer(FileReplacer):
         for name in layout.sort_by:
             if name not in schema.columns:
                 raise InvalidArgument(f"sort_by names {name!r}{did_you_mean(name, schema.columns)}")
+
+    def _check_features(self, snapshot: DeltaSnapshot) -> None:
+        """Raises InvalidArgument if the table's writer features do not allow to replace its files."""
+        metadata_commit.check_writable(snapshot)
+        features = snapshot.protocol.get("writerFeatures") or ()
+        if found := next((name for name in _REFUSED if name in features), None):
+            raise InvalidArgument(
+                f"the files of the Delta table {self._root!r} are not replaced, because it has the feature {found}: "
+                f"{_REFUSED[found]}; use OPTIMIZE instead"
+            )
 
     def candidates(self, planned: Planned) -> Iterator[Candidate]:
         snapshot = snapshot_of(planned.partitions[0].source, self._ctx.check_cancelled)
@@ -306,14 +310,29 @@ class DeltaReplacer(FileReplacer):
         """The groups that this operation's commits after a version have replaced: digest of the files, and version."""
         found: dict[int, tuple[str, str]] = {}
         for number in range(read + 1, snapshot.version + 1):
-            key = (number, snapshot.table_id)
-            if key not in self._groups:
-                self._ctx.check_cancelled()
-                try:
-                    self._groups[key] = _groups_of(commit(LogFiles(self._root), number), self._ctx.operation)
-                except Gone:
-                    continue  # the log was cleaned up: the files tell whether they were replaced
-            found |= {group: (digest, str(number)) for group, digest in self._groups[key].items()}
+            # If the log was cleaned up, the files tell whether they were replaced.
+            groups = self._groups_at(snapshot, number) or {}
+            found |= {group: (digest, str(number)) for group, digest in groups.items()}
+        return found
+
+    def _groups_at(self, snapshot: DeltaSnapshot, number: int) -> dict[int, str] | None:
+        """The groups that a commit of this operation has replaced; None if the log no longer has the commit."""
+        key = (number, snapshot.table_id)
+        if key not in self._groups:
+            self._ctx.check_cancelled()
+            try:
+                self._groups[key] = _groups_of(commit(LogFiles(self._root), number), self._ctx.operation)
+            except Gone:
+                return None
+        return self._groups[key]
+
+    def may_have(self, head: Head, replacements: Sequence[Replacement]) -> Sequence[bool]:
+        snapshot: DeltaSnapshot = head.base
+        found = []
+        for one in replacements:
+            numbers = range(int(one.detail["read"]) + 1, snapshot.version + 1)
+            groups = (self._groups_at(snapshot, number) for number in numbers)
+            found.append(any(known is None or known.get(one.group) == one.digest for known in groups))
         return found
 
     def again(self, head: Head, plan: PartitionPlan) -> PartitionPlan | None:
@@ -328,7 +347,7 @@ class DeltaReplacer(FileReplacer):
 
     def commit(self, head: Head, replacements: Sequence[Replacement], marks: Marks) -> str:
         snapshot: DeltaSnapshot = head.base
-        metadata_commit.check_writable(snapshot)
+        self._check_features(snapshot)  # the table may have got one since the files were planned
         now = int(time.time() * 1000)
         by_key = {file.key: file for file in snapshot.files.values()}
         actions: list[dict[str, Any]] = []

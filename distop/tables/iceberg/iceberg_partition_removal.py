@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 _OPERATION = "distop.operation"
 _EPOCH_DAY, _EPOCH = date(1970, 1, 1), datetime(1970, 1, 1)  # noqa: DTZ001 -- a time without a zone
+_IN_UTC = ("timestamptz", "timestamptz_ns")
 _UNITS = {"hour": HOUR, "day": DAY, "month": MONTH, "year": YEAR}
 
 
@@ -70,7 +71,7 @@ class IcebergPartitionRemoval(PartitionRemoval):
                 f"day, month or year{did_you_mean(column, names)} (its partition fields: {', '.join(names) or 'none'})"
             )
         names_of = {spec_id: PartitionNames(spec, metadata) for spec_id, spec in metadata.specs().items()}
-        groups: dict[str, tuple[Any, int, list[tuple[str, int, int]]]] = {}
+        groups: dict[str, tuple[Any, str, int, list[tuple[str, int, int]]]] = {}
         self.unpartitioned = 0
         for spec_id, file in self._files(self._file):
             if spec_id not in fields:
@@ -78,12 +79,13 @@ class IcebergPartitionRemoval(PartitionRemoval):
                 continue
             naming = names_of[spec_id]
             name = naming.prefix + naming.name(file.partition)
-            value = file.partition[fields[spec_id][0]]
-            groups.setdefault(name, (value, spec_id, []))[2].append((file.file_path, file.file_size_in_bytes, 0))
-        for name, (value, spec_id, files) in groups.items():
+            at = fields[spec_id][0]
+            known = (file.partition[at], naming.text(file.partition, at), spec_id, [])
+            groups.setdefault(name, known)[3].append((file.file_path, file.file_size_in_bytes, 0))
+        for name, (value, text, spec_id, files) in groups.items():
             _, unit, kind = fields[spec_id]
             plan = PartitionPlan(0, name, sum(f[1] for f in files), tuple(files), source=self._file.source)
-            yield ValuedPartition(plan, _python(value, unit, kind), unit, utc=kind == "timestamptz")
+            yield ValuedPartition(plan, _python(value, unit, kind), unit, utc=kind in _IN_UTC, text=text)
 
     def _files(self, file: MetadataFile) -> Iterator[tuple[int, Any]]:
         """The data files of the current snapshot, each with the id of its partition spec."""

@@ -216,16 +216,20 @@ class IcebergReplacer(FileReplacer):
             state.fate(one.detail["removed"], str(one.detail["read"]), one.group, one.digest) for one in replacements
         ]
 
+    def may_have(self, head: Head, replacements: Sequence[Replacement]) -> Sequence[bool]:
+        state = _State(head, self._ctx)
+        return [state.may_have(str(one.detail["read"]), one.group, one.digest) for one in replacements]
+
     def plan_fates(self, head: Head, plans: Sequence[PartitionPlan]) -> Sequence[Fate]:
         state, found = _State(head, self._ctx), []
         for plan in plans:
-            current = read_metadata(plan.source)[0].current_snapshot()
-            read = str(current.snapshot_id) if current is not None else ""
-            found.append(state.fate([path for path, _, _ in plan.files], read, plan.partition, ""))
+            removed = [path for path, _, _ in plan.files]
+            found.append(state.fate(removed, _read_snapshot(plan), plan.partition, ""))
         return found
 
     def committed(self, head: Head, plan: PartitionPlan) -> Mapping[int, str]:
-        return {group: version for group, (_, version) in _State(head, self._ctx).groups.items()}
+        groups = _State(head, self._ctx).groups_since(_read_snapshot(plan))
+        return {group: version for group, (_, version) in groups.items()}
 
     def again(self, head: Head, plan: PartitionPlan) -> PartitionPlan | None:
         live = manifest_facts.snapshot_of(head.source, frozenset(), self._ctx.check_cancelled).files
@@ -276,18 +280,44 @@ class _State:
         self._metadata, self._io = read_metadata(head.source)
         has = self._metadata.current_snapshot() is not None
         self._live = manifest_facts.snapshot_of(head.source, frozenset(), self._check).files if has else {}
-        self.groups: dict[int, tuple[str, str]] = {}
-        """The groups that snapshots of this operation have replaced, with digest and snapshot."""
-        for snapshot in self._metadata.snapshots:
-            found = Marks.groups_in(_summary(snapshot), ctx.operation)
-            if found and is_ancestor(self._metadata, str(snapshot.snapshot_id)):
-                self.groups |= {group: (digest, str(snapshot.snapshot_id)) for group, digest in found.items()}
+        self._operation = ctx.operation
         self._deletes: dict[str, Any] = {}
+
+    def groups_since(self, read: str) -> dict[int, tuple[str, str]]:
+        """The groups that snapshots of this operation after ``read`` have replaced, with digest and snapshot.
+
+        Earlier ones may be of another operation of the same name: its number begins anew with a new etcd. Without
+        ``read`` among the ancestors, all of them count.
+        """
+        known = {str(one.snapshot_id): one for one in self._metadata.snapshots}
+        current = self._metadata.current_snapshot()
+        at = str(current.snapshot_id) if current is not None else ""
+        found: dict[int, tuple[str, str]] = {}
+        while at in known and at != read:
+            marks = Marks.groups_in(_summary(known[at]), self._operation)
+            found = {group: (digest, at) for group, digest in marks.items()} | found
+            at = str(known.pop(at).parent_snapshot_id)
+        return found
+
+    def may_have(self, read: str, group: int, digest: str) -> bool:
+        """Whether a snapshot may have the new files of a group, also one that is not an ancestor of the current one.
+
+        Each snapshot has the next sequence number. So it shows whether one was expired since ``read``, whose files
+        later snapshots have. In format version 1 nothing does.
+        """
+        known = {str(one.snapshot_id): one for one in self._metadata.snapshots}
+        start = (known[read].sequence_number or 0) if read in known else 0
+        if not start:
+            return True
+        later = [one for one in known.values() if (one.sequence_number or 0) > start]
+        if len(later) != self._metadata.last_sequence_number - start:
+            return True
+        return any(Marks.groups_in(_summary(one), self._operation).get(group) == digest for one in later)
 
     def fate(self, removed: Sequence[str], read: str, group: int, digest: str) -> Fate:
         """What has become of a group. ``digest``: of its new files, "" for a group of a plan."""
         if not all(path in self._live for path in removed):
-            done = self.groups.get(group)
+            done = self.groups_since(read).get(group)
             if done is not None:
                 return Fate.COMMITTED if digest in ("", done[0]) else Fate.REPLACED
             return Fate.REMOVED
@@ -336,6 +366,12 @@ def _of_deletes(manifests: Sequence[Any]) -> list[Any]:
     from pyiceberg.manifest import ManifestContent
 
     return [manifest for manifest in manifests if manifest.content != ManifestContent.DATA]
+
+
+def _read_snapshot(plan: PartitionPlan) -> str:
+    """The id of the snapshot that a plan was read from; "" if there was none."""
+    current = read_metadata(plan.source)[0].current_snapshot()
+    return str(current.snapshot_id) if current is not None else ""
 
 
 def _summary(snapshot: Any) -> Mapping[str, Any]:

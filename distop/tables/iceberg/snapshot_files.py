@@ -116,10 +116,19 @@ class PartitionNames:
             if value is None:
                 parts.append(f"{name}={HIVE_NULL}")
                 continue
-            text = escaped(str(value) if kind is None else transform.to_human_string(kind, value))
+            text = escaped(_text(value, transform, kind))
             # A value equal to the text for NULL must get another name.
             parts.append(f"{name}=%5F{text[1:]}" if text == HIVE_NULL else f"{name}={text}")
         return "/".join(parts)
+
+    def text(self, values: Any, at: int) -> str:
+        """The value of the field at a position of the spec, as in names but not escaped; "" for NULL."""
+        found = ((transform, kind) for n, _, transform, kind in self._fields if n == at and values[n] is not None)
+        return next((_text(values[at], transform, kind) for transform, kind in found), "")
+
+
+def _text(value: Any, transform: Any, kind: Any) -> str:
+    return str(value) if kind is None else str(transform.to_human_string(kind, value))
 
 
 def _result_type(field: Any, metadata: Any) -> Any:

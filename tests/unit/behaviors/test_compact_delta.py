@@ -15,7 +15,7 @@ from deltalake import DeltaTable, write_deltalake
 from distop.behavior import Summary, TableRecord, select
 from distop.errors import InvalidArgument, UnsafePath
 from distop.storage.deletion import Place
-from distop.storage.places import Attempt, stage_of
+from distop.storage.places import Attempt, make_stage, stage_of
 from distop.tables.commits import CommitUnknown, Fate
 from distop.tables.delta.delta_replacer import DeltaReplacer
 from distop.tables.reading import arrow_copy
@@ -23,6 +23,7 @@ from distop.tables.staged_files import StagedFiles
 from distop.testing import MemoryProgress
 from distop_behaviors.compact import Compact, CompactTableJob
 from distop_behaviors.compact.compact_argument import CompactArgument
+from distop_behaviors.compact.group_rewrite import GroupRewrite
 from distop_behaviors.compact.publication import REASONS
 from tests.support.context import FakeContext, Ran, complete, run_jobs, run_operation
 from tests.support.delta_logs import DeltaLog
@@ -439,6 +440,64 @@ def test_a_late_answer_after_another_commit_is_settled(bench: Bench, monkeypatch
     ran = bench.compact()
     assert (groups_of(ran), calls[0]) == ({"planned": 1, "committed": 1}, 1)
     assert sum(bench.rows.values()) == 200
+
+
+def test_committed_files_stay_if_the_log_with_their_commit_was_cleaned_up(bench: Bench) -> None:
+    """No commit shows then that the group was committed, and yet the table has the new files."""
+    bench.append(0, 50)
+    argument, plans, _ = bench.plan(commit_every=1)
+    outcomes = bench.run(argument, plans)
+    assert [row.result["state"] for row in outcomes] == ["committed"]
+    bench.append(100)
+    bench.table.create_checkpoint()
+    last = bench.table.version()
+    for commit in (bench.path / "_delta_log").glob("*.json"):
+        if commit.stem.isdigit() and int(commit.stem) < last:
+            commit.unlink()
+    rows, staged = bench.rows, bench.staged()
+    ran = bench.complete(argument, plans, outcomes)
+    assert bench.staged() == staged
+    assert bench.rows == rows
+    assert ran.report["left_bytes"] == staged[0].stat().st_size
+
+
+def test_files_of_an_earlier_version_stay(bench: Bench) -> None:
+    """The table was restored, and another attempt at the group was committed: an earlier version needs the first."""
+    bench.append(0, 50)
+    argument, plans, _ = bench.plan(commit_every=1)
+    bench.run(argument, plans)
+    version, rows = bench.table.version(), bench.rows
+    bench.table.restore(version - 1)
+    again = bench.context()
+    again.fence = 2
+    again.partition = plans[0]
+    rewrite = GroupRewrite(argument, again, "x")
+    stage = rewrite.publication.stage_at(again.stage_place)
+    make_stage(stage.place)
+    replacement, _ = rewrite.rewritten(plans[0], stage)
+    assert rewrite.publication.commit([replacement])[0][0] is Fate.COMMITTED
+    bench.complete(argument, plans, run_jobs(Compact(), argument, plans, again))
+    assert len(bench.staged()) == 2
+    assert bench.rows == rows
+    assert DeltaTable(bench.path, version=version).to_pyarrow_table().num_rows == 100
+
+
+@pytest.mark.parametrize("feature", ["rowTracking", "clustering"])
+def test_a_table_that_got_a_refused_feature_meanwhile_is_not_changed(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, feature: str
+) -> None:
+    """With row tracking, every file needs row ids, which the new files do not have."""
+    bench.append(0, 50)
+    protocol = {"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": [feature, "domainMetadata"]}
+
+    def enable() -> None:
+        name = f"{bench.table.version() + 1:020}.json"
+        (bench.path / "_delta_log" / name).write_text(json.dumps({"protocol": protocol}))
+
+    at_commit(monkeypatch, enable)
+    with pytest.raises(InvalidArgument, match=f"has the feature {feature}"):
+        bench.compact()
+    assert not any(path.read_text().count('"distop compact"') for path in (bench.path / "_delta_log").glob("*.json"))
 
 
 def test_a_cancelled_operation_keeps_what_was_committed(days: Bench) -> None:

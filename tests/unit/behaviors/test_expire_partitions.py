@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
@@ -14,7 +16,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
-from pyiceberg.transforms import IdentityTransform, MonthTransform
+from pyiceberg.transforms import DayTransform, IdentityTransform, MonthTransform
 from pyiceberg.types import DateType, LongType, NestedField, TimestamptzType
 
 from distop import testing
@@ -24,6 +26,7 @@ from distop.protocol.records import TableRecord
 from distop.tables import partition_removal_of
 from distop.tables.commits import CommitUnknown, Conflict
 from distop.tables.delta.log_publisher import LogPublisher
+from distop.tables.iceberg.iceberg_partition_removal import IcebergPartitionRemoval
 from distop.tables.partition_removal import DAY, HOUR, MONTH, VALUE, YEAR, ValuedPartition
 from distop_behaviors.expire import ExpirePartitions
 from distop_behaviors.expire.partition_argument import ExpirePartitionsArgument
@@ -76,7 +79,10 @@ def utc(*parts: int) -> datetime:
         ("2024-12", None, VALUE, utc(2025, 1, 1)),
         (2024, None, VALUE, utc(2025, 1, 1)),
         (20240131, "%Y%m%d", VALUE, utc(2024, 2, 1)),
-        ("2024-01-31 10", "%Y-%m-%d %H", VALUE, utc(2024, 1, 31, 10)),
+        ("2024-01-31 10", "%Y-%m-%d %H", VALUE, utc(2024, 1, 31, 11)),
+        ("2024-01-31 10:59", "%Y-%m-%d %H:%M", VALUE, utc(2024, 1, 31, 11)),
+        ("2024-01-31 23:59:59", "%Y-%m-%d %H:%M:%S", VALUE, utc(2024, 2, 1)),
+        ("%H 2024-01-31", "%%H %Y-%m-%d", VALUE, utc(2024, 2, 1)),
         ("2024-01-31T10:00:00+02:00", None, VALUE, utc(2024, 1, 31, 8)),
         (datetime(2024, 1, 31, 10), None, VALUE, utc(2024, 1, 31, 10)),  # noqa: DTZ001
         (0, None, HOUR, utc(1970, 1, 1, 1)),
@@ -107,6 +113,19 @@ def test_amoro_3617_the_zone_counts_for_values_without_one() -> None:
     assert end(0, unit=DAY, zone=BERLIN) == utc(1970, 1, 1, 23)
     assert end(0, unit=DAY, zone=BERLIN, utc=True) == utc(1970, 1, 2)
     assert end("2024-07-01T00:00:00Z", zone=BERLIN) == utc(2024, 7, 1)
+    assert end("2024-07-01-0800", "%Y-%m-%d%z", zone=BERLIN) == utc(2024, 7, 2, 8)
+
+
+def test_a_time_that_clocks_have_twice_or_never_is_the_later_one() -> None:
+    assert end("2024-10-27T02:30:00", zone=BERLIN).astimezone(UTC) == utc(2024, 10, 27, 1, 30)
+    assert end("2024-03-31T02:30:00", zone=BERLIN).astimezone(UTC) == utc(2024, 3, 31, 1, 30)
+
+
+@pytest.mark.parametrize("pattern", ["%m%d", "%d.%m.", "%H:%M", "%%Y-%m"])
+def test_a_format_without_a_year_is_refused(pattern: str) -> None:
+    """All values would be in the year 1900, and so all partitions would be removed."""
+    with pytest.raises(ValueError, match="format must have a year"):
+        ExpirePartitionsArgument(column="day", older_than=1, format=pattern)
 
 
 def test_old_partitions_go_by_value_whatever_the_times_of_their_files(tmp_path: Path) -> None:
@@ -262,6 +281,37 @@ def test_partitions_of_an_iceberg_table_expire_by_value(tmp_path: Path) -> None:
     found = list(partition_removal_of(table, FakeContext(tmp_path, table)).partitions("day"))
     assert {f for one in planned for f in one.files} < {f for one in found for f in one.plan.files}
     assert {one.value for one in found} == {date(2013, 1, 31), date(2013, 2, 1), TODAY, None}
+
+
+def with_files(monkeypatch: pytest.MonkeyPatch, folder: Path, *partitions: list[Any]) -> None:
+    """Let an Iceberg table have a file in each of these partitions: pyiceberg cannot write transforms here."""
+    files = [
+        (0, SimpleNamespace(partition=values, file_path=f"{folder}/data/{n}.parquet", file_size_in_bytes=1))
+        for n, values in enumerate(partitions)
+    ]
+    monkeypatch.setattr(IcebergPartitionRemoval, "_files", lambda *_: iter(files))
+
+
+@pytest.mark.parametrize("hold", ["2013-01-31", "ts_day=2013-01-31", "ts_day=2013-01-31/id=1"])
+def test_a_held_day_of_a_transform_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hold: str) -> None:
+    """Manifests have such a day as a number since 1970, which nobody writes into a legal hold."""
+    fields = PartitionField(3, 1000, DayTransform(), "ts_day"), PartitionField(1, 1001, IdentityTransform(), "id")
+    Folder(tmp_path / "t").new(SCHEMA, PartitionSpec(*fields))
+    with_files(monkeypatch, tmp_path / "t", [15736, 1], [15737, 2], [None, 3])
+    table = TableRecord("t", "iceberg", str(tmp_path / "t"))
+    argument = ExpirePartitionsArgument(column="ts", older_than=1, max_fraction=1, hold=[hold])
+    planned = ExpirePartitions().partitions(table, argument, FakeContext(tmp_path, table)).partitions
+    assert [one.name for one in planned] == [DECISION, "ts_day=2013-02-01/id=2"]
+
+
+def test_days_of_nanoseconds_with_a_zone_are_counted_in_utc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Folder(tmp_path / "t").new(SCHEMA, PartitionSpec(PartitionField(3, 1000, DayTransform(), "ts_day")))
+    file = tmp_path / "t" / "metadata" / "v1.metadata.json"
+    text = file.read_text().replace('"timestamptz"', '"timestamptz_ns"')
+    file.write_text(json.dumps({**json.loads(text), "format-version": 3, "next-row-id": 0}))
+    with_files(monkeypatch, tmp_path / "t", [0])
+    removal = partition_removal_of(TableRecord("t", "iceberg", str(tmp_path / "t")), FakeContext(tmp_path, None))
+    assert [(one.unit, one.utc) for one in removal.partitions("ts")] == [(DAY, True)]
 
 
 def test_iceberg_columns_without_times_are_refused(tmp_path: Path) -> None:

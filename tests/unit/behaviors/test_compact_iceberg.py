@@ -1,0 +1,139 @@
+"""``compact`` on Iceberg tables, without a JVM: which files its completion may remove, and what it takes as done."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow.parquet as pq
+import pytest
+
+from distop.behavior import OutcomeRow
+from distop.storage.places import make_stage
+from distop.tables.commits import Marks, Replacement
+from distop.tables.iceberg.iceberg_replacer import IcebergReplacer
+from distop_behaviors.compact import Compact
+from distop_behaviors.compact.compact_argument import CompactArgument
+from distop_behaviors.compact.group_rewrite import GroupRewrite
+from distop_behaviors.expire import ExpireSnapshots
+from tests.support.context import FakeContext, Ran, complete, run_operation
+from tests.support.table_files import LoggedFolder
+from tests.unit.tables.iceberg.test_tables_iceberg import SCHEMA, record, rows
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyiceberg.table import Table
+
+OPERATION = "t/compact/1"
+EXPIRED = {"older_than": 0, "allow_recent": True}
+
+
+class Compacting:
+    """A compaction of a table of two small files, whose new file a test commits: Spark is not used."""
+
+    def __init__(self, folder: Path, version: int = 2) -> None:
+        self.work = folder / "work"
+        self.work.mkdir()
+        self.folder = folder / "t"
+        self.catalog = LoggedFolder(self.folder)
+        self.table: Table = self.catalog.new(SCHEMA, **{"format-version": str(version)})
+        for key in "ab":
+            self.table.append(rows(key))
+        self.read = self.table.metadata.current_snapshot_id
+        self.argument = CompactArgument(min_input_files=2)
+        self.plans = Compact().partitions(record(self.folder), self.argument, self.context()).partitions
+        rewrite = GroupRewrite(self.argument, self.context(), "x")
+        self.stage = rewrite.publication.stage_at(self.context().stage_place)
+        for place in (self.stage.place, self.stage.data):
+            make_stage(place, 0o755)
+        self.new = f"{self.stage.data.location}/part-0.parquet"
+        pq.write_table(self.table.scan().to_arrow(), self.new)
+        self.replacement = Replacement(
+            *(0, 2, 10, 2, 0, 1, 10, (10,)),
+            {
+                "read": str(self.read),
+                "removed": [path for path, _, _ in self.plans[0].files],
+                "added": [self.new],
+                "stage": [self.stage.place.anchor, self.stage.place.path],
+                "data": [self.stage.data.anchor, self.stage.data.path],
+            },
+        )
+        self.stage.offer(self.replacement)
+
+    def context(self) -> FakeContext:
+        context = FakeContext(self.work, record(self.folder))
+        context.operation = OPERATION
+        context.partition = self.plans[0] if hasattr(self, "plans") else None
+        return context
+
+    def commit(self, operation: str = OPERATION) -> None:
+        """Replace the files of the group as this operation does."""
+        marks = Marks(operation, "1").texts([self.replacement])
+        old = [task.file for task in self.table.scan().plan_files()]
+        with self.table.transaction() as transaction, transaction.update_snapshot(marks).overwrite() as overwriting:
+            for file in old:
+                overwriting.delete_data_file(file)
+        self.table.add_files([self.new], snapshot_properties=marks)
+
+    def expire(self) -> None:
+        """Remove all snapshots but the current one, as another operation does meanwhile."""
+        self.ended = run_operation(
+            ExpireSnapshots(), record(self.folder), EXPIRED, lambda table: FakeContext(self.work / "other", table)
+        )
+        assert self.ended.report["removed"] > 0
+
+    def complete(self) -> Ran:
+        result = {"state": "staged", "before": {}, "after": {}}
+        outcome = OutcomeRow(0, self.plans[0].name, True, result, "", self.stage.place)
+        return complete(
+            Compact(), self.argument, record(self.folder), [outcome], self.plans, self.context(), version=""
+        )
+
+    @property
+    def files(self) -> set[str]:
+        return {path.name for path in self.folder.rglob("*.parquet")}
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_committed_files_stay_if_the_snapshot_of_their_commit_is_expired(tmp_path: Path, version: int) -> None:
+    """No snapshot shows then that the group was committed, and yet the table has the new file."""
+    one = Compacting(tmp_path, version)
+    one.commit()
+    one.table.append(rows("c"))
+    one.expire()
+    one.complete()
+    assert "part-0.parquet" in one.files
+    assert len(one.table.scan().to_arrow()) == 3
+
+
+def test_committed_files_stay_if_a_former_snapshot_has_them(tmp_path: Path) -> None:
+    """The table was set back, so that the current snapshot has neither the new file nor those that it replaces."""
+    one = Compacting(tmp_path)
+    first = one.table.metadata.snapshots[0].snapshot_id
+    one.commit()
+    committed = one.table.metadata.current_snapshot_id
+    one.table.manage_snapshots().create_tag(committed, "kept").commit()
+    one.table.manage_snapshots().rollback_to_snapshot(first).commit()
+    one.complete()
+    assert "part-0.parquet" in one.files
+    assert len(one.table.scan(snapshot_id=committed).to_arrow()) == 2
+
+
+def test_files_that_were_never_committed_are_removed(tmp_path: Path) -> None:
+    one = Compacting(tmp_path)
+    one.table.overwrite(rows("x"))
+    ran = one.complete()
+    assert "nothing was committed" in ran.message
+    assert (ran.report["left_bytes"], "part-0.parquet" in one.files) == (0, False)
+
+
+def test_commits_before_the_plan_are_not_of_this_operation(tmp_path: Path) -> None:
+    """Numbers of operations begin anew with a new etcd: the name alone does not tell who has committed."""
+    one = Compacting(tmp_path)
+    one.commit(OPERATION)
+    for key in "de":
+        one.table.append(rows(key))
+    context = one.context()
+    plan = Compact().partitions(record(one.folder), one.argument, context).partitions[0]
+    replacer = IcebergReplacer(record(one.folder), context, by_catalog=False)
+    assert replacer.committed(replacer.load(), plan) == {}
