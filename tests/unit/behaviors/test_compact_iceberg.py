@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 import pytest
+from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
 
 from distop.behavior import OutcomeRow
 from distop.storage.places import make_stage
@@ -36,7 +37,7 @@ class Compacting:
         self.work.mkdir()
         self.folder = folder / "t"
         self.catalog = LoggedFolder(self.folder)
-        self.table: Table = self.catalog.new(SCHEMA, **{"format-version": str(version)})
+        self.table: Table = self.catalog.new(SCHEMA, UNPARTITIONED_PARTITION_SPEC, **{"format-version": str(version)})
         for key in "ab":
             self.table.append(rows(key))
         self.read = self.table.metadata.current_snapshot_id
@@ -49,14 +50,20 @@ class Compacting:
         self.new = f"{self.stage.data.location}/part-0.parquet"
         pq.write_table(self.table.scan().to_arrow(), self.new)
         self.replacement = Replacement(
-            *(0, 2, 10, 2, 0, 1, 10, (10,)),
-            {
+            group=0,
+            files=2,
+            bytes=10,
+            rows=2,
+            deleted_rows=0,
+            added_files=1,
+            added_bytes=10,
+            sizes=(10,),
+            detail={
                 "read": str(self.read),
                 "removed": [path for path, _, _ in self.plans[0].files],
                 "added": [self.new],
-                "stage": [self.stage.place.anchor, self.stage.place.path],
-                "data": [self.stage.data.anchor, self.stage.data.path],
             },
+            stage=self.stage,
         )
         self.stage.offer(self.replacement)
 
@@ -111,7 +118,7 @@ def test_committed_files_stay_if_a_former_snapshot_has_them(tmp_path: Path) -> N
     one = Compacting(tmp_path)
     first = one.table.metadata.snapshots[0].snapshot_id
     one.commit()
-    committed = one.table.metadata.current_snapshot_id
+    committed = one.table.metadata.snapshots[-1].snapshot_id
     one.table.manage_snapshots().create_tag(committed, "kept").commit()
     one.table.manage_snapshots().rollback_to_snapshot(first).commit()
     one.complete()
