@@ -80,8 +80,9 @@ class IcebergPartitionRemoval(PartitionRemoval):
             naming = names_of[spec_id]
             name = naming.prefix + naming.name(file.partition)
             at = fields[spec_id][0]
-            known = (file.partition[at], naming.text(file.partition, at), spec_id, [])
-            groups.setdefault(name, known)[3].append((file.file_path, file.file_size_in_bytes, 0))
+            if name not in groups:
+                groups[name] = (file.partition[at], naming.text(file.partition, at), spec_id, [])
+            groups[name][3].append((file.file_path, file.file_size_in_bytes, 0))
         for name, (value, text, spec_id, files) in groups.items():
             _, unit, kind = fields[spec_id]
             plan = PartitionPlan(0, name, sum(f[1] for f in files), tuple(files), source=self._file.source)
