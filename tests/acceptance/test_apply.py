@@ -13,9 +13,10 @@ from distop.errors import InvalidArgument, UnsafePath
 from distop.storage.location import Location
 from distop.tables import plan_table
 from distop.tables.commits import CommitUnknown
+from distop.tables.iceberg import folder_publisher
 from distop.tables.iceberg.metadata_file import current_metadata_file, metadata_version, read_file, read_metadata
 from distop.testing import MemoryProgress
-from distop_behaviors.apply import Apply, hadoop_commit
+from distop_behaviors.apply import Apply
 from distop_behaviors.apply.apply_loop import MARK, ROUNDS, Applying
 from distop_behaviors.apply.hadoop_commit import HadoopTarget
 from distop_behaviors.validate import Validate
@@ -281,7 +282,7 @@ def test_iceberg_renames_the_file_where_none_can_be_created_conditionally(
     bench: TableBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on HDFS. A writer that commits directly before is found by Iceberg."""
-    monkeypatch.setattr(hadoop_commit, "has_store", lambda folder: False)
+    monkeypatch.setattr(folder_publisher, "has_store", lambda folder: False)
     new_table(bench.lake, "renamed")
     certificate = bench.certificate("renamed", NOT_NULL)
     other = At(
