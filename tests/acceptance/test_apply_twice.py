@@ -13,6 +13,7 @@ from pyiceberg.types import DoubleType, LongType, NestedField, StringType
 
 from distop.behavior import TableRecord
 from distop.errors import InvalidArgument
+from distop.storage.files import local_path
 from distop.testing import MemoryProgress
 from distop_behaviors.apply import Apply
 from distop_behaviors.apply.apply_loop import MARK
@@ -105,7 +106,7 @@ class CatalogTable:
         table = self.catalog.load_table("db.t")
         lying = {str(path) for path in (self._home / "lake" / "warehouse").rglob("*.parquet")}
         rows = table.inspect.all_data_files().column("file_path").to_pylist()
-        return lying - {path.removeprefix("file://") for path in rows}
+        return lying - {str(local_path(path)) for path in rows}
 
     def staged(self) -> list[Path]:
         return [path for path in (self._home / "stage").rglob("*") if path.is_file()]
