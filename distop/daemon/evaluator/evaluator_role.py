@@ -104,7 +104,7 @@ class Evaluator:
     def nodes_changed(self) -> None:
         """Examine all tables: nodes came, went, or drain."""
         if self._feed is not None:
-            self._examine({*self._view.tables(), *self._mine})
+            self._examine(self._all_tables())
 
     def close(self) -> None:
         """Stop at once. Another node is elected when this one's node key is gone."""
@@ -120,6 +120,7 @@ class Evaluator:
         if self._feed is not None:
             await self._feed.close()
         if self._watching is not None:
+            self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
 
     # ------------------------------------------------------------------- view
@@ -131,9 +132,13 @@ class Evaluator:
             changed = self._view.apply(batch.events)
         if self._closed:
             return
-        self._examine({*self._view.tables(), *self._mine} if batch.listing else changed)
+        self._examine(self._all_tables() if batch.listing else changed)
         for table in changed & self._mine.keys():
             self._look_soon(table)
+
+    def _all_tables(self) -> set[str]:
+        """The tables with policies or an election."""
+        return {*self._view.tables(), *self._view.evaluators, *self._mine}
 
     def _examine(self, tables: Iterable[str]) -> None:
         """Take part in elections, and resign from those that are not needed."""
@@ -145,11 +150,13 @@ class Evaluator:
                 if (held is None and table in self._confirmed) or (held is not None and held.mod > fence):
                     self._drop(table)
                     fence = None
-            here = self._here(table)
-            needed = here and self._view.has(table)
-            free = held is None or held.value == self._ctx.incarnation or not self._ctx.cluster.live(held.value)
-            if needed == (fence is None) and (fence is not None or free):
-                self._wanted.setdefault(table, time.monotonic())  # to be elected, or to resign
+            named = held is not None and held.value == self._ctx.incarnation
+            if self._needed(table):
+                changes = fence is None and (held is None or named or not self._ctx.cluster.live(held.value))
+            else:
+                changes = fence is not None or named  # named only: an earlier resignation failed
+            if changes:
+                self._wanted.setdefault(table, time.monotonic())
         while self._wanted and len(self._electing) < ELECTIONS_AT_ONCE and not self._closed:
             task = asyncio.ensure_future(self._elect_all())
             self._electing.add(task)
@@ -161,23 +168,30 @@ class Evaluator:
         """Whether this node may evaluate the table."""
         return not self._ctx.draining and not refusal(self._ctx.config.serves, None, (table,))
 
+    def _needed(self, table: str) -> bool:
+        """Whether this node may evaluate the table, and the table has policies."""
+        return self._here(table) and self._view.has(table)
+
     # -------------------------------------------------------------- elections
 
     async def _elect_all(self) -> None:
-        """Take part in the elections that are wanted, one after the other."""
+        """Take part in the elections that are wanted, or resign, one after the other."""
         while self._wanted and not self._closed:
             table, since = next(iter(self._wanted.items()))
             del self._wanted[table]
             try:
-                if table in self._mine:
-                    await self._resign(table)
-                else:
+                if self._needed(table):
                     await self._elect(table, since)
+                else:
+                    await self._resign(table)
             except SessionLost:
                 return
             except DistopError as error:
-                message = "Cannot elect an evaluator of the policies of table %s; retrying at the next poll: %s"
+                message = "Election of the evaluator of table %s failed; retrying at the next poll: %s"
                 self._ctx.log.warning(message, table, describe(error))
+            except Exception:
+                message = "Unexpected error in the election of the evaluator of table %s; retrying at the next poll"
+                self._ctx.log.exception(message, table)
 
     async def _elect(self, table: str, since: float) -> None:
         ctx, nodes = self._ctx, self._ctx.cluster.nodes
@@ -190,9 +204,10 @@ class Evaluator:
         if (left := since + turn * RACE_DELAY - time.monotonic()) > 0:
             await asyncio.sleep(left)
         held = self._view.evaluators.get(table)
-        if not (self._here(table) and self._view.has(table)) or table in self._mine:
+        if not self._needed(table) or table in self._mine:
             return
         if held is not None and held.value == ctx.incarnation:
+            self._confirmed.add(table)  # a resignation may still delete it
             self._won(table, held.mod)  # an election of mine whose answer was lost
             return
         if held is not None and ctx.cluster.live(held.value):
@@ -207,9 +222,12 @@ class Evaluator:
             self._won(table, fence)
 
     async def _resign(self, table: str) -> None:
-        fence = self._mine[table]
+        fence, held = self._mine.get(table, 0), self._view.evaluators.get(table)
+        if not fence and held is not None and held.value == self._ctx.incarnation:
+            fence = held.mod
         self._drop(table)
-        await self._ctx.commit(p.resign(self._ctx.keys, table, fence))
+        if fence:
+            await self._ctx.commit(p.resign(self._ctx.keys, table, fence))
 
     def _won(self, table: str, fence: int) -> None:
         self._mine[table] = fence
@@ -258,6 +276,9 @@ class Evaluator:
         while self._heap and self._heap[0][0] <= now and len(self._looking) < LOOKS_AT_ONCE:
             when, table = heapq.heappop(self._heap)
             if self._next.get(table) == when and table not in self._looking and table in self._mine:
+                if not self._here(table):
+                    self._look_at(table, now + self._ctx.config.poll)  # it resigns soon
+                    continue
                 del self._next[table]
                 task = self._looking[table] = asyncio.ensure_future(self._look(table, self._mine[table]))
                 task.add_done_callback(lambda _, table=table: self._looked(table))  # type: ignore[misc]
@@ -293,3 +314,4 @@ class Evaluator:
                 self._look_at(table, 0.0)
         if not self._closed:
             self._set_timer()
+            self._ctx.activity_changed()  # a drain may wait for the end of the look
