@@ -35,6 +35,8 @@ class ExpireSnapshots(Behavior):
     Report = ExpireSnapshotsReport
     needs_table = True
     instances = "one"
+    conflicts_with = ("compact", "Compact_Table_Job")
+    """After a rollback, a compaction commits files again that this one takes for those of removed versions."""
     staged_output = "remove"
 
     def partitions(self, table: TableRecord, arg: Any, ctx: JobContext) -> Planned:

@@ -24,6 +24,7 @@ REASONS = {
     ("simulation/test_found_bugs.py", "_revoke"): "a planted bug",
     ("simulation/test_scheduling.py", "_alone"): "an executor that is never idle",
     ("unit/support/running.py", "_behaviors"): "a behavior that is not installed",
+    ("unit/behaviors/test_expire_partitions.py", "_files"): "values of files that no writer here makes",
     ("unit/behaviors/test_index_build.py", "_close"): "another attempt runs just before a segment is closed",
     ("unit/behaviors/test_index_places.py", "_numbers"): "a folder lists a file that is always gone",
     ("unit/conftest.py", "_any_hidden"): "a process never forgets its secrets",
