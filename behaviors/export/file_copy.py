@@ -91,7 +91,7 @@ class FileCopier:
         return self._copied(store, source, key, planned)
 
     def _copied(self, store: ObjectStore, source: StoredObject, key: str, planned: PlannedFile) -> Copy:
-        hashes = _Hashes()
+        hashes = _Hashes(etag=not self._on_disk)
         try:
             if self._whole_bucket is not None and self._bucket is not None:
                 self._whole_bucket.copy_new(source.key, f"{self._bucket.path}/{key}")
@@ -153,15 +153,17 @@ class FileCopier:
         if found and found == _of_one_part(there) and self._whole_bucket is not None:
             md5 = _md5(source)
             return f"md5:{md5}" if md5 else f"etag:{found}-1"
-        hashes = _Hashes()
+        hashes = _Hashes(etag=not self._on_disk)
         for piece in _pieces(store, source):
             hashes.add(piece)
         return hashes.text if self._is_equal(hashes, key, there) else ""
 
     def _is_equal(self, hashes: _Hashes, key: str, there: StoredObject) -> bool:
         """Whether the copy has the hashed content: by its ETag, or by reading it."""
-        if _of_one_part(there) == hashlib.md5(hashes.md5.digest(), usedforsecurity=False).hexdigest():
-            return True
+        if hashes.md5 is not None:
+            expected = hashlib.md5(hashes.md5.digest(), usedforsecurity=False).hexdigest()
+            if _of_one_part(there) == expected:
+                return True
         again = _Hashes()
         for piece in _pieces(self._target, there):
             again.add(piece)
@@ -175,16 +177,17 @@ class FileCopier:
 
 
 class _Hashes:
-    """The checksums of bytes that pass."""
+    """The checksums of bytes that pass. ``etag``: also that of an ETag."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, etag: bool = False) -> None:
         self.complete = False
         self._sha256 = hashlib.sha256()
-        self.md5: Any = hashlib.md5(usedforsecurity=False)
+        self.md5: Any = hashlib.md5(usedforsecurity=False) if etag else None
 
     def add(self, piece: bytes) -> None:
         self._sha256.update(piece)
-        self.md5.update(piece)
+        if self.md5 is not None:
+            self.md5.update(piece)
 
     @property
     def text(self) -> str:
