@@ -25,7 +25,7 @@ from distop.errors import (
     UnknownBehavior,
     UsageError,
 )
-from distop.protocol.behavior_declaration import STAGED_OUTPUTS, Declaration, Retry, check_time_limit
+from distop.protocol.behavior_declaration import ALL_TYPES, STAGED_OUTPUTS, Declaration, Retry, check_time_limit
 from distop.protocol.identity import RULES
 from distop.protocol.keys import check_type_name
 from distop.protocol.plan import WIDE, PartitionPlan, Pinned, Planned, is_wide, over, pinned, select
@@ -433,7 +433,14 @@ class Behavior(ABC):
     instances: ClassVar[Literal["many", "one"]] = "many"
     """``one``: at most one operation of this type runs on a table, or on each object of it, at a time."""
     conflicts_with: ClassVar[Sequence[str]] = ()
-    """Operation types that must not run on a table while this one runs on it, in both directions."""
+    """Operation types that must not run on a table while this one runs on it, in both directions. ``*``: all types."""
+    removes_table: ClassVar[bool] = False
+    """True: a plan may remove the table's record (``Planned.removes_table``).
+
+    It goes in the transaction that makes the plan durable, if nobody has changed it since the start. Jobs and
+    completion then work with the record that was removed. No other operation runs on the table meanwhile. A cancelled
+    or failed operation does not register the table again.
+    """
     can_fail: ClassVar[bool] = True
     """False: a job is retried until it succeeds."""
     retry: ClassVar[Retry] = Retry()
@@ -576,7 +583,7 @@ class Behavior(ABC):
             report_schema=report,
             object_field=cls.object_field,
             instances=cls.instances,
-            conflicts_with=tuple(cls.conflicts_with),
+            conflicts_with=(ALL_TYPES,) if cls.removes_table else tuple(cls.conflicts_with),
             can_fail=cls.can_fail,
             retry=cls.retry,
             lost=cls.lost,
@@ -594,6 +601,7 @@ class Behavior(ABC):
             time_limit=float(cls.time_limit or 0.0),
             to_file=cls.large_results == "file",
             staged_output=cls.staged_output,
+            removes_table=cls.removes_table,
         )
 
 
@@ -633,7 +641,10 @@ def _check_attributes(name: str, cls: type[Behavior]) -> None:
             f"behavior {name}: conflicts_with must be a list of operation types: [{cls.conflicts_with!r}]"
         )
     for other in cls.conflicts_with:
-        check_type_name(other)
+        if other != ALL_TYPES:
+            check_type_name(other)
+    if cls.removes_table and not cls.needs_table:
+        raise InvalidArgument(f"behavior {name}: removes_table is true, so needs_table must be true")
     if cls.retry.attempts < 1:
         raise InvalidArgument(f"behavior {name}: retry.attempts is {cls.retry.attempts}, but must be at least 1")
     if cls.time_limit is not None:

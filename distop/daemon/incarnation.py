@@ -28,7 +28,7 @@ from distop.daemon.job_reports import Reporter
 from distop.daemon.local_jobs import LocalJobs, RunFiles
 from distop.daemon.meter import NO_METER, Gauges, Meter
 from distop.daemon.node_record import NodeRecord
-from distop.daemon.record_lookup import find_history, find_tables
+from distop.daemon.record_lookup import find_history, find_removed_table, find_tables
 from distop.daemon.rejected_writes import RejectedWrites
 from distop.daemon.upkeep.abandoned_holds import HoldKeeper
 from distop.daemon.upkeep.history_pruning import HistoryPruner
@@ -260,6 +260,7 @@ class Incarnation(Context):
             incarnation=self.incarnation,
             space=self._space,
             find_tables=partial(find_tables, self),
+            find_removed_table=partial(find_removed_table, self),
             **{name: getattr(self.config, name) for name in same},
         )
 

@@ -52,3 +52,14 @@ async def find_tables(ctx: Context, names: Collection[str]) -> Mapping[str, Tabl
             with suppress(UnreadableRecord):
                 found[name] = read(TableRecord.decode, answer.kv) if answer.kv is not None else None
     return found
+
+
+async def find_removed_table(ctx: Context, op: str) -> TableRecord | None:
+    """The record of its table that the plan of an operation has removed; None if there is none, or it is unreadable.
+
+    Raises the errors of the client.
+    """
+    kv = await ctx.client.get(ctx.keys.removed_table(OperationRef.parse(op)))
+    with suppress(UnreadableRecord):
+        return read(TableRecord.decode, kv) if kv is not None else None
+    return None

@@ -45,6 +45,8 @@ def orphans(keys: Keys, found: Iterable[str]) -> list[str]:
             op.claims = True
         elif parsed.family == K.PERMIT:
             op.names.add("permits")
+        elif parsed.family == K.REMOVED_TABLE:
+            op.names.add("removed table")
         elif parsed.partition >= 0:
             op.jobs = True
         else:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 STAGED_OUTPUTS = ("refuse", "remove", "keep")
 """What happens to the stages of an operation's attempts (``Behavior.staged_output``)."""
+ALL_TYPES = "*"
+"""In ``conflicts_with``: all operation types."""
 LONGEST_TIME_LIMIT = 100 * 365.25 * 86_400
 """Maximum time limit in seconds."""
 
@@ -105,6 +107,8 @@ class Declaration:
     """Results that are too large for etcd go to files, which are deleted with the operation's history."""
     staged_output: str = "refuse"
     """One of STAGED_OUTPUTS."""
+    removes_table: bool = False
+    """The plan of an operation may remove the table's record (``Behavior.removes_table``)."""
 
     def encode(self) -> bytes:
         return dumps(
@@ -122,6 +126,7 @@ class Declaration:
                 **({"id_fields": list(self.id_fields)} if self.id_fields is not None else {}),
                 **({"combine": dict(self.combine)} if self.combine else {}),
                 **({"large_results": "file"} if self.to_file else {}),
+                **({"removes_table": True} if self.removes_table else {}),
                 **self.rules().to_json(),
             }
         )
@@ -157,6 +162,7 @@ class Declaration:
                 rules.time_limit,
                 data.get("large_results") == "file",
                 rules.staged_output,
+                bool(data.get("removes_table", False)),
             )
         )
 

@@ -34,6 +34,7 @@ NODE, NODE_DRAIN, COORDINATOR, BEHAVIOR, TABLE, TABLE_ACTIONS, HISTORY, HOLD, UN
     "distOpWatermark",
     "distOpSpace",
 )
+REMOVED_TABLE = "distOpRemovedTable"
 NOTICE, POLICY, POLICY_EVALUATOR, POLICY_EVENT, POLICY_STATE = (
     "distOpNotice",
     "distOpPolicy",
@@ -404,6 +405,13 @@ class Keys:
         """
         return f"{self._prefix}{TABLE_ACTIONS}.{encode(table)}"
 
+    def removed_table(self, ref: OperationRef) -> str:
+        """The record of a table that the plan of this operation has removed (``table_registry.removal``).
+
+        Submitters cannot write it. Daemons do not watch this range.
+        """
+        return self._op(ref, REMOVED_TABLE)
+
     def history(self, ref: OperationRef) -> str:
         """The history record of an operation."""
         return self._op(ref, HISTORY)
@@ -453,7 +461,7 @@ class Keys:
             if parts[3] == "current":
                 table, type_name, obj = decode(parts[0]), check_type_name(parts[1]), decode_object(parts[2])
                 return ParsedKey(family, table, type_name, name="current", object=obj)
-        if family in (OP, OPEN, PENDING, CLAIM, PERMIT, HISTORY) and len(parts) >= 3:
+        if family in (OP, OPEN, PENDING, CLAIM, PERMIT, HISTORY, REMOVED_TABLE) and len(parts) >= 3:
             return self._parse_operation(key, family, parts)
         raise InvalidArgument(f"{key!r} is not a key of distop")
 
@@ -466,7 +474,7 @@ class Keys:
         else:
             raise InvalidArgument(f"{key!r} has no instance number")
         parsed: ParsedKey | None = None
-        if family in (OPEN, PENDING) and not rest:
+        if family in (OPEN, PENDING, REMOVED_TABLE) and not rest:
             parsed = ParsedKey(family, ref.table, ref.type, ref)
         elif family == CLAIM and len(rest) == 1:
             parsed = ParsedKey(family, ref.table, ref.type, ref, partition=parse_ordinal(rest[0]))

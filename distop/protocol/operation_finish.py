@@ -237,10 +237,13 @@ def clean(
     )
 
 
-def end(keys: Keys, ref: OperationRef, election: Compare, state_mod: int, id_: str = "") -> Txn:
+def end(
+    keys: Keys, ref: OperationRef, election: Compare, state_mod: int, id_: str = "", *, removed_table: bool = False
+) -> Txn:
     """Delete the last keys of an ended operation: ``.state``, pending and the rest.
 
-    For an operation of a series this also releases its id (``id_``), if the next operation has not taken it. No claim
+    For an operation of a series this also releases its id (``id_``), if the next operation has not taken it.
+    ``removed_table``: its plan has removed the table's record, whose copy goes as well. No claim
     exists: the decision compared that. Ends of several operations are grouped (``protocol.job_transitions.group``).
 
     Guards: the state is unchanged; my election; the phase is cleaning; no edge to a successor is left, so all
@@ -258,6 +261,7 @@ def end(keys: Keys, ref: OperationRef, election: Compare, state_mod: int, id_: s
             Delete(*keys.permits_range(ref)),
             Delete(keys.pending(ref)),
             *series_id_releases(keys, ref, id_),
+            *((Delete(keys.removed_table(ref)),) if removed_table else ()),
         ),
         (),
         "end",

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from distop.protocol.user_actions import Actions
 
 NO_TERMS = Terms()
+NO_REMOVAL = Txn((), ())
 START_BYTES_PER_TXN = 1024 * 1024
 """Bytes of keys and values of operations that are started together. A single operation may have more."""
 STARTS_PER_TXN = 64
@@ -68,6 +69,8 @@ STARTS_PER_LIST = 31
 """Maximum number of starts whose writes fit into one list: four keys each, and two counters; fewer with ids."""
 PLAN_BYTES_PER_TXN = 1024 * 1024
 CHUNKS_PER_PLAN = 123
+CHUNKS_WITH_REMOVAL = 121
+"""Maximum number of chunks if the plan also removes the table's record, with two compares."""
 
 
 # ---------------------------------------------------------------------- start
@@ -342,15 +345,17 @@ def write_plan(
     chunk_mods: Sequence[int],
     chunks: Sequence[bytes] = (),
     terms: Terms = NO_TERMS,
+    removal: Txn = NO_REMOVAL,
 ) -> Txn:
     """Write the plan of an operation and open its gate.
 
     Jobs can be claimed from here on. The gate contains the options. ``chunk_mods``: the mod revision of each chunk as
     written. A small plan includes its ``chunks``, each compared with its ``chunk_mods``; this equals writing them just
-    before. Chunks beyond these are deleted: a coordinator that died while planning may have left them.
+    before. Chunks beyond these are deleted: a coordinator that died while planning may have left them. ``removal``: of
+    the table's record (``table_registry.removal``), which is removed only together with a durable plan.
 
     Guards: my election; the operation is being planned and has no plan and no decision; the options are unchanged, so
-    the gate contains the current ones; each chunk is unchanged.
+    the gate contains the current ones; each chunk is unchanged; those of the removal.
     """
     beyond = Delete(keys.chunk(ref, len(chunk_mods)), keys.chunks_range(ref)[1])
     return Txn(
@@ -361,6 +366,7 @@ def write_plan(
             absent(keys.of(ref, "decision")),
             unchanged(keys.of(ref, "options"), terms.mod),
             *(unchanged(keys.chunk(ref, n), mod) for n, mod in enumerate(chunk_mods)),
+            *removal.compares,
         ),
         (
             *(Put(keys.chunk(ref, n), chunk) for n, chunk in enumerate(chunks)),
@@ -369,6 +375,7 @@ def write_plan(
             *enters(keys, ref, Event.PLAN),
             Delete(keys.of(ref, "planning")),
             beyond,
+            *removal.success,
         ),
         (Get(keys.of(ref, "plan")), Get(keys.of(ref, "state"))),
         "plan",

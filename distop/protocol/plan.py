@@ -156,6 +156,8 @@ class Planned:
     version: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     """What planning found out about the table and each job needs, as options of its record: see Plan."""
+    removes_table: bool = False
+    """The plan removes the table's record when it becomes durable (``Behavior.removes_table``)."""
 
 
 def over(name: str, partitions: Sequence[PartitionPlan]) -> PartitionPlan:
@@ -222,9 +224,11 @@ class Plan:
     """
     beside: tuple[str, ...] = ()
     """The names of other tables that its jobs read, sorted: an executor must serve them as well."""
+    removes_table: bool = False
+    """The transaction that wrote the plan has removed the table's record."""
 
     def encode(self) -> bytes:
-        if self.spilled or self.options or self.beside:
+        if self.spilled or self.options or self.beside or self.removes_table:
             return self._encode()
         return _plain_plan(self.count, self.version, self.digest, self.chunks)
 
@@ -242,6 +246,8 @@ class Plan:
             data["options"] = dict(self.options)
         if self.beside:
             data["beside"] = list(self.beside)
+        if self.removes_table:
+            data["removes_table"] = True
         return dumps(data)
 
     @classmethod
@@ -260,6 +266,7 @@ class Plan:
                 int(data.get("spilled", 0)),
                 data.get("options") or {},
                 tuple(data.get("beside") or ()),
+                bool(data.get("removes_table", False)),
             )
         )
 

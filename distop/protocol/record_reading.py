@@ -109,6 +109,7 @@ _OF_FAMILY: Mapping[str, Callable[[bytes], object]] = {
     K.NODE_DRAIN: Drain.decode,
     K.BEHAVIOR: Declaration.decode,
     K.TABLE: TableRecord.decode,
+    K.REMOVED_TABLE: TableRecord.decode,
     K.CLAIM: Claim.decode,
     K.HOLD: Hold.decode,
     K.UNIQUE: holder_of,

@@ -212,6 +212,8 @@ class Spec:
     """The operation of the same id whose end it waits for."""
     by: str = ""
     """The user that started it, as the client reports it, if the caller gave another ``submitter``."""
+    table_revision: int = 0
+    """For a type that may remove the table's record: the mod revision of the record at the start."""
 
     def encode(self) -> bytes:
         data: dict[str, Any] = {
@@ -225,7 +227,7 @@ class Spec:
             "one_at_a_time": self.one_at_a_time,
             "options": self.rules.to_json(),
         }
-        for name in ("rerun_of", "not_before", "hold", "series", "id", "follows", "by"):
+        for name in ("rerun_of", "not_before", "hold", "series", "id", "follows", "by", "table_revision"):
             if value := getattr(self, name):
                 data[name] = value
         if self.labels:
@@ -258,6 +260,7 @@ class Spec:
                 data.get("id", ""),
                 data.get("follows", ""),
                 data.get("by", ""),
+                int(data.get("table_revision", 0)),
             )
         )
         # Keys contain these, so they must be encodable.

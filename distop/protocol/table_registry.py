@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from distop.errors import InvalidArgument
 from distop.protocol import keys as K
 from distop.protocol import record_reading
+from distop.protocol.behavior_declaration import ALL_TYPES
 from distop.protocol.json_codec import UNREADABLE
 from distop.protocol.records import CLUSTER_TABLE, PLANNED_OPTIONS, TableRecord
 from distop.protocol.texts import one_line
@@ -79,6 +80,28 @@ def remove_table(keys: Keys, name: str, seen: KeyValue, run_ops: KeyValue | None
     )
 
 
+def removal(keys: Keys, ref: OperationRef, seen: KeyValue, run_ops: KeyValue, actions: Actions = NO_ACTIONS) -> Txn:
+    """The removal of a table's record by an operation on it: a part of the transaction that writes its plan.
+
+    The operation's own key gets the record. Its jobs and its completion use that copy, which submitters cannot write
+    (:func:`unregistered`). ``actions``: including this one. The caller has checked that no other operation runs on the
+    table, and that the record is the one with which the operation was started. Guards: the record is unchanged, so one
+    that is registered later stays; runOps is unchanged, so nothing has started since.
+    """
+    return Txn(
+        (
+            unchanged(keys.table(ref.table), seen.mod_revision),
+            unchanged(keys.run_ops(ref.table), run_ops.mod_revision),
+        ),
+        (
+            Delete(keys.table(ref.table)),
+            Put(keys.run_ops(ref.table), run_ops.value),
+            Put(keys.removed_table(ref), seen.value),
+            *recorded(keys.table_actions(ref.table), actions),
+        ),
+    )
+
+
 def running(run_ops: KeyValue | None) -> dict[str, int]:
     """runOps as a mapping without zeros. Raises UnreadableRecord."""
     return record_reading.read(record_reading.counts, run_ops) if run_ops is not None else {}
@@ -115,8 +138,13 @@ def excluded_by(type_name: str, conflicts: Iterable[str], others: Mapping[str, I
     ``conflicts``: the types that it declares as conflicting. ``others``: each running type with the types that it
     declares. One of the two declarations is enough.
     """
-    declared = set(conflicts)
-    return sorted(other for other, theirs in others.items() if other in declared or type_name in theirs)
+    return sorted(other for other, theirs in others.items() if excludes(conflicts, other) or excludes(theirs, type_name))
+
+
+def excludes(conflicts: Iterable[str], type_name: str) -> bool:
+    """Whether these declared conflicts have a type: by its name, or all types (:data:`ALL_TYPES`)."""
+    declared = tuple(conflicts)
+    return type_name in declared or ALL_TYPES in declared
 
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from distop.decide import job_claims, next_steps
 from distop.decide.due_operations import ERRORS_KEPT, error_of, final_record
 from distop.decide.view import TypeView
 from distop.errors import InvalidArgument
-from distop.protocol import job_transitions
+from distop.protocol import job_transitions, table_registry
 from distop.protocol import operation_finish as f
 from distop.protocol import operation_transitions as t
 from distop.protocol.identity import plan_digest
@@ -213,13 +213,21 @@ class LoneExecutor:
             return
         self._rows = [row for chunk in chunks for row in loads(chunk)]
         found = planned["version"], plan_digest(chunks), len(chunks), planned["spilled"], planned["options"]
-        plan = Plan(planned["count"], *found, tuple(planned["beside"]))
+        plan = Plan(planned["count"], *found, tuple(planned["beside"]), planned["removes_table"])
         mods = [
             self._commit(t.write_chunk(keys, self._ref, self._election, n, 0, chunk)).revision
             for n, chunk in enumerate(chunks)
         ]
         terms = replace(op.terms, beside=plan.beside)
-        self._commit(t.write_plan(keys, self._ref, self._election, plan, mods, terms=terms))
+        removal = self._removal() if plan.removes_table else t.NO_REMOVAL
+        self._commit(t.write_plan(keys, self._ref, self._election, plan, mods, terms=terms, removal=removal))
+
+    def _removal(self) -> Txn:
+        """The removal of the table's record, which goes with the plan."""
+        table, run_ops = (self._store.get(key) for key in (self._keys.table(self._name), self._keys.run_ops(self._name)))
+        assert table is not None
+        assert run_ops is not None
+        return table_registry.removal(self._keys, self._ref, table, run_ops)
 
     def _failed(self, what: str, before: int, error: WorkerError) -> tuple[Attempts, bool]:
         op = self._op

@@ -128,7 +128,8 @@ class ChildCalls(ChildKeeper):
             # The table may change between two planning attempts: their chunks then differ, also in number.
             grown = self._machine.growth.choice((1, 1, 1_000_000))
             chunks, count = simulated_behaviors.plan(arg, names, grown)
-            return PlanResult(chunks, count, f"v{grown}")
+            removes = self._machine.types[type].removes_table
+            return PlanResult(chunks, count, f"v{grown}", removes_table=removes)
 
         result: PlanResult = await self._call(op, "plan", work)
         return result

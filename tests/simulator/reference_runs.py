@@ -108,6 +108,9 @@ def _undisturbed() -> dict[str, Reference]:
         "planning fails": _reference("check", "collect_all", partitions=4, seed=17, **rough),
         "planning fails for good": _reference("check", "collect_all", partitions=4, seed=16, **rough),
         "fail fast": _reference("index", "fail_fast", partitions=8, seed=8, name="x", pace=0.2, **rough),
+        "plan removes the table": replace(
+            _reference("drop", None, partitions=2, seed=1), through=("plan", "claim", "report", "finish", "end")
+        ),
         "fail fast in batches": _reference("purge", "fail_fast", partitions=8, seed=14, **rough),
         "pause and resume": _reference(
             "index", None, Action(0.35, "pause"), Action(0.6, "resume"), partitions=5, seed=11, name="x", pace=0.2

@@ -24,11 +24,12 @@ from tests.simulator.scenario import (
     DrainAction,
     Fault,
     Host,
+    Removal,
     Scenario,
     Submission,
     draw_scenario,
 )
-from tests.simulator.simulated_behaviors import DRAWN, RARE
+from tests.simulator.simulated_behaviors import DRAWN, DROP, RARE
 
 Scene = Callable[[Scenario], Scenario]
 Focus = tuple[str, ...]
@@ -38,6 +39,8 @@ SHARE = 0.15
 """Share of the seeds whose scenario is a scene without a focus."""
 FOCUSED_SHARE = 0.03
 """Share of the other seeds whose scenario is a focused scene."""
+REMOVAL_SHARE = 0.04
+"""Share of the seeds without a scene of policies whose scenario has operations that remove their table."""
 POLICY_SHARE = 0.05
 """Share of the remaining seeds whose scenario is a scene of policies."""
 
@@ -492,6 +495,25 @@ def policies_of_tables(scenario: Scenario) -> Scenario:
     return replace(scenario, policies=tuple(made), poll=min(scenario.poll, 3.0))
 
 
+def removed_by_operations(scenario: Scenario) -> Scenario:
+    """Operations remove their table, which users register again, beside other operations on it."""
+    chance = random.Random(f"removals by operations/{scenario.seed}")
+    table = scenario.tables[0]
+    arg = {"partitions": 3, "pace": 0.2, "calls": 0.2, "trouble": 0.3, "chunk": chance.choice((60, 100_000))}
+    submissions = tuple(
+        Submission(
+            *(0, chance.uniform(0.1, 2.0), DROP if n % 2 == 0 else chance.choice(("check", "noop")), table),
+            *({**arg, "seed": scenario.seed * 10 + n}, None, None),
+            (Action(chance.uniform(0.1, 2.0), "cancel"),) if chance.random() < 0.3 else (),
+            delay=chance.choice((0.0, 0.0, 2.0)),
+        )
+        for n in range(chance.choice((2, 3, 4)))
+    )
+    removals = tuple(Removal(chance.uniform(0.5, 3.0), table, chance.uniform(0.1, 1.0)) for _ in range(12))
+    hosts = tuple(replace(host, types=(*host.types, DROP), unable=()) for host in scenario.hosts)
+    return replace(scenario, submissions=submissions, hosts=hosts, drains=(), removals=removals, actors=0)
+
+
 def _acts_on_policy(chance: random.Random, on: tuple[str, ...]) -> tuple[PolicyAction, ...]:
     """Actions on a policy: pauses and resumptions, changes, removals after which it is made again, and events."""
     found = []
@@ -552,6 +574,13 @@ POLICY_SCENES: tuple[tuple[Scene, Focus], ...] = (
 )
 """Scenes of policies. They have a draw of their own, so that they change no other seed."""
 
+REMOVAL_SCENES: tuple[tuple[Scene, Focus], ...] = (
+    (removed_by_operations, ()),
+    (removed_by_operations, ("requests-late", "freeze", "crash")),
+    (removed_by_operations, ("answers-lost", "requests-late")),
+)
+"""Scenes of operations that remove their table. They have a draw of their own, so that they change no other seed."""
+
 FOCUSED: tuple[tuple[Scene | None, Focus], ...] = (
     (None, ("requests-late", "freeze", "crash", "late-renewal")),
     (None, ("slow-watches",)),
@@ -581,7 +610,10 @@ def drawn_scene(seed: int) -> tuple[Scene | None, Focus] | None:
     if focused.random() < FOCUSED_SHARE:
         return focused.choice(FOCUSED)
     policies = random.Random(f"policies of tables/{seed}")
-    return policies.choice(POLICY_SCENES) if policies.random() < POLICY_SHARE else None
+    if policies.random() < POLICY_SHARE:
+        return policies.choice(POLICY_SCENES)
+    removals = random.Random(f"removals by operations/{seed}")
+    return removals.choice(REMOVAL_SCENES) if removals.random() < REMOVAL_SHARE else None
 
 
 def with_scene(drawn: Scenario) -> Scenario:

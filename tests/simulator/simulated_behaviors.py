@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-from distop.protocol.behavior_declaration import Declaration, Retry
+from distop.protocol.behavior_declaration import ALL_TYPES, Declaration, Retry
 from distop.protocol.frozen import frozen
 from distop.protocol.plan import PartitionPlan, chunked
 
@@ -32,6 +32,8 @@ RARE = "rare"
 """A type that at most one executor offers (``departures``)."""
 BY_HAND = "by-hand"
 """A type without code, whose jobs only actors run."""
+DROP = "drop"
+"""A type whose plan removes the table's record."""
 
 TYPES: Mapping[str, Declaration] = {
     d.type_name: d
@@ -46,6 +48,8 @@ TYPES: Mapping[str, Declaration] = {
                     combine=_COMBINE),
         Declaration("lone", failure_policy="collect_all", retry=_RETRY, lost="fail", resumable=True),
         Declaration("noop", failure_policy="collect_all", retry=_RETRY),
+        Declaration(DROP, failure_policy="collect_all", retry=_RETRY, instances="one", conflicts_with=(ALL_TYPES,),
+                    needs_table=True, removes_table=True),
         Declaration("join", completes=False, joins=True),
         Declaration(RARE, can_fail=False, failure_policy="collect_all", retry=_RETRY),
         Declaration(BY_HAND, failure_policy="collect_all", retry=_RETRY, completes=False, cleans=False, code=False),
@@ -53,9 +57,9 @@ TYPES: Mapping[str, Declaration] = {
 }  # fmt: skip
 """One type of each kind: resumable, run in batches, cannot fail, without completion code, completion that only makes a
 report, lost jobs that fail, with and without cleanup, a name that is a prefix of another one, also without a table, a
-join, rarely offered, without code.
+join, rarely offered, without code, removal of the table.
 """
-DRAWN = tuple(name for name, declaration in TYPES.items() if not declaration.joins and name not in (RARE, BY_HAND))
+DRAWN = tuple(name for name, declaration in TYPES.items() if not declaration.joins and name not in (RARE, BY_HAND, DROP))
 """The types from which scenarios draw."""
 
 

@@ -54,12 +54,13 @@ def _row(partition: int, success: bool, outcome: str) -> str:
 def _nothing_left(op: OperationView) -> bool:
     """Whether the operation needs no cleanup after its finish.
 
-    It has one job, no operation waits for it, it does not repeat, and it has no permits, plan files and stages.
+    It has one job, no operation waits for it, it does not repeat, and it has no permits, plan files, stages and removed
+    table.
     """
     spec, plan = op.spec, op.plan
     if spec is None or plan is None or op.stage is not Stage.OPEN:
         return False
-    files = plan.spilled or spec.rules.stages
+    files = plan.spilled or spec.rules.stages or plan.removes_table
     return plan.count == 1 and not files and not op.next and spec.series is None and op.altered is None
 
 
@@ -269,7 +270,8 @@ class Ending:
                 return False
         await self._sweep(op)
         id_ = op.spec.id if op.spec is not None and op.spec.series is not None else ""
-        if not await self.together(f.end(self._keys, ref, self._guard, op.state_mod, id_)):
+        removed = op.plan is not None and op.plan.removes_table
+        if not await self.together(f.end(self._keys, ref, self._guard, op.state_mod, id_, removed_table=removed)):
             return False
         await self._ctx.prune_history(ref.table)
         return True

@@ -7,18 +7,23 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from distop.clock import time
 from distop.daemon.coordinator.attempt_limit import Elsewhere, failed_attempt
 from distop.errors import NotServed
 from distop.protocol import operation_transitions as t
+from distop.protocol import table_registry
+from distop.protocol.behavior_declaration import Declaration
 from distop.protocol.executor_nodes import refusal
 from distop.protocol.identity import plan_digest
-from distop.protocol.json_codec import dumps
+from distop.protocol.json_codec import dumps, rfc3339
 from distop.protocol.keys import TABLE
 from distop.protocol.plan import PartitionPlan, Plan, chunked
 from distop.protocol.record_reading import read
 from distop.protocol.records import Decision, State, TableRecord
 from distop.protocol.state_tables import Stage
-from distop.protocol.texts import plural
+from distop.protocol.texts import one_line, plural
+from distop.protocol.txn import Get
+from distop.protocol.user_actions import NO_ACTIONS, Action, Actions
 from distop.worker import child_messages
 from distop.worker.daemon_side.requests import PlanResult, WorkerError
 
@@ -28,6 +33,7 @@ if TYPE_CHECKING:
     from distop.daemon.coordinator.election import Election
     from distop.decide.operation_view import OperationView
     from distop.protocol.records import OperationRef, Spec
+    from distop.protocol.txn import Txn
 
 CHUNKS_IN_FLIGHT = 8
 
@@ -90,20 +96,59 @@ class Planning:
         """Write the plan, with its chunks if they fit into one transaction, else after them."""
         ref, limits, chunks = op.ref, self._ctx.limits, planned.chunks
         found = plan_digest(chunks), len(chunks), planned.spilled, planned.options, planned.beside
-        plan, terms = Plan(planned.count, planned.version, *found), replace(op.terms, beside=planned.beside)
+        plan = Plan(planned.count, planned.version, *found, removes_table=planned.removes_table)
+        terms, removal, most = replace(op.terms, beside=planned.beside), t.NO_REMOVAL, t.CHUNKS_PER_PLAN
+        if planned.removes_table:
+            most = t.CHUNKS_WITH_REMOVAL
+            try:
+                removal = await self._removal(op)
+            except WorkerError as error:
+                return await self._failed(ref, error)
         self._log.info("Planned %s", plural(planned.count, "job"), extra={"operation": str(ref)})
         seen = [op.chunks.get(n, 0) for n in range(len(chunks))]
         size = sum(map(len, chunks)) + (len(dumps(planned.options)) if planned.options else 0)
         if size <= limits.plan_bytes and len(chunks) <= limits.plan_chunks:
-            return await self._commit(t.write_plan(self._keys, ref, self._guard, plan, seen, chunks, terms))
+            return await self._commit(t.write_plan(self._keys, ref, self._guard, plan, seen, chunks, terms, removal))
         mods = await self._write_chunks(ref, chunks, seen)
         if not all(mods):
             await self._relist()
             return False
-        if len(mods) > t.CHUNKS_PER_PLAN:
-            too_many = f"the plan has {len(mods)} chunks of 512 KiB; at most {t.CHUNKS_PER_PLAN} are allowed"
+        if len(mods) > most:
+            too_many = f"the plan has {len(mods)} chunks of 512 KiB; at most {most} are allowed"
             return await self._failed(ref, WorkerError("fatal", too_many))
-        return await self._commit(t.write_plan(self._keys, ref, self._guard, plan, mods, terms=terms))
+        return await self._commit(t.write_plan(self._keys, ref, self._guard, plan, mods, terms=terms, removal=removal))
+
+    async def _removal(self, op: OperationView) -> Txn:
+        """The removal of the record of the operation's table, which goes with its plan.
+
+        Raises WorkerError if the record is not the one with which the operation was started, if another operation runs
+        on the table, or if the type does not declare that it removes the table: submitters can write the operation's
+        own keys.
+        """
+        ref, keys = op.ref, self._keys
+        assert op.spec is not None
+        reads = table_registry.read_table(keys, ref.table)
+        table, run_ops, before, behavior = await self._ctx.client.read(*reads, Get(keys.behavior(ref.type)))
+        if behavior.kv is None or not read(Declaration.decode, behavior.kv).removes_table:
+            raise WorkerError("fatal", f"the type {ref.type} does not declare that it removes a table's record")
+        if table.kv is None or run_ops.kv is None or table.kv.mod_revision != op.spec.table_revision:
+            raise WorkerError(
+                "fatal",
+                f"the record of table {one_line(ref.table)} was changed or removed since {ref} was started, so nothing "
+                "was removed: start the operation again",
+            )
+        others = {name: n for name, n in table_registry.running(run_ops.kv).items() if (name, n) != (ref.type, 1)}
+        if others:
+            raise WorkerError(
+                "fatal",
+                f"the record of table {one_line(ref.table)} is not removed while other operations run on it: "
+                f"{', '.join(sorted(others))}",
+            )
+        record = read(TableRecord.decode, table.kv)
+        fields = {"format": record.format, "location": record.location, "options": dict(record.options)}
+        actions = read(Actions.decode, before.kv) if before.kv is not None else NO_ACTIONS
+        done = Action.change(rfc3339(time.time()), "remove_table", str(ref), fields, {})
+        return table_registry.removal(keys, ref, table.kv, run_ops.kv, actions.and_then(done))
 
     async def _write_chunks(self, ref: OperationRef, chunks: Sequence[bytes], seen: Sequence[int]) -> list[int]:
         """Write the chunks of a plan; returns their mod revisions, 0 for those whose transaction was refused.

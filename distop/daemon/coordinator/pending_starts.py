@@ -331,7 +331,7 @@ class Waiters:
         own, excluded_by = await excluding(self._ctx.client, keys, self._view.type, running)
         if excluded_by:
             return False
-        if self._view.type in own:
+        if table_registry.excludes(own, self._view.type):
             group = group[:1]  # those of this type exclude each other
         mod = found.kv.mod_revision if found.kv is not None else 0
         try:

@@ -210,7 +210,7 @@ async def excluding(
     """
     types = sorted(running)
     if declared is not None and types in ([], [type_name]):
-        return declared, types if type_name in declared else []
+        return declared, types if table_registry.excludes(declared, type_name) else []
     names = types if declared is not None else sorted({type_name, *types})
     answers = await etcd.read(*(Get(keys.behavior(name)) for name in names))
     found = {

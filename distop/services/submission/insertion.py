@@ -68,6 +68,11 @@ class OfType:
     counters: t.Counters
 
 
+def _started_on(of_type: OfType) -> tuple[Declaration, TableRecord | None, int | None]:
+    """What a spec has of the data."""
+    return of_type.declaration, of_type.record, of_type.counters.table_mod
+
+
 def _never() -> bool:
     return False
 
@@ -127,18 +132,19 @@ class StartAttempt:
         asked = self.resolved
         assert asked is not None
         if hold or asked.request is not self.wanted or asked.id:
-            spec = make_spec(asked.request, of_type.declaration, of_type.record, hold)
+            spec = make_spec(asked.request, of_type.declaration, of_type.record, hold, of_type.counters.table_mod or 0)
             spec = asked.spec(spec, self.wanted)
             return spec, spec.encode()
         self._same(of_type)
         if self._spec is None or time.monotonic() - self._spec[0] > SPEC_IS_GOOD_FOR:
-            spec = make_spec(self.wanted, of_type.declaration, of_type.record)
+            mod = of_type.counters.table_mod or 0
+            spec = make_spec(self.wanted, of_type.declaration, of_type.record, table_mod=mod)
             self._spec = time.monotonic(), spec, spec.encode()
         return self._spec[1:]
 
     def _same(self, of_type: OfType) -> None:
         former, self._for = self._for, of_type
-        if former is None or (former.declaration, former.record) != (of_type.declaration, of_type.record):
+        if former is None or _started_on(former) != _started_on(of_type):
             self._object = self._spec = None
 
     def result(self) -> Started:
@@ -394,8 +400,13 @@ async def _declaration(etcd: EtcdClient, keys: Keys, type_name: str, found: GetR
 # ------------------------------------------------------------------- requests
 
 
-def make_spec(wanted: Request, declaration: Declaration, record: TableRecord | None, hold: str = "") -> Spec:
-    """The Spec of an operation that this request starts. It never changes."""
+def make_spec(
+    wanted: Request, declaration: Declaration, record: TableRecord | None, hold: str = "", table_mod: int = 0
+) -> Spec:
+    """The Spec of an operation that this request starts. It never changes.
+
+    ``table_mod``: the mod revision of the table's record.
+    """
     rules = declaration.rules()
     if wanted.failure_policy is not None:
         rules = replace(rules, failure_policy=wanted.failure_policy)
@@ -418,6 +429,7 @@ def make_spec(wanted: Request, declaration: Declaration, record: TableRecord | N
         hold=hold,
         where=wanted.where,
         series=wanted.series.to_json() if wanted.series is not None else None,
+        table_revision=table_mod if declaration.removes_table else 0,
         by=wanted.by,
     )
 

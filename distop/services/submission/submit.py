@@ -13,6 +13,7 @@ from distop.errors import EtcdRejected, Incompatible, InvalidArgument, OutcomeUn
 from distop.protocol import operation_transitions as t
 from distop.protocol.record_reading import read, word
 from distop.protocol.records import CLUSTER_TABLE, OperationRef
+from distop.protocol.table_registry import excludes
 from distop.protocol.txn import MAX_OPERATIONS, GetResult, operations
 from distop.services.submission.contention import Lost, until_won
 from distop.services.submission.idempotency import excluding, running_refs, won
@@ -273,7 +274,7 @@ def _choose(
             requests.add(one.wanted.request_id)
         elif declaration.instances == "one" and one.object in first:
             behind[one] = first[one.object]
-        elif not (first and declaration.type_name in declaration.conflicts_with):
+        elif not (first and excludes(declaration.conflicts_with, declaration.type_name)):
             chosen.append(one)
             first[one.object] = one
             requests.add(one.wanted.request_id)

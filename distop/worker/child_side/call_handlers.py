@@ -251,7 +251,9 @@ class Call:
         beside = sorted({other.table.name for p in partitions for other in p.beside})
         self._env.refuse_unserved(self._message["op"], self._message["type"], beside)
         answer = {"count": len(partitions), "version": planned.version, "spilled": spilled, "options": options}
-        return {**answer, "beside": beside}
+        if planned.removes_table and not behavior.removes_table:
+            raise InvalidArgument(f"{behavior.type_name} does not declare removes_table, so its plan removes no table")
+        return {**answer, "beside": beside, "removes_table": planned.removes_table}
 
     def _planned(self, behavior: Behavior, arg: Any, ctx: ChildContext) -> tuple[Planned, list[PartitionPlan]]:
         """The plan, and its jobs with long lists of files in the shared directory."""

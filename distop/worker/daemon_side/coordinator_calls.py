@@ -54,7 +54,8 @@ class ChildCalls:
         sources, limit = Sources(table=find_table, tables=list_tables), self.config.call_limit
         value, chunks = await self._caller.call(message, sources=sources, lock=self._admission, limit=limit)
         beside = tuple(value.get("beside") or ())
-        return PlanResult(chunks, value["count"], value["version"], value["spilled"], value["options"], beside)
+        found = value["count"], value["version"], value["spilled"], value["options"]
+        return PlanResult(chunks, *found, beside, removes_table=bool(value.get("removes_table")))
 
     async def complete(self, request: CompleteRequest) -> CompleteResult:
         """Run the completion code. Raises WorkerError, kind ``transient`` after the time limit."""

@@ -85,7 +85,7 @@ class WorkerHost(ChildCalls):
         self._forgotten: list[str] = []
         """Ended operations whose private directories must be removed."""
         self._forgetting: asyncio.Task[None] | None = None
-        self._registered = TableRecordCheck(config.find_tables)
+        self._registered = TableRecordCheck(config.find_tables, config.find_removed_table)
         self._caller = Caller(self._keeper, self._numbers, self._spawn, self._log)
 
     # ------------------------------------------------------------------ life

@@ -24,6 +24,7 @@ FindHistory: TypeAlias = "Callable[[str], Awaitable[Mapping[str, Any]]]"
 """Finds the history record of an operation by name: ``{"record": its JSON}``, or ``{"refused": reason}``."""
 
 
+FindRemovedTable: TypeAlias = "Callable[[str], Awaitable[TableRecord | None]]"
 FindTables: TypeAlias = "Callable[[Collection[str]], Awaitable[Mapping[str, TableRecord | None]]]"
 """Finds the registered records of tables by name; None: the table is not registered."""
 
@@ -74,6 +75,8 @@ class WorkerConfig:
 
     None: a worker without a store.
     """
+    find_removed_table: FindRemovedTable | None = None
+    """Returns the record of its table that the plan of an operation has removed; None: it has removed none."""
     call_limit: float = 3600.0
     """Seconds for planning, and for completion: a hanging storage location must not block an operation forever."""
     start_timeout: float = 60.0
@@ -179,6 +182,8 @@ class PlanResult:
     options: Mapping[str, Any] = field(default_factory=dict)
     beside: tuple[str, ...] = ()
     """The names of other tables that the jobs read, sorted."""
+    removes_table: bool = False
+    """The plan removes the table's record."""
 
 
 @frozen

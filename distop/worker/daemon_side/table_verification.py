@@ -16,17 +16,22 @@ if TYPE_CHECKING:
 
     from distop.protocol.records import TableRecord
     from distop.protocol.table_registry import Copy
-    from distop.worker.daemon_side.requests import FindTables, RunRequest
+    from distop.worker.daemon_side.requests import FindRemovedTable, FindTables, RunRequest
 
 _CACHED = 1_000
 """Maximum number of operations with cached results."""
 
 
 class TableRecordCheck:
-    """Checks copies of table records. ``find`` returns the registered records; None: no checks."""
+    """Checks copies of table records. ``find`` returns the registered records; None: no checks.
 
-    def __init__(self, find: FindTables | None) -> None:
+    ``find_removed`` returns the record that the plan of an operation has removed, which its jobs and its completion
+    still use. It is asked only if the registered record is another one.
+    """
+
+    def __init__(self, find: FindTables | None, find_removed: FindRemovedTable | None = None) -> None:
         self._find = find
+        self._find_removed = find_removed
         self._checked: OrderedDict[tuple[str, int], list[Copy]] = OrderedDict()
         """Operation and the revision of its gate → copies that were registered when it was opened: its jobs have these.
 
@@ -48,7 +53,7 @@ class TableRecordCheck:
         if self._find is None:
             return
         found = _copies(op, table, record, rows)
-        if why := unregistered(op, found, await self._registered(found)):
+        if why := await self._why_refused(op, found, await self._registered(found)):
             raise WorkerError("fatal", why)
 
     async def refusals(self, requests: Sequence[RunRequest]) -> list[str]:
@@ -72,7 +77,7 @@ class TableRecordCheck:
         registered = await self._registered([copy for found in new.values() for copy in found])
         opened = {one.op: one.opened for one in requests}
         for op, found in new.items():
-            reasons[op] = unregistered(op, found, registered)
+            reasons[op] = await self._why_refused(op, found, registered)
             if found and not reasons[op] and opened[op]:
                 key = (op, opened[op])
                 self._checked[key] = self._checked.get(key, []) + found
@@ -80,6 +85,19 @@ class TableRecordCheck:
         while len(self._checked) > _CACHED:
             self._checked.popitem(last=False)
         return [reasons[one.op] for one in requests]
+
+    async def _why_refused(
+        self, op: str, found: Sequence[Copy], registered: Mapping[str, TableRecord | None]
+    ) -> str:
+        """As :func:`unregistered`, but the record that the operation's plan has removed counts as registered."""
+        why, table = unregistered(op, found, registered), OperationRef.parse(op).table
+        if not why or self._find_removed is None or table not in {name for name, _ in found}:
+            return why
+        try:
+            removed = await self._find_removed(op)
+        except DistopError as error:
+            raise WorkerError("transient", f"cannot read the record of its table: {describe(error)}") from error
+        return unregistered(op, found, {**registered, table: removed}) if removed is not None else why
 
     async def _registered(self, found: Sequence[Copy]) -> Mapping[str, TableRecord | None]:
         if self._find is None or not found:

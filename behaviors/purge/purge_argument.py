@@ -1,0 +1,83 @@
+"""The argument, result and report of ``purge`` (a contract)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from distop.schemas.durations import Duration
+from distop_behaviors.orphans.orphan_argument import SHOWN, FailedFile, FileCount
+
+LONGEST_GRACE = 86_400.0
+
+
+class PurgeArgument(BaseModel):
+    """How a table is purged."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    grace: Annotated[Duration, Field(le=LONGEST_GRACE)] = Field(
+        0.0, description="Wait so long between the removal of the registration and the first deletion: at most 1d."
+    )
+    incomplete: Literal["error", "accept"] = Field(
+        "error",
+        description="What to do if files of the metadata are missing, as after an interrupted purge. accept: delete "
+        "what the others reach.",
+    )
+    dry_run: bool = Field(False, description="Only report what would be deleted.")
+    max_per_second: float | None = Field(None, gt=0, description="The highest rate, in files per second of each job.")
+
+
+class PurgeResult(BaseModel):
+    """The result of one job.
+
+    ``deleted``: planned files that are gone, also those that an earlier attempt has deleted. ``digest``: of these
+    (:mod:`distop_behaviors.purge.file_digest`). ``changed``: files that were replaced since they were listed, and stay.
+    """
+
+    deleted: FileCount = FileCount()
+    digest: str = ""
+    changed: int = 0
+    failed_files: int = 0
+    failed: list[FailedFile] = Field(default_factory=list)
+
+    def fail(self, file: str, why: str) -> None:
+        """Count one more file that could not be deleted."""
+        self.failed_files += 1
+        if len(self.failed) < SHOWN:
+            self.failed.append(FailedFile(file=file, why=why))
+
+
+class PurgeManifest(BaseModel):
+    """What planning has found.
+
+    ``planned``: the files to delete, by their kind; ``digest``: of these; ``missing``: the number of files that the
+    metadata name and the folder does not have; ``left``: files in the folder that the table does not reach.
+    """
+
+    place: str = ""
+    planned: dict[str, FileCount] = Field(default_factory=dict)
+    digest: str = ""
+    missing: int = 0
+    left: FileCount = FileCount()
+
+
+class PurgeReport(PurgeManifest):
+    """The receipt.
+
+    ``deleted``: files that are gone, by their kind; ``deleted_digest``: of these, equal to ``digest`` if all planned
+    files are gone. ``certificates``: deleted lists of certified files. ``added``: files that were written into the
+    folder since planning, and stay. ``complete``: nothing of the table is left.
+    """
+
+    dry_run: bool = False
+    complete: bool = False
+    deleted: dict[str, FileCount] = Field(default_factory=dict)
+    deleted_digest: str = ""
+    certificates: int = 0
+    changed: int = 0
+    added: int = 0
+    failed_files: int = 0
+    failed: list[FailedFile] = Field(default_factory=list)
+    seconds: float = 0.0

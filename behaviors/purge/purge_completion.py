@@ -1,0 +1,117 @@
+"""Completes ``purge``: deletes the metadata, the roots last, and makes the receipt.
+
+A run after a crash counts the planned files that are gone as deleted.
+"""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from distop.behavior import OperationFailed
+from distop.protocol.records import OperationRef
+from distop.protocol.texts import plural
+from distop.storage.deletion_scope import OWN
+from distop.storage.object_store import Listed
+from distop.storage.opened_stores import store_of
+from distop.storage.places import folder
+from distop.tables import place_of
+from distop_behaviors.orphans.orphan_argument import SHOWN, FileCount
+from distop_behaviors.orphans.table_folder import TablePlace
+from distop_behaviors.purge.file_digest import NOTHING, added_up
+from distop_behaviors.purge.purge_argument import PurgeManifest, PurgeReport, PurgeResult
+from distop_behaviors.purge.purge_deletion import delete_planned, failure_of
+from distop_behaviors.purge.purge_plan import LEAVES, MANIFEST_JOB, TIME, kind_of
+
+if TYPE_CHECKING:
+    from distop.behavior import JobContext, PartitionPlan, Summary, TableRecord
+    from distop_behaviors.purge.purge_argument import PurgeArgument
+
+CERTIFICATES = "certificates"
+"""The folder in the shared directory with the lists of certified files, by table."""
+_AGAIN = "register the table and start the purge again"
+
+
+class PurgeCompletion:
+    """One run of the completion."""
+
+    def __init__(self, argument: PurgeArgument, table: TableRecord, ctx: JobContext) -> None:
+        self._argument = argument
+        self._table = table
+        self._ctx = ctx
+
+    def run(self, summary: Summary) -> PurgeReport | None:
+        """Delete the metadata if all jobs have succeeded. Raises OperationFailed with the report if files are left."""
+        began = monotonic()
+        partitions = list(summary.partitions())
+        if not partitions:
+            return None  # nothing was planned, so the table is still registered
+        manifest = PurgeManifest.model_validate_json(str(partitions[0].values[MANIFEST_JOB]))
+        self._report = report = PurgeReport(**manifest.model_dump(), dry_run=self._argument.dry_run)
+        report.deleted_digest = NOTHING
+        kinds = {one.name: kind_of(one) for one in partitions}
+        for row in summary.outcomes():
+            if row.result is not None and row.name != MANIFEST_JOB:
+                self._add(kinds[row.name], PurgeResult.model_validate(row.result))
+        if self._argument.dry_run:
+            return report
+        if summary.verdict == "success":
+            self._delete_metadata(partitions)
+            report.certificates = self._delete_certificates()
+            report.complete = True
+        report.seconds = round(monotonic() - began, 3)
+        return report
+
+    def _add(self, kind: str, found: PurgeResult) -> None:
+        report = self._report
+        if found.deleted.files:
+            report.deleted.setdefault(kind, FileCount()).add_all(found.deleted)
+        report.deleted_digest = added_up([report.deleted_digest, found.digest])
+        report.changed += found.changed
+        report.failed_files += found.failed_files
+        report.failed = [*report.failed, *found.failed][:SHOWN]
+
+    def _delete_metadata(self, partitions: list[PartitionPlan]) -> None:
+        ctx = self._ctx
+        place = TablePlace(place_of(self._table, ctx.check_cancelled, lambda: ctx.spark), ctx)
+        self._check_new(place, partitions)
+        ctx.status("deleting the table's metadata")
+        for partition in partitions:
+            if partition.name == MANIFEST_JOB or kind_of(partition) in LEAVES:
+                continue
+            result = PurgeResult()
+            delete_planned(self._argument, place, partition, result, ctx)
+            self._add(kind_of(partition), result)
+            if why := failure_of(result):
+                # The files after these lead to them, so they stay.
+                raise OperationFailed(f"{why}; when that is repaired, {_AGAIN}", self._report)
+
+    def _check_new(self, place: TablePlace, partitions: list[PartitionPlan]) -> None:
+        """Raises OperationFailed if files were written since planning: metadata may reach them, so all of it stays."""
+        planned = {path for partition in partitions for path, _, _ in partition.files}
+        since = float(str(partitions[0].values[TIME]))
+        new = [
+            place.path_of(one.key)
+            for one in place.store.list()
+            if one.modified >= since and one.key.partition("/")[0] != OWN and place.path_of(one.key) not in planned
+        ]
+        self._report.added = len(new)
+        if new:
+            raise OperationFailed(
+                f"{plural(len(new), 'file')} in the table's folder, such as {new[0]}, came after the plan, so the "
+                f"metadata stay: stop the writers, {_AGAIN}",
+                self._report,
+            )
+
+    def _delete_certificates(self) -> int:
+        """Delete the lists of files of the table's certificates; returns their number."""
+        shared = self._ctx.shared
+        if shared is None:
+            return 0
+        store = store_of(shared)
+        where = f"{CERTIFICATES}/{folder(OperationRef.parse(self._ctx.operation).table)}"
+        lists = [Listed(one.key, one.size, one.stamp) for one in store.list(where)]
+        found = store.remove_listed(lists)
+        for key, why in found.failed.items():
+            self._ctx.log.warning("Cannot delete the list of certified files %s: %s", key, why)
+        return len(found.removed)
