@@ -43,7 +43,7 @@ class CleanUp(Behavior):
 class Purge(CleanUp):
     """Reports the files of its combined argument."""
 
-    type_name = "purge"
+    type_name = "purge-path"
     Arg = PurgeArg
     id_fields = ("path",)
     combine: ClassVar[Any] = {"files": "union"}

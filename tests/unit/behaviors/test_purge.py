@@ -1,0 +1,380 @@
+"""``purge`` removes the registration and all files that a table reaches, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import write_deltalake
+from pydantic import ValidationError
+
+from distop import testing
+from distop.behavior import OutcomeRow, PartitionPlan, TableRecord
+from distop.errors import InvalidArgument
+from distop.protocol.keys import Keys
+from distop.storage.deletion import Place
+from distop.storage.folder_store import FolderStore
+from distop.storage.object_store import Removed
+from distop_behaviors.purge import DropTablePurgeJob, Purge
+from distop_behaviors.purge.file_digest import NOTHING, added_up, digest_of
+from distop_behaviors.purge.purge_argument import PurgeReport
+from tests.support.context import FakeContext, complete, run_jobs
+from tests.support.orphan_runs import snapshot
+from tests.support.table_files import LoggedFolder, on_disk, with_statistics
+from tests.unit.tables.delta.test_deletion_vectors import with_vector
+from tests.unit.tables.iceberg.test_tables_iceberg import BY_K, SCHEMA, rows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+def iceberg(folder: Path, **properties: str) -> TableRecord:
+    table = LoggedFolder(folder).new(SCHEMA, BY_K, **properties)
+    for k in "abc":
+        table.append(rows(k))
+    table.delete("k = 'b'")
+    with_statistics(table, table.metadata.current_snapshot_id or 0)
+    return TableRecord("t", "iceberg", str(folder))
+
+
+def delta(folder: Path) -> TableRecord:
+    for n in range(12):
+        data = pa.table({"k": ["a", "b"], "v": [n, n]})
+        write_deltalake(folder, data, mode="overwrite" if n % 2 else "append", partition_by=["k"])
+    return TableRecord("t", "delta", str(folder))
+
+
+def parquet(folder: Path) -> TableRecord:
+    for k in "ab":
+        (folder / f"k={k}").mkdir(parents=True)
+        pq.write_table(pa.table({"v": [1, 2]}), folder / f"k={k}" / "x.parquet")
+    return TableRecord("t", "parquet", str(folder))
+
+
+MAKE = {"iceberg": iceberg, "delta": delta, "parquet": parquet}
+
+
+class Purging:
+    """One operation, in steps that a test can interrupt or repeat. ``tables``: other registered tables."""
+
+    def __init__(self, table: TableRecord, work: Path, tables: Iterable[TableRecord] = (), **arg: Any) -> None:
+        self.table, self.work, self.tables = table, work, {one.name: one for one in tables}
+        self.behavior = Purge()
+        self.argument = Purge.Arg.model_validate(arg)
+        self.partitions: list[PartitionPlan] = []
+        self.outcomes: list[OutcomeRow] = []
+
+    def context(self) -> FakeContext:
+        context = FakeContext(self.work, self.table)
+        context.operation = "t/purge/1"
+        context.tables = self.tables
+        return context
+
+    def plan(self) -> Purging:
+        planned = self.behavior.partitions(self.table, self.argument, self.context())
+        assert planned.removes_table is not self.argument.dry_run
+        self.partitions = [PartitionPlan.from_json(json.loads(json.dumps(one.to_json()))) for one in planned.partitions]
+        return self
+
+    def run_jobs(self) -> Purging:
+        self.outcomes = run_jobs(self.behavior, self.argument, self.partitions, self.context())
+        return self
+
+    def complete(self) -> tuple[PurgeReport, str]:
+        ran = complete(
+            self.behavior, self.argument, self.table, self.outcomes, self.partitions, self.context(), version=""
+        )
+        return PurgeReport.model_validate(ran.report), ran.message
+
+
+def purge(table: TableRecord, work: Path, **arg: Any) -> PurgeReport:
+    report, message = Purging(table, work, **arg).plan().run_jobs().complete()
+    assert not message
+    return report
+
+
+def files(found: dict[str, Any]) -> int:
+    return sum(one.files for one in found.values())
+
+
+def left(folder: Path) -> set[str]:
+    return {path for path in on_disk(folder) if "/_distop/stage" not in path}
+
+
+@pytest.mark.parametrize("make", MAKE)
+def test_all_files_that_the_table_reaches_are_deleted_and_no_other(tmp_path: Path, make: str) -> None:
+    table = MAKE[make](tmp_path / "t")
+    MAKE[make](tmp_path / "t2")
+    (tmp_path / "t" / "_distop" / "index" / "i" / "data").mkdir(parents=True)
+    (tmp_path / "t" / "_distop" / "index" / "i" / "data" / "x.parquet").write_bytes(b"index")
+    (tmp_path / "t" / "_orphan").write_bytes(b"not of the table")
+    (tmp_path / "work" / "certificates" / "t").mkdir(parents=True)
+    (tmp_path / "work" / "certificates" / "t" / "v1.json").write_bytes(b"{}")
+    (tmp_path / "work" / "certificates" / "t2").mkdir(parents=True)
+    (tmp_path / "work" / "certificates" / "t2" / "v1.json").write_bytes(b"{}")
+    before = on_disk(tmp_path / "t")
+    others = {path: data for path, data in snapshot(tmp_path).items() if "/t/" not in path}
+    report = purge(table, tmp_path / "work")
+    assert on_disk(tmp_path / "t") == {str(tmp_path / "t" / "_orphan")}
+    assert {path: data for path, data in snapshot(tmp_path).items() if "/t/" not in path} == others
+    assert files(report.deleted) == files(report.planned) == len(before) - 1
+    assert (report.deleted, report.deleted_digest) == (report.planned, report.digest)
+    assert (report.left.files, report.missing, report.certificates, report.complete) == (1, 0, 1, True)
+    assert report.deleted["index"].files == 1
+    assert report.place == str(tmp_path / "t")
+
+
+def test_polaris_4891_delete_files_and_their_manifests_are_deleted(tmp_path: Path) -> None:
+    """DROP TABLE PURGE left delete manifests and position deletes, because it read them as manifests of data."""
+    with_vector(tmp_path / "t", 4, 40)
+    (tmp_path / "t" / "data" / "dv.puffin").write_bytes(b"PFA1")
+    report = purge(TableRecord("t", "iceberg", str(tmp_path / "t")), tmp_path / "work")
+    assert (report.deleted["deletes"].files, report.deleted["manifest"].files) == (1, 2)
+    assert on_disk(tmp_path / "t") == set()
+
+
+def test_roots_are_deleted_last(tmp_path: Path) -> None:
+    table = iceberg(tmp_path / "t")
+    plan = Purging(table, tmp_path / "work").plan()
+    kinds = [one.name.rpartition("-")[0] for one in plan.partitions[1:]]
+    assert kinds == ["data", "statistics", "manifest", "manifest-list", "metadata"]
+    paths = [path for one in plan.partitions for path, _, _ in one.files]
+    assert sorted(paths) == sorted(on_disk(tmp_path / "t"))
+    metadata = [Path(path).name for path in paths if path.endswith((".metadata.json", ".text"))]
+    assert metadata[-2:] == ["version-hint.text", max(metadata[:-2] + metadata[-1:], key=_number)]
+
+
+def _number(name: str) -> int:
+    return int(name.removeprefix("v").partition(".")[0]) if name.startswith("v") and name[1].isdigit() else -1
+
+
+def test_polaris_269_a_purge_that_is_killed_anywhere_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks of DROP TABLE PURGE were lost with the server, after it had deleted the metadata that named the files.
+
+    Each page of deletions is interrupted in turn, before and after it; the next attempt continues.
+    """
+    remove = FolderStore.remove_listed
+    folder = tmp_path / "t"
+    table = iceberg(folder)
+    shutil.copytree(folder, tmp_path / "copy")
+    expected = on_disk(folder)
+    for after in (False, True):
+        for strike in range(6):
+            shutil.copytree(tmp_path / "copy", folder, dirs_exist_ok=True)
+            run = Purging(table, tmp_path / "work").plan()
+            pages = 0
+
+            def struck(self: FolderStore, objects: Any, *, strike: int = strike, after: bool = after) -> Removed:
+                nonlocal pages
+                pages += 1
+                if pages - 1 == strike and not after:
+                    raise KeyboardInterrupt
+                found = remove(self, objects)
+                if pages - 1 == strike:
+                    raise KeyboardInterrupt
+                return found
+
+            monkeypatch.setattr(FolderStore, "remove_listed", struck)
+            interrupted = 0
+            for step in (run.run_jobs, run.complete):
+                try:
+                    done = step()
+                except KeyboardInterrupt:
+                    interrupted += 1
+                    done = step()
+            report, message = done  # type: ignore[misc]
+            assert (message, report.complete, report.deleted_digest) == ("", True, report.digest)
+            assert files(report.deleted) == len(expected)
+            assert on_disk(folder) == set()
+            assert interrupted == (strike < pages - 1)
+
+
+def test_polaris_774_two_purges_at_once_delete_each_file_once_and_both_end(tmp_path: Path) -> None:
+    """There was no guard that two instances did not run one task. Here both find the same files gone."""
+    table = iceberg(tmp_path / "t")
+    one, two = (Purging(table, tmp_path / "work").plan() for _ in range(2))
+    one.run_jobs()
+    two.run_jobs()
+    for run in (one, two):
+        report, message = run.complete()
+        assert (message, report.complete, report.deleted_digest) == ("", True, report.digest)
+    assert on_disk(tmp_path / "t") == set()
+
+
+def test_a_dry_run_changes_nothing(tmp_path: Path) -> None:
+    table = iceberg(tmp_path / "t")
+    before = snapshot(tmp_path / "t")
+    report = purge(table, tmp_path / "work", dry_run=True)
+    assert snapshot(tmp_path / "t") == before
+    assert (report.dry_run, report.complete, report.deleted, report.deleted_digest) == (True, False, {}, NOTHING)
+    assert files(report.planned) == len(before)
+
+
+def test_an_operation_removes_the_registration_with_its_plan(tmp_path: Path) -> None:
+    table, keys = iceberg(tmp_path / "t"), Keys()
+    dry = testing.run_operation(Purge, {"dry_run": True}, table=table)
+    assert dry.state == "success"
+    assert dry.store.get(keys.table("t")) is not None
+    run = testing.run_operation(Purge, {}, table=table)
+    assert (run.state, run.report["complete"]) == ("success", True)
+    assert run.store.get(keys.table("t")) is None
+    assert on_disk(tmp_path / "t") == set()
+
+
+def refusal(run: Purging) -> str:
+    before = snapshot(Path(run.table.location))
+    with pytest.raises(InvalidArgument) as refused:
+        run.plan()
+    assert snapshot(Path(run.table.location)) == before
+    return str(refused.value)
+
+
+def test_a_table_under_another_name_too_or_around_another_one_is_refused(tmp_path: Path) -> None:
+    table = iceberg(tmp_path / "t")
+    for other, why in (
+        (TableRecord("u", "iceberg", str(tmp_path / "t")), "is equal to"),
+        (TableRecord("u", "parquet", str(tmp_path / "t" / "below")), "is inside"),
+        (TableRecord("u", "parquet", str(tmp_path)), "is around"),
+    ):
+        Path(other.location).mkdir(exist_ok=True)
+        assert why in refusal(Purging(table, tmp_path / "work", [table, other]))
+
+
+def test_a_table_inside_that_is_not_registered_is_refused(tmp_path: Path) -> None:
+    table = iceberg(tmp_path / "t")
+    delta(tmp_path / "t" / "k=a" / "inner")
+    assert "inside the table's folder" in refusal(Purging(table, tmp_path / "work"))
+
+
+def test_gc_enabled_false_is_refused(tmp_path: Path) -> None:
+    table = iceberg(tmp_path / "t", **{"gc.enabled": "false"})
+    assert "gc.enabled is false" in refusal(Purging(table, tmp_path / "work"))
+
+
+def test_a_link_in_the_folder_is_refused(tmp_path: Path) -> None:
+    table = iceberg(tmp_path / "t")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "x").write_bytes(b"x")
+    (tmp_path / "t" / "link").symlink_to(tmp_path / "elsewhere")
+    assert "link" in refusal(Purging(table, tmp_path / "work"))
+    assert (tmp_path / "elsewhere" / "x").exists()
+
+
+def test_a_file_outside_of_the_folder_is_refused(tmp_path: Path) -> None:
+    table = LoggedFolder(tmp_path / "t").new(SCHEMA, BY_K)
+    table.append(rows("a"))
+    outside = tmp_path / "outside.parquet"
+    pq.write_table(pa.table({"id": pa.array([1], pa.int32()), "k": ["a"]}), outside)
+    data = next((tmp_path / "t").rglob("*.parquet"))
+    outside.write_bytes(data.read_bytes())
+    table.add_files([str(outside)])
+    why = refusal(Purging(TableRecord("t", "iceberg", str(tmp_path / "t")), tmp_path / "work"))
+    assert "outside" in why
+    assert outside.exists()
+
+
+def test_a_table_of_a_catalog_is_refused(tmp_path: Path) -> None:
+    run = Purging(TableRecord("t", "iceberg", "prod.db.t"), tmp_path / "work")
+    with pytest.raises(InvalidArgument, match="drops no tables"):
+        run.plan()
+
+
+def test_a_plan_deletes_no_file_outside_of_the_table(tmp_path: Path) -> None:
+    """A plan is below the operation's root, where submitters write."""
+    run = Purging(iceberg(tmp_path / "t"), tmp_path / "work").plan()
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"x")
+    for path in (
+        str(secret),
+        f"{tmp_path}/t/../secret",
+        f"{tmp_path}/t/_distop/index/../../../secret",
+        f"{tmp_path}/t/_distop/stage/x",
+        f"{tmp_path}/t/_distop/index/%2e%2e/%2e%2e/x",
+    ):
+        forged = PartitionPlan(1, "data-000001", files=((path, 1, secret.stat().st_mtime_ns),))
+        with pytest.raises(InvalidArgument):
+            run.behavior.start_or_resume_job(run.argument, forged, run.context())
+    assert secret.exists()
+
+
+def test_missing_files_are_counted_and_denied_ones_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = iceberg(tmp_path / "t")
+    gone, kept, *_ = sorted((tmp_path / "t" / "data").rglob("*.parquet"))
+    gone.unlink()
+    run = Purging(table, tmp_path / "work").plan()
+    unlink = os.unlink
+
+    def denied(path: Any, *more: Any, **others: Any) -> None:
+        if Path(path).name == kept.name:
+            raise PermissionError(13, "Permission denied", path)
+        unlink(path, *more, **others)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("distop.storage.folder_store.os.unlink", denied)
+        run.run_jobs()
+    report, _ = run.complete()
+    assert (report.missing, report.failed_files, report.complete) == (1, 1, False)
+    assert report.failed[0].file == str(kept)
+    assert "denied" in report.failed[0].why.lower()
+    assert report.deleted_digest != report.digest
+    assert (tmp_path / "t" / "metadata").exists()
+    assert {path for path in left(tmp_path / "t") if "/metadata/" not in path} == {str(kept)}
+    again = purge(table, tmp_path / "work")
+    assert again.complete
+    assert again.missing == report.deleted["data"].files + 1
+
+
+def test_a_purge_goes_on_where_metadata_are_missing_only_if_that_is_accepted(tmp_path: Path) -> None:
+    table = iceberg(tmp_path / "t")
+    run = Purging(table, tmp_path / "work").plan()
+    manifests = [path for one in run.partitions if one.name.startswith("manifest-0") for path, _, _ in one.files]
+    Path(manifests[0]).unlink()
+    assert "incomplete" in refusal(Purging(table, tmp_path / "work"))
+    report = purge(table, tmp_path / "work", incomplete="accept")
+    assert report.complete
+    assert not [path for path in left(tmp_path / "t") if "/metadata/" in path]
+
+
+def test_a_file_that_a_writer_adds_after_the_plan_keeps_the_metadata(tmp_path: Path) -> None:
+    folder = LoggedFolder(tmp_path / "t")
+    writer = folder.new(SCHEMA, BY_K)
+    writer.append(rows("a"))
+    table = TableRecord("t", "iceberg", str(tmp_path / "t"))
+    run = Purging(table, tmp_path / "work").plan()
+    writer.append(rows("b"))
+    report, message = run.run_jobs().complete()
+    assert "came after the plan" in message
+    assert (report.complete, report.added > 0) == (False, True)
+    assert purge(table, tmp_path / "work").complete
+    assert on_disk(tmp_path / "t") == set()
+
+
+def test_a_cancelled_or_failed_operation_keeps_the_metadata_and_reports(tmp_path: Path) -> None:
+    table = iceberg(tmp_path / "t")
+    run = Purging(table, tmp_path / "work").plan().run_jobs()
+    run.outcomes[1] = OutcomeRow(1, run.outcomes[1].name, False, None, "lost")
+    report, message = run.complete()
+    assert (message, report.complete, report.deleted) == ("", False, {})
+    assert [path for path in left(tmp_path / "t") if path.endswith(".metadata.json")]
+
+
+def test_the_digest_does_not_depend_on_order_or_parts() -> None:
+    some = [("a", 1), ("b/c", 2), ("d", 3)]
+    assert digest_of(some) == digest_of(reversed(some)) == added_up([digest_of(some[:1]), "", digest_of(some[1:])])
+    assert digest_of(some) != digest_of([("a", 1), ("b/c", 2), ("d", 4)])
+    assert digest_of([]) == added_up([]) == NOTHING
+
+
+def test_the_grace_is_limited_and_the_alias_is_the_same_type() -> None:
+    assert Purge.Arg.model_validate({"grace": "1d"}).grace == 86_400
+    with pytest.raises(ValidationError):
+        Purge.Arg.model_validate({"grace": "2d"})
+    alias, own = DropTablePurgeJob.declaration(), Purge.declaration()
+    assert (alias.arg_schema, alias.removes_table) == (own.arg_schema, True)
+    assert own.conflicts_with == alias.conflicts_with == ("*",)
