@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 def folders_of_others(table: TableRecord, ctx: JobContext, *, with_same: bool = False) -> list[str]:
     """The folders of all registered tables but this one, in planning; local ones also with their links followed.
 
-    The same table under another name is left out, unless ``with_same``. Raises InvalidArgument if the folder of a table is not known, and
-    TableUnavailable.
+    The same table under another name is left out, unless ``with_same``. Raises InvalidArgument if the folder of a table
+    is not known, and TableUnavailable.
     """
     found: list[str] = []
     for other in ctx.registered_tables():

@@ -28,9 +28,7 @@ _STEP = 0.5
 """Seconds between two checks whether to stop while a rate limit or the grace is kept."""
 
 
-def delete_job(
-    argument: PurgeArgument, table: TableRecord, partition: PartitionPlan, ctx: JobContext
-) -> PurgeResult:
+def delete_job(argument: PurgeArgument, table: TableRecord, partition: PartitionPlan, ctx: JobContext) -> PurgeResult:
     """Delete the files of a job, if they are leaves. Raises JobFailed if some cannot be deleted."""
     if kind_of(partition) not in LEAVES:
         return PurgeResult()
@@ -90,9 +88,7 @@ def _key_of(path: str, place: TablePlace) -> str:
     return key
 
 
-def _wait_for_grace(
-    argument: PurgeArgument, place: TablePlace, values: Mapping[str, object], ctx: JobContext
-) -> None:
+def _wait_for_grace(argument: PurgeArgument, place: TablePlace, values: Mapping[str, object], ctx: JobContext) -> None:
     """Wait until the grace is over, by the store's clock."""
     if not argument.grace:
         return

@@ -138,7 +138,9 @@ def excluded_by(type_name: str, conflicts: Iterable[str], others: Mapping[str, I
     ``conflicts``: the types that it declares as conflicting. ``others``: each running type with the types that it
     declares. One of the two declarations is enough.
     """
-    return sorted(other for other, theirs in others.items() if excludes(conflicts, other) or excludes(theirs, type_name))
+    return sorted(
+        other for other, theirs in others.items() if excludes(conflicts, other) or excludes(theirs, type_name)
+    )
 
 
 def excludes(conflicts: Iterable[str], type_name: str) -> bool:

@@ -224,7 +224,9 @@ class LoneExecutor:
 
     def _removal(self) -> Txn:
         """The removal of the table's record, which goes with the plan."""
-        table, run_ops = (self._store.get(key) for key in (self._keys.table(self._name), self._keys.run_ops(self._name)))
+        table, run_ops = (
+            self._store.get(key) for key in (self._keys.table(self._name), self._keys.run_ops(self._name))
+        )
         assert table is not None
         assert run_ops is not None
         return table_registry.removal(self._keys, self._ref, table, run_ops)

@@ -121,7 +121,7 @@ def _id(chance: random.Random, kind: str, name: str, folder: Path) -> Drawn:
         options: dict[str, Any] = {"on_duplicate": policy}
         if chance.random() < 0.7:
             options["delay"] = chance.uniform(0.2, 2.0)
-        parts.append(Part("purge", TABLES[0], arg, options))
+        parts.append(Part("purge-path", TABLES[0], arg, options))
     return parts, [(chance.uniform(0.0, 2.0), "next round"), (chance.uniform(0.0, 2.0), "release")]
 
 

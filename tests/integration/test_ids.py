@@ -29,17 +29,19 @@ LIMIT = 60
 
 @pytest.fixture
 def purge_group(group: Daemons, sample_env: dict[str, str]) -> Daemons:  # noqa: F811
-    """A group with a daemon that offers ``purge``."""
+    """A group with a daemon that offers ``purge-path``."""
     group.start("e1", env=sample_env)
     group.eventually(
-        lambda: any(one.type_name == "purge" for one in group.client.behaviors()), "purge is published", "e1"
+        lambda: any(one.type_name == "purge-path" for one in group.client.behaviors()), "purge-path is published", "e1"
     )
     group.await_ready("e1")
     return group
 
 
 def purge(group: Daemons, path: str = "a", files: tuple[str, ...] = (), hold: str = "", **options: Any) -> Operation:
-    return group.client.start_operation("purge", TABLE, {"path": path, "files": list(files), "hold": hold}, **options)
+    return group.client.start_operation(
+        "purge-path", TABLE, {"path": path, "files": list(files), "hold": hold}, **options
+    )
 
 
 def ids(group: Daemons) -> dict[str, str]:
@@ -59,7 +61,7 @@ def test_L20_concurrent_replacements_of_one_operation_are_all_started(purge_grou
         with distop.connect(purge_group.endpoint) as client:
             return [
                 client.start_operation(
-                    "purge", TABLE, {"path": "a", "files": [f"{n}/{k}"]}, delay=60.0, on_duplicate=policy
+                    "purge-path", TABLE, {"path": "a", "files": [f"{n}/{k}"]}, delay=60.0, on_duplicate=policy
                 ).ref
                 for k in range(10)
             ]
@@ -166,7 +168,7 @@ def test_P16_arguments_are_combined_by_the_rule_of_the_behavior(purge_group: Dae
         lambda: len(dump(purge_group.endpoint, "distOpPending.")) == 1, "the ended operations are cleaned up"
     )
     before = revision_and_keys(purge_group.endpoint)
-    with pytest.raises(Incompatible, match="'hold' differs, and purge has no rule to combine it"):
+    with pytest.raises(Incompatible, match="'hold' differs, and purge-path has no rule to combine it"):
         purge(purge_group, hold="elsewhere", on_duplicate="combine")
     assert revision_and_keys(purge_group.endpoint) == before
     waiting_operation.cancel()
@@ -256,17 +258,19 @@ def test_L19_a_graph_with_a_duplicate_is_refused_whole_or_joins_it(purge_group: 
     before = revision_and_keys(purge_group.endpoint)
     with pytest.raises(Incompatible, match=first.ref):
         purge_group.client.start_operations(
-            [Start("noop", TABLE, {}), Start("purge", TABLE, arg, options={"on_duplicate": "refuse"})]
+            [Start("noop", TABLE, {}), Start("purge-path", TABLE, arg, options={"on_duplicate": "refuse"})]
         )
     with pytest.raises(InvalidArgument, match="have the same id"):
         purge_group.client.start_operations(
-            [Start("purge", TABLE, {"path": "c"}), Start("purge", TABLE, {"path": "c"})]
+            [Start("purge-path", TABLE, {"path": "c"}), Start("purge-path", TABLE, {"path": "c"})]
         )
     after = revision_and_keys(purge_group.endpoint)
-    assert {k: v for k, v in after[1].items() if "purge" not in k} == {
-        k: v for k, v in before[1].items() if "purge" not in k
+    assert {k: v for k, v in after[1].items() if "purge-path" not in k} == {
+        k: v for k, v in before[1].items() if "purge-path" not in k
     }
-    standing, last = purge_group.client.start_operations(chain(Start("purge", TABLE, arg), Start("noop", TABLE, {})))
+    standing, last = purge_group.client.start_operations(
+        chain(Start("purge-path", TABLE, arg), Start("noop", TABLE, {}))
+    )
     assert (standing.ref, standing.already_started) == (first.ref, True)
     assert last.status().state == "pending"
     release_file.touch()
@@ -275,16 +279,16 @@ def test_L19_a_graph_with_a_duplicate_is_refused_whole_or_joins_it(purge_group: 
 
 def test_L9_a_prepared_operation_has_its_id_until_it_ends(purge_group: Daemons) -> None:
     prepare = purge_group.client.prepare_operation
-    first = prepare("purge", TABLE, {"path": "a"}, external_id="tx-1", verify_after=3600)
+    first = prepare("purge-path", TABLE, {"path": "a"}, external_id="tx-1", verify_after=3600)
     assert list(ids(purge_group).values()) == [first.ref], "the id is the one that its behavior computes"
     before = revision_and_keys(purge_group.endpoint)
     for arg in ({"path": "a"}, {"path": "a", "files": ["x"]}):
         with pytest.raises(Incompatible, match=f"{first.ref} has the same id and is pending"):
-            prepare("purge", TABLE, arg, external_id="tx-2")
+            prepare("purge-path", TABLE, arg, external_id="tx-2")
     with pytest.raises(Incompatible, match=f"{first.ref} .* it is held until it is confirmed"):
         purge(purge_group, on_duplicate="replace")
     refused = distop_process(
-        purge_group, *("prepare", "purge", TABLE, "--arg", '{"path": "a"}', "--external-id", "tx-2", "--json")
+        purge_group, *("prepare", "purge-path", TABLE, "--arg", '{"path": "a"}', "--external-id", "tx-2", "--json")
     )
     assert (refused.returncode, refused.stdout) == (5, "")
     assert f"{first.ref} has the same id" in refused.stderr
@@ -293,7 +297,7 @@ def test_L9_a_prepared_operation_has_its_id_until_it_ends(purge_group: Daemons) 
     purge_group.client.confirm("tx-1")
     assert first.wait(LIMIT).state == "success"
     assert ids(purge_group) == {}
-    unconfirmed = prepare("purge", TABLE, {"path": "a"}, external_id="tx-2", verify_after=0.2)
+    unconfirmed = prepare("purge-path", TABLE, {"path": "a"}, external_id="tx-2", verify_after=0.2)
     assert unconfirmed.wait(LIMIT).alarm
     assert ids(purge_group) == {}, "the unconfirmed operation has ended"
     words = ("prepare", "noop", TABLE, "--external-id", "tx-3", "--id", "nightly")
@@ -306,7 +310,7 @@ def test_L9_a_prepared_operation_has_its_id_until_it_ends(purge_group: Daemons) 
 
 def test_L9_an_operation_started_in_a_callers_transaction_has_its_id(purge_group: Daemons, tmp_path: Any) -> None:
     release_file = tmp_path / "go"
-    start = Start("purge", TABLE, {"path": "a", "hold": str(release_file)})
+    start = Start("purge-path", TABLE, {"path": "a", "hold": str(release_file)})
     early = purge_group.client.submission(start)
     done = purge_group.client.transaction(success=[Put("order", b"1")], start=start)
     (first,) = done.operations
@@ -329,7 +333,7 @@ def test_L9_an_operation_started_in_a_callers_transaction_has_its_id(purge_group
 
 def test_L9_one_of_several_transactions_with_one_id_is_committed(purge_group: Daemons, tmp_path: Any) -> None:
     release_file = tmp_path / "go"
-    start = Start("purge", TABLE, {"path": "a", "hold": str(release_file)})
+    start = Start("purge-path", TABLE, {"path": "a", "hold": str(release_file)})
 
     def commit(n: int) -> str:
         try:

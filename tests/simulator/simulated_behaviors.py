@@ -59,7 +59,9 @@ TYPES: Mapping[str, Declaration] = {
 report, lost jobs that fail, with and without cleanup, a name that is a prefix of another one, also without a table, a
 join, rarely offered, without code, removal of the table.
 """
-DRAWN = tuple(name for name, declaration in TYPES.items() if not declaration.joins and name not in (RARE, BY_HAND, DROP))
+DRAWN = tuple(
+    name for name, declaration in TYPES.items() if not declaration.joins and name not in (RARE, BY_HAND, DROP)
+)
 """The types from which scenarios draw."""
 
 

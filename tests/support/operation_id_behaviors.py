@@ -40,7 +40,7 @@ class CleanUp(Behavior):
             time.sleep(0.005)
 
 
-class Purge(CleanUp):
+class PurgePath(CleanUp):
     """Reports the files of its combined argument."""
 
     type_name = "purge-path"

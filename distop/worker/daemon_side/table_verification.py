@@ -86,9 +86,7 @@ class TableRecordCheck:
             self._checked.popitem(last=False)
         return [reasons[one.op] for one in requests]
 
-    async def _why_refused(
-        self, op: str, found: Sequence[Copy], registered: Mapping[str, TableRecord | None]
-    ) -> str:
+    async def _why_refused(self, op: str, found: Sequence[Copy], registered: Mapping[str, TableRecord | None]) -> str:
         """As :func:`unregistered`, but the record that the operation's plan has removed counts as registered."""
         why, table = unregistered(op, found, registered), OperationRef.parse(op).table
         if not why or self._find_removed is None or table not in {name for name, _ in found}:
