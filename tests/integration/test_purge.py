@@ -80,7 +80,7 @@ def test_a_table_that_was_registered_again_since_the_start_stays(group: Daemons,
     (first,) = group.start("a")
     first.kill()
     op = group.client.start_operation("purge", "lake")
-    group.client.add_table(TableRecord("lake", "parquet", table.location, {"note": "another one"}), replace=True)
+    group.client.add_table(TableRecord("lake", "parquet", table.location, {"group_files": 7}), replace=True)
     group.client.add_table(table, replace=True)
     group.start("b")
     ended = op.wait(LIMIT)
