@@ -100,6 +100,7 @@ def test_every_key_parses_back(keys: Keys, ref: OperationRef, p: int, incarnatio
         check(keys.job(ref, p, name), K.OP, **whole, name=name, partition=p)
     check(keys.chunk(ref, p), K.OP, **whole, name="plan", chunk=p)
     check(keys.gate(ref), K.OPEN, **whole)
+    check(keys.removed_table(ref), K.REMOVED_TABLE, **whole)
     check(keys.pending(ref), K.PENDING, **whole)
     check(keys.claim(ref, p), K.CLAIM, **whole, partition=p)
     check(keys.history(ref), K.HISTORY, **whole)
