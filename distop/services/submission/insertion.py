@@ -138,7 +138,7 @@ class StartAttempt:
         self._same(of_type)
         if self._spec is None or time.monotonic() - self._spec[0] > SPEC_IS_GOOD_FOR:
             mod = of_type.counters.table_mod or 0
-            spec = make_spec(self.wanted, of_type.declaration, of_type.record, table_mod=mod)
+            spec = make_spec(self.wanted, of_type.declaration, of_type.record, "", mod)
             self._spec = time.monotonic(), spec, spec.encode()
         return self._spec[1:]
 
