@@ -39,7 +39,7 @@ SHARE = 0.15
 """Share of the seeds whose scenario is a scene without a focus."""
 FOCUSED_SHARE = 0.03
 """Share of the other seeds whose scenario is a focused scene."""
-REMOVAL_SHARE = 0.04
+REMOVAL_SHARE = 0.03
 """Share of the seeds without a scene of policies whose scenario has operations that remove their table."""
 POLICY_SHARE = 0.05
 """Share of the remaining seeds whose scenario is a scene of policies."""
@@ -612,7 +612,7 @@ def drawn_scene(seed: int) -> tuple[Scene | None, Focus] | None:
     policies = random.Random(f"policies of tables/{seed}")
     if policies.random() < POLICY_SHARE:
         return policies.choice(POLICY_SCENES)
-    removals = random.Random(f"removals by operations/{seed}")
+    removals = random.Random(f"purged tables/{seed}")
     return removals.choice(REMOVAL_SCENES) if removals.random() < REMOVAL_SHARE else None
 
 
