@@ -7,8 +7,10 @@ files and of objects treats both alike.
 from __future__ import annotations
 
 import html
+import os
 import re
 from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import urlsplit
 
 from distop.errors import DistopError, TableBusy, TableRefused, TableUnavailable, message_of
 from distop.protocol.texts import one_line
@@ -40,8 +42,20 @@ _BAD_RANGE = "Failed to parse value for CONTENT_RANGE header"
 _CONNECT = "kind: Connect"
 _TIMEOUT = "kind: Timeout"
 _DEBUG = "Debug source:"
-_TOKEN_SERVICE = ("token request", "169.254.169.254", "latest/api/token")
-"""Parts of obstore's text if the request was one for credentials, which it sends if it has found none."""
+_REQUEST = re.compile(r"Generic (\w+) error: Error performing ([A-Z]+) (\S+) in \d")
+"""The start of obstore's text for a failed request: the store, the method and the URL, which has no blanks."""
+_TOKEN_REQUEST = re.compile(
+    r"Generic (?:GCS|MicrosoftAzure) error: Error performing token request"
+    r"|Generic S3 error: (?:Invalid AssumeRoleWithWebIdentity response: |Failed to read token file )"
+)
+"""The start of obstore's texts for requests for credentials that name no URL."""
+_HIDDEN_URL = "REDACTED"
+"""In place of the URL of S3's token service, which has the token; obstore shows all other URLs of S3."""
+_CREDENTIAL_HOSTS = frozenset({"169.254.169.254", "169.254.170.2", "169.254.170.23", "fd00:ec2::254", "fd00:ec2::23"})
+"""The addresses at which AWS gives credentials to instances and containers."""
+_INSTANCE_PATHS = ("/latest/api/token", "/latest/meta-data/iam/security-credentials")
+_TRANSPORT = re.compile(r"kind: (?:Connect|Request|Timeout|Interrupted)\b")
+_HTTP_KIND = re.compile(r"kind: \w+")
 _LONGEST_CAUSE = 300
 CHECK_ACCESS = "; check this machine's access with `distop doctor --storage URL`"
 """The end of an error about a store that refuses a table: what to do next."""
@@ -118,7 +132,7 @@ class AnswerLost(StoreUnavailable):
 
 
 class NotConnected(StoreUnavailable):
-    """No connection could be made, so the request was certainly not applied."""
+    """No connection could be made, or no credentials were given in time: the request was certainly not applied."""
 
 
 class InvalidRange(StoreError):
@@ -154,6 +168,8 @@ def _translated(error: BaseException, what: str, text: str, status: int, code: s
     from obstore import exceptions as e
 
     message = f"cannot {what}: {_cause(text, status, code)}"
+    if _is_for_credentials(text):
+        return NotConnected(message) if _may_be_given_later(text, status, code) else Denied(message)
     if code in _NO_PLACE:
         return BucketMissing(f"cannot {what}: there is no such bucket or container")
     denied = status in (401, 403) or code == UNKNOWN_USER
@@ -175,6 +191,33 @@ def _translated(error: BaseException, what: str, text: str, status: int, code: s
     if isinstance(error, e.NotSupportedError) or status == 501:
         return Unsupported(message)
     return _transport_error(text, status, code, message)
+
+
+def _is_for_credentials(text: str) -> bool:
+    """Whether the failed request was one for credentials: then none was sent to the store.
+
+    Judges the start of the text only, because keys of objects and answers of stores follow.
+    """
+    if _TOKEN_REQUEST.match(text):
+        return True
+    found = _REQUEST.match(text)
+    if found is None or found[1] != "S3":
+        return False
+    url = found[3].partition("?")[0].rstrip("/")
+    if url == _HIDDEN_URL or url == os.environ.get("AWS_CONTAINER_CREDENTIALS_FULL_URI", "").rstrip("/"):
+        return True
+    own = os.environ.get("AWS_METADATA_ENDPOINT", "").rstrip("/")
+    if own and url.startswith(tuple(f"{own}{path}" for path in _INSTANCE_PATHS)):
+        return True
+    return urlsplit(url).hostname in _CREDENTIAL_HOSTS
+
+
+def _may_be_given_later(text: str, status: int, code: str) -> bool:
+    """Whether another request for credentials may succeed."""
+    if status:
+        return status in (408, 429) or status >= 500 or code in _SLOW
+    kind = _HTTP_KIND.search(text.partition(_DEBUG)[2])
+    return kind is not None and _TRANSPORT.match(kind[0]) is not None
 
 
 def _transport_error(text: str, status: int, code: str, message: str) -> StoreError:
@@ -214,14 +257,20 @@ def _cause(text: str, status: int, code: str) -> str:
         cause = "no connection"
     elif _TIMEOUT in text:
         cause = "no answer in time"
-    if any(part in text for part in _TOKEN_SERVICE):
+    plain = text.partition(_DEBUG)[0].strip().splitlines()
+    if _is_for_credentials(text):
+        if not cause:
+            cause = one_line(plain[0].partition(" error: ")[2])
+            cause = secret_settings.shortened(cause, _LONGEST_CAUSE)
+        request = _REQUEST.match(text)
+        if text.startswith("Generic S3 error: ") and (request is None or request[3] == _HIDDEN_URL):
+            return f"no credentials: the token service gave none for the web identity ({cause})"
         return (
             "no credentials in the environment or a profile, and this machine's service for credentials gave none "
-            f"({cause or 'invalid answer'})"
+            f"({cause})"
         )
     if cause:
         return cause
-    plain = text.partition(_DEBUG)[0].strip().splitlines()
     return secret_settings.shortened(one_line(plain[0] if plain else "no cause given"), _LONGEST_CAUSE)
 
 

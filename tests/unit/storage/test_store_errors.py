@@ -55,6 +55,30 @@ def test_an_error_in_an_answer_with_the_status_200_leaves_a_write_unknown() -> N
     assert isinstance(translated(error, "copy a to b"), AnswerLost)
 
 
+@pytest.mark.parametrize(
+    "request_text",
+    [
+        "PUT http://store/lake/latest/api/token",
+        "PUT http://store/lake/169.254.169.254",
+        "POST http://store/lake/REDACTED?uploadId=1",
+        "PUT http://store/lake/Error%20performing%20POST%20REDACTED%20in%205ms",
+    ],
+)
+def test_a_key_that_looks_like_a_request_for_credentials_leaves_a_write_unknown(
+    request_text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a request for credentials is known to have changed nothing."""
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://metadata")
+    answer = "Server returned non-2xx status code: 500 No: Generic S3 error: Error performing POST REDACTED in 5ms"
+    error = GenericError(f"Generic S3 error: Error performing {request_text} in 5ms - {answer}")
+    assert isinstance(translated(error, "create a"), AnswerLost)
+
+
+def test_a_hidden_url_of_azure_is_no_request_for_credentials() -> None:
+    error = GenericError("Generic MicrosoftAzure error: Error performing PUT REDACTED in 5ms - status code: HttpError")
+    assert isinstance(translated(error, "create a"), AnswerLost)
+
+
 def test_a_copy_whose_version_is_not_answered_is_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
     store = memory_store()
     store.put_new("a", b"content")
