@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 PAGE = Path(__file__).parents[2] / "docs/how-to/store-data-on-s3.md"
 SECRET = "a-secret-of-this-lake"
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300), pytest.mark.rotating]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(400), pytest.mark.rotating]
 
 
 @pytest.fixture
@@ -71,7 +71,12 @@ def test_the_commands_of_the_page_run(lake: tuple[Served, FaultyProxy], tmp_path
     settings = re.findall(r"^```toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[0]
     endpoint = f"http://127.0.0.1:{proxy.port}"
     settings = settings.replace("https://s3.example.com:9000", endpoint) + "allow_http = true\n"
+    jars = ",".join(map(str, (jar(), *(delta.jars() or ()), *(s3_spark.jars() or ()))))
+    settings += f'[spark-conf]\n"spark.jars" = "{jars}"\n'
     (tmp_path / "distop.toml").write_text(settings)
+    [doctor, executor] = re.findall(
+        r"^```sh\ndistop (--config distop.toml (?:doctor.*|executor))\n```$", page, re.MULTILINE
+    )
     commands = "".join(re.findall(r"^```shell\n(.*?)^```$", page, re.MULTILINE | re.DOTALL))
     data = io.BytesIO()
     pq.write_table(pa.table({"total": [1.5, 2.0]}), data)
@@ -80,11 +85,18 @@ def test_the_commands_of_the_page_run(lake: tuple[Served, FaultyProxy], tmp_path
         store.put_new(f"orders/day={day}/a.parquet", data.getvalue())
     table_in(open_store(f"s3://{servers.BUCKET}/customers"), served.port, {"a": [1], "b": [1]}, {"a": [2], "b": [2]})
     append(f"s3://{servers.BUCKET}/products", served.port, pa.table({"id": [1, 2], "price": [0.5, 2.0]}))
-    jars = ",".join(map(str, (jar(), *(delta.jars() or ()), *(s3_spark.jars() or ()))))
+    checked = subprocess.run(
+        [sys.executable, "-m", "distop.cli", *doctor.split()],
+        capture_output=True, text=True, check=False, timeout=200, cwd=tmp_path,
+    )  # fmt: skip
+    assert checked.returncode == 0, checked
+    for check in ("storage settings", "obstore", "pyarrow", "spark reader", "conditional writes", "store clock"):
+        assert re.search(rf"^{check} +ok ", checked.stdout, re.MULTILINE), checked
+    assert executor == "--config distop.toml executor"
     config = ("--config", str(tmp_path / "distop.toml"))
     (tmp_path / "daemons").mkdir()
     with EmbeddedEtcd() as etcd, daemons(etcd.endpoint, tmp_path / "daemons") as group:
-        group.start("ann", ttl=10, options=(*SPARK, *config, "--spark-conf", f"spark.jars={jars}"))
+        group.start("ann", ttl=10, options=(*SPARK, *config))
         proxy.seen.clear()
         ran = subprocess.run(
             ["bash", "-c", f'set -e; distop() {{ "{sys.executable}" -m distop.cli "$@"; }}; {commands}'],

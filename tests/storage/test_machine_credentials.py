@@ -197,6 +197,19 @@ def test_obstore_uses_the_role_of_a_web_identity(tokens: TokenService, proxy: Fa
     assert request["WebIdentityToken"] == ["of-this-pod"]
 
 
+def test_pyarrow_needs_the_region_of_a_web_identity_in_the_environment(
+    tokens: TokenService, proxy: FaultyProxy
+) -> None:
+    """As docs/how-to/store-data-on-s3.md says: with the region in the settings alone, it signs nothing."""
+    location = f"s3://{servers.BUCKET}/{uuid.uuid4().hex}"
+    open_store(location).put_new("a", b"content")
+    proxy.seen.clear()
+    filesystem, path = storage_access_for(f"{location}/a").pyarrow()
+    with pytest.raises(OSError, match="ACCESS_DENIED"):
+        filesystem.open_input_stream(path)
+    assert signers(proxy) == {b""}
+
+
 @pytest.mark.parametrize("status", [400, 403, 404, 409])
 def test_a_write_without_credentials_is_refused(status: int, tokens: TokenService, proxy: FaultyProxy) -> None:
     """Nothing was sent to the store, so the outcome is known."""
