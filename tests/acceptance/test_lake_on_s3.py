@@ -109,6 +109,8 @@ def test_the_commands_of_the_page_run(lake: tuple[Served, FaultyProxy], tmp_path
         texts = [file.read_bytes() for file in (tmp_path / "daemons").rglob("*") if file.is_file()]
     assert not any(SECRET.encode() in text for text in texts)
     assert SECRET not in ran.stdout + ran.stderr
+    names = {seen.target.partition("?")[0] for seen in proxy.seen if seen.method == "PUT"}
+    assert any("/totals/" in name for name in names), names
     changed = json.loads(store.get("customers/metadata/v4.metadata.json", limit=1 << 20).data)["properties"]
     assert json.loads(changed["distop.applied"])["operation"] == "customers/apply/1"
     assert b"products/apply/1" in store.get("products/_delta_log/00000000000000000001.json", limit=1 << 20).data
