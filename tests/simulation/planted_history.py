@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from distop.daemon.clock_check import ClockCheck
 from tests.simulation.bug_planting import Patch, bug, substitute
-from tests.simulation.planted_policies import BUGS, Planted
+from tests.simulation.planted_removals import BUGS, Planted
 
 
 @bug("record deleted too early", first=2)
