@@ -13,6 +13,7 @@ from distop.errors import InvalidArgument, TableUnavailable, UnsafePath
 from distop.protocol.texts import shown
 from distop.storage.confinement import resolved
 from distop.storage.deletion_scope import OWN
+from distop.storage.files import local_path
 from distop.tables import reachability_of
 from distop.tables.reachability import (
     CHECKPOINT,
@@ -61,6 +62,10 @@ def plan(argument: PurgeArgument, table: TableRecord, ctx: JobContext) -> Planne
         raise InvalidArgument(
             f"the table {shown(table.name)} is in a catalog, from which distop drops no tables: drop it there, or "
             "register its folder as a table of its own"
+        )
+    if local_path(table.folder) is None:
+        raise InvalidArgument(
+            f"the table {shown(table.name)} is in an object store, where purge is not finished: it works on disks"
         )
     found = reachability_of(table, ctx.check_cancelled, lambda: ctx.spark)
     if found.protected:

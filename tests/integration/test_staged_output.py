@@ -31,7 +31,11 @@ def test_F28_F35_stages_of_a_killed_executor_are_removed(
     options = ("--shared-dir", str(shared), "--slots", str(JOBS))
 
     def staged() -> list[Path]:
-        return sorted(shared.glob(f"*/stage/{TABLE}/{kind}/*/*/*/lines.txt"))
+        while True:
+            try:
+                return sorted(shared.glob(f"*/stage/{TABLE}/{kind}/*/*/*/lines.txt"))
+            except FileNotFoundError:
+                continue  # a folder was removed while it was listed
 
     (bob,) = group.start("bob", ttl=3, env=sample_env, options=options)
     op = group.client.start_operation(kind, TABLE, {"go": str(tmp_path / "go")})

@@ -221,7 +221,7 @@ def test_P3_a_series_is_ended_through_any_of_its_operations(group: Daemons) -> N
 DIFFERENT_IN_EACH = {"request_id", "time", "not_before", "series"}
 """The fields of a spec that differ between the operations of a series."""
 NOT_START_OPTIONS = {
-    Spec: {"table", "one_at_a_time", "version", "rerun_of", "hold", "follows", "not_before"},
+    Spec: {"table", "one_at_a_time", "version", "rerun_of", "hold", "follows", "not_before", "table_revision"},
     Rules: {
         "can_fail",
         "lost",

@@ -17,7 +17,7 @@ from tests.simulation.bug_search import FEW, SEEDS, look_for, require_recorded, 
 from tests.simulation.planted_history import BUGS, Planted
 from tests.simulator import Simulation, draw_scenario
 from tests.simulator.run import without_logs
-from tests.simulator.scenes import FOCUSED, POLICY_SCENES, SCENES
+from tests.simulator.scenes import FOCUSED, POLICY_SCENES, REMOVAL_SCENES, SCENES
 
 pytestmark = pytest.mark.rotating
 
@@ -79,7 +79,7 @@ def test_each_planted_bug_has_a_drawn_schedule() -> None:
 def test_each_chosen_scenario_is_drawn() -> None:
     """Each scene and each choice of faults of the search is drawn by some seeds."""
     chosen = {(planted.shape, planted.focus) for planted in BUGS if planted.chosen}
-    assert chosen <= {*((scene, ()) for scene in SCENES), *FOCUSED, *POLICY_SCENES}
+    assert chosen <= {*((scene, ()) for scene in SCENES), *FOCUSED, *POLICY_SCENES, *REMOVAL_SCENES}
 
 
 def test_an_error_in_planted_code_is_no_find(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,6 +108,7 @@ UNSEEN = {
     "policy lost a pause": "Policies are judged by the simulator; the second auditor knows no policies.",
     "started by a paused policy": "Policies are judged by the simulator; the second auditor knows no policies.",
     "started by a removed policy": "Policies are judged by the simulator; the second auditor knows no policies.",
+    "wrong removal": "Removals by plans are judged by the simulator; the second auditor knows none.",
     "uncaught error": "Errors of distop's code are only in logs.",
 }
 """Kind of breach of the other bugs → why history does not show them."""

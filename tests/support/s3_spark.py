@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from distop.storage.storage_access import storage_access_for
+from distop_behaviors.reading.check_session import session_of
 from scripts import spark_jars
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ def configured(
     settings |= {f"{start}.{name}": value for name, value in (others or {}).items()}
     for name, value in settings.items():
         hadoop.set(name, value)
+    # Iceberg's catalogs keep the Hadoop settings of their first use, which may be before these were set.
+    session_of(spark)._jsparkSession.sessionState().catalogManager().reset()
     yield
     for name in settings:
         hadoop.unset(name)

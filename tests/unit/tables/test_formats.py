@@ -111,10 +111,10 @@ def test_a_behavior_knows_readers_and_no_format(path: Path) -> None:
 def test_the_source_of_a_behavior_names_no_format(path: Path) -> None:
     """An index may name Parquet, because it consists of Parquet files, and so may settings of Spark.
 
-    Its keys are delta-encoded. An export has manifests of its own.
+    Its keys are delta-encoded. An export and a purge have manifests of their own.
     """
     words = r"iceberg|\bdelta\b(?!-encoded)"
-    words += "" if path.parent.name == "export" else "|manifest"
+    words += "" if path.parent.name in {"export", "purge"} else "|manifest"
     words += "|parquet|footer" if path.parent.name == "validate" else ""
     assert re.findall(rf"(?i).*(?:{words}).*", path.read_text()) == []
 
