@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from distop.schemas.durations import Duration
-from distop_behaviors.orphans.orphan_argument import FailedFile, FileCount
+from distop_behaviors.orphans.orphan_argument import FailedFiles, FileCount
 
 SHORTEST_AGE = 3600.0
 SHOWN = 20
@@ -63,7 +63,7 @@ class ExpireSnapshotsResult(BaseModel):
     kept: ListedFiles | None = None
 
 
-class DeletionCounts(BaseModel):
+class DeletionCounts(FailedFiles):
     """What became of files that were to be deleted.
 
     ``deleted``: by the kind of file. ``missing``: files that were gone; ``recent``: files that are younger than the
@@ -77,18 +77,10 @@ class DeletionCounts(BaseModel):
     changed: int = 0
     elsewhere: int = 0
     reached: int = 0
-    failed_files: int = 0
-    failed: list[FailedFile] = Field(default_factory=list)
 
     def count(self, kind: str, size: int) -> None:
         """Count one more deleted file."""
         self.deleted.setdefault(kind, FileCount()).add(size)
-
-    def fail(self, file: str, why: str) -> None:
-        """Count one more file that could not be deleted."""
-        self.failed_files += 1
-        if len(self.failed) < SHOWN:
-            self.failed.append(FailedFile(file=file, why=why))
 
 
 class ExpireSnapshotsReport(DeletionCounts):

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from distop_behaviors.orphans.orphan_argument import SHOWN, FailedFile, FileCount
+from distop_behaviors.orphans.orphan_argument import FailedFiles, FileCount
 
 Prefix = Annotated[str, Field(min_length=1, max_length=1024)]
 
@@ -45,7 +45,7 @@ class ExportArgument(BaseModel):
     dry_run: bool = Field(False, description="Only report what would be copied.")
 
 
-class ExportResult(BaseModel):
+class ExportResult(FailedFiles):
     """The result of the export of one folder.
 
     ``copied``: written now; ``reused``: copies of earlier attempts or exports, examined; ``unchanged``: files of
@@ -61,15 +61,7 @@ class ExportResult(BaseModel):
     removed: FileCount = FileCount()
     seconds: float = 0.0
     manifest: str = ""
-    failed_files: int = 0
-    failed: list[FailedFile] = Field(default_factory=list)
     sample: list[str] = Field(default_factory=list, description="The first files of `gone`.")
-
-    def fail(self, file: str, why: str) -> None:
-        """Count one more file that could not be exported or removed."""
-        self.failed_files += 1
-        if len(self.failed) < SHOWN:
-            self.failed.append(FailedFile(file=file, why=why))
 
 
 class ExportReport(ExportResult):

@@ -71,7 +71,6 @@ def _add_results(report: ExportReport, summary: Summary) -> dict[int, str]:
         for name in _COUNTS:
             getattr(report, name).add_all(getattr(found, name))
         report.seconds += found.seconds
-        report.failed_files += found.failed_files
-        report.failed = [*report.failed, *found.failed][:SHOWN]
+        report.add_failed(found)
         report.sample = [*report.sample, *found.sample][:SHOWN]
     return manifests

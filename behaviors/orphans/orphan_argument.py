@@ -69,7 +69,25 @@ class FailedFile(BaseModel):
     why: str
 
 
-class OrphansResult(BaseModel):
+class FailedFiles(BaseModel):
+    """The files that could not be removed, moved or restored: their number, and the first of them."""
+
+    failed_files: int = 0
+    failed: list[FailedFile] = Field(default_factory=list)
+
+    def fail(self, file: str, why: str) -> None:
+        """Count one more such file."""
+        self.failed_files += 1
+        if len(self.failed) < SHOWN:
+            self.failed.append(FailedFile(file=file, why=why))
+
+    def add_failed(self, other: FailedFiles) -> None:
+        """Add those of another result."""
+        self.failed_files += other.failed_files
+        self.failed = [*self.failed, *other.failed][:SHOWN]
+
+
+class OrphansResult(FailedFiles):
     """The result of one job.
 
     ``discarded``: removed files of the quarantine; ``missing``: files that were gone; ``changed``: files that were
@@ -81,14 +99,6 @@ class OrphansResult(BaseModel):
     missing: int = 0
     changed: int = 0
     reached: int = 0
-    failed_files: int = 0
-    failed: list[FailedFile] = Field(default_factory=list)
-
-    def fail(self, file: str, why: str) -> None:
-        """Count one more file that could not be removed."""
-        self.failed_files += 1
-        if len(self.failed) < SHOWN:
-            self.failed.append(FailedFile(file=file, why=why))
 
 
 class OrphanListing(BaseModel):
@@ -126,7 +136,7 @@ class RestoreArgument(BaseModel):
     dry_run: bool = Field(False, description="Only report what would be restored.")
 
 
-class RestoreReport(BaseModel):
+class RestoreReport(FailedFiles):
     """The report of ``restore``.
 
     ``existing``: files whose place is taken by another file, so that they stay in the quarantine.
@@ -135,6 +145,4 @@ class RestoreReport(BaseModel):
     restored: FileCount = FileCount()
     existing: int = 0
     missing: int = 0
-    failed_files: int = 0
-    failed: list[FailedFile] = Field(default_factory=list)
     dry_run: bool = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from distop_behaviors.orphans.orphan_argument import SHOWN, OrphanListing, OrphansReport, OrphansResult
+from distop_behaviors.orphans.orphan_argument import OrphanListing, OrphansReport, OrphansResult
 from distop_behaviors.orphans.orphan_plan import LISTING, PLACE
 from distop_behaviors.orphans.table_folder import quarantine_path
 
@@ -28,8 +28,7 @@ def report_of(argument: OrphansArgument, summary: Summary, ctx: JobContext) -> O
         report.missing += found.missing
         report.changed += found.changed
         report.reached += found.reached
-        report.failed_files += found.failed_files
-        report.failed = [*report.failed, *found.failed][:SHOWN]
+        report.add_failed(found)
     if argument.quarantine and report.removed.files:
         report.quarantine = f"{place}/{quarantine_path(ctx.space, ctx.operation)}"
     return report

@@ -10,7 +10,7 @@ from distop.protocol.texts import plural, shown
 from distop.storage.object_store import Listed
 from distop.storage.store_errors import ObjectMissing
 from distop.tables import place_of
-from distop_behaviors.orphans.orphan_argument import SHOWN, FailedFile, RestoreReport
+from distop_behaviors.orphans.orphan_argument import RestoreReport
 from distop_behaviors.orphans.table_folder import TablePlace, operation_of
 
 if TYPE_CHECKING:
@@ -90,9 +90,7 @@ class Restoration:
             report.restored.add(sizes[key])
         report.missing += len(found.missing) + len(found.changed)
         for key, why in found.failed.items():
-            report.failed_files += 1
-            if len(report.failed) < SHOWN:
-                report.failed.append(FailedFile(file=self._folder.path_of(key), why=why))
+            report.fail(self._folder.path_of(key), why)
 
     def _exists(self, key: str) -> bool:
         try:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from distop.schemas.durations import Duration
-from distop_behaviors.orphans.orphan_argument import SHOWN, FailedFile, FileCount
+from distop_behaviors.orphans.orphan_argument import FailedFiles, FileCount
 
 LONGEST_GRACE = 86_400.0
 
@@ -29,7 +29,7 @@ class PurgeArgument(BaseModel):
     max_per_second: float | None = Field(None, gt=0, description="The highest rate, in files per second of each job.")
 
 
-class PurgeResult(BaseModel):
+class PurgeResult(FailedFiles):
     """The result of one job.
 
     ``deleted``: planned files that are gone, also those that an earlier attempt has deleted. ``digest``: of these
@@ -39,14 +39,6 @@ class PurgeResult(BaseModel):
     deleted: FileCount = FileCount()
     digest: str = ""
     changed: int = 0
-    failed_files: int = 0
-    failed: list[FailedFile] = Field(default_factory=list)
-
-    def fail(self, file: str, why: str) -> None:
-        """Count one more file that could not be deleted."""
-        self.failed_files += 1
-        if len(self.failed) < SHOWN:
-            self.failed.append(FailedFile(file=file, why=why))
 
 
 class PurgeManifest(BaseModel):
@@ -63,7 +55,7 @@ class PurgeManifest(BaseModel):
     left: FileCount = FileCount()
 
 
-class PurgeReport(PurgeManifest):
+class PurgeReport(PurgeManifest, FailedFiles):
     """The receipt.
 
     ``deleted``: files that are gone, by their kind; ``deleted_digest``: of these, equal to ``digest`` if all planned
@@ -78,6 +70,4 @@ class PurgeReport(PurgeManifest):
     certificates: int = 0
     changed: int = 0
     added: int = 0
-    failed_files: int = 0
-    failed: list[FailedFile] = Field(default_factory=list)
     seconds: float = 0.0

@@ -16,7 +16,7 @@ from distop.storage.object_store import Listed
 from distop.storage.opened_stores import store_of
 from distop.storage.places import folder
 from distop.tables import place_of
-from distop_behaviors.orphans.orphan_argument import SHOWN, FileCount
+from distop_behaviors.orphans.orphan_argument import FileCount
 from distop_behaviors.orphans.table_folder import TablePlace
 from distop_behaviors.purge.file_digest import NOTHING, added_up
 from distop_behaviors.purge.purge_argument import PurgeManifest, PurgeReport, PurgeResult
@@ -68,8 +68,7 @@ class PurgeCompletion:
             report.deleted.setdefault(kind, FileCount()).add_all(found.deleted)
         report.deleted_digest = added_up([report.deleted_digest, found.digest])
         report.changed += found.changed
-        report.failed_files += found.failed_files
-        report.failed = [*report.failed, *found.failed][:SHOWN]
+        report.add_failed(found)
 
     def _delete_metadata(self, partitions: list[PartitionPlan]) -> None:
         ctx = self._ctx
