@@ -22,6 +22,7 @@ from benchmarks import (
     index,
     lakes,
     latency,
+    maintenance,
     many,
     operations,
     size,
@@ -52,6 +53,7 @@ RUNS = {
     "skew": skew.run,
     "storage": storage.run,
     "lakes": lakes.run,
+    "maintenance": maintenance.run,
     "size": size.run,
     "failover": failover.run,
 }
@@ -101,6 +103,11 @@ def main() -> int:
             "lakes",
             "validate, build-index and lookup on S3, relative to a local folder",
             {"files": 1_000, "runs": 5, "formats": lakes.FORMATS},
+        ),
+        (
+            "maintenance",
+            "compact, expire-snapshots, remove-orphans, export and policies, relative to other programs",
+            {"scale": 0.5, "runs": 5, "tables": 10_000, "cases": maintenance.CASES},
         ),
         ("size", "import time, memory, a very large operation", {"partitions": 100_000}),
         ("failover", "executors killed and stopped while they run jobs", {"runs": 50, "ttl": (10,)}),

@@ -228,15 +228,22 @@ def peak_memory(bench: Cluster) -> float:
 
     With several executors: the largest sum.
     """
+    return max(child_memory(executor) for executor in bench.executors)
+
+
+def child_memory(executor: Executor) -> float:
+    """Peak resident MB of an executor's child and its processes: the sum of their peaks."""
+    return sum(_peak_resident(pid) for pid in child_processes(executor))
+
+
+def child_processes(executor: Executor) -> list[int]:
+    """An executor's child and its processes (JVM, Python workers)."""
     from tests.support.processes import children, children_of_guardian, machine
 
-    sums = []
-    for executor in bench.executors:
-        guardians = children(executor.pid)
-        excluded = {executor.pid, *guardians}
-        excluded |= {pid for guard in guardians for pid in children(guard) if pid not in children_of_guardian(guard)}
-        sums.append(sum(_peak_resident(pid) for pid in machine(executor.pid) if pid not in excluded))
-    return max(sums)
+    guardians = children(executor.pid)
+    excluded = {executor.pid, *guardians}
+    excluded |= {pid for guard in guardians for pid in children(guard) if pid not in children_of_guardian(guard)}
+    return [pid for pid in machine(executor.pid) if pid not in excluded]
 
 
 def _peak_resident(pid: int) -> float:

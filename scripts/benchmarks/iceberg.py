@@ -25,7 +25,7 @@ def _jars() -> Sequence[Path] | str:
 def _write(target: Path, months: Iterator[pa.Table]) -> None:
     created: Any = None
     for month in months:
-        created = created or _create(target, month.schema)
+        created = created or create(target, month.schema, MONTH, **ONE_MANIFEST)
         created.append(month)
 
 
@@ -38,7 +38,8 @@ def _next_version(location: Path) -> None:
     hint.write_text(str(version + 1))
 
 
-def _create(location: Path, columns: pa.Schema) -> Any:
+def create(location: Path, columns: pa.Schema, by: str, **properties: str) -> Any:
+    """Create a table in a folder that is partitioned by the values of the column ``by``."""
     from pyiceberg.partitioning import PartitionField, PartitionSpec
     from pyiceberg.schema import Schema
     from pyiceberg.transforms import IdentityTransform
@@ -53,8 +54,9 @@ def _create(location: Path, columns: pa.Schema) -> Any:
         if kind is None:
             kind = DecimalType(column.type.precision, column.type.scale)
         fields.append(NestedField(n, column.name, kind, required=False))
-    spec = PartitionSpec(PartitionField(len(fields), 1000, IdentityTransform(), MONTH))
-    return Folder(location).new(Schema(*fields), spec, **ONE_MANIFEST)
+    source = columns.get_field_index(by) + 1
+    spec = PartitionSpec(PartitionField(source, 1000, IdentityTransform(), by))
+    return Folder(location).new(Schema(*fields), spec, **properties)
 
 
 FORMAT = TableFormat("iceberg", "manifests", _jars, _write, _next_version)
