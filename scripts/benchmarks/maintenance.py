@@ -171,7 +171,7 @@ def _expire(result: Result, folder: Path, runs: int) -> None:
             return seconds
 
         what = "expire-snapshots, relative to expire_snapshots"
-        _alternate(result, what, original, by_distop, by_statement, runs, 1.0, f"{files} files, 10 remain")
+        _alternate(result, what, original, by_distop, by_statement, runs, None, f"{files} files, 10 remain")
         _add_memory(result, sides, "expire-snapshots", "expire_snapshots")
 
 
@@ -194,7 +194,7 @@ def _orphans(result: Result, folder: Path, runs: int) -> None:
             return seconds
 
         what = "remove-orphans, relative to remove_orphan_files"
-        _alternate(result, what, original, by_distop, by_statement, runs, 1.0, f"{ORPHANS} orphans, 100 others")
+        _alternate(result, what, original, by_distop, by_statement, runs, None, f"{ORPHANS} orphans, 100 others")
         _add_memory(result, sides, "remove-orphans", "remove_orphan_files")
 
 
@@ -247,7 +247,7 @@ def _alternate(
     ours: Callable[[Path], float],
     theirs: Callable[[Path], float],
     runs: int,
-    target: float,
+    target: float | None,
     note: str,
 ) -> None:
     """Run both in turn, each time on a new copy of the table, and add the ratio of the medians."""
@@ -265,7 +265,7 @@ def _alternate(
 
 
 def _add_ratio(
-    result: Result, what: str, times: tuple[list[float], list[float]], target: float, conditions: str
+    result: Result, what: str, times: tuple[list[float], list[float]], target: float | None, conditions: str
 ) -> None:
     ours, theirs = map(median, times)
     note = f"{ours:.3f} : {theirs:.3f} s; {conditions}"
