@@ -107,7 +107,7 @@ def main() -> int:
         (
             "maintenance",
             "compact, expire-snapshots, remove-orphans, export and policies, relative to other programs",
-            {"scale": 0.5, "runs": 5, "tables": 10_000, "cases": maintenance.CASES},
+            {"scale": 0.2, "runs": 3, "tables": 10_000, "cases": maintenance.CASES},
         ),
         ("size", "import time, memory, a very large operation", {"partitions": 100_000}),
         ("failover", "executors killed and stopped while they run jobs", {"runs": 50, "ttl": (10,)}),

@@ -6,20 +6,25 @@ import asyncio
 import os
 import shutil
 import time
+import uuid
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 
 import distop
 from benchmarks.common import Cluster, EtcdProbe, Result, Row, child_processes, cluster, report_progress
+from distop.protocol.policy import SeenPolicy, set_policies
 from distop.protocol.records import TableRecord
+from distop.protocol.txn import Get
 
 AT_ONCE = 16
-"""Tables that are registered concurrently."""
+"""Tables that are registered concurrently. Policies are made one table at a time: their transactions conflict."""
 SECONDS = 30.0
 """How long the processor time is measured."""
 SETTLED = 10.0
 """Seconds of rest before the daemon is measured."""
+NEW = SeenPolicy(None, 0)
 EVALUATED_SECONDS = 1_800.0
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -62,23 +67,42 @@ def _tables(folder: Path, tables: int) -> list[Path]:
 
 
 async def _register(endpoint: str, locations: list[Path]) -> None:
-    """Register the tables with three policies each, none of which starts an operation."""
+    """Register the tables with three policies each, none of which starts an operation.
+
+    The first table's policies are made by the client, which checks them. The others are copies, one transaction a table.
+    """
     left = list(enumerate(locations))
+    mods: dict[str, int] = {}
     async with distop.aio.connect(endpoint) as client:
+        etcd, keys = client.etcd, client.keys
 
         async def some() -> None:
             while left:
                 n, location = left.pop()
                 name = f"idle.t{n}"
-                await client.add_table(TableRecord(name, "delta", str(location)))
-                await client.set_policy(
-                    "compact", name, "compact", on="version", when="small_files > 50 or delete_ratio > 0.1"
-                )
-                when = "snapshots > 10 and oldest_snapshot > 5d"
-                await client.set_policy("expire", name, "expire-snapshots", every="1d", when=when)
-                await client.set_policy("check", name, "validate", {"checks": [{"not_null": "k"}]}, on="event:loaded")
+                await client.add_table(TableRecord(name, "delta", str(location)), check=False)
+                (record,) = await etcd.read(Get(keys.table(name)))
+                assert record.kv is not None
+                mods[name] = record.kv.mod_revision
 
         await asyncio.gather(*(some() for _ in range(AT_ONCE)))
+        (first, *others) = mods
+        await client.set_policy(
+            "compact", first, "compact", on="version", when="small_files > 50 or delete_ratio > 0.1"
+        )
+        when = "snapshots > 10 and oldest_snapshot > 5d"
+        await client.set_policy("expire", first, "expire-snapshots", every="1d", when=when)
+        await client.set_policy("check", first, "validate", {"checks": [{"not_null": "k"}]}, on="event:loaded")
+        made = {one.name: one.policy for one in await client.policies(first) if one.policy is not None}
+        (found,) = await etcd.read(Get(keys.policy_mark()))
+        assert found.kv is not None
+        mark = found.kv.mod_revision
+        for name in others:
+            new = {one: (replace(policy, uid=uuid.uuid4().hex), NEW) for one, policy in made.items()}
+            result = await etcd.commit(set_policies(keys, name, new, mark, mods[name]))
+            if not result.succeeded:
+                raise RuntimeError(f"The policies of {name} were not made: another client makes policies")
+            mark = result.revision
 
 
 def _evaluated(bench: Cluster, count: int) -> bool:

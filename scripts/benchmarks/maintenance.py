@@ -46,7 +46,7 @@ DELTA_SESSION = {
 SHORT_AGE = {"older_than": 0, "allow_recent": True}
 
 
-def run(scale: float = 0.5, runs: int = 5, tables: int = 10_000, cases: Sequence[str] = CASES) -> Result:
+def run(scale: float = 0.2, runs: int = 3, tables: int = 10_000, cases: Sequence[str] = CASES) -> Result:
     """Each case beside its peer."""
     result = Result("maintenance", {"scale": scale, "runs": runs, "tables": tables})
     measure: Mapping[str, Callable[[Path], None]] = {
