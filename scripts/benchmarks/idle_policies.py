@@ -69,7 +69,7 @@ def _tables(folder: Path, tables: int) -> list[Path]:
 async def _register(endpoint: str, locations: list[Path]) -> None:
     """Register the tables with three policies each, none of which starts an operation.
 
-    The first table's policies are made by the client, which checks them. The others are copies, one transaction a table.
+    The first table's policies are made by the client, which checks them. The others are copies.
     """
     left = list(enumerate(locations))
     mods: dict[str, int] = {}
