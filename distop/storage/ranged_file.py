@@ -1,4 +1,4 @@
-"""Reads an object as a file, by requests for ranges of its bytes."""
+"""Reads an object as a file: from its last bytes, and by requests for ranges of the others."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ from io import SEEK_CUR, SEEK_END, SEEK_SET, RawIOBase
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from distop.storage.object_store import ObjectStore, StoredObject
+    from distop.storage.object_store import Content, ObjectStore
 
 
 class RangedFile(RawIOBase):
-    """An object as a file, whose reads are requests for ranges of one version."""
+    """An object as a file. All its bytes are of one version. ``end``: its last bytes."""
 
-    def __init__(self, store: ObjectStore, stored: StoredObject) -> None:
+    def __init__(self, store: ObjectStore, end: Content) -> None:
         super().__init__()
         self._store = store
-        self._stored = stored
+        self._stored = end.stored
+        self._end = end.data
+        self._start = end.stored.size - len(end.data)
+        """The position of the first of the last bytes."""
         self._at = 0
 
     def readable(self) -> bool:
@@ -32,11 +35,11 @@ class RangedFile(RawIOBase):
         return self._at
 
     def readinto(self, buffer: Any) -> int:
-        end = min(self._at + len(buffer), self._stored.size)
-        if end <= self._at:
-            return 0
-        some = [(self._at, end)]
-        data = self._store.get_ranges(self._stored.key, some, version=self._stored.version)[0]
+        if self._at >= self._start:
+            data = self._end[self._at - self._start :][: len(buffer)]
+        else:
+            some = [(self._at, min(self._at + len(buffer), self._start))]
+            data = self._store.get_ranges(self._stored.key, some, version=self._stored.version)[0]
         buffer[: len(data)] = data
         self._at += len(data)
         return len(data)

@@ -61,7 +61,8 @@ TOKEN = "distopwrite"
 _GAP = 1 << 20
 """Bytes between two ranges that are read by one request."""
 _READ_AHEAD = 1 << 18
-"""Bytes that are read at least by one request for a part of an open object."""
+"""Bytes that a request for a part of an open object reads at least, and that are read when it is opened: the end of the
+object, where Parquet has its footer. So one request reads a small object."""
 ONE_READ = 4 * PART
 """Maximum bytes of an object that is read by one request."""
 _AT_ONCE = 8
@@ -138,9 +139,9 @@ class RemoteStore(ObjectStore):
 
     @contextmanager
     def open(self, key: str) -> Iterator[OpenObject]:
-        stored = self.head(key)
-        with BufferedReader(RangedFile(self, stored), _READ_AHEAD) as file:
-            yield OpenObject(file, stored)
+        end = self.get_end(key, _READ_AHEAD)
+        with BufferedReader(RangedFile(self, end), _READ_AHEAD) as file:
+            yield OpenObject(file, end.stored)
 
     def get_end(self, key: str, count: int) -> Content:
         path, what = self._path(key), f"read {self.location_of(key)}"
