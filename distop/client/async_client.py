@@ -2,52 +2,33 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 from distop.client.async_operation import Operation, parse_ref
-from distop.client.graphs import Start, requests, steps
-from distop.clock import time, uuid
-from distop.errors import InvalidArgument, NotFound, UnreadableRecord
-from distop.protocol.identity import MADE
+from distop.client.direct_backend import DirectBackend
 from distop.protocol.keys import Keys
 from distop.protocol.operation_labels import labels as check_labels
-from distop.protocol.texts import shown
 from distop.runtime.keyword_signatures import takes_fields_of
 from distop.schemas.argument_schema import encode_argument
-from distop.services import actions, autopilot, policies, registered, table_registry
-from distop.services.claims import owned_jobs as claims
-from distop.services.claims.types_without_code import TypeOptions, register
-from distop.services.draining import drain, undo
+from distop.services import policies
+from distop.services.claims.types_without_code import TypeOptions
 from distop.services.inspection import filters
 from distop.services.inspection.history_filters import HistoryFilters
-from distop.services.inspection.history_pages import ask
-from distop.services.inspection.status import alarms, judge, live_nodes, take
-from distop.services.inspection.survey import Filter, counts, open_states, survey
+from distop.services.inspection.survey import Filter, open_states
 from distop.services.operation_results import Transaction
-from distop.services.readable_records import left_out
-from distop.services.submission import two_phase
-from distop.services.submission.added_dependencies import add_dependencies
-from distop.services.submission.graph_start import AFTER_PER_START, IN_GRAPHS, start_graph
-from distop.services.submission.option_values import after_one
-from distop.services.submission.start_batches import Starts
 from distop.services.submission.start_options import StartOptions, takes_options
-from distop.services.submission.start_request import acting, derived, request
-from distop.services.submission.transactional_start import commit_with, own, submission
 from distop.storage import storage_options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
     from types import TracebackType
 
-    from distop.client.graphs import Step
+    from distop.client.graphs import Start, Step
     from distop.protocol.behavior_declaration import Declaration
     from distop.protocol.records import Node, OperationRef, TableRecord
     from distop.protocol.txn import Compare, TxnOperation
     from distop.services.autopilot import Autopilot
-    from distop.services.claims.job_owner import Owner
+    from distop.services.claims import owned_jobs as claims
     from distop.services.claims.owned_jobs import OfferedJob, OwnedJob
     from distop.services.claims.types_without_code import TypeKeywords
     from distop.services.inspection.history_filters import HistoryKeywords
@@ -56,30 +37,10 @@ if TYPE_CHECKING:
     from distop.services.inspection.why import Why
     from distop.services.operation_results import OperationStatus
     from distop.services.policies import PolicyStatus
-    from distop.services.submission.graph_start import StartLink
     from distop.services.submission.start_options import PrepareKeywords, RerunKeywords, StartKeywords
-    from distop.services.submission.start_request import Request
     from distop.services.submission.transactional_start import Submission
     from distop.settings import ClientConfig
     from distop.store.client import EtcdClient
-
-_AT_ONCE = 8
-
-
-def _once(
-    starts: Step | Iterable[Start], request_id: str | None, who: str
-) -> tuple[list[Request], list[StartLink], str]:
-    """The operations to start, and the request id of all of them.
-
-    If the caller chose none, it is a generated one, which an error can name. Operations with a request id of their own
-    keep it.
-    """
-    if request_id is not None:
-        return *requests(steps(starts), request_id, who), request_id
-    name = f"{MADE}{uuid.uuid4()}"
-    wanted, links = requests(steps(starts), None, who)
-    named = [one if one.own_id else replace(one, request_id=f"{name}#{n}") for n, one in enumerate(wanted)]
-    return named, links, name
 
 
 class Client:
@@ -95,27 +56,25 @@ class Client:
         self.config = config
         if config.storage:
             storage_options.configure(config.storage)
-        self._keys = Keys(config.namespace)
-        self._etcd = etcd if etcd is not None else EtcdClient(config.etcd)
-        self._starts = Starts(self._etcd, self._keys)
-        self._owner: Owner | None = None
+        opened = etcd if etcd is not None else EtcdClient(config.etcd)
+        self._backend = DirectBackend(opened, Keys(config.namespace), config.shared_dir)
 
     @property
     def etcd(self) -> EtcdClient:
         """The client of the store."""
-        return self._etcd
+        return self._backend.etcd
 
     @property
     def keys(self) -> Keys:
         """The key schema in this client's namespace."""
-        return self._keys
+        return self._backend.keys
 
     async def connect(self) -> None:
         """Wait until etcd answers, at most ``connect_timeout`` seconds.
 
         Raises EtcdUnavailable, InvalidArgument (certificates), PermissionDenied (credentials).
         """
-        await self._etcd.connect()
+        await self._backend.connect()
 
     async def close(self) -> None:
         """Close the connection.
@@ -123,9 +82,7 @@ class Client:
         Operations continue; owned jobs that were not returned are free after they expire. Writes that etcd has not
         answered raise OutcomeUnknown, and reads EtcdUnavailable.
         """
-        if self._owner is not None:
-            await self._owner.close()
-        await self._etcd.close()
+        await self._backend.close()
 
     async def __aenter__(self) -> Client:
         return self
@@ -138,8 +95,7 @@ class Client:
     # ------------------------------------------------------------- operations
 
     def _handle(self, ref: OperationRef, *, already_started: bool = False) -> Operation:
-        shared_dir = self.config.shared_dir
-        return Operation(self._etcd, self._keys, ref, already_started=already_started, shared_dir=shared_dir)
+        return Operation(self._backend, ref, already_started=already_started)
 
     @takes_options("start")
     async def start_operation(
@@ -181,11 +137,7 @@ class Client:
         the request id in the message.
         """
         chosen = StartOptions.of(options)
-        wanted = request(type_name, table, encode_argument(arg), chosen, acting(self._etcd))
-        if len(wanted.after) > AFTER_PER_START and wanted.on_duplicate in IN_GRAPHS:
-            (started,) = await start_graph(self._etcd, self._keys, [wanted], [], wanted.request_id)
-        else:
-            started = await self._starts.start(wanted)
+        started = await self._backend.start(type_name, table, encode_argument(arg), chosen)
         return self._handle(started.ref, already_started=started.earlier)
 
     async def start_operations(self, starts: Iterable[Start], *, request_id: str | None = None) -> list[Operation]:
@@ -198,8 +150,7 @@ class Client:
         exclude, and refuse none. Raises as :meth:`start_operation` does, for the first refused operation;
         InvalidArgument for a cycle, and for more than 100,000 operations.
         """
-        wanted, links, name = _once(starts, request_id, acting(self._etcd))
-        started = await start_graph(self._etcd, self._keys, wanted, links, name)
+        started = await self._backend.start_graph(starts, request_id)
         return [self._handle(one.ref, already_started=one.earlier) for one in started]
 
     async def add_dependencies(self, pairs: Iterable[tuple[Any, Any]]) -> None:
@@ -210,11 +161,7 @@ class Client:
         Raises NotFound; NotAllowed (``run`` has started); OperationStartError (``after`` ended otherwise, or there are
         too many dependencies to rule out a cycle); InvalidArgument (a cycle).
         """
-        try:
-            given = [(after_one(after), after_one(run).ref) for after, run in pairs]
-        except (TypeError, ValueError):
-            raise InvalidArgument("dependencies must be pairs: (operation to wait for, waiting operation)") from None
-        await add_dependencies(self._etcd, self._keys, given)
+        await self._backend.add_dependencies(pairs)
 
     # --------------------------------------------- within transactions, in two phases
 
@@ -230,8 +177,7 @@ class Client:
         Raises as :meth:`start_operations` does; InvalidArgument if they do not fit into one transaction;
         OperationStartError if ``request_id`` has started them before.
         """
-        wanted, links, _ = _once(starts, request_id, acting(self._etcd))
-        return await submission(self._etcd, self._keys, wanted, links)
+        return await self._backend.submission(starts, request_id)
 
     async def transaction(
         self,
@@ -253,9 +199,7 @@ class Client:
         message. Of all calls with one request id, one branch is applied, once, and the other answers have ``earlier``;
         if ``failure`` only reads, a later call may still be committed.
         """
-        mine = own(self._keys, compare, success, failure)
-        wanted, links, name = _once(start, request_id, acting(self._etcd))
-        done = await commit_with(self._etcd, self._keys, wanted, links, mine, name)
+        done = await self._backend.transaction(compare, success, failure, start, request_id)
         handles = [self._handle(ref, already_started=done.earlier) for ref in done.refs]
         return Transaction(done.committed, handles, done.answers, done.earlier, done.revision)
 
@@ -289,12 +233,9 @@ class Client:
         until it ends; Incompatible if another one has it, which is not joined. Raises as that does; OutcomeUnknown:
         prepare it again.
         """
-        known = two_phase.external(external_id)
-        chosen = StartOptions.of(options, "prepare")
-        wanted = request(type_name, table, encode_argument(arg), chosen, acting(self._etcd))
-        wanted = derived(wanted, two_phase.request_id(known))
-        terms = two_phase.terms(wanted, verify, verify_after, verify_attempts, verify_pause, known)
-        started = await two_phase.prepare(self._etcd, self._keys, wanted, terms)
+        chosen, encoded = StartOptions.of(options, "prepare"), encode_argument(arg)
+        verification = verify, verify_after, verify_attempts, verify_pause
+        started = await self._backend.prepare(type_name, table, encoded, chosen, external_id, *verification)
         return self._handle(started.ref, already_started=started.earlier)
 
     async def confirm(self, external_id: str) -> Operation:
@@ -303,13 +244,11 @@ class Client:
         Raises NotFound; NotAllowed, with the reason, if it was given up, abandoned or cancelled; OutcomeUnknown:
         confirm it again.
         """
-        ref = await two_phase.confirm(self._etcd, self._keys, two_phase.external(external_id))
-        return self._handle(ref)
+        return self._handle(await self._backend.confirm(external_id))
 
     async def prepared_operation(self, external_id: str) -> Operation:
         """The operation that was prepared under this id. Raises NotFound."""
-        ref = await two_phase.find(self._etcd, self._keys, two_phase.external(external_id))
-        return self._handle(ref, already_started=True)
+        return self._handle(await self._backend.prepared_operation(external_id), already_started=True)
 
     @takes_options("rerun")
     async def rerun(
@@ -339,22 +278,7 @@ class Client:
         record is skipped and logged. Raises InvalidArgument.
         """
         wanted = Filter(filters.table_of(table), filters.type_of(type), open_states(states), check_labels(labels))
-        active = [one.ref async for one in survey(self._etcd, self._keys, wanted)]
-        live, raised = await asyncio.gather(self.nodes(), alarms(self._etcd)) if active else ({}, ())
-        gate = asyncio.Semaphore(_AT_ONCE)
-
-        async def one(ref: OperationRef) -> OperationStatus | None:
-            async with gate:
-                try:
-                    return judge(await take(self._etcd, self._keys, ref), live, time.time(), raised)
-                except NotFound:
-                    return None  # ended and cleaned up meanwhile
-                except UnreadableRecord as error:
-                    left_out(self._etcd, error)
-                    return None
-
-        seen = await asyncio.gather(*map(one, active))
-        return [s for s in seen if s is not None and not s.ended]
+        return await self._backend.operations(wanted)
 
     async def counts(
         self,
@@ -370,7 +294,7 @@ class Client:
         operations, never with the history. Raises InvalidArgument.
         """
         wanted = Filter(filters.table_of(table), filters.type_of(type), open_states(states), check_labels(labels))
-        return await counts(self._etcd, self._keys, wanted)
+        return await self._backend.counts(wanted)
 
     async def why(self, ref: str | OperationRef) -> Why:
         """What an operation waits for: see :meth:`distop.aio.Operation.why`."""
@@ -390,12 +314,11 @@ class Client:
         ``request_id``: of the start. ``alarms``: only records with an alarm (prepared, never confirmed, never started).
         ``after``: the token of the previous page of the same query. Raises InvalidArgument.
         """
-        wanted = HistoryFilters(**filters).query(self._keys, table, limit)
-        return await ask(self._etcd, self._keys, wanted)
+        return await self._backend.history(table, limit, HistoryFilters(**filters))
 
     async def nodes(self) -> dict[str, Node]:
         """The live executors, by incarnation."""
-        return await live_nodes(self._etcd, self._keys)
+        return await self._backend.nodes()
 
     async def drain(self, executor: str, *, wait: bool = False, timeout: float | None = None) -> str:
         """Drain an executor: it releases its jobs and claims nothing until :meth:`undrain`.
@@ -406,15 +329,15 @@ class Client:
 
         Raises NotFound (no such executor), InvalidArgument, WaitTimeout, OutcomeUnknown.
         """
-        return str(await drain(self._etcd, self._keys, executor, wait=wait, timeout=timeout))
+        return await self._backend.drain(executor, wait, timeout)
 
     async def undrain(self, executor: str) -> None:
         """Undo the drain of an executor. Idempotent. Raises NotFound, OutcomeUnknown."""
-        await undo(self._etcd, self._keys, executor)
+        await self._backend.undrain(executor)
 
     async def behaviors(self) -> list[Declaration]:
         """The operation types that executors have published, by name."""
-        return await registered.behaviors(self._etcd, self._keys)
+        return await self._backend.behaviors()
 
     @takes_fields_of(TypeOptions)
     async def register_type(
@@ -437,18 +360,10 @@ class Client:
         for is never replaced), OutcomeUnknown.
         """
         declaration = TypeOptions(**options).declaration(type_name, arg_schema)
-        await register(self._etcd, self._keys, declaration, replace=replace)
+        await self._backend.register_type(declaration, replace)
         return declaration
 
     # ------------------------------------------------------------------- jobs
-
-    @property
-    def _own(self) -> Owner:
-        if self._owner is None:
-            from distop.services.claims.job_owner import Owner
-
-            self._owner = Owner(self._etcd, self._keys)
-        return self._owner
 
     async def own_jobs(
         self,
@@ -471,13 +386,7 @@ class Client:
 
         Raises InvalidArgument; OutcomeUnknown: jobs that may have been claimed are free again after they expire.
         """
-        return await self._own.own(
-            claims.check_actor(actor),
-            claims.check_types(types),
-            claims.check_count(max, "the maximum number of jobs to own"),
-            claims.check_duration(duration),
-            accept,
-        )
+        return await self._backend.own_jobs(actor, types, max, duration, accept)
 
     async def extend(self, tokens: Iterable[str], duration: float = 60.0) -> list[bool]:
         """Extend the claims of jobs by ``duration`` seconds from now (L22).
@@ -488,9 +397,7 @@ class Client:
 
         Raises InvalidArgument (the duration), EtcdUnavailable, OutcomeUnknown (call again).
         """
-        if isinstance(tokens, str) or not isinstance(tokens, Iterable):
-            raise InvalidArgument(f"extend() takes a list of tokens, not {shown(tokens)}")
-        return await self._own.extend(tokens, claims.check_duration(duration))
+        return await self._backend.extend(tokens, duration)
 
     async def return_job(self, token: str, outcome: claims.OwnedOutcome) -> None:
         """Return a job (L24).
@@ -502,16 +409,15 @@ class Client:
         Raises InvalidToken: the token is invalid, or the job has ended or has another holder; InvalidArgument (a result
         that is not JSON, or over 64 KiB); then nothing was changed. OutcomeUnknown: return it again.
         """
-        await self._own.give(token, claims.checked(outcome))
+        await self._backend.return_job(token, outcome)
 
     async def jobs_version(self) -> int:
         """A number that grows when more jobs may be available."""
-        await self._own.candidates.ready()
-        return self._own.candidates.version
+        return await self._backend.jobs_version()
 
     async def jobs_changed(self, version: int, timeout: float) -> None:
         """Wait until more jobs may be available than at this version, or for ``timeout`` seconds."""
-        await self._own.candidates.wait(version, timeout)
+        await self._backend.jobs_changed(version, timeout)
 
     async def actions(self, table: str | None = None) -> list[dict[str, Any]]:
         """The actions on tables and executors, newest first; of one ``table`` only.
@@ -520,13 +426,13 @@ class Client:
         its status and its history record. Each is a mapping (docs/contract.md); the last 20 of each table and executor
         are kept. Raises InvalidArgument.
         """
-        return await actions.of_registry(self._etcd, self._keys, table)
+        return await self._backend.actions(table)
 
     # ----------------------------------------------------------------- tables
 
     async def tables(self) -> list[TableRecord]:
         """The registered tables, by name."""
-        return await registered.tables(self._etcd, self._keys)
+        return await self._backend.tables()
 
     async def add_table(self, record: TableRecord, *, replace: bool = False, check: bool = True) -> TableRecord:
         """Register a table; the same record again changes nothing.
@@ -536,14 +442,14 @@ class Client:
 
         Raises InvalidArgument, NotAllowed (another record exists), OutcomeUnknown.
         """
-        return await table_registry.add(self._etcd, self._keys, record, replace=replace, check=check)
+        return await self._backend.add_table(record, replace, check)
 
     async def remove_table(self, name: str) -> None:
         """Remove a table from the registry; its data and its operations' history stay. Its series end.
 
         Raises NotFound, NotAllowed (operations run on it), OutcomeUnknown.
         """
-        await table_registry.remove(self._etcd, self._keys, name)
+        await self._backend.remove_table(name)
 
     # --------------------------------------------------------------- policies
 
@@ -578,34 +484,34 @@ class Client:
             "max_failed": max_failed,
         }
         made = policies.definition(name, start, arg, every, on, when, limits)
-        return (await policies.set_policies(self._etcd, self._keys, table, {name: made}))[0]
+        return (await self._backend.set_policies(table, {name: made}))[0]
 
     async def autopilot(self, table: str, *, dry_run: bool = False) -> Autopilot:
         """Make the policies with which a table keeps itself, of the published types that fit its format.
 
         ``dry_run``: only return them. Raises NotFound (the table), OutcomeUnknown.
         """
-        return await autopilot.apply(self._etcd, self._keys, table, dry_run=dry_run)
+        return await self._backend.autopilot(table, dry_run)
 
     async def policies(self, table: str | None = None) -> list[PolicyStatus]:
         """The policies of a table, or of all tables, with their last evaluations."""
-        return await policies.policies(self._etcd, self._keys, table)
+        return await self._backend.policies(table)
 
     async def policy(self, table: str, name: str) -> PolicyStatus:
         """A policy with its last evaluations: why it did or did not start an operation. Raises NotFound."""
-        return await policies.policy(self._etcd, self._keys, table, name)
+        return await self._backend.policy(table, name)
 
     async def pause_policy(self, table: str, name: str) -> PolicyStatus:
         """Pause a policy: nothing is started until it is resumed. Raises NotFound, OutcomeUnknown."""
-        return await policies.pause(self._etcd, self._keys, table, name)
+        return await self._backend.pause_policy(table, name)
 
     async def resume_policy(self, table: str, name: str) -> PolicyStatus:
         """Resume a policy. What was due while it was paused counts once. Raises NotFound, OutcomeUnknown."""
-        return await policies.resume(self._etcd, self._keys, table, name)
+        return await self._backend.resume_policy(table, name)
 
     async def remove_policy(self, table: str, name: str) -> None:
         """Remove a policy. Operations that it started continue. Raises NotFound, OutcomeUnknown."""
-        await policies.remove(self._etcd, self._keys, table, name)
+        await self._backend.remove_policy(table, name)
 
     async def emit(self, table: str, name: str, *, event_id: str | None = None) -> list[str]:
         """Emit an event on a table; returns the names of the policies that it triggers.
@@ -613,4 +519,4 @@ class Client:
         Each of them evaluates the event once; events that wait together count once. Repeated calls with the same
         ``event_id`` are one event. Raises NotFound (the table), InvalidArgument, OutcomeUnknown.
         """
-        return await policies.emit(self._etcd, self._keys, table, name, event_id)
+        return await self._backend.emit(table, name, event_id)

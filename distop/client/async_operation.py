@@ -6,53 +6,30 @@ import asyncio
 import contextlib
 import logging
 from dataclasses import replace
-from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, Unpack
 
 from distop.client.done_callbacks import DoneCallbacks
 from distop.errors import (
-    ClusterChanged,
     EtcdUnavailable,
-    InvalidArgument,
     WaitTimeout,
-    no_operation,
 )
 from distop.protocol.caller_values import seconds
 from distop.protocol.caller_values import text as check_text
 from distop.protocol.keys import Keys
-from distop.protocol.record_reading import read
-from distop.protocol.records import History, OperationRef
-from distop.protocol.texts import shown
-from distop.protocol.txn import Get
-from distop.runtime.backoff import Backoff
-from distop.services.inspection.outcomes import outcomes
-from distop.services.inspection.status import JobStates, status
-from distop.services.inspection.why import why
-from distop.services.operation_commands import OperationCommands
+from distop.protocol.records import OperationRef
+from distop.services.inspection.status import JobStates
 from distop.services.operation_results import OperationResult, OperationStatus, check_model
-from distop.services.submission import two_phase
-from distop.services.submission.rerun import rerun
 from distop.services.submission.start_options import StartOptions, takes_options
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
-    from distop.protocol.txn import KeyValue
+    from distop.client.backend import Backend
     from distop.services.inspection.outcomes import JobResult
     from distop.services.inspection.why import Why
     from distop.services.submission.start_options import AlterKeywords, RerunKeywords
-    from distop.store.client import EtcdClient
 
 log = logging.getLogger("distop.client")
-
-_POLL = 5.0
-"""Seconds between the reads that back the watch for the history record."""
-_EARLY_POLLS = (0.015, 0.03, 0.06)
-"""Seconds between the first reads besides a new watch: etcd serves a watch that lags because of a concurrent write only
-every 0.1 s.
-"""
-_PAUSE = (0.1, 2.0)
-"""Back-off in seconds while etcd does not answer, first and longest."""
 
 
 def parse_ref(text: str | OperationRef) -> OperationRef:
@@ -69,18 +46,12 @@ class Operation:
     etcd cannot be reached for long.
     """
 
-    def __init__(
-        self, etcd: EtcdClient, keys: Keys, ref: OperationRef, *, already_started: bool = False, shared_dir: str = ""
-    ) -> None:
-        self._etcd = etcd
-        self._keys = keys
+    def __init__(self, backend: Backend, ref: OperationRef, *, already_started: bool = False) -> None:
+        self._backend = backend
         self._ref = ref
         self._already_started = already_started
-        self._shared_dir = shared_dir
         self._jobs = JobStates()
-        self._waiting_for_etcd = False
         self._callbacks = DoneCallbacks(str(ref), self.wait)
-        self._commands = OperationCommands(etcd, keys, ref)
 
     @property
     def ref(self) -> str:
@@ -112,7 +83,7 @@ class Operation:
 
     async def status(self) -> OperationStatus:
         """The status of the operation. Raises NotFound."""
-        return await status(self._etcd, self._keys, self._ref, self._jobs)
+        return await self._backend.status(self._ref, self._jobs)
 
     async def why(self) -> Why:
         """Why the operation waits, and what to do about it.
@@ -120,7 +91,7 @@ class Operation:
         Reasons have a code, a sentence and advice; the most important one is first. There are none while jobs run, and
         none once it has ended. Raises NotFound, UnreadableRecord.
         """
-        return await why(self._etcd, self._keys, self._ref)
+        return await self._backend.why(self._ref)
 
     async def wait(self, timeout: float | None = None, *, report: type | None = None) -> OperationResult:
         """Wait for the result, at most ``timeout`` seconds (None: for ever).
@@ -136,7 +107,7 @@ class Operation:
             check_model(report)
         try:
             async with asyncio.timeout(timeout):
-                result = OperationResult.of(await self._history())
+                result = OperationResult.of(await self._backend.end(self._ref))
         except TimeoutError:
             raise WaitTimeout(f"{self.ref} has not ended within {timeout:g} s; it goes on") from None
         return result if report is None else replace(result, report=result.report_as(report))
@@ -154,7 +125,7 @@ class Operation:
         """
         if model is not None:
             check_model(model)
-        return outcomes(self._etcd, self._keys, self._ref, model, self._shared_dir)
+        return self._backend.outcomes(self._ref, model)
 
     def add_done_callback(self, function: Callable[[OperationResult], Any]) -> None:
         """Register a function that is called once with the result, in the running loop, when the operation has ended.
@@ -167,79 +138,6 @@ class Operation:
     def remove_done_callback(self, function: Callable[[OperationResult], Any]) -> int:
         """Remove a callback; returns how often it was registered."""
         return self._callbacks.remove(function)
-
-    async def _history(self) -> History:
-        backoff = Backoff(*_PAUSE)
-        while True:
-            try:
-                ended = await self._until_ended()
-                if ended is not None:
-                    return read(History.decode, ended)
-                backoff.reset()
-            except ClusterChanged:
-                raise
-            except EtcdUnavailable as error:
-                self._etcd.transport.check()
-                if not self._waiting_for_etcd:
-                    self._waiting_for_etcd = True
-                    log.warning("Waiting for etcd: %s", error, extra={"operation": self.ref})
-                await asyncio.sleep(backoff.pause())
-
-    def _answered(self) -> None:
-        """Log that etcd answers again, after an outage was logged."""
-        if self._waiting_for_etcd:
-            self._waiting_for_etcd = False
-            log.warning("Connected to etcd again", extra={"operation": self.ref})
-
-    async def _until_ended(self) -> KeyValue | None:
-        """Wait for the history record; None if the watch ended before.
-
-        The watch starts at the current revision, and the key is read once the watch stands. A watch from a past
-        revision would be served by etcd's slower loop, up to 0.1 s later.
-        """
-        from distop.store.etcd_messages import key_value
-        from distop.store.transport import RequestFailed
-        from distop.store.watch import WatchStream
-
-        key = self._keys.history(self._ref)
-        stream = WatchStream(self._etcd, key, key + "\0", 0)
-        reading: asyncio.Future[Any] | None = None
-        try:
-            await stream.open(_POLL)
-            reading = asyncio.ensure_future(stream.read())
-            pauses = chain(_EARLY_POLLS, repeat(_POLL))
-            while True:
-                await asyncio.wait([reading], timeout=next(pauses))
-                if reading.done():
-                    message = reading.result()
-                    if message is None or message.canceled:
-                        return await self._ended_by_now()
-                    self._answered()
-                    for event in message.events:
-                        if event.kv.value:
-                            return key_value(event.kv)
-                    reading = asyncio.ensure_future(stream.read())
-                if (ended := await self._ended_by_now()) is not None:
-                    return ended
-        except RequestFailed as error:
-            raise EtcdUnavailable(str(error)) from None
-        finally:
-            stream.cut()
-            if reading is not None and not reading.done():
-                with contextlib.suppress(Exception):
-                    await reading
-
-    async def _ended_by_now(self) -> KeyValue | None:
-        """The history record, if there is one. Raises NotFound when there is no operation either."""
-        history, state = await self._etcd.read(
-            Get(self._keys.history(self._ref)), Get(self._keys.of(self._ref, "state"), count_only=True)
-        )
-        self._answered()
-        if history.kv is not None:
-            return history.kv
-        if not state.count:
-            raise no_operation(self.ref)
-        return None
 
     async def watch(self, interval: float = 0.5) -> AsyncGenerator[OperationStatus, None]:
         """Yield the status now, and at each change, checked every ``interval`` seconds.
@@ -276,7 +174,7 @@ class Operation:
         Raises NotAllowed when it has ended, is completing, or is stopping because its jobs failed: its completion code
         decides its result. Raises NotFound, OutcomeUnknown.
         """
-        await self._commands.cancel(text)
+        await self._backend.cancel(self._ref, text)
 
     async def end_series(self, text: str = "") -> str:
         """End the operation's series (``every``): cancel its active operation; returns its name.
@@ -287,7 +185,7 @@ class Operation:
         Raises NotAllowed (it is not part of a series; the series has ended; or the active operation does not end),
         NotFound, OutcomeUnknown (call again).
         """
-        return await self._commands.end_series(text)
+        return await self._backend.end_series(self._ref, text)
 
     async def confirm(self) -> None:
         """Confirm the prepared operation, so that it may start (C13). Idempotent.
@@ -295,14 +193,14 @@ class Operation:
         Raises NotAllowed (it was not prepared; or, with the reason, it was given up, abandoned or cancelled), NotFound,
         OutcomeUnknown (confirm it again).
         """
-        await two_phase.confirm_operation(self._etcd, self._keys, self._ref)
+        await self._backend.confirm_operation(self._ref)
 
     async def abandon(self, text: str = "") -> None:
         """Abandon the prepared operation: it never starts. Idempotent.
 
         ``text``: the reason. Raises NotAllowed (it was confirmed, or not prepared), NotFound, OutcomeUnknown.
         """
-        await self._commands.abandon(text)
+        await self._backend.abandon(self._ref, text)
 
     async def pause(self, *, now: bool = False) -> None:
         """Pause the operation: no more jobs start until :meth:`resume`.
@@ -310,11 +208,11 @@ class Operation:
         Running jobs finish. With ``now`` they stop: jobs with checkpoints save one, the others start over later. The
         stage of its status is ``pausing`` while jobs run, then ``paused``. Raises as :meth:`cancel` does.
         """
-        await self._commands.pause(now=now)
+        await self._backend.pause(self._ref, now)
 
     async def resume(self) -> None:
         """Resume a paused operation. Idempotent. Raises as :meth:`cancel` does."""
-        await self._commands.resume()
+        await self._backend.resume(self._ref)
 
     @takes_options("alter")
     async def alter(self, **options: Unpack[AlterKeywords]) -> None:
@@ -325,10 +223,7 @@ class Operation:
 
         Raises InvalidArgument (also if there is nothing to change), and as :meth:`cancel` does.
         """
-        wanted = StartOptions.of(options, "alter").checked()
-        if not wanted:
-            raise InvalidArgument("there is nothing to alter: give a priority, a limit or a number of failures")
-        await self._commands.alter(wanted)
+        await self._backend.alter(self._ref, StartOptions.of(options, "alter").checked())
 
     @takes_options("rerun")
     async def rerun(self, *, unfinished: bool | None = None, **options: Unpack[RerunKeywords]) -> Operation:
@@ -341,9 +236,5 @@ class Operation:
         Raises NotAllowed if it has not ended, has succeeded or has no such partition, NotFound, and the errors of a
         start.
         """
-        if unfinished is not None and not isinstance(unfinished, bool):
-            raise InvalidArgument(f"unfinished must be True, False or None, not {shown(unfinished)}")
-        given = StartOptions.of(options, "rerun")
-        started = await rerun(self._etcd, self._keys, self._ref, given, unfinished=unfinished)
-        earlier, shared_dir = started.earlier, self._shared_dir
-        return Operation(self._etcd, self._keys, started.ref, already_started=earlier, shared_dir=shared_dir)
+        started = await self._backend.rerun(self._ref, StartOptions.of(options, "rerun"), unfinished)
+        return Operation(self._backend, started.ref, already_started=started.earlier)

@@ -60,7 +60,7 @@ TOKEN = "distopwrite"
 """The name of the metadata with the token of a write; Azure allows no hyphen."""
 _GAP = 1 << 20
 """Bytes between two ranges that are read by one request."""
-_READ_AHEAD = 1 << 18
+READ_AHEAD = 1 << 18
 """Bytes that a request for a part of an open object reads at least, and that are read when it is opened: the end of the
 object, where Parquet has its footer. So one request reads a small object."""
 ONE_READ = 4 * PART
@@ -139,8 +139,8 @@ class RemoteStore(ObjectStore):
 
     @contextmanager
     def open(self, key: str) -> Iterator[OpenObject]:
-        end = self.get_end(key, _READ_AHEAD)
-        with BufferedReader(RangedFile(self, end), _READ_AHEAD) as file:
+        end = self.get_end(key, READ_AHEAD)
+        with BufferedReader(RangedFile(self, end), READ_AHEAD) as file:
             yield OpenObject(file, end.stored)
 
     def get_end(self, key: str, count: int) -> Content:

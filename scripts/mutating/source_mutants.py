@@ -37,7 +37,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("protocol", "decide", "invariants", "store", "services/claims", "services/submission", "daemon", "worker")
 """Packages of distop that coordinate; their times, loops, tasks and slices have mutants."""
 MODULES = (
-    "client/async_operation", "client/async_worker", "runtime/backoff", "runtime/spark_rules",
+    "client/async_operation", "client/async_worker", "client/operation_end", "runtime/backoff", "runtime/spark_rules",
     "services/draining", "services/open_operation", "services/operation_commands", "services/table_registry",
 )  # fmt: skip
 """Other modules that wait, poll or retry; those beside them have no times, or use this machine alone."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distop.client.async_operation import Operation
+from distop.client.direct_backend import DirectBackend
 from distop.errors import EtcdUnavailable, NotFound
 from distop.protocol.keys import Keys
 from distop.protocol.records import History, OperationRef, State
@@ -33,7 +34,7 @@ def now() -> float:
 async def begun(client: EtcdClient) -> asyncio.Task[Any]:
     """Start a task that waits for a running operation."""
     await client.commit(Txn((), (Put(KEYS.of(REF, "state"), b"running"),)))
-    return asyncio.create_task(Operation(client, KEYS, REF).wait())
+    return asyncio.create_task(Operation(DirectBackend(client, KEYS), REF).wait())
 
 
 def ends(cluster: SimCluster) -> float:
@@ -192,7 +193,7 @@ def test_wait_fails_when_the_client_is_closed(cluster: SimCluster) -> None:
 
 
 def test_watch_fails_when_the_client_is_closed(cluster: SimCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    operation = "distop.client.async_operation."
+    backend = "distop.client.direct_backend."
 
     async def work(client: EtcdClient) -> None:
         waits = asyncio.Event()
@@ -206,11 +207,11 @@ def test_watch_fails_when_the_client_is_closed(cluster: SimCluster, monkeypatch:
             waits.set()
             raise EtcdUnavailable("the etcd client is closed")
 
-        monkeypatch.setattr(operation + "status", unanswered)
+        monkeypatch.setattr(backend + "status", unanswered)
         monkeypatch.setattr(Operation, "wait", waited)
         async with asyncio.timeout(30.0):
             with pytest.raises(EtcdUnavailable, match="closed"):
-                _ = [status async for status in Operation(client, KEYS, REF).watch()]
+                _ = [status async for status in Operation(DirectBackend(client, KEYS), REF).watch()]
 
     cluster.run(work)
 
@@ -218,6 +219,6 @@ def test_watch_fails_when_the_client_is_closed(cluster: SimCluster, monkeypatch:
 def test_wait_for_an_unknown_operation_fails(cluster: SimCluster) -> None:
     async def work(client: EtcdClient) -> None:
         with pytest.raises(NotFound):
-            await Operation(client, KEYS, REF).wait()
+            await Operation(DirectBackend(client, KEYS), REF).wait()
 
     cluster.run(work)

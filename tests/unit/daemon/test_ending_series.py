@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from distop.client.async_operation import Operation
+from distop.client.direct_backend import DirectBackend
 from distop.errors import UnreadableRecord
 from distop.protocol import operation_transitions as t
 from distop.protocol.jobs import JobState
@@ -39,7 +40,7 @@ def client_of(world: World) -> Any:
 async def test_the_current_operation_of_the_series_is_cancelled() -> None:
     world = World()
     ref = started(world)
-    operation = Operation(client_of(world), world.keys, ref)
+    operation = Operation(DirectBackend(client_of(world), world.keys), ref)
     assert await operation.end_series("enough") == str(ref)
     assert world.op(ref).state is State.CANCELLING
 
@@ -64,7 +65,7 @@ async def test_an_ending_operation_is_waited_for_and_the_next_one_cancelled(monk
 
     monkeypatch.setattr(asyncio, "sleep", next_starts)
     second = replace(first, instance=first.instance + 1)
-    assert await Operation(client, world.keys, first).end_series() == str(second)
+    assert await Operation(DirectBackend(client, world.keys), first).end_series() == str(second)
     assert slept
     assert world.op(second).state is State.CANCELLING
 
@@ -78,7 +79,7 @@ async def test_a_forged_record_of_an_operation_that_replaced_itself_is_refused()
     history = History(str(ref), State.CANCELLED, "", "", 0, 0, 0, cancel=replaced)
     world.do(Txn((), (Put(world.keys.history(ref), history.encode()),)))
     with pytest.raises(UnreadableRecord, match="replaced each other"):
-        await Operation(client_of(world), world.keys, ref).end_series()
+        await Operation(DirectBackend(client_of(world), world.keys), ref).end_series()
 
 
 @pytest.mark.timeout(20)
@@ -97,7 +98,7 @@ async def test_the_error_of_a_command_names_a_missing_spec(state: str) -> None:
     world = World()
     ref = OperationRef(TABLE, TYPE, "", 1)
     world.do(Txn((), (Put(world.keys.of(ref, "state"), state.encode()),)))
-    operation = Operation(client_of(world), world.keys, ref)
+    operation = Operation(DirectBackend(client_of(world), world.keys), ref)
     alter = partial(operation.alter, priority=1)
     ask = {"running": alter, "paused": operation.resume, "pending": operation.cancel}[state]
     with pytest.raises(UnreadableRecord, match=f"spec is missing, and {TABLE}/{TYPE}/1 has not ended"):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distop.client.async_operation import Operation
+from distop.client.direct_backend import DirectBackend
 from distop.daemon.action_log import ActionLog, write
 from distop.errors import InvalidArgument
 from distop.protocol import user_actions as a
@@ -97,7 +98,7 @@ async def test_who_paused_an_operation_and_who_resumed_it_is_recorded(world: Wor
     world.do(world.plan(ref, 1))
     etcd = Client("ann")
     etcd.store = world.store
-    operation = Operation(etcd, world.keys, ref)  # type: ignore[arg-type]
+    operation = Operation(DirectBackend(etcd, world.keys), ref)  # type: ignore[arg-type]
     await operation.pause()
     await operation.pause(now=True)
     await operation.resume()

@@ -367,7 +367,7 @@ def test_a_mutant_whose_source_has_a_colon_is_counted_with_its_kind() -> None:
 def test_times_that_share_an_assignment_and_limits_have_mutants() -> None:
     listed = {str(one) for one in source_mutants.sites()}
     times = ("distop.daemon.capability: {} LONGEST_PAUSE", "distop.store.transport: {} PING_EVERY",
-             "distop.protocol.size_limits: {} history_kept", "distop.client.async_operation: {} _POLL")  # fmt: skip
+             "distop.protocol.size_limits: {} history_kept", "distop.client.operation_end: {} _POLL")  # fmt: skip
     assert {name.format(mode) for name in times for mode in ("never", "now")} <= listed
     assert "distop.runtime.backoff.Backoff.pause: age whole < self.longest" in listed
     assert not {name for name in listed if "distop.protocol.json_codec" in name}, "its numbers are the bounds of text"

@@ -22,6 +22,7 @@ from distop.protocol.records import Cancel, History, Node, OperationRef, Spec, S
 from distop.protocol.schedule import Series
 from distop.protocol.txn import Delete, Get, Put, Txn, TxnResult
 from distop.services.submission.option_values import After
+from distop.services.submission.start_batches import Starts
 from distop.testing import ModelStore
 from tests.unit.support.model_submission import KEYS, TABLE, Etcd, noop, run
 from tests.unit.support.virtualtime import in_virtual_time
@@ -678,7 +679,7 @@ async def ended_and_followed(etcd: Etcd, first: Operation, state: State) -> None
     history = ended_waiting(first.parts, spec_of(etcd, first.ref), state, "", None)
     etcd.store.apply(w.end_waiting(KEYS, first.parts, mod, history, Cancel("user", "it ended")))
     wanted = replace(requests([noop()], None)[0][0], not_before="2113-01-01T00:00:00.000Z")
-    await etcd.client._starts.start(replace(wanted, series=Series.from_json(series)))
+    await Starts(etcd.client.etcd, KEYS).start(replace(wanted, series=Series.from_json(series)))
 
 
 def test_P3_ending_a_series_waits_for_an_operation_with_failed_jobs() -> None:

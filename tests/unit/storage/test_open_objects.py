@@ -54,22 +54,22 @@ def test_a_small_parquet_file_is_read_by_one_request(requests: Requests) -> None
     requests.store.put_new(KEY, written.getvalue())
     with requests.store.open(KEY) as found, pq.ParquetFile(found.file) as file:
         assert file.read() == rows
-    assert requests.seen == [{"suffix": remote_store._READ_AHEAD}]
+    assert requests.seen == [{"suffix": remote_store.READ_AHEAD}]
 
 
 def test_the_bytes_before_the_last_ones_are_requested_once(requests: Requests) -> None:
-    size = 3 * remote_store._READ_AHEAD
+    size = 3 * remote_store.READ_AHEAD
     content = random.Random(1).randbytes(size)
     requests.store.put_new(KEY, content)
     with requests.store.open(KEY) as found:
         assert found.file.read() == content
     ranges = [one for one in requests.seen if isinstance(one, tuple)]
-    assert sum(end - start for start, end in ranges) == size - remote_store._READ_AHEAD
+    assert sum(end - start for start, end in ranges) == size - remote_store.READ_AHEAD
 
 
 @pytest.mark.parametrize("size", [0, 1, 99, 100, 101, 1000])
 def test_any_part_of_an_open_object_is_read(requests: Requests, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    monkeypatch.setattr(remote_store, "_READ_AHEAD", 100)
+    monkeypatch.setattr(remote_store, "READ_AHEAD", 100)
     drawn = random.Random(size)
     content = drawn.randbytes(size)
     requests.store.put_new(KEY, content)
