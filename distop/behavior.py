@@ -31,6 +31,7 @@ from distop.protocol.keys import check_type_name
 from distop.protocol.plan import WIDE, PartitionPlan, Pinned, Planned, is_wide, over, pinned, select
 from distop.protocol.records import TableRecord
 from distop.protocol.texts import did_you_mean
+from distop.protocol.work_done import WorkDone, checked_work
 from distop.schemas.argument_schema import out_of_order
 from distop.schemas.schema_bounds import BadSchema, check_schema
 
@@ -66,6 +67,7 @@ __all__ = [
     "Summary",
     "TableRecord",
     "TableUnavailable",
+    "WorkDone",
     "is_wide",
     "load",
     "out_of_order",
@@ -385,6 +387,33 @@ class JobContext(ABC):
     @abstractmethod
     def status(self, text: str) -> None:
         """Publish one line for people: what the job does now. Raises InvalidArgument if it is not a text."""
+
+    def work_done(
+        self,
+        *,
+        files: int = 0,
+        bytes: int = 0,
+        of_files: int = 0,
+        of_bytes: int = 0,
+        commits: int = 0,
+        committed_files: int = 0,
+        committed_bytes: int = 0,
+    ) -> None:
+        """Publish how much of its work this job, planning or completion has done, for people.
+
+        All numbers are sums since the start of the job, not additions. ``of_files`` and ``of_bytes``: of how many; 0: a
+        job has those of its plan, a planning or completion does not know them. ``committed_files`` and
+        ``committed_bytes``: how much stays if the operation is cancelled now; ``commits``: commits of the table.
+
+        Call it as often as you like: there is a rate limit. Results and reports may keep the numbers in a field
+        ``work`` (:class:`distop.behavior.WorkDone`). Raises InvalidArgument for a negative number.
+        """
+        numbers = {"files": files, "bytes": bytes, "of_files": of_files, "of_bytes": of_bytes}
+        committed = {"commits": commits, "committed_files": committed_files, "committed_bytes": committed_bytes}
+        self._report_work(checked_work({**numbers, **committed}))
+
+    def _report_work(self, done: WorkDone) -> None:
+        """Publish what :meth:`work_done` has checked; a context without a daemon does nothing."""
 
     def start_operation(
         self,

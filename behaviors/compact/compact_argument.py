@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from distop.behavior import WorkDone
+
 MIB = 1 << 20
 TARGET = 512 * MIB
 SHOWN = 20
@@ -87,7 +89,7 @@ class GroupResult(BaseModel):
     """The result of a job. ``version``: of the commit with the new files, "" if they are not committed yet.
 
     ``deleted_rows``: rows that deletes had removed, and that the new files no longer have. ``record``: a digest of the
-    durable list of the new files.
+    durable list of the new files. ``work``: the rewritten files, and those of the commits that this job has made.
     """
 
     state: Literal["staged", "committed", "conflicted", "planned", "nothing"]
@@ -100,6 +102,7 @@ class GroupResult(BaseModel):
     reused: bool = False
     seconds: float = 0.0
     groups: int = 0
+    work: WorkDone = WorkDone()
 
 
 class LeftOut(BaseModel):
@@ -137,6 +140,7 @@ class CompactReport(BaseModel):
     left_bytes: int = 0
     left_out: list[LeftOut] = []
     seconds: float = 0.0
+    work: WorkDone = WorkDone()
 
 
 def sizes_of(sizes: list[int], target: int) -> Sizes:

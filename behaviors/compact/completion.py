@@ -7,7 +7,7 @@ import uuid
 from time import monotonic
 from typing import TYPE_CHECKING, TypeVar
 
-from distop.behavior import JobFailed, OperationFailed
+from distop.behavior import JobFailed, OperationFailed, WorkDone
 from distop.errors import UnsafePath
 from distop.protocol.texts import plural
 from distop.storage import places
@@ -63,6 +63,7 @@ class CompactCompletion:
         plans = {plan.partition: plan for plan in summary.partitions()}
         failed = {row.partition: row.error for row in summary.outcomes() if not row.success}
         self._load_committed(plans)
+        self._ctx.work_done(**self._work(plans).to_json())
         if summary.verdict != "cancelled":
             try:
                 self._commit_offered(plans)
@@ -111,6 +112,7 @@ class CompactCompletion:
             ended = self._publication.commit([found[-1][1] for _, found in batch])
             for number, (fate, version) in ended.items():
                 self._note(number, fate, version)
+            self._ctx.work_done(**self._work(plans).to_json())
         if rest:
             self._load_committed(plans)
 
@@ -225,6 +227,21 @@ class CompactCompletion:
             deleted_rows=deleted,
             left_out=[LeftOut(group=plans[n].name, reason=why) for n, why in itertools.islice(reasons.items(), SHOWN)],
             seconds=round(seconds + monotonic() - self._begun, 3),
+            work=self._work(plans),
+        )
+
+    def _work(self, plans: dict[int, PartitionPlan]) -> WorkDone:
+        """The planned files of all groups, and of those that are committed."""
+        done = [plan for number, plan in plans.items() if number in self._committed]
+        files, size = sum(len(plan.files) for plan in done), sum(plan.bytes for plan in done)
+        return WorkDone(
+            files,
+            size,
+            sum(len(plan.files) for plan in plans.values()),
+            sum(plan.bytes for plan in plans.values()),
+            len(set(self._committed.values())),
+            files,
+            size,
         )
 
     def _records(self) -> dict[int, Replacement]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from distop.behavior import JobFailed
+from distop.behavior import JobFailed, WorkDone
 from distop.errors import InvalidArgument
 from distop.tables import data_folder_of, replacer_of
 from distop.tables.commits import Fate, Layout, RowsDiffer
@@ -69,6 +69,7 @@ class GroupRewrite:
         self.replacer: FileReplacer = replacer_of(ctx.table, ctx)
         folder = data_folder_of(ctx.table, ctx.check_cancelled, lambda: ctx.spark)
         self.publication = Publication(ctx, self.replacer, shared_of(ctx), folder, fence)
+        self._committed = WorkDone()
 
     def run(self, plan: PartitionPlan) -> GroupResult:
         """Rewrite the group, unless it is done or another writer has changed it.
@@ -99,9 +100,13 @@ class GroupRewrite:
                 if fate is Fate.PENDING:
                     raise
                 return GroupResult(state="conflicted", reason=REASONS.get(fate, ""), before=self._before(plan))
+        work = WorkDone(len(plan.files), plan.bytes)
+        self.ctx.work_done(**work.to_json())
         done = self.commit_batch(plan.partition)
         state = "staged" if done is None else "committed"
-        return self._result(state, plan, replacement, done or "", begun, reused=reused, digest=digest)
+        result = self._result(state, plan, replacement, done or "", begun, reused=reused, digest=digest)
+        result.work = work + self._committed
+        return result
 
     def rewritten(self, plan: PartitionPlan, stage: StagedFiles) -> tuple[Replacement, str]:
         """Rewrite a group into a stage and offer it; returns the replacement and the digest of its record.
@@ -140,7 +145,13 @@ class GroupRewrite:
         batch = [found for number in range(first, first + size) if (found := self.publication.offered(number))]
         if len(batch) < size:
             return None
-        fate, version = self.publication.commit([one[0][1] for one in batch])[group]
+        offered = {one[0][1].group: one[0][1] for one in batch}
+        ended = self.publication.commit(list(offered.values()))
+        own = [offered[number] for number, (_, version) in ended.items() if version]
+        if own:
+            files, size_ = sum(one.files for one in own), sum(one.bytes for one in own)
+            self._committed = WorkDone(commits=1, committed_files=files, committed_bytes=size_)
+        fate, version = ended[group]
         return version if fate in DONE else None
 
     def _result(

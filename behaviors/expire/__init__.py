@@ -14,7 +14,11 @@ from distop_behaviors.expire.expire_argument import (
     ExpireSnapshotsReport,
     ExpireSnapshotsResult,
 )
-from distop_behaviors.expire.partition_argument import ExpirePartitionsArgument, ExpirePartitionsReport
+from distop_behaviors.expire.partition_argument import (
+    ExpirePartitionsArgument,
+    ExpirePartitionsReport,
+    ExpirePartitionsResult,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,7 +73,9 @@ class ExpireSnapshots(Behavior):
 
         if table is None:
             raise InvalidArgument(NO_TABLE)
-        return ExpireCompletion(_argument(arg), table, ctx).run(summary) if summary.verdict == "success" else None
+        if summary.verdict != "success":
+            return ExpireSnapshotsReport(dry_run=_argument(arg).dry_run)
+        return ExpireCompletion(_argument(arg), table, ctx).run(summary)
 
 
 class ExpirePartitions(Behavior):
@@ -77,16 +83,18 @@ class ExpirePartitions(Behavior):
 
     type_name = "expire-partitions"
     Arg = ExpirePartitionsArgument
+    Result = ExpirePartitionsResult
     Report = ExpirePartitionsReport
     needs_table = True
     instances = "one"
-    conflicts_with = ("apply",)
+    conflicts_with = ("apply", "compact", "Compact_Table_Job")
+    failure_policy = "collect_all"
 
     def partitions(self, table: TableRecord, arg: Any, ctx: JobContext) -> Planned:
         """The expired partitions. Freezes the time, and the files to remove.
 
         Raises InvalidArgument for a column that does not partition the table, if too large a part would be removed, and
-        for a table without commits; TableUnavailable.
+        for a table of Spark's catalog; TableUnavailable.
         """
         from distop_behaviors.expire.partition_decision import plan
 
@@ -101,18 +109,26 @@ class ExpirePartitions(Behavior):
         return partitions
 
     def start_or_resume_job(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> Any:
-        """Nothing: the completion removes all partitions in one commit."""
-        return None
+        """Delete the files of a partition of a folder; of other formats nothing, as the completion makes one commit.
+
+        Raises JobFailed if some cannot be deleted.
+        """
+        from distop_behaviors.expire.partition_decision import DELETES
+        from distop_behaviors.expire.partition_deletion import delete_files
+
+        if DELETES not in partition.values:
+            return ExpirePartitionsResult()
+        if ctx.table is None:
+            raise InvalidArgument(NO_TABLE)
+        return delete_files(ctx.table, partition, ctx)
 
     def complete_operation(self, arg: Any, table: TableRecord | None, summary: Summary, ctx: JobContext) -> Any:
-        """Remove the partitions in one commit. A cancelled or failed operation changes nothing."""
+        """Remove the partitions in one commit, and report. A cancelled or failed operation makes no commit."""
         from distop.tables.commits import Conflict
         from distop_behaviors.expire.partition_decision import complete
 
         if table is None:
             raise InvalidArgument(NO_TABLE)
-        if summary.verdict != "success":
-            return None
         argument = ExpirePartitionsArgument.model_validate(arg, from_attributes=True)
         try:
             return complete(argument, table, summary, ctx)

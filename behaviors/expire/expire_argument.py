@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from distop.behavior import WorkDone
 from distop.schemas.durations import Duration
 from distop_behaviors.orphans.orphan_argument import FailedFiles, FileCount
 
@@ -89,6 +90,7 @@ class ExpireSnapshotsReport(DeletionCounts):
     ``versions_before`` and ``versions_after``: the number of versions. ``removed``: the number of removed versions, the
     first in ``sample``; ``reused``: chosen versions that a branch or tag needs again, which stay; ``refs``: removed
     branches and tags. A table may count versions but remove none, if only its files expire.
+    ``work``: what was done, and stays.
     """
 
     dry_run: bool = False
@@ -100,3 +102,4 @@ class ExpireSnapshotsReport(DeletionCounts):
     reused: int = 0
     refs: list[str] = Field(default_factory=list)
     seconds: float = 0.0
+    work: WorkDone = WorkDone()

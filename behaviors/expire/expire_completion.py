@@ -196,8 +196,10 @@ class ExpireCompletion:
                 self._report.reached += candidates.keep(self._needed(now, candidates, rule))
             return set(candidates.files)
 
-        deletion = FileDeletion(self._report.place, self._report, self._ctx, rate=self._argument.max_per_second)
+        report, rate = self._report, self._argument.max_per_second
+        deletion = FileDeletion(report.place, report, self._ctx, rate=rate, commits=bool(report.removed))
         deletion.delete(dict(candidates.files), older_than=choice.age, look_again=look_again)
+        report.work = deletion.work
 
 
 def _result(row: OutcomeRow) -> ExpireSnapshotsResult | None:

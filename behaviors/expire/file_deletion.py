@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from distop.behavior import WorkDone
 from distop.storage.deletion import Place
 from distop.storage.deletion_scope import OWN
 from distop.storage.object_store import Listed
@@ -30,13 +31,20 @@ _SLICE = 0.2
 
 
 class FileDeletion:
-    """Deletes files below a table's folder. ``rate``: files per second, None for no limit."""
+    """Deletes files below a table's folder.
 
-    def __init__(self, place: str, counts: DeletionCounts, ctx: JobContext, *, rate: float | None = None) -> None:
+    ``rate``: files per second, None for no limit. ``commits``: commits of the table that were made before.
+    """
+
+    def __init__(
+        self, place: str, counts: DeletionCounts, ctx: JobContext, *, rate: float | None = None, commits: int = 0
+    ) -> None:
         self._store = store_of(Place(place))
         self._counts = counts
         self._ctx = ctx
         self._rate = rate
+        self.work = WorkDone(commits=commits)
+        """What was done so far."""
 
     def delete(
         self, files: Mapping[str, TableFile], *, older_than: float, look_again: Callable[[], Collection[str]]
@@ -51,7 +59,9 @@ class FileDeletion:
             return
         before = self._store.time(OWN) - older_than + CLOCK_DIFFERENCE
         keys = iter(files)
-        done = 0
+        done = size = 0
+        whole = sum(file.size or 0 for file in files.values())
+        self.work = WorkDone(0, 0, len(files), whole, self.work.commits)
         while page := list(islice(keys, PAGE)):
             self._ctx.check_cancelled()
             self._ctx.status(f"deleting files: {done} of {len(files)}")
@@ -74,6 +84,11 @@ class FileDeletion:
             for key, why in removed.failed.items():
                 self._counts.fail(key, why)
             done += len(page)
+            size += sum(files[key].size or 0 for key in page)
+            deleted = self._counts.deleted.values()
+            gone, gone_bytes = sum(one.files for one in deleted), sum(one.bytes for one in deleted)
+            self.work = WorkDone(done, size, len(files), whole, self.work.commits, gone, gone_bytes)
+            self._ctx.work_done(**self.work.to_json())
             self._wait(len(page))
 
     def _heads(self, keys: Sequence[str]) -> Iterator[tuple[str, StoredObject | OSError | None]]:

@@ -7,8 +7,9 @@ from zoneinfo import ZoneInfo
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from distop.behavior import WorkDone
 from distop.schemas.durations import Duration
-from distop_behaviors.orphans.orphan_argument import FileCount
+from distop_behaviors.orphans.orphan_argument import FailedFiles, FileCount
 
 _YEAR = re.compile(r"%[YyGxcs]")
 """The parts of a format that name a year."""
@@ -50,13 +51,27 @@ class ExpirePartitionsArgument(BaseModel):
         return zone
 
 
-class ExpirePartitionsReport(BaseModel):
+class ExpirePartitionsResult(FailedFiles):
+    """The result of a job, which deletes the files of a partition of a folder; other formats have one commit.
+
+    ``deleted``: planned files that are gone, also those that an earlier attempt has deleted; ``changed``: files that
+    were replaced since they were listed, and stay.
+    """
+
+    deleted: FileCount = FileCount()
+    changed: int = 0
+    work: WorkDone = WorkDone()
+
+
+class ExpirePartitionsReport(FailedFiles):
     """What was removed; with ``dry_run``, what would be.
 
     ``cutoff``: partitions whose period ended before it are removed. ``partitions``: the number before; ``removed``:
-    removed partitions, the first in ``sample``; ``held``: old partitions that are held; ``unknown``: partitions whose
-    value names no time, which stay; ``unpartitioned``: files without such a partition, which stay. ``files``: removed
-    from the table, not deleted; ``left``: planned files that others had removed before. ``version``: of the table.
+    removed partitions, the first in ``sample``; ``held``: old partitions that are held; ``unmatched_hold``: entries of
+    ``hold`` that name no partition, the first of them; ``unknown``: partitions whose value names no time, which stay;
+    ``unpartitioned``: files without such a partition, which stay. ``files``: removed from the table; they are deleted
+    only if ``deletes``, in a folder of files. ``left``: planned files that others had removed before; ``changed``:
+    files that were replaced meanwhile, and stay. ``version``: of the table. ``work``: what was done, and stays.
     """
 
     dry_run: bool = False
@@ -66,7 +81,11 @@ class ExpirePartitionsReport(BaseModel):
     sample: list[str] = Field(default_factory=list)
     held: int = 0
     unknown: int = 0
+    unmatched_hold: list[str] = Field(default_factory=list)
     unpartitioned: int = 0
     files: FileCount = FileCount()
     left: int = 0
     version: str = ""
+    deletes: bool = False
+    changed: int = 0
+    work: WorkDone = WorkDone()

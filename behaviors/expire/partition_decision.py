@@ -1,4 +1,4 @@
-"""Decides which partitions have expired, and freezes the decision in a plan."""
+"""Decides which partitions have expired, and freezes the decision in a plan; completes the operation."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
-from distop.behavior import PartitionPlan, Planned
+from distop.behavior import PartitionPlan, Planned, WorkDone
 from distop.clock import time
 from distop.errors import InvalidArgument
 from distop.protocol.texts import plural
-from distop.tables import partition_removal_of
+from distop.tables import partition_removal_of, place_of
 from distop_behaviors.expire.expire_argument import SHOWN
-from distop_behaviors.expire.partition_argument import ExpirePartitionsReport
+from distop_behaviors.expire.expire_plan import check_place
+from distop_behaviors.expire.partition_argument import ExpirePartitionsReport, ExpirePartitionsResult
 from distop_behaviors.expire.partition_periods import end_of
+from distop_behaviors.orphans.orphan_argument import FileCount
 
 if TYPE_CHECKING:
     from distop.behavior import JobContext, Summary, TableRecord
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 DECISION = "@decision"
 """The name of the job that only holds the decision."""
+DELETES = "@deletes"
+"""The value in the plan of a job that deletes its files."""
 _REPORT = "report"
 
 
@@ -32,25 +36,36 @@ def plan(argument: ExpirePartitionsArgument, table: TableRecord, ctx: JobContext
     cutoff = datetime.fromtimestamp(time.time(), UTC) - timedelta(seconds=argument.older_than)
     zone, hold = ZoneInfo(argument.zone), set(argument.hold)
     report = ExpirePartitionsReport(dry_run=argument.dry_run, cutoff=cutoff.isoformat())
+    if removal.deletes_files:
+        check_place(place_of(table, ctx.check_cancelled), table, ctx)
+        report.deletes = True
     expired: list[PartitionPlan] = []
+    unmatched = set(hold)
     all_bytes = 0
     for one in removal.partitions(argument.column):
         ctx.check_cancelled()
         report.partitions += 1
         all_bytes += one.plan.bytes
         end = end_of(one, argument.format, zone)
+        names = {one.plan.name, *one.plan.name.split("/"), str(one.value), one.text}
+        unmatched -= names
         if end is None:
             report.unknown += 1
         elif end <= cutoff:
-            if not hold.isdisjoint((one.plan.name, *one.plan.name.split("/"), str(one.value), one.text)):
+            if not hold.isdisjoint(names):
                 report.held += 1
             else:
                 expired.append(one.plan)
     report.unpartitioned = removal.unpartitioned
+    report.unmatched_hold = sorted(unmatched)[:SHOWN]
+    if unmatched:
+        ctx.log.warning("hold has %s that name no partition, such as %s", len(unmatched), report.unmatched_hold[0])
     report.removed, report.sample = len(expired), sorted(one.name for one in expired)[:SHOWN]
     size = sum(one.bytes for one in expired)
     _check_fraction(argument, report, size, all_bytes)
     first = PartitionPlan(0, DECISION, values={_REPORT: json.dumps(report.model_dump(mode="json"))})
+    if removal.deletes_files and not argument.dry_run:
+        expired = [replace(one, values={DELETES: "true"}) for one in expired]
     found = sorted(expired, key=lambda one: one.name)
     return Planned([first, *(replace(one, partition=n) for n, one in enumerate(found, 1))], removal.state)
 
@@ -68,17 +83,49 @@ def _check_fraction(
             )
 
 
-def complete(argument: ExpirePartitionsArgument, table: TableRecord, summary: Summary, ctx: JobContext) -> object:
-    """Remove the planned files of the expired partitions in one commit."""
+def complete(
+    argument: ExpirePartitionsArgument, table: TableRecord, summary: Summary, ctx: JobContext
+) -> ExpirePartitionsReport | None:
+    """Remove the planned files of the expired partitions in one commit, and report.
+
+    Jobs have deleted those of a folder. A cancelled or failed operation makes no commit.
+    """
     partitions = list(summary.partitions())
+    if not partitions:
+        return None  # nothing was planned
     frozen = next(one for one in partitions if one.name == DECISION).values[_REPORT]
     report = ExpirePartitionsReport.model_validate_json(str(frozen))
     files = {path: size for one in partitions for path, size, _ in one.files}
     report.files.files, report.files.bytes = len(files), sum(files.values())
-    if argument.dry_run or not files:
+    if argument.dry_run:
         return report
-    ctx.status(f"removing {plural(report.removed, 'partition')}")
-    done = partition_removal_of(table, ctx, ctx.check_cancelled).remove(files)
-    report.left, report.version = done.left, done.version
-    report.files.files = done.files
+    report.work = WorkDone(of_files=len(files), of_bytes=report.files.bytes)
+    if report.deletes:
+        _add_deleted(report, summary)
+    elif summary.verdict != "success":
+        report.removed, report.sample, report.files = 0, [], FileCount()
+    elif files:
+        ctx.status(f"removing {plural(report.removed, 'partition')}")
+        ctx.work_done(**report.work.to_json())
+        done = partition_removal_of(table, ctx, ctx.check_cancelled).remove(files)
+        report.left, report.version = done.left, done.version
+        report.files.files = done.files
+        size = report.files.bytes
+        report.work += WorkDone(len(files), size, commits=1, committed_files=done.files, committed_bytes=size)
     return report
+
+
+def _add_deleted(report: ExpirePartitionsReport, summary: Summary) -> None:
+    """Report what the jobs have deleted."""
+    report.removed, report.sample, report.files = 0, [], FileCount()
+    for row in summary.outcomes():
+        if row.name == DECISION or row.result is None:
+            continue
+        found = ExpirePartitionsResult.model_validate(row.result)
+        report.files.add_all(found.deleted)
+        report.changed += found.changed
+        report.add_failed(found)
+        report.work += found.work
+        if row.success:
+            report.removed += 1
+            report.sample = [*report.sample, row.name][:SHOWN]

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from distop.behavior import WorkDone
 from distop_behaviors.orphans.orphan_argument import FailedFiles, FileCount
 
 Prefix = Annotated[str, Field(min_length=1, max_length=1024)]
@@ -51,6 +52,7 @@ class ExportResult(FailedFiles):
     ``copied``: written now; ``reused``: copies of earlier attempts or exports, examined; ``unchanged``: files of
     ``diff_from``, not examined; ``verified``: the copies whose checksum was compared now; ``gone``: files of earlier
     exports that the version does not have; ``removed``: those of them that were removed. ``manifest``: its SHA-256.
+    ``work``: what was done, and stays.
     """
 
     copied: FileCount = FileCount()
@@ -62,6 +64,7 @@ class ExportResult(FailedFiles):
     seconds: float = 0.0
     manifest: str = ""
     sample: list[str] = Field(default_factory=list, description="The first files of `gone`.")
+    work: WorkDone = WorkDone()
 
 
 class ExportReport(ExportResult):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from distop.behavior import WorkDone
 from distop_behaviors.export import export_manifest
 from distop_behaviors.export.export_argument import ExportReport, ExportResult
 from distop_behaviors.export.export_manifest import ROOT_MANIFEST, ExportedFolder, RootManifest
@@ -28,6 +29,8 @@ def complete(argument: ExportArgument, table: TableRecord, summary: Summary, ctx
         for _, size, _ in job.files:
             report.files.add(size)
     report.folders = sum(bool(job.files) for job in jobs)
+    if not argument.dry_run:
+        report.work += WorkDone(of_files=report.files.files, of_bytes=report.files.bytes)
     if argument.dry_run or not jobs:
         return report
     target = ExportTarget(argument.to, table, ctx, [str(jobs[0].values[PLACE])])
@@ -71,6 +74,7 @@ def _add_results(report: ExportReport, summary: Summary) -> dict[int, str]:
         for name in _COUNTS:
             getattr(report, name).add_all(getattr(found, name))
         report.seconds += found.seconds
+        report.work += found.work
         report.add_failed(found)
         report.sample = [*report.sample, *found.sample][:SHOWN]
     return manifests

@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from distop.behavior import JobFailed
+from distop.behavior import JobFailed, WorkDone
 from distop.clock import time
 from distop.errors import InvalidArgument, UnsafePath
 from distop.protocol.texts import plural
@@ -96,7 +96,7 @@ class FolderExport:
                     files += page.files
                     continue
                 some = job.files[at : at + PAGE]
-                tried = list(pool.map(lambda one: self._one(one, known, trusted=trusted), some))
+                tried = pool.map(lambda one: self._one(one, known, trusted=trusted), some)
                 found = [
                     copy
                     for one, answer in zip(some, tried, strict=True)
@@ -135,6 +135,8 @@ class FolderExport:
             self._result.fail(path, tried)
             return None
         getattr(self._result, tried.how).add(size)
+        self._result.work += WorkDone(1, size, committed_files=1, committed_bytes=size)
+        self._ctx.work_done(**self._result.work.to_json())
         if tried.verified:
             self._result.verified.add(size)
         return tried

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from distop.behavior import WorkDone
 from distop.schemas.durations import Duration
 
 DEFAULT_AGE = 3 * 86400.0
@@ -90,8 +91,9 @@ class FailedFiles(BaseModel):
 class OrphansResult(FailedFiles):
     """The result of one job.
 
-    ``discarded``: removed files of the quarantine; ``missing``: files that were gone; ``changed``: files that were
-    replaced since they were listed, or changed too recently; ``reached``: files that the metadata name now.
+    ``work``: what was done, and stays. ``discarded``: removed files of the quarantine; ``missing``: files that were
+    gone; ``changed``: files that were replaced since they were listed, or changed too recently; ``reached``: files that
+    the metadata name now.
     """
 
     removed: FileCount = FileCount()
@@ -99,6 +101,7 @@ class OrphansResult(FailedFiles):
     missing: int = 0
     changed: int = 0
     reached: int = 0
+    work: WorkDone = WorkDone()
 
 
 class OrphanListing(BaseModel):
@@ -146,3 +149,4 @@ class RestoreReport(FailedFiles):
     existing: int = 0
     missing: int = 0
     dry_run: bool = False
+    work: WorkDone = WorkDone()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from distop.behavior import JobFailed
+from distop.behavior import JobFailed, WorkDone
 from distop.clock import time
 from distop.protocol.texts import plural
 from distop.storage.deletion_scope import OWN
@@ -61,6 +61,7 @@ class OrphanRemoval:
                 started = time.monotonic()
                 ctx.progress.save({"page": number, "result": self._result.model_dump(mode="json")}, force=True)
                 self._count(number, page, self._remove(page))
+                self._report_work(page)
                 self._keep_rate(len(page), started)
         if self._result.failed_files:
             first = self._result.failed[0]
@@ -117,6 +118,16 @@ class OrphanRemoval:
         self._result.reached += reached
         for key, why in found.failed.items():
             self._result.fail(self._place.path_of(key), why)
+
+    def _report_work(self, page: Sequence[Listed]) -> None:
+        removed, discarded, before = self._result.removed, self._result.discarded, self._result.work
+        self._result.work = WorkDone(
+            before.files + len(page),
+            before.bytes + sum(one.size for one in page),
+            committed_files=removed.files + discarded.files,
+            committed_bytes=removed.bytes + discarded.bytes,
+        )
+        self._ctx.work_done(**self._result.work.to_json())
 
     def _keep_rate(self, count: int, started: float) -> None:
         if self._argument.max_per_second is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from distop.behavior import WorkDone
 from distop_behaviors.orphans.orphan_argument import OrphanListing, OrphansReport, OrphansResult
 from distop_behaviors.orphans.orphan_plan import LISTING, PLACE
 from distop_behaviors.orphans.table_folder import quarantine_path
@@ -19,6 +20,9 @@ def report_of(argument: OrphansArgument, summary: Summary, ctx: JobContext) -> O
     values = first.values if first is not None else {}
     listing, place = OrphanListing.model_validate(values.get(LISTING) or {}), str(values.get(PLACE) or "")
     report = OrphansReport(**listing.model_dump(), place=place, dry_run=argument.dry_run)
+    if not argument.dry_run:
+        planned = (listing.orphans, listing.quarantined)
+        report.work = WorkDone(of_files=sum(one.files for one in planned), of_bytes=sum(one.bytes for one in planned))
     for row in summary.outcomes():
         if row.result is None:
             continue
@@ -29,6 +33,7 @@ def report_of(argument: OrphansArgument, summary: Summary, ctx: JobContext) -> O
         report.changed += found.changed
         report.reached += found.reached
         report.add_failed(found)
+        report.work += found.work
     if argument.quarantine and report.removed.files:
         report.quarantine = f"{place}/{quarantine_path(ctx.space, ctx.operation)}"
     return report

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from distop.behavior import JobFailed
+from distop.behavior import JobFailed, WorkDone
 from distop.errors import InvalidArgument
 from distop.protocol.texts import plural, shown
 from distop.storage.object_store import Listed
 from distop.storage.store_errors import ObjectMissing
 from distop.tables import place_of
-from distop_behaviors.orphans.orphan_argument import RestoreReport
+from distop_behaviors.orphans.orphan_argument import FileCount, RestoreReport
 from distop_behaviors.orphans.table_folder import TablePlace, operation_of
 
 if TYPE_CHECKING:
@@ -47,9 +47,17 @@ class Restoration:
         """Move the files back. Raises JobFailed if some cannot be moved, and the errors of planning."""
         ctx = self._ctx
         report = RestoreReport.model_validate(ctx.progress.load() or {"dry_run": self._argument.dry_run})
+        done = report.work
+        of_files, of_bytes = done.files, done.bytes
+        for one in self._folder.store.list(self._source):
+            of_files, of_bytes = of_files + 1, of_bytes + one.size
         for page in self._pages():
             ctx.check_cancelled()
             self._restore(page, report)
+            done += WorkDone(len(page), sum(one.size for one in page))
+            restored = report.restored if not self._argument.dry_run else FileCount()
+            report.work = WorkDone(done.files, done.bytes, of_files, of_bytes, 0, restored.files, restored.bytes)
+            ctx.work_done(**report.work.to_json())
             ctx.progress.save(report.model_dump(mode="json"), force=True)
         if not self._argument.dry_run and next(self._folder.store.list(self._source), None) is None:
             self._folder.store.delete_folder(self._source)  # empty folders of a disk

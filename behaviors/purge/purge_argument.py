@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from distop.behavior import WorkDone
 from distop.schemas.durations import Duration
 from distop_behaviors.orphans.orphan_argument import FailedFiles, FileCount
 
@@ -39,6 +40,7 @@ class PurgeResult(FailedFiles):
     deleted: FileCount = FileCount()
     digest: str = ""
     changed: int = 0
+    work: WorkDone = WorkDone()
 
 
 class PurgeManifest(BaseModel):
@@ -60,7 +62,8 @@ class PurgeReport(PurgeManifest, FailedFiles):
 
     ``deleted``: files that are gone, by their kind; ``deleted_digest``: of these, equal to ``digest`` if all planned
     files are gone. ``certificates``: deleted lists of certified files. ``added``: files that were written into the
-    folder since planning, and stay. ``complete``: nothing of the table is left.
+    folder since planning, and stay. ``complete``: nothing of the table is left. ``work``: what was
+    done, and stays.
     """
 
     dry_run: bool = False
@@ -71,3 +74,4 @@ class PurgeReport(PurgeManifest, FailedFiles):
     changed: int = 0
     added: int = 0
     seconds: float = 0.0
+    work: WorkDone = WorkDone()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from distop.behavior import OperationFailed
+from distop.behavior import OperationFailed, WorkDone
 from distop.protocol.records import OperationRef
 from distop.protocol.texts import plural
 from distop.storage.deletion_scope import OWN
@@ -49,6 +49,11 @@ class PurgeCompletion:
         manifest = PurgeManifest.model_validate_json(str(partitions[0].values[MANIFEST_JOB]))
         self._report = report = PurgeReport(**manifest.model_dump(), dry_run=self._argument.dry_run)
         report.deleted_digest = NOTHING
+        if not self._argument.dry_run:
+            planned = manifest.planned.values()
+            report.work = WorkDone(
+                of_files=sum(one.files for one in planned), of_bytes=sum(one.bytes for one in planned)
+            )
         kinds = {one.name: kind_of(one) for one in partitions}
         for row in summary.outcomes():
             if row.result is not None and row.name != MANIFEST_JOB:
@@ -67,6 +72,7 @@ class PurgeCompletion:
         if found.deleted.files:
             report.deleted.setdefault(kind, FileCount()).add_all(found.deleted)
         report.deleted_digest = added_up([report.deleted_digest, found.digest])
+        report.work += found.work
         report.changed += found.changed
         report.add_failed(found)
 
@@ -79,7 +85,7 @@ class PurgeCompletion:
             if partition.name == MANIFEST_JOB or kind_of(partition) in LEAVES:
                 continue
             result = PurgeResult()
-            delete_planned(self._argument, place, partition, result, ctx)
+            delete_planned(self._argument, place, partition, result, ctx, self._report.work)
             self._add(kind_of(partition), result)
             if why := failure_of(result):
                 # The files after these lead to them, so they stay.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from distop.behavior import JobFailed
+from distop.behavior import JobFailed, WorkDone
 from distop.clock import time
 from distop.errors import UnsafePath
 from distop.protocol.texts import plural, shown
@@ -43,9 +43,17 @@ def delete_job(argument: PurgeArgument, table: TableRecord, partition: Partition
 
 
 def delete_planned(
-    argument: PurgeArgument, place: TablePlace, partition: PartitionPlan, result: PurgeResult, ctx: JobContext
+    argument: PurgeArgument,
+    place: TablePlace,
+    partition: PartitionPlan,
+    result: PurgeResult,
+    ctx: JobContext,
+    before: WorkDone | None = None,
 ) -> None:
-    """Delete the files of a job, and add what became of them to ``result``. Raises the store's errors."""
+    """Delete the files of a job, and add what became of them to ``result``. Raises the store's errors.
+
+    ``before``: the work that is reported together with that of this job.
+    """
     size = PAGE if argument.max_per_second is None else max(1, min(PAGE, int(argument.max_per_second)))
     for at in range(0, len(partition.files), size):
         ctx.check_cancelled()
@@ -58,6 +66,13 @@ def delete_planned(
         for key in gone:
             result.deleted.add(sizes[key])
         result.digest = added_up([result.digest, digest_of((key, sizes[key]) for key in gone)])
+        result.work = WorkDone(
+            result.work.files + len(page),
+            result.work.bytes + sum(sizes.values()),
+            committed_files=result.deleted.files,
+            committed_bytes=result.deleted.bytes,
+        )
+        ctx.work_done(**((before or WorkDone()) + result.work).to_json())
         result.changed += len(found.changed)
         for key in found.changed:
             result.fail(place.path_of(key), "it was replaced since it was listed")

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from distop.cli.command_context import current
-from distop.cli.output import duration, fields, jobs, note, say, say_lines, table
+from distop.cli.output import amount, duration, fields, jobs, note, say, say_lines, table
 from distop.protocol.user_actions import of_operation
 from distop.services.operation_results import first_line
 from distop.services.suggested_commands import command
@@ -37,6 +37,8 @@ def show_status(status: OperationStatus) -> None:
             "progress": f"{status.progress:.0%}",
             "left": f"about {duration(status.eta_seconds)}" if status.eta_seconds is not None else None,
             "waits for": status.waiting_for,
+            "done": work_text(status.work),
+            "committed": committed_text(status.work),
             "doing": doing(status),
             "cancelled": _reason(status.cancel),
             "failed": _failed(status.op, counts),
@@ -101,6 +103,37 @@ def doing(status: OperationStatus) -> str | None:
     return "; ".join([*texts[:_NAMES], *([f"and {len(texts) - _NAMES} more"] if len(texts) > _NAMES else [])]) or None
 
 
+def work_text(work: Mapping[str, Any] | None) -> str | None:
+    """``12/365 files, 1.2 GB of 30.0 GB (80.1 MB/s)``; None if the work is unknown."""
+    if work is None:
+        return None
+    files, bytes_ = work.get("files") or 0, work.get("bytes") or 0
+    of_files, of_bytes = work.get("of_files"), work.get("of_bytes")
+    texts = []
+    if files or of_files:
+        texts.append(f"{files:,}/{of_files:,} files" if of_files else f"{files:,} file{'s' if files != 1 else ''}")
+    if bytes_ or of_bytes:
+        texts.append(f"{amount(bytes_)} of {amount(of_bytes)}" if of_bytes else amount(bytes_))
+    if not texts:
+        return None
+    rate = ""
+    if work.get("bytes_per_second"):
+        rate = f" ({amount(work['bytes_per_second'])}/s)"
+    elif work.get("files_per_second"):
+        rate = f" ({work['files_per_second']:,.1f} files/s)"
+    return ", ".join(texts) + rate
+
+
+def committed_text(work: Mapping[str, Any] | None) -> str | None:
+    """``2 commits, 40 files, 1.2 GB``; None if nothing is committed."""
+    work = work or {}
+    commits, files, bytes_ = (work.get(name) or 0 for name in ("commits", "committed_files", "committed_bytes"))
+    texts = [f"{commits:,} commit{'s' if commits != 1 else ''}"] if commits else []
+    texts += [f"{files:,} file{'s' if files != 1 else ''}"] if files else []
+    texts += [amount(bytes_)] if bytes_ else []
+    return ", ".join(texts) or None
+
+
 def _failed(op: str, counts: Mapping[str, int | None]) -> str | None:
     """``316 of 365 partitions (list them: `distop show OP --failed`)``; None if none failed."""
     failed, total = counts.get("failed"), counts.get("total")
@@ -160,6 +193,7 @@ def show_result(result: OperationResult) -> None:
             "failed": _failed(result.op, result.jobs),
             "not ended": _without_end(result),
             "cancelled": _reason(result.record.get("cancel")),
+            "committed": _committed(result),
             "alarm": result.alarm or None,
         }
     )
@@ -170,6 +204,17 @@ def show_result(result: OperationResult) -> None:
     # The table of checks has the errors of verdicts; only those of jobs without a verdict are left.
     checked = bool(checks_of(result.report))
     show_errors([error for error in result.errors if not (checked and error.get("verdict"))])
+
+
+def _committed(result: OperationResult) -> str | None:
+    """What the operation has committed; a cancelled or failed one keeps it."""
+    work = result.work
+    if work is None:
+        return None
+    found = committed_text(work.to_json())
+    if result.success:
+        return found
+    return f"{found}: it stays" if found else "nothing"
 
 
 def _without_end(result: OperationResult) -> str | None:

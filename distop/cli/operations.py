@@ -256,6 +256,29 @@ def _command(op: str, name: str, done: str, *arguments: str) -> None:
     current.answer({"op": str(ref), "state": done}, f"{ref} is {done}")
 
 
+def _cancel(ref: OperationRef, text: str) -> None:
+    """Cancel an operation, and say what it has committed so far, which stays."""
+    from distop.cli.operation_text import committed_text
+    from distop.errors import DistopError
+
+    async def work(client: Client) -> OperationStatus | None:
+        operation = client.operation(ref)
+        await operation.cancel(text)
+        try:
+            return await operation.status()
+        except DistopError:  # it is cancelled, whatever can be read of it now
+            return None
+
+    seen = current.with_client(work)
+    done = seen.work if seen is not None else None
+    if seen is not None and seen.result is not None and seen.result.work is not None:
+        done = seen.result.work.to_json()
+    committed = committed_text(done)
+    stays = f"; committed so far, and stays: {committed}" if committed else ""
+    answer = {"op": str(ref), "state": "cancelling"}
+    current.answer({**answer, "work": dict(done)} if done else answer, f"{ref} is cancelling{stays}")
+
+
 def cancel(
     op: OP,
     text: Annotated[str, typer.Option("--text", metavar="TEXT", help="The reason, for the record.")] = "",
@@ -264,10 +287,10 @@ def cancel(
     ] = False,
 ) -> None:
     """Cancel an operation. Its jobs stop and clean up. A series ends with its cancelled operation."""
-    if not series:
-        _command(op, "cancel", "cancelling", text)
-        return
     ref = parse(op)
+    if not series:
+        _cancel(ref, text)
+        return
 
     ended = current.with_client(lambda client: client.operation(ref).end_series(text))
     current.answer({"op": ended, "state": "cancelling"}, f"{ended} is cancelling, and its series has ended")

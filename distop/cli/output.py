@@ -153,6 +153,17 @@ def duration(seconds: float | None) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
+def amount(number: float) -> str:
+    """``999 B``, ``1.2 kB``, ``30.0 GB``."""
+    if number < 1000:
+        return f"{number:.0f} B"
+    for unit in ("kB", "MB", "GB", "TB"):
+        number /= 1000
+        if number < 999.95 or unit == "TB":
+            break
+    return f"{number:,.1f} {unit}"
+
+
 def jobs(counts: Mapping[str, Any]) -> str:
     """``12/365``, or ``12/365, 2 failed``; ``-`` before the plan."""
     total = counts.get("total")

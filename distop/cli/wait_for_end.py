@@ -69,7 +69,7 @@ async def _print_lines(op: Operation, pause: float) -> None:
     printed = ""
     await asyncio.sleep(pause)
     async for status in op.watch(pause):
-        line = "; ".join(filter(None, (_ended_jobs(status), _activity(status))))
+        line = "; ".join(filter(None, (_ended_jobs(status), _work(status), _activity(status))))
         if line and line != printed and not status.ended:
             output.note(f"{op.ref}: {line}")
             printed = line
@@ -82,6 +82,15 @@ def _ended_jobs(status: OperationStatus) -> str:
         return ""
     done, failed = (counts.get("success") or 0) + (counts.get("failed") or 0), counts.get("failed")
     return f"{done}/{counts['total']} jobs" + (f", {failed} failed" if failed else "")
+
+
+def _work(status: OperationStatus) -> str:
+    """``12/365 files, 1.2 GB of 30.0 GB (80.1 MB/s), committed: 2 commits, 40 files``; "" if it is unknown."""
+    from distop.cli.operation_text import committed_text, work_text
+
+    work = status.work
+    committed = committed_text(work)
+    return ", ".join(filter(None, (work_text(work), f"committed: {committed}" if committed else None)))
 
 
 def _activity(status: OperationStatus) -> str:
@@ -111,9 +120,9 @@ async def _with_bar(op: Operation, timeout: float | None) -> OperationResult:
                 done = (counts.get("success") or 0) + (counts.get("failed") or 0)
                 failed = f"{counts['failed']} failed" if counts.get("failed") else None
                 left = None
-                if status.eta_seconds is not None and not status.waiting_for:
+                if status.eta_seconds is not None:
                     left = f"about {output.duration(status.eta_seconds)} left"
-                note = one_line(", ".join(filter(None, (failed, _activity(status), left))))
+                note = one_line(", ".join(filter(None, (failed, _work(status), _activity(status), left))))
                 bar.update(line, completed=done, total=counts.get("total"), note=note)
 
         return await _while(op.wait(timeout), draw)

@@ -79,7 +79,7 @@ def _placement_fields(node: Node | None) -> Node | None:
     """A node's record without the frequently changing fields that do not affect elections and claims."""
     if node is None:
         return None
-    stable = replace(node, released=0, doing={}, refused={}, refused_more=0)
+    stable = replace(node, released=0, doing={}, work={}, refused={}, refused_more=0)
     return replace(stable, skipped={}, skipped_more=0, clock=0, clock_unknown="", spark="")
 
 

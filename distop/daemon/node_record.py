@@ -55,19 +55,20 @@ class NodeRecord:
         """The current record. Called after each step of a role, so it is fast if nothing has changed."""
         ctx, node = self._ctx, self._node
         unable, failing = ctx.capability.unable, ctx.capability.failing
-        doing, refused, more = ctx.doing.published, ctx.rejected_writes.published, ctx.rejected_writes.more
+        doing, work = ctx.doing.published, ctx.doing.published_work
+        refused, more = ctx.rejected_writes.published, ctx.rejected_writes.more
         draining = ctx.draining
         state = node_state(draining, draining and self._busy())
         skipped, skipped_more = ctx.skipped
         clock, unknown, spark = ctx.clock.ahead, ctx.clock.unknown, ctx.worker.trouble
         fields = (node.state, node.unable, node.doing, node.refused, node.refused_more, node.spark, node.failing)
-        if (*fields, node.clock, node.clock_unknown, node.skipped, node.skipped_more) == (
+        if (*fields, node.clock, node.clock_unknown, node.skipped, node.skipped_more, node.work) == (
             *(state, unable, doing, refused, more, spark, failing),
-            *(clock, unknown, skipped, skipped_more),
+            *(clock, unknown, skipped, skipped_more, work),
         ):
             return node
         able = tuple(sorted(ctx.types - unable.keys()))
-        current = replace(node, state=state, behaviors=able, unable={**unable}, doing=doing)
+        current = replace(node, state=state, behaviors=able, unable={**unable}, doing=doing, work=work)
         current = replace(current, refused=refused, refused_more=more, clock=clock, clock_unknown=unknown)
         current = replace(current, skipped=skipped, skipped_more=skipped_more)
         return replace(current, spark=spark, failing={**failing})

@@ -318,6 +318,12 @@ class Node:
     ``ALL_OPERATIONS`` stands for all that other executors serve. ``skipped_more`` counts those that are not listed.
     """
     skipped_more: int = 0
+    work: Mapping[str, Any] = field(default_factory=dict)
+    """How much work long jobs, plannings and completions have done, by operation, as a list; for people only.
+
+    Each is a :class:`distop.protocol.work_done.WorkDone` with ``partition`` (-1: a batch, a planning, a completion, or
+    the sum of further jobs) and ``since``, the time of its first report.
+    """
 
     def encode(self) -> bytes:
         return dumps(
@@ -333,6 +339,7 @@ class Node:
                 "state": str(self.state),
                 **({"unable": dict(self.unable)} if self.unable else {}),
                 **({"doing": dict(self.doing)} if self.doing else {}),
+                **({"work": dict(self.work)} if self.work else {}),
                 **({"refused": dict(self.refused)} if self.refused else {}),
                 **({"refused_more": self.refused_more} if self.refused_more else {}),
                 **({"skipped": dict(self.skipped)} if self.skipped else {}),
@@ -369,6 +376,7 @@ class Node:
                 int(data.get("refused_more", 0)),
                 data.get("skipped") or {},
                 int(data.get("skipped_more", 0)),
+                data.get("work") or {},
             )
         )
 

@@ -9,6 +9,7 @@ from distop.errors import InvalidArgument, NotAllowed, OperationCancelled, Opera
 from distop.protocol.json_codec import SCHEMA_VERSION, from_rfc3339
 from distop.protocol.records import State
 from distop.protocol.texts import shown
+from distop.protocol.work_done import WorkDone
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -94,6 +95,12 @@ class OperationResult:
         return self.state == State.SUCCESS
 
     @property
+    def work(self) -> WorkDone | None:
+        """How much was done, and how much of it was committed and stays; None if the report does not have it."""
+        data = self.report.get("work") if isinstance(self.report, dict) else None
+        return WorkDone.from_json(data) if isinstance(data, dict) else None
+
+    @property
     def alarm(self) -> str:
         """A problem that needs attention, or "": a prepared operation was not confirmed, and never ran."""
         return str(self.record.get("alarm") or "")
@@ -159,8 +166,11 @@ class OperationStatus:
     ``waiting_for``: why there is no progress, or None. ``errors``: the first few errors of attempts that are retried.
     ``failed``: the ordinals of failed jobs so far, as ranges; only the first of them if ``failed_truncated``, and none
     if ``exact`` is False. ``labels``: the caller's. ``id``: the operation's id, or "". ``doing``: the status of jobs
-    that have run for a while, each ``{"executor": id, "text": …}``, some seconds old. ``request_id``, ``submitter`` and
-    ``rerun_of`` are those of the start.
+    that have run for a while, each ``{"executor": id, "text": …}``, some seconds old. ``work``: how much is done, some
+    seconds old, or None if the plan has no files: ``files`` and ``bytes``, ``of_files`` and ``of_bytes`` (None:
+    unknown), ``files_per_second`` and ``bytes_per_second`` (None: unknown), and what is committed so far: ``commits``,
+    ``committed_files``, ``committed_bytes``. During planning and completion it is their work. ``request_id``,
+    ``submitter`` and ``rerun_of`` are those of the start.
     """
 
     op: str
@@ -185,6 +195,7 @@ class OperationStatus:
     labels: Mapping[str, str] = field(default_factory=dict)
     id: str = ""
     doing: tuple[Mapping[str, str], ...] = ()
+    work: Mapping[str, Any] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     """The given ones of priority, limits, failure budget and selector."""
     by: str = ""
@@ -216,6 +227,7 @@ class OperationStatus:
             "eta_seconds": None if self.eta_seconds is None else round(self.eta_seconds, 1),
             "waiting_for": self.waiting_for,
             "doing": [dict(d) for d in self.doing],
+            "work": dict(self.work) if self.work is not None else None,
             "cancel": dict(self.cancel) if self.cancel else None,
             "report": None,
             "errors": [dict(e) for e in self.errors],

@@ -152,7 +152,8 @@ class Format(ABC):
         """The current state, for the removal of whole partitions. Raises the errors of planning."""
         raise InvalidArgument(
             f"partitions of the table {table.name!r} cannot be removed through the format {table.format}: only Iceberg "
-            "tables, registered by their folder or with the option 'catalog', and Delta tables have commits that do it"
+            "tables, registered by their folder or with the option 'catalog', Delta tables and folders of Parquet "
+            "files have partitions that can be removed"
         )
 
     def changes(self, table: TableRecord) -> Changes:

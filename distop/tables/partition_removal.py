@@ -1,7 +1,7 @@
-"""Removal of whole partitions by value: the interface :class:`PartitionRemoval`, which formats with commits implement.
+"""Removal of whole partitions by value: the interface :class:`PartitionRemoval`.
 
-The partitions of one state are listed with their values, which are never taken from the times of files. A commit then
-removes exactly the planned files, so rows that are added meanwhile stay.
+The partitions of one state are listed with their values, which are never taken from the times of files. A commit, or
+for a folder of files their deletion, then removes exactly the planned files, so rows that are added meanwhile stay.
 """
 
 from __future__ import annotations
@@ -49,6 +49,10 @@ class PartitionRemoval(ABC):
 
     state: str
     """As in ``Reachability``."""
+    deletes_files: bool = False
+    """Whether the format has no commits: a partition is removed by deleting its planned files, and :meth:`remove` is
+    not called.
+    """
     unpartitioned: int = 0
     """After :meth:`partitions`: the number of files that are not partitioned by the column."""
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from distop.behavior import PartitionPlan, TableRecord
+    from distop.protocol.work_done import WorkDone
 
 INCARNATION = "test"
 
@@ -56,8 +57,8 @@ class FakeContext(JobContext):
     job. ``checkpoint``: the checkpoint of an earlier attempt. ``tables``: other registered tables. ``history``: history
     records by operation. ``spark``: a session; None: one is started on first use, and shared in the process.
 
-    :meth:`cancel` asks the code to stop. ``statuses``, ``progress.saved`` and ``follow_ups`` hold the published
-    statuses, the saved checkpoints, and the requested operations.
+    :meth:`cancel` asks the code to stop. ``statuses``, ``works``, ``progress.saved`` and ``follow_ups`` hold the
+    published statuses, the reported work, the saved checkpoints, and the requested operations.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class FakeContext(JobContext):
         self.tables = {one.name: one for one in tables}
         self.history = dict(history or {})
         self.statuses: list[str] = []
+        self.works: list[WorkDone] = []
         self.follow_ups: list[Mapping[str, Any]] = []
         self._spark = spark
         self._stages = Stages()
@@ -148,6 +150,9 @@ class FakeContext(JobContext):
 
     def status(self, text: str) -> None:
         self.statuses.append(status_text(text))
+
+    def _report_work(self, done: WorkDone) -> None:
+        self.works.append(done)
 
     def start_operation(
         self,

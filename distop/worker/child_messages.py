@@ -378,6 +378,16 @@ class TasksMessage(TypedDict):
     total: int
 
 
+class WorkMessage(TypedDict):
+    """How much work a job, a planning or a completion has done; ``partition`` is -1 for a batch."""
+
+    t: Literal["work"]
+    run: NotRequired[int]
+    partition: NotRequired[int]
+    call: NotRequired[int]
+    work: Any
+
+
 class ProgressMessage(TypedDict):
     """Requests to save a checkpoint; the reply is true or false."""
 
@@ -462,6 +472,7 @@ FromChild = (
     | DoneMessage
     | StatusMessage
     | TasksMessage
+    | WorkMessage
     | ProgressMessage
     | FetchMessage
     | TableMessage

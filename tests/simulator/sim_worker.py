@@ -75,8 +75,9 @@ class SimWorker(ChildCalls):
         on_status: Callable[[int, str], None] | None = None,
         on_progress: Callable[[int, Any], Awaitable[bool]] | None = None,
         on_tasks: Callable[[int, int], None] | None = None,
+        on_work: Callable[[int, Any], None] | None = None,
     ) -> None:
-        await self.run_in_turn([(request, Listener(on_events, on_status, on_progress, on_tasks))])
+        await self.run_in_turn([(request, Listener(on_events, on_status, on_progress, on_tasks, on_work))])
 
     async def run_in_turn(self, asked: Sequence[tuple[RunRequest, Listener]]) -> None:
         """Run these requests one after the other in one slot."""

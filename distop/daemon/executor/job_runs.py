@@ -108,6 +108,7 @@ class Jobs:
                     on_status=listener.on_status,
                     on_progress=listener.on_progress,
                     on_tasks=listener.on_tasks,
+                    on_work=listener.on_work,
                 )
             finally:
                 ctx.doing.remove(request)
@@ -215,6 +216,7 @@ class Jobs:
         def ended(events: list[JobEnded]) -> None:
             if ends is not None:
                 ends.extend(events)
+            ctx.doing.remove_work(request, [event.partition for event in events])
             self._ended(op, events)
 
         return request, Listener(
@@ -222,6 +224,7 @@ class Jobs:
             set_status,
             lambda p, value: self._checkpoints.save(op, p, value),
             lambda done, total: ctx.doing.set_tasks(request, done, total),
+            lambda p, done: ctx.doing.set_work(request, p, done),
         )
 
     async def _prepare(self, op: OpenOperation, block: Sequence[int]) -> dict[int, Any]:

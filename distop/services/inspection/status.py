@@ -36,6 +36,7 @@ from distop.protocol.txn import MAX_OPERATIONS, Get
 from distop.protocol.user_actions import NO_ACTIONS, Actions
 from distop.services.inspection.partitions import add_names
 from distop.services.inspection.reasons import View, reasons
+from distop.services.inspection.work import KnownWork, WorkReader, rate_of
 from distop.services.operation_results import OperationResult, OperationStatus
 from distop.services.readable_records import ReadabilityCheck, readable
 
@@ -88,6 +89,7 @@ class Snapshot:
     options: Options = DEFAULT
     actions: Actions = NO_ACTIONS
     pace: Pace = Pace()
+    work: KnownWork = KnownWork()
     predecessors: int = 0
     """How many operations it waits for."""
     behind: tuple[str, ...] = ()
@@ -107,6 +109,7 @@ class JobStates:
         """The mod revisions of these states."""
         self.names: dict[int, str] = {}
         self.readability = ReadabilityCheck()
+        self.work = WorkReader()
         self.first = (0, -1)
         """A gate's mod revision, and the first job that ended after it."""
         self.began = 0.0
@@ -173,6 +176,8 @@ async def _jobs(
         ranges, truncated = failed_text(p for p, well in jobs.seen.items() if not well)
         found |= {"success": jobs.success, "failed": jobs.failed, "failed_ranges": ranges}
         found |= {"failed_truncated": truncated, "pace": await _pace(etcd, keys, ref, jobs, gate)}
+        behind = [p for p, mod in jobs.mods.items() if gate and mod > gate]
+        found["work"] = await jobs.work.known(etcd, keys, ref, plan, jobs.seen, behind)
     await add_names(etcd, keys, ref, plan, _with_errors(claims), jobs.names)
     return found
 
@@ -345,6 +350,13 @@ def judge(
     waiting = len(snapshot.claims) - running
     spec = snapshot.spec if snapshot.spec is not None else _NO_SPEC
     waits_for = next((reason.text for reason in reasons(view) if reason.stops), None)
+    rate = rate_of(view, snapshot.pace.since)
+    left = None
+    if view.coordinating:
+        left = rate.seconds_left
+    elif stage is Stage.OPEN and waits_for is None:
+        jobs_left = _eta(snapshot.pace, now, ended, total)
+        left = rate.seconds_left if rate.seconds_left is not None else jobs_left
     return OperationStatus(
         str(snapshot.ref),
         str(snapshot.state),
@@ -352,7 +364,7 @@ def judge(
         {"total": total, "success": success, "failed": failed, "running": running, "waiting": waiting},
         spec.time,
         min(1.0, ended / total) if total else float(total == 0),
-        _eta(snapshot.pace, now, ended, total) if stage is Stage.OPEN and waits_for is None else None,
+        left,
         waits_for,
         _cancel(snapshot.cancel),
         tuple(_errors(snapshot)),
@@ -361,6 +373,7 @@ def judge(
         failed_truncated=truncated,
         options={**snapshot.options.to_json(), **({"where": dict(spec.where)} if spec.where else {})},
         doing=_doing(view),
+        work=rate.work,
         actions=snapshot.actions.to_json(),
         **_of_start(spec),
     )

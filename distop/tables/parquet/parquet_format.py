@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from distop.protocol.plan import Pinned
     from distop.protocol.records import TableRecord
     from distop.storage.location import ListedFile
+    from distop.tables.commits import CommitContext
     from distop.tables.formats import Spark
+    from distop.tables.partition_removal import PartitionRemoval
     from distop.tables.reachability import Reachability
     from distop.tables.reader import Reader
     from distop.tables.reading.file_facts import PlannedFile
@@ -128,6 +130,15 @@ class ParquetFormat(Format):
                 yield partition.name, partition.files
 
         return FolderReachability(Location.of(table.location).text, folders)
+
+    def partition_removal(
+        self, table: TableRecord, context: CommitContext, check: Callable[[], None]
+    ) -> PartitionRemoval:
+        """The partitions of a new plan. Raises the errors of planning."""
+        from distop.tables.parquet.folder_partition_removal import FolderPartitionRemoval
+
+        planned = self.plan_table(table, check, _no_spark)
+        return FolderPartitionRemoval(table.name, planned, check_options(table.options).partition_types)
 
 
 def _no_spark() -> Any:

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
     from distop.protocol.plan import Pinned
     from distop.protocol.records import TableRecord
+    from distop.tables.commits import CommitContext
     from distop.tables.formats import Changes, Spark
+    from distop.tables.partition_removal import PartitionRemoval
     from distop.tables.reachability import Reachability
     from distop.tables.reader import Reader
     from distop.tables.spark.spark_catalog import CatalogPartition, Described
@@ -172,6 +174,14 @@ class SparkFormat(Format):
                 yield partition.name, partition.files
 
         return FolderReachability(described.location, folders)
+
+    def partition_removal(
+        self, table: TableRecord, context: CommitContext, check: Callable[[], None]
+    ) -> PartitionRemoval:
+        raise InvalidArgument(
+            f"partitions of the table {table.name!r} are entries of Spark's catalog, which distop does not change: "
+            "remove them with ALTER TABLE … DROP PARTITION, or register the table's folder as a table of its own"
+        )
 
     def changes(self, table: TableRecord) -> Changes:
         raise InvalidArgument(

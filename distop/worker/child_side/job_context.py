@@ -19,6 +19,7 @@ from distop.worker import child_messages
 from distop.worker.child_side.checkpoints import JobProgress, NoProgress
 from distop.worker.child_side.context_arguments import ended_operation, follow_up, status_text, table_name
 from distop.worker.child_side.job_status import STARTING_SPARK, JobStatus
+from distop.worker.child_side.job_work import JobWork
 from distop.worker.child_side.outbox import ANSWER_SECONDS
 from distop.worker.child_side.shared_files import with_files
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from distop.behavior import PartitionPlan, TableRecord
+    from distop.protocol.work_done import WorkDone
     from distop.storage.deletion import Place
     from distop.worker.child_side.environment import Environment
 
@@ -75,6 +77,7 @@ class ChildContext(JobContext):
         self._env = env
         self._scope = scope
         self._status = JobStatus(self._send_status)
+        self._work = JobWork(self._send_work)
         self.operation = scope.operation
         self.table = scope.table
         self.partition = scope.partition
@@ -142,8 +145,23 @@ class ChildContext(JobContext):
         return self._status.waiting(status_text(text))
 
     def send_held_status(self) -> None:
-        """Send the status that the rate limit held back, if there is one."""
+        """Send the status and the work that the rate limits held back, if there are any."""
         self._status.send_held()
+        self._work.send_held()
+
+    def _report_work(self, done: WorkDone) -> None:
+        self._work.report(done)
+
+    def _send_work(self, done: WorkDone) -> None:
+        message = child_messages.WorkMessage(t="work", work=done.to_json())
+        if self._scope.run:
+            message["run"] = self._scope.run
+            message["partition"] = self.partition.partition if self.partition is not None else -1
+        elif self._scope.call:
+            message["call"] = self._scope.call
+        else:
+            return  # a cleanup reports no work
+        self._env.outbox.send(message)
 
     def _send_status(self, text: str) -> None:
         line = secret_settings.redact(text)[:MAX_STATUS].encode(errors="replace").decode()

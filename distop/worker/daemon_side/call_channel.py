@@ -97,6 +97,8 @@ class CallStatuses(Protocol):
 
     def set_text(self, work: Any, text: str) -> None: ...
 
+    def set_work(self, work: Any, partition: int, done: Any) -> None: ...
+
     def remove(self, work: Any) -> None: ...
 
 
@@ -217,7 +219,8 @@ class Caller:
         sparks_lost = 0
         while True:
             child = await self._keeper.ready(call=True)
-            call = CallSink(next(self._numbers), child, sources, partial(self._set_status, pending))
+            set_status, set_work = partial(self._set_status, pending), partial(self._set_work, pending)
+            call = CallSink(next(self._numbers), child, sources, set_status, set_work)
             child.calls[call.number] = call
             pending.sink = call
             try:
@@ -253,3 +256,7 @@ class Caller:
     def _set_status(self, pending: _PendingCall, text: str) -> None:
         if self.statuses is not None:
             self.statuses.set_text(pending, text)
+
+    def _set_work(self, pending: _PendingCall, done: Any) -> None:
+        if self.statuses is not None:
+            self.statuses.set_work(pending, -1, done)

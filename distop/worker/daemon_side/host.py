@@ -200,13 +200,14 @@ class WorkerHost(ChildCalls):
         on_status: Callable[[int, str], None] | None = None,
         on_progress: Callable[[int, Any], Awaitable[bool]] | None = None,
         on_tasks: Callable[[int, int], None] | None = None,
+        on_work: Callable[[int, Any], None] | None = None,
     ) -> None:
         """Run the jobs in one slot (waiting for a free one); returns when each has exactly one JobEnded.
 
         ``on_status`` is called with a job's status (ordinal, -1 for a batch; text), ``on_tasks`` with the numbers of
-        completed and all Spark tasks of the running job.
+        completed and all Spark tasks of the running job, ``on_work`` with how much work a job has done.
         """
-        await self.run_in_turn([(request, Listener(on_events, on_status, on_progress, on_tasks))])
+        await self.run_in_turn([(request, Listener(on_events, on_status, on_progress, on_tasks, on_work))])
 
     async def run_in_turn(self, asked: Sequence[tuple[RunRequest, Listener]]) -> None:
         """Like :meth:`run`, for several requests, which the child gets together and runs in order in one slot.
@@ -215,7 +216,8 @@ class WorkerHost(ChildCalls):
         """
         runs = [
             RunSink(
-                *(request, self.config.incarnation, to.on_events, to.on_status, to.on_progress, to.on_tasks, self._log)
+                *(request, self.config.incarnation, to.on_events, to.on_status, to.on_progress, to.on_tasks, self._log),
+                on_work=to.on_work,
             )
             for request, to in asked
         ]

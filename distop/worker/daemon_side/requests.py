@@ -155,16 +155,17 @@ class JobEnded:
 
 @frozen
 class Listener:
-    """The callbacks of a run: ends of jobs; status (ordinal, -1 for a batch; text); checkpoints; Spark tasks.
+    """The callbacks of a run: ends of jobs; status (ordinal, -1 for a batch; text); checkpoints; Spark tasks; work.
 
     ``on_progress`` saves a checkpoint and returns whether it was saved. ``on_tasks`` gets the numbers of completed and
-    of all Spark tasks of the running job.
+    of all Spark tasks of the running job, ``on_work`` how much work a job has done (ordinal, -1 for a batch; work).
     """
 
     on_events: Callable[[list[JobEnded]], None]
     on_status: Callable[[int, str], None] | None = None
     on_progress: Callable[[int, Any], Awaitable[bool]] | None = None
     on_tasks: Callable[[int, int], None] | None = None
+    on_work: Callable[[int, Any], None] | None = None
 
 
 @frozen

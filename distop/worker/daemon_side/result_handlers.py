@@ -39,6 +39,7 @@ class RunSink:
         on_progress: Callable[[int, Any], Awaitable[bool]] | None,
         on_tasks: Callable[[int, int], None] | None,
         log: Log,
+        on_work: Callable[[int, Any], None] | None = None,
     ) -> None:
         self.request = request
         self.where = {"operation": request.op}
@@ -62,6 +63,7 @@ class RunSink:
         self._on_status = on_status
         self._on_progress = on_progress
         self._on_tasks = on_tasks
+        self._on_work = on_work
         self._log = log
         self._saving: set[asyncio.Task[None]] = set()
 
@@ -79,6 +81,9 @@ class RunSink:
         elif kind == "tasks":
             if self._on_tasks is not None:
                 self._on_tasks(message["done"], message["total"])
+        elif kind == "work":
+            if self._on_work is not None and (message["partition"] in self.pending or message["partition"] < 0):
+                self._on_work(message["partition"], message["work"])
         elif kind == "probed":
             if self.probed is not None and not self.probed.done():
                 self.probed.set_result(message["stubborn"])
@@ -113,7 +118,7 @@ class RunSink:
     def silence(self) -> None:
         """Stop calling the callbacks: the caller is gone."""
         self._on_events = lambda _: None
-        self._on_status = self._on_progress = self._on_tasks = None
+        self._on_status = self._on_progress = self._on_tasks = self._on_work = None
 
     async def wait_for_checkpoints(self) -> None:
         """Wait until pending checkpoints are saved.
@@ -154,7 +159,12 @@ class CallSink:
     """The state of one call: its chunks, and the future of its result. ``sources``: the data it may request."""
 
     def __init__(
-        self, number: int, child: ChildProcess, sources: Sources, on_status: Callable[[str], None] = lambda _: None
+        self,
+        number: int,
+        child: ChildProcess,
+        sources: Sources,
+        on_status: Callable[[str], None] = lambda _: None,
+        on_work: Callable[[Any], None] = lambda _: None,
     ) -> None:
         self.number = number
         self.child = child
@@ -162,6 +172,7 @@ class CallSink:
         self.result: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._sources = sources
         self._on_status = on_status
+        self._on_work = on_work
         self._fetching: set[asyncio.Task[None]] = set()
 
     def on_frame(self, message: dict[str, Any]) -> None:
@@ -170,6 +181,8 @@ class CallSink:
             self.chunks.append(message["data"].encode())
         elif kind == "status":
             self._on_status(message["text"])
+        elif kind == "work":
+            self._on_work(message["work"])
         elif kind == "result" and not self.result.done():
             self.result.set_result(message["value"])
         elif kind == "failed" and not self.result.done():

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyiceberg.partitioning import PartitionField, PartitionSpec
@@ -251,9 +250,7 @@ def test_refusals(tmp_path: Path) -> None:
         ExpirePartitionsArgument(column="day", older_than=1, zone="Mars/Base")
     append_only = delta(tmp_path / "a", *days_ago(1, 2, 100), **{"delta.appendOnly": "true"})
     refused(append_only, r"delta\.appendOnly")
-    (tmp_path / "p" / "day=2013-01-01").mkdir(parents=True)
-    pq.write_table(pa.table({"id": [1]}), tmp_path / "p" / "day=2013-01-01" / "x.parquet")
-    refused(TableRecord("t", "parquet", str(tmp_path / "p")), "only Iceberg tables")
+    refused(TableRecord("t", "spark", "lake.db.t"), "ALTER TABLE … DROP PARTITION")
     with pytest.raises(InvalidArgument, match="by value"):
         ExpirePartitions().jobs(None, (), ["day=1"], context)
 

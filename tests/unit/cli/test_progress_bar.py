@@ -35,7 +35,7 @@ class Watched:
     async def watch(self, interval: float) -> AsyncIterator[Any]:
         doing = ({"executor": "ann", "text": "scanning [a] files"},)
         counts = {"total": 4, "success": 1, "failed": 1}
-        yield SimpleNamespace(jobs=counts, waiting_for=WAITING_FOR, eta_seconds=None, doing=doing)
+        yield SimpleNamespace(jobs=counts, waiting_for=WAITING_FOR, eta_seconds=None, doing=doing, work=None)
         self.drawn.set()
 
 
@@ -76,7 +76,8 @@ class Changing:
 def status(success: int, text: str = "", waiting_for: str | None = None, eta: float | None = None, **other: Any) -> Any:
     doing = ({"executor": "ann", "text": text},) if text else ()
     counts = {"total": 9, "success": success, "failed": 0, **other.pop("jobs", {})}
-    fields = {"jobs": counts, "doing": doing, "waiting_for": waiting_for, "eta_seconds": eta, "ended": False, **other}
+    fields = {"jobs": counts, "doing": doing, "waiting_for": waiting_for, "eta_seconds": eta, "ended": False}
+    fields |= {"work": None, **other}
     return SimpleNamespace(**fields)
 
 
@@ -92,6 +93,7 @@ async def test_piped_output_has_a_line_for_each_change(
         status(0, "starting Spark", eta=9.0),
         status(4, "scanning 9 files", eta=8.0),
         status(4, "scanning 9 files", eta=3.0),
+        status(8, work={"files": 3, "of_files": 9, "commits": 1, "committed_files": 2}),
         status(8, jobs={"failed": 1}),
         status(9, ended=True),
     )
@@ -100,6 +102,7 @@ async def test_piped_output_has_a_line_for_each_change(
         "t/validate/1: waits for planning",
         "t/validate/1: 0/9 jobs; ann: starting Spark",
         "t/validate/1: 4/9 jobs; ann: scanning 9 files",
+        "t/validate/1: 8/9 jobs; 3/9 files, committed: 1 commit, 2 files",
         "t/validate/1: 9/9 jobs, 1 failed",
     ]
 

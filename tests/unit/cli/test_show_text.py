@@ -118,3 +118,45 @@ def test_hole_9_further_lines_of_an_error_are_indented(
     monkeypatch.setattr("distop.cli.operation_text.current", SimpleNamespace(debug=True))
     show_errors([{"text": "x\nerror: forged\x1b[2J"}])
     assert capsys.readouterr().out == "\nerror: x\n    error: forged\\x1b[2J\n"
+
+
+WORK = {"files": 1_200, "bytes": 3_100_000_000, "of_files": 10_000, "of_bytes": 25_000_000_000}
+COMMITTED = {"commits": 2, "committed_files": 40, "committed_bytes": 1_200_000}
+
+
+def test_the_work_is_shown_with_its_rate_and_what_is_committed(capsys: pytest.CaptureFixture[str]) -> None:
+    work = {**WORK, **COMMITTED, "bytes_per_second": 120_000_000.0, "files_per_second": 40.0}
+    show_status(running_status(work=work, eta_seconds=182.0))
+    text = capsys.readouterr().out
+    assert "left       about 3 min 02 s\n" in text
+    assert "done       1,200/10,000 files, 3.1 GB of 25.0 GB (120.0 MB/s)\n" in text
+    assert "committed  2 commits, 40 files, 1.2 MB\n" in text
+    show_status(running_status(work={"files": 1, "of_files": None, "of_bytes": None, "files_per_second": 0.5}))
+    assert "done       1 file (0.5 files/s)\n" in capsys.readouterr().out
+    show_status(running_status(work=None))
+    assert "done" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("state", "work", "line"),
+    [
+        (State.CANCELLED, COMMITTED, "2 commits, 40 files, 1.2 MB: it stays"),
+        (State.FAILED, {"commits": 1}, "1 commit: it stays"),
+        (State.SUCCESS, COMMITTED, "2 commits, 40 files, 1.2 MB"),
+        (State.CANCELLED, {}, "nothing"),
+    ],
+)
+def test_the_record_says_what_a_cancelled_operation_keeps(
+    capsys: pytest.CaptureFixture[str], state: State, work: dict[str, int], line: str
+) -> None:
+    show_result(OperationResult.of(History("t/compact/1", state, "", "", 9, 5, 0, report={"work": work})))
+    assert f"committed  {line}\n" in capsys.readouterr().out
+    show_result(OperationResult.of(History("t/validate/1", state, "", "", 9, 5, 0, report={"checks": []})))
+    assert "committed" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (999_960, "1.0 MB"), (5e15, "5,000.0 TB")]
+)
+def test_amounts_of_bytes(number: float, text: str) -> None:
+    assert output.amount(number) == text

@@ -92,3 +92,46 @@ async def test_statuses_are_published_less_often_with_more_nodes(monkeypatch: py
     node = replace(Node("e", "h", 2, ("sample",)), doing=report)
     assert Node.decode(node.encode()) == node
     assert len(node.encode()) < 4_096
+
+
+async def test_the_work_of_running_jobs_is_published_until_they_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    timers = Timers(monkeypatch)
+    statuses = timers.doing
+    statuses.set_work(FIRST, 3, {"files": 2, "bytes": 20})
+    statuses.set_work(FIRST, 3, {"files": 4, "bytes": 40, "commits": "x"})
+    statuses.set_text(FIRST, "copying")
+    statuses.set_work(SECOND, 5, {"committed_files": 1})
+    assert len(timers.pauses) == 1, "one timer for all of them, and for the texts"
+    timers.come()
+    (found,) = (statuses.published_work["t/sample/1"],)
+    assert [{**one, "since": ""} for one in found] == [
+        {"partition": 3, "since": "", "files": 4, "bytes": 40},
+        {"partition": 5, "since": "", "committed_files": 1},
+    ]
+    since = found[0]["since"]
+    statuses.set_work(FIRST, 3, {"files": 5})
+    statuses.remove_work(SECOND, [5])
+    timers.come()
+    assert statuses.published_work == {"t/sample/1": [{"partition": 3, "since": since, "files": 5}]}
+    statuses.remove(FIRST)
+    timers.come()
+    assert (statuses.published, statuses.published_work) == ({}, {})
+
+
+async def test_the_work_of_many_jobs_is_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    timers = Timers(monkeypatch)
+    for p in range(job_progress.MOST_JOBS + 5):
+        timers.doing.set_work(FIRST, p, {"files": 1})
+    timers.come()
+    found = timers.doing.published_work["t/sample/1"]
+    assert (len(found), found[-1]["partition"], sum(one["files"] for one in found)) == (
+        job_progress.MOST_JOBS,
+        -1,
+        job_progress.MOST_JOBS + 5,
+    )
+    for n in range(2 * job_progress.MOST_OPERATIONS):
+        timers.doing.set_work(replace(FIRST, op=f"t/sample/{n}"), 0, {"files": 1})
+    timers.come()
+    assert len(timers.doing.published_work) == job_progress.MOST_OPERATIONS
+    node = replace(Node("e", "h", 2, ("sample",)), work=timers.doing.published_work)
+    assert Node.decode(node.encode()) == node

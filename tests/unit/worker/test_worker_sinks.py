@@ -6,6 +6,9 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
+from distop.protocol.work_done import WorkDone
+from distop.worker.child_side import job_work
+from distop.worker.child_side.job_work import JobWork
 from distop.worker.daemon_side.host import WorkerHost
 from distop.worker.daemon_side.requests import JobItem, RunRequest, WorkerConfig
 from distop.worker.daemon_side.result_handlers import RunSink
@@ -72,3 +75,34 @@ async def test_a_job_that_stops_to_resume_is_not_cleaned_up_while_its_checkpoint
     answer.set()
     assert await waiting == ""
     assert cleaned == []
+
+
+async def test_the_work_of_running_jobs_is_passed_on() -> None:
+    """Not that of jobs that have ended: a late report would stay in the node's record."""
+    seen: list[Any] = []
+    request = RunRequest("t/noop/1", "noop", {}, None, (JobItem({"partition": 4, "name": "p=4"}, 1, 7),))
+    nothing: Any = None
+    run = RunSink(
+        *(request, "me", nothing, nothing, nothing, nothing, logging.getLogger("distop.test")),
+        on_work=lambda partition, work: seen.append((partition, work)),
+    )
+    for partition in (4, 5, -1):
+        run.on_frame({"t": "work", "run": 1, "partition": partition, "work": {"files": 1}})
+    run.silence()
+    run.on_frame({"t": "work", "run": 1, "partition": 4, "work": {"files": 2}})
+    assert seen == [(4, {"files": 1}), (-1, {"files": 1})]
+
+
+def test_a_job_reports_its_work_at_most_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, sent = [100.0], list[WorkDone]()
+    monkeypatch.setattr(job_work.time, "monotonic", lambda: now[0])
+    work = JobWork(sent.append)
+    for n in range(1, 4):
+        work.report(WorkDone(n))
+    assert sent == [WorkDone(1)]
+    work.send_held()
+    assert sent == [WorkDone(1)]
+    now[0] += job_work.WORK_SECONDS
+    work.send_held()
+    work.send_held()
+    assert sent == [WorkDone(1), WorkDone(3)], "the last report is sent later"
