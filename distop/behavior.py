@@ -392,7 +392,7 @@ class JobContext(ABC):
         self,
         *,
         files: int = 0,
-        bytes: int = 0,
+        bytes: int = 0,  # noqa: A002 -- as the field of WorkDone
         of_files: int = 0,
         of_bytes: int = 0,
         commits: int = 0,

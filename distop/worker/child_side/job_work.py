@@ -6,10 +6,10 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from distop.protocol.work_done import WorkDone
-
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from distop.protocol.work_done import WorkDone
 
 WORK_SECONDS = 1.0
 """Minimum seconds between two reports of a job."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +40,7 @@ def work_of(report: Any) -> WorkDone:
 
 def grows(works: list[WorkDone]) -> bool:
     """Whether no number of a report is smaller than in the report before."""
-    pairs = zip(works, works[1:], strict=False)
+    pairs = itertools.pairwise(works)
     return bool(works) and all(getattr(a, f.name) <= getattr(b, f.name) for a, b in pairs for f in fields(WorkDone))
 
 

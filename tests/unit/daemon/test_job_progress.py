@@ -129,8 +129,9 @@ async def test_the_work_of_many_jobs_is_added_up(monkeypatch: pytest.MonkeyPatch
         -1,
         job_progress.MOST_JOBS + 5,
     )
-    for n in range(2 * job_progress.MOST_OPERATIONS):
-        timers.doing.set_work(replace(FIRST, op=f"t/sample/{n}"), 0, {"files": 1})
+    runs = [replace(FIRST, op=f"t/sample/{n}") for n in range(2 * job_progress.MOST_OPERATIONS)]
+    for run in runs:
+        timers.doing.set_work(run, 0, {"files": 1})
     timers.come()
     assert len(timers.doing.published_work) == job_progress.MOST_OPERATIONS
     node = replace(Node("e", "h", 2, ("sample",)), work=timers.doing.published_work)

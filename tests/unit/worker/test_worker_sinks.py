@@ -80,7 +80,7 @@ async def test_a_job_that_stops_to_resume_is_not_cleaned_up_while_its_checkpoint
 async def test_the_work_of_running_jobs_is_passed_on() -> None:
     """Not that of jobs that have ended: a late report would stay in the node's record."""
     seen: list[Any] = []
-    request = RunRequest("t/noop/1", "noop", {}, None, (JobItem({"partition": 4, "name": "p=4"}, 1, 7),))
+    request = RunRequest("t/noop/1", "noop", {}, None, (JobItem({"partition": 4, "name": "p=4"}, 1, 7),), batch=False)
     nothing: Any = None
     run = RunSink(
         *(request, "me", nothing, nothing, nothing, nothing, logging.getLogger("distop.test")),
