@@ -197,7 +197,7 @@ class ExpireCompletion:
             return set(candidates.files)
 
         report, rate = self._report, self._argument.max_per_second
-        deletion = FileDeletion(report.place, report, self._ctx, rate=rate, commits=bool(report.removed))
+        deletion = FileDeletion(report.place, report, self._ctx, rate=rate, commits=int(report.removed > 0))
         deletion.delete(dict(candidates.files), older_than=choice.age, look_again=look_again)
         report.work = deletion.work
 

@@ -18,6 +18,7 @@ from distop_behaviors.expire.expire_plan import check_place
 from distop_behaviors.expire.partition_argument import ExpirePartitionsReport, ExpirePartitionsResult
 from distop_behaviors.expire.partition_periods import end_of
 from distop_behaviors.orphans.orphan_argument import FileCount
+from distop_behaviors.orphans.table_folder import TablePlace
 
 if TYPE_CHECKING:
     from distop.behavior import JobContext, Summary, TableRecord
@@ -65,9 +66,19 @@ def plan(argument: ExpirePartitionsArgument, table: TableRecord, ctx: JobContext
     _check_fraction(argument, report, size, all_bytes)
     first = PartitionPlan(0, DECISION, values={_REPORT: json.dumps(report.model_dump(mode="json"))})
     if removal.deletes_files and not argument.dry_run:
-        expired = [replace(one, values={DELETES: "true"}) for one in expired]
+        place = TablePlace(place_of(table, ctx.check_cancelled), ctx)
+        expired = [listed_in_store(one, place) for one in expired]
     found = sorted(expired, key=lambda one: one.name)
     return Planned([first, *(replace(one, partition=n) for n, one in enumerate(found, 1))], removal.state)
+
+
+def listed_in_store(partition: PartitionPlan, place: TablePlace) -> PartitionPlan:
+    """The plan of a job that deletes these files, with the sizes and stamps by which their store removes them."""
+    stored = {one.key: one for one in place.store.list(partition.name)}
+    keys = [place.key_of(path) for path, _, _ in partition.files]
+    found = [stored[key] for key in keys if key in stored]
+    files = tuple((place.path_of(one.key), one.size, one.stamp) for one in found)
+    return replace(partition, files=files, bytes=sum(one.size for one in found), values={DELETES: "true"})
 
 
 def _check_fraction(
