@@ -108,8 +108,18 @@ def read(store: ObjectStore, key: str, kind: type[M]) -> M | None:
 
 def write(store: ObjectStore, key: str, content: BaseModel) -> str:
     """Write a file of an export; returns its SHA-256."""
-    data = content.model_dump_json(indent=None).encode()
+    data = encoded(content)
     store.put(key, data)
+    return digest(data)
+
+
+def encoded(content: BaseModel) -> bytes:
+    """The bytes of a file of an export."""
+    return content.model_dump_json(indent=None).encode()
+
+
+def digest(data: bytes) -> str:
+    """The SHA-256 of a file of an export."""
     return hashlib.sha256(data).hexdigest()
 
 

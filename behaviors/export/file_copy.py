@@ -10,7 +10,8 @@ from distop.errors import DistopError
 from distop.protocol.frozen import frozen
 from distop.storage.deletion import Place
 from distop.storage.files import local_path
-from distop.storage.object_store import PART, Listed
+from distop.storage.folder_copies import FolderCopies
+from distop.storage.object_store import PART, Listed, StoredObject
 from distop.storage.opened_stores import OpenedBuckets, open_store, store_of
 from distop.storage.storage_options import bucket_of
 from distop.storage.store_errors import ObjectChanged, ObjectExists, ObjectMissing
@@ -21,10 +22,11 @@ from distop_behaviors.export.export_plan import key_of
 from distop_behaviors.orphans.other_tables import normal_places
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from distop.storage.object_store import ObjectStore, StoredObject
+    from distop.storage.object_store import ObjectStore, Version
     from distop.tables.reading.file_facts import PlannedFile
+    from distop_behaviors.export.folder_copier import FolderCopier
 
 _ETAG = re.compile(r'"?([0-9a-f]{32})(-1)?"?')
 """An ETag that may be the MD5 of an object, or with "-1" the MD5 of its MD5: it was written or copied as one part."""
@@ -51,10 +53,12 @@ class FileCopier:
     def __init__(self, place: str, target: Place) -> None:
         """Raises InvalidArgument."""
         self._places = normal_places(place)
+        self._source_place = place
+        self._target_place = target
         local = local_path(place)
         self._local = store_of(Place(str(local))) if local is not None else None
         self._buckets = OpenedBuckets()
-        self._target = store_of(target)
+        self._target = self.target = store_of(target)
         self._on_disk = local_path(target.anchor) is not None
         self._bucket = None if self._on_disk else bucket_of(target.location)
         self._whole_bucket: ObjectStore | None = None
@@ -67,6 +71,28 @@ class FileCopier:
     def key_of(self, path: str) -> str:
         """The key of a file at the target."""
         return key_of(path, self._places)
+
+    def folder(self, folder: str, check: Callable[[], None]) -> FolderCopier:
+        """The copier of a folder's files. ``check`` is called before each file, and raises to stop."""
+        from distop_behaviors.export.folder_copier import BucketCopier, DiskCopier, FolderCopier
+
+        local = local_path(self._source_place)
+        if local is not None and self._on_disk:
+            source, target = Place(str(local)), self._target_place
+            if folder:
+                source, target = source.below(folder), target.below(folder)
+            return DiskCopier(self, folder, check, FolderCopies(source, target))
+        if self._whole_bucket is not None:
+            return BucketCopier(self, folder, check, open_store(self._source_place), self._whole_bucket)
+        return FolderCopier(self, folder, check)
+
+    def source_path(self, key: str) -> str:
+        """The path of a file of the table in its bucket."""
+        return f"{bucket_of(self._source_place).path}/{key}".lstrip("/")
+
+    def target_path(self, key: str) -> str:
+        """The path of a copy in its bucket."""
+        return f"{bucket_of(self._target_place.location).path}/{key}"
 
     def copy(self, planned: PlannedFile, known: CopiedFile | None) -> Copy:
         """Copy a file, unless the copy is there. ``known``: what earlier exports know about it.
@@ -87,22 +113,27 @@ class FileCopier:
                 return Copy(known.model_copy(update={"planned": stamp}), "reused", verified=False)
             if there.size == source.size and (checksum := self._equal(store, source, key, there)):
                 return Copy(_copied(key, source, stamp, there, checksum), "reused", verified=True)
-            self._remove(there)
+            self.remove(there)
         return self._copied(store, source, key, planned)
 
     def _copied(self, store: ObjectStore, source: StoredObject, key: str, planned: PlannedFile) -> Copy:
         hashes = _Hashes(etag=not self._on_disk)
+        written: Version | None = None
         try:
             if self._whole_bucket is not None and self._bucket is not None:
                 self._whole_bucket.copy_new(source.key, f"{self._bucket.path}/{key}")
             else:
-                self._target.put_large(key, self._pieces(store, source, hashes))
+                written = self._target.put_large(key, self._pieces(store, source, hashes))
         except ObjectExists:
             pass  # another attempt has copied it: its content decides
         except ObjectMissing:
             self._source(store, source.key, planned)
             raise
-        there = self._target.head(key)
+        if written is not None and written.etag and hashes.complete:
+            # The store has answered with the version of what it has written.
+            there = StoredObject(key, hashes.size, written, 0.0)
+        else:
+            there = self._target.head(key)
         checksum = ""
         if there.size == source.size:
             if hashes.complete and self._is_equal(hashes, key, there):
@@ -112,13 +143,13 @@ class FileCopier:
         try:
             changed = self._source(store, source.key, planned).stamp != source.stamp
         except SourceChanged:
-            self._remove(there)
+            self.remove(there)
             raise
         if changed:
-            self._remove(there)
+            self.remove(there)
             raise SourceChanged(f"the file {planned[0]} has changed while it was copied")
         if not checksum:
-            self._remove(there)
+            self.remove(there)
             raise ObjectChanged(f"the copy {self._target.location_of(key)} differs from {planned[0]}")
         return Copy(_copied(key, source, planned[2], there, checksum), "copied", verified=True)
 
@@ -149,10 +180,8 @@ class FileCopier:
 
     def _equal(self, store: ObjectStore, source: StoredObject, key: str, there: StoredObject) -> str:
         """The checksum of two objects with the same content; "" if it is not the same."""
-        found = _of_one_part(source)
-        if found and found == _of_one_part(there) and self._whole_bucket is not None:
-            md5 = _md5(source)
-            return f"md5:{md5}" if md5 else f"etag:{found}-1"
+        if self._whole_bucket is not None and (found := checksum_of_one_part(source, there)):
+            return found
         hashes = _Hashes(etag=not self._on_disk)
         for piece in _pieces(store, source):
             hashes.add(piece)
@@ -169,7 +198,7 @@ class FileCopier:
             again.add(piece)
         return again.text == hashes.text
 
-    def _remove(self, there: StoredObject) -> None:
+    def remove(self, there: StoredObject) -> None:
         """Remove an object that is not a copy of the planned file. A change meanwhile is left to the next step."""
         found = self._target.remove_listed([Listed(there.key, there.size, there.stamp)])
         for key, why in found.failed.items():
@@ -181,10 +210,12 @@ class _Hashes:
 
     def __init__(self, *, etag: bool = False) -> None:
         self.complete = False
+        self.size = 0
         self._sha256 = hashlib.sha256()
         self.md5: Any = hashlib.md5(usedforsecurity=False) if etag else None
 
     def add(self, piece: bytes) -> None:
+        self.size += len(piece)
         self._sha256.update(piece)
         if self.md5 is not None:
             self.md5.update(piece)
@@ -198,6 +229,15 @@ def _copied(key: str, source: StoredObject, stamp: int | str, there: StoredObjec
     return CopiedFile(
         path=key, bytes=source.size, checksum=checksum, planned=stamp, copied=source.stamp, target=there.stamp
     )
+
+
+def checksum_of_one_part(source: StoredObject, there: StoredObject) -> str:
+    """The checksum of two objects whose ETags show that they have the same content; "" if they do not show it."""
+    found = _of_one_part(source)
+    if not found or found != _of_one_part(there):
+        return ""
+    md5 = _md5(source)
+    return f"md5:{md5}" if md5 else f"etag:{found}-1"
 
 
 def _md5(found: StoredObject) -> str:

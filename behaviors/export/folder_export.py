@@ -2,37 +2,34 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from distop.behavior import JobFailed, WorkDone
 from distop.clock import time
-from distop.errors import InvalidArgument, UnsafePath
 from distop.protocol.texts import plural
 from distop.storage.object_store import Listed
-from distop.storage.store_errors import Denied, ObjectMissing, Unsupported
 from distop_behaviors.export import export_manifest
 from distop_behaviors.export.export_argument import ExportResult
 from distop_behaviors.export.export_manifest import FOLDER_MANIFEST, CopiedPage, FolderManifest, in_folder
 from distop_behaviors.export.export_plan import INNER, PLACE, SUCCESS, VERSION, folder_of
 from distop_behaviors.export.export_target import ExportTarget
-from distop_behaviors.export.file_copy import Copy, FileCopier, SourceChanged
+from distop_behaviors.export.file_copy import Copy, FileCopier
 from distop_behaviors.orphans.orphan_argument import SHOWN
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from distop.behavior import JobContext, PartitionPlan, TableRecord
     from distop.tables.reading.file_facts import PlannedFile
     from distop_behaviors.export.export_argument import ExportArgument
     from distop_behaviors.export.export_manifest import CopiedFile
+    from distop_behaviors.export.folder_copier import FolderCopier
 
-PAGE = 200
-"""Files that are copied between two checkpoints."""
-FILES_AT_ONCE = 8
+PAGE = 2_000
+"""Files that are copied between two checkpoints at most."""
+PAGE_BYTES = 1 << 30
+"""Bytes of a page, if it has more than one file."""
 _REMOVED_AT_ONCE = 1000
-_OF_FILE = (SourceChanged, UnsafePath, InvalidArgument, Denied, Unsupported, ObjectMissing)
-"""Errors of one file that no retry helps."""
 
 
 class FolderExport:
@@ -57,18 +54,25 @@ class FolderExport:
         self._result = ExportResult.model_validate(saved.get("result") or {})
         self._target.open_folder(folder, [*job.values[SUCCESS], self._argument.success])
         self._ctx.status(f"exporting {plural(len(job.files), 'file')}")
-        files = self._copied(job, former, int(saved.get("page", 0)))
-        left = self._left(former, {one.path for one in files})
-        manifest = FolderManifest(table=self._table.name, version=str(job.values[VERSION]), files=files, left=left)
-        self._result.seconds += time.monotonic() - started
-        self._ctx.check_cancelled()
-        key = in_folder(folder, FOLDER_MANIFEST)
-        if files or left:
-            self._result.manifest = export_manifest.write(self._target.store, key, manifest)
+        if job.files:
+            with self._copier.folder(folder, self._ctx.check_cancelled) as copier:
+                files = self._copied(copier, job, former, int(saved.get("page", 0)))
+                data = self._manifest(job, files, self._left(former, {one.path for one in files}))
+                copier.put(FOLDER_MANIFEST, data)
+                if job.values[INNER]:
+                    copier.flush()
+                else:
+                    copier.mark(self._argument.success)
         else:
-            self._target.store.delete_many([key])
-        if files and not job.values[INNER]:
-            self._target.mark(folder, self._argument.success)
+            left, key = self._left(former, set()), in_folder(folder, FOLDER_MANIFEST)
+            data = self._manifest(job, [], left)
+            if left:
+                self._target.store.put(key, data)
+            else:
+                self._target.store.delete_many([key])
+                data = b""
+        self._result.manifest = export_manifest.digest(data) if data else ""
+        self._result.seconds += time.monotonic() - started
         if self._result.failed_files:
             first = self._result.failed[0]
             raise JobFailed(
@@ -77,56 +81,68 @@ class FolderExport:
             )
         return self._result
 
+    def _manifest(self, job: PartitionPlan, files: list[CopiedFile], left: list[CopiedFile]) -> bytes:
+        self._ctx.check_cancelled()
+        version = str(job.values[VERSION])
+        return export_manifest.encoded(FolderManifest(table=self._table.name, version=version, files=files, left=left))
+
     def _former(self, folder: str) -> FolderManifest | None:
         """The manifest of the last export of this folder. Raises InvalidArgument for an invalid one."""
         found = export_manifest.read(self._target.store, in_folder(folder, FOLDER_MANIFEST), FolderManifest)
         return found if found is not None and found.table == self._table.name else None
 
-    def _copied(self, job: PartitionPlan, former: FolderManifest | None, start: int) -> list[CopiedFile]:
+    def _copied(
+        self, copier: FolderCopier, job: PartitionPlan, former: FolderManifest | None, start: int
+    ) -> list[CopiedFile]:
         """Copy all files. Raises JobFailed if some cannot be copied."""
         known = {one.path: one for one in former.files} if former is not None else {}
-        trusted = former is not None and former.version == self._argument.diff_from
+        trusted = known if former is not None and former.version == self._argument.diff_from else {}
         files: list[CopiedFile] = []
-        with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
-            for number, at in enumerate(range(0, len(job.files), PAGE)):
-                self._ctx.check_cancelled()
-                key = f"{self._target.pages}/{job.partition}-{number}.json"
-                page = export_manifest.read(self._target.store, key, CopiedPage) if number < start else None
-                if page is not None:
-                    files += page.files
-                    continue
-                some = job.files[at : at + PAGE]
-                tried = pool.map(lambda one: self._one(one, known, trusted=trusted), some)
-                found = [
-                    copy
-                    for one, answer in zip(some, tried, strict=True)
-                    if (copy := self._counted(one, answer)) is not None
-                ]
-                if len(found) < len(some):
-                    first = self._result.failed[0]
-                    raise JobFailed(
-                        f"{plural(self._result.failed_files, 'file')} could not be exported, such as {first.file}: "
-                        f"{first.why}",
-                        self._result,
-                    )
-                files += [one.file for one in found]
-                if at + PAGE < len(job.files):
-                    export_manifest.write(self._target.store, key, CopiedPage(files=[one.file for one in found]))
-                    saved = {"page": number + 1, "result": self._result.model_dump(mode="json")}
-                    self._ctx.progress.save(saved, force=True)
+        for number, some in enumerate(_pages(job.files)):
+            self._ctx.check_cancelled()
+            key = f"{self._target.pages}/{job.partition}-{number}.json"
+            page = export_manifest.read(self._target.store, key, CopiedPage) if number < start else None
+            if page is not None:
+                files += page.files
+                continue
+            tried = self._tried(copier, some, known, trusted)
+            found = [
+                copy
+                for one, answer in zip(some, tried, strict=True)
+                if (copy := self._counted(one, answer)) is not None
+            ]
+            if len(found) < len(some):
+                first = self._result.failed[0]
+                raise JobFailed(
+                    f"{plural(self._result.failed_files, 'file')} could not be exported, such as {first.file}: "
+                    f"{first.why}",
+                    self._result,
+                )
+            files += [one.file for one in found]
+            if len(files) < len(job.files):
+                copier.flush()
+                export_manifest.write(self._target.store, key, CopiedPage(files=[one.file for one in found]))
+                saved = {"page": number + 1, "result": self._result.model_dump(mode="json")}
+                self._ctx.progress.save(saved, force=True)
         return files
 
-    def _one(self, planned: PlannedFile, known: Mapping[str, CopiedFile], *, trusted: bool) -> Copy | str:
-        """Copy a file; returns the reason if it cannot be copied."""
-        path, size, stamp = planned
-        former = known.get(self._copier.key_of(path))
-        if trusted and former is not None and (former.bytes, former.planned) == (size, stamp):
-            return Copy(former, "unchanged", verified=False)
-        self._ctx.check_cancelled()
-        try:
-            return self._copier.copy(planned, former)
-        except _OF_FILE as error:
-            return str(error)
+    def _tried(
+        self,
+        copier: FolderCopier,
+        some: Sequence[PlannedFile],
+        known: Mapping[str, CopiedFile],
+        trusted: Mapping[str, CopiedFile],
+    ) -> Iterator[Copy | str]:
+        """The copy of each file of a page in turn, or the reason why it cannot be copied."""
+        found: list[Copy | str | None] = [None] * len(some)
+        if trusted:
+            for n, (path, size, stamp) in enumerate(some):
+                former = trusted.get(self._copier.key_of(path))
+                if former is not None and (former.bytes, former.planned) == (size, stamp):
+                    found[n] = Copy(former, "unchanged", verified=False)
+        copies = iter(copier.copy([one for one, there in zip(some, found, strict=True) if there is None], known))
+        for there in found:
+            yield there if there is not None else next(copies)
 
     def _counted(self, planned: PlannedFile, tried: Copy | str) -> Copy | None:
         """Count a file in the result; returns its copy, None if there is none."""
@@ -185,3 +201,15 @@ class FolderExport:
             result.gone.add(one.bytes)
         result.sample = [one.path for one in gone[:SHOWN]]
         return result
+
+
+def _pages(files: Sequence[PlannedFile]) -> Iterator[Sequence[PlannedFile]]:
+    """The files in the pages between checkpoints, always the same ones."""
+    start, size = 0, 0
+    for n, (_, more, _) in enumerate(files):
+        if n > start and (n - start >= PAGE or size + more > PAGE_BYTES):
+            yield files[start:n]
+            start, size = n, 0
+        size += more
+    if start < len(files):
+        yield files[start:]

@@ -54,9 +54,9 @@ if TYPE_CHECKING:
 
     from distop.storage.deletion import Place
 
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_FILE_MODE = 0o644
+FILE_MODE = 0o644
 """Of new files, before the umask: other users may never write there."""
 _UNSUPPORTED = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EBADF, errno.ENOLCK)
 """Errors of hard links and of locks that a file system does not have."""
@@ -77,16 +77,16 @@ class FolderStore(ObjectStore):
     def get(self, key: str, *, limit: int) -> Content:
         with self._opened(key) as file:
             stored = self._stored(key, os.fstat(file))
-            with os.fdopen(file, "rb", closefd=False) as stream, _errors(f"read {self.location_of(key)}"):
+            with os.fdopen(file, "rb", closefd=False) as stream, disk_errors(f"read {self.location_of(key)}"):
                 return Content(read_whole(stream, limit, self.location_of(key)), stored)
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]], *, version: Version | None = None) -> list[bytes]:
         asked = merged(ranges, 0)
         with self._opened(key) as file:
-            if version is not None and _version(os.fstat(file)) != version:
+            if version is not None and version_of(os.fstat(file)) != version:
                 raise ObjectChanged(f"cannot read {self.location_of(key)}: the file has changed")
             size = os.fstat(file).st_size
-            with _errors(f"read {self.location_of(key)}"):
+            with disk_errors(f"read {self.location_of(key)}"):
                 read = [(start, _read_at(file, start, min(end, size))) for start, end in asked]
         return cut(ranges, read)
 
@@ -98,7 +98,7 @@ class FolderStore(ObjectStore):
     def get_end(self, key: str, count: int) -> Content:
         with self._opened(key) as file:
             stored = self._stored(key, os.fstat(file))
-            with _errors(f"read {self.location_of(key)}"):
+            with disk_errors(f"read {self.location_of(key)}"):
                 return Content(_read_at(file, max(0, stored.size - count), stored.size), stored)
 
     def head(self, key: str) -> StoredObject:
@@ -131,7 +131,7 @@ class FolderStore(ObjectStore):
     def _entries(self, folder: str) -> Sequence[tuple[str, os.stat_result]]:
         """The files of a folder, and its folders with a slash, sorted. Raises UnsafePath for anything else."""
         found, what = [], f"list {self.location_of(folder)}"
-        with self._folder(folder, what) as opened, _errors(what):
+        with self._folder(folder, what) as opened, disk_errors(what):
             for name in [] if opened is None else os.listdir(opened):  # noqa: PTH208 -- of a descriptor
                 if is_scratch(name):
                     continue
@@ -167,7 +167,7 @@ class FolderStore(ObjectStore):
         # The scratch file is in the store's own folder, which nobody removes because it is empty.
         with self._made_root(what) as own, _scratch(own, chunks, what) as (scratch, version):
             for left in reversed(range(_TRIES)):
-                with _errors(what):
+                with disk_errors(what):
                     try:
                         with made_folder(self._below(folder)) as opened:
                             os.link(scratch, name, src_dir_fd=own, dst_dir_fd=opened, follow_symlinks=False)
@@ -186,7 +186,7 @@ class FolderStore(ObjectStore):
         """Let the names of new folders survive a crash of the machine."""
         while folder:
             folder = folder.rpartition("/")[0]
-            with self._folder(folder, what) as opened, _errors(what):
+            with self._folder(folder, what) as opened, disk_errors(what):
                 if opened is not None:
                     os.fsync(opened)
 
@@ -197,12 +197,12 @@ class FolderStore(ObjectStore):
         with self._folder(folder, what) as opened:
             if opened is None:
                 raise changed
-            with self._locked(opened, folder), _scratch(opened, [data], what) as (scratch, written), _errors(what):
+            with self._locked(opened, folder), _scratch(opened, [data], what) as (scratch, written), disk_errors(what):
                 try:
                     found = os.stat(name, dir_fd=opened, follow_symlinks=False)
                 except FileNotFoundError:
                     raise changed from None
-                if not stat.S_ISREG(found.st_mode) or _version(found) != version:
+                if not stat.S_ISREG(found.st_mode) or version_of(found) != version:
                     raise changed
                 os.replace(scratch, name, src_dir_fd=opened, dst_dir_fd=opened)
                 os.fsync(opened)
@@ -215,7 +215,7 @@ class FolderStore(ObjectStore):
             with self._folder(folder, what) as opened:
                 if opened is None:
                     continue
-                with self._locked(opened, folder), _errors(what), suppress(FileNotFoundError):
+                with self._locked(opened, folder), disk_errors(what), suppress(FileNotFoundError):
                     os.unlink(name, dir_fd=opened)
             self._remove_empty(folder, what)
 
@@ -272,13 +272,13 @@ class FolderStore(ObjectStore):
 
     def delete_folder(self, folder: str) -> None:
         what = f"remove {self.location_of(check_key(folder))}"
-        with _errors(what):
+        with disk_errors(what):
             delete(self._place, folder)
         self._remove_empty(folder.rpartition("/")[0], what)
 
     def delete_incomplete(self, folder: str = "", *, older_than: float = 0.0) -> None:
         what, limit = f"remove files of {self.location_of(folder)}", time.time() - older_than
-        with self._folder(folder, what) as opened, _errors(what):
+        with self._folder(folder, what) as opened, disk_errors(what):
             for name in [] if opened is None else os.listdir(opened):  # noqa: PTH208 -- of a descriptor
                 with suppress(FileNotFoundError):
                     if is_scratch(name) and (
@@ -305,7 +305,7 @@ class FolderStore(ObjectStore):
     def _folder(self, folder: str, what: str) -> Iterator[int | None]:
         """Open a folder of the store; yields None if it does not exist."""
         with ExitStack() as stack:
-            with _errors(what):
+            with disk_errors(what):
                 opened = stack.enter_context(opened_folder(self._below(folder)))
             yield opened
 
@@ -313,7 +313,7 @@ class FolderStore(ObjectStore):
     def _made_root(self, what: str) -> Iterator[int]:
         """Open the store's own folder, which is created if it is missing."""
         with ExitStack() as stack:
-            with _errors(what):
+            with disk_errors(what):
                 opened = stack.enter_context(made_folder(self._place))
             yield opened
 
@@ -330,7 +330,7 @@ class FolderStore(ObjectStore):
             if opened is None:
                 raise missing
             try:
-                file = os.open(name, _READ, dir_fd=opened)
+                file = os.open(name, READ, dir_fd=opened)
             except FileNotFoundError:
                 raise missing from None
             except OSError as error:
@@ -370,7 +370,7 @@ class FolderStore(ObjectStore):
 
     def _stored(self, key: str, found: os.stat_result) -> StoredObject:
         # A file that was moved here, or copied with its times, keeps its mtime.
-        return StoredObject(key, found.st_size, _version(found), max(found.st_mtime, found.st_ctime))
+        return StoredObject(key, found.st_size, version_of(found), max(found.st_mtime, found.st_ctime))
 
 
 @contextmanager
@@ -378,16 +378,16 @@ def _scratch(folder: int, chunks: Iterable[bytes], what: str) -> Iterator[tuple[
     """Write a new file; yields its name and version. It is removed at the end if it still has this name."""
     name = scratch_name()
     try:
-        with _errors(what):
-            file = os.open(name, _NEW, _FILE_MODE, dir_fd=folder)
+        with disk_errors(what):
+            file = os.open(name, _NEW, FILE_MODE, dir_fd=folder)
         with os.fdopen(file, "wb") as stream:
             for piece in chunks:
-                with _errors(what):
+                with disk_errors(what):
                     stream.write(piece)
-            with _errors(what):
+            with disk_errors(what):
                 stream.flush()
                 os.fsync(file)
-                version = _version(os.fstat(file))
+                version = version_of(os.fstat(file))
         yield name, version
     finally:
         with suppress(OSError):
@@ -395,7 +395,7 @@ def _scratch(folder: int, chunks: Iterable[bytes], what: str) -> Iterator[tuple[
 
 
 @contextmanager
-def _errors(what: str) -> Iterator[None]:
+def disk_errors(what: str) -> Iterator[None]:
     """Raise the system's errors in this block as errors of a store."""
     try:
         yield
@@ -436,7 +436,7 @@ def _is_same_file(found: os.stat_result, folder: int, name: str) -> bool:
     return (found.st_dev, found.st_ino) == (other.st_dev, other.st_ino)
 
 
-def _version(found: os.stat_result) -> Version:
+def version_of(found: os.stat_result) -> Version:
     return Version(f"{found.st_ino:x}-{found.st_size:x}-{found.st_mtime_ns:x}")
 
 

@@ -187,6 +187,10 @@ class ObjectStore(ABC):
         Raises ObjectExists, ObjectMissing, and UnknownWrite.
         """
 
+    def copy(self, source: str, target: str) -> None:
+        """Copy an object to a key, and replace an object that is there. Raises ObjectMissing, and Unsupported."""
+        raise Unsupported(f"{self.location} replaces no objects by copies: only object stores do")
+
     @abstractmethod
     def delete_many(self, keys: Iterable[str]) -> None:
         """Remove objects. Those that do not exist are ignored."""

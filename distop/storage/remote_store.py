@@ -243,6 +243,13 @@ class RemoteStore(ObjectStore):
 
         return settled(send, read_back, what=what, limit=self._limit, expected=None)
 
+    def copy(self, source: str, target: str) -> None:
+        import obstore
+
+        what = f"copy {self.location_of(source)} to {self.location_of(target)}"
+        paths = self._path(source), self._path(target)
+        repeated(lambda: asked(lambda: obstore.copy(self._store, *paths, overwrite=True), what), self._limit)
+
     def delete_many(self, keys: Iterable[str]) -> None:
         import obstore
 

@@ -92,7 +92,7 @@ def test_the_store_itself_copies_within_a_bucket(
     rows = run.jobs(plans)
     of_data = [seen for seen in proxy.seen if seen.target.partition("?")[0].endswith(".parquet")]
     name = bucket.rpartition("/")[2]
-    assert {seen.method for seen in of_data if f"/{name}/t/" in seen.target} == {"HEAD"}
+    assert {seen.method for seen in of_data if f"/{name}/t/" in seen.target} <= {"HEAD"}
     sent = [seen for seen in of_data if seen.method == "PUT"]
     assert len(sent) == FILES
     assert not any(b"PAR1" in seen.whole for seen in sent)
@@ -145,14 +145,14 @@ def test_a_source_that_is_replaced_while_it_is_copied_is_not_marked(
 ) -> None:
     run = ExportRun(fill(f"{bucket}/t"), f"{bucket}/out/t", tmp_path / "work")
     plans, _ = run.plan()
-    store, copy_new = open_store(f"{bucket}/t"), RemoteStore.copy_new
+    store, copy = open_store(f"{bucket}/t"), RemoteStore.copy
 
-    def replaced(self: RemoteStore, source: str, target: str) -> Any:
+    def replaced(self: RemoteStore, source: str, target: str) -> None:
         if source.endswith("/day=1/1.parquet"):
             store.put("day=1/1.parquet", parquet_bytes(1) + b"x")
-        return copy_new(self, source, target)
+        copy(self, source, target)
 
-    monkeypatch.setattr(RemoteStore, "copy_new", replaced)
+    monkeypatch.setattr(RemoteStore, "copy", replaced)
     rows = run.jobs(plans)
     assert [row.success for row in rows] == [True, False, True]
     assert "day=1/_SUCCESS" not in run.contents()
@@ -165,19 +165,19 @@ def test_an_export_that_was_killed_reuses_its_copies(
 ) -> None:
     run = ExportRun(fill(f"{bucket}/t"), f"{bucket}/out/t", tmp_path / "work")
     plans, version = run.plan()
-    copy_new = RemoteStore.copy_new
+    copy = RemoteStore.copy
 
     class Killed(BaseException):
         pass
 
-    def killed(self: RemoteStore, source: str, target: str) -> Any:
+    def killed(self: RemoteStore, source: str, target: str) -> None:
         if source.endswith("/4.parquet"):
             raise Killed
-        return copy_new(self, source, target)
+        copy(self, source, target)
 
     rows = run.jobs(plans[:1])
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(RemoteStore, "copy_new", killed)
+        patch.setattr(RemoteStore, "copy", killed)
         run.jobs(plans[1:2])
     rows += run.jobs(plans[1:])
     report = run.complete(rows, plans, version).report

@@ -18,8 +18,8 @@ from distop.behavior import TableRecord
 from distop.errors import InvalidArgument, JobCancelled, UnsafePath
 from distop.protocol import identity
 from distop.storage import export_targets
-from distop.storage.folder_store import FolderStore
-from distop_behaviors.export import Export, folder_export
+from distop.storage.folder_copies import FolderCopies
+from distop_behaviors.export import Export, folder_copier, folder_export
 from tests.support.context import FakeContext
 from tests.support.export_runs import ExportRun
 from tests.support.table_files import LoggedFolder
@@ -116,14 +116,13 @@ def test_L33_a_new_export_removes_markers_before_its_first_change(
     run.run()
     (tmp_path / "t" / "day=1" / "9.parquet").write_bytes((tmp_path / "t" / "day=1" / "0.parquet").read_bytes())
     seen: list[set[str]] = []
-    put_large = FolderStore.put_large
+    copy = FolderCopies.copy
 
-    def watched(self: FolderStore, key: str, chunks: Any) -> Any:
-        if key.endswith(".parquet"):
-            seen.append({name for name in run.contents() if name.endswith(("_SUCCESS", "_EXPORT.json"))})
-        return put_large(self, key, chunks)
+    def watched(self: FolderCopies, name: str, examine: Any) -> Any:
+        seen.append({name for name in run.contents() if name.endswith(("_SUCCESS", "_EXPORT.json"))})
+        return copy(self, name, examine)
 
-    monkeypatch.setattr(FolderStore, "put_large", watched)
+    monkeypatch.setattr(FolderCopies, "copy", watched)
     ran = run.run()
     assert seen == [{"day=2/_SUCCESS", "day=3/_SUCCESS"}]
     assert counts(ran.report) == {**NOTHING, "copied": 1, "verified": 1, "reused": 6}
@@ -156,25 +155,24 @@ def test_an_export_that_was_killed_reuses_its_copies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pages: int
 ) -> None:
     monkeypatch.setattr(folder_export, "PAGE", pages)
-    monkeypatch.setattr(folder_export, "FILES_AT_ONCE", 1)
+    monkeypatch.setattr(folder_copier.DiskCopier, "at_once", 1)
     run = run_of(tmp_path, files=4)
     plans, version = run.plan()
-    put_large, left = FolderStore.put_large, 2
+    copy, left = FolderCopies.copy, 2
 
     class Killed(BaseException):
         pass
 
-    def killed(self: FolderStore, key: str, chunks: Any) -> Any:
+    def killed(self: FolderCopies, name: str, examine: Any) -> Any:
         nonlocal left
-        if key.endswith(".parquet"):
-            left -= 1
-            if left < 0:
-                raise Killed
-        return put_large(self, key, chunks)
+        left -= 1
+        if left < 0:
+            raise Killed
+        return copy(self, name, examine)
 
     ctx = run.context()
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(FolderStore, "put_large", killed)
+        patch.setattr(FolderCopies, "copy", killed)
         run.jobs(plans[:1], ctx)
     assert len(data(run.contents())) == 2
     assert not any(key.endswith(("_SUCCESS", ".json")) for key in run.contents())
@@ -234,13 +232,8 @@ def test_a_damaged_copy_is_replaced(tmp_path: Path) -> None:
 
 def test_a_copy_that_differs_is_an_error_and_not_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = run_of(tmp_path)
-    put_large = FolderStore.put_large
-
-    def damaging(self: FolderStore, key: str, chunks: Any) -> Any:
-        pieces = list(chunks)
-        return put_large(self, key, [bytes(len(one)) for one in pieces] if key.endswith(".parquet") else pieces)
-
-    monkeypatch.setattr(FolderStore, "put_large", damaging)
+    pwrite = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda file, piece, at: pwrite(file, bytes(len(piece)), at))
     with pytest.raises(OSError, match="differs from"):
         run.run()
     assert not any(key.endswith(("_SUCCESS", ".json")) for key in run.contents())
