@@ -42,7 +42,7 @@ def test_a_copy_has_the_content_and_nothing_else_is_left(
         assert one.names() == {"a", "b"}
     to = tmp_path / "to" / "inner"
     assert {path.name: path.read_bytes() for path in to.iterdir()} == {"a": data, "b": b"2"}
-    assert os.stat(to / "a").st_mode & 0o7022 == 0
+    assert (to / "a").stat().st_mode & 0o7022 == 0
 
 
 @pytest.mark.parametrize("old", [False, True])
