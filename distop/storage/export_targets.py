@@ -39,6 +39,8 @@ def checked(place: str) -> str:
     local = local_path(place)
     text = str(local) if local is not None else place.rstrip("/")
     found = normal(text)
+    if local is not None and not found.path:
+        raise UnsafePath(f"{shown(place)} is the root of a file system, where nothing is exported")
     if not is_normal(place.rstrip("/") or "/"):
         raise UnsafePath(f"the place {shown(place)} of an export has '.' or '//': write it without them")
     if local is None and not in_object_store(text):
@@ -46,8 +48,6 @@ def checked(place: str) -> str:
             f"{shown(place)} is in a store in which distop writes no files: it does so in local folders, S3, GCS and "
             "Azure"
         )
-    if local is not None and not found.path:
-        raise UnsafePath(f"{shown(place)} is the root of a file system, where nothing is exported")
     return text
 
 
