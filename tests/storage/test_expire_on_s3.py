@@ -15,7 +15,9 @@ from distop.storage.opened_stores import open_store
 from distop.tables import plan_table, reachability_of
 from distop_behaviors.expire import ExpirePartitions, ExpireSnapshots
 from tests.storage import delta_tables, iceberg_tables
-from tests.storage.conftest import S3
+from tests.storage.conftest import REMOTE, S3
+from tests.storage.test_parquet_tables import parquet
+from tests.support.context import FakeContext, complete, run_jobs
 from tests.support.table_files import LoggedRemote
 
 if TYPE_CHECKING:
@@ -69,3 +71,28 @@ def test_old_partitions_on_s3_are_removed_and_then_their_files(served: Served, t
     assert (done.state, list(done.errors)) == ("success", [])
     assert done.report["deleted"]["data"]["files"] == 1
     assert {key for key in keys(location) if "/_delta_log/" not in key} == current
+
+
+@pytest.mark.parametrize("served", REMOTE, indirect=True)
+def test_old_partitions_of_a_folder_lose_exactly_their_listed_objects(served: Served, tmp_path: Path) -> None:
+    location = f"{served.url}/{uuid.uuid4().hex}/t"
+    today = datetime.now(UTC).date()
+    names = [f"day={today - timedelta(days=n)}/k=a%2Fb" for n in (1, 2, 100)]
+    store = open_store(location)
+    for name in names:
+        for n in range(2):
+            store.put_new(f"{name}/{n}.parquet", parquet(n))
+    store.put_new(f"{names[2]}/_SUCCESS", b"")
+    open_store(f"{location}-2").put_new(f"{names[2]}/0.parquet", parquet(0))
+    record = TableRecord("lake", "parquet", location)
+    argument = ExpirePartitions.Arg.model_validate({"column": "day", "older_than": "90d"})
+    ctx = FakeContext(tmp_path, record)
+    plans = list(ExpirePartitions().partitions(record, argument, ctx).partitions)
+    store.put(f"{names[2]}/1.parquet", parquet(7, 8))  # replaced since the plan
+    store.put_new(f"{names[2]}/new.parquet", parquet(9))
+    rows = run_jobs(ExpirePartitions(), argument, plans, ctx)
+    report = complete(ExpirePartitions(), argument, record, rows, plans, ctx, version="").report
+    assert (report["removed"], report["files"]["files"], report["changed"]) == (1, 1, 1)
+    left = {f"{location}/{names[2]}/{name}" for name in ("1.parquet", "new.parquet", "_SUCCESS")}
+    assert keys(location) == left | {f"{location}/{name}/{n}.parquet" for name in names[:2] for n in range(2)}
+    assert len(keys(f"{location}-2")) == 1
