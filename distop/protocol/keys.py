@@ -360,7 +360,7 @@ class Keys:
         return f"{self._prefix}{WATERMARK}.{slot}.young"
 
     def policy_mark(self) -> str:
-        """The key that each command that makes or removes a policy writes (``protocol.policy``).
+        """The key that each transaction that makes a policy writes (``protocol.policy``).
 
         Daemons see it in the range that they watch anyway. They watch policies only if it exists.
         """

@@ -12,12 +12,13 @@ An evaluation that starts an operation writes the state in the transaction that 
 policy and the state. So one trigger starts one operation, and none starts after a pause or a removal. The election
 keeps executors from evaluating the same policy at once; it is not needed for safety, but each evaluation compares it.
 
-Each command that makes or removes a policy compares and writes the *mark*, one key of the namespace. So a late copy of
-``set`` does not bring a removed policy back. Daemons watch the mark; they watch policies only after it was written.
+A transaction that makes a policy compares and writes the *mark*, one key of the namespace. So a late copy does not bring
+a removed policy back. All other commands compare the policy itself. Daemons watch the mark; they watch policies only
+after it was written.
 
 The clauses were explored in a model: without the compare of the policy an operation starts while it is paused; without
-that of the state a version starts two operations; without the mark a removed policy returns; if start and state are two
-transactions, all of these happen. Pure.
+that of the state a version starts two operations; without the compare or the write of the mark a removed policy
+returns; if start and state are two transactions, all of these happen. Pure.
 """
 
 from __future__ import annotations
@@ -388,10 +389,10 @@ def set_policies(
 
     A changed policy keeps its stage: whether it is paused. Its state stays, so that nothing is evaluated again.
 
-    Guards: the mark is unchanged; the table's record is unchanged, and each policy, which may be absent.
+    Guards: the table's record is unchanged, and each policy, which may be absent; if one is, the mark is unchanged.
     """
-    mark = keys.policy_mark()
-    puts: list[Put] = [Put(mark, b"")]
+    mark, makes = keys.policy_mark(), any(seen.policy is None for _, seen in new.values())
+    puts: list[Put] = [Put(mark, b"")] if makes else []
     for name, (policy, seen) in new.items():
         after = allows(seen.stage, PolicyEvent.SET if seen.policy is None else PolicyEvent.CHANGE)
         puts.append(Put(keys.policy(table, name), replace(policy, paused=after is PolicyStage.PAUSED).encode()))
@@ -399,7 +400,7 @@ def set_policies(
             puts.append(Put(keys.policy_state(table, name), PolicyState().encode()))
     return Txn(
         (
-            unchanged(mark, mark_mod),
+            *((unchanged(mark, mark_mod),) if makes else ()),
             unchanged(keys.table(table), table_mod),
             *(unchanged(keys.policy(table, name), seen.mod) for name, (_, seen) in new.items()),
         ),
@@ -431,20 +432,15 @@ def _in_stage(keys: Keys, table: str, name: str, seen: SeenPolicy, event: Policy
     )
 
 
-def remove(keys: Keys, table: str, name: str, mod: int, mark_mod: int) -> Txn:
+def remove(keys: Keys, table: str, name: str, mod: int) -> Txn:
     """Remove a policy with its state and its events. Operations that it started continue.
 
-    Guards: the mark and the policy are unchanged.
+    Guard: the policy is unchanged.
     """
-    key, mark = keys.policy(table, name), keys.policy_mark()
+    key = keys.policy(table, name)
     return Txn(
-        (unchanged(key, mod), unchanged(mark, mark_mod)),
-        (
-            Delete(key),
-            Delete(keys.policy_state(table, name)),
-            Delete(keys.policy_event(table, name)),
-            Put(mark, b""),
-        ),
+        (unchanged(key, mod),),
+        (Delete(key), Delete(keys.policy_state(table, name)), Delete(keys.policy_event(table, name))),
         (),
         "remove_policy",
     )

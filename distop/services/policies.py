@@ -7,18 +7,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from distop.clock import time, uuid
-from distop.errors import InvalidArgument, NotAllowed, NotFound, UnreadableRecord
+from distop.errors import InvalidArgument, NotAllowed, NotFound, OutcomeUnknown, UnreadableRecord
 from distop.protocol import keys as K
 from distop.protocol import policy as p
 from distop.protocol import policy_condition
 from distop.protocol.caller_values import text
 from distop.protocol.frozen import frozen
-from distop.protocol.json_codec import UNREADABLE, rfc3339
+from distop.protocol.json_codec import UNREADABLE, rfc3339, shorten
 from distop.protocol.operation_options import DEFAULT
 from distop.protocol.record_reading import read_policy
 from distop.protocol.texts import did_you_mean, shown
 from distop.protocol.txn import Get
-from distop.protocol.user_actions import Action
+from distop.protocol.user_actions import LONGEST_BY, Action
 from distop.services.nearest_names import unknown_table
 from distop.services.submission.insertion import object_found
 from distop.services.submission.policy_start import request_of
@@ -124,7 +124,7 @@ async def set_policies(etcd: EtcdClient, keys: Keys, table: str, new: Mapping[st
         raise InvalidArgument(f"at most {p.MOST_POLICIES} policies can be set at once, not {len(new)}")
     for name, policy in new.items():
         await _check_start(etcd, keys, table, name, policy)
-    by = acting(etcd)
+    by, now, repeated = acting(etcd), rfc3339(time.time()), False
     made = {name: (uuid.uuid4().hex, replace(policy, by=by)) for name, policy in new.items()}
     while True:
         reads = [get for name in new for get in p.policy_reads(keys, table, name)]
@@ -135,32 +135,51 @@ async def set_policies(etcd: EtcdClient, keys: Keys, table: str, new: Mapping[st
         wanted: dict[str, tuple[Policy, SeenPolicy]] = {}
         for n, (name, (uid, policy)) in enumerate(made.items()):
             seen = read_policy(*kvs[3 * n : 3 * n + 3])
-            wanted[name] = _changed(policy, uid, seen, by), seen
-        # A copy that was applied before a lost answer shows its own uid.
-        if all(seen.policy is not None and _same(policy, seen.policy) for policy, seen in wanted.values()):
-            return [
-                PolicyStatus(table, name, seen.policy, seen.state, len(seen.events.waiting))
-                for name, (_, seen) in wanted.items()
-            ]
+            wanted[name] = _changed(policy, uid, seen, by, now), seen
+        applied = repeated and any(
+            seen.policy is not None and _made_by(seen.policy, made[name][0], now, by)
+            for name, (_, seen) in wanted.items()
+        )
+        if repeated and not applied and any(seen.policy is None for _, seen in wanted.values()):
+            raise OutcomeUnknown(
+                f"cannot tell whether {', '.join(wanted)} of the table {shown(table)} was set and then removed by "
+                "somebody else, because etcd did not answer in time: list the policies, and set them again if needed"
+            )
+        if applied or all(seen.policy == policy for policy, seen in wanted.values()):
+            return [_status_of(table, name, seen.policy or policy, seen) for name, (policy, seen) in wanted.items()]
         mark_mod = mark.kv.mod_revision if mark.kv is not None else 0
         txn = p.set_policies(keys, table, wanted, mark_mod, record.kv.mod_revision)
-        await etcd.commit(txn, deadline=WRITE_LIMIT)
+        result = await etcd.commit(txn, deadline=WRITE_LIMIT)
+        if result.succeeded:
+            return [_status_of(table, name, policy, seen) for name, (policy, seen) in wanted.items()]
+        repeated = repeated or result.repeated
 
 
-def _changed(policy: Policy, uid: str, seen: SeenPolicy, by: str) -> Policy:
-    """The new record of a policy, with the action."""
-    now, former = rfc3339(time.time()), seen.policy
+def _status_of(table: str, name: str, policy: Policy, seen: SeenPolicy) -> PolicyStatus:
+    return PolicyStatus(table, name, policy, seen.state, len(seen.events.waiting))
+
+
+def _changed(policy: Policy, uid: str, seen: SeenPolicy, by: str, now: str) -> Policy:
+    """The new record of a policy, with the action; the former one if nothing differs."""
+    former = seen.policy
     if former is None:
         return replace(policy, uid=uid, set_at=now)
     before, after = former.definition(), policy.definition()
     if before == after:
-        return replace(former, by=policy.by)
+        return former
     actions = former.actions.and_then(Action.change(now, "set_policy", by, before, after))
     return replace(policy, uid=former.uid, set_at=former.set_at, paused=former.paused, actions=actions)
 
 
-def _same(policy: Policy, there: Policy) -> bool:
-    return policy.definition() == there.definition() and policy.uid == there.uid
+def _made_by(there: Policy, uid: str, now: str, by: str) -> bool:
+    """Whether a command has made or changed a policy: its own uid or its action is there."""
+    return there.uid == uid or _acted(there, "set_policy", now, by)
+
+
+def _acted(there: Policy, action: str, now: str, by: str) -> bool:
+    """Whether this action of a command is recorded in a policy."""
+    named = (now, action, shorten(by, LONGEST_BY))
+    return any((one.time, one.action, shorten(one.by, LONGEST_BY)) == named for one in there.actions.kept)
 
 
 async def _check_start(etcd: EtcdClient, keys: Keys, table: str, name: str, policy: Policy) -> None:
@@ -215,22 +234,25 @@ async def resume(etcd: EtcdClient, keys: Keys, table: str, name: str) -> PolicyS
 
 
 async def _to(etcd: EtcdClient, keys: Keys, table: str, name: str, *, paused: bool) -> PolicyStatus:
+    event, by, now, repeated = "pause_policy" if paused else "resume_policy", acting(etcd), rfc3339(time.time()), False
     while True:
         seen = await _seen(etcd, keys, table, name)
         assert seen.policy is not None
-        if seen.policy.paused == paused:
-            return PolicyStatus(table, name, seen.policy, seen.state, len(seen.events.waiting))
-        action = Action(rfc3339(time.time()), "pause_policy" if paused else "resume_policy", acting(etcd))
-        actions: Actions = seen.policy.actions.and_then(action)
+        if seen.policy.paused == paused or (repeated and _acted(seen.policy, event, now, by)):
+            return _status_of(table, name, seen.policy, seen)
+        actions: Actions = seen.policy.actions.and_then(Action(now, event, by))
         change = p.pause if paused else p.resume
-        await etcd.commit(change(keys, table, name, seen, actions), deadline=WRITE_LIMIT)
+        result = await etcd.commit(change(keys, table, name, seen, actions), deadline=WRITE_LIMIT)
+        if result.succeeded:
+            return _status_of(table, name, replace(seen.policy, paused=paused, actions=actions), seen)
+        repeated = repeated or result.repeated
 
 
 async def remove(etcd: EtcdClient, keys: Keys, table: str, name: str) -> None:
     """Remove a policy. Operations that it started continue. Raises NotFound."""
     removed = ""
     while True:
-        mark, own, *_ = await etcd.read(Get(keys.policy_mark()), *p.policy_reads(keys, table, name))
+        own, *_ = await etcd.read(*p.policy_reads(keys, table, name))
         if own.kv is None:
             if removed:
                 return
@@ -239,9 +261,7 @@ async def remove(etcd: EtcdClient, keys: Keys, table: str, name: str) -> None:
         if removed and removed != uid:
             return  # ours is removed, and somebody has made another one
         removed = uid
-        mark_mod = mark.kv.mod_revision if mark.kv is not None else 0
-        txn = p.remove(keys, table, name, own.kv.mod_revision, mark_mod)
-        if (await etcd.commit(txn, deadline=WRITE_LIMIT)).succeeded:
+        if (await etcd.commit(p.remove(keys, table, name, own.kv.mod_revision), deadline=WRITE_LIMIT)).succeeded:
             return
 
 

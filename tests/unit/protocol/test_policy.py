@@ -84,7 +84,7 @@ class Place:
             PolicyEvent.START: lambda: p.start(
                 KEYS, TABLE, NAME, seen, after, self.fence, Txn((), (Put("distOp.started", b""),))
             ),
-            PolicyEvent.REMOVE: lambda: p.remove(KEYS, TABLE, NAME, seen.mod, mark),
+            PolicyEvent.REMOVE: lambda: p.remove(KEYS, TABLE, NAME, seen.mod),
         }
         return made[event]()
 
