@@ -54,7 +54,7 @@ class Facts:
 
     ``version``: None if it was not looked at. ``statistics``: None for one that the format does not have.
     ``ended``: seconds since the last successful end of an operation of a type; infinite for none. ``active``: the
-    operation that the policy started last, if it has not ended.
+    operation that the policy started last, if it has not ended. ``evaluator``: the incarnation that looked.
     """
 
     now: float
@@ -63,6 +63,7 @@ class Facts:
     ended: Mapping[str, float] = field(default_factory=dict)
     active: str = ""
     problem: str = ""
+    evaluator: str = ""
 
 
 @frozen
@@ -134,14 +135,12 @@ def evaluate(seen: SeenPolicy, triggers: tuple[str, ...], facts: Facts) -> Polic
         why = f"the format of the table has no {', '.join(missing)}"
         return _stays(state, facts, PolicyVerdict.FAILED, why, triggers, inputs)
     if policy.when and not policy_condition.parse(policy.when).holds(values):
-        found = Evaluation(
-            rfc3339(facts.now), PolicyVerdict.NO, f"the condition does not hold: {policy.when}", triggers, inputs
-        )
+        found = _evaluation(facts, PolicyVerdict.NO, f"the condition does not hold: {policy.when}", triggers, inputs)
         return PolicyJudgement(found, _consumed(seen, facts).and_then(found))
     if facts.active:
         why = f"{facts.active}, which it started, has not ended"
         return _stays(state, facts, PolicyVerdict.WAITS, why, triggers, inputs)
-    started = Evaluation(rfc3339(facts.now), PolicyVerdict.STARTED, policy.when, triggers, inputs)
+    started = _evaluation(facts, PolicyVerdict.STARTED, policy.when, triggers, inputs)
     return PolicyJudgement(started, _consumed(seen, facts), starts=True)
 
 
@@ -175,8 +174,14 @@ def _stays(
     triggers: tuple[str, ...],
     inputs: Mapping[str, Any],
 ) -> PolicyJudgement:
-    found = Evaluation(rfc3339(facts.now), verdict, why, triggers, inputs)
+    found = _evaluation(facts, verdict, why, triggers, inputs)
     return PolicyJudgement(found, state.and_then(found))
+
+
+def _evaluation(
+    facts: Facts, verdict: PolicyVerdict, why: str, triggers: tuple[str, ...], inputs: Mapping[str, Any]
+) -> Evaluation:
+    return Evaluation(rfc3339(facts.now), verdict, why, triggers, inputs, evaluator=facts.evaluator)
 
 
 def _consumed(seen: SeenPolicy, facts: Facts) -> PolicyState:

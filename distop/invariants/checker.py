@@ -30,6 +30,7 @@ from distop.invariants.operation_invariants import (
     unfit_plan,
     unfit_record,
 )
+from distop.invariants.policy_invariants import FAMILIES, PolicyTrace
 from distop.invariants.replay_state import (
     ACTIVE,
     STORY,
@@ -125,6 +126,7 @@ class Checker:
         self._requests = Requests()
         self._request_keys = RequestKeys()
         self._ids = Ids()
+        self._policies = PolicyTrace(keys)
         self._left_ids: dict[tuple[str, str, str], OperationTrace | None] = {}
         """Ids that an operation may have held until its last keys were deleted in this revision."""
 
@@ -184,6 +186,7 @@ class Checker:
         touched.ids |= {place: one for one in known if one is not None and (place := self._ids.update(one)) is not None}
         for key, change in cluster:
             self._cluster_write(key, change, touched)
+        self._of_policies(cluster, own)
         for ref, writes in own.items():
             forgotten = self._forgotten(ref, [c for _, c in writes if c.kv.key == self.keys.history(ref)])
             if forgotten and (named := self._request_keys.naming(ref)):
@@ -232,8 +235,20 @@ class Checker:
             self._request_key(change)
         for number, text in self._cluster.fold(key, change, touched.started, self._quiet):
             self._found(number, change.kv.key, text)
-        if change.deleted and key.family in (K.NODE, K.TABLE, K.HOLD):  # bounds memory
+        if change.deleted and key.family in (K.NODE, K.TABLE, K.HOLD, *FAMILIES):  # bounds memory
             del self._cluster_log[change.kv.key]
+
+    def _of_policies(self, cluster: Writes, own: Mapping[OperationRef, Writes]) -> None:
+        """Checks policies and the operations that they start (20)."""
+        writes = [(key, change) for key, change in cluster if key.family in FAMILIES or key.family == K.NOTICE]
+        started = {}
+        for ref, written in own.items():
+            op = self._operations.get(ref)
+            if _starts(written) and op is not None and op.spec is not None:
+                started[ref] = op.spec
+        if writes or started:
+            for number, where, text in self._policies.fold(writes, started, self._cluster.live):
+                self._found(number, where, text)
 
     def _check_touched(self, touched: _Touched) -> None:
         for table, type_name in touched.started:

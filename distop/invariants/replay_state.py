@@ -292,7 +292,7 @@ def _put(key: str, value: bytes, beside: Change) -> Change:
     return Change(KeyValue(key, value, beside.kv.mod_revision))
 
 
-NUMBERS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 14, 15, 16, 17, 18, 19)
+NUMBERS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 14, 15, 16, 17, 18, 19, 20)
 """The invariants whose violations a history can show."""
 
 

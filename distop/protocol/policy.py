@@ -62,6 +62,8 @@ MOST_POLICIES = 30
 """Maximum number of policies that one transaction makes."""
 REQUEST = "policy:"
 """Prefix of the request ids of operations that policies start."""
+SUBMITTER = "policy:"
+"""Prefix of the submitter of an operation that a policy starts; the policy's name follows."""
 
 
 class PolicyStage(StrEnum):
@@ -129,6 +131,8 @@ class Evaluation:
     inputs: Mapping[str, Any] = field(default_factory=dict)
     op: str = ""
     """The started operation."""
+    evaluator: str = ""
+    """The incarnation that made the evaluation."""
 
     def to_json(self) -> dict[str, Any]:
         data = {
@@ -138,6 +142,7 @@ class Evaluation:
             "triggers": list(self.triggers),
             "inputs": dict(self.inputs),
             "op": self.op,
+            "evaluator": self.evaluator,
         }
         return {name: value for name, value in data.items() if value}
 
@@ -145,7 +150,8 @@ class Evaluation:
     def from_json(cls, data: Mapping[str, Any]) -> Evaluation:
         triggers = tuple(data.get("triggers") or ())
         texts = (data["time"], PolicyVerdict(data["verdict"]), data.get("why", ""))
-        return checked(cls(*texts, triggers, data.get("inputs") or {}, data.get("op", "")))
+        by = (data.get("op", ""), data.get("evaluator", ""))
+        return checked(cls(*texts, triggers, data.get("inputs") or {}, *by))
 
     def same_as(self, other: Evaluation) -> bool:
         """Whether it says the same as another one, at another time."""

@@ -11,9 +11,8 @@ from distop.client.async_client import Client
 from distop.errors import EtcdRejected, EtcdUnavailable, NotFound, OutcomeUnknown, UnknownBehavior
 from distop.protocol import keys as K
 from distop.protocol.frozen import frozen
-from distop.protocol.policy import VERSION, Policy, PolicyState, PolicyVerdict
+from distop.protocol.policy import SUBMITTER, VERSION, Policy, PolicyState, PolicyVerdict
 from distop.protocol.records import OperationRef, Spec
-from distop.services.submission.policy_start import SUBMITTER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

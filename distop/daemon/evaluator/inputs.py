@@ -53,9 +53,9 @@ class Inputs:
                 scanned, statistics = await self._scan(wanted.statistics, wanted.small_bytes)
                 version = scanned if wanted.version else version
             ended = {name: await self._since_success(name, now) for name in sorted(wanted.since)}
-            return Facts(now, version, statistics, ended, await self._active(last))
+            return Facts(now, version, statistics, ended, await self._active(last), evaluator=self._ctx.incarnation)
         except (WorkerError, DistopError) as error:
-            return Facts(now, version, problem=describe(error))
+            return Facts(now, version, problem=describe(error), evaluator=self._ctx.incarnation)
 
     async def _scan(self, names: frozenset[str], small_bytes: int) -> Scan:
         known = self._scans.get((names, small_bytes))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from distop.protocol import policy as p
 from distop.protocol.operation_transitions import starts
 from distop.schemas.argument_schema import encode_argument
 from distop.services.submission.insertion import Insertion, StartAttempt
@@ -18,15 +19,11 @@ from distop.services.submission.start_request import derived, request
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from distop.protocol import policy as p
     from distop.protocol.keys import Keys
     from distop.protocol.records import OperationRef
     from distop.protocol.txn import Txn, TxnResult
     from distop.services.submission.start_request import Request
     from distop.store.client import EtcdClient
-
-SUBMITTER = "policy:"
-"""Prefix of the submitter of an operation that a policy starts; the policy's name follows."""
 
 
 def request_of(table: str, name: str, policy: p.Policy, request_id: str = "") -> Request:
@@ -35,7 +32,7 @@ def request_of(table: str, name: str, policy: p.Policy, request_id: str = "") ->
     ``request_id``: "" to check the policy only.
     """
     options = StartOptions.of(policy.options.to_json(), "start")
-    wanted = request(policy.start, table, encode_argument(dict(policy.arg)), options, f"{SUBMITTER}{name}")
+    wanted = request(policy.start, table, encode_argument(dict(policy.arg)), options, f"{p.SUBMITTER}{name}")
     wanted = replace(wanted, by=policy.by)
     return derived(wanted, request_id) if request_id else wanted
 

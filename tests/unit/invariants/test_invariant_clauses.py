@@ -8,14 +8,21 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from tests.unit.invariants.clause_plants import PLANTS
 from tests.unit.invariants.plants import opened
+from tests.unit.invariants.policy_plants import PLANTS
 
 if TYPE_CHECKING:
     from tests.support.world import World
 
 
-PARTS = ("job_invariants", "cluster_invariants", "dependency_invariants", "operation_invariants", "limit_invariants")
+PARTS = (
+    "job_invariants",
+    "cluster_invariants",
+    "dependency_invariants",
+    "operation_invariants",
+    "limit_invariants",
+    "policy_invariants",
+)
 JUDGE = "checker"
 
 
@@ -109,4 +116,4 @@ def test_each_clause_of_the_invariants_is_needed() -> None:
 
 def test_the_clauses_of_each_module_are_found() -> None:
     assert {name.partition(".py:")[0] for name in Clauses().names} == {JUDGE, *PARTS}
-    assert len(Clauses().names) > 110
+    assert len(Clauses().names) > 140

@@ -20,8 +20,9 @@ from distop.protocol.schedule import Series
 from distop.protocol.txn import Delete, Put
 from tests.support.history_age import age_model_history
 from tests.support.world import TABLE, TIME, World
-from tests.unit.invariants.clause_plants import PLANTS
 from tests.unit.invariants.plants import EMPTY, GARBAGE, SPOILED, begin, end_in_series, opened
+from tests.unit.invariants.policy_plants import PLANTS
+from tests.unit.invariants.policy_plants import life as life_of_a_policy
 from tests.unit.support.model_submission import Etcd, run
 
 if TYPE_CHECKING:
@@ -47,6 +48,12 @@ def test_complete_lives_of_operations_are_clean() -> None:
     world.run_operation(3)
     world.run_operation(2, failing=[1])
     world.run_operation(0)
+    assert found(world) == []
+
+
+def test_all_commands_and_evaluations_of_a_policy_violate_no_invariant() -> None:
+    world, _ = opened()
+    life_of_a_policy(world)
     assert found(world) == []
 
 
