@@ -1,4 +1,4 @@
-"""``distop access``: prints or creates the etcd roles of viewers, executors and submitters."""
+"""``distop access``: prints or creates the etcd roles of viewers, executors, submitters and maintainers."""
 
 from __future__ import annotations
 
@@ -16,12 +16,10 @@ if TYPE_CHECKING:
 
 
 def access(
-    tables: Annotated[
-        list[str] | None, typer.Argument(metavar="[TABLE]...", help="Tables to make a submitter's role for.")
-    ] = None,
+    tables: Annotated[list[str] | None, typer.Argument(metavar="[TABLE]...", help="Tables to make roles for.")] = None,
     apply: Annotated[bool, typer.Option("--apply", help="Create or correct the roles, as etcd's root.")] = False,
 ) -> None:
-    """Print the etcd roles of viewers, executors and submitters, or create them."""
+    """Print the etcd roles of viewers, executors, submitters and maintainers, or create them."""
     from distop.protocol.etcd_roles import roles
     from distop.protocol.keys import Keys
 

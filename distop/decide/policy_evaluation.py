@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.protocol import policy_condition
 from distop.protocol.frozen import frozen
-from distop.protocol.json_codec import rfc3339
+from distop.protocol.json_codec import parse_time, rfc3339
 from distop.protocol.policy import EVENT, MOST_CONSUMED, VERSION, Evaluation, PolicyState, PolicyVerdict
 from distop.protocol.policy_condition import DURATION, SINCE, STATISTICS
 
@@ -26,6 +26,11 @@ SMALL_RATIO = 0.75
 """Share of the target size below which a file is small, as in ``compact``."""
 TARGET_BYTES = 512 * 1024 * 1024
 """The target size of a policy whose argument names none."""
+UNREADABLE_VERSION = "cannot read version: "
+"""What an evaluation says first if the table's version cannot be read."""
+READABLE_AGAIN = "the version can be read again"
+FAILURES_EVERY = 600.0
+"""Minimum seconds between two records of failures whose texts alone differ: an error may name a time or a request."""
 _HOUR = 3_600.0
 
 
@@ -159,11 +164,36 @@ def refused(seen: SeenPolicy, judgement: PolicyJudgement, why: str, facts: Facts
     return _stays(seen.state, facts, PolicyVerdict.WAITS, why, one.triggers, one.inputs)
 
 
+def of_version(seen: SeenPolicy, facts: Facts) -> PolicyJudgement | None:
+    """What to record of a policy that is not due: that the version cannot be read, or can be read again; or None.
+
+    ``facts.problem``: why it cannot be read; "": it was, or was not looked at.
+    """
+    policy, last = seen.policy, seen.state.kept[-1:]
+    if policy is None or VERSION not in policy.on:
+        return None
+    if facts.version is None and facts.problem:
+        return _stays(seen.state, facts, PolicyVerdict.FAILED, f"{UNREADABLE_VERSION}{facts.problem}", (), {})
+    if facts.version is not None and last and last[0].why.startswith(UNREADABLE_VERSION):
+        return _stays(seen.state, facts, PolicyVerdict.NO, READABLE_AGAIN, (), {"version": facts.version})
+    return None
+
+
 def news(seen: SeenPolicy, judgement: PolicyJudgement) -> bool:
-    """Whether an evaluation that starts nothing has to be written: it consumes a trigger, or says something new."""
-    before, after = seen.state, judgement.after
-    same = before.kept and judgement.evaluation.same_as(before.kept[-1])
-    return not same or replace(after, kept=(), dropped=0) != replace(before, kept=(), dropped=0)
+    """Whether an evaluation that starts nothing has to be written: it consumes a trigger, or says something new.
+
+    Failures whose texts alone differ, and those soon after a failure that ended, are written every ten minutes at most.
+    """
+    before, after, one = seen.state, judgement.after, judgement.evaluation
+    if replace(after, kept=(), dropped=0) != replace(before, kept=(), dropped=0):
+        return True
+    if not before.kept:
+        return True
+    last = before.kept[-1]
+    failed_before = (last.verdict, last.triggers) == (one.verdict, one.triggers) or last.why == READABLE_AGAIN
+    if one.verdict is PolicyVerdict.FAILED and failed_before:
+        return not one.same_as(last) and parse_time(one.time) - parse_time(last.time) >= FAILURES_EVERY
+    return not one.same_as(last)
 
 
 def _stays(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from distop.protocol import keys as K
 from distop.protocol import policy as p
 from distop.protocol.frozen import frozen
-from distop.protocol.json_codec import UNREADABLE, dumps
+from distop.protocol.json_codec import UNREADABLE, dumps, parse_time
 from distop.protocol.policy import EVENT, VERSION, Evaluation, Policy, PolicyState, PolicyVerdict, WaitingEvents
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ PolicyFault: TypeAlias = tuple[int, str, str]
 FAMILIES = frozenset({K.POLICY, K.POLICY_STATE, K.POLICY_EVENT, K.POLICY_EVALUATOR})
 REMOVED = 10_000
 """Maximum number of removed policies that are remembered, to notice one that returns (bounds memory)."""
-NEAR = 1e-4
-"""Seconds by which the begin of an interval may differ from its grid: times are floating-point numbers."""
+NEAR = 2e-3
+"""Seconds by which times may differ: those of evaluations have milliseconds."""
 
 
 @frozen
@@ -171,8 +171,11 @@ class PolicyTrace:
             looked_at = last.inputs.get("version", former.version)
             if VERSION in policy.on and looked_at != state.version:
                 yield 20, key, f"the state notes the version {state.version}, but the evaluation looked at {looked_at}"
-        if state.every_at != former.every_at and (text := _off_grid(policy.every, former.every_at, state.every_at)):
-            yield 20, key, text
+        if state.every_at != former.every_at:
+            if text := _off_grid(policy.every, former.every_at, state.every_at):
+                yield 20, key, text
+            if parse_time(last.time) - state.every_at >= policy.every + NEAR:
+                yield 20, key, f"the interval that began at {state.every_at} was counted after its end, at {last.time}"
         names = {str(ref) for ref in started}
         if state.op != former.op and state.op not in names:
             yield 20, key, f"the state names {state.op} as started, which did not start in this revision"
@@ -236,6 +239,6 @@ def _off_grid(every: float, former: float, counted: float) -> str:
     if not former or counted < former - NEAR:
         return ""
     passed = (counted - former) / every if every else 0.0
-    if passed < 1 - NEAR or abs(passed - round(passed)) * every > NEAR * max(1.0, passed):
+    if (passed - 1) * every < -NEAR or abs(passed - round(passed)) * every > NEAR * max(1.0, passed):
         return f"the interval of {every:g} s that began at {former} is followed by one at {counted}"
     return ""

@@ -17,10 +17,12 @@ if TYPE_CHECKING:
 
     from distop.protocol.keys import Keys
 
-WRITTEN_BY_SUBMITTERS = (K.OP, K.OPEN, K.PENDING, K.UNIQUE, K.REQUEST)
-"""Families that a start, pause, alter and cancel write, below the table's name."""
-READ_BY_SUBMITTERS = (K.CLAIM, K.COORDINATOR, K.HISTORY)
-"""Families that the status of an operation is read from, below the table's name."""
+WRITTEN_BY_SUBMITTERS = (K.OP, K.OPEN, K.PENDING, K.UNIQUE, K.REQUEST, K.POLICY_EVENT)
+"""Families that a start, pause, alter, cancel and an emitted event write, below the table's name."""
+READ_BY_SUBMITTERS = (K.CLAIM, K.COORDINATOR, K.HISTORY, K.POLICY, K.POLICY_STATE)
+"""Families that the status of an operation or of a policy is read from, below the table's name."""
+WRITTEN_BY_MAINTAINERS = (K.POLICY, K.POLICY_STATE)
+"""Further families that the commands of policies write, below the table's name."""
 SHARED = (K.BEHAVIOR, K.NODE)
 """Families that belong to no table: declarations, which every start needs, and live executors."""
 
@@ -53,7 +55,7 @@ class Permission:
 
 @frozen
 class Role:
-    """A role of etcd. ``kind``: ``viewer``, ``submitter`` or ``executor``; ``table``: the submitter's."""
+    """A role of etcd. ``kind``: ``viewer``, ``executor``, ``submitter`` or ``maintainer``; ``table`` of the last two."""
 
     name: str
     kind: str
@@ -89,26 +91,44 @@ def executor(keys: Keys) -> Role:
 
 
 def submitter(keys: Keys, table: str) -> Role:
-    """The role that starts and controls operations on one table.
+    """The role that starts and controls operations on one table, and emits events for its policies.
 
     Raises InvalidArgument for an invalid table name.
     """
-    name = _name(keys, f"submitter.{K.encode(table)}")
+    return Role(_name(keys, f"submitter.{K.encode(table)}"), "submitter", table, _of_submitters(keys, table))
+
+
+def maintainer(keys: Keys, table: str) -> Role:
+    """The role of a submitter that also makes, pauses and removes the table's policies.
+
+    Raises InvalidArgument for an invalid table name.
+    """
+    written = [Permission(*table_family(keys, family, table), write=True) for family in WRITTEN_BY_MAINTAINERS]
+    ranges = [one.first for one in written]
     permissions = (
+        *(one for one in _of_submitters(keys, table) if one.first not in ranges),
+        *written,
+        Permission(keys.policy_mark(), "", write=True),
+    )
+    return Role(_name(keys, f"maintainer.{K.encode(table)}"), "maintainer", table, permissions)
+
+
+def _of_submitters(keys: Keys, table: str) -> tuple[Permission, ...]:
+    return (
         *(Permission(*table_family(keys, family, table), write=True) for family in WRITTEN_BY_SUBMITTERS),
         *(Permission(*table_family(keys, family, table), write=False) for family in READ_BY_SUBMITTERS),
         *(Permission(*keys.family(family), write=False) for family in SHARED),
         *(Permission(key, "", write=False) for key in (keys.table(table), keys.table_actions(table), keys.space())),
     )
-    return Role(name, "submitter", table, permissions)
 
 
 def roles(keys: Keys, tables: Iterable[str]) -> tuple[Role, ...]:
-    """The viewer, the executor, and one submitter for each table.
+    """The viewer, the executor, and one submitter and one maintainer for each table.
 
     Raises InvalidArgument for an invalid table name.
     """
-    return (viewer(keys), executor(keys), *(submitter(keys, table) for table in dict.fromkeys(tables)))
+    of_tables = [role(keys, table) for table in dict.fromkeys(tables) for role in (submitter, maintainer)]
+    return (viewer(keys), executor(keys), *of_tables)
 
 
 def _name(keys: Keys, name: str) -> str:

@@ -12,9 +12,9 @@ An evaluation that starts an operation writes the state in the transaction that 
 policy and the state. So one trigger starts one operation, and none starts after a pause or a removal. The election
 keeps executors from evaluating the same policy at once; it is not needed for safety, but each evaluation compares it.
 
-A transaction that makes a policy compares and writes the *mark*, one key of the namespace. So a late copy does not bring
-a removed policy back. All other commands compare the policy itself. Daemons watch the mark; they watch policies only
-after it was written.
+A transaction that makes a policy compares and writes the *mark*, one key of the namespace. So a late copy does not
+bring a removed policy back. All other commands compare the policy itself. Daemons watch the mark; they watch policies
+only after it was written.
 
 The clauses were explored in a model: without the compare of the policy an operation starts while it is paused; without
 that of the state a version starts two operations; without the compare or the write of the mark a removed policy
@@ -155,7 +155,7 @@ class Evaluation:
 
     def same_as(self, other: Evaluation) -> bool:
         """Whether it says the same as another one, at another time."""
-        mine, theirs = ((one.verdict, one.why, one.triggers) for one in (self, other))
+        mine, theirs = ((one.verdict, shorten(one.why, LONGEST_WHY), one.triggers) for one in (self, other))
         return mine == theirs
 
 

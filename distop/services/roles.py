@@ -1,4 +1,4 @@
-"""Writes etcd's roles for viewers, executors and submitters."""
+"""Writes etcd's roles for viewers, executors, submitters and maintainers."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from auditing import cluster_rules, coordinator_rules, job_rules, operation_rules, waiting_rules
+from auditing import cluster_rules, coordinator_rules, job_rules, operation_rules, policy_rules, waiting_rules
 from auditing.content import Content, Step
 from auditing.records import BadRecord
 
@@ -49,6 +49,9 @@ OF_THE_CLUSTER: tuple[Callable[[Content, Mapping[OperationName, Changes]], Itera
     cluster_rules.watermarks,
     cluster_rules.request_keys,
     cluster_rules.id_keys,
+    policy_rules.commands,
+    policy_rules.evaluations,
+    policy_rules.starts,
 )
 
 

@@ -50,7 +50,7 @@ def elections(content: Content, touched: Mapping[OperationName, Changes]) -> Ite
     """A live incarnation wins an election, and only from one that is not alive."""
     for key, former in content.replaced.items():
         elected = content.others.get(key)
-        if not key.startswith("distOpCoordinator.") or elected is None or elected == former:
+        if not key.startswith(("distOpCoordinator.", "distOpPolicyEvaluator.")) or elected is None or elected == former:
             continue
         if former is not None and content.node_lived(former):
             yield Finding("elections", key, f"went from {former}, which is alive, to {elected}")

@@ -122,6 +122,8 @@ class Content:
         """Type → the revision that wrote its declaration last."""
         self.registered: dict[str, int] = {}
         """Table, as its key names it → the revision that registered it."""
+        self.removed_policies: set[str] = set()
+        """The own ids of all policies that were removed."""
         self.watermarks: set[str] = set()
         """The keys of all watermarks so far."""
         self.revision = 0

@@ -97,7 +97,8 @@ def every_key(table: str) -> list[str]:
         *(KEYS.request(table, "noop", "r"), KEYS.claim(ref, 0), KEYS.permit(ref, 0), KEYS.coordinator(table, "noop")),
         *(KEYS.history(ref), KEYS.beside_history(ref, "arg"), KEYS.table(table), KEYS.table_actions(table)),
         *(KEYS.behavior("noop"), KEYS.node("n"), KEYS.drain("e"), KEYS.hold("h"), KEYS.space()),
-        *(KEYS.watermark(1), KEYS.young_watermark(1)),
+        *(KEYS.watermark(1), KEYS.young_watermark(1), KEYS.policy_mark(), KEYS.policy_evaluator(table)),
+        *(KEYS.policy(table, "p"), KEYS.policy_state(table, "p"), KEYS.policy_event(table, "p")),
     ]
 
 
@@ -110,7 +111,7 @@ async def allowed(request: Any) -> bool:
     return True
 
 
-@pytest.mark.parametrize("kind", ["viewer", "submitter", "executor"])
+@pytest.mark.parametrize("kind", ["viewer", "submitter", "maintainer", "executor"])
 def test_a_user_has_exactly_the_permissions_of_its_role(etcd: EmbeddedEtcd, kind: str) -> None:
     async def check() -> None:
         role = ROLES[kind]
@@ -176,6 +177,48 @@ def test_a_submitter_works_on_its_own_table_only(group: Daemons) -> None:
             pending.cancel()
     group.client.operation(pending.ref).cancel()
     theirs.cancel()
+
+
+def test_a_maintainer_makes_the_policies_of_its_own_table_only(group: Daemons) -> None:
+    group.client.set_policy("theirs", "a.b", "noop", {"jobs": 1}, on="event:loaded")
+    with client_of(group.endpoint, "maintainer") as client:
+        client.set_policy("mine", MINE, "noop", {"jobs": 1}, on="event:loaded")
+        client.set_policy("mine", MINE, "noop", {"jobs": 2}, on="event:loaded", priority=3)
+        assert client.pause_policy(MINE, "mine").stage == "paused"
+        assert client.resume_policy(MINE, "mine").stage == "active"
+        assert client.emit(MINE, "loaded") == ["mine"]
+        group.eventually(lambda: client.policy(MINE, "mine").state.op, "the policy starts an operation")
+        assert client.operation(client.policy(MINE, "mine").state.op).wait(60).state == "success"
+        assert client.autopilot(MINE, dry_run=True).written is False
+        denied: list[Callable[[], Any]] = [
+            lambda: client.set_policy("mine", "a.b", "noop", on="version"),
+            lambda: client.pause_policy("a.b", "theirs"),
+            lambda: client.remove_policy("a.b", "theirs"),
+            lambda: client.emit("a.b", "loaded"),
+            lambda: client.policies("a.b"),
+            client.policies,
+        ]
+        for call in denied:
+            with pytest.raises(PermissionDenied):
+                call()
+    with client_of(group.endpoint, "submitter") as client:
+        assert [one.name for one in client.policies(MINE)] == ["mine"]
+        assert client.emit(MINE, "loaded", event_id="two") == ["mine"]
+        group.eventually(lambda: len(client.policy(MINE, "mine").state.consumed) == 2, "the event is evaluated")
+        denied = [
+            lambda: client.set_policy("mine", MINE, "noop", on="version"),
+            lambda: client.pause_policy(MINE, "mine"),
+            lambda: client.remove_policy(MINE, "mine"),
+            lambda: client.emit("a.b", "loaded"),
+        ]
+        for call in denied:
+            with pytest.raises(PermissionDenied):
+                call()
+    with client_of(group.endpoint, "maintainer") as client:
+        client.remove_policy(MINE, "mine")
+        assert client.policies(MINE) == []
+    assert [one.name for one in group.client.policies()] == ["theirs"]
+    group.client.remove_policy("a.b", "theirs")
 
 
 def test_an_executor_has_the_permissions_for_all_of_its_tasks(group: Daemons) -> None:
@@ -261,11 +304,11 @@ def test_apply_creates_missing_roles_and_removes_extra_permissions(
     words = ["access", "--apply", MINE, "a.b", "--namespace", NS, "--etcd", etcd.endpoint]
     monkeypatch.setenv("DISTOP_PASSWORD", ROOT["password"])
     first = distop_command(*words, "--json", "--user", "root").json
-    (created,) = [change["role"] for change in first["changes"] if change["change"] == "created"]
-    assert created == "prod/distop.submitter.a%2Eb"
-    assert {change["role"] for change in first["changes"]} == {created}
+    created = {change["role"] for change in first["changes"] if change["change"] == "created"}
+    assert created == {"prod/distop.submitter.a%2Eb", "prod/distop.maintainer.a%2Eb"}
+    assert {change["role"] for change in first["changes"]} == created
     again = distop_command(*words, "--user", "root")
-    assert (again.code, again.out) == (0, "nothing to change: all 4 roles are correct\n")
+    assert (again.code, again.out) == (0, "nothing to change: all 6 roles are correct\n")
 
     async def grant_too_much() -> None:
         async with connected(etcd.endpoint, **ROOT) as root:

@@ -22,7 +22,13 @@ def _without(txn: Txn, *keys: str) -> Txn:
     return replace(txn, compares=tuple(one for one in txn.compares if one.key not in keys))
 
 
-@bug("policy started twice", shape=policies_of_tables, focus=("requests-late", "freeze", "crash"), drawn=18)
+@bug(
+    "invariant 20",
+    "policy started twice",
+    shape=policies_of_tables,
+    focus=("requests-late", "freeze", "crash"),
+    drawn=18,
+)
 def start_twice_by_a_policy(patch: Patch) -> None:
     """The evaluation is recorded after the start: if the evaluator dies in between, the next one starts again."""
     former = TableLook._start
@@ -54,7 +60,7 @@ def miss_a_version(patch: Patch) -> None:
     substitute(patch, Inputs, "facts", facts)
 
 
-@bug("policy missed a version", shape=policies_of_tables, first=15, drawn=117)
+@bug("invariant 20", "policy missed a version", shape=policies_of_tables, first=15, drawn=117)
 def note_a_version_that_waits(patch: Patch) -> None:
     """A trigger that waits for the last operation counts as evaluated."""
 
@@ -67,7 +73,14 @@ def note_a_version_that_waits(patch: Patch) -> None:
     wrap(patch, policy_evaluation, "evaluate", consume)
 
 
-@bug("started by a paused policy", shape=policies_of_tables, focus=("answers-lost", "requests-late"), first=3, drawn=18)
+@bug(
+    "invariant 20",
+    "started by a paused policy",
+    shape=policies_of_tables,
+    focus=("answers-lost", "requests-late"),
+    first=3,
+    drawn=18,
+)
 def lose_a_pause(patch: Patch) -> None:
     """An evaluation does not compare the policy."""
     wrap(
@@ -78,7 +91,7 @@ def lose_a_pause(patch: Patch) -> None:
     )
 
 
-@bug("policy lost a pause", shape=policies_of_tables, first=2, drawn=18)
+@bug("invariant 20", "policy lost a pause", shape=policies_of_tables, first=2, drawn=18)
 def end_a_pause_by_a_change(patch: Patch) -> None:
     """A policy that is set again is active."""
     wrap(
@@ -90,6 +103,7 @@ def end_a_pause_by_a_change(patch: Patch) -> None:
 
 
 @bug(
+    "invariant 20",
     "started by a removed policy",
     shape=policies_of_tables,
     focus=("answers-lost", "requests-late"),
@@ -108,6 +122,34 @@ def start_after_removal(patch: Patch) -> None:
             given.keys.policy_state(given.table, given.name),
         ),
     )
+
+
+@bug("invariant 20", shape=policies_of_tables, first=1, drawn=18)
+def count_each_missed_interval(patch: Patch) -> None:
+    """Each missed interval is evaluated, one after the other."""
+    wrap(
+        patch,
+        policy_evaluation,
+        "_counted",
+        lambda counted, given: given.state.every_at + given.policy.every if given.state.every_at else counted,
+    )
+
+
+@bug("invariant 20", shape=policies_of_tables, focus=("requests-late", "freeze", "crash"), first=1, drawn=18)
+def evaluate_without_the_election(patch: Patch) -> None:
+    """An evaluation does not compare the election: a frozen evaluator continues beside the next one."""
+    wrap(
+        patch,
+        p,
+        "evaluation_guards",
+        lambda guards, given: tuple(one for one in guards if one.key != given.keys.policy_evaluator(given.table)),
+    )
+
+
+@bug("invariant 20", shape=policies_of_tables, focus=("answers-lost", "requests-late"), first=1, drawn=18)
+def a_removed_policy_is_back(patch: Patch) -> None:
+    """A policy is made without comparing the mark: a late copy makes it again after its removal."""
+    wrap(patch, p, "set_policies", lambda txn, given: _without(txn, given.keys.policy_mark()))
 
 
 __all__ = ["BUGS", "Planted"]

@@ -103,11 +103,7 @@ UNSEEN = {
     "transaction branches": "The content of a caller's transaction is not in etcd.",
     "invalid transaction": "A transaction that etcd refuses leaves no revision.",
     "unexpected error": "Errors of distop's code are only in logs.",
-    "policy started twice": "Policies are judged by the simulator; the second auditor knows no policies.",
-    "policy missed a version": "Policies are judged by the simulator; the second auditor knows no policies.",
-    "policy lost a pause": "Policies are judged by the simulator; the second auditor knows no policies.",
-    "started by a paused policy": "Policies are judged by the simulator; the second auditor knows no policies.",
-    "started by a removed policy": "Policies are judged by the simulator; the second auditor knows no policies.",
+    "policy missed a version": "Of which version the statistics are that an evaluation looked at is not in etcd.",
     "wrong removal": "Removals by plans are judged by the simulator; the second auditor knows none.",
     "uncaught error": "Errors of distop's code are only in logs.",
 }

@@ -41,6 +41,10 @@ class Inputs:
         """The table's version. Raises WorkerError."""
         return (await self._scan(frozenset(), 0))[0]
 
+    def of_version(self, version: str | None, problem: str) -> Facts:
+        """What is known of a policy that is not due: the version, or why it cannot be read."""
+        return Facts(time.time(), version, problem=problem, evaluator=self._ctx.incarnation)
+
     async def facts(self, wanted: Wanted, last: str, version: str | None) -> Facts:
         """What a policy wants to know. ``last``: the operation that it started last; ``version``: as read before.
 

@@ -48,15 +48,16 @@ class TableLook:
         record, seen = await self._read()
         if record is None:
             return time.time() + self._retry if seen else math.inf
-        inputs, version = Inputs(self._ctx, record), None
+        inputs, version, problem = Inputs(self._ctx, record), None, ""
         if any(p.VERSION in one.policy.on and not one.policy.paused for one in seen.values() if one.policy is not None):
             try:
                 version = await inputs.version()
             except WorkerError as error:
-                self._ctx.log.warning("Cannot read the version of table %s; retrying: %s", self._table, describe(error))
+                problem = describe(error)
+                self._ctx.log.warning("Cannot read the version of table %s; retrying: %s", self._table, problem)
         again = math.inf
         for name, one in sorted(seen.items(), key=_by_priority):
-            again = min(again, await self._evaluate(name, one, inputs, version))
+            again = min(again, await self._evaluate(name, one, inputs, version, problem))
         return again
 
     async def _read(self) -> tuple[TableRecord | None, dict[str, SeenPolicy]]:
@@ -74,14 +75,20 @@ class TableLook:
                 ctx.log.warning("Skipping a policy of table %s: %s", table, error)
         return _record(record.kv), seen
 
-    async def _evaluate(self, name: str, seen: SeenPolicy, inputs: Inputs, version: str | None) -> float:
-        """Evaluate one policy, if it is due. Returns when to look at it again."""
+    async def _evaluate(self, name: str, seen: SeenPolicy, inputs: Inputs, version: str | None, problem: str) -> float:
+        """Evaluate one policy, if it is due. Returns when to look at it again.
+
+        ``problem``: why the version cannot be read.
+        """
         policy = seen.policy
         assert policy is not None
         if policy.paused:
             return math.inf
         triggers = evaluation.due(seen, time.time(), version)
         if not triggers:
+            of_version = evaluation.of_version(seen, inputs.of_version(version, problem))
+            if of_version is not None and not await self._recorded(name, seen, of_version):
+                return time.time() + SOON
             return self._next(seen, seen.state)
         wanted = evaluation.wanted(policy)
         facts = await inputs.facts(wanted, seen.state.op, version)
@@ -94,13 +101,18 @@ class TableLook:
                 return self._next(seen, judgement.after)
             except (OperationStartError, UnknownBehavior, NotFound, InvalidArgument) as error:
                 judgement = evaluation.refused(seen, judgement, describe(error), facts)
-        if evaluation.news(seen, judgement):
-            txn = p.evaluate(self._ctx.keys, self._table, name, seen, judgement.after, self._fence)
-            if not (await self._ctx.commit(txn)).succeeded:
-                return time.time() + SOON
+        if not await self._recorded(name, seen, judgement):
+            return time.time() + SOON
         if judgement.evaluation.verdict in (p.PolicyVerdict.WAITS, p.PolicyVerdict.FAILED):
             return time.time() + self._retry
         return self._next(seen, judgement.after)
+
+    async def _recorded(self, name: str, seen: SeenPolicy, judgement: PolicyJudgement) -> bool:
+        """Record an evaluation that starts nothing, if it says something new; False: something else has changed."""
+        if not evaluation.news(seen, judgement):
+            return True
+        txn = p.evaluate(self._ctx.keys, self._table, name, seen, judgement.after, self._fence)
+        return (await self._ctx.commit(txn)).succeeded
 
     async def _start(
         self, name: str, seen: SeenPolicy, judgement: PolicyJudgement, facts: Facts

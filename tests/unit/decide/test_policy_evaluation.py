@@ -125,6 +125,60 @@ def test_a_trigger_stays_due_if_nothing_can_be_decided_or_started(
     assert not e.news(again, evaluate(again, due(again, 9 * HOUR, "v2"), facts(9 * HOUR, **known)))
 
 
+def test_a_version_that_cannot_be_read_is_recorded_once() -> None:
+    one, now = seen(PolicyState(version="v1")), 9 * HOUR
+    failing = facts(now, None, problem="no such bucket")
+    found = e.of_version(one, failing)
+    assert found is not None
+    assert (found.evaluation.verdict, found.evaluation.why) == (
+        PolicyVerdict.FAILED,
+        "cannot read version: no such bucket",
+    )
+    assert replace(found.after, kept=()) == one.state, "nothing is consumed"
+    assert e.news(one, found)
+    one = replace(one, state=found.after)
+
+    def written(later: float, text: str) -> bool:
+        again = e.of_version(one, facts(now + later, None, problem=text))
+        return again is not None and e.news(one, again)
+
+    assert not written(1.0, "no such bucket")
+    assert not written(900.0, "no such bucket")
+    assert not written(e.FAILURES_EVERY - 1, "no such bucket (request 7)")
+    assert written(e.FAILURES_EVERY, "no such bucket (request 7)")
+    readable = e.of_version(one, facts(now + 5.0, "v1"))
+    assert readable is not None
+    assert e.news(one, readable)
+    assert (readable.evaluation.verdict, readable.evaluation.why) == (PolicyVerdict.NO, e.READABLE_AGAIN)
+    one = replace(one, state=readable.after)
+    assert e.of_version(one, facts(now + 6.0, "v1")) is None
+    assert not written(10.0, "no such bucket")
+    assert written(5.0 + e.FAILURES_EVERY, "no such bucket")
+
+
+def test_the_version_of_a_policy_without_that_trigger_is_not_recorded() -> None:
+    assert e.of_version(seen(on=(), every=HOUR), facts(version=None, problem="no disk")) is None
+    assert e.of_version(seen(), facts(version=None)) is None
+    assert e.of_version(seen(), facts()) is None
+
+
+def test_a_failure_with_changing_texts_is_written_every_ten_minutes() -> None:
+    one = seen(PolicyState(version="v1"), when="snapshots > 1")
+    written = 0
+    for second in range(0, 3_600, 5):
+        found = evaluate(one, ("version@v2",), facts(9 * HOUR + second, problem=f"request {second} failed"))
+        if e.news(one, found):
+            one, written = replace(one, state=found.after), written + 1
+    assert written == 6
+
+
+def test_a_long_reason_is_the_same_reason_after_it_was_shortened() -> None:
+    one = seen(when="snapshots > 1")
+    found = evaluate(one, ("version@v2",), facts(problem="x" * 5_000))
+    stored = replace(one, state=PolicyState.decode(found.after.encode()))
+    assert not e.news(stored, evaluate(stored, ("version@v2",), facts(HOUR, problem="x" * 5_000)))
+
+
 def test_a_condition_that_does_not_hold_needs_no_wait_for_the_last_operation() -> None:
     one = seen(when="files > 5")
     found = evaluate(one, ("version@v2",), facts(statistics={"files": 1.0}, active="t/compact/1"))

@@ -7,6 +7,7 @@ from typing import Any
 
 from distop.protocol import operation_transitions as t
 from distop.protocol import policy as p
+from distop.protocol.json_codec import parse_time
 from distop.protocol.policy import Evaluation, Policy, PolicyState, PolicyVerdict, SeenPolicy, WaitingEvents
 from distop.protocol.record_reading import read_policy
 from distop.protocol.records import OperationRef
@@ -20,7 +21,7 @@ __all__ = ["PLANTS"]
 
 NAME = "nightly"
 POLICY = Policy(TYPE, "u1", every=60.0, on=("version", "event:loaded"))
-AT = 1_000.0
+AT = parse_time(TIME)
 NO, STARTED, WAITS = PolicyVerdict.NO, PolicyVerdict.STARTED, PolicyVerdict.WAITS
 
 
@@ -107,7 +108,7 @@ def life(world: World) -> None:
     world.die("a")
     elect(world, "b")
     evaluation(world, NO, "version@v1", version="v1", by="b")
-    evaluation(world, NO, "every@t3", by="b", every_at=10.0)
+    evaluation(world, NO, "every@t3", by="b", every_at=AT)
     emitted(world, "e3")
     world.do(p.remove(world.keys, TABLE, NAME, seen(world).mod))
     world.do(made(world, replace(POLICY, uid="u2")))
@@ -266,10 +267,16 @@ def missed_intervals_count_twice(world: World, ref: OperationRef) -> None:
 
 
 @plant(20)
+def each_missed_interval_counts(world: World, ref: OperationRef) -> None:
+    policy(world)
+    evaluation(world, NO, "every@t", every_at=AT - 600.0)
+
+
+@plant(20)
 def an_interval_is_counted_too_early(world: World, ref: OperationRef) -> None:
     policy(world)
     evaluation(world, NO, "every@t", every_at=AT)
-    evaluation(world, NO, "every@t2", every_at=AT + 1e-3)
+    evaluation(world, NO, "every@t2", every_at=AT + 1.0)
 
 
 @plant(20)

@@ -20,7 +20,10 @@ namespaces = st.one_of(
 
 
 def keys_of(keys: Keys, ref: OperationRef, name: str) -> dict[str, list[str]]:
-    """Keys by what a submitter of the table may do with them: ``write``, ``read`` or ``none``."""
+    """Keys by what a submitter of the table may do with them: ``write``, ``read`` or ``none``.
+
+    ``maintain``: a submitter may read them, and a maintainer also write.
+    """
     table, type_name = ref.table, ref.type
     return {
         "write": [
@@ -29,14 +32,16 @@ def keys_of(keys: Keys, ref: OperationRef, name: str) -> dict[str, list[str]]:
             *(keys.run_ops(table), keys.next_instance(table, type_name), keys.current(table, type_name, ref.object)),
             *(keys.chunk(ref, 3), keys.edge(ref, "after", "0" * 20), keys.edge(ref, "next", "0" * 20)),
             *(keys.gate(ref), keys.pending(ref), keys.unique(table, type_name, name)),
-            keys.request(table, type_name, name),
+            *(keys.request(table, type_name, name), keys.policy_event(table, name)),
         ],
+        "maintain": [keys.policy(table, name), keys.policy_state(table, name)],
         "read": [
             *(keys.claim(ref, 7), keys.coordinator(table, type_name), keys.history(ref), keys.history_chunk(ref, 0)),
             *(keys.beside_history(ref, "arg"), keys.table(table), keys.behavior(type_name), keys.node(name)),
         ],
         "none": [
             *(keys.permit(ref, 1), keys.hold(name), keys.drain(name), keys.watermark(1), keys.young_watermark(1)),
+            *(keys.policy_evaluator(table), keys.removed_table(ref)),
         ],
     }
 
@@ -49,11 +54,15 @@ def test_a_submitter_may_run_all_commands_on_its_table(
     namespace: str, table: str, ref: OperationRef, name: str
 ) -> None:
     keys = Keys(namespace)
-    role = etcd_roles.submitter(keys, table)
+    submitter, maintainer = etcd_roles.submitter(keys, table), etcd_roles.maintainer(keys, table)
     of_table = keys_of(keys, OperationRef(table, ref.type, ref.object, ref.instance), name)
     for kind, found in of_table.items():
         for key in found:
-            assert (role.may_read(key), role.may_write(key)) == (kind != "none", kind == "write"), key
+            assert (submitter.may_read(key), submitter.may_write(key)) == (kind != "none", kind == "write"), key
+            may = (kind != "none", kind in ("write", "maintain"))
+            assert (maintainer.may_read(key), maintainer.may_write(key)) == may, key
+    assert not submitter.may_read(keys.policy_mark())
+    assert maintainer.may_write(keys.policy_mark())
 
 
 @given(namespaces, tables, refs, names)
@@ -61,11 +70,11 @@ def test_a_submitter_may_not_access_other_tables(namespace: str, table: str, ref
     if ref.table == table:
         return
     keys = Keys(namespace)
-    role = etcd_roles.submitter(keys, table)
-    for found in keys_of(keys, ref, name).values():
-        for key in found:
-            assert not role.may_write(key), key
-            assert not role.may_read(key) or keys.parse(key).family in SHARED, key
+    for role in (etcd_roles.submitter(keys, table), etcd_roles.maintainer(keys, table)):
+        for found in keys_of(keys, ref, name).values():
+            for key in found:
+                assert not role.may_write(key), key
+                assert not role.may_read(key) or keys.parse(key).family in SHARED, key
 
 
 @given(namespaces, namespaces, tables, refs, names)
@@ -92,10 +101,14 @@ def test_viewers_may_write_nothing_and_executors_everything(namespace: str, ref:
 @given(st.lists(st.tuples(namespaces, tables), unique=True, min_size=2, max_size=6))
 def test_role_names_are_unique(subjects: list[tuple[str, str]]) -> None:
     found = {(role.name, namespace) for namespace, _ in subjects for role in etcd_roles.roles(Keys(namespace), ())}
-    submitters = [etcd_roles.submitter(Keys(namespace), table).name for namespace, table in subjects]
-    assert len(set(submitters)) == len(subjects)
+    of_tables = [
+        role(Keys(namespace), table).name
+        for namespace, table in subjects
+        for role in (etcd_roles.submitter, etcd_roles.maintainer)
+    ]
+    assert len(set(of_tables)) == 2 * len(subjects)
     assert len({name for name, _ in found}) == len(found)
-    assert not {name for name, _ in found} & set(submitters)
+    assert not {name for name, _ in found} & set(of_tables)
 
 
 @given(types)
@@ -106,8 +119,9 @@ def test_a_namespace_must_not_begin_like_a_key(rest: str) -> None:
             Keys(name)
 
 
-def test_each_table_has_one_role() -> None:
+def test_each_table_has_two_roles() -> None:
     found = etcd_roles.roles(Keys(), ["a.b", "a", "a.b"])
     assert [role.name for role in found] == [
-        *("distop.viewer", "distop.executor", "distop.submitter.a%2Eb", "distop.submitter.a")
+        *("distop.viewer", "distop.executor", "distop.submitter.a%2Eb", "distop.maintainer.a%2Eb"),
+        *("distop.submitter.a", "distop.maintainer.a"),
     ]

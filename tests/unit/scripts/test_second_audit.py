@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from auditing import cluster_rules, coordinator_rules, job_rules, operation_rules, waiting_rules
+from auditing import cluster_rules, coordinator_rules, job_rules, operation_rules, policy_rules, waiting_rules
 from auditing.auditor import OF_AN_OPERATION, OF_THE_CLUSTER, SecondAuditor
 from auditing.content import Finding
 from auditing.history import HistoryLost, Revision, WatchEnded, revisions, watch_command
@@ -22,10 +22,12 @@ from distop.decide import job_claims
 from distop.protocol.behavior_declaration import Rules
 from distop.protocol.jobs import Claim, Tried
 
-RULES = (cluster_rules, coordinator_rules, job_rules, operation_rules, waiting_rules)
+RULES = (cluster_rules, coordinator_rules, job_rules, operation_rules, policy_rules, waiting_rules)
 
 Life = list[dict[str, Any]]
 """The writes of each revision: key → value (None: deleted). Values that are no texts become JSON."""
+
+Break = Callable[[Life], None]
 
 ROOT, JOB = "distOp.t.noop.1", "distOp.t.noop.1.000000"
 CLAIM, GATE, PENDING = "distOpClaim.t.noop.1.000000", "distOpOpen.t.noop.1", "distOpPending.t.noop.1"
@@ -147,6 +149,45 @@ def recurring(history: Life) -> None:
     history.insert(CLEAN, again())
 
 
+POLICY, POLICY_STATE, POLICY_EVENT, EVALUATOR = (
+    "distOpPolicy.t.nightly", "distOpPolicyState.t.nightly", "distOpPolicyEvent.t.nightly", "distOpPolicyEvaluator.t"
+)  # fmt: skip
+MARK = "distOpNotice.policies"
+EVENT = {"waiting": [{"id": "e1", "name": "loaded"}]}
+MOMENT, MOMENT_TEXT = 1_356_998_400.0, "2013-01-01T00:00:00.000Z"
+
+
+def rule(**more: object) -> dict[str, Any]:
+    """A policy that starts operations of the type ``other``."""
+    return {"start": "other", "uid": "u1", "every": 60.0, "on": ["version", "event:loaded"], **more}
+
+
+def judged(verdict: str, *triggers: str, version: str = "", by: str = "n1", **state: Any) -> dict[str, Any]:
+    """The write of an evaluation."""
+    one = {"time": MOMENT_TEXT, "verdict": verdict, "triggers": list(triggers), "evaluator": by}
+    if version:
+        state["version"] = version
+        one["inputs"] = {"version": version}
+    if "op" in state:
+        one["op"] = state["op"]
+    return {POLICY_STATE: {"evaluations": [one], **state}}
+
+
+def started(*triggers: str, of: str = "other", **spec: object) -> dict[str, Any]:
+    """The start of an operation by the policy, without its evaluation."""
+    return second(of, request_id="policy:d", submitter="policy:nightly", **spec)
+
+
+def policed(*steps: dict[str, Any]) -> Break:
+    """A policy and its evaluator, and what happens then."""
+    made = {MARK: "", POLICY: rule(), POLICY_STATE: {}, EVALUATOR: "n1"}
+
+    def apply(history: Life) -> None:
+        history[START:START] = [made, *steps]
+
+    return apply
+
+
 BEGUN = {
     "distOp.t.other.1.state": "running",
     "distOpPending.t.other.1": "planning",
@@ -179,6 +220,28 @@ def test_an_operation_that_waits_for_another_violates_no_rule() -> None:
     assert audited(history).violations == []
 
 
+def test_a_policy_with_all_its_commands_violates_no_rule() -> None:
+    history = life()
+    paused = rule(paused=True, actions=[{"action": "pause_policy"}])
+    resumed = rule(actions=[{"action": "pause_policy"}, {"action": "resume_policy"}])
+    policed(
+        {POLICY_EVENT: EVENT},
+        judged("waits", "event:loaded@e1"),
+        {POLICY_EVENT: {"waiting": []}, **judged("no", "event:loaded@e1", "every@t", every_at=MOMENT, consumed=["e1"])},
+        {POLICY: paused},
+        {POLICY: resumed},
+        {
+            **started(),
+            **judged("started", "version@v1", version="v1", op="t/other/1", every_at=MOMENT, consumed=["e1"]),
+        },
+        {EVALUATOR: None},
+        {EVALUATOR: "n2"},
+        {POLICY: None, POLICY_STATE: None, POLICY_EVENT: None},
+        {MARK: "", POLICY: rule(uid="u2"), POLICY_STATE: {}},
+    )(history)
+    assert audited(history).violations == []
+
+
 def test_a_request_id_of_a_caller_may_end_like_one_of_a_series() -> None:
     history = life()
     history.insert(TAKE, second(request_id="mine#next"))
@@ -198,9 +261,6 @@ def test_a_series_may_end_after_its_table_was_removed_and_registered_again() -> 
     history.insert(CLEAN + 1, {"distOpTable.t": {"name": "t"}})
     history[CLEAN + 2][UNIQUE] = None
     assert audited(history).violations == []
-
-
-Break = Callable[[Life], None]
 
 
 def at(moment: int) -> Callable[[dict[str, Any]], Break]:
@@ -367,6 +427,43 @@ BROKEN: list[tuple[str, str, Break]] = [
     ("watermarks", "names revision 5, which was not there", beside(TAKE, {WATERMARK: "5", YOUNG: ""})),
     ("watermarks", "without its young key", beside(TAKE, {WATERMARK: "4"})),
     ("history for an hour", "no watermark shows", lambda history: history.append({HISTORY: None})),
+    ("policies", "was removed, and distOpPolicyState.t.nightly is left", policed({POLICY: None})),
+    ("policies", "was removed, and is there again", policed(
+        {POLICY: None, POLICY_STATE: None}, {MARK: "", POLICY: rule(), POLICY_STATE: {}})),
+    ("policies", "was made without the mark", policed(
+        {POLICY: None, POLICY_STATE: None}, {POLICY: rule(uid="u2"), POLICY_STATE: {}})),
+    ("policies", "nobody resumed it", policed({POLICY: rule(paused=True)}, {POLICY: rule()})),
+    ("policies", "nobody resumed it", policed({POLICY: rule(paused=True)}, {POLICY: rule(actions=[{"action": "x"}])})),
+    ("policies", "has another uid", policed({POLICY: rule(uid="u2")})),
+    ("policies", "51 events wait", policed({POLICY_EVENT: {"waiting": [{"id": str(n)} for n in range(51)]}})),
+    ("policies", "exists without its policy", beside(START, {POLICY_EVENT: EVENT})),
+    ("evaluations", "was made without its policy", beside(START, {POLICY_STATE: {}})),
+    ("evaluations", "its policy is absent or was changed", policed(
+        {POLICY: rule(when="files > 1"), **judged("no", "version@v1", version="v1")})),
+    ("evaluations", "was written during a pause", policed(
+        {POLICY: rule(paused=True)}, judged("no", "version@v1", version="v1"))),
+    ("evaluations", "by n2, but the elected evaluator is n1", policed(judged("waits", by="n2"))),
+    ("evaluations", "the elected evaluator is None", policed({EVALUATOR: None}, judged("waits"))),
+    ("evaluations", "keeps 51 consumed", policed(judged("no", consumed=[str(n) for n in range(51)]))),
+    ("evaluations", "changed version with the verdict waits", policed(judged("waits", "version@v1", version="v1"))),
+    ("evaluations", "evaluated the version v1 again", policed(
+        *(judged("no", "version@v1", version="v1") for _ in range(2)))),
+    ("evaluations", "an interval that it did not count", policed(judged("no", "every@t"))),
+    ("evaluations", "the event e1, which did not wait before", policed(judged("no", "event:loaded@e1"))),
+    ("evaluations", "the event e1, which did not wait before, or waits after", policed(
+        {POLICY_EVENT: EVENT}, judged("no", "event:loaded@e1", consumed=["e1"]))),
+    ("evaluations", "noted the version v2, but looked at v1", policed(
+        {POLICY_STATE: {**judged("no", "version@v1", version="v1")[POLICY_STATE], "version": "v2"}})),
+    ("evaluations", "30 s after the former", policed(
+        judged("no", "every@t", every_at=MOMENT - 30.0), judged("no", "every@t", every_at=MOMENT))),
+    ("evaluations", "90 s before its evaluation", policed(judged("no", "every@t", every_at=MOMENT - 90.0))),
+    ("elections", "n1, which is alive", policed({EVALUATOR: "n2"})),
+    ("starts of policies", "which is paused or absent", beside(TAKE, started())),
+    ("starts of policies", "which recorded no start", policed(started())),
+    ("starts of policies", "not of the type of its start", policed(
+        {POLICY: rule(start="noop")}, {**started(), **judged("started", "version@v1", version="v1", op="t/other/1")})),
+    ("starts of policies", "names t/other/1, which was not started", policed(
+        judged("started", "version@v1", version="v1", op="t/other/1"))),
     ("readable records", "is not JSON", at(START)({f"{ROOT}.spec": "{"})),
 ]  # fmt: skip
 

@@ -91,7 +91,7 @@ def test_a_clean_history_gets_a_summary(as_json: None, capsys: pytest.CaptureFix
     assert (output["operations"], output["jobs"], output["lost"], output["violation"]) == (2, 5, [], None)
     assert (output["first_revision"], output["last_revision"]) == (1, world.store.revision)
     assert output["revisions"] == len(world.store.history)
-    assert output["invariants"] == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 14, 15, 16, 17, 18, 19]
+    assert output["invariants"] == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 14, 15, 16, 17, 18, 19, 20]
 
 
 def test_the_summary_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:

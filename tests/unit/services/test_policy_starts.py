@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from distop.protocol import policy as p
+from distop.protocol.json_codec import parse_time
 from distop.protocol.keys import Keys
-from distop.protocol.policy import Policy, PolicyState, SeenPolicy
+from distop.protocol.policy import Evaluation, Policy, PolicyState, PolicyVerdict, SeenPolicy
 from distop.protocol.record_reading import read_policy
 from distop.protocol.records import Node, TableRecord
 from distop.services.submission.policy_start import request_of, start_by_policy
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from distop.protocol.txn import Txn, TxnResult
 
 KEYS, NAME = Keys(), "nightly"
+AT, TRIGGERS = "2013-01-01T00:00:00.000Z", ("every@2013-01-01T00:00:00.000Z",)
 POLICY = Policy("noop", "u1", every=60.0, on=("event:loaded",))
 
 
@@ -57,16 +59,18 @@ def test_a_policy_starts_only_by_its_evaluator_and_from_what_was_read(
         assert etcd.store.apply(p.set_policies(KEYS, TABLE, {NAME: (POLICY, seen(etcd))}, 0, table_mod)).succeeded
 
         def record(ref: OperationRef, starts: Txn) -> Txn:
-            return p.start(KEYS, TABLE, NAME, seen(etcd), PolicyState(version="v2"), fence, starts)
+            one = Evaluation(AT, PolicyVerdict.STARTED, "", TRIGGERS, op=str(ref), evaluator="inc")
+            after = PolicyState(every_at=parse_time(AT), op=str(ref)).and_then(one)
+            return p.start(KEYS, TABLE, NAME, seen(etcd), after, fence, starts)
 
         async def commit(txn: Txn) -> TxnResult:
             meanwhile(etcd, fence)
             return etcd.store.apply(txn)
 
-        wanted = request_of(TABLE, NAME, POLICY, p.request_id("u1", ["interval"], 0))
+        wanted = request_of(TABLE, NAME, POLICY, p.request_id("u1", TRIGGERS, seen(etcd).state_mod))
         found = await start_by_policy(etcd, KEYS, wanted, record, commit)  # type: ignore[arg-type]
         assert ([str(found)] if found else []) == etcd.operations() == started
-        assert seen(etcd).state.version == ("v2" if started else "")
+        assert [seen(etcd).state.op] == (started or [""])
         if started:
             assert await start_by_policy(etcd, KEYS, wanted, record, commit) is None  # type: ignore[arg-type]
             assert etcd.operations() == started, "the same request starts no second operation"

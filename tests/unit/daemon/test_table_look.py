@@ -1,0 +1,102 @@
+"""A look at the policies of a table, on the model of etcd: a version that cannot be read, and what is written."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+from distop.daemon.evaluator.table_look import TableLook
+from distop.protocol import policy as p
+from distop.protocol.keys import Keys
+from distop.protocol.policy import Policy, PolicyState
+from distop.protocol.record_reading import read_policy
+from distop.protocol.records import Node
+from distop.protocol.user_actions import NO_ACTIONS
+from distop.worker.daemon_side.requests import WorkerError
+from tests.unit.support.model_submission import TABLE, Etcd, run
+
+KEYS = Keys()
+
+
+class Place:
+    """An elected evaluator of a table. ``version``: what the child says of it; an exception: it cannot be read."""
+
+    def __init__(self, etcd: Etcd) -> None:
+        self.etcd = etcd
+        self.version: str | Exception = "v1"
+        etcd.put(KEYS.node("inc"), Node("ex", "h", 1, ()).encode())
+        assert etcd.store.apply(p.elect(KEYS, TABLE, "inc", 0, "")).succeeded
+        self.fence = etcd.store.mod(KEYS.policy_evaluator(TABLE))
+        self.ctx: Any = SimpleNamespace(
+            client=etcd,
+            keys=KEYS,
+            incarnation="inc",
+            log=logging.getLogger("distop.test"),
+            worker=SimpleNamespace(statistics=self._statistics),
+            commit=etcd.commit,
+        )
+
+    async def _statistics(self, record: Any, names: list[str], small_bytes: int) -> Any:
+        if isinstance(self.version, Exception):
+            raise self.version
+        return {"version": self.version, "statistics": dict.fromkeys(names, 1.0)}
+
+    def policy(self, name: str, **fields: Any) -> None:
+        seen = read_policy(*(self.etcd.store.get(get.key) for get in p.policy_reads(KEYS, TABLE, name)))
+        mark, table = self.etcd.store.mod(KEYS.policy_mark()), self.etcd.store.mod(KEYS.table(TABLE))
+        wanted = {name: (Policy("noop", f"uid of {name}", **fields), seen)}
+        assert self.etcd.store.apply(p.set_policies(KEYS, TABLE, wanted, mark, table)).succeeded
+
+    def state(self, name: str) -> PolicyState:
+        kv = self.etcd.store.get(KEYS.policy_state(TABLE, name))
+        assert kv is not None
+        return PolicyState.decode(kv.value)
+
+    def said(self, name: str) -> list[tuple[str, str]]:
+        return [(one.verdict, one.why) for one in self.state(name).kept]
+
+    async def look(self) -> None:
+        await TableLook(self.ctx, TABLE, self.fence, 5.0).look()
+
+
+def test_an_unreadable_version_is_in_the_record_of_each_policy_that_waits_for_versions() -> None:
+    async def work(etcd: Etcd) -> None:
+        place = Place(etcd)
+        place.policy("every-version", on=("version",), when="files > 5")
+        place.policy("hourly", every=3_600.0, when="files > 5")
+        place.policy("paused", on=("version",))
+        seen = read_policy(*(etcd.store.get(get.key) for get in p.policy_reads(KEYS, TABLE, "paused")))
+        assert etcd.store.apply(p.pause(KEYS, TABLE, "paused", seen, NO_ACTIONS)).succeeded
+        await place.look()
+        place.version = WorkerError("transient", "no such file: metadata/v3.json")
+        before = etcd.store.revision
+        await place.look()
+        assert place.said("every-version")[1:] == [("failed", "cannot read version: no such file: metadata/v3.json")]
+        for text in ("no such file: metadata/v3.json", "timed out after 31 s", "timed out after 32 s"):
+            place.version = WorkerError("transient", text)
+            await place.look()
+        assert etcd.store.revision == before + 1, "a failure is written once"
+        assert [why for _, why in place.said("hourly")] == ["the condition does not hold: files > 5"]
+        assert place.said("paused") == []
+        place.version = "v1"
+        await place.look()
+        assert place.said("every-version")[2:] == [("no", "the version can be read again")]
+        place.version = "v2"
+        await place.look()
+        assert place.state("every-version").version == "v2"
+
+    run(work)
+
+
+def test_each_evaluation_names_its_evaluator() -> None:
+    async def work(etcd: Etcd) -> None:
+        place = Place(etcd)
+        place.policy("starting", every=3_600.0)
+        place.policy("waiting", on=("version",), when="snapshots > 1")
+        await place.look()
+        assert etcd.operations() == ["t/noop/1"]
+        kept = [one for name in ("starting", "waiting") for one in place.state(name).kept]
+        assert [one.evaluator for one in kept] == ["inc", "inc"]
+
+    run(work)
