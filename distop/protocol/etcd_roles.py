@@ -55,7 +55,10 @@ class Permission:
 
 @frozen
 class Role:
-    """A role of etcd. ``kind``: ``viewer``, ``executor``, ``submitter`` or ``maintainer``; ``table`` of the last two."""
+    """A role of etcd. ``kind``: ``viewer``, ``executor``, ``submitter`` or ``maintainer``.
+
+    ``table``: the table of a submitter or maintainer; "" for others.
+    """
 
     name: str
     kind: str
