@@ -494,7 +494,10 @@ class Client:
         return await self._backend.autopilot(table, dry_run)
 
     async def policies(self, table: str | None = None) -> list[PolicyStatus]:
-        """The policies of a table, or of all tables, with their last evaluations."""
+        """The policies of a table, or of all tables, with their last evaluations.
+
+        Raises NotFound for a table that has no policies and is not registered.
+        """
         return await self._backend.policies(table)
 
     async def policy(self, table: str, name: str) -> PolicyStatus:

@@ -325,7 +325,10 @@ class Client:
         return self._loop.run(self._inner.autopilot(table, dry_run=dry_run))
 
     def policies(self, table: str | None = None) -> list[PolicyStatus]:
-        """The policies of a table, or of all tables, with their last evaluations."""
+        """The policies of a table, or of all tables, with their last evaluations.
+
+        Raises NotFound for a table that has no policies and is not registered.
+        """
         return self._loop.run(self._inner.policies(table))
 
     def policy(self, table: str, name: str) -> PolicyStatus:

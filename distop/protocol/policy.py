@@ -57,6 +57,8 @@ MOST_WAITING = 50
 """Maximum number of waiting events of a policy. One evaluation takes all of them, so further ones change nothing."""
 MOST_CONSUMED = 50
 """Number of consumed events whose ids a state keeps: a repeated ``emit`` finds its event there."""
+LONGEST_EVENT = 200
+"""Maximum characters of an event's name, and of its id."""
 MOST_TRIGGERS = 20
 MOST_POLICIES = 30
 """Maximum number of policies that one transaction makes."""

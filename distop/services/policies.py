@@ -90,6 +90,7 @@ def definition(
     for one in triggers:
         if not isinstance(one, str) or (one != p.VERSION and not (one.startswith(p.EVENT) and len(one) > len(p.EVENT))):
             raise InvalidArgument(f"{shown(one)} is not a trigger: use `version`, or `event:NAME`")
+        text(one, "a trigger", len(p.EVENT) + p.LONGEST_EVENT)
     if not interval and not triggers:
         raise InvalidArgument("a policy needs a trigger: an interval (every), or on `version` or `event:NAME`")
     if len(triggers) > p.MOST_TRIGGERS:
@@ -195,7 +196,10 @@ async def _check_start(etcd: EtcdClient, keys: Keys, table: str, name: str, poli
 
 
 async def policies(etcd: EtcdClient, keys: Keys, table: str | None = None) -> list[PolicyStatus]:
-    """The policies of a table, or of all tables, by table and name."""
+    """The policies of a table, or of all tables, by table and name.
+
+    Raises NotFound for a table that has no policies and is not registered.
+    """
     families = (K.POLICY, K.POLICY_STATE, K.POLICY_EVENT)
     ranges = [keys.family(one) if table is None else p.table_range(keys, one, table) for one in families]
     found: list[dict[tuple[str, str], Any]] = []
@@ -204,6 +208,8 @@ async def policies(etcd: EtcdClient, keys: Keys, table: str | None = None) -> li
         parsed = ((keys.parse(kv.key), kv) for kv in listing.kvs)
         found.append({(key.table, key.id): kv for key, kv in parsed})
     own, states, events = found
+    if table is not None and not own and await etcd.get(keys.table(table)) is None:
+        raise NotFound(await unknown_table(etcd, keys, table))
     return [_status(place, kv, states.get(place), events.get(place)) for place, kv in sorted(own.items())]
 
 
@@ -279,10 +285,9 @@ async def emit(etcd: EtcdClient, keys: Keys, table: str, name: str, event_id: st
     ``event_id``: repeated calls with the same id are one event, while it waits or was consumed recently. Raises
     NotFound (the table), InvalidArgument.
     """
-    text(name, "the name of an event")
     made = p.EmittedEvent(
-        text(event_id, "the id of an event") if event_id is not None else uuid.uuid4().hex,
-        name,
+        _word(event_id, "the id of an event") if event_id is not None else uuid.uuid4().hex,
+        _word(name, "the name of an event"),
         rfc3339(time.time()),
         acting(etcd),
     )
@@ -294,6 +299,13 @@ async def emit(etcd: EtcdClient, keys: Keys, table: str, name: str, event_id: st
             raise NotAllowed(f"the event {shown(name)} triggers {len(to)} policies: at most {p.MOST_POLICIES} may be")
         if (await etcd.commit(p.emit(keys, table, made, to), deadline=WRITE_LIMIT)).succeeded:
             return sorted({*to, *known})
+
+
+def _word(value: str, what: str) -> str:
+    """A text of 1 to 200 characters. Raises InvalidArgument."""
+    if text(value, what, p.LONGEST_EVENT) == "":
+        raise InvalidArgument(f"{what} must not be empty")
+    return value
 
 
 async def _triggered(
