@@ -58,8 +58,8 @@ SET: dict[str, list[Wrong]] = {
         *("files > bytes", "files > " + "1" * 2_000, "(" * 50 + "files > 1" + ")" * 50, "files > 5; files > 6"),
     ),
     "priority": each(101, -101, "x", 1.5, 10**30),
-    "max_jobs": each(0, -1, "x", 1.5),
-    "max_jobs_per_executor": each(0, -3, "y"),
+    "max_jobs": each(-1, "x", 1.5),
+    "max_jobs_per_executor": each(-3, "y"),
     "max_failed": each("101%", "-1", "x", "5%%"),
 }
 RIGHT: dict[str, list[Any]] = {
