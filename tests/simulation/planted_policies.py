@@ -126,7 +126,7 @@ def start_after_removal(patch: Patch) -> None:
     )
 
 
-@bug("invariant 20", shape=policies_of_tables, first=4, drawn=18)
+@bug("invariant 20", shape=policies_of_tables, first=4, drawn=150)
 def count_each_missed_interval(patch: Patch) -> None:
     """Each missed interval is evaluated, one after the other."""
     wrap(
