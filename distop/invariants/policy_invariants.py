@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from distop.protocol.records import OperationRef, Spec
     from distop.protocol.revisioned import Change
 
-Place: TypeAlias = tuple[str, str]
+PolicyPlace: TypeAlias = tuple[str, str]
 """(table, name) of a policy."""
 PolicyFault: TypeAlias = tuple[int, str, str]
 """(number of the invariant, key, what is wrong)."""
@@ -47,7 +47,7 @@ class PolicyTrace:
 
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
-        self._policies: dict[Place, PolicyRecords] = {}
+        self._policies: dict[PolicyPlace, PolicyRecords] = {}
         self._evaluators: dict[str, str] = {}
         """Table → the incarnation that is elected to evaluate its policies."""
         self._removed: dict[str, None] = {}
@@ -60,8 +60,8 @@ class PolicyTrace:
         live: Collection[str],
     ) -> Iterator[PolicyFault]:
         """Take the writes of one revision; yields their faults. ``started``: the operations that it starts."""
-        before: dict[Place, PolicyRecords] = {}
-        written: dict[Place, set[str]] = {}
+        before: dict[PolicyPlace, PolicyRecords] = {}
+        written: dict[PolicyPlace, set[str]] = {}
         marked = any(key.family == K.NOTICE for key, _ in writes)
         elected = {key.table for key, _ in writes if key.family == K.POLICY_EVALUATOR}
         for key, change in writes:
@@ -96,7 +96,7 @@ class PolicyTrace:
         if new not in live:
             yield 20, key, f"{new} was elected, but has no node key"
 
-    def _write(self, place: Place, family: str, change: Change) -> Iterator[PolicyFault]:
+    def _write(self, place: PolicyPlace, family: str, change: Change) -> Iterator[PolicyFault]:
         """Applies a write to one of a policy's keys."""
         now = self._policies.get(place, NONE)
         value = None if change.deleted else change.kv.value
@@ -115,7 +115,7 @@ class PolicyTrace:
             del self._policies[place]
 
     def _command(
-        self, place: Place, was: PolicyRecords, now: PolicyRecords, marked: bool, state_written: bool
+        self, place: PolicyPlace, was: PolicyRecords, now: PolicyRecords, marked: bool, state_written: bool
     ) -> Iterator[PolicyFault]:
         """Checks that a policy is made, changed or removed as its commands do it."""
         key, former, policy = self._keys.policy(*place), was.policy, now.policy
@@ -144,7 +144,7 @@ class PolicyTrace:
 
     def _evaluation(
         self,
-        place: Place,
+        place: PolicyPlace,
         was: PolicyRecords,
         now: PolicyRecords,
         elected_before: bool,
@@ -180,7 +180,7 @@ class PolicyTrace:
         if state.op != former.op and state.op not in names:
             yield 20, key, f"the state names {state.op} as started, which did not start in this revision"
 
-    def _bounds(self, place: Place, now: PolicyRecords) -> Iterator[PolicyFault]:
+    def _bounds(self, place: PolicyPlace, now: PolicyRecords) -> Iterator[PolicyFault]:
         """Checks that the records of a policy stay small."""
         state, events = now.state or PolicyState(), now.events or WaitingEvents()
         counts = (
@@ -196,7 +196,9 @@ class PolicyTrace:
             text = f"the kept evaluations have {size} bytes, at most {p.MOST_BYTES} may be"
             yield 20, self._keys.policy_state(*place), text
 
-    def _start(self, ref: OperationRef, spec: Spec, before: Mapping[Place, PolicyRecords]) -> Iterator[PolicyFault]:
+    def _start(
+        self, ref: OperationRef, spec: Spec, before: Mapping[PolicyPlace, PolicyRecords]
+    ) -> Iterator[PolicyFault]:
         """Checks that an operation is started by an active policy, in the revision that records its evaluation."""
         place = (ref.table, spec.submitter.removeprefix(p.SUBMITTER))
         key, was = self._keys.policy(*place), before.get(place, self._policies.get(place, NONE))

@@ -84,7 +84,7 @@ def test_the_history_of_real_daemons_is_clean(
     group.client.start_operation("noop", "t", {"jobs": 5}).wait(30)
     ran = distop_command("audit", "--etcd", etcd.endpoint)
     assert (ran.code, ran.err) == (0, ""), ran.out
-    assert ran.out.endswith("2 operations, 25 jobs, 18 invariants; no violation\n")
+    assert ran.out.endswith("2 operations, 25 jobs, 19 invariants; no violation\n")
     one = distop_command("audit", ref, "--json", "--etcd", etcd.endpoint)
     assert (one.code, one.json["operations"], one.json["jobs"]) == (0, 1, 20)
 

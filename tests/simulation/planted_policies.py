@@ -47,7 +47,7 @@ def start_twice_by_a_policy(patch: Patch) -> None:
     substitute(patch, p, "request_id", lambda uid, triggers, state_mod: f"{p.REQUEST}{uuid.uuid4().hex}")
 
 
-@bug("policy missed a version", shape=policies_of_tables, first=15, drawn=558)
+@bug("policy missed a version", shape=policies_of_tables, first=15, drawn=910)
 def miss_a_version(patch: Patch) -> None:
     """The version is read again after the statistics: one that came in between is noted, but was not looked at."""
     former = Inputs.facts
@@ -62,7 +62,7 @@ def miss_a_version(patch: Patch) -> None:
     substitute(patch, Inputs, "facts", facts)
 
 
-@bug("invariant 20", "policy missed a version", shape=policies_of_tables, first=15, drawn=117)
+@bug("invariant 20", "policy missed a version", shape=policies_of_tables, first=15, drawn=326)
 def note_a_version_that_waits(patch: Patch) -> None:
     """A trigger that waits for the last operation counts as evaluated."""
 

@@ -100,7 +100,7 @@ def test_the_summary_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None
     assert run(world) == 0
     out = capsys.readouterr().out
     assert out.startswith(f"checked revisions 1 to {world.store.revision} (")
-    assert out.endswith("1 operation, 2 jobs, 18 invariants; no violation\n")
+    assert out.endswith("1 operation, 2 jobs, 19 invariants; no violation\n")
 
 
 def test_a_violation_is_reported_with_its_story(capsys: pytest.CaptureFixture[str]) -> None:
@@ -254,7 +254,7 @@ def test_a_good_result_says_what_was_not_checked(capsys: pytest.CaptureFixture[s
     gap = HistoryStart(at + 2, at + 1, tuple(world.store.listing()))
     checked = Audit(world.keys)
     asyncio.run(command.run(checked, stream_of(*before, gap, CaughtUp(at + 2)), None))
-    assert capsys.readouterr().out.endswith(f" 18 invariants; not checked: revisions {at + 1}–{at + 2}; no violation\n")
+    assert capsys.readouterr().out.endswith(f" 19 invariants; not checked: revisions {at + 1}–{at + 2}; no violation\n")
     assert f"not checked: revisions {at + 1}–{at + 2}" in checked.to_json()["summary"]
 
 
