@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from distop.behavior import Behavior, PartitionPlan, Planned
+from distop.behavior import Behavior, PartitionPlan, Planned, WorkDone
 from distop.errors import InvalidArgument, TableBusy
 from distop.protocol.behavior_declaration import Retry
 
@@ -21,6 +21,7 @@ ENTRY_POINTS = """\
 stumbling = tests.support.coordinator_behaviors:Stumbling
 reporting = tests.support.coordinator_behaviors:Reporting
 alone = tests.support.coordinator_behaviors:Alone
+working = tests.support.coordinator_behaviors:Working
 """
 NO_PLAN, NO_REPORT = "no listing today", "no report today"
 BUSY = "cannot list s3://lake/t: status 503 SlowDown"
@@ -126,6 +127,47 @@ class Alone(Behavior):
 
     def start_or_resume_job(self, arg: AloneArg, partition: PartitionPlan, ctx: JobContext) -> Any:
         wait_for(arg.gate, ctx)
+
+
+class WorkingArg(BaseModel):
+    """``job``, ``complete``: the second job and the completion report half of their work until this file exists."""
+
+    job: str
+    complete: str
+
+
+class WorkingResult(BaseModel):
+    """``work``: that of the job, or of the operation."""
+
+    work: WorkDone = WorkDone()
+
+
+class Working(Behavior):
+    """Two jobs of ten files each, which commit what they do; they and the completion report their work."""
+
+    type_name = "working"
+    Arg = WorkingArg
+    Result = WorkingResult
+    Report = WorkingResult
+
+    def partitions(self, table: TableRecord, arg: WorkingArg, ctx: JobContext) -> Planned:
+        files = tuple((f"{table.location}/{n}", 10, 0) for n in range(10))
+        return Planned([PartitionPlan(n, f"p{n}", 100, files) for n in range(2)])
+
+    def start_or_resume_job(self, arg: WorkingArg, partition: PartitionPlan, ctx: JobContext) -> WorkingResult:
+        if partition.partition:
+            ctx.work_done(files=5, bytes=50, commits=1, committed_files=5, committed_bytes=50)
+            wait_for(arg.job, ctx)
+        return WorkingResult(work=WorkDone(10, 100, commits=1, committed_files=10, committed_bytes=100))
+
+    def complete_operation(
+        self, arg: WorkingArg, table: TableRecord | None, summary: Summary, ctx: JobContext
+    ) -> WorkingResult:
+        found = [row.result["work"] for row in summary.outcomes() if row.result is not None]
+        if summary.verdict == "success":
+            ctx.work_done(files=3, of_files=6)
+            wait_for(arg.complete, ctx)
+        return WorkingResult(work=sum(map(WorkDone.from_json, found), WorkDone()))
 
 
 def wait_for(gate: str, ctx: JobContext) -> None:
