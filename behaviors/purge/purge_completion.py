@@ -16,7 +16,7 @@ from distop.storage.object_store import Listed
 from distop.storage.opened_stores import store_of
 from distop.storage.places import folder
 from distop.tables import catalog_entry_of
-from distop.tables.catalog_entry import EntryChanged, EntryState
+from distop.tables.catalog_entry import CatalogEntryState, EntryChanged
 from distop_behaviors.orphans.orphan_argument import FileCount
 from distop_behaviors.purge.file_digest import NOTHING, added_up, number_of
 from distop_behaviors.purge.purge_argument import PurgeManifest, PurgeReport, PurgeResult
@@ -66,7 +66,7 @@ class PurgeCompletion:
             report.certificates = self._delete_certificates()
             report.complete = True
         elif ENTRY in partitions[0].values:
-            report.catalog = self._found_in_catalog(EntryState(*partitions[0].values[ENTRY]))
+            report.catalog = self._found_in_catalog(CatalogEntryState(*partitions[0].values[ENTRY]))
         report.seconds = round(monotonic() - began, 3)
         return report
 
@@ -79,7 +79,7 @@ class PurgeCompletion:
         report.changed += found.changed
         report.add_failed(found)
 
-    def _found_in_catalog(self, planned: EntryState) -> Literal["dropped", "kept"]:
+    def _found_in_catalog(self, planned: CatalogEntryState) -> Literal["dropped", "kept"]:
         entry = catalog_entry_of(self._table, self._ctx.check_cancelled)
         found = entry.find() if entry is not None else None
         return "kept" if found is not None and found.identity == planned.identity else "dropped"

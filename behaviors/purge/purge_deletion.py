@@ -11,7 +11,7 @@ from distop.protocol.texts import plural, shown
 from distop.storage.deletion_scope import OWN
 from distop.storage.object_store import Listed
 from distop.tables import catalog_entry_of, recorded_place_of
-from distop.tables.catalog_entry import EntryChanged, EntryState, drop_planned
+from distop.tables.catalog_entry import CatalogEntryState, EntryChanged, drop_planned
 from distop_behaviors.orphans.deletion_pages import pages, wait_until
 from distop_behaviors.orphans.table_folder import TablePlace
 from distop_behaviors.purge.file_digest import added_up, digest_of
@@ -54,7 +54,7 @@ def prepared_place(
     place = TablePlace(recorded_place_of(table), ctx)
     if ENTRY in values and (entry := catalog_entry_of(table, ctx.check_cancelled)) is not None:
         ctx.status("removing the table from its catalog")
-        drop_planned(entry, EntryState(*values[ENTRY]))
+        drop_planned(entry, CatalogEntryState(*values[ENTRY]))
     _wait_for_grace(argument, place, values, ctx)
     return place
 

@@ -20,7 +20,7 @@ T = TypeVar("T")
 _AT_ONCE = 8
 """Requests at the same time."""
 _LEAST_LISTED = 32
-_MOST_NEIGHBOURS = 10
+MOST_NEIGHBOURS = 10
 """Maximum number of listed objects for each examined one: a request lists a thousand."""
 
 
@@ -121,7 +121,7 @@ def _neighbours(store: ObjectStore, objects: Sequence[Listed]) -> dict[str, Stor
     found: dict[str, StoredObject] = {}
     try:
         for n, one in enumerate(store.list(folder, after=first)):
-            if one.key > last or n > _MOST_NEIGHBOURS * len(keys):
+            if one.key > last or n > MOST_NEIGHBOURS * len(keys):
                 break
             if one.key in keys:
                 found[one.key] = one

@@ -9,7 +9,7 @@ from distop.protocol.frozen import frozen
 
 
 @frozen
-class EntryState:
+class CatalogEntryState:
     """A state of an entry. ``identity``: of the table, which its commits keep; ``state``: its current metadata."""
 
     identity: str
@@ -20,7 +20,7 @@ class CatalogEntry(ABC):
     """The entry of one table in its catalog."""
 
     @abstractmethod
-    def find(self) -> EntryState | None:
+    def find(self) -> CatalogEntryState | None:
         """The current state; None if the catalog does not have the table. Raises the errors of planning."""
 
     @abstractmethod
@@ -35,7 +35,7 @@ class EntryChanged(Exception):
     """The table has another state than the planned one. The entry was not removed."""
 
 
-def drop_planned(entry: CatalogEntry, planned: EntryState) -> None:
+def drop_planned(entry: CatalogEntry, planned: CatalogEntryState) -> None:
     """Remove the entry of a planned table, so that it is certainly gone.
 
     An entry that is gone, or of another table under the same name, is not touched: an earlier call has removed the

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from distop.tables.catalog_entry import CatalogEntry, EntryState
+from distop.tables.catalog_entry import CatalogEntry, CatalogEntryState
 from distop.tables.iceberg.iceberg_catalogs import NoTable, opened
 
 if TYPE_CHECKING:
@@ -20,10 +20,10 @@ class IcebergEntry(CatalogEntry):
         self._table = table
         self._check = check
 
-    def find(self) -> EntryState | None:
+    def find(self) -> CatalogEntryState | None:
         try:
             with opened(self._table, self._check) as found:
-                return EntryState(str(found.metadata.table_uuid), found.source)
+                return CatalogEntryState(str(found.metadata.table_uuid), found.source)
         except NoTable:
             return None
 

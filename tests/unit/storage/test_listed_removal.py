@@ -138,7 +138,7 @@ def test_neighbours_are_examined_by_a_listing(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_objects_that_are_far_apart_are_examined_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listed_removal, "_MOST_NEIGHBOURS", 2)
+    monkeypatch.setattr(listed_removal, "MOST_NEIGHBOURS", 2)
     store, heads = memory_store(), list[str]()
     for n in range(200):
         store.put_new(f"{n:03}", b"content")
