@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from distop.behavior import WorkDone
@@ -13,6 +11,7 @@ from distop.storage.deletion_scope import OWN
 from distop.storage.object_store import Listed
 from distop.storage.opened_stores import store_of
 from distop.storage.store_errors import ObjectMissing
+from distop_behaviors.orphans.deletion_pages import pages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -27,7 +26,6 @@ PAGE = 500
 CLOCK_DIFFERENCE = 600.0
 """Seconds by which the clocks of a table's writers and of its store may differ."""
 _AT_ONCE = 8
-_SLICE = 0.2
 
 
 class FileDeletion:
@@ -58,12 +56,10 @@ class FileDeletion:
         if not files:
             return
         before = self._store.time(OWN) - older_than + CLOCK_DIFFERENCE
-        keys = iter(files)
         done = size = 0
         whole = sum(file.size or 0 for file in files.values())
         self.work = WorkDone(0, 0, len(files), whole, self.work.commits)
-        while page := list(islice(keys, PAGE)):
-            self._ctx.check_cancelled()
+        for page in pages(list(files), PAGE, self._rate, self._ctx):
             self._ctx.status(f"deleting files: {done} of {len(files)}")
             still = look_again()
             listed: dict[str, Listed] = {}
@@ -89,7 +85,6 @@ class FileDeletion:
             gone, gone_bytes = sum(one.files for one in deleted), sum(one.bytes for one in deleted)
             self.work = WorkDone(done, size, len(files), whole, self.work.commits, gone, gone_bytes)
             self._ctx.work_done(**self.work.to_json())
-            self._wait(len(page))
 
     def _heads(self, keys: Sequence[str]) -> Iterator[tuple[str, StoredObject | OSError | None]]:
         with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -102,10 +97,3 @@ class FileDeletion:
             return None
         except PermissionError as error:
             return error
-
-    def _wait(self, count: int) -> None:
-        left = count / self._rate if self._rate else 0.0
-        while left > 0:
-            self._ctx.check_cancelled()
-            time.sleep(min(_SLICE, left))
-            left -= _SLICE

@@ -17,6 +17,7 @@ from distop.storage.normal_uris import normal, spelling
 from distop.storage.opened_stores import store_of
 from distop.tables.reachability import TableFile
 from distop_behaviors.expire.expire_argument import ListedFiles
+from distop_behaviors.orphans.text_digest import text_digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -56,8 +57,7 @@ def name_hash(path: str) -> int:
 
 
 def _hash(text: str) -> int:
-    digest = hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=_HASH).digest()
-    return int.from_bytes(digest, "little")
+    return int.from_bytes(text_digest(text, _HASH), "little")
 
 
 def write_expired(stage: Place, files: Iterable[TableFile]) -> ListedFiles:

@@ -6,16 +6,15 @@ as removed by this operation.
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING
 
 from distop.behavior import JobFailed, WorkDone
-from distop.clock import time
 from distop.protocol.texts import plural
 from distop.storage.deletion_scope import OWN
 from distop.storage.normal_uris import spelling
 from distop.storage.object_store import Listed
 from distop.tables import place_of
+from distop_behaviors.orphans.deletion_pages import pages
 from distop_behaviors.orphans.orphan_argument import OrphansResult
 from distop_behaviors.orphans.orphan_plan import QUARANTINED
 from distop_behaviors.orphans.table_folder import TableFolder, TablePlace
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
     from distop_behaviors.orphans.orphan_argument import OrphansArgument
 
 PAGE = 1000
-_STEP = 0.5
-"""Seconds between two checks whether to stop while a rate limit is kept."""
 
 
 class OrphanRemoval:
@@ -53,16 +50,10 @@ class OrphanRemoval:
             self._open_quarantine(partition)
         else:
             self._look(partition)
-        size = PAGE if argument.max_per_second is None else max(1, min(PAGE, int(argument.max_per_second)))
-        pages = [self._files[at : at + size] for at in range(0, len(self._files), size)]
-        for number, page in enumerate(pages):
-            if number >= start:
-                ctx.check_cancelled()
-                started = time.monotonic()
-                ctx.progress.save({"page": number, "result": self._result.model_dump(mode="json")}, force=True)
-                self._count(number, page, self._remove(page))
-                self._report_work(page)
-                self._keep_rate(len(page), started)
+        for number, page in enumerate(pages(self._files, PAGE, argument.max_per_second, ctx, first=start), start):
+            ctx.progress.save({"page": number, "result": self._result.model_dump(mode="json")}, force=True)
+            self._count(number, page, self._remove(page))
+            self._report_work(page)
         if self._result.failed_files:
             first = self._result.failed[0]
             raise JobFailed(
@@ -128,11 +119,3 @@ class OrphanRemoval:
             committed_bytes=removed.bytes + discarded.bytes,
         )
         self._ctx.work_done(**self._result.work.to_json())
-
-    def _keep_rate(self, count: int, started: float) -> None:
-        if self._argument.max_per_second is None:
-            return
-        until = started + count / self._argument.max_per_second
-        while (left := until - time.monotonic()) > 0:
-            self._ctx.check_cancelled()
-            threading.Event().wait(min(_STEP, left))

@@ -6,13 +6,17 @@ is the file's key below the table's folder, a NUL, and its size in bytes as a de
 
 from __future__ import annotations
 
-import hashlib
 from typing import TYPE_CHECKING
+
+from distop_behaviors.orphans.text_digest import text_digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from distop.storage.object_store import StoredObject
+
 _BYTES = 16
+_NUMBER_BYTES = 8
 NOTHING = "0" * (2 * _BYTES)
 
 
@@ -26,9 +30,13 @@ def added_up(digests: Iterable[str]) -> str:
     return _text(sum(int(one, 16) for one in digests if one))
 
 
+def number_of(file: StoredObject) -> int:
+    """A number that stands for a stored file in this state."""
+    return int.from_bytes(text_digest(f"{file.key}\0{file.size}\0{file.stamp}", _NUMBER_BYTES), "big")
+
+
 def _hash(text: str) -> int:
-    data = text.encode("utf-8", "surrogateescape")
-    return int.from_bytes(hashlib.blake2b(data, digest_size=_BYTES).digest(), "big")
+    return int.from_bytes(text_digest(text, _BYTES), "big")
 
 
 def _text(number: int) -> str:

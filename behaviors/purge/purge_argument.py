@@ -21,10 +21,13 @@ class PurgeArgument(BaseModel):
     grace: Annotated[Duration, Field(le=LONGEST_GRACE)] = Field(
         0.0, description="Wait so long between the removal of the registration and the first deletion: at most 1d."
     )
+    catalog: Literal["drop"] | None = Field(
+        None, description="drop: also remove the table's entry from its catalog. Required for a table of a catalog."
+    )
     incomplete: Literal["error", "accept"] = Field(
         "error",
-        description="What to do if files of the metadata are missing, as after an interrupted purge. accept: delete "
-        "what the others reach.",
+        description="What to do if files of the metadata are missing, and others in the folder may belong to them. "
+        "accept: delete what the other metadata reach, and leave those files.",
     )
     dry_run: bool = Field(False, description="Only report what would be deleted.")
     max_per_second: float | None = Field(None, gt=0, description="The highest rate, in files per second of each job.")
@@ -46,11 +49,13 @@ class PurgeResult(FailedFiles):
 class PurgeManifest(BaseModel):
     """What planning has found.
 
-    ``planned``: the files to delete, by their kind; ``digest``: of these; ``missing``: the number of files that the
-    metadata name and the folder does not have; ``left``: files in the folder that the table does not reach.
+    ``state``: the metadata file, or the commit, that was current. ``planned``: the files to delete, by their kind;
+    ``digest``: of these; ``missing``: the number of files that the metadata name and the folder does not have;
+    ``left``: files in the folder that the table does not reach.
     """
 
     place: str = ""
+    state: str = ""
     planned: dict[str, FileCount] = Field(default_factory=dict)
     digest: str = ""
     missing: int = 0
@@ -60,14 +65,15 @@ class PurgeManifest(BaseModel):
 class PurgeReport(PurgeManifest, FailedFiles):
     """The receipt.
 
-    ``deleted``: files that are gone, by their kind; ``deleted_digest``: of these, equal to ``digest`` if all planned
-    files are gone. ``certificates``: deleted lists of certified files. ``added``: files that were written into the
-    folder since planning, and stay. ``complete``: nothing of the table is left. ``work``: what was
-    done, and stays.
+    ``catalog``: whether the table's entry in its catalog is ``dropped`` or ``kept``; "" without one. ``deleted``: files
+    that are gone, by their kind; ``deleted_digest``: of these, equal to ``digest`` if all planned files are gone.
+    ``certificates``: deleted lists of certified files. ``added``: files that were written into the folder since
+    planning, and stay. ``complete``: nothing of the table is left. ``work``: what was done, and stays.
     """
 
     dry_run: bool = False
     complete: bool = False
+    catalog: Literal["", "dropped", "kept"] = ""
     deleted: dict[str, FileCount] = Field(default_factory=dict)
     deleted_digest: str = ""
     certificates: int = 0

@@ -6,7 +6,7 @@ A run after a crash counts the planned files that are gone as deleted.
 from __future__ import annotations
 
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from distop.behavior import OperationFailed, WorkDone
 from distop.protocol.records import OperationRef
@@ -15,16 +15,17 @@ from distop.storage.deletion_scope import OWN
 from distop.storage.object_store import Listed
 from distop.storage.opened_stores import store_of
 from distop.storage.places import folder
-from distop.tables import place_of
+from distop.tables import catalog_entry_of
+from distop.tables.catalog_entry import CatalogEntryState, EntryChanged
 from distop_behaviors.orphans.orphan_argument import FileCount
-from distop_behaviors.orphans.table_folder import TablePlace
-from distop_behaviors.purge.file_digest import NOTHING, added_up
+from distop_behaviors.purge.file_digest import NOTHING, added_up, number_of
 from distop_behaviors.purge.purge_argument import PurgeManifest, PurgeReport, PurgeResult
-from distop_behaviors.purge.purge_deletion import delete_planned, failure_of
-from distop_behaviors.purge.purge_plan import LEAVES, MANIFEST_JOB, TIME, kind_of
+from distop_behaviors.purge.purge_deletion import changed_since, delete_planned, failure_of, prepared_place
+from distop_behaviors.purge.purge_plan import ENTRY, LEAVES, MANIFEST_JOB, TIME, YOUNG, kind_of
 
 if TYPE_CHECKING:
     from distop.behavior import JobContext, PartitionPlan, Summary, TableRecord
+    from distop_behaviors.orphans.table_folder import TablePlace
     from distop_behaviors.purge.purge_argument import PurgeArgument
 
 CERTIFICATES = "certificates"
@@ -64,6 +65,8 @@ class PurgeCompletion:
             self._delete_metadata(partitions)
             report.certificates = self._delete_certificates()
             report.complete = True
+        elif ENTRY in partitions[0].values:
+            report.catalog = self._found_in_catalog(CatalogEntryState(*partitions[0].values[ENTRY]))
         report.seconds = round(monotonic() - began, 3)
         return report
 
@@ -76,9 +79,19 @@ class PurgeCompletion:
         report.changed += found.changed
         report.add_failed(found)
 
+    def _found_in_catalog(self, planned: CatalogEntryState) -> Literal["dropped", "kept"]:
+        entry = catalog_entry_of(self._table, self._ctx.check_cancelled)
+        found = entry.find() if entry is not None else None
+        return "kept" if found is not None and found.identity == planned.identity else "dropped"
+
     def _delete_metadata(self, partitions: list[PartitionPlan]) -> None:
-        ctx = self._ctx
-        place = TablePlace(place_of(self._table, ctx.check_cancelled, lambda: ctx.spark), ctx)
+        ctx, values = self._ctx, partitions[0].values
+        try:
+            place = prepared_place(self._argument, self._table, values, ctx)
+        except EntryChanged as error:
+            self._report.catalog = "kept"
+            raise OperationFailed(changed_since(self._table, error), self._report) from error
+        self._report.catalog = "dropped" if ENTRY in values else ""
         self._check_new(place, partitions)
         ctx.status("deleting the table's metadata")
         for partition in partitions:
@@ -94,11 +107,14 @@ class PurgeCompletion:
     def _check_new(self, place: TablePlace, partitions: list[PartitionPlan]) -> None:
         """Raises OperationFailed if files were written since planning: metadata may reach them, so all of it stays."""
         planned = {path for partition in partitions for path, _, _ in partition.files}
-        since = float(str(partitions[0].values[TIME]))
+        since, known = float(partitions[0].values[TIME]), set(partitions[0].values[YOUNG])
         new = [
             place.path_of(one.key)
             for one in place.store.list()
-            if one.modified >= since and one.key.partition("/")[0] != OWN and place.path_of(one.key) not in planned
+            if one.modified >= since
+            and one.key.partition("/")[0] != OWN
+            and place.path_of(one.key) not in planned
+            and number_of(one) not in known
         ]
         self._report.added = len(new)
         if new:

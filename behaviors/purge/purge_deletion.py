@@ -1,9 +1,8 @@
-"""Deletes planned files of a table in pages."""
+"""Deletes planned files of a table in pages, after its entry in a catalog is gone."""
 
 from __future__ import annotations
 
-import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from distop.behavior import JobFailed, WorkDone
 from distop.clock import time
@@ -11,11 +10,13 @@ from distop.errors import UnsafePath
 from distop.protocol.texts import plural, shown
 from distop.storage.deletion_scope import OWN
 from distop.storage.object_store import Listed
-from distop.tables import place_of
+from distop.tables import catalog_entry_of, recorded_place_of
+from distop.tables.catalog_entry import CatalogEntryState, EntryChanged, drop_planned
+from distop_behaviors.orphans.deletion_pages import pages, wait_until
 from distop_behaviors.orphans.table_folder import TablePlace
 from distop_behaviors.purge.file_digest import added_up, digest_of
 from distop_behaviors.purge.purge_argument import PurgeResult
-from distop_behaviors.purge.purge_plan import INDEXES, LEAVES, TIME, kind_of
+from distop_behaviors.purge.purge_plan import ENTRY, INDEXES, LEAVES, TIME, kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,22 +25,46 @@ if TYPE_CHECKING:
     from distop_behaviors.purge.purge_argument import PurgeArgument
 
 PAGE = 1000
-_STEP = 0.5
-"""Seconds between two checks whether to stop while a rate limit or the grace is kept."""
 
 
 def delete_job(argument: PurgeArgument, table: TableRecord, partition: PartitionPlan, ctx: JobContext) -> PurgeResult:
     """Delete the files of a job, if they are leaves. Raises JobFailed if some cannot be deleted."""
     if kind_of(partition) not in LEAVES:
         return PurgeResult()
-    place = TablePlace(place_of(table, ctx.check_cancelled, lambda: ctx.spark), ctx)
-    _wait_for_grace(argument, place, partition.values, ctx)
+    try:
+        place = prepared_place(argument, table, partition.values, ctx)
+    except EntryChanged as error:
+        raise JobFailed(changed_since(table, error), PurgeResult()) from error
     ctx.status(f"deleting {plural(len(partition.files), 'file')}")
     result = PurgeResult()
     delete_planned(argument, place, partition, result, ctx)
     if why := failure_of(result):
         raise JobFailed(why, result)
     return result
+
+
+def prepared_place(
+    argument: PurgeArgument, table: TableRecord, values: Mapping[str, Any], ctx: JobContext
+) -> TablePlace:
+    """The table's own folder, from its record, as soon as files there may be deleted.
+
+    The table's entry is then removed from its catalog, and the grace is over. ``values``: of a partition of the plan.
+    Raises EntryChanged if the table was changed since the plan, and the errors of planning.
+    """
+    place = TablePlace(recorded_place_of(table), ctx)
+    if ENTRY in values and (entry := catalog_entry_of(table, ctx.check_cancelled)) is not None:
+        ctx.status("removing the table from its catalog")
+        drop_planned(entry, CatalogEntryState(*values[ENTRY]))
+    _wait_for_grace(argument, place, values, ctx)
+    return place
+
+
+def changed_since(table: TableRecord, error: EntryChanged) -> str:
+    """The text of a failure: the table was changed since the plan."""
+    return (
+        f"the table {shown(table.location)} was changed in its catalog since the plan, so it stays there and no file "
+        f"is deleted: {error}. Stop its writers, register it and start the purge again"
+    )
 
 
 def delete_planned(
@@ -54,11 +79,8 @@ def delete_planned(
 
     ``before``: the work that is reported together with that of this job.
     """
-    size = PAGE if argument.max_per_second is None else max(1, min(PAGE, int(argument.max_per_second)))
-    for at in range(0, len(partition.files), size):
-        ctx.check_cancelled()
-        started = time.monotonic()
-        page = [Listed(_key_of(path, place), bytes_, stamp) for path, bytes_, stamp in partition.files[at : at + size]]
+    for files in pages(partition.files, PAGE, argument.max_per_second, ctx):
+        page = [Listed(_key_of(path, place), size, stamp) for path, size, stamp in files]
         found = place.store.remove_listed(page)
         sizes = {one.key: one.size for one in page}
         # A missing file was listed in planning: an earlier attempt has deleted it.
@@ -78,8 +100,6 @@ def delete_planned(
             result.fail(place.path_of(key), "it was replaced since it was listed")
         for key, why in found.failed.items():
             result.fail(place.path_of(key), why)
-        if argument.max_per_second is not None:
-            _wait_until(started + len(page) / argument.max_per_second, ctx)
 
 
 def failure_of(result: PurgeResult) -> str:
@@ -103,17 +123,11 @@ def _key_of(path: str, place: TablePlace) -> str:
     return key
 
 
-def _wait_for_grace(argument: PurgeArgument, place: TablePlace, values: Mapping[str, object], ctx: JobContext) -> None:
+def _wait_for_grace(argument: PurgeArgument, place: TablePlace, values: Mapping[str, Any], ctx: JobContext) -> None:
     """Wait until the grace is over, by the store's clock."""
     if not argument.grace:
         return
-    until = float(str(values[TIME])) + argument.grace
+    until = float(values[TIME]) + argument.grace
     while (left := until - place.store.time(OWN)) > 0:
         ctx.status(f"waiting for the end of the grace, {left:.0f} s")
-        _wait_until(time.monotonic() + left, ctx)
-
-
-def _wait_until(until: float, ctx: JobContext) -> None:
-    while (left := until - time.monotonic()) > 0:
-        ctx.check_cancelled()
-        threading.Event().wait(min(_STEP, left))
+        wait_until(time.monotonic() + left, ctx)

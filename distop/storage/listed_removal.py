@@ -12,13 +12,16 @@ from distop.storage.store_errors import BucketMissing, ObjectMissing, StoreError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from distop.storage.object_store import ObjectStore
+    from distop.storage.object_store import ObjectStore, StoredObject
 
 S = TypeVar("S")
 T = TypeVar("T")
 
 _AT_ONCE = 8
 """Requests at the same time."""
+_LEAST_LISTED = 32
+MOST_NEIGHBOURS = 10
+"""Maximum number of listed objects for each examined one: a request lists a thousand."""
 
 
 def remove_unchanged(store: ObjectStore, objects: Sequence[Listed]) -> Removed:
@@ -76,7 +79,11 @@ def _examined(
 ) -> tuple[Sequence[str], Sequence[str], Sequence[str], dict[str, str]]:
     """The keys of objects that are unchanged, missing and changed, and of those that cannot be examined."""
 
+    neighbours = _neighbours(store, objects)
+
     def examine(one: Listed) -> bool | str | None:
+        if one.key in neighbours:
+            return one.is_same(neighbours[one.key])
         try:
             return one.is_same(store.head(one.key))
         except BucketMissing:
@@ -96,6 +103,33 @@ def _examined(
 
     failed = {key: answer for key, answer in keys if isinstance(answer, str)}
     return those(True), those(None), those(False), failed
+
+
+def _neighbours(store: ObjectStore, objects: Sequence[Listed]) -> dict[str, StoredObject]:
+    """Those of the objects that a listing shows, if that takes fewer requests than examining each.
+
+    They are neighbours if most objects of a folder are to be removed. An object that is not listed may exist: a wrong
+    listing looks empty. Raises StoreUnavailable.
+    """
+    if len(objects) < _LEAST_LISTED:
+        return {}
+    keys = {one.key for one in objects}
+    first, last = min(keys), max(keys)
+    folder = first.rpartition("/")[0]
+    while folder and not last.startswith(f"{folder}/"):
+        folder = folder.rpartition("/")[0]
+    found: dict[str, StoredObject] = {}
+    try:
+        for n, one in enumerate(store.list(folder, after=first)):
+            if one.key > last or n > MOST_NEIGHBOURS * len(keys):
+                break
+            if one.key in keys:
+                found[one.key] = one
+    except StoreUnavailable:
+        raise
+    except (StoreError, UnsafePath):
+        pass  # without the right to list, each is examined
+    return found
 
 
 def _at_once(work: Callable[[S], T], some: Sequence[S]) -> Sequence[T]:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
     from distop.protocol.plan import PartitionPlan, Pinned, Planned
+    from distop.tables.catalog_entry import CatalogEntry
     from distop.tables.commits import CommitContext, FileReplacer, ReplacementContext
     from distop.tables.expiration import Expiration
     from distop.tables.formats import Changes
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Spark",
+    "catalog_entry_of",
     "changes_of",
     "check_reachable",
     "check_table",
@@ -51,6 +53,7 @@ __all__ = [
     "reader_of",
     "readers_of",
     "record_at",
+    "recorded_place_of",
     "registered_types",
     "replacer_of",
     "statistics_of",
@@ -174,6 +177,20 @@ def folders_of(
 def of_catalog(table: TableRecord) -> bool:
     """Whether only a catalog knows the table's location."""
     return format_of(table).of_catalog(table)
+
+
+def catalog_entry_of(table: TableRecord, check: Callable[[], None] = lambda: None) -> CatalogEntry | None:
+    """The table's entry in its catalog; None for a table that is known by its folder.
+
+    Raises InvalidArgument if the entry cannot be removed, and the errors of planning.
+    """
+    return format_of(table).catalog_entry(table, check)
+
+
+def recorded_place_of(table: TableRecord) -> str:
+    """The table's own folder if its record has it, "" otherwise. Raises InvalidArgument and TableUnavailable."""
+    check_place("the location of a table", table.location)
+    return format_of(table).recorded_place(table)
 
 
 def has_source(table: TableRecord) -> bool:

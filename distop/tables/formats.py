@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from distop.protocol.plan import PartitionPlan, Pinned, Planned
     from distop.protocol.records import TableRecord
     from distop.storage.location import Location
+    from distop.tables.catalog_entry import CatalogEntry
     from distop.tables.commits import CommitContext, FileReplacer, ReplacementContext
     from distop.tables.expiration import Expiration
     from distop.tables.iceberg.iceberg_catalogs import Catalog
@@ -191,6 +192,24 @@ class Format(ABC):
         planned = self.plan_table(table, check, spark)
         files = [file for partition in planned.partitions for file in partition.files]
         return PinnedFiles(self.place_of(table, check, spark), "", files)
+
+    def catalog_entry(self, table: TableRecord, check: Callable[[], None]) -> CatalogEntry | None:
+        """The table's entry in its catalog, which can be removed; None for a table that is known by its folder.
+
+        ``check`` is called while waiting for the catalog, and raises to stop. Raises InvalidArgument if the entry
+        cannot be removed, and the errors of planning.
+        """
+        if not self.of_catalog(table):
+            return None
+        raise InvalidArgument(
+            f"distop does not drop the table {table.name!r} through the format {table.format}, because its catalog may "
+            "delete files without a list of them: use DROP TABLE there, or register an Iceberg table with the option "
+            "'catalog'"
+        )
+
+    def recorded_place(self, table: TableRecord) -> str:
+        """The table's own folder if its record has it, "" otherwise. Raises InvalidArgument and TableUnavailable."""
+        return "" if self.of_catalog(table) else table.location
 
     def data_folder(self, table: TableRecord, check: Callable[[], None], spark: Spark) -> str:
         """The folder of the table's data, below which new files are staged. Raises the errors of planning."""

@@ -32,11 +32,13 @@ class TableFile:
     """A file of a table.
 
     ``path``: as the metadata spell it, or below the folder of the record; ``size``: in bytes, None if unknown.
+    ``optional``: nothing is wrong if the table does not have it.
     """
 
     path: str
     kind: str
     size: int | None = None
+    optional: bool = False
 
 
 @frozen
@@ -110,7 +112,10 @@ class Reachability(ABC):
 
     @abstractmethod
     def roots(self) -> Iterator[TableFile]:
-        """The files through which readers find all others: metadata files, or the log. They are deleted last."""
+        """The files through which readers find all others: metadata files, or the log.
+
+        They are deleted last, in this order: those that a reader needs to open the table come at the end.
+        """
 
     @abstractmethod
     def named(self, versions: Collection[str] | None = None) -> Iterator[TableFile]:

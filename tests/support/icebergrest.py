@@ -46,7 +46,8 @@ class RestCatalogServer:
     - ``token``: the required bearer token; ``echoes``: a 401 answer quotes the ``Authorization`` header and the body;
     - ``status``: the status of all answers; ``page``: the body of all answers; ``redirect``: where all requests go;
     - ``released``: an event; requests wait while it is cleared;
-    - ``lose_answers``: close the connections of commits without an answer;
+    - ``lose_answers``: close the connections of commits and drops without an answer; ``lose_drops``: of drops, also
+      before they are done; ``refuse_drops``: answer them with 403;
     - ``defaults``, ``overrides``: properties of the client; ``config``: of each table; ``properties``: of its metadata;
     - ``vended``: credentials of the storage for each table (``storage-credentials``).
 
@@ -63,6 +64,8 @@ class RestCatalogServer:
         self.released = threading.Event()
         self.released.set()
         self.lose_answers = False
+        self.lose_drops = False
+        self.refuse_drops = False
         self.defaults: dict[str, Any] = {}
         self.overrides: dict[str, Any] = {}
         self.config: dict[str, Any] = {}
@@ -98,6 +101,9 @@ class RestCatalogServer:
             def do_POST(self) -> None:
                 server.answer(self, self.rfile.read(int(self.headers["Content-Length"])).decode())
 
+            def do_DELETE(self) -> None:
+                server.answer(self, "")
+
             def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
                 """Log nothing."""
 
@@ -113,8 +119,11 @@ class RestCatalogServer:
             request.send_header("Content-Length", "0")
             request.end_headers()
             return
+        drops = request.command == "DELETE"
+        if drops and self.lose_drops:
+            return
         status, text = self._response(request, body)
-        if body and self.lose_answers:
+        if (body or drops) and self.lose_answers:
             return
         request.send_response(status)
         request.send_header("Content-Length", str(len(text.encode())))
@@ -138,6 +147,11 @@ class RestCatalogServer:
             return 200, json.dumps({"defaults": self.defaults, "overrides": self.overrides})
         _, namespace, _, name = parts
         try:
+            if request.command == "DELETE" and self.refuse_drops:
+                return error(403, "ForbiddenException", "this principal drops no tables")
+            if request.command == "DELETE":
+                self.tables.drop_table((*namespace.split("\x1f"), name))
+                return 204, ""
             return 200, self._table((*namespace.split("\x1f"), name), body)
         except NoSuchTableError as missing:
             return error(404, "NoSuchTableException", str(missing))

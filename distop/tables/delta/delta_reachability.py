@@ -84,12 +84,29 @@ class DeltaReachability(Reachability):
         return [ReadableVersion(str(number)) for number in found or (self._last,)]
 
     def roots(self) -> Iterator[TableFile]:
-        log = LogFiles(self.place)
-        for name in sorted(self._names):
-            if _IN_LOG.fullmatch(name):
-                yield TableFile(log.path(name), CHECKPOINT if ".checkpoint." in name else LOG_KIND)
-        for name in sorted(_names_in_sidecars(self.place) if SIDECARS in self._names else ()):
-            yield TableFile(log.path(f"{SIDECARS}/{name}"), CHECKPOINT)
+        """The log, and last what the current version needs.
+
+        Its commits come newest first, and then its checkpoint: what is left of them is an older version of the table.
+        """
+        log, base = LogFiles(self.place), checkpoints.newest(self._names, self._last)
+        names = [name for name in self._names if _IN_LOG.fullmatch(name)]
+        names += [f"{SIDECARS}/{name}" for name in (_names_in_sidecars(self.place) if SIDECARS in self._names else ())]
+
+        def place_in_order(name: str) -> tuple[int, int]:
+            found = COMMIT.fullmatch(name)
+            if base is None:
+                return (1, -int(found[1])) if found else (0, 0)
+            if name in base.names:
+                return 4, 0
+            if name.startswith(f"{SIDECARS}/"):
+                return 3, 0
+            if found is None or int(found[1]) < base.version:
+                return 0, 0
+            return (2, 0) if int(found[1]) == base.version else (1, -int(found[1]))
+
+        for name in sorted(names, key=lambda name: (place_in_order(name), name)):
+            checkpoint = ".checkpoint." in name or name.startswith(f"{SIDECARS}/")
+            yield TableFile(log.path(name), CHECKPOINT if checkpoint else LOG_KIND)
 
     def named(self, versions: Collection[str] | None = None) -> Iterator[TableFile]:
         return iter(())

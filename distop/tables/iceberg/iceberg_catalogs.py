@@ -153,6 +153,10 @@ def identifier(table: TableRecord) -> tuple[str, ...]:
     return parts
 
 
+class NoTable(InvalidArgument):
+    """The catalog does not have the table."""
+
+
 class Changed(NotAllowed):
     """Another process has committed a change of the table meanwhile. Nothing was changed."""
 
@@ -228,6 +232,24 @@ class CatalogTable:
         self.loaded.metadata, self.loaded.metadata_location = done.metadata, done.metadata_location
         return self.source
 
+    def drop(self) -> None:
+        """Remove the table from the catalog; its files stay. A stop is checked before, but not during it.
+
+        Raises NoTable, OutcomeUnknown without an answer, InvalidArgument and TableUnavailable if the catalog refuses.
+        """
+        name = ".".join(self.loaded.name())
+        self._check()
+        try:
+            _answer(lambda: self.loaded.catalog.drop_table(self.loaded.name()), lambda: None)
+        except Exception as error:
+            explained = _explained(error, self._catalog, name)
+            if isinstance(error, TimeoutError) or isinstance(explained, _Unanswered):
+                text = f"whether {name!r} was dropped is unknown: {explained or _line(error)}"
+                raise OutcomeUnknown(text) from error
+            if explained is None:
+                raise
+            raise explained from error
+
 
 @contextmanager
 def opened(table: TableRecord, check: Callable[[], None] = lambda: None) -> Iterator[CatalogTable]:
@@ -298,7 +320,7 @@ def _explained(error: Exception, catalog: Catalog, name: str) -> DistopError | N
 
     what, line = str(catalog), _line(error)
     if isinstance(error, e.NoSuchTableError | e.NoSuchNamespaceError | e.NoSuchIdentifierError):
-        return InvalidArgument(f"{what} has no table {name!r}: it was dropped, renamed or never existed ({line})")
+        return NoTable(f"{what} has no table {name!r}: it was dropped, renamed or never existed ({line})")
     if isinstance(error, e.UnauthorizedError | e.ForbiddenError | e.AuthorizationExpiredError | e.OAuthError):
         return TableUnavailable(
             f"{what} rejects this node's credentials ({line}): give it a token {_where(catalog.name, 'token')}"

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from distop.protocol.plan import PartitionPlan, Pinned, Planned
     from distop.protocol.records import TableRecord
+    from distop.tables.catalog_entry import CatalogEntry
     from distop.tables.commits import CommitContext, FileReplacer, ReplacementContext
     from distop.tables.expiration import Expiration
     from distop.tables.formats import Spark
@@ -113,12 +114,20 @@ class IcebergFormat(Format):
     def folders_of(
         self, table: TableRecord, check: Callable[[], None], spark: Spark, *, elsewhere: bool
     ) -> tuple[str, ...]:
-        """The table's folder, or that of the catalog's metadata file."""
+        """The table's folder, or that of the catalog's metadata file.
+
+        Of a table that was dropped from its catalog, it is the option ``folder``, so that its plan can still be used.
+        """
         folder = self.folder_of(table)
         if folder is not None:
             return (root_of(folder),)
-        with iceberg_catalogs.opened(table, check) as found:
-            return (table_of(found.source),)
+        try:
+            with iceberg_catalogs.opened(table, check) as found:
+                return (table_of(found.source),)
+        except iceberg_catalogs.NoTable:
+            if pinned := self.recorded_place(table):
+                return (root_of(pinned),)
+            raise
 
     def folder_of(self, table: TableRecord) -> str | None:
         """The table's folder; None if only its catalog knows it. Raises InvalidArgument for an invalid record."""
@@ -126,6 +135,15 @@ class IcebergFormat(Format):
 
     def of_catalog(self, table: TableRecord) -> bool:
         return self.folder_of(table) is None
+
+    def catalog_entry(self, table: TableRecord, check: Callable[[], None]) -> CatalogEntry | None:
+        """The entry in a catalog that has one: the folder of a catalog of type ``hadoop`` is the entry."""
+        from distop.tables.iceberg.iceberg_entry import IcebergEntry
+
+        return IcebergEntry(table, check) if self.of_catalog(table) else None
+
+    def recorded_place(self, table: TableRecord) -> str:
+        return self.folder_of(table) or check_options(table.options, "iceberg").folder
 
     def asks_server(self, record: TableRecord) -> bool:
         return "catalog" in record.options

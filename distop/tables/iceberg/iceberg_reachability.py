@@ -79,7 +79,7 @@ class IcebergReachability(Reachability):
         for entry in self._metadata.metadata_log:
             yield TableFile(entry.metadata_file, METADATA_KIND)
         if self._hint:
-            yield TableFile(f"{self.place.rstrip('/')}/{METADATA}/{HINT}", METADATA_KIND)
+            yield TableFile(f"{self.place.rstrip('/')}/{METADATA}/{HINT}", METADATA_KIND, optional=True)
         yield TableFile(self.source, METADATA_KIND)
 
     def history(self) -> Iterator[TableFile]:

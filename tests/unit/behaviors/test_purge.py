@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import deltalake
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -20,9 +21,12 @@ from distop.errors import InvalidArgument
 from distop.protocol.keys import Keys
 from distop.storage.folder_store import FolderStore
 from distop.storage.object_store import Removed
-from distop_behaviors.purge import DropTablePurgeJob, Purge
+from distop.tables import check_table
+from distop.tables.reachability import MANIFEST
+from distop_behaviors.purge import DropTablePurgeJob, Purge, purge_deletion, purge_plan
 from distop_behaviors.purge.file_digest import NOTHING, added_up, digest_of
 from distop_behaviors.purge.purge_argument import PurgeReport
+from distop_behaviors.purge.purge_plan import kind_of
 from tests.support.context import FakeContext, complete, run_jobs
 from tests.support.orphan_runs import snapshot
 from tests.support.table_files import LoggedFolder, on_disk, with_statistics
@@ -141,12 +145,13 @@ def test_polaris_4891_delete_files_and_their_manifests_are_deleted(tmp_path: Pat
 def test_roots_are_deleted_last(tmp_path: Path) -> None:
     table = iceberg(tmp_path / "t")
     plan = Purging(table, tmp_path / "work").plan()
-    kinds = [one.name.rpartition("-")[0] for one in plan.partitions[1:]]
-    assert kinds == ["data", "statistics", "manifest", "manifest-list", "metadata"]
+    kinds = [kind_of(one) for one in plan.partitions[1:]]
+    assert list(dict.fromkeys(kinds)) == ["data", "statistics", "manifest", "manifest-list", "metadata"]
     paths = [path for one in plan.partitions for path, _, _ in one.files]
     assert sorted(paths) == sorted(on_disk(tmp_path / "t"))
     metadata = [Path(path).name for path in paths if path.endswith((".metadata.json", ".text"))]
     assert metadata[-2:] == ["version-hint.text", max(metadata[:-2] + metadata[-1:], key=_number)]
+    assert len(plan.partitions[-1].files) == 1, "a page is not deleted in order"
 
 
 def _number(name: str) -> int:
@@ -278,12 +283,6 @@ def test_a_file_outside_of_the_folder_is_refused(tmp_path: Path) -> None:
     assert outside.exists()
 
 
-def test_a_table_of_a_catalog_is_refused(tmp_path: Path) -> None:
-    run = Purging(TableRecord("t", "iceberg", "prod.db.t"), tmp_path / "work")
-    with pytest.raises(InvalidArgument, match="drops no tables"):
-        run.plan()
-
-
 def test_a_plan_deletes_no_file_outside_of_the_table(tmp_path: Path) -> None:
     """A plan is below the operation's root, where submitters write."""
     run = Purging(iceberg(tmp_path / "t"), tmp_path / "work").plan()
@@ -332,12 +331,123 @@ def test_missing_files_are_counted_and_denied_ones_fail(tmp_path: Path, monkeypa
 def test_a_purge_goes_on_where_metadata_are_missing_only_if_that_is_accepted(tmp_path: Path) -> None:
     table = iceberg(tmp_path / "t")
     run = Purging(table, tmp_path / "work").plan()
-    manifests = [path for one in run.partitions if one.name.startswith("manifest-0") for path, _, _ in one.files]
-    Path(manifests[0]).unlink()
+    for one in run.partitions:
+        for path, _, _ in one.files if kind_of(one) == MANIFEST else ():
+            Path(path).unlink()
     assert "incomplete" in refusal(Purging(table, tmp_path / "work"))
     report = purge(table, tmp_path / "work", incomplete="accept")
     assert report.complete
     assert not [path for path in left(tmp_path / "t") if "/metadata/" in path]
+
+
+def test_all_versions_are_read_although_a_file_of_one_is_missing(tmp_path: Path) -> None:
+    table = iceberg(tmp_path / "t")
+    planned = {path for one in Purging(table, tmp_path / "work").plan().partitions for path, _, _ in one.files}
+    newest = max((tmp_path / "t" / "metadata").glob("v*.json"), key=lambda path: _number(path.name))
+    first = json.loads(newest.read_text())["snapshots"][0]["manifest-list"]  # later snapshots have its files, too
+    Path(first).unlink()
+    run = Purging(table, tmp_path / "work", incomplete="accept").plan()
+    assert planned - {path for one in run.partitions for path, _, _ in one.files} == {first}
+
+
+@pytest.mark.parametrize(
+    "make",
+    ["iceberg", *(pytest.param(one, marks=pytest.mark.rotating) for one in ("delta", "delta with a checkpoint"))],
+)
+def test_polaris_774_a_new_purge_ends_one_whose_record_is_lost(
+    tmp_path: Path, make: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Interrupted before each file in turn, the table can be registered and purged again without further arguments."""
+    table = MAKE[make.split()[0]](tmp_path / "copy")
+    if "checkpoint" in make:
+        deltalake.DeltaTable(tmp_path / "copy").create_checkpoint()
+        write_deltalake(tmp_path / "copy", pa.table({"k": ["a"], "v": [1]}), mode="append", partition_by=["k"])
+        write_deltalake(tmp_path / "copy", pa.table({"k": ["a"], "v": [2]}), mode="append", partition_by=["k"])
+    folder = tmp_path / "t"
+    if make == "iceberg":
+        table = iceberg(folder)
+        shutil.rmtree(tmp_path / "copy")
+        shutil.copytree(folder, tmp_path / "copy")
+        shutil.rmtree(folder)
+    table = TableRecord("t", table.format, str(folder))
+    unlink, count = os.unlink, len(on_disk(tmp_path / "copy"))
+    for strike in range(count):
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(tmp_path / "copy", folder)
+        run = Purging(table, tmp_path / "work").plan()
+        names = {Path(path).name for one in run.partitions for path, _, _ in one.files}
+        done = 0
+
+        def struck(path: Any, *more: Any, strike: int = strike, names: set[str] = names, **others: Any) -> None:
+            nonlocal done
+            if Path(path).name in names:
+                if done == strike:
+                    raise KeyboardInterrupt
+                done += 1
+            unlink(path, *more, **others)
+
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr("distop.storage.folder_store.os.unlink", struck)
+            run.run_jobs()
+            run.complete()
+        assert len(left(folder)) == count - strike
+        report = purge(check_table(table), tmp_path / "work")
+        assert report.complete
+        assert files(report.deleted) == count - strike
+        assert left(folder) == set()
+
+
+@pytest.mark.parametrize("make", MAKE)
+def test_the_grace_ends_before_the_first_deletion(tmp_path: Path, make: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Purging(MAKE[make](tmp_path / "t"), tmp_path / "work", grace="1h").plan()
+    before = on_disk(tmp_path / "t")
+    started = float(run.partitions[0].values["time"])
+    clock = iter([started + 1, started + 3_599])
+    waits: list[set[str]] = []
+    monkeypatch.setattr(FolderStore, "time", lambda self, folder: next(clock, started + 3_600))
+    monkeypatch.setattr(purge_deletion, "wait_until", lambda until, ctx: waits.append(on_disk(tmp_path / "t")))
+    report, message = run.run_jobs().complete()
+    assert (message, report.complete) == ("", True)
+    assert waits == [before, before]
+
+
+def test_a_file_that_stays_is_not_new_although_its_time_is_later_than_the_plan(tmp_path: Path) -> None:
+    """The clock of an object store may tell only seconds, and a copied file has any time."""
+    table = iceberg(tmp_path / "t")
+    (tmp_path / "t" / "orphan").write_bytes(b"not of the table")
+    os.utime(tmp_path / "t" / "orphan", (4e9, 4e9))
+    run = Purging(table, tmp_path / "work").plan().run_jobs()
+    report, message = run.complete()
+    assert (message, report.complete, report.added) == ("", True, 0)
+    assert on_disk(tmp_path / "t") == {str(tmp_path / "t" / "orphan")}
+
+
+def test_a_file_that_stays_and_was_replaced_since_the_plan_is_new(tmp_path: Path) -> None:
+    run = Purging(iceberg(tmp_path / "t"), tmp_path / "work")
+    (tmp_path / "t" / "orphan").write_bytes(b"not of the table")
+    os.utime(tmp_path / "t" / "orphan", (4e9, 4e9))
+    run.plan().run_jobs()
+    (tmp_path / "t" / "orphan").write_bytes(b"maybe of the table")
+    os.utime(tmp_path / "t" / "orphan", (5e9, 5e9))
+    report, message = run.complete()
+    assert "came after the plan" in message
+    assert (report.complete, report.added) == (False, 1)
+
+
+def test_a_table_without_a_version_hint_lacks_nothing(tmp_path: Path) -> None:
+    table = iceberg(tmp_path / "t")
+    (tmp_path / "t" / "metadata" / "version-hint.text").unlink()
+    report = purge(table, tmp_path / "work")
+    assert (report.complete, report.missing) == (True, 0)
+
+
+def test_writers_during_the_planning_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = iceberg(tmp_path / "t")
+    monkeypatch.setattr(purge_plan, "MOST_YOUNG", 2)
+    for n in range(3):
+        (tmp_path / "t" / f"new{n}").write_bytes(b"x")
+        os.utime(tmp_path / "t" / f"new{n}", (4e9, 4e9))
+    assert "stop its writers" in refusal(Purging(table, tmp_path / "work"))
 
 
 def test_a_file_that_a_writer_adds_after_the_plan_keeps_the_metadata(tmp_path: Path) -> None:

@@ -75,6 +75,7 @@ ALLOWED = {
     "behaviors/apply/staged_files.py": "stages and data files of attempts, by places that follow from operations",
     "distop/tables/staged_files.py": "stages and new files of attempts, by places that follow from operations",
     "distop/tables/iceberg/folder_publisher.py": "checksums that Hadoop keeps beside metadata files, by their names",
+    "distop/tables/iceberg/iceberg_catalogs.py": "the entry of a table in a catalog, and no file",
     "distop/tables/iceberg/new_metadata.py": "manifests of an own transaction, in the table's folder of metadata",
     "distop/storage/object_store.py": "an object that it has written to read the store's time",
     "distop/storage/folder_store.py": "objects, by their keys below the store's folder",

@@ -114,3 +114,64 @@ def test_a_busy_store_is_no_failure_of_an_object(store: ObjectStore, monkeypatch
 def test_the_name_of_a_new_key_may_be_too_long(store: ObjectStore) -> None:
     found = store.move_listed({one: f"{'q' * 1100}/{one.key}" for one in listed(store)})
     assert (found.removed, len(found.failed)) == ([], 5)
+
+
+def test_neighbours_are_examined_by_a_listing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those that are gone, replaced, or beside others that stay."""
+    store, heads = memory_store(), list[str]()
+    for n in range(60):
+        store.put_new(f"a/b/k={n // 10}/caf\u00e9 {n:02}%20", b"content")
+        store.put_new(f"a/b/k={n // 10}/other {n:02}", b"stays")
+    wanted = [Listed(one.key, one.size, one.stamp) for one in store.list() if "caf" in one.key]
+    replaced, gone = wanted[7].key, wanted[8].key
+    store.replace_if(replaced, b"other content", store.head(replaced).version)
+    store.delete_many([gone])
+    store.put_new("a/b2", b"stays")
+    store.put_new("a/b/k=0/a", b"stays")
+    head = type(store).head
+    monkeypatch.setattr(type(store), "head", lambda own, key: heads.append(key) or head(own, key))
+    found = store.remove_listed([*reversed(wanted), Listed("a/b/k=9/none", 1, "x")])
+    assert (len(found.removed), list(found.changed), set(found.missing)) == (58, [replaced], {gone, "a/b/k=9/none"})
+    assert set(heads) == {wanted[0].key, gone, "a/b/k=9/none"}, "a listing starts after a key"
+    assert len(keys(store)) == 60 + 3
+    assert store.get(replaced, limit=100).data == b"other content"
+
+
+def test_objects_that_are_far_apart_are_examined_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listed_removal, "MOST_NEIGHBOURS", 2)
+    store, heads = memory_store(), list[str]()
+    for n in range(200):
+        store.put_new(f"{n:03}", b"content")
+    wanted = [Listed(one.key, one.size, one.stamp) for one in list(store.list())[::5]]
+    head = type(store).head
+    monkeypatch.setattr(type(store), "head", lambda own, key: heads.append(key) or head(own, key))
+    assert len(store.remove_listed(wanted).removed) == 40
+    assert {one.key for one in wanted[20:]} <= set(heads)
+    assert len(keys(store)) == 160
+
+
+def test_a_wrong_listing_does_not_show_that_objects_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = memory_store()
+    for n in range(50):
+        store.put_new(f"a/{n}", b"content")
+    wanted = listed(store)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(store), "list", lambda *_, **__: iter(()))
+        found = store.remove_listed(wanted)
+    assert (len(found.removed), found.missing) == (50, [])
+    assert keys(store) == []
+
+
+def test_without_the_right_to_list_objects_are_examined_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = memory_store()
+    for n in range(50):
+        store.put_new(f"a/{n}", b"content")
+    wanted = listed(store)
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise Denied("no listing")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(store), "list", refused)
+        assert len(store.remove_listed(wanted).removed) == 50
+    assert keys(store) == []

@@ -34,6 +34,7 @@ SEAM = {
             "parquet_footers",  # its check that a file is the planned one
         )
     ),
+    "distop.tables.catalog_entry",
     "distop.tables.expiration",
     "distop.tables.partition_removal",
     *(f"distop.tables.reading.{name}" for name in ("arrow_rows", "arrow_types")),
