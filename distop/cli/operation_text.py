@@ -103,8 +103,8 @@ def doing(status: OperationStatus) -> str | None:
     return "; ".join([*texts[:_NAMES], *([f"and {len(texts) - _NAMES} more"] if len(texts) > _NAMES else [])]) or None
 
 
-def work_text(work: Mapping[str, Any] | None) -> str | None:
-    """``12/365 files, 1.2 GB of 30.0 GB (80.1 MB/s)``; None if the work is unknown."""
+def work_text(work: Mapping[str, Any] | None, *, rate: bool = True) -> str | None:
+    """``12/365 files, 1.2 GB of 30.0 GB (80.1 MB/s)``; None if the work is unknown. ``rate``: with the last part."""
     if work is None:
         return None
     files, bytes_ = work.get("files") or 0, work.get("bytes") or 0
@@ -116,12 +116,12 @@ def work_text(work: Mapping[str, Any] | None) -> str | None:
         texts.append(f"{amount(bytes_)} of {amount(of_bytes)}" if of_bytes else amount(bytes_))
     if not texts:
         return None
-    rate = ""
-    if work.get("bytes_per_second"):
-        rate = f" ({amount(work['bytes_per_second'])}/s)"
-    elif work.get("files_per_second"):
-        rate = f" ({work['files_per_second']:,.1f} files/s)"
-    return ", ".join(texts) + rate
+    text = ", ".join(texts)
+    if rate and work.get("bytes_per_second"):
+        text += f" ({amount(work['bytes_per_second'])}/s)"
+    elif rate and work.get("files_per_second"):
+        text += f" ({work['files_per_second']:,.1f} files/s)"
+    return text
 
 
 def committed_text(work: Mapping[str, Any] | None) -> str | None:
@@ -193,7 +193,7 @@ def show_result(result: OperationResult) -> None:
             "failed": _failed(result.op, result.jobs),
             "not ended": _without_end(result),
             "cancelled": _reason(result.record.get("cancel")),
-            "committed": _committed(result),
+            "committed": committed_of(result),
             "alarm": result.alarm or None,
         }
     )
@@ -206,8 +206,8 @@ def show_result(result: OperationResult) -> None:
     show_errors([error for error in result.errors if not (checked and error.get("verdict"))])
 
 
-def _committed(result: OperationResult) -> str | None:
-    """What the operation has committed; a cancelled or failed one keeps it."""
+def committed_of(result: OperationResult) -> str | None:
+    """What an ended operation has committed; a cancelled or failed one keeps it."""
     work = result.work
     if work is None:
         return None

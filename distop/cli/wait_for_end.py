@@ -65,14 +65,18 @@ async def _while(waiting: Awaitable[OperationResult], report: Callable[[], Await
 
 
 async def _print_lines(op: Operation, pause: float) -> None:
-    """Print a line on stderr whenever the progress has changed, and none for an operation that ends at once."""
-    printed = ""
+    """Print a line on stderr whenever the progress has changed, and none for an operation that ends at once.
+
+    A rate that changes alone is no progress.
+    """
+    printed: tuple[str, ...] = ()
     await asyncio.sleep(pause)
     async for status in op.watch(pause):
         line = "; ".join(filter(None, (_ended_jobs(status), _work(status), _activity(status))))
-        if line and line != printed and not status.ended:
+        seen = _ended_jobs(status), _work(status, rate=False), _activity(status)
+        if line and seen != printed and not status.ended:
             output.note(f"{op.ref}: {line}")
-            printed = line
+            printed = seen
 
 
 def _ended_jobs(status: OperationStatus) -> str:
@@ -84,13 +88,13 @@ def _ended_jobs(status: OperationStatus) -> str:
     return f"{done}/{counts['total']} jobs" + (f", {failed} failed" if failed else "")
 
 
-def _work(status: OperationStatus) -> str:
+def _work(status: OperationStatus, *, rate: bool = True) -> str:
     """``12/365 files, 1.2 GB of 30.0 GB (80.1 MB/s), committed: 2 commits, 40 files``; "" if it is unknown."""
     from distop.cli.operation_text import committed_text, work_text
 
     work = status.work
     committed = committed_text(work)
-    return ", ".join(filter(None, (work_text(work), f"committed: {committed}" if committed else None)))
+    return ", ".join(filter(None, (work_text(work, rate=rate), f"committed: {committed}" if committed else None)))
 
 
 def _activity(status: OperationStatus) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from distop.cli.operation_text import checks_of, labelled, state_of
+from distop.cli.operation_text import checks_of, committed_of, committed_text, labelled, state_of, work_text
 from distop.cli.output import duration
 from distop.cli.page import checks
 from distop.cli.page.job_map import ENDED, KINDS, JobMap, Kind, KindList, jobs_of, split_error
@@ -232,8 +232,11 @@ def _when(status: OperationStatus, result: OperationResult | None, jobs: JobMap 
     if result is not None:
         finished = str(result.record.get("finished") or "")
         pairs += [("finished", moment(finished)), ("took", duration(result.seconds))]
-    elif status.eta_seconds is not None:
-        pairs.append(("left", f"about {duration(status.eta_seconds)}"))
+        pairs.append(("committed", committed_of(result) or ""))
+    else:
+        left = f"about {duration(status.eta_seconds)}" if status.eta_seconds is not None else ""
+        pairs += [("left", left), ("done", work_text(status.work) or "")]
+        pairs.append(("committed", committed_text(status.work) or ""))
     return [(name, text) for name, text in pairs if text]
 
 

@@ -20,8 +20,10 @@ from distop.protocol.jobs import Claim, Tried
 from distop.protocol.json_codec import rfc3339
 from distop.protocol.plan import Plan
 from distop.protocol.records import Cancel, History, Node, OperationRef, Spec, State, TableRecord
+from distop.protocol.work_done import WorkDone
 from distop.services.inspection.partitions import Account, Partition
 from distop.services.inspection.status import Snapshot, judge
+from distop.services.inspection.work import KnownWork
 from tests.support.html import Parsed
 
 REF = OperationRef("nyc.flights", "validate", "", 7)
@@ -414,3 +416,13 @@ def test_an_installation_has_the_templates() -> None:
     taken = {path for pattern in settings["distop.cli.page"] for path in folder.glob(pattern)}
     assert taken == set((folder / "templates").iterdir())
     assert {path.name for path in taken} == {"operation.html", "operation.css"}
+
+
+def test_the_page_has_the_work_of_an_operation() -> None:
+    known = KnownWork(WorkDone(40, 4_000), WorkDone(10, 1_000), WorkDone(), WorkDone(commits=1, committed_files=10))
+    open_ = Snapshot(REF, State.RUNNING, None, SPEC, Plan(4, "", "", 1), success=1, work=known)
+    found = parsed(None, replace(account(succeeded(0)), ended=False), open_)
+    assert "10/40 files, 1.0 kB of 4.0 kB" in found.text
+    assert "1 commit, 10 files" in found.text
+    record = history(State.CANCELLED, 4, 1, done=1, cancel=Cancel("user"), report={"work": {"commits": 1}})
+    assert "1 commit: it stays" in parsed(record, account(succeeded(0))).text

@@ -93,7 +93,8 @@ async def test_piped_output_has_a_line_for_each_change(
         status(0, "starting Spark", eta=9.0),
         status(4, "scanning 9 files", eta=8.0),
         status(4, "scanning 9 files", eta=3.0),
-        status(8, work={"files": 3, "of_files": 9, "commits": 1, "committed_files": 2}),
+        status(8, work={"files": 3, "of_files": 9, "commits": 1, "committed_files": 2, "files_per_second": 1.0}),
+        status(8, work={"files": 3, "of_files": 9, "commits": 1, "committed_files": 2, "files_per_second": 0.5}),
         status(8, jobs={"failed": 1}),
         status(9, ended=True),
     )
@@ -102,7 +103,7 @@ async def test_piped_output_has_a_line_for_each_change(
         "t/validate/1: waits for planning",
         "t/validate/1: 0/9 jobs; ann: starting Spark",
         "t/validate/1: 4/9 jobs; ann: scanning 9 files",
-        "t/validate/1: 8/9 jobs; 3/9 files, committed: 1 commit, 2 files",
+        "t/validate/1: 8/9 jobs; 3/9 files (1.0 files/s), committed: 1 commit, 2 files",
         "t/validate/1: 9/9 jobs, 1 failed",
     ]
 
