@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 from distop.errors import InvalidArgument, TableUnavailable
 from distop.protocol.plan import MAX_PARTITIONS, PartitionPlan, Planned
-from distop.storage.location import Location, named_parquet
+from distop.storage.location import Location, named_parquet, root_of
 from distop.tables.formats import Format
 from distop.tables.reading import table_folders
 from distop.tables.table_options import check_options
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from distop.protocol.plan import Pinned
     from distop.protocol.records import TableRecord
     from distop.storage.location import ListedFile
-    from distop.tables.commits import CommitContext
+    from distop.tables.commits import CommitContext, FileReplacer, ReplacementContext
     from distop.tables.formats import Spark
     from distop.tables.partition_removal import PartitionRemoval
     from distop.tables.reachability import Reachability
@@ -47,6 +47,8 @@ _OPENED = 100
 """Maximum number of these that are opened because their names do not show the format; each costs a request."""
 _CHECKED_EVERY = 1_000
 """Number of listed files between two checks whether to stop."""
+_LISTINGS = 5
+"""Maximum listings of a folder whose files are replaced meanwhile."""
 
 
 class ParquetFormat(Format):
@@ -92,11 +94,7 @@ class ParquetFormat(Format):
         succeed.
         """
         location = Location.of(table.location)
-        entries: list[ListedFile] = []
-        for entry in _files(location):
-            if len(entries) % _CHECKED_EVERY == 0:
-                check()
-            entries.append(entry)
+        entries = _listed(location, check)
         if not entries:
             raise location.empty_error()
         return plan(data_files(entries, location), location, check_options(table.options))
@@ -113,6 +111,24 @@ class ParquetFormat(Format):
             for _, size, _ in partition.files:
                 totals.add(partition.name if partition.values is not None else "", size)
         return totals.statistics(TableStatistics(planned.version), 0.0)
+
+    def replacer(self, table: TableRecord, ctx: ReplacementContext) -> FileReplacer:
+        raise InvalidArgument(
+            f"the files of the table {table.name!r} cannot be replaced in one step, because it is a folder of Parquet "
+            'files: "swap": "hive" replaces them in several steps, during which readers find rows twice, or use an '
+            "Iceberg or a Delta table"
+        )
+
+    def swapper(self, table: TableRecord, ctx: ReplacementContext) -> FileReplacer:
+        from distop.tables.parquet.folder_replacer import FolderReplacer
+
+        return FolderReplacer(table, ctx)
+
+    def data_folder(self, table: TableRecord, check: Callable[[], None], spark: Spark) -> str:
+        """The hidden folder below which new files are staged: readers must not find them before they are complete."""
+        from distop.tables.parquet.folder_replacer import staged_below
+
+        return staged_below(root_of(table.location))
 
     def reader(self, table: TableRecord, plans: Sequence[PartitionPlan | Pinned]) -> Reader:
         from distop.tables.parquet.parquet_reader import ParquetReader
@@ -151,6 +167,28 @@ def _files(location: Location) -> Iterator[ListedFile]:
     for entry in location.walk(skipped_folder=partial(table_folders.check_subfolder, location)):
         table_folders.check_file(location, entry)
         yield entry
+
+
+def _listed(location: Location, check: Callable[[], None]) -> list[ListedFile]:
+    """The files at a location of a moment in which ``compact`` replaces none of them.
+
+    Otherwise the listing could have old and new files, or none of them. Raises TableUnavailable.
+    """
+    from distop.tables.parquet import folder_swap
+
+    for _ in range(_LISTINGS):
+        before = folder_swap.state_at(location)
+        folder_swap.check_settled(before, location.text)
+        entries: list[ListedFile] = []
+        for entry in _files(location):
+            if len(entries) % _CHECKED_EVERY == 0:
+                check()
+            entries.append(entry)
+        if folder_swap.state_at(location).top == before.top:
+            return entries
+    raise TableUnavailable(
+        f"compact replaced files of {location.text} during each of {_LISTINGS} listings: wait for it"
+    )
 
 
 def natural(text: str) -> tuple[tuple[int, int, str], ...]:
