@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from distop.behavior import WorkDone
-from distop.tables.partition_condition import LONGEST
 
 MIB = 1 << 20
 TARGET = 512 * MIB
@@ -54,7 +53,7 @@ class CompactArgument(BaseModel):
         str | None,
         Field(
             min_length=1,
-            max_length=LONGEST,
+            max_length=2_000,
             description="A condition on partition columns, such as day >= '2026-01-01': only partitions for which it "
             "holds are compacted.",
         ),

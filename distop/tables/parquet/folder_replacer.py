@@ -264,12 +264,12 @@ class FolderReplacer(FileReplacer):
             raise
         except OSError as error:
             raise unavailable(f"cannot finish the replacement of files of {self._root!r}: {error}", error) from error
-        return Head("", {}, _State(self, state))
+        return Head("", {}, _FolderState(self, state))
 
     def fates(self, head: Head, replacements: Sequence[Replacement]) -> Sequence[Fate]:
         return [self._fate(head.base, one) for one in replacements]
 
-    def _fate(self, state: _State, one: Replacement) -> Fate:
+    def _fate(self, state: _FolderState, one: Replacement) -> Fate:
         mine = state.of_group(self._identity, one.group)
         ways = {found.way for found in mine if found.digest == one.digest}
         if FORWARD in ways:
@@ -283,7 +283,7 @@ class FolderReplacer(FileReplacer):
         return Fate.REPLACED if any(done.way == FORWARD for done in mine) else Fate.REMOVED
 
     def plan_fates(self, head: Head, plans: Sequence[PartitionPlan]) -> Sequence[Fate]:
-        state: _State = head.base
+        state: _FolderState = head.base
         fates = []
         for plan in plans:
             if not parquet_footers.changed(plan.files, self._ctx.check_cancelled):
@@ -298,7 +298,7 @@ class FolderReplacer(FileReplacer):
         return [False] * len(replacements)  # new files are part of the table only after they have left the stage
 
     def committed(self, head: Head, plan: PartitionPlan) -> Mapping[int, str]:
-        state: _State = head.base
+        state: _FolderState = head.base
         return {
             one.group: str(one.number)
             for one in sorted(state.finished)
@@ -314,7 +314,7 @@ class FolderReplacer(FileReplacer):
 
     def commit(self, head: Head, replacements: Sequence[Replacement], marks: Marks) -> str:
         """Replace one group after the other: so readers find few rows twice at a time."""
-        state: _State = head.base
+        state: _FolderState = head.base
         number, back = state.top, 0
         for one in replacements:
             number += 1
@@ -341,7 +341,7 @@ class FolderReplacer(FileReplacer):
         return f"{OWN}/{stage.data.path}"
 
 
-class _State:
+class _FolderState:
     """The finished entries of a moment, and the folders as they were found later."""
 
     def __init__(self, replacer: FolderReplacer, state: SwapState) -> None:

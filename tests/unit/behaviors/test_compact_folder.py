@@ -16,6 +16,7 @@ import pytest
 from distop.behavior import JobFailed, Summary, TableRecord, select
 from distop.errors import InvalidArgument, TableUnavailable, UnsafePath
 from distop.storage.folder_store import FolderStore
+from distop.storage.location import Location
 from distop.storage.object_store import is_scratch
 from distop.tables import plan_table
 from distop.tables.commits import Fate
@@ -389,15 +390,15 @@ def test_zero_replacements_are_no_success(bench: Bench) -> None:
 
 def test_plans_of_other_operations_wait_for_a_replacement(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A listing during a replacement would have rows twice."""
-    original, refused = FolderSwaps._delete_old, []
+    original, refused = FolderStore.remove_listed, []
 
-    def delete_old(self: FolderSwaps, entry: Any) -> None:
+    def remove_listed(self: FolderStore, objects: Any) -> Any:
         with pytest.raises(TableUnavailable, match="is replacing files of .*, so some rows are there twice"):
             plan_table(bench.record)
         refused.append(True)
-        original(self, entry)
+        return original(self, objects)
 
-    monkeypatch.setattr(FolderSwaps, "_delete_old", delete_old)
+    monkeypatch.setattr(FolderStore, "remove_listed", remove_listed)
     bench.compact()
     assert refused == [True]
     assert len(plan_table(bench.record).partitions[0].files) == 1
@@ -405,19 +406,18 @@ def test_plans_of_other_operations_wait_for_a_replacement(bench: Bench, monkeypa
 
 def test_a_listing_during_which_files_were_replaced_is_repeated(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """It could have neither the old nor the new files."""
-    from distop.tables.parquet import parquet_format
+    original, calls = Location.walk, [0]
 
-    original, calls = parquet_format._files, [0]
-
-    def files(location: Any) -> Any:
+    def walk(self: Location, **given: Any) -> Any:
         calls[0] += 1
-        for entry in original(location):
+        first = calls[0] == 1
+        for entry in original(self, **given):
             yield entry
-            if calls[0] == 1:
-                calls[0] = 2
+            if first:
+                first = False
                 bench.compact()
 
-    monkeypatch.setattr(parquet_format, "_files", files)
+    monkeypatch.setattr(Location, "walk", walk)
     planned = plan_table(bench.record)
     assert [path.rpartition("/")[2] for path, _, _ in planned.partitions[0].files] == bench.files
 
