@@ -6,15 +6,16 @@ import hashlib
 import logging
 import re
 from dataclasses import replace
-from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from distop.errors import InvalidArgument, TableUnavailable
 from distop.protocol.plan import MAX_PARTITIONS, PartitionPlan, Planned
+from distop.storage.deletion_scope import OWN
 from distop.storage.location import Location, named_parquet, root_of
 from distop.tables.formats import Format
+from distop.tables.parquet import folder_swap
 from distop.tables.reading import table_folders
 from distop.tables.table_options import check_options
 
@@ -47,6 +48,8 @@ _OPENED = 100
 """Maximum number of these that are opened because their names do not show the format; each costs a request."""
 _CHECKED_EVERY = 1_000
 """Number of listed files between two checks whether to stop."""
+_PAGE = 500
+"""Number of files that one request lists in an object store, with as many hidden ones."""
 _LISTINGS = 5
 """Maximum listings of a folder whose files are replaced meanwhile."""
 
@@ -161,10 +164,19 @@ def _no_spark() -> Any:
     raise AssertionError("planning a folder needs no Spark")
 
 
-def _files(location: Location) -> Iterator[ListedFile]:
-    """The files at the location. Raises InvalidArgument if they are, or belong to, a table of another kind."""
+def _files(location: Location, hidden: set[str] | None = None) -> Iterator[ListedFile]:
+    """The files at the location. Raises InvalidArgument if they are, or belong to, a table of another kind.
+
+    ``hidden``: gets the names of hidden folders in the location itself.
+    """
+
+    def skipped(folder: str, name: str) -> None:
+        if hidden is not None and not folder:
+            hidden.add(name)
+        table_folders.check_subfolder(location, folder, name)
+
     table_folders.check_above(location)
-    for entry in location.walk(skipped_folder=partial(table_folders.check_subfolder, location)):
+    for entry in location.walk(skipped_folder=skipped):
         table_folders.check_file(location, entry)
         yield entry
 
@@ -174,18 +186,22 @@ def _listed(location: Location, check: Callable[[], None]) -> list[ListedFile]:
 
     Otherwise the listing could have old and new files, or none of them. Raises TableUnavailable.
     """
-    from distop.tables.parquet import folder_swap
-
+    before = None if location.store is not None else folder_swap.state_at(location)
     for _ in range(_LISTINGS):
-        before = folder_swap.state_at(location)
-        folder_swap.check_settled(before, location.text)
+        if before is not None:
+            folder_swap.check_settled(before, location.text)
+        hidden: set[str] = set()
         entries: list[ListedFile] = []
-        for entry in _files(location):
+        for entry in _files(location, hidden):
             if len(entries) % _CHECKED_EVERY == 0:
                 check()
             entries.append(entry)
-        if folder_swap.state_at(location).top == before.top:
+        if before is None and OWN not in hidden and len(entries) < _PAGE:
+            return entries  # one request has listed all, and not even staged files were there
+        after = folder_swap.state_at(location)
+        if after.top == (0 if before is None else before.top):
             return entries
+        before = after
     raise TableUnavailable(
         f"compact replaced files of {location.text} during each of {_LISTINGS} listings: wait for it"
     )
