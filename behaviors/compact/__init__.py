@@ -20,9 +20,10 @@ from distop_behaviors.compact.compact_argument import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from distop.behavior import JobContext, Summary, TableRecord
+    from distop.tables.commits import Candidate, FileReplacer
 
 NOTHING, DRY_RUN = "@nothing", "@dry-run"
 """The names of the only job if there is nothing to rewrite, and of a dry run."""
@@ -56,17 +57,24 @@ class Compact(Behavior):
 
         argument = _argument(arg)
         shared_of(ctx)
-        replacer = replacer_of(table, ctx)
+        replacer = replacer_of(table, ctx, swap=argument.swap is not None)
+        if argument.swap is not None:
+            _check_place(table, ctx)
+        replacer.recover(change=not argument.dry_run)
         planned = super().partitions(table, arg, ctx)
         replacer.check(planned, layout_of(argument, argument.target_bytes))
+        candidates = list(replacer.candidates(planned))
+        condition = _condition(argument, replacer, planned, table)
+        chosen = [one for one in candidates if condition is None or condition(one)]
+        groups = groups_of(chosen, argument)
         found, like = [], planned.partitions[0]
-        for partition, groups in groups_of(replacer.candidates(planned), argument).items():
-            name = partition or WHOLE
-            for group in groups:
+        for partition in dict.fromkeys(one.partition for one in candidates):
+            name, mine = partition or WHOLE, groups.get(partition, [])
+            for group in mine:
                 files = tuple(one.file for one in group.files)
                 one = replace(like, name=f"{name}{_MARK}{group.number}", files=files, bytes=group.bytes, values={})
                 found.append(one)
-            if not groups:
+            if not mine:
                 found.append(replace(like, name=name, files=(), bytes=0, values={}))
         if not found:
             found.append(replace(like, name=WHOLE, files=(), bytes=0, values={}))
@@ -144,6 +152,35 @@ class CompactTableJob(Compact):
 
 def _argument(arg: Any) -> CompactArgument:
     return arg if isinstance(arg, CompactArgument) else CompactArgument.model_validate(arg)
+
+
+def _check_place(table: TableRecord, ctx: JobContext) -> None:
+    """Raises UnsafePath if old files of a table may not be deleted, because another table is in its folder."""
+    from distop.storage.deletion_scope import DeletionScope
+    from distop.tables import place_of
+    from distop_behaviors.orphans.other_tables import folders_of_others
+
+    place = place_of(table, ctx.check_cancelled, lambda: ctx.spark)
+    DeletionScope(place, folders_of_others(table, ctx, with_same=False))
+
+
+def _condition(
+    argument: CompactArgument, replacer: FileReplacer, planned: Planned, table: TableRecord
+) -> Callable[[Candidate], bool] | None:
+    """Whether the condition of an argument holds for a file; None without one. Raises InvalidArgument."""
+    from distop.tables.partition_condition import PartitionCondition
+
+    if argument.where is None:
+        return None
+    condition = PartitionCondition(argument.where, replacer.partition_columns(planned), table.name)
+    known: dict[str, bool] = {}
+
+    def holds(one: Candidate) -> bool:
+        if one.partition not in known:
+            known[one.partition] = condition.holds(one.values)
+        return known[one.partition]
+
+    return holds
 
 
 def _partition(name: str) -> str:

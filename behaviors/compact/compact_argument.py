@@ -49,6 +49,21 @@ class CompactArgument(BaseModel):
     max_group_bytes: Annotated[
         int | None, Field(ge=1, description="The size of a group, which is one job. null: eight times the target.")
     ] = None
+    where: Annotated[
+        str | None,
+        Field(
+            min_length=1,
+            max_length=2_000,
+            description="A condition on partition columns, such as day >= '2026-01-01': only partitions for which it "
+            "holds are compacted.",
+        ),
+    ] = None
+    swap: Annotated[
+        Literal["hive"] | None,
+        Field(
+            description="hive: replace files of a Parquet folder in several steps. Meanwhile readers find rows twice."
+        ),
+    ] = None
     dry_run: Annotated[bool, Field(description="Report what would be rewritten, and change nothing.")] = False
 
     @model_validator(mode="after")

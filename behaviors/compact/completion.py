@@ -170,6 +170,9 @@ class CompactCompletion:
             for stage in stages:
                 stage.discard(log)
             for (stage, replacement), fate, may_have in zip(found, fates, needed, strict=True):
+                if self._replacer.withdrawable:
+                    left += 0 if stage.withdraw(log) else replacement.added_bytes
+                    continue
                 # Files of a pending replacement stay: a paused process could still commit them. So do files that were
                 # perhaps committed: the commit may be expired, or the table may have been set back since.
                 if fate is Fate.PENDING or (fate in REASONS and (may_have or not stage.withdraw(log))):

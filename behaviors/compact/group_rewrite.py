@@ -66,7 +66,7 @@ class GroupRewrite:
             raise InvalidArgument("compact needs a table: start it on a registered table")
         self.argument = argument
         self.ctx = ctx
-        self.replacer: FileReplacer = replacer_of(ctx.table, ctx)
+        self.replacer: FileReplacer = replacer_of(ctx.table, ctx, swap=argument.swap is not None)
         folder = data_folder_of(ctx.table, ctx.check_cancelled, lambda: ctx.spark)
         self.publication = Publication(ctx, self.replacer, shared_of(ctx), folder, fence)
         self._committed = WorkDone()
@@ -121,7 +121,8 @@ class GroupRewrite:
 
         watching: Any = WatchingContext(self.ctx, fate)
         try:
-            replacement = replacer_of(table, watching).rewrite(plan, layout, stage)
+            replacer = replacer_of(table, watching, swap=self.argument.swap is not None)
+            replacement = replacer.rewrite(plan, layout, stage)
         except RowsDiffer as error:
             raise JobFailed(f"cannot rewrite the group {plan.name}: {error}") from error
         except Gone:

@@ -22,6 +22,7 @@ REASONS = {
     Fate.REMOVED: "another writer has removed files of the group",
     Fate.DELETED: "another writer has deleted rows of the group",
     Fate.EVOLVED: "another writer has changed the table's schema",
+    Fate.UNDONE: "it was taken back, because a writer changed an old file, or a new one could not be moved",
     Fate.REPLACED: "another attempt has replaced the files of the group",
 }
 

@@ -199,7 +199,7 @@ def _described(folder: Place, path: str, rows: int | None, checksums: bool, *, i
         checksum = _checksum(store, path) if checksums or found.size <= PART else ""
     except ObjectMissing:
         raise InvalidArgument(f"the staged file {shown(store.location_of(path))} does not exist") from None
-    _flush(folder, path)
+    flush(folder, path)
     fields: dict[str, Any] = {"sha256": checksum, "etag": _etag(store, found), "rows": rows, "in_table": in_table}
     return StagedFile(path=path, bytes=found.size, **fields)
 
@@ -217,7 +217,7 @@ def _checksum(store: ObjectStore, path: str) -> str:
     return digest.hexdigest()
 
 
-def _flush(folder: Place, path: str) -> None:
+def flush(folder: Place, path: str) -> None:
     """Let a file on a disk survive a crash of the machine: its writer may only have closed it."""
     if local_path(folder.anchor) is None:
         return

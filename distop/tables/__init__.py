@@ -225,9 +225,10 @@ def expiration_of(table: TableRecord, check: Callable[[], None] = lambda: None, 
     return format_of(table).expiration(table, check, spark)
 
 
-def replacer_of(table: TableRecord, ctx: ReplacementContext) -> FileReplacer:
+def replacer_of(table: TableRecord, ctx: ReplacementContext, *, swap: bool = False) -> FileReplacer:
     """How data files of the table are replaced by others with the same rows. Raises InvalidArgument if they cannot."""
-    return format_of(table).replacer(table, ctx)
+    found = format_of(table)
+    return found.swapper(table, ctx) if swap else found.replacer(table, ctx)
 
 
 def pinned_files_of(

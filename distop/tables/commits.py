@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
+from dataclasses import field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -64,12 +65,14 @@ class Candidate:
 
     ``partition``: the name of its partition, "" in a table without partitions. ``deletes``: the number of delete files
     or deletion vectors that apply to it. ``deleted``: the number of its rows that they delete, if that is known.
+    ``values``: of the columns that partition it, as texts; None: NULL.
     """
 
     file: PlannedFile
     partition: str
     deletes: int = 0
     deleted: int = 0
+    values: Mapping[str, str | None] = field(default_factory=dict)
 
 
 @frozen
@@ -141,6 +144,8 @@ class Fate(Enum):
     """Another writer has deleted rows of a file that it replaces."""
     EVOLVED = "evolved"
     """Another writer has changed the table's schema."""
+    UNDONE = "undone"
+    """The replacement was begun and taken back, because an old file had changed or a new one could not be moved."""
 
 
 @frozen
@@ -176,9 +181,25 @@ OPERATION, BATCH, FILES, FENCE = "distop.operation", "distop.batch", "distop.fil
 class FileReplacer(ABC):
     """Replaces data files of a table by files with the same rows, in commits that other writers can interrupt."""
 
+    withdrawable = False
+    """Whether offered files may be removed at any time: then a process that still commits them changes nothing."""
+
+    def recover(self, *, change: bool) -> None:  # noqa: B027 -- most formats have nothing to do
+        """Before planning: finish what an interrupted operation has left in the table.
+
+        ``change``: False only looks, and raises InvalidArgument if there is something.
+        """
+
     @abstractmethod
     def check(self, planned: Planned, layout: Layout) -> None:
         """Raises InvalidArgument if the files of the planned table cannot be replaced, and UnsafePath."""
+
+    @abstractmethod
+    def partition_columns(self, planned: Planned) -> Mapping[str, str]:
+        """The columns that partition the table, with their types in Spark, as :attr:`Candidate.values` have them.
+
+        Raises InvalidArgument and TableUnavailable.
+        """
 
     @abstractmethod
     def candidates(self, planned: Planned) -> Iterator[Candidate]:
@@ -239,5 +260,6 @@ class ReplacementContext(CommitContext, Protocol):
 
     table: TableRecord | None
     work_dir: Path
+    space: str
 
     def status(self, text: str) -> None: ...

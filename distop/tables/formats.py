@@ -165,13 +165,23 @@ class Format(ABC):
         )
 
     def replacer(self, table: TableRecord, ctx: ReplacementContext) -> FileReplacer:
-        """How data files of the table are replaced by others with the same rows.
+        """How data files of the table are replaced by others with the same rows, in one step.
 
         Raises InvalidArgument if they cannot be replaced.
         """
         raise InvalidArgument(
             f"the files of the table {table.name!r} cannot be replaced in one step, because it is a folder of "
             f"{table.format} files: only the files of Iceberg and Delta tables can"
+        )
+
+    def swapper(self, table: TableRecord, ctx: ReplacementContext) -> FileReplacer:
+        """How data files of a table without commits are replaced in several steps (``"swap": "hive"``).
+
+        Raises InvalidArgument if the format replaces them in one step, or not at all.
+        """
+        raise InvalidArgument(
+            f"the files of the table {table.name!r} are not replaced by a swap, because its format is {table.format}: "
+            "only those of a folder of Parquet files are; omit swap"
         )
 
     def pinned_files(

@@ -7,11 +7,8 @@ vector, and the schema: so rows that another writer has deleted meanwhile never 
 from __future__ import annotations
 
 import hashlib
-import tempfile
 import time
-import uuid
-from contextlib import ExitStack, suppress
-from pathlib import Path
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
@@ -20,7 +17,7 @@ from distop.protocol.texts import did_you_mean, plural
 from distop.runtime.java import active
 from distop.storage import deletion
 from distop.storage.deletion import Place
-from distop.storage.files import for_arrow, local_path
+from distop.storage.files import for_arrow
 from distop.storage.location import root_of
 from distop.storage.opened_stores import store_of
 from distop.storage.places import make_stage
@@ -33,7 +30,7 @@ from distop.tables.delta.log_files import LogFiles
 from distop.tables.delta.log_publisher import LogPublisher
 from distop.tables.delta.table_paths import for_spark, parse_source
 from distop.tables.delta.written_statistics import written_file
-from distop.tables.reading import arrow_copy, footer_facts, spark_copy
+from distop.tables.reading import arrow_copy, footer_facts, spark_copy, staged_copy
 from distop.tables.reading.arrow_types import SparkOnly
 from distop.tables.reading.file_facts import Gone, Unreadable, problem
 from distop.tables.reading.file_facts import quote as quoted
@@ -59,9 +56,6 @@ _REFUSED = {
     "clustering": "a rewrite would lose the clustering",
 }
 """Writer features of tables whose files are not replaced, with the reasons."""
-_CODEC = "snappy"
-_CODECS = ("snappy", "zstd", "gzip", "none", "lz4")
-_CHUNK = 8 << 20
 _SAFE = "/=-_.~"
 _UNSAFE = (
     "the files of the table are not replaced, because others could change the new ones",
@@ -105,14 +99,21 @@ class DeltaReplacer(FileReplacer):
                 f"{_REFUSED[found]}; use OPTIMIZE instead"
             )
 
+    def partition_columns(self, planned: Planned) -> Mapping[str, str]:
+        schema = snapshot_of(planned.partitions[0].source, self._ctx.check_cancelled).schema
+        return {name: str(schema.columns[name]) for name in schema.partition_columns}
+
     def candidates(self, planned: Planned) -> Iterator[Candidate]:
         snapshot = snapshot_of(planned.partitions[0].source, self._ctx.check_cancelled)
+        schema = snapshot.schema
         for partition in planned.partitions:
             for file in partition.files:
                 added = snapshot.files[file[0]]
-                name = partition_name(snapshot.schema, added.values) if snapshot.schema.partition_columns else ""
+                name = partition_name(schema, added.values) if schema.partition_columns else ""
+                # By Delta's rules, an empty text is NULL.
+                values = {one: added.values.get(schema.physical[one]) or None for one in schema.partition_columns}
                 vector = added.vector
-                yield Candidate(file, name, int(vector is not None), vector.rows if vector is not None else 0)
+                yield Candidate(file, name, int(vector is not None), vector.rows if vector is not None else 0, values)
 
     # ------------------------------------------------------------------ writing
 
@@ -189,8 +190,6 @@ class DeltaReplacer(FileReplacer):
         self, snapshot: DeltaSnapshot, added: Sequence[AddedFile], layout: Layout, stage: StagedFiles
     ) -> list[str]:
         """Copy the files with Arrow; returns the names of the new ones. Raises SparkOnly, RowsDiffer, and OSError."""
-        import pyarrow as pa
-
         if layout.sort_by or any(file.vector is not None for file in added):
             raise SparkOnly("rows are sorted or deleted")
         paths = [file.path for file in added]
@@ -198,22 +197,8 @@ class DeltaReplacer(FileReplacer):
         kinds = {own.physical[name]: kind for name, kind in own.columns.items() if name not in own.partition_columns}
         names = [_names_in(path, own) for path in paths]
         schema = arrow_copy.common_schema(paths, kinds, names)
-        check, local = self._ctx.check_cancelled, local_path(stage.data.location)
-        codec = layout.codec or _codec(paths)
-        try:
-            with ExitStack() as stack:
-                folder = local
-                if folder is None:
-                    made = tempfile.TemporaryDirectory(prefix="compact-", dir=self._ctx.work_dir)
-                    folder = Path(stack.enter_context(made))
-                done = arrow_copy.copy(paths, schema, folder, layout.outputs, codec, check, _name)
-                arrow_copy.compare(paths, [f"{folder}/{file.name}" for file in done], schema, check)
-                if local is None:
-                    for file in done:
-                        store_of(stage.data).put_large(file.name, _chunks(folder / file.name))
-        except (pa.ArrowException, ValueError) as error:
-            raise RowsDiffer(str(error)) from error
-        return [file.name for file in done]
+        codec = layout.codec or arrow_copy.codec_of(paths[0])
+        return staged_copy.copied(paths, schema, stage, layout.outputs, codec, self._ctx)
 
     def _written_by_spark(
         self, snapshot: DeltaSnapshot, added: Sequence[AddedFile], layout: Layout, stage: StagedFiles
@@ -233,7 +218,7 @@ class DeltaReplacer(FileReplacer):
         writing = (
             frame.select(*columns)
             .write.mode("append")
-            .option("compression", layout.codec or _codec([file.path for file in added]))
+            .option("compression", layout.codec or arrow_copy.codec_of(added[0].path))
         )
         writing = writing.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
         with active(session):
@@ -403,18 +388,6 @@ def _common_values(added: Sequence[AddedFile]) -> dict[str, str | None]:
     return found
 
 
-def _codec(paths: Sequence[str]) -> str:
-    """The compression of the first of these files: with another one, the new files would have other sizes."""
-    import pyarrow.parquet as pq
-
-    with for_arrow(paths[0]) as file:
-        metadata = pq.read_metadata(file)
-    if not metadata.num_row_groups or not metadata.row_group(0).num_columns:
-        return _CODEC
-    found = str(metadata.row_group(0).column(0).compression).lower()
-    return {"uncompressed": "none", "lz4_raw": "lz4"}.get(found, found if found in _CODECS else _CODEC)
-
-
 def _names_in(path: str, schema: DeltaSchema) -> frozenset[str]:
     """The table's columns that a file has, which are named alike.
 
@@ -469,13 +442,3 @@ def _groups_of(actions: Iterator[Mapping[str, Any]], operation: str) -> dict[int
         if isinstance(parameters, dict):
             return Marks.groups_in(parameters, operation)
     return {}
-
-
-def _name(number: int) -> str:
-    return f"part-{number:05}-{uuid.uuid4()}.parquet"
-
-
-def _chunks(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        while data := file.read(_CHUNK):
-            yield data

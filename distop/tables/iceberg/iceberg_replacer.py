@@ -27,7 +27,7 @@ from distop.tables.iceberg.manifest_list import manifests_of
 from distop.tables.iceberg.metadata_file import current_metadata_file, read_file, read_metadata
 from distop.tables.iceberg.new_metadata import FilesChanged, ReplacedFiles
 from distop.tables.iceberg.snapshot_checks import check_opened
-from distop.tables.iceberg.snapshot_files import data_files
+from distop.tables.iceberg.snapshot_files import data_files, partition_types, values_in
 from distop.tables.iceberg.staged_metadata import check_staged
 from distop.tables.iceberg.written_folders import check_folder
 from distop.tables.reading import spark_copy
@@ -88,23 +88,31 @@ class IcebergReplacer(FileReplacer):
             if name not in names:
                 raise InvalidArgument(f"sort_by names {name!r}{did_you_mean(name, names)}")
 
+    def partition_columns(self, planned: Planned) -> Mapping[str, str]:
+        metadata, _ = read_metadata(planned.partitions[0].source)
+        return partition_types(metadata)
+
     def candidates(self, planned: Planned) -> Iterator[Candidate]:
         metadata, io = read_metadata(planned.partitions[0].source)
         snapshot = metadata.current_snapshot()
         if snapshot is None:
             return
         check = self._ctx.check_cancelled
-        names: dict[str, str] = {}
+        names: dict[str, tuple[str, str]] = {}
+        values: dict[str, Mapping[str, str | None]] = {}
         deletes: dict[str, int] = {}
         with io.watched():
             for prefix, name, file in data_files(planned.partitions[0].source, metadata, snapshot, io, check, []):
-                names[file[0]] = f"{prefix}{name}".rstrip("/")
+                names[file[0]] = f"{prefix}{name}".rstrip("/"), name
+                if name not in values:
+                    values[name] = values_in(name)
             for _, entry in entries(_of_deletes(manifests_of(snapshot, io)), io, check):
                 if (path := referenced_file(entry)) is not None:
                     deletes[path] = deletes.get(path, 0) + 1
         for partition in planned.partitions:
             for one in partition.files:
-                yield Candidate(one, names[one[0]], deletes.get(one[0], 0))
+                partition_name, name = names[one[0]]
+                yield Candidate(one, partition_name, deletes.get(one[0], 0), values=values[name])
 
     # ------------------------------------------------------------------ writing
 

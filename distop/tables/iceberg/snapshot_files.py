@@ -10,12 +10,13 @@ from distop.storage.confinement import TableFiles, check_form, table_of
 from distop.storage.files import identity
 from distop.storage.store_errors import StoreError, unavailable
 from distop.tables.iceberg.iceberg_changes import entries, field_of
+from distop.tables.iceberg.iceberg_fields import spark_type
 from distop.tables.iceberg.manifest_list import manifests_of
 from distop.tables.iceberg.row_deletes import VECTOR_FIELDS, check_vector
-from distop.tables.parquet.parquet_format import HIVE_NULL, escaped
+from distop.tables.parquet.parquet_format import HIVE_NULL, escaped, partition_values
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from distop.errors import TableUnavailable
     from distop.tables.iceberg.avro import ManifestIO
@@ -125,6 +126,29 @@ class PartitionNames:
         """The value of the field at a position of the spec, as in names but not escaped; "" for NULL."""
         found = ((transform, kind) for n, _, transform, kind in self._fields if n == at and values[n] is not None)
         return next((_text(values[at], transform, kind) for transform, kind in found), "")
+
+
+def values_in(name: str) -> Mapping[str, str | None]:
+    """The values of a partition by the names of its fields, from its name; None: NULL."""
+    return (partition_values(name) or {}) if name else {}
+
+
+def partition_types(metadata: Any) -> dict[str, str]:
+    """The partition fields of all specs, with the types that their values have in names, in Spark.
+
+    An hour, a month and a year are texts such as ``2026-01``. The newest spec decides.
+    """
+    from pyiceberg.transforms import HourTransform, MonthTransform, VoidTransform, YearTransform
+
+    found: dict[str, str] = {}
+    for _, spec in sorted(metadata.specs().items(), key=lambda one: one[0] == metadata.default_spec_id):
+        for field in spec.fields:
+            if isinstance(field.transform, VoidTransform):
+                continue
+            kind = _result_type(field, metadata)
+            text = kind is None or isinstance(field.transform, HourTransform | MonthTransform | YearTransform)
+            found[field.name] = "string" if text else str(spark_type(kind))
+    return found
 
 
 def _text(value: Any, transform: Any, kind: Any) -> str:

@@ -6,15 +6,16 @@ import hashlib
 import logging
 import re
 from dataclasses import replace
-from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from distop.errors import InvalidArgument, TableUnavailable
 from distop.protocol.plan import MAX_PARTITIONS, PartitionPlan, Planned
-from distop.storage.location import Location, named_parquet
+from distop.storage.deletion_scope import OWN
+from distop.storage.location import Location, named_parquet, root_of
 from distop.tables.formats import Format
+from distop.tables.parquet import folder_swap
 from distop.tables.reading import table_folders
 from distop.tables.table_options import check_options
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from distop.protocol.plan import Pinned
     from distop.protocol.records import TableRecord
     from distop.storage.location import ListedFile
-    from distop.tables.commits import CommitContext
+    from distop.tables.commits import CommitContext, FileReplacer, ReplacementContext
     from distop.tables.formats import Spark
     from distop.tables.partition_removal import PartitionRemoval
     from distop.tables.reachability import Reachability
@@ -47,6 +48,10 @@ _OPENED = 100
 """Maximum number of these that are opened because their names do not show the format; each costs a request."""
 _CHECKED_EVERY = 1_000
 """Number of listed files between two checks whether to stop."""
+_PAGE = 500
+"""Number of files that one request lists in an object store, with as many hidden ones."""
+_LISTINGS = 5
+"""Maximum listings of a folder whose files are replaced meanwhile."""
 
 
 class ParquetFormat(Format):
@@ -92,11 +97,7 @@ class ParquetFormat(Format):
         succeed.
         """
         location = Location.of(table.location)
-        entries: list[ListedFile] = []
-        for entry in _files(location):
-            if len(entries) % _CHECKED_EVERY == 0:
-                check()
-            entries.append(entry)
+        entries = _listed(location, check)
         if not entries:
             raise location.empty_error()
         return plan(data_files(entries, location), location, check_options(table.options))
@@ -113,6 +114,24 @@ class ParquetFormat(Format):
             for _, size, _ in partition.files:
                 totals.add(partition.name if partition.values is not None else "", size)
         return totals.statistics(TableStatistics(planned.version), 0.0)
+
+    def replacer(self, table: TableRecord, ctx: ReplacementContext) -> FileReplacer:
+        raise InvalidArgument(
+            f"the files of the table {table.name!r} cannot be replaced in one step, because it is a folder of Parquet "
+            'files: "swap": "hive" replaces them in several steps, during which readers find rows twice, or use an '
+            "Iceberg or a Delta table"
+        )
+
+    def swapper(self, table: TableRecord, ctx: ReplacementContext) -> FileReplacer:
+        from distop.tables.parquet.folder_replacer import FolderReplacer
+
+        return FolderReplacer(table, ctx)
+
+    def data_folder(self, table: TableRecord, check: Callable[[], None], spark: Spark) -> str:
+        """The hidden folder below which new files are staged: readers must not find them before they are complete."""
+        from distop.tables.parquet.folder_replacer import staged_below
+
+        return staged_below(root_of(table.location))
 
     def reader(self, table: TableRecord, plans: Sequence[PartitionPlan | Pinned]) -> Reader:
         from distop.tables.parquet.parquet_reader import ParquetReader
@@ -145,12 +164,47 @@ def _no_spark() -> Any:
     raise AssertionError("planning a folder needs no Spark")
 
 
-def _files(location: Location) -> Iterator[ListedFile]:
-    """The files at the location. Raises InvalidArgument if they are, or belong to, a table of another kind."""
+def _files(location: Location, hidden: set[str] | None = None) -> Iterator[ListedFile]:
+    """The files at the location. Raises InvalidArgument if they are, or belong to, a table of another kind.
+
+    ``hidden``: gets the names of hidden folders in the location itself.
+    """
+
+    def skipped(folder: str, name: str) -> None:
+        if hidden is not None and not folder:
+            hidden.add(name)
+        table_folders.check_subfolder(location, folder, name)
+
     table_folders.check_above(location)
-    for entry in location.walk(skipped_folder=partial(table_folders.check_subfolder, location)):
+    for entry in location.walk(skipped_folder=skipped):
         table_folders.check_file(location, entry)
         yield entry
+
+
+def _listed(location: Location, check: Callable[[], None]) -> list[ListedFile]:
+    """The files at a location of a moment in which ``compact`` replaces none of them.
+
+    Otherwise the listing could have old and new files, or none of them. Raises TableUnavailable.
+    """
+    before = None if location.store is not None else folder_swap.state_at(location)
+    for _ in range(_LISTINGS):
+        if before is not None:
+            folder_swap.check_settled(before, location.text)
+        hidden: set[str] = set()
+        entries: list[ListedFile] = []
+        for entry in _files(location, hidden):
+            if len(entries) % _CHECKED_EVERY == 0:
+                check()
+            entries.append(entry)
+        if before is None and OWN not in hidden and len(entries) < _PAGE:
+            return entries  # one request has listed all, and not even staged files were there
+        after = folder_swap.state_at(location)
+        if after.top == (0 if before is None else before.top):
+            return entries
+        before = after
+    raise TableUnavailable(
+        f"compact replaced files of {location.text} during each of {_LISTINGS} listings: wait for it"
+    )
 
 
 def natural(text: str) -> tuple[tuple[int, int, str], ...]:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _BATCH_ROWS = 65_536
 _GROUP_BYTES = 64 << 20
 """Bytes in memory from which a row group is written."""
+_CODEC = "snappy"
+_CODECS = ("snappy", "zstd", "gzip", "none", "lz4")
 _LEGACY = (b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96")
 _VERSION = b"org.apache.spark.version"
 _FIELD_ID = b"PARQUET:field_id"
@@ -60,7 +62,7 @@ def common_schema(paths: Sequence[str], kinds: Mapping[str, SparkType], names: S
             raise SparkOnly(f"the file {path} has times of an old calendar")
         stamps.add(stored.get(_VERSION))
         for name in own:
-            mine = _plain(arrow.field(name))
+            mine = plain(arrow.field(name))
             if not found.setdefault(name, mine).equals(mine, check_metadata=True):
                 raise SparkOnly(f"the file {path} has another type of {name!r} than other files")
     fields = [found.get(name) or pa.field(name, arrow_type(kind)) for name, kind in kinds.items()]
@@ -74,7 +76,7 @@ def common_schema(paths: Sequence[str], kinds: Mapping[str, SparkType], names: S
     return pa.schema(fields, metadata={_VERSION: stamp} if stamp is not None and len(stamps) == 1 else None)
 
 
-def _plain(field: Any) -> Any:
+def plain(field: Any) -> Any:
     """A column that may be NULL, with its id, and the one of Arrow's types of texts and bytes that new files have.
 
     Some writers keep a type of Arrow in a file, which differs only in memory.
@@ -174,6 +176,26 @@ def compare(paths: Sequence[str], copies: Sequence[str], schema: pa.Schema, chec
             raise ValueError(f"the new files differ from their source near row {rows}")
         mine, other = mine.slice(count), other.slice(count)
         rows += count
+
+
+def write_empty(path: Path, schema: pa.Schema, codec: str) -> None:
+    """Write a file without rows."""
+    import pyarrow.parquet as pq
+
+    with _writer(pq, path, schema, codec):
+        pass
+
+
+def codec_of(path: str) -> str:
+    """The compression of a file: with another one, copies of it would have other sizes."""
+    import pyarrow.parquet as pq
+
+    with for_arrow(path) as file:
+        metadata = pq.read_metadata(file)
+    if not metadata.num_row_groups or not metadata.row_group(0).num_columns:
+        return _CODEC
+    found = str(metadata.row_group(0).column(0).compression).lower()
+    return {"uncompressed": "none", "lz4_raw": "lz4"}.get(found, found if found in _CODECS else _CODEC)
 
 
 def rows_in(path: str) -> int:

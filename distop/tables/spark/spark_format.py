@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from distop.protocol.plan import Pinned
     from distop.protocol.records import TableRecord
-    from distop.tables.commits import CommitContext
+    from distop.tables.commits import CommitContext, FileReplacer, ReplacementContext
     from distop.tables.formats import Changes, Spark
     from distop.tables.partition_removal import PartitionRemoval
     from distop.tables.reachability import Reachability
@@ -181,6 +181,12 @@ class SparkFormat(Format):
         raise InvalidArgument(
             f"partitions of the table {table.name!r} are entries of Spark's catalog, which distop does not change: "
             "remove them with ALTER TABLE … DROP PARTITION, or register the table's folder as a table of its own"
+        )
+
+    def replacer(self, table: TableRecord, ctx: ReplacementContext) -> FileReplacer:
+        raise InvalidArgument(
+            f"the files of the table {table.name!r} cannot be replaced through Spark's catalog: register its folder as "
+            "a table of the format parquet, or an Iceberg table by its folder or with the option 'catalog'"
         )
 
     def changes(self, table: TableRecord) -> Changes:

@@ -245,6 +245,25 @@ def test_named_partitions_are_compacted_alone(days: Bench) -> None:
         Compact().jobs(argument, planned.partitions, ["day=d9"], ctx)
 
 
+def test_a_condition_chooses_partitions(days: Bench) -> None:
+    rows = days.rows
+    ran = days.compact(where="day >= 'd1' and day < 'd3'")
+    assert groups_of(ran) == {"planned": 2, "committed": 2}
+    assert len(days.files) == 6 * 3 - 2 * 2
+    assert days.compact(where="day in ('d1', 'd2', 'd9')").report["verdict"] == "nothing to do"
+    argument, ctx = CompactArgument.model_validate({**SMALL, "where": "not day = 'd0'"}), days.context()
+    planned = Compact().partitions(days.record, argument, ctx)
+    assert [one.name for one in Compact().jobs(argument, planned.partitions, ["day=d0"], ctx)] == ["@nothing"]
+    assert days.rows == rows
+
+
+def test_a_condition_on_another_column_is_refused(days: Bench) -> None:
+    version, files = days.table.version(), sorted(days.path.rglob("*"))
+    with pytest.raises(InvalidArgument, match=r"where names 'id', which is not a partition column of the table 't'"):
+        days.compact(where="day = 'd1' and id = 3")
+    assert (days.table.version(), sorted(days.path.rglob("*"))) == (version, files)
+
+
 def test_the_alias_is_the_same_operation(bench: Bench) -> None:
     bench.append(0, 50)
     bench.number = 1
@@ -574,7 +593,7 @@ def test_a_group_with_other_rows_fails_alone(days: Bench, monkeypatch: pytest.Mo
 def test_tables_that_cannot_be_compacted_are_refused(bench: Bench, tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
-    with pytest.raises(InvalidArgument, match="a folder of parquet files"):
+    with pytest.raises(InvalidArgument, match='"swap": "hive" replaces them in several steps'):
         run_operation(Compact(), TableRecord("p", "parquet", str(folder)), SMALL, lambda _: bench.context())
     log = DeltaLog(bench.path).create(
         {"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": ["rowTracking", "domainMetadata"]}

@@ -6,19 +6,29 @@ from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 import pytest
-from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
+from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table.metadata import new_table_metadata
+from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
+from pyiceberg.transforms import BucketTransform, DayTransform, MonthTransform, TruncateTransform, VoidTransform
+from pyiceberg.typedef import Record
+from pyiceberg.types import NestedField, StringType, TimestampType
 
 from distop.behavior import OutcomeRow
+from distop.errors import InvalidArgument
 from distop.storage.places import make_stage
 from distop.tables.commits import Marks, Replacement
 from distop.tables.iceberg.iceberg_replacer import IcebergReplacer
+from distop.tables.iceberg.snapshot_files import PartitionNames, partition_types, values_in
+from distop.tables.partition_condition import PartitionCondition
 from distop_behaviors.compact import Compact
 from distop_behaviors.compact.compact_argument import CompactArgument
 from distop_behaviors.compact.group_rewrite import GroupRewrite
 from distop_behaviors.expire import ExpireSnapshots
 from tests.support.context import FakeContext, Ran, complete, run_operation
+from tests.support.lake import Folder
 from tests.support.table_files import LoggedFolder
-from tests.unit.tables.iceberg.test_tables_iceberg import SCHEMA, record, rows
+from tests.unit.tables.iceberg.test_tables_iceberg import BY_K, SCHEMA, record, rows
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -144,3 +154,49 @@ def test_commits_before_the_plan_are_not_of_this_operation(tmp_path: Path) -> No
     plan = Compact().partitions(record(one.folder), one.argument, context).partitions[0]
     replacer = IcebergReplacer(record(one.folder), context, by_catalog=False)
     assert replacer.committed(replacer.load(), plan) == {}
+
+
+def test_a_condition_chooses_partitions_of_all_specs(tmp_path: Path) -> None:
+    """Files of another spec, which is not by the column, are never chosen."""
+    table = Folder(tmp_path / "t").new(SCHEMA, BY_K)
+    for _ in range(2):
+        table.append(rows("a", "b", None))
+    with table.update_spec() as update:
+        update.remove_field("k")
+        update.add_identity("id")
+    for _ in range(2):
+        table.append(rows("a"))
+    context = FakeContext(tmp_path / "work", record(tmp_path / "t"))
+
+    def chosen(where: str) -> list[str]:
+        argument = CompactArgument(min_input_files=2, where=where)
+        planned = Compact().partitions(record(tmp_path / "t"), argument, context)
+        return [one.name.rpartition("#")[0] for one in planned.partitions if one.files]
+
+    assert chosen("k = 'a'") == ["k=a"]
+    assert chosen("k <> 'a'") == ["k=b"]
+    assert chosen("k is null") == ["k=__HIVE_DEFAULT_PARTITION__"]
+    assert chosen("k is null or id >= 0") == ["k=__HIVE_DEFAULT_PARTITION__", "spec-1/id=0"]
+    with pytest.raises(InvalidArgument, match=r"where names 'total', which is not .*\(its partition columns: k, id\)"):
+        chosen("total = 3")
+    with pytest.raises(InvalidArgument, match="compares 'id', whose type is bigint, with 'x'"):
+        chosen("id = 'x'")
+
+
+def test_days_are_dates_and_months_are_texts() -> None:
+    schema = Schema(NestedField(1, "at", TimestampType(), required=False), NestedField(2, "k", StringType()))
+    spec = PartitionSpec(
+        PartitionField(1, 1000, DayTransform(), "at_day"),
+        PartitionField(1, 1001, MonthTransform(), "at_month"),
+        PartitionField(2, 1002, BucketTransform(4), "k_bucket"),
+        PartitionField(2, 1003, TruncateTransform(2), "k_trunc"),
+        PartitionField(2, 1004, VoidTransform(), "k_gone"),
+    )
+    metadata = new_table_metadata(schema, spec, UNSORTED_SORT_ORDER, "/t")
+    types = partition_types(metadata)
+    assert types == {"at_day": "date", "at_month": "string", "k_bucket": "int", "k_trunc": "string"}
+    name = PartitionNames(metadata.spec(), metadata).name(Record(20512, 673, 3, "ab", None))
+    values = values_in(name)
+    assert values == {"at_day": "2026-02-28", "at_month": "2026-02", "k_bucket": "3", "k_trunc": "ab"}
+    for text, holds in (("at_day >= '2026-02-01' and at_month = '2026-02'", True), ("k_bucket > 3", False)):
+        assert PartitionCondition(text, types, "t").holds(values) is holds

@@ -36,7 +36,7 @@ SEAM = {
     ),
     "distop.tables.catalog_entry",
     "distop.tables.expiration",
-    "distop.tables.partition_removal",
+    *("distop.tables.partition_removal", "distop.tables.partition_condition"),
     *(f"distop.tables.reading.{name}" for name in ("arrow_rows", "arrow_types")),
     *("distop.tables.commits", "distop.tables.staged_files"),
 }
