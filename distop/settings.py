@@ -52,6 +52,8 @@ class ClientConfig:
     """The executors' shared directory, in which large results are; "": ``_distop/`` under each table's location."""
     storage: Mapping[str, StorageOptions] = field(default_factory=dict)
     """How this process reaches buckets (:func:`distop.storage.storage_options.configure`)."""
+    service: str = ""
+    """The URL of a service, through which all calls go; "": the client calls etcd itself."""
 
 
 @frozen
@@ -167,6 +169,7 @@ SETTINGS: Mapping[str, Setting] = {
     "history_limit": Setting(v.count, 1000, "N", "History records kept per table (1000)."),
     "history_age": Setting(v.history_age, None, "T", "How long history records are kept: 30d, 36h (no limit)."),
     "metrics": Setting(v.address, None, "HOST:PORT", "Serve Prometheus metrics here (none)."),
+    "listen": Setting(v.address, ("127.0.0.1", 7781), "HOST:PORT", "Where the service listens (127.0.0.1:7781)."),
     "call_limit": Setting(
         v.duration, 3600.0, "T", "Time limit for planning an operation, and for its completion code (1h)."
     ),

@@ -16,6 +16,7 @@ from scripts import etcd_servers, storage_servers
 from tests.distributing import TURNS, OwnShareFirst, Units, has_turn, rank, share
 from tests.support.daemons import STARTED
 from tests.support.needs import in_ci
+from tests.support.service import ServiceThread
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -47,6 +48,10 @@ for name, examples in (("some", 30), ("many", 200)):
     )
 
 
+SERVICE_TURN = 8
+"""The turn in which the clients of daemons are connected to a service, instead of etcd."""
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run the tests that are marked slow, too")
     parser.addoption(
@@ -54,11 +59,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=int,
         help=f"run one in {TURNS} of the tests marked rotating; the number chooses which (default: all)",
     )
+    parser.addoption(
+        "--through-service",
+        action="store_true",
+        help=f"connect the clients of daemons to a service (also in turn {SERVICE_TURN})",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Put the etcd server of this run first on ``PATH``, and choose the number of examples of a property."""
     hypothesis.settings.load_profile("many" if config.getoption("--slow") else "some")
+    turn = config.getoption("--turn")
+    ServiceThread.through = config.getoption("--through-service") or (turn is not None and turn % TURNS == SERVICE_TURN)
     try:
         etcd_servers.use()
     except etcd_servers.Unavailable as error:
@@ -93,18 +105,20 @@ def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Col
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Order the tests, and deselect those that this run does not choose.
 
-    The longest units start first, in the same order in all processes of a run. Without --slow, tests marked slow are
-    deselected. With --turn, so are the tests marked rotating that belong to other turns, and the tests of object stores
-    that are built in other turns.
+    The longest units start first, in the same order in all processes of a run. Tests marked direct are deselected if
+    clients are connected to a service. Without --slow, tests marked slow are deselected. With --turn, so are the tests
+    marked rotating that belong to other turns, and the tests of object stores that are built in other turns.
     """
     if share():
         items.sort(key=lambda item: item.path)
     items.sort(key=lambda item: rank(item.nodeid))
-    if config.getoption("--slow"):
-        return
-    turn = config.getoption("--turn")
+    turn, slow = config.getoption("--turn"), config.getoption("--slow")
 
     def deselected(item: pytest.Item) -> bool:
+        if ServiceThread.through and item.get_closest_marker("direct"):
+            return True
+        if slow:
+            return False
         if item.get_closest_marker("slow"):
             return True
         server = _server_of(item)

@@ -19,7 +19,7 @@ EVERYWHERE = (
     "DISTOP_<NAME>, else from the settings file."
 )
 MORE = "The options of `distop --help`, such as --json and --etcd, are accepted here too."
-DAEMONS: tuple[Callable[..., None], ...] = (daemons.dev, daemons.executor)
+DAEMONS: tuple[Callable[..., None], ...] = (daemons.dev, daemons.executor, daemons.serve)
 OF_TABLES: tuple[Callable[..., None], ...] = (registry.add, registry.ls, registry.rm)
 OTHERS: tuple[Callable[..., None], ...] = (
     *(start.start, start.apply, start.rerun, prepare.prepare, prepare.confirm, prepare.abandon),

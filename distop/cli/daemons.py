@@ -1,4 +1,4 @@
-"""Commands that run in the foreground: executor, and dev (a private etcd with one executor)."""
+"""Commands that run in the foreground: executor, serve, and dev (a private etcd with one executor)."""
 
 from __future__ import annotations
 
@@ -48,6 +48,25 @@ def executor(given: GivenOptions = NOTHING) -> None:
         raise typer.Exit(error.exit_code) from None
     if code:
         raise typer.Exit(code)
+
+
+@setting_options(("listen", "shared_dir"))
+def serve(given: GivenOptions = NOTHING) -> None:
+    """Serve gRPC for clients without etcd (grpc://HOST:PORT). SIGTERM or Ctrl-C stops it in order."""
+    from distop.daemon import hardening
+
+    hardening.protect_process()  # it holds etcd's credentials
+    import asyncio
+
+    from distop.runtime import logs
+    from distop.server.process import serve as run
+    from distop.settings import client_config
+
+    settings = current.settings(**given)
+    config, listen = client_config(settings), settings.get("listen")
+    logs.configure("debug" if current.debug else settings.get("log_level"), settings.get("log_format"))
+    hardening.forget_credentials()
+    asyncio.run(run(config, listen))
 
 
 @setting_options(("data_dir", "port", *_OF_BOTH))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from distop.client.async_operation import Operation, parse_ref
 from distop.client.direct_backend import DirectBackend
+from distop.errors import NotAllowed
 from distop.protocol.keys import Keys
 from distop.protocol.operation_labels import labels as check_labels
 from distop.runtime.keyword_signatures import takes_fields_of
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
     from types import TracebackType
 
+    from distop.client.backend import Backend
     from distop.client.graphs import Start, Step
     from distop.protocol.behavior_declaration import Declaration
     from distop.protocol.records import Node, OperationRef, TableRecord
@@ -56,18 +58,32 @@ class Client:
         self.config = config
         if config.storage:
             storage_options.configure(config.storage)
-        opened = etcd if etcd is not None else EtcdClient(config.etcd)
-        self._backend = DirectBackend(opened, Keys(config.namespace), config.shared_dir)
+        self._backend: Backend
+        self._direct: DirectBackend | None = None
+        if config.service:
+            from distop.client.remote_backend import RemoteBackend
+            from distop.client.service_channel import ServiceChannel
+
+            self._backend = RemoteBackend(ServiceChannel(config.service), config.etcd.connect_timeout)
+        else:
+            opened = etcd if etcd is not None else EtcdClient(config.etcd)
+            self._backend = self._direct = DirectBackend(opened, Keys(config.namespace), config.shared_dir)
 
     @property
     def etcd(self) -> EtcdClient:
-        """The client of the store."""
-        return self._backend.etcd
+        """The client of the store. Raises NotAllowed if this client is connected to a service."""
+        return self._to_etcd.etcd
 
     @property
     def keys(self) -> Keys:
-        """The key schema in this client's namespace."""
-        return self._backend.keys
+        """The key schema in this client's namespace. Raises NotAllowed if this client is connected to a service."""
+        return self._to_etcd.keys
+
+    @property
+    def _to_etcd(self) -> DirectBackend:
+        if self._direct is None:
+            raise NotAllowed(f"this client is connected to the service {self.config.service}, not to etcd")
+        return self._direct
 
     async def connect(self) -> None:
         """Wait until etcd answers, at most ``connect_timeout`` seconds.

@@ -11,6 +11,7 @@ from distop.errors import InvalidArgument
 from distop.protocol.texts import shown
 from distop.runtime.keyword_signatures import takes_fields_of
 from distop.settings import ClientConfig, Settings, client_config
+from distop.store.connection_settings import EtcdConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -49,6 +50,8 @@ class ConnectionKeywords(TypedDict, total=False):
     shared_dir: str | None
 
 
+SERVICE = "grpc://"
+"""The begin of the URL of a service, in the place of etcd's endpoints."""
 _SETTING_NAMES: Mapping[str, str] = MappingProxyType(
     {
         **{name: name for name in ("namespace", "password", "cert", "key", "connect_timeout", "shared_dir")},
@@ -72,9 +75,20 @@ def configure(endpoints: str | Iterable[str] | None = None, **options: Unpack[Co
             endpoints = list(endpoints)
         except TypeError:
             raise InvalidArgument(f"the endpoints must be a text or a list of texts, not {shown(endpoints)}") from None
+    elif endpoints is not None and endpoints.lower().startswith(SERVICE):
+        return _service_config(endpoints, given)
     flags = {setting: getattr(given, name) for name, setting in _SETTING_NAMES.items()}
     names = {setting: name for name, setting in _SETTING_NAMES.items()}
     return client_config(Settings({"etcd": endpoints, **flags}, names={"etcd": "endpoints", **names}))
+
+
+def _service_config(url: str, given: ConnectionOptions) -> ClientConfig:
+    """The settings of a client of a service. Raises InvalidArgument for options of a connection to etcd."""
+    named = [name for name in _SETTING_NAMES if getattr(given, name) is not None and name != "connect_timeout"]
+    if named:
+        raise InvalidArgument(f"{named[0]} is an option of a connection to etcd: a service has its own")
+    own = Settings({"connect_timeout": given.connect_timeout}, names={"connect_timeout": "connect_timeout"})
+    return ClientConfig(EtcdConfig(connect_timeout=own.get("connect_timeout")), service=url)
 
 
 def _address_of(given: ConnectionOptions) -> str:

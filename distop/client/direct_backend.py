@@ -176,8 +176,8 @@ class DirectBackend:
     async def end(self, ref: OperationRef) -> History:
         return await OperationEnd(self.etcd, self.keys, ref).wait()
 
-    def outcomes(self, ref: OperationRef, model: type | None) -> AsyncGenerator[JobResult, None]:
-        return outcomes(self.etcd, self.keys, ref, model, self._shared_dir)
+    def outcomes(self, ref: OperationRef, model: type | None, start: int = 0) -> AsyncGenerator[JobResult, None]:
+        return outcomes(self.etcd, self.keys, ref, model, self._shared_dir, start)
 
     async def cancel(self, ref: OperationRef, text: str) -> None:
         await self._commands(ref).cancel(text)

@@ -24,6 +24,7 @@ from distop.services.submission.submit import submit
 from tests.integration.scripted_daemons import ScriptedDaemons
 from tests.support.etcd import own_etcd, shared_etcd, until
 from tests.support.history_age import age_history
+from tests.support.service import client_of_service
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -45,9 +46,15 @@ SCHEMA = {
 }
 
 
-@pytest.fixture
-async def client(shared_etcd: EmbeddedEtcd) -> AsyncIterator[aio.Client]:
-    async with aio.connect(shared_etcd.endpoint, namespace=f"client{next(_numbers)}") as client:
+@pytest.fixture(params=["etcd", "service"])
+async def client(request: pytest.FixtureRequest, shared_etcd: EmbeddedEtcd) -> AsyncIterator[aio.Client]:
+    """A client of etcd, and one of a service."""
+    namespace = f"client{next(_numbers)}"
+    if request.param == "service":
+        async with client_of_service(shared_etcd.endpoint, namespace) as client:
+            yield client
+        return
+    async with aio.connect(shared_etcd.endpoint, namespace=namespace) as client:
         yield client
 
 

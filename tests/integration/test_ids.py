@@ -308,6 +308,7 @@ def test_L9_a_prepared_operation_has_its_id_until_it_ends(purge_group: Daemons) 
     assert ids(purge_group) == {}
 
 
+@pytest.mark.direct
 def test_L9_an_operation_started_in_a_callers_transaction_has_its_id(purge_group: Daemons, tmp_path: Any) -> None:
     release_file = tmp_path / "go"
     start = Start("purge-path", TABLE, {"path": "a", "hold": str(release_file)})
@@ -331,6 +332,7 @@ def test_L9_an_operation_started_in_a_callers_transaction_has_its_id(purge_group
     assert purge_group.client.transaction(success=[Put("order", b"2")], start=start).committed
 
 
+@pytest.mark.direct
 def test_L9_one_of_several_transactions_with_one_id_is_committed(purge_group: Daemons, tmp_path: Any) -> None:
     release_file = tmp_path / "go"
     start = Start("purge-path", TABLE, {"path": "a", "hold": str(release_file)})

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from distop.services.operation_results import Transaction
     from tests.support.daemons import Daemons
 
-pytestmark = [pytest.mark.etcd, pytest.mark.rotating]
+pytestmark = [pytest.mark.etcd, pytest.mark.direct, pytest.mark.rotating]
 
 TABLE = "t"
 LIMIT = 60

@@ -18,6 +18,7 @@ from tests.support.contract import dump
 from tests.support.forked import Forked
 from tests.support.localspark import FRUGAL
 from tests.support.processes import signal_all, suspend
+from tests.support.service import ServiceThread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -137,7 +138,8 @@ class Daemons:
     def __init__(self, endpoint: str, folder: Path) -> None:
         self.endpoint = endpoint
         self.folder = folder
-        self.client = distop.connect(endpoint)
+        self._service = ServiceThread(endpoint) if ServiceThread.through else None
+        self.client = distop.connect(endpoint if self._service is None else self._service.url)
         self._daemons: dict[str, Daemon] = {}
         STARTED.append(self)
 
@@ -211,6 +213,8 @@ class Daemons:
         for daemon in self._daemons.values():
             daemon.close()
         self.client.close()
+        if self._service is not None:
+            self._service.close()
 
 
 def eventually(

@@ -54,9 +54,9 @@ class JobResult:
 
 
 async def outcomes(
-    etcd: EtcdClient, keys: Keys, ref: OperationRef, model: Any = None, shared_dir: str = ""
+    etcd: EtcdClient, keys: Keys, ref: OperationRef, model: Any = None, shared_dir: str = "", start: int = 0
 ) -> AsyncGenerator[JobResult, None]:
-    """The ended jobs, in the order of their ordinals; pages are read on demand.
+    """The ended jobs from the ordinal ``start`` on, in the order of their ordinals; pages are read on demand.
 
     ``model``: a pydantic model to which each result is converted. ``shared_dir``: the path of the executors' shared
     directory on this machine; "": ``_distop/`` under the location of the operation's table.
@@ -77,7 +77,7 @@ async def outcomes(
             found = (await etcd.list(keys.of(ref, "plan"), keys.of(ref, "plan") + "\0", revision=revision)).kvs
             planned = found[0] if found else None
         count = read(Plan.decode, planned).count if planned is not None else 0
-        for first in range(0, count, _PAGE):
+        for first in range(start, count, _PAGE):
             jobs = keys.jobs_between(ref, first, min(first + _PAGE, count))
             kvs: Sequence[KeyValue] = ()
             if not revision:

@@ -339,7 +339,7 @@ def judge(
     operation's records, or "".
     """
     if snapshot.history is not None:
-        return _ended_status(snapshot.ref, snapshot.history)
+        return ended_status(snapshot.ref, snapshot.history)
     view = view_of(snapshot, nodes, now, alarms, unreadable)
     stage, running, ended, total, decision = view.stage, view.running, view.ended, view.total, snapshot.decision
     success, failed = snapshot.success, snapshot.failed
@@ -379,7 +379,7 @@ def judge(
     )
 
 
-def _ended_status(ref: OperationRef, history: History) -> OperationStatus:
+def ended_status(ref: OperationRef, history: History) -> OperationStatus:
     result = OperationResult.of(history)
     return OperationStatus(
         str(ref),

@@ -274,7 +274,9 @@ def test_help_names_every_command(distop_command: Callable[..., Ran]) -> None:
 
 
 COMMANDS = (
-    *("dev executor start apply rerun prepare confirm abandon ls show why watch cancel pause resume alter").split(),
+    *(
+        "dev executor serve start apply rerun prepare confirm abandon ls show why watch cancel pause resume alter"
+    ).split(),
     *("history autopilot emit nodes drain behaviors access audit doctor").split(),
     *("table add", "table ls", "table rm"),
     *("policy set", "policy ls", "policy show", "policy pause", "policy resume", "policy rm"),

@@ -22,7 +22,7 @@ from tests.unit.client.test_odd_values import OPEN, beforehand, check_store
 
 EXIT_CODES = range(7)
 """The exit codes of docs/contract.md, except that of an interrupt."""
-NOT_TESTED = {"dev", "executor", "doctor", "audit", "show", "why", "watch", "access"}
+NOT_TESTED = {"dev", "executor", "serve", "doctor", "audit", "show", "why", "watch", "access"}
 """Commands that start processes or read data that the model does not hold."""
 WAITING = {"wait", "timeout", "help"}
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[3]
-GENERATED = {"_proto", "_etcd3pb"}
+GENERATED = {"_proto", "_etcd3pb", "v1"}
 TWINS = "the async class and its blocking form, of the public API"
 EXCEPTED = {
     "Client": TWINS,

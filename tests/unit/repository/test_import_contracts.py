@@ -31,7 +31,7 @@ CORE = ("protocol", "decide", "invariants")
 
 
 def sources(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*.py") if "_proto" not in path.parts)
+    return sorted(path for path in folder.rglob("*.py") if not {"_proto", "v1"} & set(path.parts))
 
 
 def name_of(path: Path) -> str:

@@ -37,7 +37,7 @@ SOURCES = [
     path
     for folder in ("distop", "behaviors")
     for path in sorted((ROOT / folder).rglob("*.py"))
-    if "_proto" not in path.parts
+    if not {"_proto", "v1"} & set(path.parts)
 ]
 
 

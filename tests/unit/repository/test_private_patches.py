@@ -58,7 +58,7 @@ def own() -> set[str]:
         name
         for folder in ("distop", "behaviors")
         for path in (ROOT / folder).rglob("*.py")
-        if "_proto" not in path.parts
+        if not {"_proto", "v1"} & set(path.parts)
         for name in defined(ast.parse(path.read_text()))
         if PRIVATE.fullmatch(name)
     }

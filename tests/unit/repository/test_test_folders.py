@@ -16,7 +16,7 @@ def folders(parent: Path) -> set[str]:
 
 
 def test_each_package_has_unit_tests_in_a_folder_of_its_name() -> None:
-    packages = {name.partition("/")[0] for name in folders(ROOT / "distop")}
+    packages = {name.partition("/")[0] for name in folders(ROOT / "distop")} - {"v1"}  # generated
     assert packages <= folders(UNIT)
 
 

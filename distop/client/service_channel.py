@@ -1,0 +1,114 @@
+"""A gRPC channel to distop's service, and its calls."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import grpc
+from google.protobuf import descriptor_pool, message_factory
+
+from distop.client.service_errors import error_of
+from distop.errors import EtcdUnavailable, InvalidArgument
+from distop.protocol.texts import shown
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from google.protobuf.descriptor import MethodDescriptor
+    from google.protobuf.message import Message
+
+SCHEME = "grpc"
+DEFAULT_PORT = 7781
+MOST_BYTES = 64 << 20
+"""Maximum bytes of a message, in both directions."""
+CALL_LIMIT = 60.0
+"""Seconds for one call."""
+OPTIONS = (
+    ("grpc.max_receive_message_length", MOST_BYTES),
+    ("grpc.max_send_message_length", MOST_BYTES),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.enable_retries", 0),  # a call that may have had an effect is repeated with its request id only
+    ("grpc.enable_http_proxy", 0),
+)
+
+
+class ServiceChannel:
+    """A channel to one service. ``url``: ``grpc://host:port``. Raises InvalidArgument for another URL."""
+
+    def __init__(self, url: str) -> None:
+        self.address = _address(url)
+        self._channel: grpc.aio.Channel | None = None
+
+    def _opened(self) -> grpc.aio.Channel:
+        if self._channel is None:  # it belongs to the loop that opens it
+            self._channel = grpc.aio.insecure_channel(self.address, options=OPTIONS)
+        return self._channel
+
+    async def connect(self, limit: float) -> None:
+        """Wait until the service can be reached, for ``limit`` seconds. Raises EtcdUnavailable."""
+        try:
+            async with asyncio.timeout(limit):
+                await self._opened().channel_ready()
+        except TimeoutError:
+            raise EtcdUnavailable(f"the service at {self.address} cannot be reached within {limit:g} s") from None
+
+    async def close(self) -> None:
+        """Close the channel. Open calls fail."""
+        if self._channel is not None:
+            await self._channel.close(None)
+
+    async def call(self, method: str, request: Message, *, writes: bool, limit: float = CALL_LIMIT) -> Any:
+        """Call ``Service/Method``. ``writes``: it may change something. Raises what the service raises."""
+        found = _method(method)
+        calling = self._opened().unary_unary(
+            f"/distop.v1.{method}", type(request).SerializeToString, _class_of(found).FromString
+        )
+        try:
+            return await calling(request, timeout=limit)
+        except grpc.aio.AioRpcError as failed:
+            raise error_of(failed, self.address, writes=writes, request_id=_request_id(request)) from None
+
+    async def stream(self, method: str, request: Message) -> AsyncGenerator[Any, None]:
+        """The responses of ``Service/Method``. Raises what the service raises."""
+        found = _method(method)
+        calling = self._opened().unary_stream(
+            f"/distop.v1.{method}", type(request).SerializeToString, _class_of(found).FromString
+        )
+        call = calling(request)
+        try:
+            async for response in call:
+                yield response
+        except grpc.aio.AioRpcError as failed:
+            raise error_of(failed, self.address, writes=False) from None
+        finally:
+            call.cancel()
+
+
+def _address(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port or DEFAULT_PORT
+    except ValueError:
+        host, port, parts = None, 0, urlsplit("")
+    if not host or parts.scheme.lower() != SCHEME or parts.path or parts.query or parts.username:
+        raise InvalidArgument(f"{shown(url)} is not the URL of a service: grpc://host:port")
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _method(name: str) -> MethodDescriptor:
+    service, _, method = name.partition("/")
+    return descriptor_pool.Default().FindServiceByName(f"distop.v1.{service}").methods_by_name[method]
+
+
+def _class_of(method: MethodDescriptor) -> Any:
+    return message_factory.GetMessageClass(method.output_type)
+
+
+def _request_id(request: Any) -> str:
+    """The id under which a request can be repeated; "": it has none."""
+    options = getattr(request, "options", None)
+    found = getattr(request, "request_id", "") or getattr(options, "request_id", "")
+    return found if isinstance(found, str) else ""

@@ -1,0 +1,1 @@
+"""The service: the same operations for callers without a connection to etcd."""

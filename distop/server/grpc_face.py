@@ -1,0 +1,116 @@
+"""The services over gRPC, with health and reflection."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+import grpc
+from google.protobuf import descriptor_pool, message_factory
+from google.protobuf.message import DecodeError
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from distop.client.service_channel import MOST_BYTES
+from distop.client.service_errors import DETAILS, status_of
+from distop.errors import DistopError, InvalidArgument
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+
+    from google.protobuf.descriptor import MethodDescriptor
+
+log = logging.getLogger("distop.service")
+
+MOST_CALLS = 10_000
+"""Maximum open calls of a service. Others are refused at once."""
+OPTIONS = (
+    ("grpc.max_receive_message_length", MOST_BYTES),
+    ("grpc.max_send_message_length", MOST_BYTES),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.so_reuseport", 0),  # a second service on the port is an error
+)
+
+
+class GrpcFace:
+    """A gRPC server of these services (full name → handlers), on one address."""
+
+    def __init__(self, services: Mapping[str, Any]) -> None:
+        self._server = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=MOST_CALLS)
+        self._health: Any = health.aio.HealthServicer()  # type: ignore[attr-defined]
+        self._names = tuple(services)
+        for name, handlers in services.items():
+            self._server.add_generic_rpc_handlers((_service(name, handlers),))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        reflection.enable_server_reflection((*services, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+
+    async def start(self, address: str) -> int:
+        """Serve at this address; returns the port. Raises OSError if it cannot be used."""
+        try:
+            port: int = self._server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise OSError(str(error)) from None
+        await self._server.start()
+        for name in ("", *self._names):
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        return port
+
+    async def stop(self, grace: float) -> None:
+        """Refuse new calls, and wait for open ones for ``grace`` seconds."""
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(grace)
+
+
+def _service(name: str, handlers: Any) -> grpc.GenericRpcHandler[Any, Any]:
+    """The handler of all calls of a service, by its descriptor."""
+    methods = descriptor_pool.Default().FindServiceByName(name).methods
+    return grpc.method_handlers_generic_handler(name, {one.name: _method(one, handlers) for one in methods})
+
+
+def _method(method: MethodDescriptor, handlers: Any) -> grpc.RpcMethodHandler[Any, Any]:
+    call, request = getattr(handlers, method.name), message_factory.GetMessageClass(method.input_type)
+    serialize = message_factory.GetMessageClass(method.output_type).SerializeToString
+    if method.server_streaming:
+        return grpc.unary_stream_rpc_method_handler(_stream(call, request), None, serialize)
+    return grpc.unary_unary_rpc_method_handler(_unary(call, request), None, serialize)
+
+
+def _parsed(data: bytes, request: Any) -> Any:
+    try:
+        return request.FromString(data)
+    except DecodeError as error:
+        raise InvalidArgument(f"the request is not a message {request.DESCRIPTOR.full_name}: {error}") from None
+
+
+def _unary(call: Callable[[Any], Awaitable[Any]], request: Any) -> Callable[..., Any]:
+    async def answer(data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        try:
+            return await call(_parsed(data, request))
+        except Exception as error:  # an unexpected one must not show its text to the caller
+            await _refuse(context, error)
+
+    return answer
+
+
+def _stream(call: Callable[[Any], AsyncGenerator[Any, None]], request: Any) -> Callable[..., Any]:
+    async def answer(data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncGenerator[Any, None]:
+        try:
+            async for response in call(_parsed(data, request)):
+                yield response
+        except Exception as error:  # as above
+            await _refuse(context, error)
+
+    return answer
+
+
+async def _refuse(context: grpc.aio.ServicerContext[Any, Any], error: Exception) -> None:
+    """End the call with the status of an error. Raises."""
+    if isinstance(error, asyncio.CancelledError | grpc.aio.AbortError):
+        raise error
+    if not isinstance(error, DistopError):
+        log.error("Unexpected error in a call", exc_info=error)
+    code, text, details = status_of(error if isinstance(error, DistopError) else DistopError())
+    await context.abort(code, text, ((DETAILS, details),) if details else ())
