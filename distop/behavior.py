@@ -435,6 +435,14 @@ class JobContext(ABC):
         """
         raise InvalidArgument("start_operation is available in complete_operation only")
 
+    def register_table(self, record: TableRecord) -> None:
+        """In completion: register a new table, which this operation has written, before the operation ends.
+
+        It is registered once, even if processes crash. A table that is registered with an equal record stays so; with
+        another record, the completion fails. Raises InvalidArgument outside completion, and for an invalid record.
+        """
+        raise InvalidArgument("register_table is available in complete_operation only")
+
 
 def _with_rows(files: Mapping[str, int | None] | Iterable[str]) -> dict[str, int | None]:
     """Files with their rows, None for unknown ones."""

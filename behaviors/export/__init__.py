@@ -35,7 +35,7 @@ class Export(Behavior):
     resumable = True
     id_fields = ("to",)
     combine: ClassVar[Mapping[str, Literal["last"]]] = dict.fromkeys(
-        ("version", "diff_from", "prefixes", "success", "remove_gone", "dry_run"), "last"
+        ("version", "diff_from", "prefixes", "success", "remove_gone", "register", "dry_run"), "last"
     )
 
     def partitions(self, table: TableRecord, arg: Any, ctx: JobContext) -> Planned:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from distop.behavior import WorkDone
 from distop_behaviors.orphans.orphan_argument import FailedFiles, FileCount
@@ -12,10 +12,18 @@ from distop_behaviors.orphans.orphan_argument import FailedFiles, FileCount
 Prefix = Annotated[str, Field(min_length=1, max_length=1024)]
 
 
+class RegisteredTable(BaseModel):
+    """The table to register at the target."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str = Field(min_length=1, max_length=512, description="The name of the new table.")
+
+
 class ExportArgument(BaseModel):
     """What to export, and where."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", populate_by_name=True, serialize_by_alias=True)
 
     to: str = Field(
         min_length=1,
@@ -43,7 +51,20 @@ class ExportArgument(BaseModel):
     remove_gone: bool = Field(
         False, description="Remove files of earlier exports that the version does not have. They are only listed else."
     )
+    register_as: RegisteredTable | None = Field(
+        None,
+        alias="register",
+        description="Write metadata for the copies, so that they are a table of the same format, and register it.",
+    )
     dry_run: bool = Field(False, description="Only report what would be copied.")
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if self.register_as is not None:
+            for name, given in (("prefixes", self.prefixes is not None), ("remove_gone", self.remove_gone)):
+                if given:
+                    raise ValueError(f"'register' cannot be combined with {name!r}: the table needs all its files")
+        return self
 
 
 class ExportResult(FailedFiles):
@@ -68,7 +89,11 @@ class ExportResult(FailedFiles):
 
 
 class ExportReport(ExportResult):
-    """The report of ``export``. ``complete``: the root manifest is written. ``partial``: only some folders."""
+    """The report of ``export``.
+
+    ``complete``: the root manifest is written. ``partial``: only some folders. ``registered``: the name of the table
+    that was registered, "" for none.
+    """
 
     to: str = ""
     version: str = ""
@@ -76,4 +101,5 @@ class ExportReport(ExportResult):
     folders: int = 0
     complete: bool = False
     partial: bool = False
+    registered: str = ""
     dry_run: bool = False

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from distop.behavior import WorkDone
+from distop.errors import InvalidArgument
+from distop.tables import check_table, table_copy_of
 from distop_behaviors.export import export_manifest
 from distop_behaviors.export.export_argument import ExportReport, ExportResult
 from distop_behaviors.export.export_manifest import ROOT_MANIFEST, ExportedFolder, RootManifest
-from distop_behaviors.export.export_plan import INNER, PLACE, folder_of
+from distop_behaviors.export.export_plan import INNER, PLACE, SOURCE, folder_of, registered_record
 from distop_behaviors.export.export_target import ExportTarget
 from distop_behaviors.orphans.orphan_argument import SHOWN
 
@@ -57,10 +59,29 @@ def complete(argument: ExportArgument, table: TableRecord, summary: Summary, ctx
             bytes=report.files.bytes,
             folders=folders,
         )
+        if argument.register_as is not None:
+            _write_table(argument, table, summary.version, str(jobs[0].values[SOURCE]), target, ctx)
         export_manifest.write(target.store, ROOT_MANIFEST, root)
         report.complete = True
+        if argument.register_as is not None:
+            record = registered_record(argument, table)
+            if check_table(record) != record:
+                raise InvalidArgument(f"the table at {argument.to} cannot be registered under this location")
+            ctx.register_table(record)
+            report.registered = record.name
     target.store.delete_folder(target.pages)
     return report
+
+
+def _write_table(
+    argument: ExportArgument, table: TableRecord, version: str, source: str, target: ExportTarget, ctx: JobContext
+) -> None:
+    """Write the metadata of the table at the target, if its format has some."""
+    if source:
+        ctx.status("writing the metadata of the new table")
+        copy = table_copy_of(table, ctx.check_cancelled, lambda: ctx.spark, version=version, source=source)
+        assert copy is not None
+        copy.write(target.place, ctx.check_cancelled)
 
 
 def _add_results(report: ExportReport, summary: Summary) -> dict[int, str]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from distop.behavior import PartitionPlan, Planned, is_wide
+from distop.behavior import PartitionPlan, Planned, TableRecord, is_wide
 from distop.errors import InvalidArgument, UnsafePath
 from distop.protocol.texts import plural, shown
+from distop.storage.export_targets import checked
 from distop.storage.files import local_path
 from distop.storage.normal_uris import NormalUri, normal
 from distop.storage.object_store import LARGEST
-from distop.tables import pinned_files_of
+from distop.tables import pinned_files_of, table_copy_of
 from distop_behaviors.export import export_manifest
 from distop_behaviors.export.export_manifest import ROOT_MANIFEST, RootManifest
 from distop_behaviors.export.export_target import ExportTarget
@@ -19,7 +20,7 @@ from distop_behaviors.orphans.other_tables import folders_of_others, normal_plac
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from distop.behavior import JobContext, TableRecord
+    from distop.behavior import JobContext
     from distop.tables.reading.file_facts import PlannedFile
     from distop_behaviors.export.export_argument import ExportArgument
 
@@ -27,8 +28,8 @@ TOP = "."
 """The name of the job of the table's own folder."""
 INNER = "inner"
 """The value of a job's plan that says whether other folders are inside of its own."""
-PLACE, SUCCESS, VERSION = "place", "success", "version"
-"""The values of a job's plan with the table's folder, the names of markers, and the version."""
+PLACE, SUCCESS, VERSION, SOURCE = "place", "success", "version", "source"
+"""The values of a job's plan with the table's folder, the names of markers, the version, and ``TableCopy.origin``."""
 _SEPARATOR = "/"
 
 
@@ -38,12 +39,20 @@ def plan(argument: ExportArgument, table: TableRecord, ctx: JobContext) -> Plann
     Raises InvalidArgument for a target that is not allowed, and for files that cannot be exported, and the errors of
     planning.
     """
-    pinned = pinned_files_of(table, ctx.check_cancelled, lambda: ctx.spark, version=argument.version or "")
-    target = ExportTarget(argument.to, table, ctx, [pinned.place, *folders_of_others(table, ctx)])
+    version, source = argument.version or "", ""
+    pinned = None
+    if argument.register_as is not None:
+        copy = table_copy_of(table, ctx.check_cancelled, lambda: ctx.spark, version=version)
+        if copy is not None:
+            pinned, source = copy.pinned, copy.origin
+    if pinned is None:
+        pinned = pinned_files_of(table, ctx.check_cancelled, lambda: ctx.spark, version=version)
+    here = _registered_here(argument, table, ctx)
+    target = ExportTarget(argument.to, table, ctx, [pinned.place, *folders_of_others(table, ctx, but=here)])
     if pinned.needs:
         raise InvalidArgument(
             f"the table {table.name!r} is not exported, because its data files alone would be read as other rows: "
-            f"{pinned.needs}"
+            f"{pinned.needs}; with 'register' they are exported with their metadata"
         )
     found = _folders(pinned.files, normal_places(pinned.place), target, argument)
     owner = target.check_free()
@@ -61,12 +70,37 @@ def plan(argument: ExportArgument, table: TableRecord, ctx: JobContext) -> Plann
     for folder in [*sorted(chosen), *sorted(gone)]:
         files = tuple(sorted(chosen.get(folder, ())))
         inner = any(other != folder and _inside(other, folder) for other in every)
-        values = {INNER: inner, PLACE: pinned.place, SUCCESS: names, VERSION: pinned.version}
+        values = {INNER: inner, PLACE: pinned.place, SUCCESS: names, VERSION: pinned.version, SOURCE: source}
         jobs.append(PartitionPlan(len(jobs), _job_name(folder), sum(f[1] for f in files), files, values=values))
     if not jobs:  # a version without files
-        values = {INNER: False, PLACE: pinned.place, SUCCESS: names, VERSION: pinned.version}
+        values = {INNER: False, PLACE: pinned.place, SUCCESS: names, VERSION: pinned.version, SOURCE: source}
         jobs.append(PartitionPlan(0, TOP, values=values))
     return Planned(jobs, pinned.version)
+
+
+def _registered_here(argument: ExportArgument, table: TableRecord, ctx: JobContext) -> str:
+    """The name of the table that an earlier export has registered at the target; "" for none.
+
+    Raises InvalidArgument if the name is taken by another table.
+    """
+    if argument.register_as is None:
+        return ""
+    record = registered_record(argument, table)
+    for other in ctx.registered_tables():
+        if other.name == record.name:
+            if other == record:
+                return record.name
+            raise InvalidArgument(
+                f"the table {shown(record.name)} is registered as {other.format} at {other.location}: register the "
+                "export under another name"
+            )
+    return ""
+
+
+def registered_record(argument: ExportArgument, table: TableRecord) -> TableRecord:
+    """The record of the table at the target."""
+    assert argument.register_as is not None
+    return TableRecord(argument.register_as.name, table.format, checked(argument.to))
 
 
 def folder_of(job: PartitionPlan) -> str:

@@ -135,8 +135,8 @@ class DiskCopier(FolderCopier):
             bytes=size,
             checksum=f"sha256:{found.sha256}",
             planned=stamp,
-            copied=found.source,
-            target=found.target,
+            copied=found.original,
+            target=found.copy,
         )
         return Copy(copy, "copied", verified=True)
 

@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from distop.behavior import JobContext, TableRecord
 
 
-def folders_of_others(table: TableRecord, ctx: JobContext, *, with_same: bool = False) -> list[str]:
+def folders_of_others(table: TableRecord, ctx: JobContext, *, with_same: bool = False, but: str = "") -> list[str]:
     """The folders of all registered tables but this one, in planning; local ones also with their links followed.
 
-    The same table under another name is left out, unless ``with_same``. Raises InvalidArgument if the folder of a table
-    is not known, and TableUnavailable.
+    The same table under another name is left out, unless ``with_same``, and so is the table ``but``. Raises
+    InvalidArgument if the folder of a table is not known, and TableUnavailable.
     """
     found: list[str] = []
     for other in ctx.registered_tables():
         ctx.check_cancelled()
-        if other.name == table.name or (not with_same and _is_same(other, table)):
+        if other.name in (table.name, but) or (not with_same and _is_same(other, table)):
             continue
         try:
             place = place_of(other, ctx.check_cancelled, lambda: ctx.spark)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from distop.protocol.keys import Keys
     from distop.protocol.records import OperationRef
-    from distop.protocol.txn import KeyValue
+    from distop.protocol.txn import Compare, KeyValue
     from distop.protocol.user_actions import Actions
 
 
@@ -100,6 +100,17 @@ def removal(keys: Keys, ref: OperationRef, seen: KeyValue, run_ops: KeyValue, ac
             *recorded(keys.table_actions(ref.table), actions),
         ),
     )
+
+
+def registration(
+    keys: Keys, election: Compare, record: TableRecord, run_ops: KeyValue | None, actions: Actions = NO_ACTIONS
+) -> Txn:
+    """Register a table that the completion code of an operation has written.
+
+    ``actions``: of the new table, including this one. Guards: my election; those of :func:`put_table` for a new record.
+    """
+    txn = put_table(keys, record, None, run_ops, actions)
+    return Txn((election, *txn.compares), txn.success, txn.failure, txn.label)
 
 
 def running(run_ops: KeyValue | None) -> dict[str, int]:

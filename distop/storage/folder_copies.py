@@ -41,12 +41,12 @@ _NO_REPLACE = 1
 
 @frozen
 class DiskCopy:
-    """A copy: the size, the SHA-256 of the content, and the stamps of the source and of the copy."""
+    """A copy: the size, the SHA-256 of the content, and the stamps of the original and of the copy."""
 
     size: int
     sha256: str
-    source: str
-    target: str
+    original: str
+    copy: str
 
 
 class FolderCopies:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from distop.tables.reachability import Reachability
     from distop.tables.reader import Reader
     from distop.tables.statistics import TableStatistics
+    from distop.tables.table_copy import TableCopy
 
 __all__ = [
     "Spark",
@@ -57,6 +58,7 @@ __all__ = [
     "registered_types",
     "replacer_of",
     "statistics_of",
+    "table_copy_of",
 ]
 
 LOCATION_TIMEOUT = 300.0
@@ -241,6 +243,26 @@ def pinned_files_of(
     check_place("the location of a table", table.location)
     found = format_of(table).pinned_files(table, check, spark, version=version)
     check_paths(path for path, _, _ in found.files)
+    return found
+
+
+def table_copy_of(
+    table: TableRecord,
+    check: Callable[[], None] = lambda: None,
+    spark: Spark = _no_spark,
+    *,
+    version: str = "",
+    source: str = "",
+) -> TableCopy | None:
+    """A version of the table to be copied with its metadata; None if a table is its files, without metadata.
+
+    ``source``: of an earlier one. Raises the errors of :func:`pinned_files_of`, and InvalidArgument if it cannot be
+    copied.
+    """
+    check_place("the location of a table", table.location)
+    found = format_of(table).table_copy(table, check, spark, version=version, source=source)
+    if found is not None:
+        check_paths(path for path, _, _ in found.pinned.files)
     return found
 
 

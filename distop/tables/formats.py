@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from distop.tables.reachability import Reachability
     from distop.tables.reader import Reader
     from distop.tables.statistics import TableStatistics
+    from distop.tables.table_copy import TableCopy
 
     Spark = Callable[[], Any]
     """Returns the Spark session, which is started on the first call."""
@@ -220,6 +221,16 @@ class Format(ABC):
     def recorded_place(self, table: TableRecord) -> str:
         """The table's own folder if its record has it, "" otherwise. Raises InvalidArgument and TableUnavailable."""
         return "" if self.of_catalog(table) else table.location
+
+    def table_copy(
+        self, table: TableRecord, check: Callable[[], None], spark: Spark, *, version: str = "", source: str = ""
+    ) -> TableCopy | None:
+        """A version of the table to be copied with its metadata; None if a table is its files, without metadata.
+
+        ``source``: of an earlier one (``TableCopy.origin``). Raises the errors of :meth:`pinned_files`, and
+        InvalidArgument if the version cannot be copied.
+        """
+        return None
 
     def data_folder(self, table: TableRecord, check: Callable[[], None], spark: Spark) -> str:
         """The folder of the table's data, below which new files are staged. Raises the errors of planning."""

@@ -57,8 +57,9 @@ class FakeContext(JobContext):
     job. ``checkpoint``: the checkpoint of an earlier attempt. ``tables``: other registered tables. ``history``: history
     records by operation. ``spark``: a session; None: one is started on first use, and shared in the process.
 
-    :meth:`cancel` asks the code to stop. ``statuses``, ``works``, ``progress.saved`` and ``follow_ups`` hold the
-    published statuses, the reported work, the saved checkpoints, and the requested operations.
+    :meth:`cancel` asks the code to stop. ``statuses``, ``works``, ``progress.saved``, ``follow_ups`` and
+    ``registrations`` hold the published statuses, the reported work, the saved checkpoints, the requested operations,
+    and the tables to register.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class FakeContext(JobContext):
         self.statuses: list[str] = []
         self.works: list[WorkDone] = []
         self.follow_ups: list[Mapping[str, Any]] = []
+        self.registrations: list[TableRecord] = []
         self._spark = spark
         self._stages = Stages()
         self._cancelled = False
@@ -165,3 +167,6 @@ class FakeContext(JobContext):
     ) -> None:
         asked = follow_up(self.operation, type_name, table, arg, partitions, delay)
         self.follow_ups.append({**asked.to_json(), "delay": delay})
+
+    def register_table(self, record: TableRecord) -> None:
+        self.registrations.append(record)

@@ -377,6 +377,11 @@ class LoneExecutor:
                 self._commit(f.decide(keys, self._ref, self._election, op.state_mod, after))
             return
         self.follow_ups = tuple(done["follow_ups"])
+        for found in done.get("registrations", ()):
+            record = TableRecord.from_json(found)
+            if self._store.get(keys.table(record.name)) is None:
+                run_ops = self._store.get(keys.run_ops(record.name))
+                self._commit(table_registry.registration(keys, self._election, record, run_ops))
         self._finish(decision, done["report"], done["failure"])
 
     def _finish(self, decision: Decision, report: Any = None, failure: str | None = None) -> None:

@@ -25,6 +25,7 @@ class ExportRun:
         self._work = work
         self._tables = {one.name: one for one in tables}
         self.operation = f"{table.name}/export/1"
+        self.registrations: list[TableRecord] = []
 
     def context(self) -> FakeContext:
         ctx = FakeContext(self._work, self.table)
@@ -51,7 +52,10 @@ class ExportRun:
         return self.complete(rows, plans, version, **arg)
 
     def complete(self, rows: list[Any], plans: list[PartitionPlan], version: str, /, **arg: Any) -> Ran:
-        return complete(Export(), self.argument(**arg), self.table, rows, plans, self.context(), version=version)
+        ctx = self.context()
+        ran = complete(Export(), self.argument(**arg), self.table, rows, plans, ctx, version=version)
+        self.registrations = ctx.registrations
+        return ran
 
     def contents(self) -> dict[str, bytes]:
         """The objects at the target, without the pages and the owner's record."""

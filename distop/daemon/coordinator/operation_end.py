@@ -22,6 +22,7 @@ from distop.decide import next_steps
 from distop.decide.due_operations import ERRORS_KEPT, error_of, final_record
 from distop.errors import NotFound, UnreadableRecord
 from distop.protocol import operation_finish as f
+from distop.protocol import table_registry
 from distop.protocol.executor_nodes import refusal
 from distop.protocol.job_transitions import guarded
 from distop.protocol.jobs import JobState, Outcome
@@ -29,9 +30,11 @@ from distop.protocol.json_codec import dumps, from_ranges, loads, rfc3339
 from distop.protocol.keys import job_name
 from distop.protocol.record_reading import read
 from distop.protocol.record_signature import signature
+from distop.protocol.records import TableRecord
 from distop.protocol.state_tables import Stage
-from distop.protocol.texts import plural
+from distop.protocol.texts import one_line, plural
 from distop.protocol.txn import Get
+from distop.protocol.user_actions import NO_ACTIONS, Action, Actions
 from distop.worker.daemon_side.requests import CompleteRequest, PlanPages, WorkerError
 
 if TYPE_CHECKING:
@@ -102,6 +105,9 @@ class Ending:
             return False
         try:
             done = await self._run_completion_code(op, decision)
+            for record in done.registrations:
+                if not await self._register(op.ref, TableRecord.from_json(record)):
+                    return False
         except WorkerError as error:
             return await self._completion_failed(op, decision, error)
         if done.follow_ups and list(done.follow_ups) != list(decision.follow_ups):
@@ -133,6 +139,26 @@ class Ending:
         )
         self._count_removed(ref, done.removed)
         return done
+
+    async def _register(self, ref: OperationRef, record: TableRecord) -> bool:
+        """Register a table that the completion code has written; returns False if the transaction was refused.
+
+        Raises WorkerError if another table has this name.
+        """
+        keys = self._keys
+        seen, run_ops, before = await self._ctx.client.read(*table_registry.read_table(keys, record.name))
+        if seen.kv is not None:
+            if read(TableRecord.decode, seen.kv) == record:
+                return True
+            raise WorkerError(
+                "fatal",
+                f"the table {one_line(record.name)} was registered meanwhile with another record: the files of {ref} "
+                "are complete; remove the other table, or register this one under another name",
+            )
+        fields = {"format": record.format, "location": record.location, "options": dict(record.options)}
+        actions = read(Actions.decode, before.kv) if before.kv is not None else NO_ACTIONS
+        done = actions.and_then(Action.change(rfc3339(time.time()), "add_table", str(ref), {}, fields))
+        return await self._commit(table_registry.registration(keys, self._guard, record, run_ops.kv, done))
 
     def _count_removed(self, ref: OperationRef, removed: RemovedStages) -> None:
         """Log and count removed stages, if there are any."""

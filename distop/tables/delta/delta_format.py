@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from distop.tables.reachability import Reachability
     from distop.tables.reader import Reader
     from distop.tables.statistics import TableStatistics
+    from distop.tables.table_copy import TableCopy
 
 
 class DeltaFormat(Format):
@@ -140,6 +141,14 @@ class DeltaFormat(Format):
         if configuration(snapshot).get("delta.columnMapping.mode", "none") != "none":
             needs = "its columns have other names in its files (column mapping)"
         return PinnedFiles(snapshot.root, str(snapshot.version), files, needs)
+
+    def table_copy(
+        self, table: TableRecord, check: Callable[[], None], spark: Spark, *, version: str = "", source: str = ""
+    ) -> TableCopy:
+        from distop.tables.delta.delta_copy import DeltaCopy
+
+        check_options(table.options, "delta")
+        return DeltaCopy(snapshot_of(source, check) if source else _snapshot(table, version, check), check)
 
     def changes(self, table: TableRecord) -> Changes:
         return Changes(None, delta=True)

@@ -196,6 +196,21 @@ def _walk(data: bytes) -> tuple[int, int]:
     return RECORDS - records, METADATA_BYTES - left
 
 
+def blocks(data: bytes, codec: bytes, at: int) -> Iterator[tuple[int, bytes]]:
+    """The number of records and the decompressed bytes of each block of a checked file; ``at``: of the first one.
+
+    Raises ValueError for a codec that is not supported.
+    """
+    while at < len(data):
+        count, at = _number(data, at)
+        size, at = _number(data, at)
+        block = data[at : at + size]
+        at += size + _SYNC
+        if codec == b"snappy":
+            raise ValueError("its blocks are compressed by Snappy, which cannot be rewritten")
+        yield count, block if codec == b"null" else b"".join(_pieces(codec, block))
+
+
 def _decompressed(codec: bytes, block: bytes, limit: int) -> int:
     """The number of decompressed bytes of a block; any number over ``limit`` if it has more."""
     if codec == b"null":

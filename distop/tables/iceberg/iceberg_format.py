@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from distop.tables.reachability import Reachability
     from distop.tables.reader import Reader
     from distop.tables.statistics import TableStatistics
+    from distop.tables.table_copy import TableCopy
     from distop.tables.table_options import TableOptions
 
 
@@ -174,6 +175,16 @@ class IcebergFormat(Format):
         from distop.tables.iceberg.iceberg_reachability import snapshot_files
 
         return snapshot_files(self.reachability(table, check, spark), table.name, version)
+
+    def table_copy(
+        self, table: TableRecord, check: Callable[[], None], spark: Spark, *, version: str = "", source: str = ""
+    ) -> TableCopy:
+        from distop.tables.iceberg.iceberg_copy import IcebergCopy
+        from distop.tables.iceberg.iceberg_reachability import IcebergReachability
+
+        options = check_options(table.options, "iceberg")
+        found = IcebergReachability.of(source or _current(table, options, check), check, hint=False)
+        return IcebergCopy(found, table.name, version, check)
 
     def expiration(self, table: TableRecord, check: Callable[[], None], spark: Spark) -> Expiration:
         """The snapshots of the current metadata file. Also raises InvalidArgument if ``gc.enabled`` is false."""

@@ -71,6 +71,7 @@ class Call:
         """The current context of the behavior: a cleanup has one for each job."""
         self._table = TableRecord.from_json(message["table"]) if message["table"] else None
         self._follow_ups: list[Mapping[str, Any]] = []
+        self._registrations: list[Mapping[str, Any]] = []
         self._may_stage = False
         self._removes_unnamed = False
         """Whether the end of the jobs decides which stages stay."""
@@ -286,7 +287,7 @@ class Call:
     def _complete(self, behavior: Behavior, arg: Any) -> Any:
         message = self._message
         plan = message.get("plan") or child_messages.PlanOutline(version="", whole=False, chunks=0)
-        ctx = self._context(call=self.number, follow_ups=self._follow_ups)
+        ctx = self._context(call=self.number, follow_ups=self._follow_ups, registrations=self._registrations)
         summary = Summary(
             *(message["verdict"], message["total"], message["success"], message["failed"], self._rows),
             version=plan["version"],
@@ -297,6 +298,7 @@ class Call:
 
         def complete() -> Any:
             self._follow_ups.clear()
+            self._registrations.clear()
             return behavior.complete_operation(arg, self._table, summary, ctx)
 
         try:
@@ -307,7 +309,8 @@ class Call:
         if report is not None:
             report = validate_result(behavior.Report, report, "the report")
         try:
-            encoded = dump({"report": to_json_value(report), "follow_ups": self._follow_ups})
+            tables = {"registrations": self._registrations} if self._registrations else {}
+            encoded = dump({"report": to_json_value(report), "follow_ups": self._follow_ups, **tables})
         except (TypeError, ValueError, RecursionError) as error:
             raise InvalidArgument(f"the report cannot be stored as JSON: {error}") from error
         if len(encoded) > child_messages.MAX_REPORT_BYTES:

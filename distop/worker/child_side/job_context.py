@@ -66,6 +66,7 @@ class JobScope:
     stages: Stages = field(default_factory=Stages)
     cancelled: Callable[[int | None], bool] = lambda _: False
     follow_ups: list[Mapping[str, Any]] | None = None
+    registrations: list[Mapping[str, Any]] | None = None
     find_table: Callable[[str], TableRecord] | None = None
     list_tables: Callable[[], Sequence[TableRecord]] | None = None
 
@@ -259,3 +260,11 @@ class ChildContext(JobContext):
         asked = follow_up(self.operation, type_name, table, arg, partitions, delay)
         due = {"not_before": rfc3339(time.time() + asked.delay)} if asked.delay else {}
         self._scope.follow_ups.append({**asked.to_json(), **due})
+
+    def register_table(self, record: TableRecord) -> None:
+        if self._scope.registrations is None:
+            super().register_table(record)
+            return
+        name = table_name(record.name)
+        self._env.refuse_unserved(self.operation, None, (name,))
+        self._scope.registrations.append(record.to_json())

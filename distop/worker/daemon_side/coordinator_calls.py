@@ -83,7 +83,8 @@ class ChildCalls:
         limit = self.config.call_limit
         value, _ = await self._caller.call(message, rows, sources=sources, lock=self._admission, limit=limit)
         removed = RemovedStages(*value.get("swept", ()))
-        return CompleteResult(value["report"], value["failure"], tuple(value["follow_ups"]), removed)
+        follow_ups, tables = tuple(value["follow_ups"]), tuple(value.get("registrations", ()))
+        return CompleteResult(value["report"], value["failure"], follow_ups, removed, tables)
 
     async def _checked_page(self, op: str, plan: PlanPages, number: int) -> Page:
         found = await plan.page(number)

@@ -236,13 +236,14 @@ class CompleteResult:
     """The result of complete_operation: its report, and the operations to start next.
 
     ``failure``: the text of OperationFailed, if it was raised. ``follow_ups``: each {type, table, arg, partitions}.
-    ``removed``: stages that no outcome names.
+    ``removed``: stages that no outcome names. ``registrations``: the records of tables to register, as JSON.
     """
 
     report: Any
     failure: str | None = None
     follow_ups: tuple[Mapping[str, Any], ...] = ()
     removed: RemovedStages = RemovedStages()
+    registrations: tuple[Mapping[str, Any], ...] = ()
 
 
 @frozen
