@@ -13,7 +13,16 @@ import pytest
 from distop.runtime import gc_tuning
 from distop.storage import store_waits
 from scripts import etcd_servers, storage_servers
-from tests.distributing import TURNS, OwnShareFirst, Units, has_turn, rank, share
+from tests.distributing import (
+    TURNS,
+    UNIT_TESTS,
+    OwnShareFirst,
+    Units,
+    collects_unit_tests,
+    has_turn,
+    rank,
+    share,
+)
 from tests.support.daemons import STARTED
 from tests.support.needs import in_ci
 from tests.support.service import ServiceThread
@@ -94,6 +103,11 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     name, wanted = etcd_servers.use().name, etcd_servers.chosen()
     instead = "" if name == wanted else f", because {wanted} is not built: scripts/etcd builds it"
     return f"{rotating}etcd: {name}{instead}"
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Most processes of a run do not collect the unit tests, which takes longer than all other tests."""
+    return True if collection_path == config.rootpath / UNIT_TESTS and not collects_unit_tests() else None
 
 
 def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:

@@ -14,6 +14,8 @@ from scripts import etcd_servers, storage_servers
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from xdist.workermanage import WorkerController
+
 T = TypeVar("T")
 
 SHARING = {
@@ -60,6 +62,11 @@ APART = frozenset(name for name in LONGEST if name.startswith("tests/acceptance/
 """Acceptance tests that share no Spark session: their executors start their own."""
 
 
+UNIT_TESTS = "tests/unit"
+"""The folder with most of the tests. They only compute, so few processes run them, and the others do not collect them.
+"""
+UNIT_PROCESSES = 2
+"""The first processes of a run, which collect the unit tests and run them before other tests."""
 TURNS = 9
 """A run takes one in this many of the tests marked ``rotating``."""
 
@@ -95,14 +102,62 @@ def rank(nodeid: str) -> int:
 
 
 class Units(LoadFileScheduling):
-    """Hands out units in the order in which they were collected."""
+    """Hands out units in the order in which they were collected, but unit tests first to processes that have them."""
 
     def __init__(self, config: pytest.Config, log: Any = None) -> None:
         super().__init__(config, log)
         config.option.loadscopereorder = False  # would order by the number of tests: the longest come last
+        self.partial: set[WorkerController] = set()
+        """The processes without unit tests."""
+        self.positions: dict[str, int] = {}
+        """The position of each test, which is the same in all processes: unit tests are last."""
 
     def _split_scope(self, nodeid: str) -> str:
         return unit_of(nodeid)
+
+    def schedule(self) -> None:
+        """Complete the collections of processes without unit tests, compare all, and hand out the first units."""
+        if self.collection is None:
+            every = max(self.registered_collections.values(), key=len)
+            unit_tests = [nodeid for nodeid in every if is_unit_test(nodeid)]
+            self.positions = {nodeid: number for number, nodeid in enumerate(every)}
+            for node, found in self.registered_collections.items():
+                if unit_tests and not any(map(is_unit_test, found)):
+                    self.partial.add(node)
+                    found += unit_tests
+            session: Any = self.config.pluginmanager.get_plugin("session")
+            session.testscollected = len(every)
+        super().schedule()
+
+    def _reschedule(self, node: WorkerController) -> None:
+        """Give a process the next unit if it has fewer than two tests: it runs a test when it knows the next one."""
+        while not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
+            self._assign_work_unit(node)
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        unit = self._next_unit(node)
+        if unit is None:
+            node.shutdown()
+            return
+        tests = self.assigned_work[node][unit] = self.workqueue.pop(unit)
+        node.send_runtest_some([self.positions[nodeid] for nodeid, completed in tests.items() if not completed])
+
+    def _next_unit(self, node: WorkerController) -> str | None:
+        others = (unit for unit in self.workqueue if not is_unit_test(unit))
+        if node in self.partial:
+            return next(others, None)
+        return next(filter(is_unit_test, self.workqueue), None) or next(others, None)
+
+
+def is_unit_test(name: str) -> bool:
+    """Whether a test or unit is in the folder of unit tests."""
+    return name.startswith(f"{UNIT_TESTS}/")
+
+
+def collects_unit_tests() -> bool:
+    """Whether this process runs unit tests. A process that replaces a lost one does."""
+    number, count = share() or (0, 1)
+    return number < UNIT_PROCESSES or number >= count
 
 
 def share() -> tuple[int, int] | None:

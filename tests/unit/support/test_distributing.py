@@ -3,9 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from scripts import etcd_servers, storage_servers
-from tests.distributing import APART, LONGEST, SHARING, TURNS, has_turn, own_share_first, rank, unit_of
+from tests import distributing
+from tests.distributing import (
+    APART,
+    LONGEST,
+    SHARING,
+    TURNS,
+    UNIT_PROCESSES,
+    Units,
+    collects_unit_tests,
+    has_turn,
+    is_unit_test,
+    own_share_first,
+    rank,
+    unit_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 ROOT = Path(__file__).parents[3]
 
@@ -57,3 +78,111 @@ def test_each_turn_has_one_other_server() -> None:
     turns = [[test for test in tests if has_turn(test[0], turn, test[1])] for turn in range(7, 7 + TURNS)]
     assert sorted(test for some in turns for test in some) == sorted(tests)
     assert [{server for _, server in some} for some in turns] == [{etcd_servers.of_turn(7 + n)} for n in range(TURNS)]
+
+
+TESTS = ("tests/faults/test_a.py::test_a", "tests/faults/test_a.py::test_b", "tests/storage/test_b.py::test_a")
+UNIT_TESTS = ("tests/unit/a/test_c.py::test_a", "tests/unit/a/test_c.py::test_b", "tests/unit/b/test_d.py::test_a")
+
+
+class Process:
+    """A process of a run, as the scheduler sees it."""
+
+    def __init__(self, number: int) -> None:
+        self.gateway = SimpleNamespace(id=f"gw{number}")
+        self.queued: list[int] = []
+        self.shutting_down = False
+
+    def send_runtest_some(self, indices: Sequence[int]) -> None:
+        assert not self.shutting_down
+        self.queued += indices
+
+    def shutdown(self) -> None:
+        self.shutting_down = True
+
+
+class Run:
+    """A run of TESTS and UNIT_TESTS in some processes, of which the first ones collect the unit tests."""
+
+    def __init__(self, with_unit_tests: int, without: int) -> None:
+        self.session = SimpleNamespace(testscollected=0)
+        self.reports: list[Any] = []
+        plugins = SimpleNamespace(get_plugin=lambda name: {"session": self.session}[name])
+        hook = SimpleNamespace(pytest_collectreport=lambda report: self.reports.append(report))
+        options = SimpleNamespace(loadscopereorder=True)
+        count = with_unit_tests + without
+        config: Any = SimpleNamespace(
+            option=options, pluginmanager=plugins, hook=hook, getvalue=lambda _: ["popen"] * count, debug=False
+        )
+        self.units: Any = Units(config)
+        self.ran: dict[Process, list[str]] = {}
+        self.processes = [self.add(TESTS + UNIT_TESTS * (n < with_unit_tests), number=n) for n in range(count)]
+
+    def add(self, found: Sequence[str], number: int) -> Process:
+        process = Process(number)
+        self.ran[process] = []
+        self.units.add_node(process)
+        self.units.add_node_collection(process, list(found))
+        if self.units.collection_is_completed:
+            self.units.schedule()
+        return process
+
+    def step(self, process: Process) -> None:
+        """Run one test of a process."""
+        index = process.queued.pop(0)
+        self.ran[process].append((TESTS + UNIT_TESTS)[index])
+        self.units.mark_test_complete(process, index)
+
+    def finish(self) -> None:
+        """Run all tests. A process needs the test after the next one, or the end, before it runs the next one."""
+        while busy := [one for one in self.ran if one.queued[1:] or (one.queued and one.shutting_down)]:
+            for process in busy:
+                self.step(process)
+            if self.units.tests_finished:  # as xdist then does
+                for process in self.ran:
+                    process.shutdown()
+        assert not any(one.queued for one in self.ran)
+
+
+@pytest.mark.parametrize(("with_unit_tests", "without"), [(1, 0), (1, 1), (2, 1), (1, 3)])
+def test_each_test_runs_once_and_unit_tests_only_where_they_are_collected(with_unit_tests: int, without: int) -> None:
+    run = Run(with_unit_tests, without)
+    assert run.session.testscollected == len(TESTS + UNIT_TESTS)
+    run.finish()
+    assert sorted(name for names in run.ran.values() for name in names) == sorted(TESTS + UNIT_TESTS)
+    for process in run.processes[with_unit_tests:]:
+        assert not any(map(is_unit_test, run.ran[process]))
+    assert is_unit_test(run.ran[run.processes[0]][0]), "unit tests come first where they are collected"
+    assert run.reports == []
+
+
+def test_a_process_that_replaces_a_lost_one_runs_its_unit_tests() -> None:
+    run = Run(1, 1)
+    lost = run.processes[0]
+    run.step(lost)
+    assert run.units.remove_node(lost) == UNIT_TESTS[1]
+    del run.ran[lost]
+    run.add(TESTS + UNIT_TESTS, number=2)
+    run.finish()
+    assert {name for names in run.ran.values() for name in names} >= {*TESTS, *UNIT_TESTS[1:]}
+
+
+def test_processes_that_collect_different_tests_are_reported() -> None:
+    run = Run(2, 0)
+    run.units.registered_collections[run.processes[1]][0] = "tests/faults/test_a.py::test_z"
+    run.units.collection = None
+    run.units.schedule()
+    assert len(run.reports) == 1
+
+
+def test_the_first_processes_and_those_that_replace_a_lost_one_collect_unit_tests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    count = UNIT_PROCESSES + 4
+    found = []
+    for number in range(count + 2):
+        monkeypatch.setattr(distributing, "share", lambda number=number: (number, count))
+        found.append(collects_unit_tests())
+    assert found == [True] * UNIT_PROCESSES + [False] * 4 + [True] * 2
+    monkeypatch.setattr(distributing, "share", lambda: None)
+    assert collects_unit_tests(), "a run with one process"
+    assert not any(is_unit_test(name) for name in LONGEST), "unit tests have the last positions in all processes"
