@@ -21,11 +21,14 @@ T = TypeVar("T")
 SHARING = {
     "tests/acceptance/test_validate_spark_catalog": "tests/acceptance",
     "tests/acceptance/test_validate_iceberg": "tests/acceptance",
+    "tests/acceptance/test_validate_delta": "tests/acceptance",
+    "tests/acceptance/test_validate_on_s3": "tests/acceptance",
     "tests/acceptance/test_validate": "tests/acceptance: validate",
     "tests/acceptance/": "tests/acceptance",
 }
 """Prefix of an acceptance test's file → the unit that runs it. The first matching prefix counts. A unit has one Spark
-session, because a session takes as long to warm up as many of these tests take together.
+session, because a session takes as long to warm up as many of these tests take together: 20 s of processor time for
+Delta alone. So tests of one format or store are in one unit.
 """
 LONGEST = (
     "tests/acceptance: validate",

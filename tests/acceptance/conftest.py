@@ -32,8 +32,9 @@ if TYPE_CHECKING:
     from tests.storage.servers import Served
 
 
-JVM_OPTIONS = "-XX:ReservedCodeCacheSize=240m -Xmn300m"
-"""Options of the session's JVM: with hundreds of tiny queries, small code caches and heaps cost more time than queries.
+JVM_OPTIONS = "-XX:ReservedCodeCacheSize=240m -Xmn300m -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+"""Options of the session's JVM: with hundreds of tiny queries, small code caches and heaps cost more time than queries,
+and so does the verification of classes.
 """
 INTERPRETED = {
     "spark.sql.codegen.wholeStage": ("false", "true"),

@@ -19,6 +19,7 @@ from distop.tables.iceberg import iceberg_rows
 from distop.worker.daemon_side.requests import JobItem, RunRequest
 from tests.integration.test_worker_runs import run, running_worker, sample_env
 from tests.support.lake import Folder
+from tests.support.localspark import FRUGAL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -101,7 +102,8 @@ async def test_hole_9_the_spark_of_an_executor_opens_no_checksum_file(
     folder = tmp_path / "t"
     folder.mkdir()
     pq.write_table(pa.table({"id": [1]}), folder / "a.parquet")
-    async with running_worker(tmp_path, sample_env, spark_master="local[2]") as worker:
+    settings: dict[str, Any] = {"spark_master": "local[2]", "spark_conf": {"spark.driver.extraJavaOptions": FRUGAL}}
+    async with running_worker(tmp_path, sample_env, **settings) as worker:
         (folder / ".a.parquet.crc").write_bytes(HUGE)
         (end,) = (await run(worker, validate(folder, "t/validate/1", 0.0), 240)).values()
         assert (end.kind, end.error) == ("success", "")

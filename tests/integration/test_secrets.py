@@ -124,6 +124,7 @@ class ProcessScanner(threading.Thread):
         self.programs: set[str] = set()
         self.modes: set[int] = set()
         self._file = work_dir / spark_settings.FILE
+        self._searched: dict[str, tuple[bytes, bytes]] = {}
         self._over = threading.Event()
 
     def run(self) -> None:
@@ -142,6 +143,9 @@ class ProcessScanner(threading.Thread):
             environment = b"" if own else (folder / "environ").read_bytes()
         except OSError:
             return
+        if self._searched.get(folder.name) == (arguments, environment):
+            return
+        self._searched[folder.name] = (arguments, environment)
         for name, forms in FORMS.items():
             # Libraries in the JVM read inherited variables from its environment.
             seen = arguments if name in INHERITED else arguments + environment
@@ -161,7 +165,7 @@ def files_with_secrets(folder: Path) -> list[str]:
     found = []
     for path in folder.rglob("*"):
         if path.is_file() and not path.is_symlink():
-            held = path.read_bytes()
+            held = path.read_bytes().rstrip(b"\0")  # etcd allocates 64 MB of zeros in advance
             found += [f"{name} in {path}" for name, forms in FORMS.items() if any(form in held for form in forms)]
     return found
 
