@@ -89,7 +89,8 @@ class Snapshot:
     options: Options = DEFAULT
     actions: Actions = NO_ACTIONS
     pace: Pace = Pace()
-    work: KnownWork = KnownWork()
+    work: KnownWork | None = KnownWork()
+    """None if it was not read."""
     predecessors: int = 0
     """How many operations it waits for."""
     behind: tuple[str, ...] = ()
@@ -124,8 +125,13 @@ class JobStates:
         return len(self.seen) - self.success
 
 
-async def take(etcd: EtcdClient, keys: Keys, ref: OperationRef, jobs: JobStates | None = None) -> Snapshot:
-    """Read an operation. Raises NotFound if it has neither a state nor a history record, UnreadableRecord."""
+async def take(
+    etcd: EtcdClient, keys: Keys, ref: OperationRef, jobs: JobStates | None = None, *, work: bool = False
+) -> Snapshot:
+    """Read an operation. Raises NotFound if it has neither a state nor a history record, UnreadableRecord.
+
+    ``work``: also read how much work is done, for which the plan is read.
+    """
     names = ("state", "spec", "plan", "planning", "cancel", "decision", "options", "actions")
     found = await etcd.read(
         *(Get(keys.of(ref, name)) for name in names), *(Get(of(ref)) for of in (keys.pending, keys.gate, keys.history))
@@ -151,7 +157,13 @@ async def take(etcd: EtcdClient, keys: Keys, ref: OperationRef, jobs: JobStates 
     if plan is not None and decision is None:
         never_paused = _modified(seen["gate"]) == _modified(seen["plan"])
         since = parse_time(spec.time) if spec is not None and never_paused else 0.0
-        found_jobs = await _jobs(etcd, keys, ref, plan, jobs, _modified(seen["gate"]), since)
+        gate = _modified(seen["gate"])
+        found_jobs = await _jobs(etcd, keys, ref, plan, jobs, gate, since)
+        if work and found_jobs["exact"]:
+            behind = [p for p, mod in jobs.mods.items() if gate and mod > gate]
+            found_jobs["work"] = await jobs.work.known(etcd, keys, ref, plan, jobs.seen, behind)
+    if not work:
+        found_jobs["work"] = None
     records = (state, phase, spec, plan, planning, cancel, decision)
     return Snapshot(ref, *records, names=dict(jobs.names), options=options, actions=actions, **found_jobs)
 
@@ -165,7 +177,7 @@ async def _jobs(
     """
     listing = await etcd.list(*keys.claims_range(ref))
     claims = {keys.parse(kv.key).partition: read(Claim.decode, kv) for kv in listing.kvs}
-    found: dict[str, Any] = {"claims": claims}
+    found: dict[str, Any] = {"claims": claims, "exact": True}
     if plan.count > MANY_JOBS:
         # An ended job has two keys, or three with a checkpoint.
         count = await etcd.count(*keys.jobs_range(ref))
@@ -176,8 +188,6 @@ async def _jobs(
         ranges, truncated = failed_text(p for p, well in jobs.seen.items() if not well)
         found |= {"success": jobs.success, "failed": jobs.failed, "failed_ranges": ranges}
         found |= {"failed_truncated": truncated, "pace": await _pace(etcd, keys, ref, jobs, gate)}
-        behind = [p for p, mod in jobs.mods.items() if gate and mod > gate]
-        found["work"] = await jobs.work.known(etcd, keys, ref, plan, jobs.seen, behind)
     await add_names(etcd, keys, ref, plan, _with_errors(claims), jobs.names)
     return found
 
@@ -248,10 +258,11 @@ async def live_nodes(etcd: EtcdClient, keys: Keys) -> dict[str, Node]:
 
 
 async def take_with_cluster(
-    etcd: EtcdClient, keys: Keys, ref: OperationRef, jobs: JobStates | None = None
+    etcd: EtcdClient, keys: Keys, ref: OperationRef, jobs: JobStates | None = None, *, work: bool = False
 ) -> tuple[Snapshot, dict[str, Node], tuple[str, ...]]:
     """Read an operation, the live executors and etcd's alarms. Raises as :func:`take`."""
-    snapshot, nodes, raised = await asyncio.gather(take(etcd, keys, ref, jobs), live_nodes(etcd, keys), alarms(etcd))
+    taking = take(etcd, keys, ref, jobs, work=work)
+    snapshot, nodes, raised = await asyncio.gather(taking, live_nodes(etcd, keys), alarms(etcd))
     if snapshot.predecessors > _BEHIND:
         snapshot = replace(snapshot, rejected=await _rejected(etcd, keys, snapshot, nodes.values()))
     return snapshot, nodes, raised
@@ -277,7 +288,7 @@ async def _rejected(etcd: EtcdClient, keys: Keys, seen: Snapshot, nodes: Iterabl
 async def status(etcd: EtcdClient, keys: Keys, ref: OperationRef, jobs: JobStates | None = None) -> OperationStatus:
     """Read an operation and derive its status. Raises NotFound, UnreadableRecord."""
     jobs = jobs if jobs is not None else JobStates()
-    snapshot, nodes, raised = await take_with_cluster(etcd, keys, ref, jobs)
+    snapshot, nodes, raised = await take_with_cluster(etcd, keys, ref, jobs, work=True)
     now = time.time()
     seen = judge(snapshot, nodes, now, raised)
     why = await unreadable_records(etcd, keys, seen, ref, jobs)

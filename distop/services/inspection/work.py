@@ -135,11 +135,13 @@ def rate_of(view: View, since: float) -> Rate:
 
     While the coordinator plans or completes the operation, this is the work that its planning or completion reports.
     """
+    if view.snapshot.work is None:
+        return Rate()
     entries = list(_reported(view))
     reported = sum((done for _, done in entries), WorkDone())
     known = KnownWork() if view.coordinating else view.snapshot.work
-    if not known.total and not reported:
-        return Rate()
+    if not known.total and not (reported and (view.coordinating or view.total == 1)):
+        return Rate()  # the work of ended jobs is not known
     of_files, of_bytes = known.total.files or reported.of_files, known.total.bytes or reported.of_bytes
     done, counted, committed = known.ended + reported, known.since_gate + reported, known.committed + reported
     began = [begin for begin in (since if known.total else 0.0, *(begin for begin, _ in entries)) if begin]

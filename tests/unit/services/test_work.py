@@ -17,7 +17,7 @@ from distop.protocol.records import Decision, Node, OperationRef, Spec, State
 from distop.protocol.txn import Put, Txn
 from distop.protocol.work_done import WorkDone, checked_work
 from distop.services.inspection import work as work_module
-from distop.services.inspection.status import Pace, Snapshot, judge, status
+from distop.services.inspection.status import Pace, Snapshot, judge, status, take
 from distop.services.inspection.work import KnownWork, WorkReader
 from distop.testing import FakeContext
 from tests.unit.support.modelclient import ModelClient
@@ -91,6 +91,21 @@ def test_a_completion_reports_its_own_work() -> None:
     assert (seen.work["of_files"], seen.work["committed_files"], seen.eta_seconds) == (200, 50, 10.0)
 
 
+def test_reports_of_jobs_without_a_known_plan_are_no_sum() -> None:
+    """Of several jobs, the ended ones are missing in it. One job, such as that of a restoration, is all there is."""
+    nodes = reporting(entry(0, files=5, of_files=9, committed_files=5))
+    snapshot = replace(OPEN, claims={0: HELD}, work=KnownWork())
+    assert judge(snapshot, nodes, NOW).work is None
+    alone = judge(replace(snapshot, plan=Plan(1, "", "", 1)), nodes, NOW).work
+    assert alone is not None
+    assert (alone["files"], alone["of_files"], alone["committed_files"]) == (5, 9, 5)
+
+
+def test_a_list_of_operations_reads_no_plans() -> None:
+    known = replace(OPEN, claims={0: HELD}, work=None)
+    assert judge(known, reporting(entry(0, files=5)), NOW).work is None
+
+
 def test_without_bytes_the_files_give_the_remaining_time() -> None:
     snapshot = replace(OPEN, claims={0: HELD}, work=KnownWork(WorkDone(40)))
     assert judge(snapshot, reporting(entry(0, NOW, files=10)), NOW + 10).eta_seconds == 30.0
@@ -153,6 +168,15 @@ async def test_the_plan_and_the_results_tell_the_work() -> None:
         "commits": 1,
         "committed_files": 20,
     }
+
+
+async def test_a_snapshot_for_a_list_has_no_work() -> None:
+    etcd: Any = Etcd(WITH_WORK, PLANS)
+    etcd.end(0, {"work": {"files": 10}})
+    assert (await take(etcd, KEYS, REF)).work is None
+    read = await take(etcd, KEYS, REF, work=True)
+    assert read.work is not None
+    assert read.work.total == WorkDone(40, 400)
 
 
 async def test_nothing_is_read_twice(monkeypatch: pytest.MonkeyPatch) -> None:
