@@ -109,7 +109,7 @@ def test_two_executors_on_one_job_delete_each_file_once_and_nothing_else(
     first.suspend()
     group.start("b")
     group.eventually(lambda: count(table) == 0, "the other one has deleted the rest", "b")
-    first.resume()
+    first.wake()
     report = op.wait(LIMIT).raise_for_state().report
     assert (report["deleted"]["data"]["files"], report["complete"]) == (FILES, True)
     assert report["deleted_digest"] == report["digest"]
