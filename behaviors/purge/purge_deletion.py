@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from distop.behavior import JobFailed, WorkDone
@@ -9,7 +10,7 @@ from distop.clock import time
 from distop.errors import UnsafePath
 from distop.protocol.texts import plural, shown
 from distop.storage.deletion_scope import OWN
-from distop.storage.object_store import Listed
+from distop.storage.object_store import Listed, Removed
 from distop.tables import catalog_entry_of, recorded_place_of
 from distop.tables.catalog_entry import CatalogEntryState, EntryChanged, drop_planned
 from distop_behaviors.orphans.deletion_pages import pages, wait_until
@@ -19,12 +20,16 @@ from distop_behaviors.purge.purge_argument import PurgeResult
 from distop_behaviors.purge.purge_plan import ENTRY, INDEXES, LEAVES, TIME, kind_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from distop.behavior import JobContext, PartitionPlan, TableRecord
     from distop_behaviors.purge.purge_argument import PurgeArgument
 
 PAGE = 1000
+_AT_ONCE = 4
+"""Parts of a page of leaves that are deleted at the same time; each has all files of its folders."""
+_LEAST = 100
+"""Files of a page that has parts."""
 
 
 def delete_job(argument: PurgeArgument, table: TableRecord, partition: PartitionPlan, ctx: JobContext) -> PurgeResult:
@@ -81,7 +86,7 @@ def delete_planned(
     """
     for files in pages(partition.files, PAGE, argument.max_per_second, ctx):
         page = [Listed(_key_of(path, place), size, stamp) for path, size, stamp in files]
-        found = place.store.remove_listed(page)
+        found = _remove(place, page, at_once=_AT_ONCE if kind_of(partition) in LEAVES and len(page) >= _LEAST else 1)
         sizes = {one.key: one.size for one in page}
         # A missing file was listed in planning: an earlier attempt has deleted it.
         gone = [*found.removed, *found.missing]
@@ -100,6 +105,26 @@ def delete_planned(
             result.fail(place.path_of(key), "it was replaced since it was listed")
         for key, why in found.failed.items():
             result.fail(place.path_of(key), why)
+
+
+def _remove(place: TablePlace, page: Sequence[Listed], *, at_once: int) -> Removed:
+    """Remove files of a page, of different folders at the same time. Raises the store's errors."""
+    parts: list[list[Listed]] = []
+    for one in page:
+        folder = one.key.rpartition("/")[0]
+        if not parts or (len(parts[-1]) * at_once >= len(page) and folder != parts[-1][-1].key.rpartition("/")[0]):
+            parts.append([])
+        parts[-1].append(one)
+    if len(parts) == 1:
+        return place.store.remove_listed(page)
+    with ThreadPoolExecutor(len(parts)) as pool:
+        found = list(pool.map(place.store.remove_listed, parts))
+    return Removed(
+        [key for one in found for key in one.removed],
+        [key for one in found for key in one.missing],
+        [key for one in found for key in one.changed],
+        {key: why for one in found for key, why in one.failed.items()},
+    )
 
 
 def failure_of(result: PurgeResult) -> str:

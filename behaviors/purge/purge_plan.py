@@ -48,7 +48,7 @@ LEAVES = (DATA, DELETES, INDEX)
 """The kinds of files that jobs delete."""
 ORDER = (*LEAVES, STATISTICS, MANIFEST, MANIFEST_LIST, CHECKPOINT, LOG, METADATA)
 """The order of the kinds in the plan. After them come the roots, in the order of the format."""
-FILES_PER_JOB = 10_000
+FILES_PER_JOB = 2_000
 MANIFEST_JOB = "@manifest"
 """The name of the first job, which deletes nothing, and of the value in its plan with the :class:`PurgeManifest`."""
 TIME = "time"

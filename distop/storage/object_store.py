@@ -268,7 +268,7 @@ def check_key(key: str) -> str:
         raise UnsafePath(f"the key {shown(key)} is not UTF-8, as names in an object store are") from None
     if size > LONGEST_KEY:
         raise UnsafePath(f"the key {shown(key)} has over {LONGEST_KEY} bytes, the limit of object stores")
-    if any(ord(character) < 32 or ord(character) == 127 for character in key):
+    if not key.isprintable() and any(ord(character) < 32 or ord(character) == 127 for character in key):
         raise UnsafePath(f"the key {shown(key)} has a control character, which object stores refuse")
     return key
 

@@ -487,3 +487,30 @@ def test_the_grace_is_limited_and_the_alias_is_the_same_type() -> None:
     alias, own = DropTablePurgeJob.declaration(), Purge.declaration()
     assert (alias.arg_schema, alias.removes_table) == (own.arg_schema, True)
     assert own.conflicts_with == alias.conflicts_with == ("*",)
+
+
+def test_large_pages_are_deleted_in_parts_and_their_results_are_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, parts = parquet(tmp_path / "t"), list[list[str]]()
+    for n in range(300):
+        (tmp_path / "t" / f"k={n // 30}").mkdir(exist_ok=True)
+        (tmp_path / "t" / f"k={n // 30}" / f"{n}.parquet").write_bytes(b"x")
+    run = Purging(table, tmp_path / "work").plan()
+    gone, replaced = tmp_path / "t" / "k=3" / "99.parquet", tmp_path / "t" / "k=9" / "299.parquet"
+    gone.unlink()
+    replaced.write_bytes(b"other content")
+    remove = FolderStore.remove_listed
+
+    def noted(self: FolderStore, objects: Any) -> Removed:
+        parts.append([one.key for one in objects])
+        return remove(self, objects)
+
+    monkeypatch.setattr(FolderStore, "remove_listed", noted)
+    report, _ = run.run_jobs().complete()
+    assert (files(report.deleted), report.changed, report.failed_files, report.complete) == (301, 1, 1, False)
+    assert on_disk(tmp_path / "t") == {str(replaced)}
+    assert sum(map(len, parts)) == 302
+    assert 1 < len(parts) <= 4
+    folders = [{key.partition("/")[0] for key in part} for part in parts]
+    assert sum(map(len, folders)) == len(set().union(*folders)), "no two parts wait for the lock of one folder"
