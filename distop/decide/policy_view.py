@@ -6,7 +6,7 @@ them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from distop.errors import InvalidArgument
 from distop.protocol import keys as K
@@ -19,6 +19,13 @@ if TYPE_CHECKING:
     from distop.protocol.txn import KeyValue
 
 _NONE: Mapping[str, KeyValue] = {}
+
+
+class PolicyChanges(NamedTuple):
+    """The tables that one response changes: their policies or events, and the elections of their evaluators."""
+
+    policies: set[str]
+    elections: set[str]
 
 
 class PolicyView:
@@ -45,9 +52,9 @@ class PolicyView:
         self._policies, self._events, self.evaluators = listed._policies, listed._events, listed.evaluators
         return changed
 
-    def apply(self, changes: Iterable[Change]) -> set[str]:
-        """Fold one response; returns the tables that changed. Keys that this release cannot read are skipped."""
-        tables = set()
+    def apply(self, changes: Iterable[Change]) -> PolicyChanges:
+        """Fold one response. Keys that this release cannot read are skipped."""
+        found = PolicyChanges(set(), set())
         for change in changes:
             try:
                 key = self.keys.parse(change.kv.key)
@@ -59,10 +66,11 @@ class PolicyView:
                 else:
                     holder = change.kv.value.decode(errors="replace")
                     self.evaluators[key.table] = Seen(holder, change.kv.mod_revision)
+                found.elections.add(key.table)
             elif key.family in (K.POLICY, K.POLICY_EVENT):
                 _fold(self._policies if key.family == K.POLICY else self._events, key.table, key.id, change)
-            tables.add(key.table)
-        return tables
+                found.policies.add(key.table)
+        return found
 
     def tables(self) -> Iterable[str]:
         """The tables that have a policy."""
@@ -75,6 +83,10 @@ class PolicyView:
     def policies(self, table: str) -> Mapping[str, KeyValue]:
         """The keys of a table's policies, by name."""
         return self._policies.get(table, _NONE)
+
+    def waits(self, table: str) -> bool:
+        """Whether a policy of the table has a key of waiting events."""
+        return table in self._events
 
     def event(self, table: str, name: str) -> KeyValue | None:
         """The key of a policy's waiting events."""

@@ -33,12 +33,28 @@ ELECTIONS_AT_ONCE = 8
 RACE_DELAY = 0.05
 """Seconds between the attempts of two candidates."""
 VERSIONS_A_SECOND = 5.0
-"""Maximum number of tables a second whose version this node asks for."""
+"""Maximum number of tables a second that this node looks at again for a new version."""
+FIRST_LOOKS_A_SECOND = 20.0
+"""Maximum number of tables a second that this node looks at after it was elected, if no event waits."""
 LONGEST_TIMER = 30.0
 """Maximum seconds of a timer: the wall clock, by which policies are due, may be set."""
 WATCH = "policies"
 _WRITE = "evaluation"
 """The name in the node record of a rejected write of an evaluation."""
+
+
+class Slots:
+    """Takes times apart from each other, so that very many tables are not all looked at at once."""
+
+    def __init__(self, a_second: float) -> None:
+        self._apart = 1.0 / a_second
+        self._last = 0.0
+
+    def take(self, least: float) -> float:
+        """Take the next free time; returns the seconds until then, at least ``least``."""
+        now = time.monotonic()
+        self._last = max(now + least, self._last + self._apart)
+        return self._last - now
 
 
 class Evaluator:
@@ -64,6 +80,7 @@ class Evaluator:
         """Tables that changed while they were looked at."""
         self._rejected: set[str] = set()
         """Tables with an evaluation that etcd rejects as invalid."""
+        self._first_looks, self._looks_again = Slots(FIRST_LOOKS_A_SECOND), Slots(VERSIONS_A_SECOND)
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -127,12 +144,13 @@ class Evaluator:
 
     def _fold(self, batch: Batch) -> None:
         if batch.listing:
-            changed = self._view.take(batch.gathered)
+            changed, tables = self._view.take(batch.gathered), self._all_tables()
         else:
-            changed = self._view.apply(batch.events)
+            changed, elections = self._view.apply(batch.events)
+            tables = changed | elections
         if self._closed:
             return
-        self._examine(self._all_tables() if batch.listing else changed)
+        self._examine(tables)
         for table in changed & self._mine.keys():
             self._look_soon(table)
 
@@ -231,7 +249,10 @@ class Evaluator:
 
     def _won(self, table: str, fence: int) -> None:
         self._mine[table] = fence
-        self._look_soon(table)
+        if self._view.waits(table):
+            self._look_soon(table)
+        else:
+            self._look_at(table, time.time() + self._first_looks.take(0.0))
 
     def _drop(self, table: str) -> None:
         self._mine.pop(table, None)
@@ -285,7 +306,7 @@ class Evaluator:
         self._set_timer()
 
     async def _look(self, table: str, fence: int) -> None:
-        retry = max(self._ctx.config.poll, len(self._mine) / VERSIONS_A_SECOND)
+        retry = self._looks_again.take(self._ctx.config.poll)
         try:
             again = await TableLook(self._ctx, table, fence, retry).look()
             if table in self._rejected:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from distop.clock import time as clock
 from distop.daemon.evaluator import evaluator_role as module
-from distop.daemon.evaluator.evaluator_role import ELECTIONS_AT_ONCE, Evaluator
+from distop.daemon.evaluator.evaluator_role import ELECTIONS_AT_ONCE, FIRST_LOOKS_A_SECOND, VERSIONS_A_SECOND, Evaluator
 from distop.daemon.incarnation import DaemonSetup, Incarnation
 from distop.errors import ClusterChanged, PermissionDenied
 from distop.protocol.executor_nodes import NodeState
@@ -50,13 +51,17 @@ class Place:
         self.looks: list[str] = []
         self.looking: asyncio.Event | None = None
         """If set, looks wait for it."""
+        self.versions = False
+        """Whether the policies of all tables wait for versions."""
+        self.times: list[float] = []
+        """The times of the looks."""
 
         def feed(*args: Any, **options: Any) -> ModelFeed:
             self.feeds.append(ModelFeed(*args, **options))
             return self.feeds[-1]
 
-        def look(_: Any, table: str, *__: Any) -> Any:
-            return SimpleNamespace(look=lambda: self._look(table))
+        def look(_: Any, table: str, fence: int, retry: float) -> Any:
+            return SimpleNamespace(look=lambda: self._look(table, retry))
 
         monkeypatch.setattr(module, "Feed", feed)
         monkeypatch.setattr(module, "TableLook", look)
@@ -70,11 +75,12 @@ class Place:
     async def _update(self, value: bytes) -> None:
         self.states.append(Node.decode(value).state)
 
-    async def _look(self, table: str) -> float:
+    async def _look(self, table: str, retry: float) -> float:
         self.looks.append(table)
+        self.times.append(clock.monotonic())
         if self.looking is not None:
             await self.looking.wait()
-        return float("inf")
+        return clock.time() + retry if self.versions else float("inf")
 
     def put(self, key: str, value: bytes) -> None:
         self.client.store.apply(Txn((), (Put(key, value),)))
@@ -124,6 +130,43 @@ def test_a_node_is_drained_as_soon_as_its_last_look_has_ended(run: Any) -> None:
         assert not place.elected("t")
 
     run(work)
+
+
+def test_the_looks_at_many_tables_are_spread(run: Any) -> None:
+    """A daemon with ten thousand tables would be busy for minutes after its start, and again at each poll."""
+
+    async def work(place: Place) -> None:
+        place.versions = True
+        tables = [f"t{n:03d}" for n in range(200)]
+        for table in tables:
+            place.policy(table)
+        await asyncio.sleep(2 * len(tables) / VERSIONS_A_SECOND)
+        assert sorted(place.looks[: len(tables)]) == tables, "each table is looked at once, and then again"
+        assert most_in_a_second(place.times[: len(tables)]) <= FIRST_LOOKS_A_SECOND + 1
+        assert sorted(place.looks[len(tables) : 2 * len(tables)]) == tables
+        assert most_in_a_second(place.times[len(tables) :]) <= VERSIONS_A_SECOND + 1
+
+    run(work)
+
+
+def test_a_table_with_a_waiting_event_is_looked_at_first(run: Any) -> None:
+    async def work(place: Place) -> None:
+        place.put(place.keys.policy_event("zzz", "one"), b"{}")
+        tables = [*(f"t{n:03d}" for n in range(100)), "zzz"]
+        for table in tables:
+            place.policy(table)
+        await asyncio.sleep(len(tables) / FIRST_LOOKS_A_SECOND + 1.0)
+        assert sorted(place.looks) == tables
+        assert place.looks.index("zzz") < 50
+        place.put(place.keys.policy_event("t050", "one"), b"{}")
+        await asyncio.sleep(0.1)
+        assert place.looks[-1] == "t050"
+
+    run(work)
+
+
+def most_in_a_second(times: list[float]) -> int:
+    return max(sum(one <= other < one + 1.0 for other in times) for one in times)
 
 
 def test_a_drained_node_starts_no_look(run: Any) -> None:

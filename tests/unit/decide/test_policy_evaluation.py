@@ -221,11 +221,12 @@ def test_the_view_folds_policies_events_and_evaluators() -> None:
         return Change(KeyValue(key, value, mod), deleted)
 
     policy, event = keys.policy("a.b", "one"), keys.policy_event("a.b", "one")
-    assert view.apply([change(policy), change(event), change(keys.policy_evaluator("a.b"), b"inc", 7)]) == {"a.b"}
+    assert view.apply([change(policy), change(event), change(keys.policy_evaluator("a.b"), b"inc", 7)]) == ({"a.b"}, {"a.b"})
     assert list(view.tables()) == ["a.b"]
     assert (view.policies("a.b").keys(), view.evaluators["a.b"].mod) == ({"one"}, 7)
     assert view.event("a.b", "one") is not None
-    assert view.apply([change(f"prod/{'distOpPolicy'}.%"), change("other")]) == set()
+    assert view.waits("a.b")
+    assert view.apply([change(f"prod/{'distOpPolicy'}.%"), change("other")]) == (set(), set())
     listed = view.listing()
     listed.apply([change(policy), change(event, mod=2), change(keys.policy("c", "two"))])
     assert view.take(listed) == {"a.b", "c"}
