@@ -37,25 +37,32 @@ class Rule:
     when: str = ""
 
 
+WITH_VERSIONS = ("iceberg", "delta")
+"""The formats whose tables have versions and commits, which the operations below need."""
 RULES = (
     Rule(
         "autopilot-compact",
         "compact",
         {},
-        ("iceberg", "delta"),
+        WITH_VERSIONS,
+        every="6h",
         on=("version",),
-        when="small_files > 50 or delete_ratio > 0.1",
+        when="(small_files > 50 or delete_ratio > 0.1) and hours_since.compact > 1",
     ),
     Rule(
         "autopilot-expire-snapshots",
         "expire-snapshots",
         {},
-        ("iceberg", "delta"),
+        WITH_VERSIONS,
         every="1d",
         when="snapshots > 10 and oldest_snapshot > 5d",
     ),
-    Rule("autopilot-remove-orphans", "remove-orphans", {}, ("iceberg", "delta"), every="7d"),
+    Rule("autopilot-remove-orphans", "remove-orphans", {}, WITH_VERSIONS, every="7d"),
 )
+"""The rules. A table of fifty partitions with one small file each always has small files: so compact waits an hour.
+
+A Parquet folder gets none: it has no versions and no orphans, and nothing can replace several of its files in one step.
+"""
 
 
 @frozen
@@ -99,7 +106,9 @@ async def _chosen(etcd: EtcdClient, keys: Keys, table: str) -> tuple[dict[str, P
         if rule.start not in published:
             left_out[rule.name] = f"no executor has published the type {rule.start}"
         elif record.format not in rule.formats:
-            left_out[rule.name] = f"{rule.start} by a policy needs a table of {' or '.join(rule.formats)}"
+            left_out[rule.name] = (
+                f"{rule.start} needs a format with versions and commits, as {' and '.join(rule.formats)} have"
+            )
         else:
             chosen[rule.name] = definition(rule.name, rule.start, rule.arg, rule.every or None, rule.on, rule.when, {})
     return chosen, left_out

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import math
 from types import SimpleNamespace
 from typing import Any
 
+from distop.clock import time
+from distop.daemon.evaluator.inputs import LOOKED_BACK, Inputs
 from distop.daemon.evaluator.table_look import TableLook
 from distop.protocol import policy as p
+from distop.protocol.json_codec import rfc3339
 from distop.protocol.keys import Keys
 from distop.protocol.policy import Policy, PolicyState
 from distop.protocol.record_reading import read_policy
-from distop.protocol.records import Node
+from distop.protocol.records import History, Node, OperationRef, State, TableRecord
 from distop.protocol.user_actions import NO_ACTIONS
 from distop.worker.daemon_side.requests import WorkerError
 from tests.unit.support.model_submission import TABLE, Etcd, run
@@ -100,3 +105,28 @@ def test_each_evaluation_names_its_evaluator() -> None:
         assert [one.evaluator for one in kept] == ["inc", "inc"]
 
     run(work)
+
+
+def test_hours_since_the_last_success_of_a_type() -> None:
+    async def work(etcd: Etcd) -> None:
+        place, now = Place(etcd), time.time()
+        found: Any = Inputs(place.ctx, TableRecord(TABLE, "parquet", "/data"))
+        assert math.isinf(await found._since_success("compact", now))
+
+        def ended(number: int, state: State, hours: float, type_name: str = "compact") -> None:
+            ref = OperationRef(TABLE, type_name, "", number)
+            finished = rfc3339(now - 3_600 * hours)
+            etcd.put(KEYS.history(ref), History(str(ref), state, finished, finished, 0, 0, 0).encode())
+
+        ended(1, State.SUCCESS, 50.0)
+        ended(2, State.SUCCESS, 30.0)
+        ended(3, State.FAILED, 20.0)
+        ended(4, State.CANCELLED, 10.0)
+        ended(1, State.SUCCESS, 1.0, "compact-more")
+        etcd.put(KEYS.history(OperationRef(TABLE, "compact", "", 5)), b"{")
+        assert round(await found._since_success("compact", now) / 3_600, 3) == 30.0
+        for number in range(6, 6 + LOOKED_BACK):
+            ended(number, State.FAILED, 5.0)
+        assert math.isinf(await found._since_success("compact", now)), "the last ten failed"
+
+    asyncio.run(work(Etcd()))

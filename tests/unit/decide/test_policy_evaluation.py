@@ -221,7 +221,10 @@ def test_the_view_folds_policies_events_and_evaluators() -> None:
         return Change(KeyValue(key, value, mod), deleted)
 
     policy, event = keys.policy("a.b", "one"), keys.policy_event("a.b", "one")
-    assert view.apply([change(policy), change(event), change(keys.policy_evaluator("a.b"), b"inc", 7)]) == ({"a.b"}, {"a.b"})
+    assert view.apply([change(policy), change(event), change(keys.policy_evaluator("a.b"), b"inc", 7)]) == (
+        {"a.b"},
+        {"a.b"},
+    )
     assert list(view.tables()) == ["a.b"]
     assert (view.policies("a.b").keys(), view.evaluators["a.b"].mod) == ({"one"}, 7)
     assert view.event("a.b", "one") is not None
