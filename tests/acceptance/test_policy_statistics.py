@@ -76,7 +76,7 @@ def test_delta(spark: SparkSession, tmp_path: Path) -> None:
         "t", "id bigint, k int", "partitioned by (k)",
         **{"delta.enableDeletionVectors": "true", "delta.checkpointPolicy": "v2", "delta.checkpointInterval": "3"},
     )  # fmt: skip
-    for n in range(5):
+    for n in range(3):
         lake.sql(f"insert into {{t}} select id, cast(id % 3 as int) from range({n * 100}, {n * 100 + 100})", "t")
         lake.sql(f"delete from {{t}} where id % 10 = {n}", "t")
     path = str(tmp_path / "t")
