@@ -115,14 +115,18 @@ class Compact(Behavior):
         return GroupRewrite(_argument(arg), ctx, ctx.stage_place.name).run(partition)
 
     def cancel_job_and_cleanup(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> None:
-        """Remove the new files of an attempt, unless it has offered them: then a commit may have them."""
+        """Remove the new files of an attempt, unless it has offered them: then a commit may have them.
+
+        What the attempt writes later is in a new stage, so it is not affected.
+        """
         from distop_behaviors.compact.group_rewrite import GroupRewrite
 
         if partition.name in (NOTHING, DRY_RUN):
             return
         try:
             publication = GroupRewrite(_argument(arg), ctx, "").publication
-            publication.stage_at(ctx.stage_place).discard(ctx.log)
+            for stage in publication.of_attempt(ctx.stage_place):
+                stage.discard(ctx.log)
         except (TableUnavailable, InvalidArgument, UnsafePath) as error:
             ctx.log.info("Nothing to remove: %s", error)
 

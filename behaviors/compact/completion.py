@@ -134,16 +134,24 @@ class CompactCompletion:
                     break
 
     def _redone_once(self, plan: PartitionPlan) -> bool:
-        """Rewrite the rest of a group once; returns whether nothing is left to do for it."""
-        again = self._replacer.again(self._replacer.load(), plan)
+        """Rewrite the rest of a group once; returns whether nothing is left to do for it.
+
+        A group whose commit somebody has undone stays as it is.
+        """
+        head = self._replacer.load()
+        (fate,) = self._replacer.plan_fates(head, [plan])
+        if fate in (Fate.COMMITTED, Fate.ROLLED_BACK):
+            self._note(plan.partition, fate, self._replacer.committed(head, plan).get(plan.partition, ""))
+            return True
+        again = self._replacer.again(head, plan)
         if again is None:
             self._left_out[plan.partition] = "other writers have removed or rewritten the files of the group"
             return True
         place = places.staging(shared_of(self._ctx)).below(
             f"{places.STAGE}/{places.operation_path(self._ctx.operation)}/{FENCE}/{uuid.uuid4().hex}"
         )
-        places.make_stage(place)
         stage = self._publication.stage_at(place)
+        stage.begin()
         try:
             replacement, _ = self._rewrite.rewritten(again, stage)
         except (JobFailed, Unreadable, GroupChanged) as error:
@@ -154,7 +162,7 @@ class CompactCompletion:
         self._note(plan.partition, fate, version)
         if fate is Fate.COMMITTED:
             self._redone[plan.partition] = replacement
-        return fate is Fate.COMMITTED
+        return fate in (Fate.COMMITTED, Fate.ROLLED_BACK)
 
     # ------------------------------------------------------------------ the end
 
@@ -163,25 +171,43 @@ class CompactCompletion:
         log, left = self._ctx.log, 0
         try:
             stages = [self._publication.stage_at(place) for place in stages_below(self._publication.stages)]
-            found = [pair for pairs in self._publication.all_offered().values() for pair in pairs]
-            head, replacements = self._replacer.load(), [replacement for _, replacement in found]
-            fates = self._replacer.fates(head, replacements)
-            needed = self._replacer.may_have(head, replacements)
+            offered = self._publication.all_offered(withdrawn=True).values()
+            found = [replacement for pairs in offered for _, replacement in pairs]
             for stage in stages:
                 stage.discard(log)
-            for (stage, replacement), fate, may_have in zip(found, fates, needed, strict=True):
-                if self._replacer.withdrawable:
-                    left += 0 if stage.withdraw(log) else replacement.added_bytes
-                    continue
-                # Files of a pending replacement stay: a paused process could still commit them. So do files that were
-                # perhaps committed: the commit may be expired, or the table may have been set back since.
-                if fate is Fate.PENDING or (fate in REASONS and (may_have or not stage.withdraw(log))):
-                    left += replacement.added_bytes
+            if self._replacer.withdrawable:
+                kept, again, removable = [], [], found
+                for replacement in found:
+                    replacement.stage.withdraw()
+            else:
+                kept, unneeded = self._divided(found)
+                for replacement in unneeded:
+                    replacement.stage.withdraw()
+                # The first look decides what to withdraw, and only the second one what to remove: see StagedFiles.
+                again, removable = self._divided(unneeded) if unneeded else ([], [])
+            left += sum(one.added_bytes for one in (*kept, *again))
+            left += sum(one.added_bytes for one in removable if not one.stage.remove_withdrawn(log))
             for stage in stages:
                 stage.forget(log)
         except (OSError, UnsafePath) as error:
             log.warning("Cannot remove the stages of %s: %s", self._ctx.operation, error)
         return left
+
+    def _divided(self, replacements: Sequence[Replacement]) -> tuple[list[Replacement], list[Replacement]]:
+        """Replacements that are not committed: those whose files must stay, and the others.
+
+        Files of a pending replacement stay: a paused process could still commit them. So do files that were perhaps
+        committed: the commit may be expired, or the table may have been set back since.
+        """
+        head = self._replacer.load()
+        fates, needed = self._replacer.fates(head, replacements), self._replacer.may_have(head, replacements)
+        kept, others = [], []
+        for one, fate, may_have in zip(replacements, fates, needed, strict=True):
+            if fate is Fate.PENDING or (fate in REASONS and may_have):
+                kept.append(one)
+            elif fate in REASONS:
+                others.append(one)
+        return kept, others
 
     def _report(self, summary: Summary, plans: dict[int, PartitionPlan], failed: dict[int, str]) -> CompactReport:
         before, after, deleted = Amount(rows=0), Amount(rows=0), 0

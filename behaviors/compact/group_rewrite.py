@@ -89,8 +89,7 @@ class GroupRewrite:
         if known:
             replacement = known[0][1]
         else:
-            stage = self.publication.stage_at(self.ctx.stage_place)
-            self.ctx.stage_of(plan)  # creates the stage of this attempt
+            stage = self.publication.new_stage(self.ctx.stage_place)
             try:
                 replacement, digest = self.rewritten(plan, stage)
             except GroupChanged as error:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import TYPE_CHECKING
 
 from distop.behavior import JobFailed
 from distop.storage.places import STAGE, operation_path
 from distop.tables.commits import CommitUnknown, Conflict, Fate, Marks
-from distop.tables.staged_files import StagedFiles, stages_below, stages_of
+from distop.tables.staged_files import OFFERED, StagedFiles, stages_below, stages_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from distop.storage.deletion import Place
     from distop.tables.commits import FileReplacer, Replacement
 
+_RUN = "-"
+"""Between the name of an attempt and that of one run."""
 ROUNDS = 50
 """Maximum number of attempts at one commit, if other writers commit first."""
 REASONS = {
@@ -24,6 +27,9 @@ REASONS = {
     Fate.EVOLVED: "another writer has changed the table's schema",
     Fate.UNDONE: "it was taken back, because a writer changed an old file, or a new one could not be moved",
     Fate.REPLACED: "another attempt has replaced the files of the group",
+    Fate.ROLLED_BACK: "somebody has set the table back to a state before the commit of the group",
+    Fate.WITHDRAWN: "the operation had ended before the group was committed",
+    Fate.DIVERGED: "the table was set back, or its history was removed, since the group was read",
 }
 
 DONE = (Fate.COMMITTED, Fate.REPLACED)
@@ -49,20 +55,36 @@ class Publication:
         """The staged files of the stage at a place."""
         return StagedFiles.of(place, self._shared, self._ctx.space, self._folder)
 
+    def new_stage(self, attempt: Place) -> StagedFiles:
+        """A new stage of an attempt, also if an earlier run of it was discarded.
+
+        ``attempt``: the place of its stage, which names operation, job and attempt. A process that dies keeps its
+        claim, so the next run has the same one. Raises UnsafePath and OSError.
+        """
+        stage = self.stage_at(attempt.parent.below(f"{attempt.name}{_RUN}{uuid.uuid4().hex}"))
+        stage.begin()
+        return stage
+
+    def of_attempt(self, attempt: Place) -> list[StagedFiles]:
+        """The stages of an attempt. Raises OSError."""
+        found = stages_of(self.stages, attempt.parent.name)
+        own = (attempt.name, f"{attempt.name}{_RUN}")
+        return [self.stage_at(place) for place in found if place.name == own[0] or place.name.startswith(own[1])]
+
     def offered(self, group: int) -> list[tuple[StagedFiles, Replacement]]:
         """What the attempts at a group have offered. Raises OSError."""
         return self._offered(stages_of(self.stages, f"{group:06d}"))
 
-    def all_offered(self) -> dict[int, list[tuple[StagedFiles, Replacement]]]:
-        """What all attempts have offered, by group. Raises OSError."""
+    def all_offered(self, *, withdrawn: bool = False) -> dict[int, list[tuple[StagedFiles, Replacement]]]:
+        """What all attempts have offered, by group; ``withdrawn``: also what was withdrawn since. Raises OSError."""
         found: dict[int, list[tuple[StagedFiles, Replacement]]] = {}
-        for stage, replacement in self._offered(stages_below(self.stages)):
+        for stage, replacement in self._offered(stages_below(self.stages), withdrawn=withdrawn):
             found.setdefault(replacement.group, []).append((stage, replacement))
         return found
 
-    def _offered(self, places: Iterable[Place]) -> list[tuple[StagedFiles, Replacement]]:
+    def _offered(self, places: Iterable[Place], *, withdrawn: bool = False) -> list[tuple[StagedFiles, Replacement]]:
         stages = [self.stage_at(place) for place in places]
-        return [(stage, found) for stage in stages if (found := stage.offered()) is not None]
+        return [(stage, found) for stage in stages if (found := stage.offered(withdrawn=withdrawn)) is not None]
 
     def commit(self, replacements: Sequence[Replacement]) -> dict[int, tuple[Fate, str]]:
         """Commit all of these groups that are pending, in one commit; returns what became of each, and its version.
@@ -77,6 +99,12 @@ class Publication:
             fates = dict(
                 zip([one.group for one in replacements], self._replacer.fates(head, replacements), strict=True)
             )
+            # The offers are looked for after the table was loaded: see StagedFiles.
+            fates |= {
+                one.group: Fate.WITHDRAWN
+                for one in replacements
+                if fates[one.group] is Fate.PENDING and one.stage.decision() != OFFERED
+            }
             pending = [one for one in replacements if fates[one.group] is Fate.PENDING]
             # A group that this call has committed may have been replaced again since.
             ended = {group: (fate, "") for group, fate in fates.items()} | {

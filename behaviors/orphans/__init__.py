@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from distop.behavior import Behavior, PartitionPlan, Planned
 from distop.errors import InvalidArgument
 from distop_behaviors.orphans.orphan_argument import (
+    FileCount,
     OrphansArgument,
     OrphansReport,
     OrphansResult,
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["RemoveOrphans", "Restore"]
 
+QUARANTINED = "quarantined"
+"""The number and the bytes of the files in a plan of `restore`."""
 NO_TABLE = "orphans belong to a table: start it on a registered table"
 
 
@@ -84,8 +87,8 @@ class Restore(Behavior):
         """One job. Raises InvalidArgument if there is nothing to restore, and TableUnavailable."""
         from distop_behaviors.orphans.restoration import Restoration
 
-        Restoration(RestoreArgument.model_validate(arg, from_attributes=True), table, ctx).check()
-        return Planned([PartitionPlan(0, "restore")])
+        found = Restoration(RestoreArgument.model_validate(arg, from_attributes=True), table, ctx).quarantined()
+        return Planned([PartitionPlan(0, "restore", values={QUARANTINED: found.model_dump_json()})])
 
     def start_or_resume_job(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> Any:
         """Move the files back. Raises JobFailed if some cannot be moved."""
@@ -93,7 +96,8 @@ class Restore(Behavior):
 
         if ctx.table is None:
             raise InvalidArgument(NO_TABLE)
-        return Restoration(RestoreArgument.model_validate(arg, from_attributes=True), ctx.table, ctx).run()
+        planned = FileCount.model_validate_json(str(partition.values.get(QUARANTINED, "{}")))
+        return Restoration(RestoreArgument.model_validate(arg, from_attributes=True), ctx.table, ctx).run(planned)
 
     def complete_operation(self, arg: Any, table: TableRecord | None, summary: Summary, ctx: JobContext) -> Any:
         """The result of the job."""

@@ -35,22 +35,28 @@ class Restoration:
         self._folder = TablePlace(place_of(table, ctx.check_cancelled, lambda: ctx.spark), ctx)
         self._source = self._folder.quarantine_of(self._operation)
 
-    def check(self) -> None:
-        """Raises InvalidArgument if there are no files to restore."""
-        if next(self._folder.store.list(self._source), None) is None:
+    def quarantined(self) -> FileCount:
+        """The files to restore. Raises InvalidArgument if there are none."""
+        found = self._counted()
+        if not found.files:
             raise InvalidArgument(
                 f"there are no quarantined files of {shown(self._operation)} in "
                 f"{self._folder.path_of(self._source)}: it has moved none, or they were restored or deleted"
             )
+        return found
 
-    def run(self) -> RestoreReport:
-        """Move the files back. Raises JobFailed if some cannot be moved, and the errors of planning."""
-        ctx = self._ctx
-        report = RestoreReport.model_validate(ctx.progress.load() or {"dry_run": self._argument.dry_run})
-        done = report.work
-        of_files, of_bytes = done.files, done.bytes
-        for one in self._folder.store.list(self._source):
-            of_files, of_bytes = of_files + 1, of_bytes + one.size
+    def run(self, planned: FileCount) -> RestoreReport:
+        """Move the files back. Raises JobFailed if some cannot be moved, and the errors of planning.
+
+        ``planned``: the files that were to be restored. Those that are gone now were restored by an earlier attempt.
+        """
+        ctx, report = self._ctx, RestoreReport(dry_run=self._argument.dry_run)
+        now = self._counted()
+        report.restored.files = max(0, planned.files - now.files)
+        report.restored.bytes = max(0, planned.bytes - now.bytes)
+        of_files, of_bytes = now.files + report.restored.files, now.bytes + report.restored.bytes
+        done = WorkDone(report.restored.files, report.restored.bytes)
+        report.work = WorkDone(done.files, done.bytes, of_files, of_bytes, 0, done.files, done.bytes)
         for page in self._pages():
             ctx.check_cancelled()
             self._restore(page, report)
@@ -58,7 +64,6 @@ class Restoration:
             restored = report.restored if not self._argument.dry_run else FileCount()
             report.work = WorkDone(done.files, done.bytes, of_files, of_bytes, 0, restored.files, restored.bytes)
             ctx.work_done(**report.work.to_json())
-            ctx.progress.save(report.model_dump(mode="json"), force=True)
         if not self._argument.dry_run and next(self._folder.store.list(self._source), None) is None:
             self._folder.store.delete_folder(self._source)  # empty folders of a disk
         if report.failed_files:
@@ -68,6 +73,12 @@ class Restoration:
                 report,
             )
         return report
+
+    def _counted(self) -> FileCount:
+        found = FileCount()
+        for one in self._folder.store.list(self._source):
+            found.add(one.size)
+        return found
 
     def _pages(self) -> Iterator[list[Listed]]:
         page: list[Listed] = []

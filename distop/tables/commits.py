@@ -146,6 +146,12 @@ class Fate(Enum):
     """Another writer has changed the table's schema."""
     UNDONE = "undone"
     """The replacement was begun and taken back, because an old file had changed or a new one could not be moved."""
+    ROLLED_BACK = "rolled back"
+    """Somebody has set the table back to a state before the commit that replaced the group."""
+    WITHDRAWN = "withdrawn"
+    """The operation has ended, and its new files are not offered any more."""
+    DIVERGED = "diverged"
+    """The table's current state does not follow from the one that was read, or that is unknown."""
 
 
 @frozen
@@ -234,7 +240,10 @@ class FileReplacer(ABC):
 
     @abstractmethod
     def committed(self, head: Head, plan: PartitionPlan) -> Mapping[int, str]:
-        """The groups that commits of this operation since a plan have replaced, each with the version of its commit."""
+        """The groups that commits of this operation since a plan have replaced, each with the version of its commit.
+
+        Without those whose commits somebody has undone by setting the table back.
+        """
 
     @abstractmethod
     def again(self, head: Head, plan: PartitionPlan) -> PartitionPlan | None:

@@ -3,6 +3,10 @@
 An attempt that has written all files writes their record, and then *offers* them: it creates the decision. Whoever
 removes the files of an attempt must create the decision first. The store lets only one of them create it. So offered
 files are never removed, and removed files are never committed, whatever a slow or paused process does later.
+
+The end of the operation may remove offered files that no commit can add any more. It *withdraws* the offer first, and
+then reads the table. A commit loads the table first, and then looks for the offer. So a process that has seen the offer
+has loaded a state that is not newer than the one that was read: it commits before that, or is refused.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from distop.protocol.frozen import frozen
 from distop.storage import deletion
 from distop.storage.deletion import Place
 from distop.storage.opened_stores import store_of
-from distop.storage.places import STAGE
+from distop.storage.places import STAGE, make_stage
 from distop.storage.store_errors import ObjectExists, ObjectMissing, UnknownWrite
 from distop.tables.commits import Replacement
 
@@ -26,8 +30,9 @@ if TYPE_CHECKING:
     from distop.runtime.logs import Log
 
 FOLDER = "distop-staged"
-RECORD, DECISION = "staged.json", "decision"
+RECORD, DECISION, OPEN = "staged.json", "decision", "open"
 _RECORD_BYTES = 64 << 20
+OFFERED, WITHDRAWN = "offered", "withdrawn"
 _DECISION_BYTES = 64
 _TRIES = 3
 
@@ -49,6 +54,11 @@ class StagedFiles:
         if place.anchor != shared.anchor or place != shared.below(f"{STAGE}/{inner}"):
             raise UnsafePath(f"{place.location} is not a stage in {shared.location}")
         return cls(place, Place(folder, "/".join(filter(None, (FOLDER, space, inner)))))
+
+    def begin(self) -> None:
+        """Create the stage, before its first file. Raises FileExistsError if it exists, UnsafePath and OSError."""
+        make_stage(self.place)
+        store_of(self.place).put_new(OPEN, b"")
 
     def offer(self, replacement: Replacement) -> str | None:
         """Write the record, and decide that the files may be committed; returns the record's digest.
@@ -83,13 +93,16 @@ class StagedFiles:
         except ObjectMissing:
             return None
 
-    def offered(self) -> Replacement | None:
-        """The replacement, if its files may be committed; None if other users may have written it. Raises OSError."""
+    def offered(self, *, withdrawn: bool = False) -> Replacement | None:
+        """The replacement, if its files may be committed; None if other users may have written it. Raises OSError.
+
+        ``withdrawn``: also if its offer was withdrawn.
+        """
         try:
             deletion.check_own(self.place)
         except UnsafePath:
             return None
-        if self.decision() != "offered":
+        if self.decision() not in (OFFERED, *((WITHDRAWN,) if withdrawn else ())):
             return None
         try:
             return Replacement.from_json(json.loads(store_of(self.place).get(RECORD, limit=_RECORD_BYTES).data), self)
@@ -100,9 +113,10 @@ class StagedFiles:
         """Remove the files, unless they were offered; returns whether they are removed. Errors are logged.
 
         The decision stays until :meth:`forget`: without it, a slow process of the attempt could still offer its files.
+        A stage that was forgotten keeps them: it may have been offered, and they may be in the table.
         """
         try:
-            if self.decide("discarded") != "discarded":
+            if self.decide("discarded") != "discarded" or not self._is_open():
                 return False
             _remove(self.data)
             store_of(self.place).delete_many([RECORD])
@@ -111,8 +125,15 @@ class StagedFiles:
             return False
         return True
 
-    def withdraw(self, log: Log) -> bool:
-        """Remove offered files that certainly are in no commit, and that none can add any more. Errors are logged."""
+    def withdraw(self) -> None:
+        """Withdraw the offer: commits that load the table from now on leave the files out. Raises OSError."""
+        store_of(self.place).put(DECISION, WITHDRAWN.encode())
+
+    def remove_withdrawn(self, log: Log) -> bool:
+        """Remove files that certainly are in no commit, and that none can add any more. Errors are logged.
+
+        The offer must be withdrawn before the state of the table was read that shows this.
+        """
         try:
             _remove(self.data)
             store_of(self.place).delete_many([RECORD])
@@ -121,6 +142,14 @@ class StagedFiles:
             return False
         return True
 
+    def _is_open(self) -> bool:
+        """Whether the stage was not forgotten: its decision was not removed before this process has created one."""
+        try:
+            store_of(self.place).head(OPEN)
+            return True
+        except ObjectMissing:
+            return False
+
     def remove(self, names: Iterable[str]) -> None:
         """Remove new files that are not needed, by their names, before the files are offered. Raises OSError."""
         store_of(self.data).delete_many(names)
@@ -128,6 +157,7 @@ class StagedFiles:
     def forget(self, log: Log) -> None:
         """Remove the stage at the end of its operation. The files stay. Errors are logged."""
         try:
+            store_of(self.place).delete_many([OPEN])  # before the decision: see discard
             _remove(self.place)
         except (OSError, InvalidArgument) as error:
             log.warning("Cannot remove the stage %s; retrying later: %s", self.place.location, describe(error))

@@ -28,6 +28,12 @@ writing = tests.support.writing:Writing
 sparkwriting = tests.support.writing:SparkWriting
 faulty-apply = tests.faults.faulty_apply:FaultyApply
 faulty-validate = tests.faults.faulty_validate:FaultyValidate
+faulty-compact = tests.faults.faulty_maintenance:FaultyCompact
+faulty-expire-snapshots = tests.faults.faulty_maintenance:FaultyExpireSnapshots
+faulty-expire-partitions = tests.faults.faulty_maintenance:FaultyExpirePartitions
+faulty-remove-orphans = tests.faults.faulty_maintenance:FaultyRemoveOrphans
+faulty-restore = tests.faults.faulty_maintenance:FaultyRestore
+faulty-export = tests.faults.faulty_maintenance:FaultyExport
 absent = tests.support.no_such_module:Absent
 """
 

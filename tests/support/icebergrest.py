@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -19,6 +21,66 @@ if TYPE_CHECKING:
     import pytest
 
 WAREHOUSE = "main"
+Answer = tuple[int, str]
+"""The status and the body of an answer."""
+CommitFault = Callable[[Callable[[], Answer]], Answer | None]
+
+
+def lose_answer(commit: Callable[[], Answer]) -> None:
+    """Commit, and do not answer."""
+    commit()
+
+
+def lose_request(_: Callable[[], Answer]) -> None:
+    """Neither commit nor answer."""
+
+
+def double(commit: Callable[[], Answer]) -> Answer:
+    """Commit twice; the answer is that to the second request."""
+    commit()
+    return commit()
+
+
+def throttle(_: Callable[[], Answer]) -> Answer:
+    return 503, ""
+
+
+def once(fault: CommitFault) -> CommitFault:
+    """Only the first commit has this fault."""
+    calls = [0]
+
+    def first(commit: Callable[[], Answer]) -> Answer | None:
+        calls[0] += 1
+        return fault(commit) if calls[0] == 1 else commit()
+
+    return first
+
+
+def late() -> CommitFault:
+    """Commit the first request only after the second one; it is not answered."""
+    held: list[Callable[[], Answer]] = []
+
+    def fault(commit: Callable[[], Answer]) -> Answer | None:
+        if not held:
+            held.append(commit)
+            return None
+        answer = commit()
+        with suppress(ValueError):  # pyiceberg's errors for updates that do not fit the table any more
+            held[0]()
+        return answer
+
+    return fault
+
+
+COMMIT_FAULTS: dict[str, Callable[[], CommitFault]] = {
+    "lost answer": lambda: once(lose_answer),
+    "all answers lost": lambda: lose_answer,
+    "lost request": lambda: once(lose_request),
+    "doubled": lambda: double,
+    "late": late,
+    "throttled": lambda: once(throttle),
+}
+"""Faults of the commits of a catalog."""
 
 
 def sql_catalog(
@@ -48,6 +110,7 @@ class RestCatalogServer:
     - ``released``: an event; requests wait while it is cleared;
     - ``lose_answers``: close the connections of commits and drops without an answer; ``lose_drops``: of drops, also
       before they are done; ``refuse_drops``: answer them with 403;
+    - ``on_commit``: gets a function that commits and returns the answer, and returns the answer to send, None for none;
     - ``defaults``, ``overrides``: properties of the client; ``config``: of each table; ``properties``: of its metadata;
     - ``vended``: credentials of the storage for each table (``storage-credentials``).
 
@@ -66,6 +129,7 @@ class RestCatalogServer:
         self.lose_answers = False
         self.lose_drops = False
         self.refuse_drops = False
+        self.on_commit: CommitFault | None = None
         self.defaults: dict[str, Any] = {}
         self.overrides: dict[str, Any] = {}
         self.config: dict[str, Any] = {}
@@ -122,9 +186,13 @@ class RestCatalogServer:
         drops = request.command == "DELETE"
         if drops and self.lose_drops:
             return
-        status, text = self._response(request, body)
-        if (body or drops) and self.lose_answers:
+        if body and self.on_commit is not None:
+            found = self.on_commit(lambda: self._response(request, body))
+        else:
+            found = self._response(request, body)
+        if found is None or ((body or drops) and self.lose_answers):
             return
+        status, text = found
         request.send_response(status)
         request.send_header("Content-Length", str(len(text.encode())))
         request.end_headers()

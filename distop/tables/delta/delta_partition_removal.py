@@ -11,10 +11,14 @@ from distop.protocol.plan import PartitionPlan
 from distop.protocol.texts import did_you_mean
 from distop.tables.commits import CommitUnknown, Conflict
 from distop.tables.delta import metadata_commit
+from distop.tables.delta.delta_log import commit
 from distop.tables.delta.delta_plan import partition_name
+from distop.tables.delta.log_files import LogFiles
 from distop.tables.delta.log_publisher import LogPublisher
+from distop.tables.delta.table_paths import parse_source
 from distop.tables.expiration import ROUNDS
 from distop.tables.partition_removal import PartitionRemoval, RemovedFiles, ValuedPartition
+from distop.tables.reading.file_facts import Gone
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -67,23 +71,42 @@ class DeltaPartitionRemoval(PartitionRemoval):
             value = None if text is None else _value(text, schema.columns[column])
             yield ValuedPartition(plan, value, text=text or "")
 
-    def remove(self, paths: Collection[str]) -> RemovedFiles:
+    def remove(self, paths: Collection[str], since: str) -> RemovedFiles:
         wanted = set(paths)
+        looked_at = parse_source(since)[1]
         last: Exception | None = None
         for _ in range(ROUNDS):
             self._context.check_cancelled()
             snapshot: DeltaSnapshot = self._publisher.load().base
             self._check(snapshot)
+            for version in range(looked_at + 1, snapshot.version + 1):
+                if (done := self._removed_by(version)) is not None:
+                    return RemovedFiles(done, len(wanted) - done, str(version))
+            looked_at = snapshot.version
             left = [snapshot.files[path] for path in sorted(wanted) if path in snapshot.files]
             if not left:
-                return RemovedFiles(0 if last is None else len(wanted), 0, str(snapshot.version))
+                return RemovedFiles(0, len(wanted), str(snapshot.version))
             try:
                 self._publisher.commit(snapshot, self._commit(snapshot, left))
             except (Conflict, CommitUnknown) as error:
-                last = error  # the next loading shows whether the files are gone
+                last = error  # the next loading shows whether it was this commit
                 continue
             return RemovedFiles(len(left), len(wanted) - len(left), str(snapshot.version + 1))
         raise last or Conflict("the partitions were not removed")
+
+    def _removed_by(self, version: int) -> int | None:
+        """The number of files that a commit of this operation has removed; None for other and for missing commits."""
+        try:
+            for action in commit(LogFiles(self._publisher.root), version):
+                info = action.get("commitInfo")
+                if not isinstance(info, dict) or info.get("operation") != _OPERATION:
+                    continue
+                parameters, metrics = info.get("operationParameters"), info.get("operationMetrics")
+                if isinstance(parameters, dict) and parameters.get("operation") == self._context.operation:
+                    return int(metrics["numRemovedFiles"]) if isinstance(metrics, dict) else 0
+        except Gone:
+            pass
+        return None
 
     def _commit(self, snapshot: DeltaSnapshot, files: list[AddedFile]) -> bytes:
         now = int(time.time() * 1000)

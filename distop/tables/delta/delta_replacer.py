@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
 from distop.errors import FatalError, InvalidArgument, UnsafePath
+from distop.protocol.frozen import frozen
 from distop.protocol.texts import did_you_mean, plural
 from distop.runtime.java import active
+from distop.runtime.lru_cache import LruCache
 from distop.storage import deletion
 from distop.storage.deletion import Place
 from distop.storage.files import for_arrow
@@ -23,7 +25,7 @@ from distop.storage.opened_stores import store_of
 from distop.storage.places import make_stage
 from distop.tables.commits import Candidate, Fate, FileReplacer, Marks, Replacement, RowsDiffer
 from distop.tables.delta import delta_columns, delta_rows, metadata_commit
-from distop.tables.delta.delta_log import AddedFile, commit, snapshot_of
+from distop.tables.delta.delta_log import AddedFile, commit, file_key, snapshot_of
 from distop.tables.delta.delta_plan import partition_name
 from distop.tables.delta.delta_reader import DeltaReader
 from distop.tables.delta.log_files import LogFiles
@@ -56,11 +58,25 @@ _REFUSED = {
     "clustering": "a rewrite would lose the clustering",
 }
 """Writer features of tables whose files are not replaced, with the reasons."""
+_COMMITS = 10_000
 _SAFE = "/=-_.~"
 _UNSAFE = (
     "the files of the table are not replaced, because others could change the new ones",
     "let only the executors' user and root change or replace the table's folder",
 )
+
+
+@frozen
+class _Done:
+    """A group in a commit of an operation. ``digest``: of its new files; ``removed``: all files that it removes."""
+
+    digest: str
+    version: str
+    removed: frozenset[tuple[str, str]]
+
+
+_commits: LruCache[dict[int, _Done]] = LruCache(_COMMITS)
+"""The groups that commits have replaced, by table, version and operation."""
 
 
 class DeltaReplacer(FileReplacer):
@@ -71,8 +87,6 @@ class DeltaReplacer(FileReplacer):
         self._ctx = ctx
         self._root = root_of(table.location)
         self._publisher = LogPublisher(table, ctx)
-        self._groups: dict[tuple[int, str], dict[int, str]] = {}
-        """The groups of this operation's commits by version, as read before."""
 
     # ------------------------------------------------------------------ planning
 
@@ -279,45 +293,66 @@ class DeltaReplacer(FileReplacer):
         same: bool,
     ) -> Fate:
         """``digest``: of the new files, "" for a group of a plan."""
+        since, complete = self._since(snapshot, read)
+        done = since.get(group)
+        if done is not None:
+            if done.removed & _identities(snapshot):
+                return Fate.ROLLED_BACK
+            return Fate.COMMITTED if digest in ("", done.digest) else Fate.REPLACED
         live = {file.key for file in snapshot.files.values()}
         if live.issuperset(keys):
-            return Fate.PENDING if same else Fate.EVOLVED
-        if (done := self._since(snapshot, read).get(group)) is not None:
-            return Fate.COMMITTED if digest in ("", done[0]) else Fate.REPLACED
+            if not same:
+                return Fate.EVOLVED
+            # A commit that the log no longer has may have had these new files, and VACUUM may delete them.
+            return Fate.PENDING if complete or not digest else Fate.DIVERGED
         paths = {path for path, _ in live}
         return Fate.DELETED if paths.issuperset(path for path, _ in keys) else Fate.REMOVED
 
     def committed(self, head: Head, plan: PartitionPlan) -> Mapping[int, str]:
-        since = self._since(head.base, parse_source(plan.source)[1])
-        return {group: version for group, (_, version) in since.items()}
+        since, _ = self._since(head.base, parse_source(plan.source)[1])
+        live = _identities(head.base)
+        return {group: done.version for group, done in since.items() if not done.removed & live}
 
-    def _since(self, snapshot: DeltaSnapshot, read: int) -> dict[int, tuple[str, str]]:
-        """The groups that this operation's commits after a version have replaced: digest of the files, and version."""
-        found: dict[int, tuple[str, str]] = {}
+    def _since(self, snapshot: DeltaSnapshot, read: int) -> tuple[dict[int, _Done], bool]:
+        """The groups that this operation's commits after a version have replaced.
+
+        False: the log no longer has all commits after that version; then the files tell whether they were replaced.
+        """
+        found: dict[int, _Done] = {}
+        complete = True
         for number in range(read + 1, snapshot.version + 1):
-            # If the log was cleaned up, the files tell whether they were replaced.
-            groups = self._groups_at(snapshot, number) or {}
-            found |= {group: (digest, str(number)) for group, digest in groups.items()}
-        return found
+            marks = self._marks_at(snapshot, number)
+            if marks is None:
+                complete = False
+            else:
+                found |= marks
+        return found, complete
 
-    def _groups_at(self, snapshot: DeltaSnapshot, number: int) -> dict[int, str] | None:
+    def _marks_at(self, snapshot: DeltaSnapshot, number: int) -> dict[int, _Done] | None:
         """The groups that a commit of this operation has replaced; None if the log no longer has the commit."""
-        key = (number, snapshot.table_id)
-        if key not in self._groups:
+        operation = self._ctx.operation
+
+        def read() -> dict[int, _Done]:
             self._ctx.check_cancelled()
-            try:
-                self._groups[key] = _groups_of(commit(LogFiles(self._root), number), self._ctx.operation)
-            except Gone:
-                return None
-        return self._groups[key]
+            return _done_by(commit(LogFiles(self._root), number), operation, str(number))
+
+        try:
+            return _commits.get((self._root, snapshot.table_id, number, operation), read)
+        except Gone:
+            return None
 
     def may_have(self, head: Head, replacements: Sequence[Replacement]) -> Sequence[bool]:
         snapshot: DeltaSnapshot = head.base
         found = []
         for one in replacements:
             numbers = range(int(one.detail["read"]) + 1, snapshot.version + 1)
-            groups = (self._groups_at(snapshot, number) for number in numbers)
-            found.append(any(known is None or known.get(one.group) == one.digest for known in groups))
+            commits = (self._marks_at(snapshot, number) for number in numbers)
+            found.append(
+                any(
+                    known is None or ((done := known.get(one.group)) is not None and done.digest == one.digest)
+                    for known in commits
+                )
+            )
         return found
 
     def again(self, head: Head, plan: PartitionPlan) -> PartitionPlan | None:
@@ -435,10 +470,23 @@ def _schema_digest(snapshot: DeltaSnapshot) -> str:
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
-def _groups_of(actions: Iterator[Mapping[str, Any]], operation: str) -> dict[int, str]:
+def _done_by(actions: Iterator[Mapping[str, Any]], operation: str, version: str) -> dict[int, _Done]:
+    """The groups that a commit has replaced; none for a commit of another operation."""
+    groups: dict[int, str] = {}
+    removed = set()
     for action in actions:
         info = action.get("commitInfo")
         parameters = info.get("operationParameters") if isinstance(info, dict) else None
         if isinstance(parameters, dict):
-            return Marks.groups_in(parameters, operation)
-    return {}
+            groups = Marks.groups_in(parameters, operation)
+            if not groups:
+                return {}
+        if isinstance(gone := action.get("remove"), dict):
+            removed.add(file_key(gone))
+    files = frozenset(removed)
+    return {group: _Done(digest, version, files) for group, digest in groups.items()}
+
+
+def _identities(snapshot: DeltaSnapshot) -> frozenset[tuple[str, str]]:
+    """The files of a version, each as :func:`file_key` has it."""
+    return frozenset((unquote(file.encoded), file.vector_id) for file in snapshot.files.values())

@@ -40,6 +40,11 @@ class LogPublisher:
         self._ctx = ctx
         self._root = root_of(table.location)
 
+    @property
+    def root(self) -> str:
+        """The table's folder."""
+        return self._root
+
     def check_folders(self, *, rewritten: bool) -> None:
         """Raises UnsafePath if other users may change the log on a disk, InvalidArgument for an unsuitable store.
 

@@ -12,7 +12,7 @@ import json
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from distop.errors import InvalidArgument, OutcomeUnknown
+from distop.errors import InvalidArgument, OutcomeUnknown, UnsafePath
 from distop.storage.confinement import table_of
 from distop.tables.commits import CommitUnknown, Conflict, Head
 from distop.tables.iceberg import iceberg_catalogs
@@ -69,7 +69,7 @@ class CatalogPublisher:
             self._commit(found, updates(found.metadata), exact=exact)
 
     def commit_produced(self, head: Head, produce: Callable[[Production], Any]) -> None:
-        """Commit the updates that an Iceberg transaction produces. Removes its manifests if the commit fails.
+        """Commit the updates that an Iceberg transaction produces. Removes its manifests if it is not committed.
 
         Raises the errors of :meth:`commit`.
         """
@@ -80,12 +80,15 @@ class CatalogPublisher:
             parser = session._jvm.org.apache.iceberg.MetadataUpdateParser
             try:
                 steps = [parse_update(parser.toJson(step)) for step in produce(production).changes()]
-                self._commit(found, steps)
-            except CommitUnknown:
-                raise  # the commit may have succeeded, so the manifests stay
             except BaseException:
                 production.discard()
                 raise
+            try:
+                self._commit(found, steps)
+            except (Conflict, InvalidArgument, UnsafePath):
+                production.discard()
+                raise
+            # After any other error the commit may have succeeded, so the manifests stay.
 
     @contextmanager
     def _same(self, head: Head) -> Iterator[iceberg_catalogs.CatalogTable]:

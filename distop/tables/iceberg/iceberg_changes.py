@@ -102,15 +102,18 @@ class PositionDeletes:
 
 def is_ancestor(metadata: Any, snapshot: str) -> bool:
     """Whether a snapshot, by its id, is the current one or was before it. False if an expired one is between them."""
+    return snapshot in ancestors(metadata)
+
+
+def ancestors(metadata: Any) -> Iterator[str]:
+    """The ids of the current snapshot and of those before it, up to an expired one."""
     known = {str(one.snapshot_id): one for one in metadata.snapshots}
     current = metadata.current_snapshot()
     at = str(current.snapshot_id) if current is not None else None
     while at is not None and at in known:
-        if at == snapshot:
-            return True
-        parent = known[at].parent_snapshot_id
+        yield at
+        parent = known.pop(at).parent_snapshot_id
         at = None if parent is None else str(parent)
-    return False
 
 
 def new_position_deletes(

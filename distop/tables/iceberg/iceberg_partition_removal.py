@@ -6,7 +6,7 @@ from datetime import UTC, date, datetime, timedelta
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
-from distop.errors import InvalidArgument
+from distop.errors import InvalidArgument, TableUnavailable
 from distop.protocol.plan import PartitionPlan
 from distop.protocol.texts import did_you_mean
 from distop.storage.store_errors import unavailable
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from distop.tables.commits import CommitContext
     from distop.tables.iceberg.metadata_file import MetadataFile
 
-_OPERATION = "distop.operation"
+_OPERATION, _DELETED_FILES = "distop.operation", "deleted-data-files"
 _EPOCH_DAY, _EPOCH = date(1970, 1, 1), datetime(1970, 1, 1)  # noqa: DTZ001 -- a time without a zone
 _IN_UTC = ("timestamptz", "timestamptz_ns")
 _UNITS = {"hour": HOUR, "day": DAY, "month": MONTH, "year": YEAR}
@@ -105,31 +105,45 @@ class IcebergPartitionRemoval(PartitionRemoval):
         except OSError as error:
             raise unavailable(f"cannot read the manifests of {metadata.location!r}: {error}", error) from error
 
-    def remove(self, paths: Collection[str]) -> RemovedFiles:
+    def remove(self, paths: Collection[str], since: str) -> RemovedFiles:
         wanted = frozenset(paths)
+        planned = _snapshots_in(since)
         last: Exception | None = None
         for _ in range(ROUNDS):
             self._context.check_cancelled()
             head = self._publisher.load()
             file = read_file(head.source)
-            version = str(file.content.current_snapshot_id)
+            if (done := self._done(file, planned)) is not None:
+                count = min(int(done.summary.get(_DELETED_FILES) or len(wanted)), len(wanted))
+                return RemovedFiles(count, len(wanted) - count, str(done.snapshot_id))
             left = wanted & {one.file_path for _, one in self._files(file)}
             if not left:
-                mine = last is not None or self._committed(file)
-                return RemovedFiles(len(wanted) if mine else 0, 0, version)
+                return RemovedFiles(0, len(wanted), str(file.content.current_snapshot_id))
             try:
                 self._publisher.commit_produced(head, methodcaller("deleted", left))
             except (Conflict, CommitUnknown) as error:
-                last = error  # the next loading shows whether the files are gone
+                last = error  # the next loading shows whether it was this commit
                 continue
             now = read_file(self._publisher.load().source).content.current_snapshot_id
             return RemovedFiles(len(left), len(wanted) - len(left), str(now))
         raise last or Conflict("the partitions were not removed")
 
-    def _committed(self, file: MetadataFile) -> bool:
-        """Whether a snapshot of this operation is in the table."""
-        found = (one.summary for one in file.content.snapshots)
-        return any(one is not None and one.get(_OPERATION) == self._context.operation for one in found)
+    def _done(self, file: MetadataFile, planned: Collection[int]) -> Any:
+        """The snapshot of this operation, also if it is not before the current one; None if there is none."""
+        for one in file.content.snapshots:
+            if one.snapshot_id in planned or one.summary is None:
+                continue
+            if one.summary.get(_OPERATION) == self._context.operation:
+                return one
+        return None
+
+
+def _snapshots_in(source: str) -> frozenset[int]:
+    """The ids of the snapshots in a metadata file; none if it is gone."""
+    try:
+        return frozenset(one.snapshot_id for one in read_file(source).content.snapshots)
+    except (InvalidArgument, TableUnavailable):
+        return frozenset()
 
 
 def _field_of(spec: Any, column: str, metadata: Any) -> tuple[int, str, str] | None:

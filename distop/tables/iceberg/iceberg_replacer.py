@@ -21,7 +21,13 @@ from distop.tables.commits import Candidate, Conflict, Fate, FileReplacer, Marks
 from distop.tables.iceberg import iceberg_jar, iceberg_rows, java_tables, manifest_facts, staging_table
 from distop.tables.iceberg.catalog_publisher import CatalogPublisher
 from distop.tables.iceberg.folder_publisher import FolderPublisher
-from distop.tables.iceberg.iceberg_changes import entries, is_ancestor, new_position_deletes, referenced_file
+from distop.tables.iceberg.iceberg_changes import (
+    ancestors,
+    entries,
+    is_ancestor,
+    new_position_deletes,
+    referenced_file,
+)
 from distop.tables.iceberg.iceberg_fields import columns_of
 from distop.tables.iceberg.manifest_list import manifests_of
 from distop.tables.iceberg.metadata_file import current_metadata_file, read_file, read_metadata
@@ -165,6 +171,7 @@ class IcebergReplacer(FileReplacer):
             sizes,
             {
                 "read": str(read_metadata(plan.source)[0].current_snapshot().snapshot_id),
+                "sequence": _last_sequence(read_metadata(plan.source)[0]),
                 "removed": [path for path, _, _ in plan.files],
                 "added": [path for path, _, _ in added],
             },
@@ -221,7 +228,14 @@ class IcebergReplacer(FileReplacer):
     def fates(self, head: Head, replacements: Sequence[Replacement]) -> Sequence[Fate]:
         state = _State(head, self._ctx)
         return [
-            state.fate(one.detail["removed"], str(one.detail["read"]), one.group, one.digest) for one in replacements
+            state.fate(
+                one.detail["removed"],
+                str(one.detail["read"]),
+                int(one.detail.get("sequence", 0)),
+                one.group,
+                one.digest,
+            )
+            for one in replacements
         ]
 
     def may_have(self, head: Head, replacements: Sequence[Replacement]) -> Sequence[bool]:
@@ -232,7 +246,8 @@ class IcebergReplacer(FileReplacer):
         state, found = _State(head, self._ctx), []
         for plan in plans:
             removed = [path for path, _, _ in plan.files]
-            found.append(state.fate(removed, _read_snapshot(plan), plan.partition, ""))
+            sequence = _last_sequence(read_metadata(plan.source)[0])
+            found.append(state.fate(removed, _read_snapshot(plan), sequence, plan.partition, ""))
         return found
 
     def committed(self, head: Head, plan: PartitionPlan) -> Mapping[int, str]:
@@ -290,6 +305,8 @@ class _State:
         self._live = manifest_facts.snapshot_of(head.source, frozenset(), self._check).files if has else {}
         self._operation = ctx.operation
         self._deletes: dict[str, Any] = {}
+        self._undone: dict[int, int] | None = None
+        """The groups in snapshots of this operation that are not before the current one, with sequence numbers."""
 
     def groups_since(self, read: str) -> dict[int, tuple[str, str]]:
         """The groups that snapshots of this operation after ``read`` have replaced, with digest and snapshot.
@@ -315,28 +332,56 @@ class _State:
         """
         known = {str(one.snapshot_id): one for one in self._metadata.snapshots}
         start = (known[read].sequence_number or 0) if read in known else 0
-        if not start:
+        if not start or self._lacks_snapshots_since(start):
             return True
         later = [one for one in known.values() if (one.sequence_number or 0) > start]
-        if len(later) != self._metadata.last_sequence_number - start:
-            return True
         return any(Marks.groups_in(_summary(one), self._operation).get(group) == digest for one in later)
 
-    def fate(self, removed: Sequence[str], read: str, group: int, digest: str) -> Fate:
-        """What has become of a group. ``digest``: of its new files, "" for a group of a plan."""
-        if not all(path in self._live for path in removed):
-            done = self.groups_since(read).get(group)
-            if done is not None:
-                return Fate.COMMITTED if digest in ("", done[0]) else Fate.REPLACED
+    def _lacks_snapshots_since(self, start: int) -> bool:
+        """Whether a snapshot with a sequence number above this one was expired."""
+        later = [one for one in self._metadata.snapshots if (one.sequence_number or 0) > start]
+        return len(later) != _last_sequence(self._metadata) - start
+
+    def fate(self, removed: Sequence[str], read: str, sequence: int, group: int, digest: str) -> Fate:
+        """What has become of a group.
+
+        ``sequence``: the table's last sequence number when the group was read; 0 in format version 1. ``digest``: of
+        its new files, "" for a group of a plan.
+        """
+        live = all(path in self._live for path in removed)
+        if not live and (done := self.groups_since(read).get(group)) is not None:
+            return Fate.COMMITTED if digest in ("", done[0]) else Fate.REPLACED
+        if self._rolled_back(sequence, group):
+            return Fate.ROLLED_BACK
+        if not live:
             return Fate.REMOVED
         if not is_ancestor(self._metadata, read):
-            return Fate.EVOLVED
+            return Fate.DIVERGED
+        if digest and sequence and self._lacks_snapshots_since(sequence):
+            # One of them may have had these new files, which whoever expired it deletes.
+            return Fate.DIVERGED
         if read not in self._deletes:
             self._deletes[read] = new_position_deletes(self._metadata, self._io, read, self._check)
         deletes = self._deletes[read]
         if deletes is None or any(one.applies_to(path) for one in deletes for path in removed):
             return Fate.DELETED
         return Fate.PENDING
+
+    def _rolled_back(self, sequence: int, group: int) -> bool:
+        """Whether a snapshot of this operation has replaced a group, and is not before the current one.
+
+        Without sequence numbers, one of an earlier operation of the same name counts as well.
+        """
+        if self._undone is None:
+            known = {str(one.snapshot_id): one for one in self._metadata.snapshots}
+            for one in ancestors(self._metadata):
+                known.pop(one, None)
+            self._undone = {}
+            for snapshot in known.values():
+                for number in Marks.groups_in(_summary(snapshot), self._operation):
+                    newest = max(self._undone.get(number, 0), snapshot.sequence_number or 0)
+                    self._undone[number] = newest
+        return group in self._undone and (not sequence or self._undone[group] > sequence)
 
 
 class _StagedTable:
@@ -380,6 +425,11 @@ def _read_snapshot(plan: PartitionPlan) -> str:
     """The id of the snapshot that a plan was read from; "" if there was none."""
     current = read_metadata(plan.source)[0].current_snapshot()
     return str(current.snapshot_id) if current is not None else ""
+
+
+def _last_sequence(metadata: Any) -> int:
+    """The sequence number of the newest snapshot; 0 in format version 1, which has none."""
+    return int(getattr(metadata, "last_sequence_number", 0) or 0)
 
 
 def _summary(snapshot: Any) -> Mapping[str, Any]:

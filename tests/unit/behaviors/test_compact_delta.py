@@ -15,9 +15,11 @@ from deltalake import DeltaTable, write_deltalake
 from distop.behavior import Summary, TableRecord, select
 from distop.errors import InvalidArgument, UnsafePath
 from distop.storage.deletion import Place
-from distop.storage.places import Attempt, make_stage, stage_of
-from distop.tables.commits import CommitUnknown, Fate
+from distop.storage.places import make_stage
+from distop.tables.commits import CommitUnknown, Fate, Marks
+from distop.tables.delta import delta_replacer
 from distop.tables.delta.delta_replacer import DeltaReplacer
+from distop.tables.delta.log_publisher import LogPublisher
 from distop.tables.reading import arrow_copy
 from distop.tables.staged_files import StagedFiles
 from distop.testing import MemoryProgress
@@ -402,6 +404,26 @@ def test_a_killed_job_is_repeated_without_a_trace(days: Bench, owner: Any, metho
     assert len(days.commits()) == 3
 
 
+@pytest.mark.parametrize("fence", [1, 2], ids=["same claim", "new claim"])
+def test_a_cleanup_before_an_attempt_does_not_stop_it(days: Bench, monkeypatch: pytest.MonkeyPatch, fence: int) -> None:
+    """An executor cleans up in the context of the next attempt, and after the death of a child in that of the same."""
+    behavior = Compact()
+    argument, plans, _ = days.plan(commit_every=1)
+    ctx = days.context()
+    ctx.partition = plans[0]
+    with pytest.MonkeyPatch.context() as patch, suppress(Killed):
+        kill_at(patch, DeltaReplacer, "rewrite", "after")
+        behavior.start_or_resume_job(argument, plans[0], ctx)
+    again = days.context()
+    again.partition, again.fence = plans[0], fence
+    behavior.cancel_job_and_cleanup(argument, plans[0], again)
+    result = behavior.start_or_resume_job(argument, plans[0], again)
+    assert result.state == "committed"
+    assert len(days.staged()) == (1 if fence == 1 else 2)
+    days.complete(argument, plans[:1], run_jobs(behavior, argument, plans[:1], again))
+    assert len(days.staged()) == 1
+
+
 @pytest.mark.parametrize("number", [1, 2, 3])
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_killed_completion_is_repeated(days: Bench, moment: str, number: int) -> None:
@@ -425,7 +447,7 @@ def test_a_killed_completion_is_repeated(days: Bench, moment: str, number: int) 
 
 @pytest.mark.parametrize("landed", [True, False])
 def test_an_unknown_outcome_is_settled_by_reading(bench: Bench, monkeypatch: pytest.MonkeyPatch, landed: bool) -> None:
-    """iceberg#12545: files of a commit whose outcome is unknown must stay, and must not be added twice."""
+    """ClickHouse#115390: files of a commit whose outcome is unknown must stay, and must not be added twice."""
     bench.append(0, 50)
     rows, original, calls = bench.rows, DeltaReplacer.commit, [0]
 
@@ -494,11 +516,158 @@ def test_files_of_an_earlier_version_stay(bench: Bench) -> None:
     stage = rewrite.publication.stage_at(again.stage_place)
     make_stage(stage.place)
     replacement, _ = rewrite.rewritten(plans[0], stage)
-    assert rewrite.publication.commit([replacement])[0][0] is Fate.COMMITTED
+    # A process that had looked at the table before it was restored, and at its version afterwards.
+    rewrite.replacer.commit(rewrite.replacer.load(), [replacement], Marks(again.operation, "2"))
     bench.complete(argument, plans, run_jobs(Compact(), argument, plans, again))
     assert len(bench.staged()) == 2
     assert bench.rows == rows
     assert DeltaTable(bench.path, version=version).to_pyarrow_table().num_rows == 100
+
+
+def test_iceberg_12545_files_of_commits_that_failed_are_removed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A faster writer made each commit of a compaction fail, and the new files of all attempts stayed as orphans."""
+    bench.append(0, 50)
+    original, calls = DeltaReplacer.commit, [0]
+
+    def commit(self: DeltaReplacer, *args: Any) -> str:
+        calls[0] += 1
+        bench.table.update(updates={"c": f"'{calls[0]}'"}, predicate="id IN (3, 60)")
+        return original(self, *args)
+
+    monkeypatch.setattr(DeltaReplacer, "commit", commit)
+    ran = bench.compact()
+    assert calls[0] > 0
+    assert (ran.report["verdict"], ran.report["left_bytes"]) == ("failed", 0)
+    assert bench.staged() == []
+    assert sum(bench.rows.values()) == 100
+
+
+@pytest.mark.parametrize("moment", ["before the offer is withdrawn", "while the files are removed"])
+def test_a_process_that_wakes_up_after_the_end_commits_no_removed_files(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """The files of a group that others have removed go at the end. But somebody restores the table at this moment."""
+    bench.append(0, 50)
+    rows = bench.rows
+    argument, plans, _ = bench.plan()
+    outcomes = bench.run(argument, plans)
+    version = bench.table.version()
+    write_deltalake(bench.path, table_of(7), mode="overwrite")
+    ctx = bench.context()
+    ctx.partition = plans[0]
+    publication = GroupRewrite(argument, ctx, "paused").publication
+    (stage, paused), commit, held = publication.offered(0)[0], LogPublisher.commit, list[Any]()
+
+    def hold(self: LogPublisher, *args: Any) -> None:
+        """The paused process has loaded the table, and has looked at everything: only its request is missing."""
+        held.append((self, *args))
+        raise Killed
+
+    def wake(action: Callable[[], Any]) -> Any:
+        bench.table.restore(version)
+        with pytest.MonkeyPatch.context() as patch, suppress(Killed):
+            patch.setattr(LogPublisher, "commit", hold)
+            publication.commit([paused])
+        done = action()
+        for request in held:
+            commit(*request)
+        return done
+
+    name = "withdraw" if moment.startswith("before") else "remove_withdrawn"
+    original = getattr(StagedFiles, name)
+    monkeypatch.setattr(StagedFiles, name, lambda self, *args: wake(lambda: original(self, *args)))
+    bench.complete(argument, plans, outcomes)
+    assert (stage.place, len(held)) == (paused.stage.place, 1 if moment.startswith("before") else 0)
+    assert bench.rows == rows
+    assert len(bench.staged()) == len(held)
+
+
+def test_a_restored_group_is_not_committed_again(days: Bench) -> None:
+    """RESTORE during the run undoes the first batch: another commit of its files would undo RESTORE."""
+    rows = days.rows
+    argument, plans, _ = days.plan(commit_every=2)
+    outcomes = days.run(argument, plans[:2])
+    version = days.table.version()
+    days.table.restore(version - 1)
+    outcomes += days.run(argument, plans[2:])
+    ran = days.complete(argument, plans, outcomes)
+    assert groups_of(ran) == {"planned": 6, "committed": 4, "conflicted": 2}
+    assert (ran.report["verdict"], ran.report["commits"]) == ("partial", 2)
+    assert {one["reason"] for one in ran.report["left_out"]} == {REASONS[Fate.ROLLED_BACK]}
+    assert [one["operationParameters"]["distop.batch"] for one in reversed(days.commits())] == ["0,1", "2,3", "4,5"]
+    assert (days.rows, len(days.files)) == (rows, 10)
+    assert DeltaTable(days.path, version=version).to_pyarrow_table().num_rows == sum(rows.values())
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_repeated_attempt_leaves_a_restored_group(days: Bench, again: bool) -> None:
+    """The executor was killed after its commit. ``again``: RESTORE was undone by another RESTORE."""
+    argument, plans, _ = days.plan(commit_every=1)
+    days.run(argument, plans[:1])
+    version = days.table.version()
+    days.table.restore(version - 1)
+    if again:
+        days.table.restore(version)
+    (row,) = days.run(argument, plans[:1])
+    if again:
+        assert row.result["state"] == "committed"
+    else:
+        assert (row.result["state"], row.result["reason"]) == ("conflicted", REASONS[Fate.ROLLED_BACK])
+    assert len(days.commits()) == 1
+
+
+def test_a_commit_of_an_unknown_outcome_that_was_restored_is_not_repeated(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.append(0, 50)
+    rows, original, calls = bench.rows, DeltaReplacer.commit, [0]
+
+    def commit(self: DeltaReplacer, *args: Any) -> str:
+        calls[0] += 1
+        original(self, *args)
+        bench.table.restore(bench.table.version() - 1)
+        raise CommitUnknown("the answer was lost")
+
+    monkeypatch.setattr(DeltaReplacer, "commit", commit)
+    ran = bench.compact()
+    assert (calls[0], ran.report["verdict"]) == (1, "failed")
+    assert REASONS[Fate.ROLLED_BACK] in ran.message
+    assert (bench.rows, len(bench.files)) == (rows, 2)
+
+
+def test_a_table_that_is_restored_to_a_version_before_the_plan_is_compacted(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each group is compared with the restored version: its rows are what it had, and nothing else comes back."""
+    bench.append(0, 50)
+    rows = bench.rows
+    bench.append(100)
+    argument, plans, _ = bench.plan()
+    at_commit(monkeypatch, lambda: bench.table.restore(1))
+    ran = bench.complete(argument, plans, bench.run(argument, plans))
+    assert (groups_of(ran), len(bench.files)) == ({"planned": 1, "committed": 1, "redone": 1}, 1)
+    assert bench.rows == rows
+
+
+def test_new_files_of_a_commit_that_the_log_no_longer_has_are_never_committed_again(bench: Bench) -> None:
+    """The commit was restored, and the log cleaned up: VACUUM may delete its files. Only new files are safe then."""
+    bench.append(0, 50)
+    rows = bench.rows
+    argument, plans, _ = bench.plan(commit_every=1)
+    outcomes = bench.run(argument, plans)
+    old = bench.staged()
+    bench.table.restore(bench.table.version() - 1)
+    bench.append(100)
+    bench.table.create_checkpoint()
+    last = bench.table.version()
+    for commit in (bench.path / "_delta_log").glob("*.json"):
+        if commit.stem.isdigit() and int(commit.stem) < last:
+            commit.unlink()
+    delta_replacer._commits.clear()  # of another process
+    ran = bench.complete(argument, plans, outcomes)
+    assert groups_of(ran) == {"planned": 1, "committed": 1, "redone": 1}
+    assert not {uri.rpartition("/")[2] for uri in bench.files} & {path.name for path in old}
+    assert sum(bench.rows.values()) == sum(rows.values()) + 50
 
 
 @pytest.mark.parametrize("feature", ["rowTracking", "clustering"])
@@ -531,19 +700,48 @@ def test_a_cancelled_operation_keeps_what_was_committed(days: Bench) -> None:
     assert days.rows == rows
 
 
-def test_offered_files_are_not_removed_and_discarded_ones_not_offered(days: Bench) -> None:
+def test_offered_files_are_not_removed_and_discarded_ones_not_offered(
+    days: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     argument, plans, _ = days.plan()
     days.run(argument, plans[:1])
     ctx = days.context()
     ctx.partition = plans[0]
     Compact().cancel_job_and_cleanup(argument, plans[0], ctx)
     assert len(days.staged()) == 1
-    place = stage_of(ctx.shared, Attempt(ctx.operation, 1, 1, "inc"))
-    stage = StagedFiles.of(place, ctx.shared, ctx.space, str(days.path))
-    assert stage.decide("discarded") == "discarded"
+    offer, stages = StagedFiles.offer, list[StagedFiles]()
+
+    def discarded(self: StagedFiles, replacement: Any) -> str | None:
+        stages.append(self)
+        assert self.decide("discarded") == "discarded"  # by the cleanup of an attempt that seems to be dead
+        return offer(self, replacement)
+
+    monkeypatch.setattr(StagedFiles, "offer", discarded)
     with pytest.raises(RuntimeError, match="discarded before they were offered"):
         days.run(argument, plans[1:2])
-    assert stage.offered() is None
+    assert stages[0].offered() is None
+
+
+@pytest.mark.parametrize("late", ["cleanup", "paused cleanup"])
+def test_a_cleanup_after_the_end_removes_no_committed_files(days: Bench, late: str) -> None:
+    """An executor was suspended, and its job was taken over: it cleans up when it wakes up, after all has ended.
+
+    The decision is gone with the stage then, so that the cleanup could create another one.
+    """
+    rows = days.rows
+    argument, plans, _ = days.plan(commit_every=1)
+    outcomes = days.run(argument, plans)
+    ctx = days.context()
+    ctx.partition = plans[0]
+    stages = GroupRewrite(argument, ctx, "x").publication.of_attempt(ctx.stage_place)
+    assert len(stages) == 1
+    days.complete(argument, plans, outcomes)
+    if late == "cleanup":
+        Compact().cancel_job_and_cleanup(argument, plans[0], ctx)
+    else:  # it had found the stage before
+        assert not stages[0].discard(ctx.log)
+    assert len(days.staged()) == 6
+    assert days.rows == rows
 
 
 def test_a_missing_new_file_is_not_committed(days: Bench) -> None:

@@ -17,13 +17,14 @@ from pyiceberg.types import NestedField, StringType, TimestampType
 from distop.behavior import OutcomeRow
 from distop.errors import InvalidArgument
 from distop.storage.places import make_stage
-from distop.tables.commits import Marks, Replacement
+from distop.tables.commits import Fate, Marks, Replacement
 from distop.tables.iceberg.iceberg_replacer import IcebergReplacer
 from distop.tables.iceberg.snapshot_files import PartitionNames, partition_types, values_in
 from distop.tables.partition_condition import PartitionCondition
 from distop_behaviors.compact import Compact
 from distop_behaviors.compact.compact_argument import CompactArgument
 from distop_behaviors.compact.group_rewrite import GroupRewrite
+from distop_behaviors.compact.publication import REASONS
 from distop_behaviors.expire import ExpireSnapshots
 from tests.support.context import FakeContext, Ran, complete, run_operation
 from tests.support.lake import Folder
@@ -31,6 +32,7 @@ from tests.support.table_files import LoggedFolder
 from tests.unit.tables.iceberg.test_tables_iceberg import BY_K, SCHEMA, record, rows
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from pyiceberg.table import Table
@@ -42,7 +44,7 @@ EXPIRED = {"older_than": 0, "allow_recent": True}
 class Compacting:
     """A compaction of a table of two small files, whose new file a test commits: Spark is not used."""
 
-    def __init__(self, folder: Path, version: int = 2) -> None:
+    def __init__(self, folder: Path, version: int = 2, before_plan: Callable[[Table], object] = lambda _: None) -> None:
         self.work = folder / "work"
         self.work.mkdir()
         self.folder = folder / "t"
@@ -50,6 +52,7 @@ class Compacting:
         self.table: Table = self.catalog.new(SCHEMA, UNPARTITIONED_PARTITION_SPEC, **{"format-version": str(version)})
         for key in "ab":
             self.table.append(rows(key))
+        before_plan(self.table)
         self.read = self.table.metadata.current_snapshot_id
         self.argument = CompactArgument(min_input_files=2)
         self.plans = Compact().partitions(record(self.folder), self.argument, self.context()).partitions
@@ -70,6 +73,7 @@ class Compacting:
             sizes=(10,),
             detail={
                 "read": str(self.read),
+                "sequence": getattr(self.table.metadata, "last_sequence_number", 0),
                 "removed": [path for path, _, _ in self.plans[0].files],
                 "added": [self.new],
             },
@@ -91,6 +95,21 @@ class Compacting:
             for file in old:
                 overwriting.delete_data_file(file)
         self.table.add_files([self.new], snapshot_properties=marks)
+
+    def set_back(self, snapshot: int | None) -> None:
+        """Roll the table back, as another user does meanwhile."""
+        assert snapshot is not None
+        self.table.manage_snapshots().rollback_to_snapshot(snapshot).commit()
+
+    def fates(self) -> tuple[Fate, Fate]:
+        """The fates of the new files, and of the group of the plan."""
+        replacer = IcebergReplacer(record(self.folder), self.context(), by_catalog=False)
+        head = replacer.load()
+        return (*replacer.fates(head, [self.replacement]), *replacer.plan_fates(head, self.plans))  # type: ignore[return-value]
+
+    def current(self) -> str:
+        """The current metadata file."""
+        return IcebergReplacer(record(self.folder), self.context(), by_catalog=False).load().source
 
     def expire(self) -> None:
         """Remove all snapshots but the current one, as another operation does meanwhile."""
@@ -200,3 +219,64 @@ def test_days_are_dates_and_months_are_texts() -> None:
     assert values == {"at_day": "2026-02-28", "at_month": "2026-02", "k_bucket": "3", "k_trunc": "ab"}
     for text, holds in (("at_day >= '2026-02-01' and at_month = '2026-02'", True), ("k_bucket > 3", False)):
         assert PartitionCondition(text, types, "t").holds(values) is holds
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_group_whose_commit_was_rolled_back_is_not_committed_again(tmp_path: Path, version: int) -> None:
+    """Another commit of its files would undo the rollback, without any new reason for it."""
+    one = Compacting(tmp_path, version)
+    one.commit()
+    one.set_back(one.read)
+    assert one.fates() == (Fate.ROLLED_BACK, Fate.ROLLED_BACK)
+    before = one.current()
+    ran = one.complete()
+    assert REASONS[Fate.ROLLED_BACK] in ran.message
+    assert (ran.report["verdict"], ran.report["groups"]["committed"]) == ("failed", 0)
+    assert one.current() == before
+    assert "part-0.parquet" in one.files  # the rollback can be undone
+
+
+def test_a_commit_that_is_in_force_again_is_committed(tmp_path: Path) -> None:
+    """A rollback of the rollback."""
+    one = Compacting(tmp_path)
+    one.commit()
+    committed = one.table.metadata.current_snapshot_id
+    one.set_back(one.read)
+    with one.table.manage_snapshots() as change:
+        change.set_current_snapshot(snapshot_id=committed)
+    assert one.fates() == (Fate.COMMITTED, Fate.COMMITTED)
+    assert one.complete().report["verdict"] == "compacted"
+
+
+def test_new_files_of_an_expired_commit_are_never_committed_again(tmp_path: Path) -> None:
+    """The commit was rolled back and expired: whoever expired it deletes its files, perhaps after the next commit.
+
+    Only new files are safe then.
+    """
+    one = Compacting(tmp_path)
+    one.commit()
+    one.set_back(one.read)
+    one.expire()
+    assert one.fates() == (Fate.DIVERGED, Fate.PENDING)
+
+
+def test_a_rollback_to_a_state_before_the_group_was_read_is_a_conflict(tmp_path: Path) -> None:
+    one = Compacting(tmp_path, before_plan=lambda table: table.append(rows("x").slice(0, 0)))
+    one.set_back(one.table.metadata.snapshots[1].snapshot_id)
+    assert one.fates() == (Fate.DIVERGED, Fate.DIVERGED)
+
+
+def test_a_rolled_back_commit_of_an_earlier_operation_of_the_same_name_does_not_count(tmp_path: Path) -> None:
+    """Numbers of operations begin anew with a new etcd."""
+    earlier: list[int] = []
+
+    def compact_and_set_back(table: Table) -> None:
+        before = table.metadata.current_snapshot_id
+        assert before is not None
+        table.append(rows("x"), snapshot_properties={"distop.operation": OPERATION, "distop.batch": "0"})
+        table.manage_snapshots().rollback_to_snapshot(before).commit()
+        earlier.append(before)
+
+    one = Compacting(tmp_path, before_plan=compact_and_set_back)
+    assert earlier == [one.read]
+    assert one.fates() == (Fate.PENDING, Fate.PENDING)

@@ -19,7 +19,7 @@ from pyiceberg.transforms import DayTransform, IdentityTransform, MonthTransform
 from pyiceberg.types import DateType, LongType, NestedField, TimestamptzType
 
 from distop import testing
-from distop.behavior import PartitionPlan
+from distop.behavior import PartitionPlan, Summary
 from distop.errors import InvalidArgument
 from distop.protocol.records import TableRecord
 from distop.tables import partition_removal_of
@@ -35,10 +35,16 @@ from tests.support.context import FakeContext
 from tests.support.lake import Folder
 
 if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
     from distop.testing import OperationRun
 
 TODAY = datetime.now(UTC).date()
 BERLIN = ZoneInfo("Europe/Berlin")
+
+
+class Killed(BaseException):
+    """The process ends here."""
 
 
 def days_ago(*days: int) -> list[date]:
@@ -225,6 +231,47 @@ def test_an_unknown_commit_is_settled_by_reading(
     assert DeltaTable(tmp_path / "t").history(1)[0]["operationParameters"]["operation"] == "t/expire-partitions/1"
 
 
+@pytest.mark.parametrize("moment", ["crash", "lost answer"])
+def test_a_removal_that_somebody_has_undone_is_not_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """The table was restored between the commit and the repetition: the report is that of the commit."""
+    days = days_ago(1, 2, 100)
+    table = delta(tmp_path / "t", *days)
+    commit = LogPublisher.commit
+
+    def undone(self: LogPublisher, snapshot: Any, data: bytes) -> None:
+        commit(self, snapshot, data)
+        DeltaTable(tmp_path / "t").restore(snapshot.version)
+        raise Killed if moment == "crash" else CommitUnknown("no answer")
+
+    monkeypatch.setattr(LogPublisher, "commit", undone)
+    context = FakeContext(tmp_path, table)
+    context.operation = "t/expire-partitions/1"
+    argument = ExpirePartitionsArgument.model_validate({"column": "day", "older_than": "90d"})
+    planned = ExpirePartitions().partitions(table, argument, context).partitions
+    summary = Summary("success", len(planned), len(planned), 0, lambda: iter(()), plan=lambda: iter(planned))
+    if moment == "crash":
+        with pytest.raises(Killed):
+            ExpirePartitions().complete_operation(argument, table, summary, context)
+    report: Any = ExpirePartitions().complete_operation(argument, table, summary, context)
+    assert (report.files.files, report.left, report.version) == (1, 0, "3")
+    assert left(tmp_path / "t") == set(days)
+    assert DeltaTable(tmp_path / "t").version() == 4
+
+
+def test_a_completion_that_is_repeated_has_the_same_report(tmp_path: Path) -> None:
+    table = delta(tmp_path / "t", *days_ago(1, 2, 100))
+    context = FakeContext(tmp_path, table)
+    argument = ExpirePartitionsArgument.model_validate({"column": "day", "older_than": "90d"})
+    planned = ExpirePartitions().partitions(table, argument, context).partitions
+    summary = Summary("success", len(planned), len(planned), 0, lambda: iter(()), plan=lambda: iter(planned))
+    first = ExpirePartitions().complete_operation(argument, table, summary, context)
+    delta(tmp_path / "t", *days_ago(3))
+    assert ExpirePartitions().complete_operation(argument, table, summary, context) == first
+    assert DeltaTable(tmp_path / "t").version() == 4
+
+
 def test_text_partitions_and_a_second_column(tmp_path: Path) -> None:
     rows = pa.table(
         {"id": [1, 2, 3, 4], "d": ["20130101", "20130102", "x", f"{TODAY:%Y%m%d}"], "k": ["a", "b/ü %", "c", "d"]}
@@ -263,11 +310,16 @@ SCHEMA = Schema(
 
 
 def iceberg(path: Path, *fields: PartitionField) -> TableRecord:
+    iceberg_table(path, *fields)
+    return TableRecord("t", "iceberg", str(path))
+
+
+def iceberg_table(path: Path, *fields: PartitionField) -> Table:
     table = Folder(path).new(SCHEMA, PartitionSpec(*fields))
     days = [date(2013, 1, 31), date(2013, 2, 1), TODAY, None]
     times = [None if day is None else utc(day.year, day.month, day.day, 23) for day in days]
     table.append(pa.table({"id": [1, 2, 3, 4], "day": days, "ts": pa.array(times, pa.timestamp("us", "UTC"))}))
-    return TableRecord("t", "iceberg", str(path))
+    return table
 
 
 def test_partitions_of_an_iceberg_table_expire_by_value(tmp_path: Path) -> None:
@@ -329,3 +381,24 @@ def test_files_of_specs_without_the_column_stay(tmp_path: Path) -> None:
     found = list(removal.partitions("day"))
     assert [one.value for one in found] == [date(2013, 1, 1)]
     assert removal.unpartitioned == 1
+
+
+@pytest.mark.parametrize("undone", [False, True])
+def test_a_snapshot_of_this_operation_settles_a_removal_of_iceberg(tmp_path: Path, undone: bool) -> None:
+    """Also if somebody has rolled it back since: the partitions are not removed again. No JVM is needed to see it."""
+    written = iceberg_table(tmp_path / "t", PartitionField(2, 1000, IdentityTransform(), "day"))
+    table = TableRecord("t", "iceberg", str(tmp_path / "t"))
+    context = FakeContext(tmp_path, table)
+    context.operation = "t/expire-partitions/1"
+    argument = ExpirePartitionsArgument.model_validate({"column": "day", "older_than": "90d", "max_fraction": 1})
+    planned = ExpirePartitions().partitions(table, argument, context).partitions
+    files = {path for one in planned for path, _, _ in one.files}
+    before = written.metadata.current_snapshot_id
+    assert before is not None
+    written.delete("day < '2020-01-01'", snapshot_properties={"distop.operation": context.operation})
+    version = written.metadata.current_snapshot_id
+    if undone:
+        written.manage_snapshots().rollback_to_snapshot(before).commit()
+    done = partition_removal_of(table, context, context.check_cancelled).remove(files, planned[1].source)
+    assert (done.files, done.left, done.version) == (2, 0, str(version))
+    assert len(written.scan().to_arrow()) == (4 if undone else 2)

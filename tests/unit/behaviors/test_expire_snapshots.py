@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ from distop.tables.iceberg.iceberg_catalogs import CatalogTable
 from distop_behaviors.expire import ExpireSnapshots
 from distop_behaviors.expire.expire_argument import ExpireSnapshotsArgument, ExpireSnapshotsReport
 from tests.support.context import FakeContext, complete, run_jobs
-from tests.support.icebergrest import WAREHOUSE, RestCatalogServer, configure, sql_catalog
+from tests.support.icebergrest import COMMIT_FAULTS, WAREHOUSE, RestCatalogServer, configure, sql_catalog
+from tests.support.orphan_runs import snapshot
 from tests.support.table_files import LoggedFolder, on_disk, with_statistics
 from tests.unit.tables.iceberg.test_tables_iceberg import BY_K, SCHEMA, record, rows
 
@@ -238,6 +240,32 @@ def test_a_tag_that_is_set_at_the_moment_of_the_commit_keeps_its_snapshot(
     assert [entry.snapshot_id for entry in now.metadata.snapshot_log] == [last]
     assert len(now.scan(snapshot_id=first).to_arrow()) == 1
     catalog.close()
+
+
+@pytest.mark.parametrize("fault", COMMIT_FAULTS)
+def test_the_answers_of_a_rest_catalog_are_settled_by_reading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """ClickHouse#115390: files of a commit whose answer was lost were removed as those of a failed commit."""
+    with RestCatalogServer(tmp_path / "lake") as rest:
+        rest.tables.create_namespace("db")
+        table = rest.tables.create_table("db.t", SCHEMA, partition_spec=BY_K)
+        for key in "abc":
+            table.overwrite(rows(key))
+        folder = Path(table.metadata.location.removeprefix("file://"))
+        beside = folder.with_name("t-old")
+        shutil.copytree(folder, beside)
+        others, expected = snapshot(beside), sorted(table.scan().to_arrow()["id"].to_pylist())
+        options = configure(monkeypatch, type="rest", uri=rest.uri, warehouse=WAREHOUSE)
+        record = TableRecord("t", "iceberg", "db.t", options)
+        rest.on_commit = COMMIT_FAULTS[fault]()
+        report = expire(record, tmp_path / "work")
+        now = rest.tables.load_table("db.t")
+        assert (report.versions_after, len(now.metadata.snapshots)) == (1, 1)
+        assert sorted(now.scan().to_arrow()["id"].to_pylist()) == expected
+        data = {one for one in own(folder) if one.endswith(".parquet")}
+        assert data == {one for one in reached(record) if one.endswith(".parquet")}
+        assert snapshot(beside) == others
 
 
 class Interrupted(Exception):

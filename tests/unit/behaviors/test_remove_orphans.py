@@ -19,7 +19,7 @@ from distop.errors import InvalidArgument, UnsafePath
 from distop.storage.folder_store import FolderStore
 from distop.storage.opened_stores import open_store
 from distop.storage.store_errors import StoreError
-from distop_behaviors.orphans import RemoveOrphans, orphan_removal
+from distop_behaviors.orphans import RemoveOrphans, Restore, orphan_removal
 from tests.support.icebergrest import configure, sql_catalog
 from tests.support.lake import Folder
 from tests.support.orphan_runs import Run, snapshot, wait_until_older
@@ -204,6 +204,32 @@ def test_quarantined_files_are_moved_back(tmp_path: Path, make: str) -> None:
     assert not (tmp_path / "t/_distop/quarantine").exists()
     with pytest.raises(InvalidArgument, match="there are no quarantined files"):
         run.restore()
+
+
+@pytest.mark.parametrize("moved", [0, 1, 4])
+def test_a_restoration_that_was_killed_reports_all_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moved: int
+) -> None:
+    table = MAKE["iceberg"](tmp_path / "t")
+    plant(tmp_path / "t", *ORPHANS)
+    before, run = snapshot(tmp_path), Run(table, tmp_path / "work")
+    run.run(quarantine=True)
+    argument, ctx = Restore.Arg.model_validate({"operation": run.operation}), run.context()
+    [plan] = Restore().partitions(table, argument, ctx).partitions
+    move = FolderStore.move_listed
+
+    def killed(self: FolderStore, objects: Any) -> Any:
+        move(self, dict(list(objects.items())[:moved]))
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FolderStore, "move_listed", killed)
+        with pytest.raises(KeyboardInterrupt):
+            Restore().start_or_resume_job(argument, plan, ctx)
+    report = Restore().start_or_resume_job(argument, plan, run.context())
+    assert (report.restored.files, report.existing, report.missing) == (4, 0, 0)
+    assert report.restored.bytes == sum(map(len, ORPHANS))
+    assert snapshot(tmp_path) == before
 
 
 def test_old_files_of_the_quarantine_are_discarded(tmp_path: Path) -> None:
