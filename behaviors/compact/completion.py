@@ -175,16 +175,11 @@ class CompactCompletion:
             found = [replacement for pairs in offered for _, replacement in pairs]
             for stage in stages:
                 stage.discard(log)
-            if self._replacer.withdrawable:
-                kept, again, removable = [], [], found
-                for replacement in found:
-                    replacement.stage.withdraw()
-            else:
-                kept, unneeded = self._divided(found)
-                for replacement in unneeded:
-                    replacement.stage.withdraw()
-                # The first look decides what to withdraw, and only the second one what to remove: see StagedFiles.
-                again, removable = self._divided(unneeded) if unneeded else ([], [])
+            kept, unneeded = self._divided(found)
+            for replacement in unneeded:
+                replacement.stage.withdraw()
+            # The first look decides what to withdraw, and only the second one what to remove: see StagedFiles.
+            again, removable = self._divided(unneeded) if unneeded else ([], [])
             left += sum(one.added_bytes for one in (*kept, *again))
             left += sum(one.added_bytes for one in removable if not one.stage.remove_withdrawn(log))
             for stage in stages:
@@ -199,6 +194,8 @@ class CompactCompletion:
         Files of a pending replacement stay: a paused process could still commit them. So do files that were perhaps
         committed: the commit may be expired, or the table may have been set back since.
         """
+        if self._replacer.withdrawable:
+            return [], list(replacements)
         head = self._replacer.load()
         fates, needed = self._replacer.fates(head, replacements), self._replacer.may_have(head, replacements)
         kept, others = [], []
