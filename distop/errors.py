@@ -161,6 +161,10 @@ class PermissionDenied(EtcdRejected):
     """The etcd user may not do this, or the user name, password or certificate is not accepted."""
 
 
+class NotIdentified(PermissionDenied):
+    """The service does not know the caller: the token or certificate is missing, or belongs to nobody."""
+
+
 class MalformedRequest(EtcdRejected):
     """etcd rejects the request as invalid: too large, or a key is written twice.
 

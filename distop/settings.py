@@ -53,7 +53,12 @@ class ClientConfig:
     storage: Mapping[str, StorageOptions] = field(default_factory=dict)
     """How this process reaches buckets (:func:`distop.storage.storage_options.configure`)."""
     service: str = ""
-    """The URL of a service, through which all calls go; "": the client calls etcd itself."""
+    """The URL of a service, through which all calls go; "": the client calls etcd itself.
+
+    The TLS files and the connect time-out of ``etcd`` are then those for the service.
+    """
+    token: str = field(default="", repr=False)
+    """The bearer token for the service."""
 
 
 @frozen
@@ -170,6 +175,11 @@ SETTINGS: Mapping[str, Setting] = {
     "history_age": Setting(v.history_age, None, "T", "How long history records are kept: 30d, 36h (no limit)."),
     "metrics": Setting(v.address, None, "HOST:PORT", "Serve Prometheus metrics here (none)."),
     "listen": Setting(v.address, ("127.0.0.1", 7781), "HOST:PORT", "Where the service listens (127.0.0.1:7781)."),
+    "access": Setting(v.text, None, "FILE", "Who may call the service (nobody is identified)."),
+    "audit_log": Setting(v.text, None, "FILE", "A line of JSON for each call that writes or is refused (none)."),
+    "service_cert": Setting(v.text, None, "FILE", "The service's certificate (PEM): serve with TLS."),
+    "service_key": Setting(v.text, None, "FILE", "Its private key (PEM)."),
+    "client_ca": Setting(v.text, None, "FILE", "CA of the certificates that callers have to show (PEM)."),
     "call_limit": Setting(
         v.duration, 3600.0, "T", "Time limit for planning an operation, and for its completion code (1h)."
     ),

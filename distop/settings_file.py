@@ -71,6 +71,16 @@ def find(explicit: str = "", folder: Path | None = None) -> SettingsFile:
     return _parsed(path, data)
 
 
+def read_trusted(path: Path, what: str) -> bytes:
+    """The content of a file that only trusted users can write. Raises InvalidArgument; ``what``: names it."""
+    try:
+        return _trusted(path)
+    except _Untrusted as error:
+        raise InvalidArgument(f"{what} {path} is refused: {error}") from None
+    except OSError as error:
+        raise InvalidArgument(f"cannot read {what} {path}: {error.strerror or type(error).__name__}") from None
+
+
 def _unreadable(path: Path, error: OSError) -> InvalidArgument:
     return InvalidArgument(f"cannot read the settings file {path}: {error.strerror or type(error).__name__}")
 

@@ -50,7 +50,7 @@ def executor(given: GivenOptions = NOTHING) -> None:
         raise typer.Exit(code)
 
 
-@setting_options(("listen", "shared_dir"))
+@setting_options(("listen", "access", "audit_log", "service_cert", "service_key", "client_ca", "shared_dir"))
 def serve(given: GivenOptions = NOTHING) -> None:
     """Serve gRPC for clients without etcd (grpc://HOST:PORT). SIGTERM or Ctrl-C stops it in order."""
     from distop.daemon import hardening
@@ -59,14 +59,17 @@ def serve(given: GivenOptions = NOTHING) -> None:
     import asyncio
 
     from distop.runtime import logs
+    from distop.server.process import ServiceConfig
     from distop.server.process import serve as run
     from distop.settings import client_config
 
     settings = current.settings(**given)
-    config, listen = client_config(settings), settings.get("listen")
+    files = {name: settings.get(name) or "" for name in ("access", "audit_log", "client_ca")}
+    pair = {"cert": settings.get("service_cert") or "", "key": settings.get("service_key") or ""}
+    config = ServiceConfig(client_config(settings), settings.get("listen"), **files, **pair)
     logs.configure("debug" if current.debug else settings.get("log_level"), settings.get("log_format"))
     hardening.forget_credentials()
-    asyncio.run(run(config, listen))
+    asyncio.run(run(config))
 
 
 @setting_options(("data_dir", "port", *_OF_BOTH))

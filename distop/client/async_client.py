@@ -63,8 +63,11 @@ class Client:
         if config.service:
             from distop.client.remote_backend import RemoteBackend
             from distop.client.service_channel import ServiceChannel
+            from distop.store import tls_files
 
-            self._backend = RemoteBackend(ServiceChannel(config.service), config.etcd.connect_timeout)
+            channel = ServiceChannel(config.service, config.token, tls_files.read(config.etcd))
+            identified = bool(config.token or config.etcd.cert)
+            self._backend = RemoteBackend(channel, config.etcd.connect_timeout, identified=identified)
         else:
             opened = etcd if etcd is not None else EtcdClient(config.etcd)
             self._backend = self._direct = DirectBackend(opened, Keys(config.namespace), config.shared_dir)

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionOptions:
-    """The options of a connection to etcd. The default of each one is ``DISTOP_<NAME>``.
+    """The options of a connection to etcd or to a service. The default of each one is ``DISTOP_<NAME>``.
+
+    ``token``: a bearer token for a service, which has no users, namespaces or shared directories of its own.
 
     ``client``: an ``etcd3.Etcd3Client`` of the caller's, whose address is used. It stores neither its password nor its
     certificate files, so give these here as well.
@@ -34,6 +36,7 @@ class ConnectionOptions:
     key: str | None = None
     connect_timeout: float | None = None
     shared_dir: str | None = None
+    token: str | None = field(default=None, repr=False)
 
 
 class ConnectionKeywords(TypedDict, total=False):
@@ -48,10 +51,13 @@ class ConnectionKeywords(TypedDict, total=False):
     key: str | None
     connect_timeout: float | None
     shared_dir: str | None
+    token: str | None
 
 
-SERVICE = "grpc://"
-"""The begin of the URL of a service, in the place of etcd's endpoints."""
+SERVICE = ("grpc://", "grpcs://")
+"""How the URL of a service begins, which is given in the place of etcd's endpoints."""
+_OF_SERVICES = ("ca_cert", "cert", "key", "connect_timeout")
+"""Options of a connection to etcd that a connection to a service has as well."""
 _SETTING_NAMES: Mapping[str, str] = MappingProxyType(
     {
         **{name: name for name in ("namespace", "password", "cert", "key", "connect_timeout", "shared_dir")},
@@ -77,6 +83,8 @@ def configure(endpoints: str | Iterable[str] | None = None, **options: Unpack[Co
             raise InvalidArgument(f"the endpoints must be a text or a list of texts, not {shown(endpoints)}") from None
     elif endpoints is not None and endpoints.lower().startswith(SERVICE):
         return _service_config(endpoints, given)
+    if given.token is not None:
+        raise InvalidArgument("token is an option of a connection to a service (grpc://, grpcs://), not to etcd")
     flags = {setting: getattr(given, name) for name, setting in _SETTING_NAMES.items()}
     names = {setting: name for name, setting in _SETTING_NAMES.items()}
     return client_config(Settings({"etcd": endpoints, **flags}, names={"etcd": "endpoints", **names}))
@@ -84,11 +92,16 @@ def configure(endpoints: str | Iterable[str] | None = None, **options: Unpack[Co
 
 def _service_config(url: str, given: ConnectionOptions) -> ClientConfig:
     """The settings of a client of a service. Raises InvalidArgument for options of a connection to etcd."""
-    named = [name for name in _SETTING_NAMES if getattr(given, name) is not None and name != "connect_timeout"]
-    if named:
+    if named := [name for name in _SETTING_NAMES if getattr(given, name) is not None and name not in _OF_SERVICES]:
         raise InvalidArgument(f"{named[0]} is an option of a connection to etcd: a service has its own")
-    own = Settings({"connect_timeout": given.connect_timeout}, names={"connect_timeout": "connect_timeout"})
-    return ClientConfig(EtcdConfig(connect_timeout=own.get("connect_timeout")), service=url)
+    names = {_SETTING_NAMES[name]: name for name in _OF_SERVICES}
+    own = Settings({setting: getattr(given, name) for setting, name in names.items()}, names=names)
+    tls = {name: own.get(_SETTING_NAMES[name]) for name in ("ca_cert", "cert", "key")}
+    token = given.token if given.token is not None else os.environ.get("DISTOP_TOKEN", "")
+    if not isinstance(token, str) or not (token.isascii() and token.isprintable()):
+        raise InvalidArgument("the token must be a text of printable ASCII characters")
+    etcd = EtcdConfig(connect_timeout=own.get("connect_timeout"), **tls)
+    return ClientConfig(etcd, service=url, token=token)
 
 
 def _address_of(given: ConnectionOptions) -> str:

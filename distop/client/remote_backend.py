@@ -67,9 +67,11 @@ class RemoteBackend:
     gets one, so that a caller can repeat it if the connection is lost.
     """
 
-    def __init__(self, channel: ServiceChannel, connect_limit: float = 10.0) -> None:
+    def __init__(self, channel: ServiceChannel, connect_limit: float = 10.0, *, identified: bool = False) -> None:
+        """``identified``: the service knows the caller, who is then the submitter; else this client reports it."""
         self._channel = channel
         self._connect_limit = connect_limit
+        self._identified = identified
 
     async def connect(self) -> None:
         await self._channel.connect(self._connect_limit)
@@ -87,7 +89,9 @@ class RemoteBackend:
 
     async def start(self, type_name: str, table: str, arg: bytes, options: StartOptions) -> Started:
         request(type_name, table, arg, options, whoami())
-        message = operations_pb2.StartRequest(type=type_name, table=table, options=m.options_message(_named(options)))
+        message = operations_pb2.StartRequest(
+            type=type_name, table=table, options=m.options_message(self._named(options))
+        )
         message.arg.text = arg.decode()
         return _started(await self._write("Operations/Start", message))
 
@@ -100,7 +104,7 @@ class RemoteBackend:
             outside = [pred for pred in one.after if not isinstance(pred, Start | Ended)]
             chosen = StartOptions.of({**one.options, "after": outside or None}, "graph")
             start = message.starts.add(
-                type=one.type_name, table=one.table, options=m.options_message(_by_caller(chosen))
+                type=one.type_name, table=one.table, options=m.options_message(self._by_caller(chosen))
             )
             start.arg.text = checked.arg.decode()
         for after, run, on in links:
@@ -147,7 +151,7 @@ class RemoteBackend:
         message = operations_pb2.PrepareRequest(
             type=type_name,
             table=table,
-            options=m.options_message(_by_caller(options)),
+            options=m.options_message(self._by_caller(options)),
             external_id=external_id,
             verify=verify,
             verify_after=verify_after,
@@ -170,9 +174,19 @@ class RemoteBackend:
             raise InvalidArgument(f"unfinished must be True, False or None, not {shown(unfinished)}")
         options.checked()
         message = operations_pb2.RerunRequest(
-            op=str(ref), unfinished=unfinished, options=m.options_message(_named(options))
+            op=str(ref), unfinished=unfinished, options=m.options_message(self._named(options))
         )
         return _started(await self._write("Operations/Rerun", message))
+
+    def _named(self, options: StartOptions) -> StartOptions:
+        """The options with a request id, under which the call can be repeated, and a submitter."""
+        chosen = options.request_id if options.request_id is not None else f"{MADE}{uuid.uuid4()}"
+        return replace(self._by_caller(options), request_id=chosen)
+
+    def _by_caller(self, options: StartOptions) -> StartOptions:
+        if self._identified or options.submitter is not None:
+            return options
+        return replace(options, submitter=whoami())
 
     # ---------------------------------------------------------- one operation
 
@@ -374,16 +388,6 @@ class RemoteBackend:
 
 _MOST_OFFERS = 1_000
 """Maximum jobs of which a caller's ``accept`` chooses."""
-
-
-def _named(options: StartOptions) -> StartOptions:
-    """The options with a request id, under which the call can be repeated, and a submitter."""
-    chosen = options.request_id if options.request_id is not None else f"{MADE}{uuid.uuid4()}"
-    return replace(_by_caller(options), request_id=chosen)
-
-
-def _by_caller(options: StartOptions) -> StartOptions:
-    return options if options.submitter is not None else replace(options, submitter=whoami())
 
 
 def _started(message: operations_pb2.StartResponse) -> Started:

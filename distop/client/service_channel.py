@@ -12,6 +12,7 @@ from google.protobuf import descriptor_pool, message_factory
 from distop.client.service_errors import error_of
 from distop.errors import EtcdUnavailable, InvalidArgument
 from distop.protocol.texts import shown
+from distop.store.tls_files import NO_FILES, TlsFiles
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
     from google.protobuf.descriptor import MethodDescriptor
     from google.protobuf.message import Message
 
-SCHEME = "grpc"
+SCHEMES = ("grpc", "grpcs")
+"""The second one is with TLS."""
 DEFAULT_PORT = 7781
 MOST_BYTES = 64 << 20
 """Maximum bytes of a message, in both directions."""
@@ -36,15 +38,29 @@ OPTIONS = (
 
 
 class ServiceChannel:
-    """A channel to one service. ``url``: ``grpc://host:port``. Raises InvalidArgument for another URL."""
+    """A channel to one service. ``url``: ``grpc://host:port`` or, with TLS, ``grpcs://host:port``.
 
-    def __init__(self, url: str) -> None:
+    ``token``: a bearer token. ``tls``: the files for TLS; without a CA, the system's.
+
+    Raises InvalidArgument for another URL, and for a token without TLS to another machine.
+    """
+
+    def __init__(self, url: str, token: str = "", tls: TlsFiles = NO_FILES) -> None:
         self.address = _address(url)
+        self._secure = url.lower().startswith("grpcs:")
+        self._tls = tls
+        self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
+        if token and not self._secure and not _is_loopback(self.address):
+            raise InvalidArgument(f"a token for {self.address} would be sent as plain text: use grpcs://")
         self._channel: grpc.aio.Channel | None = None
 
     def _opened(self) -> grpc.aio.Channel:
         if self._channel is None:  # it belongs to the loop that opens it
-            self._channel = grpc.aio.insecure_channel(self.address, options=OPTIONS)
+            if self._secure:
+                credentials = grpc.ssl_channel_credentials(self._tls.ca, self._tls.key, self._tls.cert)
+                self._channel = grpc.aio.secure_channel(self.address, credentials, options=OPTIONS)
+            else:
+                self._channel = grpc.aio.insecure_channel(self.address, options=OPTIONS)
         return self._channel
 
     async def connect(self, limit: float) -> None:
@@ -67,7 +83,7 @@ class ServiceChannel:
             f"/distop.v1.{method}", type(request).SerializeToString, _class_of(found).FromString
         )
         try:
-            return await calling(request, timeout=limit)
+            return await calling(request, timeout=limit, metadata=self._metadata)
         except grpc.aio.AioRpcError as failed:
             raise error_of(failed, self.address, writes=writes, request_id=_request_id(request)) from None
 
@@ -77,7 +93,7 @@ class ServiceChannel:
         calling = self._opened().unary_stream(
             f"/distop.v1.{method}", type(request).SerializeToString, _class_of(found).FromString
         )
-        call = calling(request)
+        call = calling(request, metadata=self._metadata)
         try:
             async for response in call:
                 yield response
@@ -93,9 +109,13 @@ def _address(url: str) -> str:
         host, port = parts.hostname, parts.port or DEFAULT_PORT
     except ValueError:
         host, port, parts = None, 0, urlsplit("")
-    if not host or parts.scheme.lower() != SCHEME or parts.path or parts.query or parts.username:
-        raise InvalidArgument(f"{shown(url)} is not the URL of a service: grpc://host:port")
+    if not host or parts.scheme.lower() not in SCHEMES or parts.path or parts.query or parts.username:
+        raise InvalidArgument(f"{shown(url)} is not the URL of a service: grpc://host:port, or grpcs:// with TLS")
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _is_loopback(address: str) -> bool:
+    return address.rpartition(":")[0].strip("[]") in ("127.0.0.1", "::1", "localhost")
 
 
 def _method(name: str) -> MethodDescriptor:

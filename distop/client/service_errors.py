@@ -42,6 +42,7 @@ CODES: Mapping[type[e.DistopError], grpc.StatusCode] = MappingProxyType(
         e.EtcdUnavailable: _Code.UNAVAILABLE,
         e.OutcomeUnknown: _Code.UNKNOWN,
         e.PermissionDenied: _Code.PERMISSION_DENIED,
+        e.NotIdentified: _Code.UNAUTHENTICATED,
         e.EtcdRejected: _Code.INTERNAL,
         e.MalformedRequest: _Code.INTERNAL,
         e.Compacted: _Code.OUT_OF_RANGE,

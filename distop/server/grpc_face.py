@@ -15,11 +15,15 @@ from grpc_reflection.v1alpha import reflection
 from distop.client.service_channel import MOST_BYTES
 from distop.client.service_errors import DETAILS, status_of
 from distop.errors import DistopError, InvalidArgument
+from distop.server.gate import CallerProof
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+    from contextlib import AbstractContextManager
 
     from google.protobuf.descriptor import MethodDescriptor
+
+    from distop.server.gate import CallGate, PassedCall
 
 log = logging.getLogger("distop.service")
 
@@ -38,19 +42,26 @@ OPTIONS = (
 class GrpcFace:
     """A gRPC server of these services (full name → handlers), on one address."""
 
-    def __init__(self, services: Mapping[str, Any]) -> None:
+    def __init__(self, services: Mapping[str, Any], gate: CallGate) -> None:
         self._server = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=MOST_CALLS)
         self._health: Any = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._names = tuple(services)
         for name, handlers in services.items():
-            self._server.add_generic_rpc_handlers((_service(name, handlers),))
+            self._server.add_generic_rpc_handlers((_service(name, handlers, gate),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection((*services, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
 
-    async def start(self, address: str) -> int:
-        """Serve at this address; returns the port. Raises OSError if it cannot be used."""
+    async def start(self, address: str, credentials: grpc.ServerCredentials | None = None) -> int:
+        """Serve at this address, with TLS if there are credentials; returns the port.
+
+        Raises OSError if it cannot be used.
+        """
         try:
-            port: int = self._server.add_insecure_port(address)
+            port: int = (
+                self._server.add_insecure_port(address)
+                if credentials is None
+                else self._server.add_secure_port(address, credentials)
+            )
         except RuntimeError as error:
             raise OSError(str(error)) from None
         await self._server.start()
@@ -64,18 +75,43 @@ class GrpcFace:
         await self._server.stop(grace)
 
 
-def _service(name: str, handlers: Any) -> grpc.GenericRpcHandler[Any, Any]:
+def _service(name: str, handlers: Any, gate: CallGate) -> grpc.GenericRpcHandler[Any, Any]:
     """The handler of all calls of a service, by its descriptor."""
     methods = descriptor_pool.Default().FindServiceByName(name).methods
-    return grpc.method_handlers_generic_handler(name, {one.name: _method(one, handlers) for one in methods})
+    return grpc.method_handlers_generic_handler(name, {one.name: _method(one, handlers, gate) for one in methods})
 
 
-def _method(method: MethodDescriptor, handlers: Any) -> grpc.RpcMethodHandler[Any, Any]:
+def _method(method: MethodDescriptor, handlers: Any, gate: CallGate) -> grpc.RpcMethodHandler[Any, Any]:
+    through = _Through(gate, f"{method.containing_service.name}/{method.name}")
     call, request = getattr(handlers, method.name), message_factory.GetMessageClass(method.input_type)
     serialize = message_factory.GetMessageClass(method.output_type).SerializeToString
     if method.server_streaming:
-        return grpc.unary_stream_rpc_method_handler(_stream(call, request), None, serialize)
-    return grpc.unary_unary_rpc_method_handler(_unary(call, request), None, serialize)
+        return grpc.unary_stream_rpc_method_handler(_stream(call, request, through), None, serialize)
+    return grpc.unary_unary_rpc_method_handler(_unary(call, request, through), None, serialize)
+
+
+class _Through:
+    """The way of one call through the gate."""
+
+    def __init__(self, gate: CallGate, call: str) -> None:
+        self._gate = gate
+        self._call = call
+
+    def passing(self, message: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AbstractContextManager[PassedCall]:
+        return self._gate.passing(self._call, message, proof_of(context))
+
+
+def proof_of(context: grpc.aio.ServicerContext[Any, Any]) -> CallerProof:
+    """What the caller shows of itself."""
+    metadata = tuple(context.invocation_metadata() or ())
+    header = next((str(value) for key, value in metadata if key == "authorization"), "")
+    kind, _, token = header.partition(" ")
+    shown = context.auth_context() or {}
+    names = [f"CN={one.decode(errors='replace')}" for one in shown.get("x509_common_name", ())]
+    names += [one.decode(errors="replace") for one in shown.get("x509_subject_alternative_name", ())]
+    names += [f"{kind}:{name}" for name in names[:] for kind in ("DNS", "URI") if not name.startswith("CN=")]
+    bearer = token.strip() if kind.lower() == "bearer" and token.strip() else None
+    return CallerProof(bearer, names, str(context.peer()))
 
 
 def _parsed(data: bytes, request: Any) -> Any:
@@ -85,21 +121,25 @@ def _parsed(data: bytes, request: Any) -> Any:
         raise InvalidArgument(f"the request is not a message {request.DESCRIPTOR.full_name}: {error}") from None
 
 
-def _unary(call: Callable[[Any], Awaitable[Any]], request: Any) -> Callable[..., Any]:
+def _unary(call: Callable[[Any], Awaitable[Any]], request: Any, through: _Through) -> Callable[..., Any]:
     async def answer(data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         try:
-            return await call(_parsed(data, request))
+            message = _parsed(data, request)
+            with through.passing(message, context) as passed:
+                return passed.answer(await call(message))
         except Exception as error:  # an unexpected one must not show its text to the caller
             await _refuse(context, error)
 
     return answer
 
 
-def _stream(call: Callable[[Any], AsyncGenerator[Any, None]], request: Any) -> Callable[..., Any]:
+def _stream(call: Callable[[Any], AsyncGenerator[Any, None]], request: Any, through: _Through) -> Callable[..., Any]:
     async def answer(data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncGenerator[Any, None]:
         try:
-            async for response in call(_parsed(data, request)):
-                yield response
+            message = _parsed(data, request)
+            with through.passing(message, context):
+                async for response in call(message):
+                    yield response
         except Exception as error:  # as above
             await _refuse(context, error)
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from distop.client import service_messages as m
 from distop.client.async_operation import Operation, parse_ref
 from distop.client.graphs import Ended, Start
-from distop.errors import InvalidArgument, NotFound
+from distop.errors import InvalidArgument, NotFound, PermissionDenied
 from distop.protocol.operation_labels import labels as check_labels
 from distop.protocol.texts import shown
 from distop.schemas.argument_schema import encode_argument
+from distop.server.gate import caller
 from distop.services import policies
 from distop.services.inspection import filters
 from distop.services.inspection.history_filters import HistoryFilters
@@ -58,6 +60,19 @@ def _argument(message: Any) -> bytes:
     return encode_argument(m.given_json(message, "arg"))
 
 
+def _options(message: operations_pb2.StartOptions) -> StartOptions:
+    """The options of a start by the current caller, whose identity is the submitter.
+
+    Raises PermissionDenied if somebody else than an admin names another one.
+    """
+    options, who = m.start_options(message), caller.get()
+    if who.identity is None or (who.admin and options.submitter is not None):
+        return options
+    if options.submitter not in (None, who.identity.name):
+        raise PermissionDenied(f"{who.identity.name} may not name another submitter: it needs the role admin")
+    return replace(options, submitter=who.identity.name)
+
+
 def _started(started: Started) -> operations_pb2.StartResponse:
     return operations_pb2.StartResponse(op=str(started.ref), already_started=started.earlier)
 
@@ -66,13 +81,13 @@ class OperationCalls(_Service):
     """Starts, finds and changes operations."""
 
     async def Start(self, request: operations_pb2.StartRequest) -> operations_pb2.StartResponse:
-        options = m.start_options(request.options)
+        options = _options(request.options)
         return _started(await self._backend.start(request.type, request.table, _argument(request), options))
 
     async def StartGraph(self, request: operations_pb2.StartGraphRequest) -> operations_pb2.StartGraphResponse:
         starts = []
         for one in request.starts:
-            options = m.start_options(one.options).given()
+            options = _options(one.options).given()
             after = options.pop("after", ())
             starts.append(Start(one.type, one.table, m.given_json(one, "arg"), tuple(after), options))
         for link in request.links:
@@ -90,7 +105,7 @@ class OperationCalls(_Service):
         return operations_pb2.AddDependenciesResponse()
 
     async def Prepare(self, request: operations_pb2.PrepareRequest) -> operations_pb2.StartResponse:
-        options = m.start_options(request.options)
+        options = _options(request.options)
         defaults = {"verify": None, "verify_after": 60.0, "verify_attempts": 5, "verify_pause": 5.0}
         asked: dict[str, Any] = {}
         for name, default in defaults.items():
@@ -166,7 +181,7 @@ class OperationCalls(_Service):
         return operations_pb2.AlterResponse()
 
     async def Rerun(self, request: operations_pb2.RerunRequest) -> operations_pb2.StartResponse:
-        options = StartOptions.of(m.start_options(request.options).given(), "rerun")
+        options = StartOptions.of(_options(request.options).given(), "rerun")
         return _started(await self._backend.rerun(parse_ref(request.op), options, m.given(request, "unfinished")))
 
     async def Why(self, request: operations_pb2.WhyRequest) -> operations_pb2.WhyResponse:

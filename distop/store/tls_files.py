@@ -25,6 +25,7 @@ class TlsFiles:
     cert: bytes | None
 
 
+NO_FILES = TlsFiles(None, None, None)
 Stamp = tuple[tuple[int, int, int] | None, ...]
 """For each file (inode, size, modification time); None for a file that cannot be read."""
 

@@ -41,9 +41,10 @@ LIMIT = 60.0
 class Service:
     """A ``distop serve`` process. ``port`` 0: any that is free."""
 
-    def __init__(self, endpoint: str, folder: Path, port: int = 0) -> None:
+    def __init__(self, endpoint: str, folder: Path, port: int = 0, options: tuple[str, ...] = ()) -> None:
         self.log = folder / f"service-{len(list(folder.glob('service-*')))}.log"
         command = [sys.executable, "-m", "distop.cli", "serve", "--etcd", endpoint, "--listen", f"127.0.0.1:{port}"]
+        command += options
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(command, stderr=log, stdout=log, cwd=folder)
         eventually(lambda: "Serving gRPC on" in self.text(), "the service serves", tail=self.text)
@@ -175,8 +176,8 @@ def test_sigterm_ends_open_calls_in_order(group: Daemons, service: Service) -> N
 @pytest.mark.parametrize(
     ("listen", "words"),
     [
-        ("0.0.0.0:0", "identifies no callers yet, so it serves this machine only"),
-        ("[::]:0", "identifies no callers yet"),
+        ("0.0.0.0:0", "the service needs access and service-cert there: without them it listens on 127.0.0.1 only"),
+        ("[::]:0", "others can reach ::, so the service needs access"),
         ("127.0.0.1", "HOST:PORT"),
     ],
 )

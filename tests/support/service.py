@@ -12,6 +12,7 @@ from distop.client.async_client import Client
 from distop.client.connection_options import configure
 from distop.client.direct_backend import DirectBackend
 from distop.protocol.keys import Keys
+from distop.server.gate import CallGate
 from distop.server.grpc_face import GrpcFace
 from distop.server.handlers import services
 from distop.store.client import EtcdClient
@@ -45,7 +46,7 @@ async def client_of_service(endpoint: str, namespace: str) -> AsyncIterator[aio.
     config = configure(endpoint, namespace=namespace)
     backend = DirectBackend(EtcdClient(config.etcd), Keys(namespace))
     await backend.connect()
-    face = GrpcFace(services(backend))
+    face = GrpcFace(services(backend), CallGate())
     port = await face.start("127.0.0.1:0")
     try:
         async with ClientOfService(f"grpc://127.0.0.1:{port}", backend, config) as client:
@@ -84,7 +85,7 @@ class ServiceThread:
     async def _serve(self, started: threading.Event) -> None:
         backend = DirectBackend(EtcdClient(configure(self._endpoint).etcd), Keys())
         await backend.connect()
-        face = GrpcFace(services(backend))
+        face = GrpcFace(services(backend), CallGate())
         self._ready.append(await face.start("127.0.0.1:0"))
         started.set()
         await self._stopped.wait()

@@ -1,0 +1,240 @@
+"""The gate of the service: identifies callers, checks their permissions and limits, and keeps the audit log."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections import OrderedDict
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from distop.clock import time
+from distop.errors import DistopError, EtcdUnavailable, InvalidArgument, NotIdentified, PermissionDenied
+from distop.protocol.frozen import frozen
+from distop.protocol.json_codec import rfc3339
+from distop.server import access
+from distop.server.access import CallerIdentity, CallerRole, ServiceAccess
+from distop.server.permissions import RULES
+from distop.settings_file import read_trusted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from distop.server.access import CallScope
+
+log = logging.getLogger("distop.service")
+
+LOOK_EVERY = 1.0
+"""Seconds between two looks whether the access file has changed."""
+MOST_BUCKETS = 10_000
+"""Maximum callers whose calls are counted."""
+
+
+class TooManyCalls(EtcdUnavailable):
+    """The caller has made too many calls. Nothing was changed; call again later."""
+
+
+@frozen
+class CurrentCaller:
+    """Who calls. ``identity`` None: the service identifies nobody."""
+
+    identity: CallerIdentity | None
+    peer: str
+    admin: bool = False
+
+
+NOBODY = CurrentCaller(None, "")
+caller: ContextVar[CurrentCaller] = ContextVar("caller", default=NOBODY)
+"""The caller of the current call, for the handlers."""
+
+
+@frozen
+class CallerProof:
+    """What a caller shows: a bearer token, and the names in a verified client certificate."""
+
+    token: str | None = None
+    certificates: Sequence[str] = ()
+    peer: str = ""
+
+
+class AccessFile:
+    """The access in a file, which is read again when it changes. An invalid change is logged, and not applied.
+
+    Raises InvalidArgument at first.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._stamp, self._looked = self._seen(), time.monotonic()
+        self._current = self._read()
+
+    def current(self) -> ServiceAccess:
+        """The access that is in force."""
+        if time.monotonic() - self._looked >= LOOK_EVERY:
+            self._looked = time.monotonic()
+            if (stamp := self._seen()) != self._stamp:
+                self._stamp = stamp
+                try:
+                    self._current = self._read()
+                    log.info("The access file was read again", extra={"path": str(self._path)})
+                except InvalidArgument as error:
+                    log.error("The changed access file is not applied: %s", error)
+        return self._current
+
+    def _seen(self) -> tuple[int, int, int] | None:
+        try:
+            found = self._path.stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_size, found.st_mtime_ns
+
+    def _read(self) -> ServiceAccess:
+        try:
+            text = read_trusted(self._path, "the access file").decode()
+        except UnicodeDecodeError:
+            raise InvalidArgument(f"cannot read the access file {self._path}: it is not UTF-8") from None
+        return access.parsed(text, str(self._path))
+
+
+class AuditLog:
+    """A file with a line of JSON for each call that may change something, and for each refusal.
+
+    Raises InvalidArgument if it cannot be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._file = os.open(path, flags, 0o600)
+        except OSError as error:
+            raise InvalidArgument(f"cannot open the audit log {path}: {error.strerror or error}") from None
+
+    def write(self, who: CurrentCaller, call: str, scopes: Sequence[CallScope], request_id: str, verdict: str) -> None:
+        """Append a line. Raises OSError: a call that cannot be logged must not be made."""
+        line = {
+            "time": rfc3339(time.time()),
+            "identity": who.identity.name if who.identity is not None else None,
+            "peer": who.peer,
+            "call": call,
+            "concerns": [{"type": one.type, "table": one.table} for one in scopes[:20]],
+            "request_id": request_id,
+            "verdict": verdict,
+        }
+        os.write(self._file, json.dumps(line).encode() + b"\n")
+
+
+class _Bucket:
+    """A token bucket: so many calls a second, and as many at once."""
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+        self._left = max(1.0, rate)
+        self._at = time.monotonic()
+
+    def take(self) -> bool:
+        now = time.monotonic()
+        self._left = min(max(1.0, self.rate), self._left + (now - self._at) * self.rate)
+        self._at = now
+        if self._left < 1.0:
+            return False
+        self._left -= 1.0
+        return True
+
+
+class CallGate:
+    """Decides on each call before its handler runs."""
+
+    def __init__(self, file: AccessFile | None = None, audit: AuditLog | None = None) -> None:
+        self._file = file
+        self._audit = audit
+        self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
+
+    @property
+    def identifies(self) -> bool:
+        """Whether callers are identified."""
+        return self._file is not None
+
+    @contextmanager
+    def passing(self, call: str, request: Any, proof: CallerProof) -> Iterator[PassedCall]:
+        """Let a call through, and log its verdict.
+
+        Raises NotIdentified, PermissionDenied, TooManyCalls, and InvalidArgument for a request that names nothing.
+        """
+        rule, allowed = RULES[call], self._file.current() if self._file is not None else access.OPEN
+        who, scopes = CurrentCaller(None, proof.peer), []
+        try:
+            identity = self._identified(allowed, proof)
+            who = CurrentCaller(identity, proof.peer, allowed.permits(identity, CallerRole.ADMIN, access.EVERYTHING))
+            self._throttle(identity)
+            scopes = list(rule.scopes(request))
+            if rule.listed is not None:
+                permitted = allowed.has(identity, rule.role)
+            else:
+                permitted = all(allowed.permits(identity, rule.role, one) for one in scopes)
+            if not permitted:
+                raise PermissionDenied(f"{_name(identity)} may not call {call} here: it needs the role {rule.role}")
+        except DistopError as error:
+            self._log(who, call, scopes, request, type(error).__name__)
+            raise
+        caller.set(who)  # each call has a task of its own
+        verdict = "unknown"
+        try:
+            yield PassedCall(rule.listed, lambda scope: allowed.permits(identity, rule.role, scope))
+            verdict = "ok"
+        except DistopError as error:
+            verdict = type(error).__name__
+            raise
+        finally:
+            if rule.writes or verdict == "PermissionDenied":
+                self._log(who, call, scopes, request, verdict)
+
+    def _identified(self, allowed: ServiceAccess, proof: CallerProof) -> CallerIdentity | None:
+        if not allowed.identifies:
+            return None
+        found = allowed.identity(proof.token, proof.certificates)
+        if found is None:
+            given = proof.token is not None or proof.certificates
+            raise NotIdentified(
+                "the token or certificate belongs to no identity of the service"
+                if given
+                else "the service identifies its callers: send a bearer token, or use a client certificate"
+            )
+        return found
+
+    def _throttle(self, identity: CallerIdentity | None) -> None:
+        if identity is None or not identity.calls_per_second:
+            return
+        bucket = self._buckets.get(identity.name)
+        if bucket is None or bucket.rate != identity.calls_per_second:
+            bucket = self._buckets[identity.name] = _Bucket(identity.calls_per_second)
+            while len(self._buckets) > MOST_BUCKETS:
+                self._buckets.popitem(last=False)
+        if not bucket.take():
+            raise TooManyCalls(f"{_name(identity)} makes more than {identity.calls_per_second:g} calls a second")
+
+    def _log(self, who: CurrentCaller, call: str, scopes: Sequence[CallScope], request: Any, verdict: str) -> None:
+        if self._audit is not None:
+            options = getattr(request, "options", None)
+            known = getattr(request, "request_id", "") or getattr(options, "request_id", "")
+            self._audit.write(who, call, scopes, known if isinstance(known, str) else "", verdict)
+
+
+@frozen
+class PassedCall:
+    """A call that was let through."""
+
+    _listed: Any
+    _may: Any
+
+    def answer(self, message: Any) -> Any:
+        """The answer without what the caller may not see."""
+        if self._listed is not None:
+            self._listed(message, self._may)
+        return message
+
+
+def _name(identity: CallerIdentity | None) -> str:
+    return identity.name if identity is not None else "the caller"

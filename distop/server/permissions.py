@@ -1,0 +1,185 @@
+"""The permission that each call needs, and which parts of an answer a caller may see. A table that is executed."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from distop.client.async_operation import parse_ref
+from distop.errors import PermissionDenied
+from distop.protocol.actor_claims import Token
+from distop.protocol.frozen import frozen
+from distop.server.access import EVERYTHING, CallerRole, CallScope
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    Scopes = Callable[[Any], Iterable[CallScope]]
+    Seen = Callable[[Any, Callable[[CallScope], bool]], None]
+
+
+@frozen
+class CallRule:
+    """What a call needs: a role for each of the scopes of its request.
+
+    ``listed``: the call lists things of several tables; the scope is not checked, but what the caller may not see is
+    removed from the answer. ``writes``: it may change something.
+    """
+
+    role: CallerRole
+    scopes: Scopes
+    writes: bool = False
+    listed: Seen | None = None
+
+
+def _op(request: Any) -> list[CallScope]:
+    return [_scope_of(request.op)]
+
+
+def _scope_of(op: str) -> CallScope:
+    """The scope of an operation. Raises InvalidArgument for a text that names none."""
+    ref = parse_ref(op)
+    return CallScope(ref.type, ref.table)
+
+
+def _start(request: Any) -> list[CallScope]:
+    return [CallScope(request.type, request.table), *(_scope_of(one.op) for one in request.options.after)]
+
+
+def _graph(request: Any) -> list[CallScope]:
+    return [scope for one in request.starts for scope in _start(one)] or [EVERYTHING]
+
+
+def _pairs(request: Any) -> list[CallScope]:
+    return [_scope_of(op) for pair in request.pairs for op in (pair.after.op, pair.run)] or [EVERYTHING]
+
+
+def _confirmed(request: Any) -> list[CallScope]:
+    return _op(request) if request.op else [EVERYTHING]
+
+
+def _table(request: Any) -> list[CallScope]:
+    return [CallScope(None, request.table)]
+
+
+def _policy(request: Any) -> list[CallScope]:
+    return [CallScope(request.start, request.table)]
+
+
+def _named(request: Any) -> list[CallScope]:
+    return [CallScope(None, request.name)]
+
+
+def _added(request: Any) -> list[CallScope]:
+    return [CallScope(None, request.table.name)]
+
+
+def _type(request: Any) -> list[CallScope]:
+    return [CallScope(request.type, None)]
+
+
+def _types(request: Any) -> list[CallScope]:
+    return [CallScope(one.type, None) for one in request.types] or [EVERYTHING]
+
+
+def _waited(request: Any) -> list[CallScope]:
+    return [CallScope(one, None) for one in request.types] or [EVERYTHING]
+
+
+def _tokens(request: Any) -> list[CallScope]:
+    refs = [Token.parse(one).ref for one in request.tokens]
+    return [CallScope(ref.type, ref.table) for ref in refs] or [EVERYTHING]
+
+
+def _token(request: Any) -> list[CallScope]:
+    ref = Token.parse(request.token).ref
+    return [CallScope(ref.type, ref.table)]
+
+
+def _everything(_: Any) -> list[CallScope]:
+    return [EVERYTHING]
+
+
+def _optional_table(request: Any) -> list[CallScope]:
+    return [CallScope(None, request.table)] if request.HasField("table") else [EVERYTHING]
+
+
+def _keep(items: Any, may: Callable[[Any], bool]) -> None:
+    """Remove the items of a repeated field that may not be seen."""
+    kept = [one for one in items if may(one)]
+    del items[:]
+    items.extend(kept)
+
+
+def _operations(answer: Any, may: Callable[[CallScope], bool]) -> None:
+    _keep(answer.operations, lambda one: may(_scope_of(one.op)))
+
+
+def _tables(answer: Any, may: Callable[[CallScope], bool]) -> None:
+    _keep(answer.tables, lambda one: may(CallScope(None, one.name)))
+
+
+def _policies(answer: Any, may: Callable[[CallScope], bool]) -> None:
+    _keep(answer.policies, lambda one: may(CallScope(None, one.table)))
+
+
+def _prepared(answer: Any, may: Callable[[CallScope], bool]) -> None:
+    if not may(_scope_of(answer.op)):
+        raise PermissionDenied("the operation that was prepared under this id is none of yours")
+
+
+def _all(_answer: Any, _may: Callable[[CallScope], bool]) -> None:
+    """Executors and types are visible to every identity with a grant."""
+
+
+_V, _S, _O, _A = CallerRole.VIEWER, CallerRole.SUBMITTER, CallerRole.OPERATOR, CallerRole.ADMIN
+
+RULES: Mapping[str, CallRule] = MappingProxyType(
+    {
+        "Operations/Start": CallRule(_S, _start, writes=True),
+        "Operations/StartGraph": CallRule(_S, _graph, writes=True),
+        "Operations/AddDependencies": CallRule(_S, _pairs, writes=True),
+        "Operations/Prepare": CallRule(_S, _start, writes=True),
+        "Operations/Confirm": CallRule(_S, _confirmed, writes=True),
+        "Operations/Abandon": CallRule(_S, _op, writes=True),
+        "Operations/GetPrepared": CallRule(_V, _everything, listed=_prepared),
+        "Operations/Get": CallRule(_V, _op),
+        "Operations/List": CallRule(_V, _everything, listed=_operations),
+        "Operations/ListHistory": CallRule(_V, _everything, listed=_operations),
+        "Operations/Watch": CallRule(_V, _op),
+        "Operations/Cancel": CallRule(_O, _op, writes=True),
+        "Operations/EndSeries": CallRule(_O, _op, writes=True),
+        "Operations/Pause": CallRule(_O, _op, writes=True),
+        "Operations/Resume": CallRule(_O, _op, writes=True),
+        "Operations/Alter": CallRule(_O, _op, writes=True),
+        "Operations/Rerun": CallRule(_O, _op, writes=True),
+        "Operations/Why": CallRule(_V, _op),
+        "Operations/Counts": CallRule(_V, _optional_table),
+        "Operations/ListJobs": CallRule(_V, _op),
+        "Operations/GetReport": CallRule(_V, _op),
+        "Tables/List": CallRule(_V, _everything, listed=_tables),
+        "Tables/Get": CallRule(_V, _named),
+        "Tables/Add": CallRule(_A, _added, writes=True),
+        "Tables/Remove": CallRule(_A, _named, writes=True),
+        "Tables/ListActions": CallRule(_V, _optional_table),
+        "Behaviors/List": CallRule(_V, _everything, listed=_all),
+        "Behaviors/Register": CallRule(_A, _type, writes=True),
+        "Nodes/List": CallRule(_V, _everything, listed=_all),
+        "Nodes/Drain": CallRule(_O, _everything, writes=True),
+        "Nodes/Undrain": CallRule(_O, _everything, writes=True),
+        "Claims/Offer": CallRule(_S, _types),
+        "Claims/Own": CallRule(_S, _types, writes=True),
+        "Claims/Extend": CallRule(_S, _tokens, writes=True),
+        "Claims/Return": CallRule(_S, _token, writes=True),
+        "Claims/WaitForJobs": CallRule(_V, _waited, listed=_all),
+        "Policies/Set": CallRule(_A, _policy, writes=True),
+        "Policies/List": CallRule(_V, _everything, listed=_policies),
+        "Policies/Get": CallRule(_V, _table),
+        "Policies/Pause": CallRule(_A, _table, writes=True),
+        "Policies/Resume": CallRule(_A, _table, writes=True),
+        "Policies/Remove": CallRule(_A, _table, writes=True),
+        "Policies/Autopilot": CallRule(_A, _table, writes=True),
+        "Events/Emit": CallRule(_S, _table, writes=True),
+    }
+)
+"""The rule of each call."""
