@@ -40,7 +40,7 @@ class FolderPartitionRemoval(PartitionRemoval):
             value = None if text is None else _value(text, self._types.get(column))
             yield ValuedPartition(one, value, text=text or "")
 
-    def remove(self, paths: Collection[str]) -> RemovedFiles:
+    def remove(self, paths: Collection[str], since: str) -> RemovedFiles:
         raise InvalidArgument(f"the table {shown(self._name)} has no commits: its partitions are removed by deletion")
 
 
