@@ -36,7 +36,10 @@ class GroupChanged(Exception):
 
 
 class WatchingContext:
-    """A job's context whose ``check_cancelled`` also raises GroupChanged, if the group can no longer be committed."""
+    """A job's context whose ``check_cancelled`` also raises GroupChanged, if the group can no longer be committed.
+
+    A completion, which has no partition, reports the work of all groups: that of the rewritten one is left out.
+    """
 
     def __init__(self, ctx: JobContext, fate: Callable[[], Fate]) -> None:
         self._ctx = ctx
@@ -45,6 +48,11 @@ class WatchingContext:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._ctx, name)
+
+    def work_done(self, **numbers: int) -> None:
+        """As ``JobContext.work_done``, for a job."""
+        if self._ctx.partition is not None:
+            self._ctx.work_done(**numbers)
 
     def check_cancelled(self) -> None:
         """Raise JobCancelled if the job must stop, and from time to time GroupChanged."""

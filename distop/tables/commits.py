@@ -272,3 +272,5 @@ class ReplacementContext(CommitContext, Protocol):
     space: str
 
     def status(self, text: str) -> None: ...
+
+    def work_done(self, *, files: int = 0, bytes: int = 0) -> None: ...  # noqa: A002 -- as JobContext has it

@@ -212,7 +212,8 @@ class DeltaReplacer(FileReplacer):
         names = [_names_in(path, own) for path in paths]
         schema = arrow_copy.common_schema(paths, kinds, names)
         codec = layout.codec or arrow_copy.codec_of(paths[0])
-        return staged_copy.copied(paths, schema, stage, layout.outputs, codec, self._ctx)
+        size = sum(file.size for file in added)
+        return staged_copy.copied(paths, schema, stage, layout.outputs, codec, self._ctx, size=size)
 
     def _written_by_spark(
         self, snapshot: DeltaSnapshot, added: Sequence[AddedFile], layout: Layout, stage: StagedFiles

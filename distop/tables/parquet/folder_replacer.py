@@ -135,7 +135,7 @@ class FolderReplacer(FileReplacer):
         deletion.check_own(stage.data, _UNSAFE)
         self._ctx.status(f"rewriting {plural(len(paths), 'file')}")
         try:
-            digests = self._copied(paths, schema, layout, stage)
+            digests = self._copied(plan.files, schema, layout, stage)
         except SparkOnly as why:
             _check_kept(schema, str(why))
             digests = self._written_by_spark(plan.files, schema, layout, stage)
@@ -201,16 +201,20 @@ class FolderReplacer(FileReplacer):
         except OSError as error:
             raise unavailable(f"the folder {folder!r} of {self._root!r} cannot be listed: {error}", error) from error
 
-    def _copied(self, paths: Sequence[str], schema: Any, layout: Layout, stage: StagedFiles) -> dict[str, str]:
+    def _copied(self, files: Sequence[PlannedFile], schema: Any, layout: Layout, stage: StagedFiles) -> dict[str, str]:
         """Copy the files with Arrow; returns the new ones with SHA-256. Raises SparkOnly, RowsDiffer, and OSError."""
         if layout.sort_by:
             raise SparkOnly("rows are sorted")
+        paths, size = [file[0] for file in files], sum(file[1] for file in files)
         names = [frozenset(_arrow_schema(path).names) for path in paths]
         common = arrow_copy.common_schema(paths, dict.fromkeys(schema.names), names)
         found: dict[str, str] = {}
         codec = layout.codec or arrow_copy.codec_of(paths[0])
         staged_copy.copied(
-            paths, common, stage, layout.outputs, codec, self._ctx, written=found.__setitem__, empty=True
+            *(paths, common, stage, layout.outputs, codec, self._ctx),
+            size=size,
+            written=found.__setitem__,
+            empty=True,
         )
         return found
 

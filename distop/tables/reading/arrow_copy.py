@@ -101,10 +101,12 @@ def copy(
     codec: str,
     check: Callable[[], None],
     name_of: Callable[[int], str],
+    copying: Callable[[int, int], None] = lambda rows, of: None,
 ) -> list[Copied]:
     """Write the rows of these files, in order, into at most ``outputs`` files of about equal size.
 
-    ``check`` is called regularly, and raises to stop. Raises OSError and Arrow's errors.
+    ``check`` is called regularly, and raises to stop; ``copying`` with the number of copied rows and of all rows.
+    Raises OSError and Arrow's errors.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -151,6 +153,7 @@ def copy(
                     flush()
                 if copied >= limit:
                     close()
+            copying(copied, total)
         close()
     return done
 

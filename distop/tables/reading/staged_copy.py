@@ -33,24 +33,29 @@ def copied(
     codec: str,
     ctx: ReplacementContext,
     *,
+    size: int,
     written: Callable[[str, str], None] | None = None,
     empty: bool = False,
 ) -> list[str]:
     """Copy the rows of files into new files of a stage, compare them, and return the names of the new files.
 
-    ``written``: called with the name and the SHA-256 of each new file. ``empty``: write a file also without rows.
+    ``size``: the bytes of these files, for reports of the work. ``written``: called with the name and the SHA-256 of each new file. ``empty``: write a file also without rows.
     Raises RowsDiffer, and OSError.
     """
     import pyarrow as pa
 
     check, local = ctx.check_cancelled, local_path(stage.data.location)
+
+    def copying(rows: int, of: int) -> None:
+        ctx.work_done(bytes=size * rows // max(of, 1))
+
     try:
         with ExitStack() as stack:
             folder = local
             if folder is None:
                 made = tempfile.TemporaryDirectory(prefix="compact-", dir=ctx.work_dir)
                 folder = Path(stack.enter_context(made))
-            done = arrow_copy.copy(paths, schema, folder, outputs, codec, check, _name)
+            done = arrow_copy.copy(paths, schema, folder, outputs, codec, check, _name, copying)
             arrow_copy.compare(paths, [f"{folder}/{file.name}" for file in done], schema, check)
             names = [file.name for file in done]
             if not names and empty:

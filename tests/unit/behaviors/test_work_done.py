@@ -125,9 +125,12 @@ def test_compact_reports_each_batch_and_a_cancelled_one_what_stays(tmp_path: Pat
         rows = pa.concat_tables(table_of(100 * day + 10 * n, 10, day=[f"d{day}"] * 10) for day in range(4))
         write_deltalake(bench.path, rows, mode="append", partition_by=["day"])
     argument, plans, _ = bench.plan(commit_every=2)
+    ctxs = _contexts(bench)
     outcomes = bench.run(argument, plans[:3])
     files, size = [len(plan.files) for plan in plans], [plan.bytes for plan in plans]
     works = [WorkDone.from_json(row.result["work"]) for row in outcomes]
+    assert WorkDone(0, size[0]) in ctxs[0].works, "it is copied, and not yet offered"
+    assert grows(ctxs[0].works[: ctxs[0].works.index(works[0]) + 1])
     assert works[0] == WorkDone(files[0], size[0])
     assert works[1] == WorkDone(files[1], size[1], 0, 0, 1, sum(files[:2]), sum(size[:2]))
     summary = Summary("cancelled", 4, 3, 0, lambda: iter(outcomes), plan=lambda: iter(plans))
