@@ -39,7 +39,8 @@ def copied(
 ) -> list[str]:
     """Copy the rows of files into new files of a stage, compare them, and return the names of the new files.
 
-    ``size``: the bytes of these files, for reports of the work. ``written``: called with the name and the SHA-256 of each new file. ``empty``: write a file also without rows.
+    ``size``: the bytes of these files, for reports of the work. ``written``: called with the name and the SHA-256 of
+    each new file. ``empty``: write a file also without rows.
     Raises RowsDiffer, and OSError.
     """
     import pyarrow as pa
