@@ -175,6 +175,7 @@ SETTINGS: Mapping[str, Setting] = {
     "history_age": Setting(v.history_age, None, "T", "How long history records are kept: 30d, 36h (no limit)."),
     "metrics": Setting(v.address, None, "HOST:PORT", "Serve Prometheus metrics here (none)."),
     "listen": Setting(v.address, ("127.0.0.1", 7781), "HOST:PORT", "Where the service listens (127.0.0.1:7781)."),
+    "http": Setting(v.address, None, "HOST:PORT", "Serve REST here, too (none)."),
     "access": Setting(v.text, None, "FILE", "Who may call the service (nobody is identified)."),
     "audit_log": Setting(v.text, None, "FILE", "A line of JSON for each call that writes or is refused (none)."),
     "service_cert": Setting(v.text, None, "FILE", "The service's certificate (PEM): serve with TLS."),

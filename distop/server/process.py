@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from distop.protocol.keys import Keys
 from distop.server.gate import AccessFile, AuditLog, CallGate
 from distop.server.grpc_face import GrpcFace
 from distop.server.handlers import services
+from distop.server.rest_face import RestFace
 from distop.store import tls_files
 from distop.store.client import EtcdClient
 from distop.store.connection_settings import EtcdConfig
@@ -30,6 +32,8 @@ log = logging.getLogger("distop.service")
 
 GRACE = 10.0
 """Seconds for which open calls may go on after a signal."""
+TLS_EVERY = 5.0
+"""Seconds between two looks whether the TLS files of REST have changed. gRPC looks at each handshake."""
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -37,9 +41,10 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 class ServiceConfig:
     """The settings of a service.
 
-    ``listen``: host and port. ``access``: the file with identities and grants; "": callers are not identified.
-    ``audit_log``: the file for a line of JSON for each writing call and each refusal; "": none. ``cert``, ``key``: PEM
-    files for TLS. ``client_ca``: a PEM file; every caller must show a certificate that it has signed.
+    ``listen``: host and port of gRPC. ``http``: those of REST; None: it is not served. ``access``: the file with
+    identities and grants; "": callers are not identified. ``audit_log``: the file for a line of JSON for each writing
+    call and each refusal; "": none. ``cert``, ``key``: PEM files for TLS. ``client_ca``: a PEM file; every caller of
+    gRPC must show a certificate that it has signed.
     """
 
     client: ClientConfig
@@ -49,20 +54,22 @@ class ServiceConfig:
     cert: str = ""
     key: str = ""
     client_ca: str = ""
+    http: tuple[str, int] | None = None
 
     def check(self) -> None:
         """Raises InvalidArgument for settings that contradict each other, or that let strangers in."""
-        host = self.listen[0]
         if bool(self.cert) != bool(self.key):
             raise InvalidArgument("service-cert and service-key belong together: give both, or neither")
         if self.client_ca and not self.cert:
             raise InvalidArgument("client-ca needs TLS: give service-cert and service-key, too")
         if self.client_ca and not self.access:
             raise InvalidArgument("client-ca needs an access file, which says who the owners of certificates are")
-        if host in LOOPBACK:
-            return
+        for host, _ in filter(None, (self.listen, self.http)):
+            self._check_reach(host)
+
+    def _check_reach(self, host: str) -> None:
         missing = [name for name, given in (("access", self.access), ("service-cert", self.cert)) if not given]
-        if missing:
+        if host not in LOOPBACK and missing:
             raise InvalidArgument(
                 f"others can reach {host}, so the service needs {' and '.join(missing)} there: without them it listens "
                 "on 127.0.0.1 only"
@@ -123,15 +130,27 @@ async def serve(config: ServiceConfig, ready: Callable[[int], None] = lambda por
         loop.add_signal_handler(number, stopped.set)
     try:
         await backend.connect()
-        face = GrpcFace(services(backend), gate)
+        handlers = services(backend)
+        face, rest = GrpcFace(handlers, gate), RestFace(handlers, gate)
         try:
             opened = await face.start(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", credentials)
         except OSError as error:
             raise UsageError(f"cannot listen on {host}:{port}: {error}") from None
         log.info("Serving gRPC on %s:%d%s", host, opened, " with TLS" if credentials else "")
+        if config.http is not None:
+            at, wanted = config.http
+            try:
+                served = await rest.start(at, wanted, config.cert, config.key)
+            except OSError as error:
+                raise UsageError(f"cannot listen on {at}:{wanted}: {error}") from None
+            log.info("Serving HTTP on %s:%d%s", at, served, " with TLS" if credentials else "")
         ready(opened)
-        await stopped.wait()
+        while not stopped.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(TLS_EVERY):
+                    await stopped.wait()
+            rest.renew_tls()
         log.info("Stopping: new calls are refused, open ones have %g s", GRACE)
-        await face.stop(GRACE)
+        await asyncio.gather(face.stop(GRACE), rest.stop(GRACE))
     finally:
         await backend.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -12,6 +13,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import grpc
+import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
@@ -47,7 +49,8 @@ class Service:
         command += options
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(command, stderr=log, stdout=log, cwd=folder)
-        eventually(lambda: "Serving gRPC on" in self.text(), "the service serves", tail=self.text)
+        words = ("Serving gRPC on", *(("Serving HTTP on",) if "--http" in options else ()))
+        eventually(lambda: all(one in self.text() for one in words), "the service serves", tail=self.text)
         line = next(one for one in self.text().splitlines() if "Serving gRPC on" in one)
         self.port = int(line.partition("127.0.0.1:")[2].split()[0])
 
@@ -198,6 +201,32 @@ def test_a_port_in_use_is_refused(
         port = taken.getsockname()[1]
         ran = distop_command("serve", "--etcd", etcd.endpoint, "--listen", f"127.0.0.1:{port}")
     assert (ran.code, f"cannot listen on 127.0.0.1:{port}" in ran.err) == (2, True), ran.err
+
+
+def test_rest_serves_the_same_calls(group: Daemons, tmp_path: Path) -> None:
+    group.start("e1")
+    service = Service(group.endpoint, tmp_path, options=("--http", "127.0.0.1:0"))
+    try:
+        line = next(one for one in service.text().splitlines() if "Serving HTTP on" in one)
+        url = f"http://127.0.0.1:{line.partition('127.0.0.1:')[2].split()[0]}"
+        with httpx.Client(base_url=url, timeout=LIMIT) as rest:
+            assert "/v1/operations" in rest.get("/openapi.json").json()["paths"]
+            body = {"type": "noop", "table": TABLE, "arg": {"jobs": 3}, "options": {"request_id": "once"}}
+            op = rest.post("/v1/operations", json=body).json()["op"]
+            assert rest.post("/v1/operations", json=body).json() == {"op": op, "already_started": True}
+            with rest.stream("GET", f"/v1/operations/{op}:watch") as stream:
+                events = [json.loads(one[6:]) for one in stream.iter_lines() if one.startswith("data: ")]
+            assert events[-1]["operation"]["state"] == "success"
+            assert rest.get(f"/v1/operations/{op}").json()["record"] == group.client.operation(op).status().to_json()
+            jobs = rest.get(f"/v1/operations/{op}/jobs?page_size=2").json()
+            assert (len(jobs["jobs"]), jobs["next_page_token"]) == (2, "2")
+            refused = rest.post(f"/v1/operations/{op}:cancel", json={})
+            assert (refused.status_code, refused.json()["error"]["reason"]) == (400, "NotAllowed")
+            with rest.stream("GET", f"/v1/operations/{held(group.client, 30.0).ref}:watch") as stream:
+                next(stream.iter_lines())
+                assert service.end() == 0, "an open stream does not hold up the end"
+    finally:
+        service.end(signal.SIGKILL)
 
 
 async def test_health_and_reflection_answer(group: Daemons, service: Service) -> None:

@@ -1,0 +1,281 @@
+"""The services over HTTP: JSON for each call, and server-sent events for streams."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl
+
+import uvicorn
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from distop.client.service_errors import DOMAIN, RETRY_AFTER, RETRYABLE, status_of
+from distop.errors import DistopError, InvalidArgument, NotFound, PermissionDenied
+from distop.protocol.json_codec import dumps, loads
+from distop.protocol.texts import shown
+from distop.server.gate import CallerProof
+from distop.server.http_routes import HttpRoute, routes, set_path_fields
+from distop.server.json_messages import fill, fill_from_query, to_json
+from distop.server.open_api import document
+from distop.store import tls_files
+from distop.store.connection_settings import EtcdConfig
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Mapping
+    from contextlib import AbstractContextManager
+
+    from starlette.types import Receive, Scope, Send
+
+    from distop.server.gate import CallGate
+
+log = logging.getLogger("distop.service")
+
+MOST_BODY = 8 << 20
+"""Maximum bytes of a request's body."""
+BODY_LIMIT = 30.0
+"""Seconds for a request's body to arrive."""
+BEAT = 15.0
+"""Seconds without an event after which a stream sends a comment, so that proxies keep it open."""
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+STATUS = {
+    "INVALID_ARGUMENT": 400, "FAILED_PRECONDITION": 400, "OUT_OF_RANGE": 400, "UNAUTHENTICATED": 401,
+    "PERMISSION_DENIED": 403, "NOT_FOUND": 404, "UNAVAILABLE": 503, "DEADLINE_EXCEEDED": 504,
+}  # fmt: skip
+"""gRPC's code → status of the answer; 500 for all others."""
+
+
+class RestFace:
+    """An HTTP server of these services (full name → handlers)."""
+
+    def __init__(self, services: Mapping[str, Any], gate: CallGate) -> None:
+        self._services = services
+        self._gate = gate
+        self._routes = routes(services)
+        self._server: uvicorn.Server | None = None
+        self._serving: asyncio.Task[None] | None = None
+        self._stopped = asyncio.Event()
+        self._files = EtcdConfig()
+        self._stamp: tls_files.Stamp = ()
+
+    # ---------------------------------------------------------------- process
+
+    async def start(self, host: str, port: int, cert: str = "", key: str = "") -> int:
+        """Serve at this address, with TLS if there are files for it; returns the port.
+
+        Raises OSError if it cannot be used.
+        """
+        self._files = EtcdConfig(cert=cert or None, key=key or None)
+        self._stamp = tls_files.stamp(self._files)
+        config = uvicorn.Config(
+            self,
+            host=host,
+            port=port,
+            ssl_certfile=cert or None,
+            ssl_keyfile=key or None,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_keep_alive=30,
+            limit_concurrency=10_000,
+            server_header=False,
+            h11_max_incomplete_event_size=64 << 10,
+        )
+        socket = config.bind_socket() if port else None
+        self._server = _Server(config)
+        self._serving = asyncio.create_task(self._server.serve(None if socket is None else [socket]))
+        while not self._server.started:
+            if self._serving.done():
+                await self._serving
+                raise OSError(f"cannot listen on {host}:{port}")
+            await asyncio.sleep(0.01)
+        opened: int = self._server.servers[0].sockets[0].getsockname()[1]
+        return opened
+
+    def renew_tls(self) -> None:
+        """Use the TLS files again if they have changed. Files that are not valid are logged, and not used."""
+        if self._server is None or (context := self._server.config.ssl) is None:
+            return
+        if (stamp := tls_files.stamp(self._files)) == self._stamp:
+            return
+        self._stamp = stamp
+        try:
+            tls_files.read(self._files)  # checks them
+            context.load_cert_chain(str(self._files.cert), str(self._files.key))
+        except (InvalidArgument, OSError) as error:
+            log.error("The changed TLS files are not used for HTTP: %s", error)
+
+    async def stop(self, grace: float) -> None:
+        """Refuse new calls, and wait for open ones for ``grace`` seconds."""
+        self._stopped.set()
+        if self._server is None or self._serving is None:
+            return
+        self._server.should_exit = True
+        try:
+            async with asyncio.timeout(grace):
+                await asyncio.shield(self._serving)
+        except TimeoutError:
+            self._server.force_exit = True
+            await self._serving
+
+    # -------------------------------------------------------------- one call
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The ASGI application."""
+        if scope["type"] != "http":
+            return
+        request = Request(scope, receive)
+        try:
+            response = await self._answer(request)
+        except Exception as error:
+            if isinstance(error, ClientDisconnect):
+                return
+            response = _refusal(error)
+        response.headers["x-content-type-options"] = "nosniff"
+        await response(scope, receive, send)
+
+    async def _answer(self, request: Request) -> Response:
+        self._check_browser(request)
+        path = request.scope.get("raw_path", b"").partition(b"?")[0].decode("ascii", "replace")
+        if path == "/openapi.json" and request.method == "GET":
+            return JSONResponse(document(self._routes))
+        route, values = self._route(request.method, path)
+        message = route.request()
+        if route.has_body:
+            fill(message, await _body(request))
+        else:
+            fill_from_query(message, parse_qsl(request.url.query, keep_blank_values=True))
+        set_path_fields(message, values)
+        service, _, method = route.call.partition("/")
+        handler = getattr(self._services[f"distop.v1.{service}"], method)
+        if route.streams:
+            return await self._stream(route, handler, message, request)
+        with self._gate.passing(route.call, message, proof_of(request)) as passed:
+            answer = passed.answer(await handler(message))
+        return _tagged(dumps(to_json(answer)), request)
+
+    def _check_browser(self, request: Request) -> None:
+        """Raises PermissionDenied for requests that pages of other sites let a browser send to this machine."""
+        origin, host = request.headers.get("origin"), request.headers.get("host", "")
+        if origin is not None and origin.partition("://")[2] != host:
+            raise PermissionDenied(f"requests of the site {shown(origin)} are not served")
+        name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
+        if not self._gate.identifies and name not in LOOPBACK:
+            raise PermissionDenied(f"the host {shown(host)} is not this machine: the service identifies no callers")
+
+    def _route(self, verb: str, path: str) -> tuple[HttpRoute, dict[str, str]]:
+        for one in self._routes:
+            if (values := one.match(verb, path)) is not None:
+                return one, values
+        raise NotFound(f"there is no route {verb} {shown(path)}: /openapi.json lists all")
+
+    async def _stream(self, route: HttpRoute, handler: Any, message: Any, request: Request) -> Response:
+        """Server-sent events. An error before the first one is the answer's status."""
+        passing = self._gate.passing(route.call, message, proof_of(request))
+        passing.__enter__()
+        events: AsyncGenerator[Any, None] = handler(message)
+        try:
+            first = await anext(events, None)
+        except BaseException as error:
+            passing.__exit__(type(error), error, None)
+            raise
+        body = self._events(first, events, passing)
+        return StreamingResponse(body, media_type="text/event-stream", headers={"cache-control": "no-store"})
+
+    async def _events(
+        self, first: Any, events: AsyncGenerator[Any, None], passing: AbstractContextManager[Any]
+    ) -> AsyncGenerator[bytes, None]:
+        following: asyncio.Future[Any] | None = None
+        stopped = asyncio.ensure_future(self._stopped.wait())
+        try:
+            found = first
+            while found is not None:
+                yield b"data: " + dumps(to_json(found)) + b"\n\n"
+                following = asyncio.ensure_future(anext(events, None))
+                while not following.done():
+                    await asyncio.wait([following, stopped], timeout=BEAT, return_when=asyncio.FIRST_COMPLETED)
+                    if stopped.done():
+                        return
+                    if not following.done():
+                        yield b": waiting\n\n"
+                found = following.result()
+        except DistopError as error:
+            yield b"event: error\ndata: " + dumps(_error(error)[1]) + b"\n\n"
+        finally:
+            stopped.cancel()
+            if following is not None:
+                following.cancel()
+                await asyncio.gather(following, return_exceptions=True)
+            await events.aclose()
+            passing.__exit__(None, None, None)
+
+
+class _Server(uvicorn.Server):
+    """A server that leaves signals to its process."""
+
+    def capture_signals(self) -> Any:
+        return nullcontext()
+
+
+def proof_of(request: Request) -> CallerProof:
+    """What the caller shows of itself."""
+    kind, _, token = request.headers.get("authorization", "").partition(" ")
+    bearer = token.strip() if kind.lower() == "bearer" and token.strip() else None
+    peer = f"{request.client.host}:{request.client.port}" if request.client is not None else ""
+    return CallerProof(bearer, (), peer)
+
+
+async def _body(request: Request) -> Any:
+    """The JSON body of a request. Raises InvalidArgument.
+
+    The content type must be JSON's: a browser sends others for pages of other sites without asking.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    found = bytearray()
+    try:
+        async with asyncio.timeout(BODY_LIMIT):
+            async for part in request.stream():
+                found += part
+                if len(found) > MOST_BODY:
+                    raise InvalidArgument(f"the body has more than {MOST_BODY} bytes")
+    except TimeoutError:
+        raise InvalidArgument(f"the body has not arrived within {BODY_LIMIT:g} s") from None
+    if kind != "application/json":
+        raise InvalidArgument(f"the content type must be application/json, not {shown(kind)}")
+    try:
+        return loads(bytes(found)) if found else {}
+    except (ValueError, RecursionError):
+        raise InvalidArgument("the body is not valid JSON") from None
+
+
+def _tagged(body: bytes, request: Request) -> Response:
+    """The answer with an ETag; without a body if a read has the same answer as before."""
+    if request.method != "GET":
+        return Response(body, media_type="application/json")
+    headers = {"etag": f'"{hashlib.sha256(body).hexdigest()[:32]}"', "cache-control": "no-cache"}
+    if headers["etag"] in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    return Response(body, media_type="application/json", headers=headers)
+
+
+def _refusal(error: Exception) -> Response:
+    if not isinstance(error, DistopError):
+        log.error("Unexpected error in a call", exc_info=error)
+    status, content = _error(error if isinstance(error, DistopError) else DistopError())
+    headers = {"retry-after": str(RETRY_AFTER)} if isinstance(error, RETRYABLE) else {}
+    if status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return Response(dumps(content), status, headers, "application/json")
+
+
+def _error(error: DistopError) -> tuple[int, dict[str, Any]]:
+    """The status and the body of an error."""
+    code, text, details = status_of(error)
+    content: dict[str, Any] = {"code": code.name, "message": text}
+    if details:
+        reason = next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == DistopError.__module__)
+        content |= {"reason": reason, "domain": DOMAIN, "retryable": isinstance(error, RETRYABLE)}
+    return STATUS.get(code.name, 500), {"error": content}

@@ -1,0 +1,300 @@
+"""REST: routes, JSON, errors, and what a browser may not do. Handlers are scripted."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+from google.protobuf import descriptor_pool
+
+from distop.client import service_messages as m
+from distop.errors import DistopError, EtcdUnavailable, InvalidArgument, NotFound
+from distop.server import rest_face
+from distop.server.access import parsed
+from distop.server.gate import AccessFile, CallGate
+from distop.server.handlers import services
+from distop.server.http_routes import routes
+from distop.server.json_messages import fill, to_json
+from distop.server.open_api import document
+from distop.server.rest_face import RestFace
+from distop.v1 import operations_pb2, tables_pb2
+from tests.unit.server.test_access import FILE
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+NAMES = tuple(services(None))  # type: ignore[arg-type]
+ROUTES = routes(NAMES)
+
+
+class Scripted:
+    """Handlers that remember their requests, and answer what was scripted."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[str, Any]] = []
+        self.answers: dict[str, Any] = {}
+
+    def __getattr__(self, method: str) -> Any:
+        if method == "Watch":
+            return self._watch
+
+        async def call(request: Any) -> Any:
+            self.requests.append((method, request))
+            answer = self.answers[method]
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        return call
+
+    async def _watch(self, request: Any) -> AsyncGenerator[Any, None]:
+        self.requests.append(("Watch", request))
+        for one in self.answers["Watch"]:
+            if isinstance(one, Exception):
+                raise one
+            yield one
+
+
+@pytest.fixture
+def scripted() -> Scripted:
+    return Scripted()
+
+
+@pytest.fixture
+def face(scripted: Scripted) -> RestFace:
+    return RestFace(dict.fromkeys(NAMES, scripted), CallGate())
+
+
+async def ask(face: RestFace, verb: str, path: str, **given: Any) -> httpx.Response:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(face), base_url="http://127.0.0.1") as client:
+        return await client.request(verb, path, **given)
+
+
+# ------------------------------------------------------------------------ routes
+
+
+def test_each_call_has_a_route() -> None:
+    calls = {
+        f"{name.rpartition('.')[2]}/{method.name}"
+        for name in NAMES
+        for method in descriptor_pool.Default().FindServiceByName(name).methods
+    }
+    assert {one.call for one in ROUTES} == calls
+    assert len({(one.verb, one.template) for one in ROUTES}) == len(ROUTES)
+
+
+@pytest.mark.parametrize(
+    ("verb", "path", "call", "values"),
+    [
+        ("GET", "/v1/operations/t/noop/1", "Operations/Get", {"op": "t/noop/1"}),
+        ("GET", "/v1/operations/t/noop/1:watch", "Operations/Watch", {"op": "t/noop/1"}),
+        ("GET", "/v1/operations/t/index/a%2Fb/1/jobs", "Operations/ListJobs", {"op": "t/index/a/b/1"}),
+        ("GET", "/v1/operations/t%252F/noop/1:why", "Operations/Why", {"op": "t%2F/noop/1"}),
+        ("POST", "/v1/operations", "Operations/Start", {}),
+        ("POST", "/v1/operations:startGraph", "Operations/StartGraph", {}),
+        ("POST", "/v1/operations/t/noop/1:cancel", "Operations/Cancel", {"op": "t/noop/1"}),
+        ("GET", "/v1/tables/sales.orders", "Tables/Get", {"name": "sales.orders"}),
+        ("PUT", "/v1/tables/sales.orders", "Tables/Add", {"table.name": "sales.orders"}),
+        ("GET", "/v1/tables/t/policies", "Policies/List", {"table": "t"}),
+        ("DELETE", "/v1/tables/t/policies/p", "Policies/Remove", {"table": "t", "name": "p"}),
+        ("POST", "/v1/tables/t:autopilot", "Policies/Autopilot", {"table": "t"}),
+    ],
+)
+def test_a_path_leads_to_its_call(verb: str, path: str, call: str, values: dict[str, str]) -> None:
+    found = [(one.call, given) for one in ROUTES if (given := one.match(verb, path)) is not None]
+    assert found[0] == (call, values)
+
+
+def test_the_document_describes_each_route_and_each_schema() -> None:
+    found = document(ROUTES)
+    assert sum(len(one) for one in found["paths"].values()) == len(ROUTES)
+    text = json.dumps(found)
+    for ref in {part.partition('"')[0] for part in text.split("#/components/schemas/")[1:]}:
+        assert ref in found["components"]["schemas"], ref
+    assert {"op", "only_end"} == {
+        one["name"] for one in found["paths"]["/v1/operations/{op}:watch"]["get"]["parameters"]
+    }
+
+
+# -------------------------------------------------------------------------- JSON
+
+
+async def test_a_start_is_a_json_object(face: RestFace, scripted: Scripted) -> None:
+    scripted.answers["Start"] = operations_pb2.StartResponse(op="t/noop/1")
+    body = {"type": "noop", "table": "t", "arg": {"n": 2**63}, "options": {"partitions": {"values": ["a"]}, "delay": 5}}
+    answer = await ask(face, "POST", "/v1/operations", json=body)
+    assert (answer.status_code, answer.json()) == (200, {"op": "t/noop/1", "already_started": False})
+    ((_, request),) = scripted.requests
+    assert m.given_json(request, "arg") == {"n": 2**63}
+    assert m.start_options(request.options).given() == {"partitions": ["a"], "delay": 5.0}
+
+
+async def test_the_path_decides_on_its_fields(face: RestFace, scripted: Scripted) -> None:
+    scripted.answers["Add"] = tables_pb2.Table(name="t", options=m.json_message({}))
+    body = {"table": {"name": "other", "format": "parquet", "location": "/x", "options": {"a": 1}}, "replace": True}
+    assert (await ask(face, "PUT", "/v1/tables/t", json=body)).status_code == 200
+    request = scripted.requests[0][1]
+    assert (request.table.name, request.replace, m.json_value(request.table.options)) == ("t", True, {"a": 1})
+
+
+async def test_query_parameters_fill_a_reading_request(face: RestFace, scripted: Scripted) -> None:
+    scripted.answers["ListHistory"] = operations_pb2.ListHistoryResponse()
+    query = "table=t&states=failed&states=success&labels.team=lake&page_size=5&alarms=true"
+    assert (await ask(face, "GET", f"/v1/history?{query}")).json() == {"operations": []}
+    request = scripted.requests[0][1]
+    assert (request.table, list(request.states), dict(request.labels)) == ("t", ["failed", "success"], {"team": "lake"})
+    assert (request.page_size, request.alarms, request.HasField("type")) == (5, True, False)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ([], "the request must be an object"),
+        ({"typ": "noop"}, "has no field 'typ' .did you mean 'type'"),
+        ({"type": 5}, "type must be a text, not 5"),
+        ({"type": "\ud800"}, "type must be a text in UTF-8"),
+        ({"options": {"priority": "high"}}, "priority in options must be a number, not 'high'"),
+        ({"options": {"priority": 1.5}}, "priority in options must be a whole number"),
+        ({"options": {"priority": 2**64}}, "priority in options must be a whole number"),
+        ({"options": {"one_off": 1}}, "one_off in options must be true or false"),
+        ({"options": {"partitions": ["a"]}}, "partitions in options must be an object"),
+        ({"options": {"after": {}}}, "after in options must be a list"),
+        ({"options": {"labels": {"values": {"a": 1}}}}, "must be an object of texts"),
+    ],
+)
+def test_a_wrong_body_is_refused_in_one_sentence(data: Any, words: str) -> None:
+    with pytest.raises(InvalidArgument, match=words) as caught:
+        fill(operations_pb2.StartRequest(), data)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "query", ["x=1", "page_size=a", "alarms=1", "labels=a", "table.x=1", "page_size=99999999999999999999"]
+)
+async def test_a_wrong_query_is_refused(face: RestFace, query: str) -> None:
+    answer = await ask(face, "GET", f"/v1/history?{query}")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "INVALID_ARGUMENT")
+
+
+def test_a_message_and_its_json_are_the_same() -> None:
+    message = operations_pb2.Operation(op="t/n/1", state="running", record=m.json_message({"a": [1, 2**60]}))
+    message.started.FromJsonString("2026-01-31T18:00:00Z")
+    message.jobs.total = 5
+    message.labels["team"] = "lake"
+    data = to_json(message)
+    assert (data["record"], data["started"], data["labels"]) == (
+        {"a": [1, 2**60]},
+        "2026-01-31T18:00:00Z",
+        {"team": "lake"},
+    )
+    again = operations_pb2.Operation()
+    fill(again, data)
+    assert again == message
+
+
+# ------------------------------------------------------------- errors and streams
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "reason", "retryable"),
+    [
+        (NotFound("gone"), 404, "NotFound", False),
+        (InvalidArgument("wrong"), 400, "InvalidArgument", False),
+        (EtcdUnavailable("later"), 503, "EtcdUnavailable", True),
+        (ValueError("a secret"), 500, None, None),
+        (DistopError("a secret"), 500, None, None),
+    ],
+)
+async def test_an_error_has_a_status_and_a_reason(
+    face: RestFace, scripted: Scripted, error: Exception, status: int, reason: str | None, retryable: bool | None
+) -> None:
+    scripted.answers["Get"] = error
+    answer = await ask(face, "GET", "/v1/operations/t/noop/1")
+    found = answer.json()["error"]
+    assert (answer.status_code, found.get("reason"), found.get("retryable")) == (status, reason, retryable)
+    assert ("retry-after" in answer.headers) is bool(retryable)
+    assert "secret" not in answer.text
+
+
+async def test_a_read_that_has_not_changed_has_no_body(face: RestFace, scripted: Scripted) -> None:
+    scripted.answers["List"] = tables_pb2.ListTablesResponse()
+    first = await ask(face, "GET", "/v1/tables")
+    again = await ask(face, "GET", "/v1/tables", headers={"if-none-match": first.headers["etag"]})
+    assert (first.status_code, again.status_code, again.content) == (200, 304, b"")
+
+
+async def test_a_stream_has_an_event_for_each_message(face: RestFace, scripted: Scripted) -> None:
+    watched = [
+        operations_pb2.WatchResponse(operation=operations_pb2.Operation(op="t/n/1", record=m.json_message(n)))
+        for n in (1, 2)
+    ]
+    scripted.answers["Watch"] = [*watched, NotFound("gone")]
+    answer = await ask(face, "GET", "/v1/operations/t/n/1:watch?only_end=true")
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    events = answer.text.split("\n\n")
+    assert [json.loads(one.removeprefix("data: "))["operation"]["record"] for one in events[:2]] == [1, 2]
+    assert events[2].startswith("event: error\ndata: ")
+    assert scripted.requests[0][1].only_end
+    scripted.answers["Watch"] = [NotFound("gone")]
+    assert (await ask(face, "GET", "/v1/operations/t/n/1:watch")).status_code == 404
+
+
+# ---------------------------------------------------------------------- strangers
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"host": "127.0.0.1:80"}, 200),
+        ({"host": "localhost"}, 200),
+        ({"host": "[::1]:7782"}, 200),
+        ({"host": "evil.example"}, 403),
+        ({"host": "evil.example:80"}, 403),
+        ({"origin": "http://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"origin": "http://127.0.0.1"}, 200),
+    ],
+)
+async def test_pages_of_other_sites_reach_nothing(
+    face: RestFace, scripted: Scripted, headers: dict[str, str], status: int
+) -> None:
+    scripted.answers["List"] = tables_pb2.ListTablesResponse()
+    assert (await ask(face, "GET", "/v1/tables", headers=headers)).status_code == status
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", ""])
+async def test_a_body_that_is_not_declared_as_json_is_refused(face: RestFace, scripted: Scripted, kind: str) -> None:
+    answer = await ask(face, "POST", "/v1/operations", content=b"{}", headers={"content-type": kind})
+    assert (answer.status_code, scripted.requests) == (400, [])
+
+
+async def test_a_body_that_is_too_large_or_no_json_is_refused(face: RestFace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rest_face, "MOST_BODY", 100)
+    kind = {"content-type": "application/json"}
+    for content, words in ((b"x" * 101, "more than 100 bytes"), (b"{", "not valid JSON"), (b"\xff", "not valid JSON")):
+        answer = await ask(face, "POST", "/v1/operations", content=content, headers=kind)
+        assert (answer.status_code, words in answer.text) == (400, True), answer.text
+
+
+async def test_an_unknown_route_is_not_found(face: RestFace) -> None:
+    for verb, path in (("GET", "/"), ("GET", "/v1/x"), ("DELETE", "/v1/operations"), ("GET", "/v1/operations/")):
+        assert (await ask(face, verb, path)).status_code == 404
+
+
+async def test_callers_of_rest_are_identified(scripted: Scripted, tmp_path: Any) -> None:
+    assert parsed(FILE, "f").identifies
+    path = tmp_path / "access.toml"
+    path.write_text(FILE)
+    face = RestFace(dict.fromkeys(NAMES, scripted), CallGate(AccessFile(path)))
+    scripted.answers |= {"List": tables_pb2.ListTablesResponse(), "Remove": tables_pb2.RemoveTableResponse()}
+    for token, verb, target, status in (
+        (None, "GET", "/v1/tables", 401),
+        ("wrong", "GET", "/v1/tables", 401),
+        ("etl token", "GET", "/v1/tables", 200),
+        ("etl token", "DELETE", "/v1/tables/t", 403),
+        ("root token", "DELETE", "/v1/tables/t", 200),
+    ):
+        headers = {"host": "lake.example", **({"authorization": f"Bearer {token}"} if token else {})}
+        assert (await ask(face, verb, target, headers=headers)).status_code == status
