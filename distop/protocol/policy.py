@@ -457,8 +457,8 @@ def remove(keys: Keys, table: str, name: str, mod: int) -> Txn:
 def emit(keys: Keys, table: str, event: EmittedEvent, to: Mapping[str, SeenPolicy]) -> Txn:
     """Add an event to the waiting events of these policies, all or none.
 
-    Guards: each policy is unchanged, its waiting events and its state. An evaluation writes the state, so a copy of
-    this transaction that was refused after the event was consumed stays refused.
+    Guards: each policy is unchanged, and its waiting events. An evaluation that consumes an event writes them, so a copy
+    of this transaction that was refused after the event was consumed stays refused.
     """
     compares: list[Compare] = []
     puts: list[Put] = []
@@ -467,7 +467,6 @@ def emit(keys: Keys, table: str, event: EmittedEvent, to: Mapping[str, SeenPolic
         compares += [
             unchanged(keys.policy(table, name), seen.mod),
             unchanged(keys.policy_event(table, name), seen.events_mod),
-            unchanged(keys.policy_state(table, name), seen.state_mod),
         ]
         puts.append(Put(keys.policy_event(table, name), seen.events.with_one(event).encode()))
     return Txn(tuple(compares), tuple(puts), (), "emit")

@@ -139,12 +139,45 @@ def test_one_of_two_evaluations_applies() -> None:
     assert not place.store.apply(second).succeeded
 
 
-def test_an_evaluator_that_was_replaced_writes_nothing() -> None:
+@pytest.mark.parametrize("event", [PolicyEvent.START, PolicyEvent.EVALUATE])
+def test_an_evaluator_that_was_replaced_writes_nothing(event: PolicyEvent) -> None:
     place = Place(PolicyStage.ACTIVE)
-    decided = place.txn(PolicyEvent.START)
+    decided = place.txn(event)
     place.store.apply(p.resign(KEYS, TABLE, place.fence))
     assert place.store.apply(p.elect(KEYS, TABLE, "inc", 0, "")).succeeded
     assert not place.store.apply(decided).succeeded
+
+
+def test_one_of_two_candidates_is_elected_and_a_late_resignation_ends_no_later_election() -> None:
+    place = Place(PolicyStage.ABSENT)
+    place.put(KEYS.node("other"), Node("ex2", "h", 1, ()).encode())
+    assert not place.store.apply(p.elect(KEYS, TABLE, "other", 0, "")).succeeded
+    late = p.resign(KEYS, TABLE, place.fence)
+    assert place.store.apply(late).succeeded
+    assert place.store.apply(p.elect(KEYS, TABLE, "other", 0, "")).succeeded
+    assert not place.store.apply(late).succeeded
+
+
+@pytest.mark.parametrize("stage", [PolicyStage.ABSENT, PolicyStage.ACTIVE])
+def test_no_policy_is_set_on_a_table_that_was_replaced(stage: PolicyStage) -> None:
+    place = Place(stage)
+    decided = place.txn(PolicyEvent.SET if stage is PolicyStage.ABSENT else PolicyEvent.CHANGE)
+    place.put(KEYS.table(TABLE), TableRecord(TABLE, "iceberg", "/other").encode())
+    assert not place.store.apply(decided).succeeded
+
+
+def test_an_event_is_not_added_to_a_policy_that_was_changed() -> None:
+    place = Place(PolicyStage.ACTIVE)
+    decided = place.txn(PolicyEvent.EMIT)
+    assert place.store.apply(place.txn(PolicyEvent.CHANGE)).succeeded
+    assert not place.store.apply(decided).succeeded
+
+
+def test_an_evaluation_does_not_refuse_an_event() -> None:
+    place = Place(PolicyStage.ACTIVE)
+    decided = place.txn(PolicyEvent.EMIT)
+    assert place.store.apply(place.txn(PolicyEvent.EVALUATE)).succeeded
+    assert place.store.apply(decided).succeeded
 
 
 def test_an_election_needs_a_live_candidate_and_a_dead_holder() -> None:
