@@ -457,8 +457,8 @@ def remove(keys: Keys, table: str, name: str, mod: int) -> Txn:
 def emit(keys: Keys, table: str, event: EmittedEvent, to: Mapping[str, SeenPolicy]) -> Txn:
     """Add an event to the waiting events of these policies, all or none.
 
-    Guards: each policy is unchanged, and its waiting events. An evaluation that consumes an event writes them, so a copy
-    of this transaction that was refused after the event was consumed stays refused.
+    Guards: each policy and its waiting events are unchanged. An evaluation that consumes an event writes them, so a
+    copy of this transaction that was refused after the event was consumed stays refused.
     """
     compares: list[Compare] = []
     puts: list[Put] = []
