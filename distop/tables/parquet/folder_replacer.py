@@ -244,7 +244,7 @@ class FolderReplacer(FileReplacer):
         for one in new:
             written = _arrow_schema(f"{stage.data.location}/{one.key}")
             for field in schema:
-                if written.field(field.name).type != field.type:
+                if _shape(written.field(field.name).type) != _shape(field.type):
                     raise RowsDiffer(
                         f"Spark stored {field.name!r} as {written.field(field.name).type}, not {field.type}"
                     )
@@ -401,7 +401,7 @@ def _common_schema(paths: Sequence[str]) -> Any:
             known, first = found.setdefault(folded(field.name), (mine, path))
             if known.name != mine.name:
                 raise Unreadable(f"the column {known.name!r} of {first} is called {mine.name!r} in {path}")
-            if known.type != mine.type:
+            if _shape(known.type) != _shape(mine.type):
                 raise Unreadable(
                     f"the column {mine.name!r} is stored as {known.type} in {first}, but as {mine.type} in {path}"
                 )
@@ -430,12 +430,25 @@ def _check_kept(schema: Any, why: str) -> None:
             )
 
 
+def _shape(kind: Any) -> Any:
+    """A type without what does not matter to readers: which parts may be NULL, and names of elements."""
+    import pyarrow.types as t
+
+    if t.is_struct(kind):
+        return tuple((kind.field(n).name, _shape(kind.field(n).type)) for n in range(kind.num_fields))
+    if t.is_map(kind):
+        return "map", _shape(kind.key_type), _shape(kind.item_type)
+    return ("list", _shape(kind.value_type)) if t.is_list(kind) else str(kind)
+
+
 def _is_kept(kind: Any) -> bool:
     import pyarrow.types as t
 
     if t.is_nested(kind):
-        nested = t.is_struct(kind) or t.is_list(kind) or t.is_map(kind)
-        return nested and all(_is_kept(kind.field(n).type) for n in range(kind.num_fields))
+        if t.is_map(kind):
+            return _is_kept(kind.key_type) and _is_kept(kind.item_type)
+        plain = t.is_struct(kind) or t.is_list(kind)
+        return plain and all(_is_kept(kind.field(n).type) for n in range(kind.num_fields))
     if t.is_timestamp(kind):
         return kind.unit == "us" and kind.tz in (None, "UTC")
     if t.is_floating(kind):

@@ -25,6 +25,7 @@ from distop.testing import MemoryProgress
 from distop_behaviors.compact import Compact
 from distop_behaviors.compact.compact_argument import CompactArgument
 from distop_behaviors.compact.publication import REASONS
+from distop_behaviors.validate import Validate
 from tests.support.context import FakeContext, Ran, complete, run_jobs, run_operation
 
 if TYPE_CHECKING:
@@ -420,6 +421,19 @@ def test_a_listing_during_which_files_were_replaced_is_repeated(bench: Bench, mo
     monkeypatch.setattr(Location, "walk", walk)
     planned = plan_table(bench.record)
     assert [path.rpartition("/")[2] for path, _, _ in planned.partitions[0].files] == bench.files
+
+
+def test_a_certificate_does_not_cover_the_new_files(days: Bench) -> None:
+    def validate(**more: Any) -> Any:
+        ran = run_operation(Validate(), days.record, {"checks": [{"not_null": "id"}], **more}, lambda _: days.context())
+        return ran.report
+
+    days.number = 1
+    certificate = validate()["certificate"]
+    assert validate(since=certificate)["rows"] == 0
+    days.compact(where="day = 'd1'")
+    again = validate(since=certificate)
+    assert (again["verdict"], again["rows"]) == ("valid", 30)
 
 
 # ---------------------------------------------------------------------- crashes
