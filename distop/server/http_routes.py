@@ -73,7 +73,7 @@ def _compiled(template: str) -> re.Pattern[str]:
     parts, at = [], 0
     for found in _FIELD.finditer(template):
         parts.append(re.escape(template[at : found.start()]))
-        parts.append("(.+?)" if found[2] else "([^/:]+)")
+        parts.append("([^:]+?)" if found[2] else "([^/:]+)")  # a colon before a verb; in a name it is %3A
         at = found.end()
     return re.compile("".join([*parts, re.escape(template[at:])]))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from distop.server.http_routes import HttpRoute
 
 _ERROR = {"$ref": "#/components/schemas/Error"}
+_NESTED = re.compile(r"\{[a-z_]+\.")
+"""The begin of a field of a field in a path, which has the name of the inner one in the document."""
 _WHOLE = (
     FieldDescriptor.CPPTYPE_INT32, FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT32,
     FieldDescriptor.CPPTYPE_UINT64,
@@ -28,7 +31,7 @@ def document(routes: Iterable[HttpRoute]) -> dict[str, Any]:
     schemas: dict[str, Any] = {"Error": _error_schema()}
     paths: dict[str, Any] = {}
     for route in routes:
-        path = route.template.replace("=**", "")
+        path = _NESTED.sub("{", route.template.replace("=**", ""))
         paths.setdefault(path, {})[route.verb.lower()] = _operation(route, schemas)
     return {
         "openapi": "3.1.0",
@@ -41,7 +44,10 @@ def document(routes: Iterable[HttpRoute]) -> dict[str, Any]:
 
 def _operation(route: HttpRoute, schemas: dict[str, Any]) -> dict[str, Any]:
     request = route.request.DESCRIPTOR
-    parameters = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in route.fields]
+    parameters = [
+        {"name": name.rpartition(".")[2], "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in route.fields
+    ]
     found: dict[str, Any] = {"operationId": route.call.replace("/", "_"), "tags": [route.call.partition("/")[0]]}
     if route.has_body:
         found["requestBody"] = {"required": True, "content": {"application/json": {"schema": _ref(request, schemas)}}}

@@ -25,7 +25,7 @@ from distop.store import tls_files
 from distop.store.connection_settings import EtcdConfig
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping
+    from collections.abc import AsyncGenerator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from starlette.types import Receive, Scope, Send
@@ -46,6 +46,14 @@ STATUS = {
     "PERMISSION_DENIED": 403, "NOT_FOUND": 404, "UNAVAILABLE": 503, "DEADLINE_EXCEEDED": 504,
 }  # fmt: skip
 """gRPC's code → status of the answer; 500 for all others."""
+
+
+class MethodNotAllowed(InvalidArgument):
+    """There is a route, but not with this method."""
+
+    def __init__(self, message: str, allowed: Sequence[str]) -> None:
+        super().__init__(message)
+        self.allowed = allowed
 
 
 class RestFace:
@@ -170,6 +178,11 @@ class RestFace:
         for one in self._routes:
             if (values := one.match(verb, path)) is not None:
                 return one, values
+        allowed = sorted({one.verb for one in self._routes if one.pattern.fullmatch(path)})
+        if path == "/openapi.json":
+            allowed = ["GET"]
+        if allowed:
+            raise MethodNotAllowed(f"{path} takes {', '.join(allowed)}, not {shown(verb)}", allowed)
         raise NotFound(f"there is no route {verb} {shown(path)}: /openapi.json lists all")
 
     async def _stream(self, route: HttpRoute, handler: Any, message: Any, request: Request) -> Response:
@@ -266,6 +279,8 @@ def _refusal(error: Exception) -> Response:
         log.error("Unexpected error in a call", exc_info=error)
     status, content = _error(error if isinstance(error, DistopError) else DistopError())
     headers = {"retry-after": str(RETRY_AFTER)} if isinstance(error, RETRYABLE) else {}
+    if isinstance(error, MethodNotAllowed):
+        status, headers["allow"] = 405, ", ".join(error.allowed)
     if status == 401:
         headers["www-authenticate"] = "Bearer"
     return Response(dumps(content), status, headers, "application/json")

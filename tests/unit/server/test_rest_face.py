@@ -279,8 +279,11 @@ async def test_a_body_that_is_too_large_or_no_json_is_refused(face: RestFace, mo
 
 
 async def test_an_unknown_route_is_not_found(face: RestFace) -> None:
-    for verb, path in (("GET", "/"), ("GET", "/v1/x"), ("DELETE", "/v1/operations"), ("GET", "/v1/operations/")):
+    for verb, path in (("GET", "/"), ("GET", "/v1/x"), ("GET", "/v1/operations/")):
         assert (await ask(face, verb, path)).status_code == 404
+    for verb, path, allowed in (("DELETE", "/v1/operations", "GET, POST"), ("POST", "/openapi.json", "GET")):
+        answer = await ask(face, verb, path)
+        assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
 
 
 async def test_callers_of_rest_are_identified(scripted: Scripted, tmp_path: Any) -> None:
