@@ -87,9 +87,9 @@ def test_planning_and_completion_that_wait_for_a_busy_store_say_so(group: Daemon
     ("arg", "calls", "text"),
     [
         ({"plan": "error"}, ["plan", "plan"], "no listing today"),
-        ({"plan": "wrong"}, ["plan"], "the location is wrong"),
+        pytest.param({"plan": "wrong"}, ["plan"], "the location is wrong", marks=pytest.mark.rotating),
         ({"complete": "error"}, ["plan", "complete", "complete"], "no report today"),
-        ({"complete": "wrong"}, ["plan", "complete"], "the report is wrong"),
+        pytest.param({"complete": "wrong"}, ["plan", "complete"], "the report is wrong", marks=pytest.mark.rotating),
     ],
 )
 def test_an_error_of_planning_or_completion_fails_the_operation(
@@ -113,7 +113,9 @@ def has_decision(group: Daemons, number: int) -> bool:
     [
         ({}, ["plan", "complete"], "", False),
         ({"complete": "error"}, ["plan", "complete", "complete"], "no report today", True),
-        ({"complete": "wrong"}, ["plan", "complete"], "the report is wrong", True),
+        pytest.param(
+            {"complete": "wrong"}, ["plan", "complete"], "the report is wrong", True, marks=pytest.mark.rotating
+        ),
     ],
 )
 def test_a_completion_that_only_reports_runs_before_the_decision(
@@ -178,7 +180,10 @@ def test_a_completion_with_effects_runs_after_the_decision(group: Daemons, tmp_p
 
 
 STUMBLES = {"STUMBLES": "1"}
-CALLS = pytest.mark.parametrize(("call", "calls"), [("plan", ["plan"]), ("complete", ["plan", "complete"])])
+CALLS = pytest.mark.parametrize(
+    ("call", "calls"),
+    [("plan", ["plan"]), pytest.param("complete", ["plan", "complete"], marks=pytest.mark.rotating)],
+)
 
 
 def led_by_ann(group: Daemons, tmp_path: Path) -> Daemon:

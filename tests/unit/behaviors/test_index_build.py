@@ -208,20 +208,19 @@ def test_a_build_that_is_killed_at_any_commit_point_is_repeated(
     """
     monkeypatch.setattr(segments, "SEGMENT_FILES", 1)
     killer = Killer(monkeypatch, POINTS)
-    source = tmp_path / "source"
-    for n in range(4):
-        add(source, n)
+    made = Indexes(tmp_path / "made" / "t", tmp_path / "made" / "shared")
+    (tmp_path / "made").mkdir()
+    for n in range(2):
+        add(tmp_path / "made" / "t", n)
+    made.build(kind=kind, columns=["k"])
+    for n in range(2, 4):
+        add(tmp_path / "made" / "t", n)
     at, died = 0, True
     while died:
         home = tmp_path / str(at)
-        table = home / "t"
-        table.mkdir(parents=True)
-        shutil.copy2(source / "0.parquet", table)
-        shutil.copy2(source / "1.parquet", table)
-        indexes = Indexes(table, home / "shared")
-        indexes.build(kind=kind, columns=["k"])
-        shutil.copy2(source / "2.parquet", table)
-        shutil.copy2(source / "3.parquet", table)
+        shutil.copytree(tmp_path / "made", home)
+        indexes = Indexes(home / "t", home / "shared")
+        indexes.instances = made.instances
         operation = indexes.plan(kind=kind, columns=["k"])
         died = killer.strike(at, lambda: operation.run_all().complete())  # noqa: B023
         found = find(indexes.record, "i", [-1, 307])
