@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import uuid
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +17,11 @@ from distop.storage import export_targets
 from distop.storage.object_store import PART
 from distop.storage.opened_stores import open_store
 from distop.storage.remote_store import RemoteStore
-from tests.storage import delta_tables
+from distop.tables import plan_table
+from tests.storage import delta_tables, iceberg_tables
 from tests.storage.conftest import S3
 from tests.support.export_runs import ExportRun
+from tests.support.table_files import LoggedRemote
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -207,3 +210,34 @@ def test_other_buckets_and_places_are_refused(served: Served, bucket: str, tmp_p
             continue
         with pytest.raises(InvalidArgument, match="export"):
             run.plan()
+
+
+@on_s3
+@pytest.mark.parametrize("form", ["iceberg", "delta"])
+def test_a_table_is_registered_within_a_bucket(served: Served, bucket: str, tmp_path: Path, form: str) -> None:
+    location, target = f"{bucket}/t", f"{bucket}/out/t"
+    if form == "iceberg":
+        store = LoggedRemote(open_store(location), iceberg_tables.properties_for(served.port))
+        table = store.new(iceberg_tables.SCHEMA)
+
+    def append(n: int) -> None:
+        if form == "iceberg":
+            table.append(pa.table({"a": [n, n + 1], "b": [n, n]}))
+        else:
+            delta_tables.append(location, served.port, pa.table({"a": [n, n + 1], "b": [n, n]}))
+
+    tables: list[TableRecord] = []
+    for n in range(3):
+        if n < 2:  # the last one is the second again
+            append(n)
+        run = ExportRun(TableRecord("t", form, location), target, tmp_path / "work", tables)
+        ran = run.run(register={"name": "copy"})
+        tables = run.registrations
+        assert tables == [TableRecord("copy", form, target)]
+        copies = [file for part in plan_table(tables[0]).partitions for file in part.files]
+        assert len(copies) == ran.report["files"]["files"] == min(n, 1) + 1
+        assert all(path.startswith(f"{target}/") for path, _, _ in copies)
+        assert sum(size for _, size, _ in copies) == ran.report["files"]["bytes"]
+    assert data(open_store(target)) == data(open_store(location))
+    logs = [one.key for one in open_store(target).list() if re.search(r"/(v\d+\.metadata|\d{20})\.json$", one.key)]
+    assert len(logs) == 2
