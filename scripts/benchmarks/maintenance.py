@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import delta, iceberg, idle_policies, maintained_tables, purging
+from benchmarks import bucket_export, delta, iceberg, idle_policies, maintained_tables, purging
 from benchmarks.common import (
     Cluster,
     Executor,
@@ -32,7 +32,7 @@ from benchmarks.common import (
 from benchmarks.procedure import Procedure
 from distop.protocol.records import TableRecord
 
-CASES = ("compact", "expire", "orphans", "purge", "export", "policies")
+CASES = ("compact", "expire", "orphans", "purge", "export", "bucket", "policies")
 WARM = 2
 """Rounds before the measurement."""
 FILES_OF_A_TARGET = 8
@@ -55,6 +55,7 @@ def run(scale: float = 0.2, runs: int = 3, tables: int = 10_000, cases: Sequence
         "orphans": lambda folder: _orphans(result, folder, runs),
         "purge": lambda folder: purging.measure(result, folder, runs),
         "export": lambda folder: _export(result, folder, scale, runs),
+        "bucket": lambda folder: bucket_export.measure(result, folder, runs),
         "policies": lambda folder: idle_policies.measure(result, folder, tables),
     }
     for case in CASES:
