@@ -49,8 +49,14 @@ class FolderCopier:
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
-        self._pool = self._stack.enter_context(ThreadPoolExecutor(self.at_once))
+        with ExitStack() as stack:
+            self._open(stack)
+            self._pool = stack.enter_context(ThreadPoolExecutor(self.at_once))
+            self._stack = stack.pop_all()
         return self
+
+    def _open(self, stack: ExitStack) -> None:
+        """Prepare the copies. ``stack``: closed after them."""
 
     def __exit__(self, *raised: object) -> None:
         self._stack.close()
@@ -91,11 +97,10 @@ class DiskCopier(FolderCopier):
         super().__init__(copier, folder, check)
         self._copies = copies
 
-    def __enter__(self) -> Self:
+    def _open(self, stack: ExitStack) -> None:
         self._copier.target.delete_incomplete(self._folder, older_than=_STALE)
-        self._stack.enter_context(self._copies)
+        stack.enter_context(self._copies)
         self._there = self._copies.names()
-        return super().__enter__()
 
     def copy(self, some: Sequence[PlannedFile], known: Mapping[str, CopiedFile]) -> Iterator[Copy | str]:
         def copied(group: Sequence[PlannedFile]) -> list[Copy | str]:
@@ -151,10 +156,9 @@ class BucketCopier(FolderCopier):
         self._source = source
         self._whole = whole
 
-    def __enter__(self) -> Self:
+    def _open(self, stack: ExitStack) -> None:
         self._sources = self._listed(self._source)
         self._there = self._listed(self._copier.target)
-        return super().__enter__()
 
     def copy(self, some: Sequence[PlannedFile], known: Mapping[str, CopiedFile]) -> Iterator[Copy | str]:
         def copied(one: PlannedFile) -> Copy | str | None:

@@ -230,6 +230,11 @@ class Format(ABC):
         ``source``: of an earlier one (``TableCopy.origin``). Raises the errors of :meth:`pinned_files`, and
         InvalidArgument if the version cannot be copied.
         """
+        if self.of_catalog(table):
+            raise InvalidArgument(
+                f"the table {table.name!r} cannot be registered at another place: only its catalog knows its columns "
+                f"and partitions, and the format {table.format} creates no table in it"
+            )
         return None
 
     def data_folder(self, table: TableRecord, check: Callable[[], None], spark: Spark) -> str:

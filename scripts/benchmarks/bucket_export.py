@@ -1,7 +1,7 @@
 """``export`` within a bucket, beside ``rclone copy`` and ``aws s3 cp`` if these programs are installed.
 
-All let the store copy, eight objects at a time. The export runs in this process, so coordination costs nothing; its time
-includes planning, manifests and markers. The peers' times include the start of their programs.
+All let the store copy, eight objects at a time. The export runs in this process, so coordination costs nothing;
+its time includes planning, manifests and markers. The peers' times include the start of their programs.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from distop.errors import InvalidArgument
 from distop.storage import export_targets
 from distop.storage.folder_store import FolderStore
 from distop.storage.location import Location
-from distop.tables import plan_table
+from distop.tables import plan_table, table_copy_of
 from distop.tables.delta.delta_log import current_snapshot
 from distop.tables.iceberg.metadata_file import current_metadata_file
 from distop_behaviors.export import Export
@@ -94,7 +94,7 @@ def without(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("version", [1, 2])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [*range(6), *(pytest.param(n, marks=pytest.mark.slow) for n in range(6, 150))])
 def test_an_evolved_table_keeps_its_rows(tmp_path: Path, seed: int, version: int) -> None:
     evolve(seed, tmp_path / "t", version=version)
     before, expected = everything(tmp_path / "t"), of_iceberg(tmp_path / "t")
@@ -390,6 +390,11 @@ def test_a_folder_of_parquet_files_is_registered(tmp_path: Path) -> None:
     run.run(**REGISTER)
     assert run.registrations == [registered(run, "parquet")]
     assert [len(one.files) for one in plan_table(registered(run, "parquet")).partitions] == [1]
+
+
+def test_a_table_that_only_a_catalog_knows_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="only its catalog knows its columns"):
+        table_copy_of(TableRecord("t", "spark", "db.t"))
 
 
 def test_taken_names_and_partial_tables_are_refused(tmp_path: Path) -> None:
