@@ -32,7 +32,7 @@ LOOKS_AT_ONCE = 4
 ELECTIONS_AT_ONCE = 8
 RACE_DELAY = 0.05
 """Seconds between the attempts of two candidates."""
-VERSIONS_A_SECOND = 5.0
+VERSIONS_A_SECOND = 4.0
 """Maximum number of tables a second that this node looks at again for a new version."""
 FIRST_LOOKS_A_SECOND = 20.0
 """Maximum number of tables a second that this node looks at after it was elected, if no event waits."""
