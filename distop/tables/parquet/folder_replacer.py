@@ -186,12 +186,17 @@ class FolderReplacer(FileReplacer):
     def _unchanged(self, plan: PartitionPlan, folder: str, names: Sequence[str]) -> list[SwappedFile]:
         """The files of a group as the store has them. Raises Gone if one is not as planned."""
         before = self._files_in(folder)
-        wrong = parquet_footers.changed(plan.files, self._ctx.check_cancelled)
-        if wrong:
-            raise Gone(str(next(iter(wrong.values()))))
+        if wrong := self._changed(plan, {name: (one.size, one.stamp) for name, one in before.items()}):
+            raise Gone(f"the file {min(wrong)} is gone or has changed since the operation was planned")
         if missing := next((name for name in names if name not in before), None):
             raise Gone(f"the file {missing} is gone since the operation was planned")
         return [SwappedFile(name, before[name].size, before[name].stamp) for name in names]
+
+    def _changed(self, plan: PartitionPlan, found: Mapping[str, tuple[int, int | str]]) -> set[str]:
+        """The planned files that are not as planned. ``found``: size and stamp of the files in their folder."""
+        if local_path(self._root) is not None:  # the stamps of a plan are times of change
+            return set(parquet_footers.changed(plan.files, self._ctx.check_cancelled))
+        return {path for path, size, stamp in plan.files if found.get(path.rpartition("/")[2]) != (size, stamp)}
 
     def _files_in(self, folder: str) -> dict[str, StoredObject]:
         try:
@@ -290,7 +295,7 @@ class FolderReplacer(FileReplacer):
         state: _FolderState = head.base
         fates = []
         for plan in plans:
-            if not parquet_footers.changed(plan.files, self._ctx.check_cancelled):
+            if not self._changed(plan, state.files_in(self._names(plan.files)[0])):
                 fates.append(Fate.PENDING)
             elif any(one.way == FORWARD for one in state.of_group(self._identity, plan.partition)):
                 fates.append(Fate.COMMITTED)
@@ -310,7 +315,8 @@ class FolderReplacer(FileReplacer):
         }
 
     def again(self, head: Head, plan: PartitionPlan) -> PartitionPlan | None:
-        wrong = parquet_footers.changed(plan.files, self._ctx.check_cancelled)
+        state: _FolderState = head.base
+        wrong = self._changed(plan, state.files_in(self._names(plan.files)[0]))
         files = tuple(file for file in plan.files if file[0] not in wrong)
         if len(files) < min(2, len(plan.files)):
             return None

@@ -28,6 +28,7 @@ from distop.errors import InvalidArgument, TableUnavailable, UnsafePath
 from distop.protocol.frozen import frozen
 from distop.storage.deletion import Place, components
 from distop.storage.deletion_scope import OWN, DeletionScope
+from distop.storage.files import local_path
 from distop.storage.object_store import PART, Listed
 from distop.storage.opened_stores import has_store, store_of
 from distop.storage.store_errors import ObjectExists, ObjectMissing, StoreError, StoreUnavailable, unavailable
@@ -295,6 +296,16 @@ class FolderSwaps:
                     "A writer has replaced %s while compact did; its former rows are in a new file",
                     self.table.location_of(key),
                 )
+        self._delete_checksums(entry)
+
+    def _delete_checksums(self, entry: SwapEntry) -> None:
+        """Delete the checksum files that Hadoop writes beside files on a disk, of old files that are gone."""
+        if local_path(self._root) is None:
+            return
+        found = self.files_in(entry.folder)
+        names = (f".{one.name}.crc" for one in entry.removed if one.name not in found)
+        prefix = f"{entry.folder}/" if entry.folder else ""
+        self.table.delete_many([f"{prefix}{name}" for name in names if name in found])
 
     def _remove_new(self, entry: SwapEntry) -> None:
         """Remove the new files: first the staged ones, so that no slow process can move them any more."""
