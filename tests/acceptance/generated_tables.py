@@ -16,16 +16,17 @@ from distop.tables.iceberg.iceberg_replacer import IcebergReplacer
 from tests.support import random_delta_tables, row_deltas
 from tests.support.generated_delta import DeltaActions
 from tests.support.generated_iceberg import ODD_COLUMNS, GeneratedIceberg, exported_rows
+from tests.support.maintenance_oracle import spark_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import pyarrow as pa
     from pyiceberg.table import Table
     from pyspark.sql import SparkSession
 
     from tests.acceptance.sparklake import Lake
     from tests.support.delta import DeltaLake
+    from tests.support.maintenance_oracle import Rows
 
 _STATE = (
     *("format-version", "table-uuid", "location", "schemas", "current-schema-id", "partition-specs", "default-spec-id"),
@@ -38,6 +39,7 @@ class IcebergSubject:
     """A generated Iceberg table. Version 3 is written by Spark alone, after version 2."""
 
     replacer = IcebergReplacer
+    groups = 3
 
     def __init__(self, lake: Lake, spark: SparkSession, seed: int) -> None:
         self.chance = random.Random(f"subject {seed}")
@@ -72,17 +74,17 @@ class IcebergSubject:
     def _table(self) -> Table:
         return self.generated.reload()
 
-    def read(self, version: Any = None) -> pa.Table:
+    def read(self, version: Any = None) -> Rows:
         reading = self.lake.spark.read
         if version is not None:
-            reading = reading.option("snapshot-id", str(version))
-        return reading.table(f"lake.db.{self.name}").toArrow()
+            reading = reading.option("versionAsOf", str(version))
+        return spark_rows(reading.table(f"lake.db.{self.name}"))
 
     def versions(self) -> list[Any]:
         return [one.snapshot_id for one in self._table.metadata.snapshots]
 
     def state(self) -> Any:
-        found = json.loads(Path(self._table.metadata_location).read_text())
+        found = json.loads(self._table.metadata.model_dump_json())  # absent fields have their defaults
         refs = {name: one for name, one in found.get("refs", {}).items() if name != "main"}
         return {name: found[name] for name in _STATE if found.get(name)} | {"refs": refs}
 
@@ -99,7 +101,7 @@ class IcebergSubject:
         manifests = [one for one in snapshot.manifests(table.io) if one.content == ManifestContent.DELETES]
         return any(one.fetch_manifest_entry(table.io) for one in manifests)
 
-    def exported(self, target: str, version: Any) -> pa.Table:
+    def exported(self, target: str, version: Any) -> tuple[Rows, Rows]:
         return exported_rows(self._table, target, version)
 
     def write(self, kind: str) -> None:
@@ -110,7 +112,7 @@ class IcebergSubject:
             "append": [lambda: self._sql("insert into {t} select * from {t} limit 3"), generated.append],
             "delete": [self._delete_by_spark, self.chance.choice([generated.delete_positions, generated.delete_equal])],
             "overwrite": [
-                lambda: self._sql("insert overwrite {t} select * from {t} where id % 2 = 0"),
+                self.chance.choice([self._overwrite, self._overwrite, self._roll_back]),
                 generated.overwrite,
             ],
             "schema": [self._alter, generated.change_schema],
@@ -120,8 +122,24 @@ class IcebergSubject:
             by_spark = True
         doing[kind][0 if by_spark else 1]()
 
+    def _overwrite(self) -> None:
+        self._sql("insert overwrite {t} select * from {t} where id % 2 = 0")
+
+    def _roll_back(self) -> None:
+        """Set the table back by a snapshot."""
+        current = self._table.metadata.current_snapshot()
+        if current is None or current.parent_snapshot_id is None:
+            self._overwrite()
+            return
+        self.lake.load(self.name).manageSnapshots().rollbackTo(current.parent_snapshot_id).commit()
+        self.history.append("roll back")
+
     def _alter(self) -> None:
         number = len(self.history)
+        if self._version == 2 and self.chance.random() < 0.3:
+            self._version = 3
+            self._sql("alter table {t} set tblproperties ('format-version'='3')")
+            return
         self._sql(
             self.chance.choice([f"alter table {{t}} add column new{number} int", "alter table {t} drop column s"])
         )
@@ -147,6 +165,7 @@ class DeltaSubject:
     """A generated Delta table: deletion vectors, column mapping, widened types, checkpoints of both kinds."""
 
     replacer = DeltaReplacer
+    groups = 3
 
     def __init__(self, lake: DeltaLake, spark: SparkSession, seed: int) -> None:
         self.chance = random.Random(f"subject {seed}")
@@ -182,15 +201,15 @@ class DeltaSubject:
 
     # ------------------------------------------------------------------ the subject
 
-    def read(self, version: Any = None) -> pa.Table:
+    def read(self, version: Any = None) -> Rows:
         return self._load(self.path, version)
 
-    def _load(self, path: Path, version: Any) -> pa.Table:
+    def _load(self, path: Path, version: Any) -> Rows:
         with active(self.lake.session):
             reading = self.lake.session.read.format("delta")
             if version is not None:
                 reading = reading.option("versionAsOf", version)
-            return reading.load(str(path)).toArrow()
+            return spark_rows(reading.load(str(path)))
 
     def versions(self) -> list[Any]:
         return self.log.versions()
@@ -207,11 +226,11 @@ class DeltaSubject:
     def needs(self) -> bool:
         return self._mapped or any("deletionVector" in one for one in self.log.adds())
 
-    def exported(self, target: str, version: Any) -> pa.Table:
+    def exported(self, target: str, version: Any) -> tuple[Rows, Rows]:
         log = Path(target) / "_delta_log"
         shutil.copytree(self.path / "_delta_log", log)
         try:
-            return self._load(Path(target), version)
+            return self._load(Path(target), version), self.read(version)
         finally:
             shutil.rmtree(log)
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import datetime
 import json
 import random
+import shutil
 from contextlib import suppress
 from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -18,10 +20,12 @@ from deltalake.exceptions import DeltaError
 from distop.protocol.records import TableRecord
 from distop.tables.delta.delta_replacer import DeltaReplacer
 from tests.support.generated_iceberg import ODD_COLUMNS, ODD_VALUES
+from tests.support.maintenance_oracle import rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
+
+    from tests.support.maintenance_oracle import Rows
 
 _NAMES = [name for name in ODD_COLUMNS if "." not in name]
 """Without a dot, for which a copy needs Spark."""
@@ -108,6 +112,7 @@ class GeneratedDelta:
     """A generated table; a subject of the oracle. ``history``: what was done to it."""
 
     replacer = DeltaReplacer
+    groups = 6
 
     def __init__(self, seed: int, root: Path, *, heavy: bool = False) -> None:
         self.chance = random.Random(f"delta {seed}")
@@ -136,8 +141,8 @@ class GeneratedDelta:
 
     # ------------------------------------------------------------------ the subject
 
-    def read(self, version: Any = None) -> pa.Table:
-        return DeltaTable(self.path, version=version).to_pyarrow_table()
+    def read(self, version: Any = None) -> Rows:
+        return rows_of(DeltaTable(self.path, version=version).to_pyarrow_table())
 
     def versions(self) -> list[Any]:
         return self.log.versions()
@@ -154,8 +159,13 @@ class GeneratedDelta:
     def needs(self) -> bool:
         return False
 
-    def exported(self, target: str, version: Any) -> pa.Table:
-        return exported_table(self.path, target, version)
+    def exported(self, target: str, version: Any) -> tuple[Rows, Rows]:
+        log = Path(target) / "_delta_log"
+        shutil.copytree(self.path / "_delta_log", log)
+        try:
+            return rows_of(DeltaTable(target, version=version).to_pyarrow_table()), self.read(version)
+        finally:
+            shutil.rmtree(log)
 
     def write(self, kind: str) -> None:
         doing: dict[str, Callable[[], None]] = {
@@ -267,16 +277,3 @@ class GeneratedDelta:
             for name in self._keys:
                 rows = rows.set_column(rows.column_names.index(name), name, pa.nulls(500, rows.schema.field(name).type))
             self._write(rows)
-
-
-def exported_table(path: Path, target: str, version: int) -> pa.Table:
-    """The rows of exported data files, as delta-rs reads them with a copy of the table's log."""
-    import shutil
-    from pathlib import Path as Folder
-
-    log = Folder(target) / "_delta_log"
-    shutil.copytree(path / "_delta_log", log)
-    try:
-        return DeltaTable(target, version=version).to_pyarrow_table()
-    finally:
-        shutil.rmtree(log)

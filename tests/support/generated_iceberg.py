@@ -8,8 +8,9 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
+from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.io import load_file_io
+from pyiceberg.io.pyarrow import ArrowScan
 from pyiceberg.serializers import FromInputFile
 from pyiceberg.table import Table
 from pyiceberg.transforms import (
@@ -39,12 +40,14 @@ from distop.protocol.records import TableRecord
 from tests.support import row_deltas
 from tests.support.evolving_tables import Evolved, as_arrow, change, evolve, random_rows
 from tests.support.lake import Folder
+from tests.support.maintenance_oracle import rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from scripts.validate_oracle.random_tables import Row
+    from tests.support.maintenance_oracle import Rows
 
 ODD_COLUMNS = ("a b", "ü%", "x.y", "p=q", "100%/s", "`q`", "UP per")
 ODD_VALUES = (
@@ -289,13 +292,12 @@ class GeneratedIceberg:
             self._append(rows)
 
 
-def exported_rows(table: Table, target: str, snapshot: int | None = None) -> pa.Table:
-    """The rows of exported data files, read by pyiceberg as files of the table."""
-    from pyiceberg.expressions import AlwaysTrue
-    from pyiceberg.io.pyarrow import ArrowScan
-
+def exported_rows(table: Table, target: str, snapshot: int) -> tuple[Rows, Rows]:
+    """The rows of a snapshot's exported data files, read as files of the table; and those of the table's own files."""
     scan = table.scan(snapshot_id=snapshot)
+    own = rows_of(scan.to_arrow())
     tasks = list(scan.plan_files())
     for task in tasks:
         task.file[1] = task.file.file_path.replace(table.metadata.location, target, 1)
-    return ArrowScan(table.metadata, table.io, scan.projection(), AlwaysTrue()).to_table(tasks)
+    reading = ArrowScan(table.metadata, table.io, scan.projection(), AlwaysTrue())
+    return rows_of(reading.to_table(tasks)), own

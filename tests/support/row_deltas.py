@@ -6,6 +6,7 @@ Written in plain Python from Iceberg's specification, for format versions 1 and 
 from __future__ import annotations
 
 import itertools
+import re
 import uuid
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
@@ -50,6 +51,12 @@ class DeleteManifest(written.ManifestWriterV2):
     @property
     def _meta(self) -> dict[str, str]:
         return {**super()._meta, "content": "deletes"}
+
+    def _with_partition(self, format_version: Any) -> Schema:
+        """The schema of entries. pyiceberg writes equality ids as long, which Iceberg does not read."""
+        text = super()._with_partition(format_version).model_dump_json()
+        found = re.sub(r'("element-id":136,"element":)"long"', r'\1"int"', text)
+        return Schema.model_validate_json(found)
 
 
 class _RowDelta(_FastAppendFiles):

@@ -13,12 +13,12 @@ import pytest
 
 from tests.support.generated_delta import GeneratedDelta
 from tests.support.generated_iceberg import GeneratedIceberg, exported_rows
-from tests.support.maintenance_oracle import WRITERS, check_table, export_and_compare
+from tests.support.maintenance_oracle import WRITERS, check_table, export_and_compare, rows_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import pyarrow as pa
+    from tests.support.maintenance_oracle import Rows
 
 TABLES = 168
 """The number of tables."""
@@ -41,8 +41,8 @@ class WithoutSpark:
         self.generated = GeneratedIceberg(seed, path, version=1 + seed % 2)
         self.record, self.history = self.generated.record, self.generated.history
 
-    def read(self, version: Any = None) -> pa.Table:
-        return self.generated.table.scan(snapshot_id=version).to_arrow()
+    def read(self, version: Any = None) -> Rows:
+        return rows_of(self.generated.table.scan(snapshot_id=version).to_arrow())
 
     def versions(self) -> list[Any]:
         return [one.snapshot_id for one in self.generated.table.metadata.snapshots]
@@ -50,7 +50,7 @@ class WithoutSpark:
     def needs(self) -> bool:
         return len(self.generated.table.inspect.delete_files()) > 0
 
-    def exported(self, target: str, version: Any) -> pa.Table:
+    def exported(self, target: str, version: Any) -> tuple[Rows, Rows]:
         return exported_rows(self.generated.table, target, version)
 
     def write(self, kind: str) -> None:
