@@ -126,6 +126,21 @@ def test_a_concurrent_writer_of_delta_loses_nothing(
     assert rows_of(lake, "t") == rows_of(lake, "alone"), ran.message
 
 
+@pytest.mark.parametrize("folder", ["la ke", "100%", "a%3Ab"])
+def test_spark_writes_into_folders_with_unusual_names(
+    tmp_path: Path, lake: DeltaLake, spark: SparkSession, folder: str
+) -> None:
+    """Spark wrote the new files beside the table, into a folder with the percent-encoded name."""
+    odd = DeltaLake(lake.session, tmp_path / folder)
+    odd.root.mkdir()
+    record = fill(odd, "t", **VECTORS)
+    before = rows_of(odd, "t")
+    ran = compact(odd, spark, record, sort_by=["id"])
+    assert ran.report["verdict"] == "compacted", ran.message
+    assert rows_of(odd, "t") == before
+    assert [one.name for one in tmp_path.iterdir()] == [folder]
+
+
 def test_groups_are_sorted(lake: DeltaLake, spark: SparkSession) -> None:
     record = fill(lake, "t", **VECTORS)
     before = rows_of(lake, "t")

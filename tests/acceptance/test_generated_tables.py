@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240), pytest.mark.rotating]
 
-ICEBERG, DELTA = 78, 54
+ICEBERG, DELTA = 96, 36
 """The number of tables."""
 
 

@@ -30,13 +30,14 @@ from distop.tables.delta.delta_plan import partition_name
 from distop.tables.delta.delta_reader import DeltaReader
 from distop.tables.delta.log_files import LogFiles
 from distop.tables.delta.log_publisher import LogPublisher
-from distop.tables.delta.table_paths import for_spark, parse_source
+from distop.tables.delta.table_paths import parse_source
 from distop.tables.delta.written_statistics import written_file
 from distop.tables.reading import arrow_copy, footer_facts, spark_copy, staged_copy
 from distop.tables.reading.arrow_types import SparkOnly
 from distop.tables.reading.file_facts import Gone, Unreadable, problem
 from distop.tables.reading.file_facts import quote as quoted
 from distop.tables.reading.parquet_footers import size_and_stamp
+from distop.tables.reading.spark_paths import spark_path
 from distop.tables.staged_files import FOLDER
 
 if TYPE_CHECKING:
@@ -237,7 +238,7 @@ class DeltaReplacer(FileReplacer):
         )
         writing = writing.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
         with active(session):
-            writing.parquet(for_spark(stage.data.location))
+            writing.parquet(spark_path(stage.data.location))
         listing = store_of(stage.data).list_folder()
         with suppress(OSError):
             stage.remove([found.key for found in listing.objects if found.key.endswith(".crc")])
