@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from typing import TYPE_CHECKING, Any
+from unittest.mock import ANY
 
 import pytest
 
@@ -139,6 +140,20 @@ def test_spark_writes_into_folders_with_unusual_names(
     assert ran.report["verdict"] == "compacted", ran.message
     assert rows_of(odd, "t") == before
     assert [one.name for one in tmp_path.iterdir()] == [folder]
+
+
+@pytest.mark.parametrize("sort_by", [[], ["id"]])
+def test_a_large_file_becomes_files_near_the_target(lake: DeltaLake, spark: SparkSession, sort_by: list[str]) -> None:
+    """Spark reads up to 128 MB in one task, which wrote one file however small the target was."""
+    record = lake.create("t", "id bigint, c string", **VECTORS)
+    lake.sql("insert into {t} select id, sha2(cast(id as string), 256) from range(0, 20000, 1, 1)", "t")
+    lake.sql("delete from {t} where id % 10 = 3", "t")
+    before = rows_of(lake, "t")
+    (size,) = [file.size for file in current_snapshot(Location.of(record.location)).files.values()]
+    ran = compact(lake, spark, record, target_bytes=size // 6, sort_by=sort_by)
+    assert ran.report["after"]["sizes"] == {**dict.fromkeys(ran.report["after"]["sizes"], 0), "around_target": ANY}
+    assert ran.report["after"]["files"] >= 4
+    assert rows_of(lake, "t") == before
 
 
 def test_groups_are_sorted(lake: DeltaLake, spark: SparkSession) -> None:

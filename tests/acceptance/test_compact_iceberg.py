@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from typing import TYPE_CHECKING, Any
+from unittest.mock import ANY
 
 import pytest
 
@@ -181,6 +182,20 @@ def test_an_equality_delete_during_the_rewrite_is_not_lost(
     assert (ran.report["verdict"], ran.report["groups"]["redone"]) == ("compacted", 0)
     assert bench.rows("t") == Counter({row: count for row, count in before.items() if "c='7'" not in row})
     assert sum(bench.rows("t").values()) == 396
+
+
+@pytest.mark.parametrize("row_group", [1 << 16, 1 << 27])
+def test_a_large_file_becomes_files_near_the_target(bench: CompactBench, row_group: int) -> None:
+    """Spark read up to 128 MB in one task, which wrote one file however small the target was."""
+    bench.create("t", fills=0)
+    bench.lake.sql(f"alter table {{t}} set tblproperties ('write.parquet.row-group-size-bytes'='{row_group}')")
+    bench.lake.sql("insert into {t} select id, 1, sha2(cast(id as string), 256) from range(0, 40000, 1, 1)")
+    before = bench.rows("t")
+    (size,) = [row["file_size_in_bytes"] for row in bench.lake.spark.table("lake.db.t.files").collect()]
+    ran = bench.compact("t", target_bytes=size // 6)
+    assert ran.report["after"]["sizes"] == {**dict.fromkeys(ran.report["after"]["sizes"], 0), "around_target": ANY}
+    assert ran.report["after"]["files"] >= 4
+    assert bench.rows("t") == before
 
 
 def test_groups_are_sorted_and_committed_in_batches(bench: CompactBench) -> None:

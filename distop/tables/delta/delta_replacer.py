@@ -145,7 +145,7 @@ class DeltaReplacer(FileReplacer):
         try:
             names = self._copied(snapshot, added, layout, stage)
         except SparkOnly:
-            names = self._written_by_spark(snapshot, added, layout, stage)
+            names = self._written_by_spark(snapshot, added, layout, stage, rows)
         actions, sizes, written = [], [], 0
         for name in names:
             path = f"{stage.data.location}/{name}"
@@ -217,9 +217,12 @@ class DeltaReplacer(FileReplacer):
         return staged_copy.copied(paths, schema, stage, layout.outputs, codec, self._ctx, size=size)
 
     def _written_by_spark(
-        self, snapshot: DeltaSnapshot, added: Sequence[AddedFile], layout: Layout, stage: StagedFiles
+        self, snapshot: DeltaSnapshot, added: Sequence[AddedFile], layout: Layout, stage: StagedFiles, rows: int
     ) -> list[str]:
-        """Write the files with Spark; returns the names of the new ones. Raises RowsDiffer, and Spark's errors."""
+        """Write the files with Spark; returns the names of the new ones. Raises RowsDiffer, and Spark's errors.
+
+        ``rows``: the number of rows that are not deleted.
+        """
         from pyspark.sql import functions as F
 
         for file in added:
@@ -227,6 +230,10 @@ class DeltaReplacer(FileReplacer):
                 file.vector.check()
         session, schema = spark_copy.session_of(self._ctx.spark), snapshot.schema
         own = {name: kind for name, kind in schema.columns.items() if name not in schema.partition_columns}
+        total = sum(file.size for file in added)
+        # Settings of the session: those of another group at the same time would only change the sizes of files.
+        session.conf.set("spark.sql.files.maxPartitionBytes", str(spark_copy.piece_bytes(total, layout.outputs)))
+        session.conf.set("spark.sql.files.openCostInBytes", "0")
         frame = delta_rows.read(session, snapshot, added).select(*(F.col(quoted(name)) for name in own))
         frame = spark_copy.arranged(frame, layout.outputs, [name for name in layout.sort_by if name in own])
         frame, observation = spark_copy.observed(frame, own)
@@ -236,6 +243,8 @@ class DeltaReplacer(FileReplacer):
             .write.mode("append")
             .option("compression", layout.codec or arrow_copy.codec_of(added[0].path))
         )
+        most = int(rows * spark_copy.LARGEST * layout.target_bytes / max(total, 1))
+        writing = writing.option("maxRecordsPerFile", max(most, 1))
         writing = writing.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
         with active(session):
             writing.parquet(spark_path(stage.data.location))

@@ -54,8 +54,7 @@ _LAST_VERSION = 3
 _FORMAT = "write.format.default"
 _UNSORTED = {"sort-orders": [{"order-id": 0, "fields": []}], "default-sort-order-id": 0}
 _OPTIONS = {
-    # One task writes one file: the rows are arranged before, and are of one partition.
-    "target-file-size-bytes": str(1 << 60),
+    # The rows are arranged before, and are of one partition.
     "use-table-distribution-and-ordering": "false",
     "distribution-mode": "none",
 }
@@ -141,10 +140,12 @@ class IcebergReplacer(FileReplacer):
         if lineage:
             kinds |= dict.fromkeys(iceberg_rows.LINEAGE, "bigint")
         columns = [F.col(quote(name)) for name in kinds]
-        frame = iceberg_rows.read(session, plan.source, plan.files, lineage=lineage).select(*columns)
+        piece = spark_copy.piece_bytes(sum(size for _, size, _ in plan.files), layout.outputs)
+        frame = iceberg_rows.read(session, plan.source, plan.files, lineage=lineage, piece=piece).select(*columns)
         frame, observation = spark_copy.observed(spark_copy.arranged(frame, layout.outputs, layout.sort_by), kinds)
         codec = {"compression-codec": _CODECS.get(layout.codec, layout.codec)} if layout.codec is not None else {}
-        staging_table.write_as_rewrite(session, frame, location, {**_OPTIONS, **codec})
+        largest = {"target-file-size-bytes": str(int(spark_copy.LARGEST * layout.target_bytes))}
+        staging_table.write_as_rewrite(session, frame, location, {**_OPTIONS, **largest, **codec})
         staged = _StagedTable(stage)
         file, _ = staged.metadata()
         added = self._added(file, spec, plan)
