@@ -148,12 +148,12 @@ class IcebergSubject:
             self._sql("alter table {t} set tblproperties ('format-version'='3')")
             return
         self._sql(
-            self.chance.choice([f"alter table {{t}} add column new{number} int", "alter table {t} drop column s"])
+            self.chance.choice([f"alter table {{t}} add column more{number} int", "alter table {t} drop column s"])
         )
         if self.chance.random() < 0.5:
             jvm: Any = self.lake.spark._jvm
             term = jvm.org.apache.iceberg.expressions.Expressions.bucket("id", 3 + number)
-            self.lake.load(self.name).updateSpec().addField(f"new{number}", term).commit()
+            self.lake.load(self.name).updateSpec().addField(f"by_id_{number}", term).commit()
             self.history.append("partition by bucket(id)")
 
     def _rewrite(self) -> None:
