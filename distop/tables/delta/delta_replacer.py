@@ -231,9 +231,7 @@ class DeltaReplacer(FileReplacer):
         session, schema = spark_copy.session_of(self._ctx.spark), snapshot.schema
         own = {name: kind for name, kind in schema.columns.items() if name not in schema.partition_columns}
         total = sum(file.size for file in added)
-        # Settings of the session: those of another group at the same time would only change the sizes of files.
-        session.conf.set("spark.sql.files.maxPartitionBytes", str(spark_copy.piece_bytes(total, layout.outputs)))
-        session.conf.set("spark.sql.files.openCostInBytes", "0")
+        spark_copy.read_in_pieces(session, total, layout.outputs)
         frame = delta_rows.read(session, snapshot, added).select(*(F.col(quoted(name)) for name in own))
         frame = spark_copy.arranged(frame, layout.outputs, [name for name in layout.sort_by if name in own])
         frame, observation = spark_copy.observed(frame, own)

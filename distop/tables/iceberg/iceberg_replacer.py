@@ -54,7 +54,8 @@ _LAST_VERSION = 3
 _FORMAT = "write.format.default"
 _UNSORTED = {"sort-orders": [{"order-id": 0, "fields": []}], "default-sort-order-id": 0}
 _OPTIONS = {
-    # The rows are arranged before, and are of one partition.
+    # One task writes one file: the rows are arranged before, and are of one partition.
+    "target-file-size-bytes": str(1 << 60),
     "use-table-distribution-and-ordering": "false",
     "distribution-mode": "none",
 }
@@ -144,8 +145,7 @@ class IcebergReplacer(FileReplacer):
         frame = iceberg_rows.read(session, plan.source, plan.files, lineage=lineage, piece=piece).select(*columns)
         frame, observation = spark_copy.observed(spark_copy.arranged(frame, layout.outputs, layout.sort_by), kinds)
         codec = {"compression-codec": _CODECS.get(layout.codec, layout.codec)} if layout.codec is not None else {}
-        largest = {"target-file-size-bytes": str(int(spark_copy.LARGEST * layout.target_bytes))}
-        staging_table.write_as_rewrite(session, frame, location, {**_OPTIONS, **largest, **codec})
+        staging_table.write_as_rewrite(session, frame, location, {**_OPTIONS, **codec})
         staged = _StagedTable(stage)
         file, _ = staged.metadata()
         added = self._added(file, spec, plan)
