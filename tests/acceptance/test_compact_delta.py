@@ -16,6 +16,7 @@ from tests.acceptance.applying import At
 from tests.support import random_delta_tables
 from tests.support.context import FakeContext, Ran, run_operation
 from tests.support.delta import MAVEN, DeltaLake, jars, writing_session
+from tests.support.maintenance_oracle import near_the_target
 from tests.support.needs import need
 
 if TYPE_CHECKING:
@@ -124,6 +125,36 @@ def test_a_concurrent_writer_of_delta_loses_nothing(
     ran = compact(lake, spark, record)
     assert at.happened
     assert rows_of(lake, "t") == rows_of(lake, "alone"), ran.message
+
+
+@pytest.mark.parametrize("folder", ["la ke", "100%", "a%3Ab"])
+def test_spark_writes_into_folders_with_unusual_names(
+    tmp_path: Path, lake: DeltaLake, spark: SparkSession, folder: str
+) -> None:
+    """Spark wrote the new files beside the table, into a folder with the percent-encoded name."""
+    odd = DeltaLake(lake.session, tmp_path / folder)
+    odd.root.mkdir()
+    record = fill(odd, "t", **VECTORS)
+    before = rows_of(odd, "t")
+    ran = compact(odd, spark, record, sort_by=["id"])
+    assert ran.report["verdict"] == "compacted", ran.message
+    assert rows_of(odd, "t") == before
+    assert [one.name for one in tmp_path.iterdir()] == [folder]
+
+
+@pytest.mark.parametrize("sort_by", [[], ["id"]])
+def test_a_large_file_becomes_files_near_the_target(lake: DeltaLake, spark: SparkSession, sort_by: list[str]) -> None:
+    """Spark reads up to 128 MB in one task, which wrote one file however small the target was."""
+    record = lake.create("t", "id bigint, c string", **VECTORS)
+    lake.sql("insert into {t} select id, sha2(cast(id as string), 256) from range(0, 20000, 1, 1)", "t")
+    lake.sql("delete from {t} where id % 10 = 3", "t")
+    before = rows_of(lake, "t")
+    (size,) = [file.size for file in current_snapshot(Location.of(record.location)).files.values()]
+    ran = compact(lake, spark, record, target_bytes=size // 6, sort_by=sort_by)
+    sizes = [file.size / (size // 6) for file in current_snapshot(Location.of(record.location)).files.values()]
+    assert near_the_target(sizes), sizes
+    assert ran.report["after"]["files"] >= 4
+    assert rows_of(lake, "t") == before
 
 
 def test_groups_are_sorted(lake: DeltaLake, spark: SparkSession) -> None:

@@ -114,6 +114,19 @@ def test_row_ids_are_kept(bench: CompactBench) -> None:
     assert lineage() == before
 
 
+def test_a_table_is_compacted_right_after_its_upgrade_to_version_3(bench: CompactBench) -> None:
+    """Until the next commit its rows have no ids, but the copies have: the checksums differed."""
+    bench.create("t")
+    bench.lake.sql("alter table {t} set tblproperties ('format-version'='3')")
+    before = bench.rows("t")
+    ran = bench.compact("t")
+    assert ran.report["verdict"] == "compacted", ran.message
+    assert bench.rows("t") == before
+    ids = [row["_row_id"] for row in bench.lake.rows("t").select("_row_id").collect()]
+    assert None not in ids
+    assert len(set(ids)) == len(ids)
+
+
 @pytest.mark.parametrize("version", [2, 3])
 def test_schema_and_partition_evolution_are_kept(bench: CompactBench, version: int) -> None:
     bench.create("t", "partitioned by (k)", version)
@@ -181,6 +194,21 @@ def test_an_equality_delete_during_the_rewrite_is_not_lost(
     assert (ran.report["verdict"], ran.report["groups"]["redone"]) == ("compacted", 0)
     assert bench.rows("t") == Counter({row: count for row, count in before.items() if "c='7'" not in row})
     assert sum(bench.rows("t").values()) == 396
+
+
+def test_a_large_file_becomes_files_near_the_target(bench: CompactBench) -> None:
+    """Spark read up to 128 MB in one task, which wrote one file however small the target was."""
+    bench.create("t", fills=0)
+    bench.lake.sql("alter table {t} set tblproperties ('write.parquet.row-group-size-bytes'='65536')")
+    bench.lake.sql("insert into {t} select id, 1, sha2(cast(id as string), 256) from range(0, 40000, 1, 1)")
+    before = bench.rows("t")
+    (size,) = [row["file_size_in_bytes"] for row in bench.lake.spark.table("lake.db.t.files").collect()]
+    ran = bench.compact("t", target_bytes=size // 6)
+    files = bench.lake.spark.table("lake.db.t.files").collect()
+    sizes = [row["file_size_in_bytes"] / (size // 6) for row in files]
+    assert max(sizes) <= 1.8, sizes
+    assert ran.report["after"]["files"] >= 4
+    assert bench.rows("t") == before
 
 
 def test_groups_are_sorted_and_committed_in_batches(bench: CompactBench) -> None:

@@ -117,8 +117,10 @@ def evolve(seed: int, path: Path, *, version: int = 2, **properties: str) -> Evo
     constant_columns = {c for c in _TYPES if rng.random() < 0.4}
     for step in range(rng.randint(1, 3)):
         if step:
-            _change(made, rng)
-        _write(made, rng, constant_columns)
+            change(made, rng)
+        rows = random_rows(made, rng, constant_columns)
+        made.table.append(as_arrow(made, rows))  # one file per partition
+        made.rows += rows
     made.cases = _cases(made, rng)
     return made
 
@@ -145,8 +147,8 @@ def _value(rng: random.Random, column: str) -> Any:
     return rng.choice(TEXTS if column == "text" else _LONG)
 
 
-def _write(made: Evolved, rng: random.Random, constant_columns: set[str]) -> None:
-    """Append random rows: one file per partition."""
+def random_rows(made: Evolved, rng: random.Random, constant_columns: set[str]) -> list[Row]:
+    """Further random rows, by the columns' first names. ``constant_columns``: those with one value in these rows."""
     count, nulls = rng.choice([1, 4, 12, 12]), rng.choice([0, 0, 0.1, 1.0])
     constants = {c: _value(rng, c) for c in _TYPES if c != "id"}
     rows: list[Row] = []
@@ -155,13 +157,16 @@ def _write(made: Evolved, rng: random.Random, constant_columns: set[str]) -> Non
         for c in constants:
             row[c] = constants[c] if c in constant_columns else None if rng.random() < nulls else _value(rng, c)
         rows.append({**row, "s": struct_value(rng, nulls)})
-    schema = schema_to_pyarrow(made.table.schema())
+    return rows
+
+
+def as_arrow(made: Evolved, rows: list[Row]) -> pa.Table:
+    """Rows with the current names and types of the columns; columns without values are NULL."""
     named = [{made.names[c]: value for c, value in row.items()} for row in rows]
-    made.table.append(pa.Table.from_pylist(named, schema=schema))
-    made.rows += rows
+    return pa.Table.from_pylist(named, schema=schema_to_pyarrow(made.table.schema()))
 
 
-def _change(made: Evolved, rng: random.Random) -> None:
+def change(made: Evolved, rng: random.Random) -> None:
     """Randomly evolve the schema; partition columns keep their types."""
     partition_columns = {made.table.schema().find_column_name(f.source_id) for f in made.table.spec().fields}
     renamed = rng.sample(["text", "n", "d", "long"], rng.randint(0, 2))

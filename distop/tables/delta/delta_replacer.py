@@ -30,13 +30,14 @@ from distop.tables.delta.delta_plan import partition_name
 from distop.tables.delta.delta_reader import DeltaReader
 from distop.tables.delta.log_files import LogFiles
 from distop.tables.delta.log_publisher import LogPublisher
-from distop.tables.delta.table_paths import for_spark, parse_source
+from distop.tables.delta.table_paths import parse_source
 from distop.tables.delta.written_statistics import written_file
 from distop.tables.reading import arrow_copy, footer_facts, spark_copy, staged_copy
 from distop.tables.reading.arrow_types import SparkOnly
 from distop.tables.reading.file_facts import Gone, Unreadable, problem
 from distop.tables.reading.file_facts import quote as quoted
 from distop.tables.reading.parquet_footers import size_and_stamp
+from distop.tables.reading.spark_paths import spark_path
 from distop.tables.staged_files import FOLDER
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ class DeltaReplacer(FileReplacer):
         try:
             names = self._copied(snapshot, added, layout, stage)
         except SparkOnly:
-            names = self._written_by_spark(snapshot, added, layout, stage)
+            names = self._written_by_spark(snapshot, added, layout, stage, rows)
         actions, sizes, written = [], [], 0
         for name in names:
             path = f"{stage.data.location}/{name}"
@@ -216,9 +217,12 @@ class DeltaReplacer(FileReplacer):
         return staged_copy.copied(paths, schema, stage, layout.outputs, codec, self._ctx, size=size)
 
     def _written_by_spark(
-        self, snapshot: DeltaSnapshot, added: Sequence[AddedFile], layout: Layout, stage: StagedFiles
+        self, snapshot: DeltaSnapshot, added: Sequence[AddedFile], layout: Layout, stage: StagedFiles, rows: int
     ) -> list[str]:
-        """Write the files with Spark; returns the names of the new ones. Raises RowsDiffer, and Spark's errors."""
+        """Write the files with Spark; returns the names of the new ones. Raises RowsDiffer, and Spark's errors.
+
+        ``rows``: the number of rows that are not deleted.
+        """
         from pyspark.sql import functions as F
 
         for file in added:
@@ -226,6 +230,8 @@ class DeltaReplacer(FileReplacer):
                 file.vector.check()
         session, schema = spark_copy.session_of(self._ctx.spark), snapshot.schema
         own = {name: kind for name, kind in schema.columns.items() if name not in schema.partition_columns}
+        total = sum(file.size for file in added)
+        spark_copy.read_in_pieces(session, total, layout.outputs)
         frame = delta_rows.read(session, snapshot, added).select(*(F.col(quoted(name)) for name in own))
         frame = spark_copy.arranged(frame, layout.outputs, [name for name in layout.sort_by if name in own])
         frame, observation = spark_copy.observed(frame, own)
@@ -235,9 +241,11 @@ class DeltaReplacer(FileReplacer):
             .write.mode("append")
             .option("compression", layout.codec or arrow_copy.codec_of(added[0].path))
         )
+        most = int(rows * spark_copy.LARGEST * layout.target_bytes / max(total, 1))
+        writing = writing.option("maxRecordsPerFile", max(most, 1))
         writing = writing.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
         with active(session):
-            writing.parquet(for_spark(stage.data.location))
+            writing.parquet(spark_path(stage.data.location))
         listing = store_of(stage.data).list_folder()
         with suppress(OSError):
             stage.remove([found.key for found in listing.objects if found.key.endswith(".crc")])

@@ -138,10 +138,11 @@ class IcebergReplacer(FileReplacer):
         check_folder(stage.data)
         self._ctx.status(f"rewriting {plural(len(plan.files), 'file')}")
         kinds = dict(columns_of(read_metadata(plan.source)[0].schema()))
-        if lineage:
+        columns = [F.col(quote(name)) for name in (*kinds, *(iceberg_rows.LINEAGE if lineage else ()))]
+        if lineage and _has_row_ids(raw):
             kinds |= dict.fromkeys(iceberg_rows.LINEAGE, "bigint")
-        columns = [F.col(quote(name)) for name in kinds]
-        frame = iceberg_rows.read(session, plan.source, plan.files, lineage=lineage).select(*columns)
+        piece = spark_copy.piece_bytes(sum(size for _, size, _ in plan.files), layout.outputs)
+        frame = iceberg_rows.read(session, plan.source, plan.files, lineage=lineage, piece=piece).select(*columns)
         frame, observation = spark_copy.observed(spark_copy.arranged(frame, layout.outputs, layout.sort_by), kinds)
         codec = {"compression-codec": _CODECS.get(layout.codec, layout.codec)} if layout.codec is not None else {}
         staging_table.write_as_rewrite(session, frame, location, {**_OPTIONS, **codec})
@@ -407,6 +408,12 @@ class _StagedTable:
         if not found.startswith(folder):
             raise UnsafePath(f"the staging table has the file {path}, which is not in {folder}: nothing was changed")
         store_of(self._stage.data).head(found.removeprefix(folder))
+
+
+def _has_row_ids(raw: Mapping[str, Any]) -> bool:
+    """Whether the rows of the current snapshot have ids: after an upgrade, those of its next commit are the first."""
+    current = raw.get("current-snapshot-id")
+    return any(one["snapshot-id"] == current and "first-row-id" in one for one in raw.get("snapshots", ()))
 
 
 def _of_data(manifests: Sequence[Any]) -> list[Any]:

@@ -71,21 +71,27 @@ _staged: OrderedDict[tuple[str, str], Any] = OrderedDict()
 _lock = threading.Lock()
 
 
-def read(session: SparkSession, source: str, files: Sequence[PlannedFile], *, lineage: bool = False) -> DataFrame:
+def read(
+    session: SparkSession, source: str, files: Sequence[PlannedFile], *, lineage: bool = False, piece: int | None = None
+) -> DataFrame:
     """The rows of these files without deleted ones.
 
-    ``lineage``: with the columns :data:`LINEAGE`, and without Iceberg's other metadata columns. Raises Gone, Unreadable
+    ``lineage``: with the columns :data:`LINEAGE`, and without Iceberg's other metadata columns. ``piece``: bytes that
+    one Spark task reads (None: a few tasks for each core). Raises Gone, Unreadable
     if Spark lacks the type of a column of the table, FatalError if it has no Iceberg, and Spark's errors.
     """
-    return read_staged(session, stage(session, source, files, lineage=lineage), files)
+    return read_staged(session, stage(session, source, files, lineage=lineage), files, piece)
 
 
-def read_staged(session: SparkSession, name: str, files: Sequence[PlannedFile]) -> DataFrame:
+def read_staged(session: SparkSession, name: str, files: Sequence[PlannedFile], piece: int | None = None) -> DataFrame:
     """The rows of these files, for which :func:`stage` has returned this name. Raises Spark's errors."""
     session.conf.set(_CATALOG, _REWRITES)
+    reading = session.read.format("iceberg")
+    if piece is not None:
+        return reading.option("split-size", str(piece)).option("file-open-cost", "0").load(name)
     # Iceberg only adapts the size to the cores for scans that it plans itself.
     size = split_size([size for _, size, _ in files], session.sparkContext.defaultParallelism)
-    return session.read.format("iceberg").option("split-size", str(size)).load(name)
+    return reading.option("split-size", str(size)).load(name)
 
 
 def count_rows(session: SparkSession, source: str, files: Sequence[PlannedFile]) -> RowCounts:

@@ -236,6 +236,7 @@ class FolderReplacer(FileReplacer):
             frame = parquet_rows.read(session, parquet_rows.RowRequest(some, kinds, {}, self._root))
             return frame.select(*(F.col(quote(name)) for name in schema.names))
 
+        spark_copy.read_in_pieces(session, sum(size for _, size, _ in files), layout.outputs)
         frame = spark_copy.arranged(read(files), layout.outputs, [one for one in layout.sort_by if one in kinds])
         frame, observation = spark_copy.observed(frame, kinds)
         codec = layout.codec or arrow_copy.codec_of(files[0][0])

@@ -29,6 +29,8 @@ _CODECS = ("snappy", "zstd", "gzip", "none", "lz4")
 _LEGACY = (b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96")
 _VERSION = b"org.apache.spark.version"
 _FIELD_ID = b"PARQUET:field_id"
+_ELEMENT = "element"
+"""The name of a list's elements in new files, as in Parquet's specification."""
 
 
 @frozen
@@ -77,20 +79,33 @@ def common_schema(paths: Sequence[str], kinds: Mapping[str, SparkType], names: S
 
 
 def plain(field: Any) -> Any:
-    """A column that may be NULL, with its id, and the one of Arrow's types of texts and bytes that new files have.
+    """A column that may be NULL, with its id, and the types of Arrow that new files have (:func:`_plain_type`)."""
+    import pyarrow as pa
 
-    Some writers keep a type of Arrow in a file, which differs only in memory.
-    """
+    return pa.field(field.name, _plain_type(field.type), metadata=_ids(field))
+
+
+def _plain_type(kind: Any) -> Any:
+    """The type without what differs only in memory or in names of elements, which some writers keep in their files."""
     import pyarrow as pa
     import pyarrow.types as t
 
-    kind = field.type
     if t.is_large_string(kind) or t.is_string_view(kind):
-        kind = pa.string()
-    elif t.is_large_binary(kind) or t.is_binary_view(kind):
-        kind = pa.binary()
+        return pa.string()
+    if t.is_large_binary(kind) or t.is_binary_view(kind):
+        return pa.binary()
+    if t.is_struct(kind):
+        fields = [kind.field(n) for n in range(kind.num_fields)]
+        return pa.struct([pa.field(f.name, _plain_type(f.type), f.nullable, _ids(f)) for f in fields])
+    if t.is_list(kind) or t.is_large_list(kind):
+        inner = kind.value_field
+        return pa.list_(pa.field(_ELEMENT, _plain_type(inner.type), inner.nullable, _ids(inner)))
+    return kind
+
+
+def _ids(field: Any) -> dict[bytes, bytes] | None:
     number = (field.metadata or {}).get(_FIELD_ID)
-    return pa.field(field.name, kind, metadata={_FIELD_ID: number} if number is not None else None)
+    return {_FIELD_ID: number} if number is not None else None
 
 
 def copy(

@@ -30,6 +30,11 @@ _SETTINGS = {
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "1000000",
 }
 
+_PIECE = 128 << 20
+_PIECES = 4
+LARGEST = 1.6
+"""The size of a new file of Delta, as a multiple of the target, at which its writer begins another one."""
+
 _made: list[tuple[Any, SparkSession]] = []
 """The session for copies in the current context."""
 
@@ -53,6 +58,25 @@ def session_of(spark: SparkSession) -> SparkSession:
         session.conf.set(name, value)
     _made[:] = [(context, session)]
     return session
+
+
+def piece_bytes(size: int, outputs: int) -> int:
+    """The size of the pieces in which Spark should read files of ``size`` bytes in all, for this many outputs.
+
+    Each output is written from about four pieces. With Spark's usual pieces, up to 128 MB, outputs that are smaller
+    could not be written, since rows of a piece go into one file.
+    """
+    return max(1, min(_PIECE, size // (_PIECES * max(outputs, 1))))
+
+
+def read_in_pieces(session: SparkSession, size: int, outputs: int) -> None:
+    """Let the next queries read Parquet files in pieces (:func:`piece_bytes`).
+
+    To be called before each query of a session for copies. If another group does so meanwhile, only sizes of new files
+    change.
+    """
+    session.conf.set("spark.sql.files.maxPartitionBytes", str(piece_bytes(size, outputs)))
+    session.conf.set("spark.sql.files.openCostInBytes", "0")
 
 
 def arranged(frame: DataFrame, outputs: int, sort_by: Sequence[str]) -> DataFrame:

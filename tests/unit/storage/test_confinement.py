@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyiceberg import manifest as written
-from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestContent, ManifestEntry
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestEntry
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
 from pyiceberg.schema import Schema
 from pyiceberg.typedef import Record
@@ -41,6 +41,7 @@ from distop.worker.child_side.shared_files import with_files
 from distop_behaviors.apply.hadoop_commit import HadoopTarget
 from distop_behaviors.apply.schema_target import SchemaChange
 from tests.support.lake import Folder
+from tests.support.row_deltas import DeleteManifest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,17 +57,6 @@ def unconfined() -> Iterator[None]:
     confinement.confine(False)
     yield
     confinement.confine(False)
-
-
-class DeleteManifest(written.ManifestWriterV2):
-    """The writer of a manifest of delete files, which pyiceberg does not have."""
-
-    def content(self) -> ManifestContent:
-        return ManifestContent.DELETES
-
-    @property
-    def _meta(self) -> dict[str, str]:
-        return {**super()._meta, "content": "deletes"}
 
 
 def forged(folder: Path, path: str, content: str = "data") -> str:

@@ -14,7 +14,8 @@ from pyiceberg.typedef import Record
 
 from distop.errors import InvalidArgument
 from distop.tables.iceberg.row_deletes import VECTOR_BYTES, check_vector
-from tests.unit.storage.test_confinement import DeleteManifest, readings, with_entry
+from tests.support.row_deltas import DeleteManifest
+from tests.unit.storage.test_confinement import readings, with_entry
 
 
 def vector(bitmaps: bytes) -> bytes:
