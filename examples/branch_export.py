@@ -142,7 +142,7 @@ def main() -> None:
     marked = len(list((exports / "again").glob("data/*/_SUCCESS")))
     complete = (exports / "again" / "_EXPORT.json").exists()
     print(f"{failed.state}: {marked} of {options.days} folders are marked, complete: {complete}")
-    print(failed.errors[0]["error"] if failed.errors else "")
+    print(failed.errors[0]["text"] if failed.errors else "")
 
 
 if __name__ == "__main__":

@@ -111,3 +111,24 @@ def test_a_name_that_is_taken_is_refused(group: Daemons, tmp_path: Path, story: 
     assert ended.state == "failed"
     assert "register the export under another name" in str(ended.errors) + str(ended.record)
     assert not target.exists()
+
+
+def test_the_example_runs(
+    group: Daemons,
+    tmp_path: Path,
+    story: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    group.client.remove_table("t")  # its folder is that of all files of the test
+    group.start(
+        "a", options=("--export-to", str(tmp_path / "run" / "exports"), "--shared-dir", str(tmp_path / "shared"))
+    )
+    monkeypatch.setenv("DISTOP_ETCD", group.endpoint)
+    monkeypatch.setattr("sys.argv", ["branch_export", str(tmp_path / "run"), "--files", "200", "--days", "10"])
+    story.main()
+    printed = capsys.readouterr().out
+    assert "4 requests became the exports" in printed
+    assert "230 files in 10 folders" in printed
+    assert "failed: 9 of 10 folders are marked, complete: False" in printed
+    assert "day=0/000000.parquet is missing" in printed
