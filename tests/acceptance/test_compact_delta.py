@@ -16,7 +16,6 @@ from tests.acceptance.applying import At
 from tests.support import random_delta_tables
 from tests.support.context import FakeContext, Ran, run_operation
 from tests.support.delta import MAVEN, DeltaLake, jars, writing_session
-from tests.support.maintenance_oracle import near_the_target
 from tests.support.needs import need
 
 if TYPE_CHECKING:
@@ -152,7 +151,8 @@ def test_a_large_file_becomes_files_near_the_target(lake: DeltaLake, spark: Spar
     (size,) = [file.size for file in current_snapshot(Location.of(record.location)).files.values()]
     ran = compact(lake, spark, record, target_bytes=size // 6, sort_by=sort_by)
     sizes = [file.size / (size // 6) for file in current_snapshot(Location.of(record.location)).files.values()]
-    assert near_the_target(sizes), sizes
+    assert 0.5 <= min(sizes), sizes  # ranges of sorted rows are drawn from a sample
+    assert max(sizes) <= 1.8, sizes
     assert ran.report["after"]["files"] >= 4
     assert rows_of(lake, "t") == before
 
