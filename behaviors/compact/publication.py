@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from distop.behavior import JobFailed
 from distop.storage.places import STAGE, operation_path
 from distop.tables.commits import CommitUnknown, Conflict, Fate, Marks
-from distop.tables.staged_files import OFFERED, StagedFiles, stages_below, stages_of
+from distop.tables.staged_files import StagedFiles, stages_below, stages_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -103,7 +103,7 @@ class Publication:
             fates |= {
                 one.group: Fate.WITHDRAWN
                 for one in replacements
-                if fates[one.group] is Fate.PENDING and one.stage.decision() != OFFERED
+                if fates[one.group] is Fate.PENDING and not one.stage.is_offered
             }
             pending = [one for one in replacements if fates[one.group] is Fate.PENDING]
             # A group that this call has committed may have been replaced again since.

@@ -63,11 +63,11 @@ class StagedFiles:
     def offer(self, replacement: Replacement) -> str | None:
         """Write the record, and decide that the files may be committed; returns the record's digest.
 
-        None if another process has discarded the stage. Raises OSError.
+        None if another process has discarded the stage, or the operation has ended. Raises OSError.
         """
         text = json.dumps(replacement.to_json(), sort_keys=True).encode()
         store_of(self.place).put(RECORD, text)
-        if self.decide("offered") != "offered":
+        if self.decide("offered") != "offered" or not self._is_open():
             return None
         return hashlib.blake2b(text, digest_size=16).hexdigest()
 
@@ -93,6 +93,11 @@ class StagedFiles:
         except ObjectMissing:
             return None
 
+    @property
+    def is_offered(self) -> bool:
+        """Whether the files may be committed. Raises OSError."""
+        return self.decision() == OFFERED and self._is_open()
+
     def offered(self, *, withdrawn: bool = False) -> Replacement | None:
         """The replacement, if its files may be committed; None if other users may have written it. Raises OSError.
 
@@ -102,7 +107,7 @@ class StagedFiles:
             deletion.check_own(self.place)
         except UnsafePath:
             return None
-        if self.decision() not in (OFFERED, *((WITHDRAWN,) if withdrawn else ())):
+        if self.decision() not in (OFFERED, *((WITHDRAWN,) if withdrawn else ())) or not self._is_open():
             return None
         try:
             return Replacement.from_json(json.loads(store_of(self.place).get(RECORD, limit=_RECORD_BYTES).data), self)

@@ -15,7 +15,6 @@ from deltalake import DeltaTable, write_deltalake
 from distop.behavior import Summary, TableRecord, select
 from distop.errors import InvalidArgument, UnsafePath
 from distop.storage.deletion import Place
-from distop.storage.places import make_stage
 from distop.tables.commits import CommitUnknown, Fate, Marks
 from distop.tables.delta import delta_replacer
 from distop.tables.delta.delta_replacer import DeltaReplacer
@@ -514,7 +513,7 @@ def test_files_of_an_earlier_version_stay(bench: Bench) -> None:
     again.partition = plans[0]
     rewrite = GroupRewrite(argument, again, "x")
     stage = rewrite.publication.stage_at(again.stage_place)
-    make_stage(stage.place)
+    stage.begin()
     replacement, _ = rewrite.rewritten(plans[0], stage)
     # A process that had looked at the table before it was restored, and at its version afterwards.
     rewrite.replacer.commit(rewrite.replacer.load(), [replacement], Marks(again.operation, "2"))
@@ -720,6 +719,22 @@ def test_offered_files_are_not_removed_and_discarded_ones_not_offered(
     with pytest.raises(RuntimeError, match="discarded before they were offered"):
         days.run(argument, plans[1:2])
     assert stages[0].offered() is None
+
+
+def test_nothing_is_offered_after_the_end(days: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An attempt that was suspended before its offer wakes up after the end: a cleanup may still remove its files."""
+    argument, plans, _ = days.plan(commit_every=1)
+    offer, version = StagedFiles.offer, days.table.version()
+
+    def late(self: StagedFiles, replacement: Any) -> str | None:
+        summary = Summary("cancelled", 6, 0, 0, lambda: iter(()), plan=lambda: iter(plans))
+        Compact().complete_operation(argument, days.record, summary, days.context())
+        return offer(self, replacement)
+
+    monkeypatch.setattr(StagedFiles, "offer", late)
+    with pytest.raises(RuntimeError, match="discarded before they were offered"):
+        days.run(argument, plans[:1])
+    assert days.table.version() == version
 
 
 @pytest.mark.parametrize("late", ["cleanup", "paused cleanup"])

@@ -58,8 +58,8 @@ class Compacting:
         self.plans = Compact().partitions(record(self.folder), self.argument, self.context()).partitions
         rewrite = GroupRewrite(self.argument, self.context(), "x")
         self.stage = rewrite.publication.stage_at(self.context().stage_place)
-        for place in (self.stage.place, self.stage.data):
-            make_stage(place, 0o755)
+        self.stage.begin()
+        make_stage(self.stage.data, 0o755)
         self.new = f"{self.stage.data.location}/part-0.parquet"
         pq.write_table(self.table.scan().to_arrow(), self.new)
         self.replacement = Replacement(
