@@ -44,7 +44,7 @@ ON_DISK: list[type[Maintained]] = [
     RestoreTables,
     ExportTables,
 ]
-ON_S3 = [kind for kind in ON_DISK if kind is not ExpireSnapshotsInCatalog]
+ON_S3: list[type[Maintained]] = [CompactTables, ExpireSnapshotsTables, ExpirePartitionsTables, RemoveOrphansTables]
 IN_STEPS = [kind for kind in ON_DISK if kind.cancelled_at]
 
 
