@@ -124,13 +124,11 @@ def installed(wheel: Path, folder: Path, *, quick: bool) -> dict[str, str]:
     """
     say("install the wheel into a new environment")
     venv = folder / "env"
-    run(sys.executable, "-m", "venv", venv)
+    run(sys.executable, "-m", "venv", *(["--without-pip"] if quick else []), venv)
     env = environment()
     env["PATH"] = f"{venv / 'bin'}:{env['PATH']}"
     python = venv / "bin" / "python"
     if quick:
-        # Python before 3.12 has its own setuptools, which is too old for the tutorial's package.
-        run(python, "-m", "pip", "uninstall", "--yes", "setuptools", env=env)
         # These paths come after the new environment's own. Packages in such a path cannot add further paths, as the
         # editable installation of this clone would.
         site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", env=env).strip())
@@ -138,6 +136,9 @@ def installed(wheel: Path, folder: Path, *, quick: bool) -> dict[str, str]:
         (site / "packages-of-the-clone.pth").write_text("\n".join(outer) + "\n")
         env |= {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0"}  # 0 sets pip's option --no-build-isolation
         run(python, "-m", "pip", "install", "--no-deps", wheel, env=env)
+        pip = venv / "bin" / "pip"
+        pip.write_text(f'#!/bin/sh\nexec "{python}" -m pip "$@"\n')
+        pip.chmod(0o755)
     else:
         run(python, "-m", "pip", "install", f"{wheel}[{EXTRAS}]", env=env)
         run(python, "-m", "pip", "check", env=env)

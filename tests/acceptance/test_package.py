@@ -11,6 +11,7 @@ import check_package
 import pages
 import pytest
 
+from tests.support.localspark import FRUGAL
 from tests.support.needs import need
 
 pytestmark = [pytest.mark.etcd, pytest.mark.spark, pytest.mark.timeout(900)]
@@ -24,7 +25,8 @@ def wheel_env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     need(find_spec("build") and find_spec("twine"), "build and twine: scripts/test installs them")
     folder = tmp_path_factory.mktemp("package")
     wheel, _ = check_package.build(folder)
-    return check_package.installed(wheel, folder, quick=True)
+    env = check_package.installed(wheel, folder, quick=True)
+    return {**env, "SPARK_SUBMIT_OPTS": f"{env.get('SPARK_SUBMIT_OPTS', '')} {FRUGAL}"}
 
 
 def test_the_quickstart_of_the_readme_runs_with_the_wheel_only(wheel_env: dict[str, str], tmp_path: Path) -> None:
