@@ -165,8 +165,10 @@ class _Reached:
         kept = [f"{self._names.key_of(folder)}/" for folder in found.kept_folders]
         for key in listed:
             if any(key.startswith(folder) for folder in kept):
+                place.scope.check(key)
                 self.files.setdefault(key, LOG)
             elif key.startswith(INDEXES):
+                place.scope.check(key.removeprefix(f"{OWN}/"))
                 self.files[key] = INDEX
         for key in [key for key in self.files if _checksum(key) in listed]:
             self.files.setdefault(_checksum(key), self.files[key])

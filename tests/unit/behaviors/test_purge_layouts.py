@@ -56,12 +56,12 @@ def expected(made: Layout, before: dict[str, Any]) -> tuple[set[str], bool]:
     kept = tuple(f"{folder}/" for folder in made.kept_folders)
     needed = [own(made, path) for path in made.needed]
     refused = bool(set(made.refusals) & set(ELSEWHERE)) or "" in needed
-    for path in needed:
+    found = {made.source, *needed}
+    found |= {path for path in before if path.startswith((*kept, f"{made.place}/_distop/index/"))}
+    for path in found:
         refused |= not {"", ".", ".."}.isdisjoint(
             {part for name in path[len(made.place) + 1 :].split("/") for part in decoded(name)}
         )
-    found = {made.source, *needed}
-    found |= {path for path in before if path.startswith((*kept, f"{made.place}/_distop/index/"))}
     return found & set(before), refused
 
 
