@@ -20,7 +20,7 @@ from distop.services.audit import Audit
 from distop.store.history import CaughtUp, HistoryStart, Revision
 from tests.support.history_age import age_model_history
 from tests.support.world import TABLE, TYPE, World
-from tests.unit.invariants.clause_plants import PLANTS
+from tests.unit.invariants.policy_plants import PLANTS
 from tests.unit.invariants.plants import opened
 
 if TYPE_CHECKING:
