@@ -285,6 +285,8 @@ class GeneratedIceberg:
                 for one in self.table.spec().fields:
                     if not isinstance(one.transform, VoidTransform):
                         update.remove_field(one.name)
+        with self.table.transaction() as transaction:  # tiny row groups would vanish in new files
+            transaction.set_properties({"write.parquet.row-group-limit": "1000"})
         (row,) = random_rows(self.made, self.chance, set())[:1]
         for _ in range(8):
             first = len(self.made.rows)
