@@ -118,8 +118,8 @@ def complete(
     elif files:
         ctx.status(f"removing {plural(report.removed, 'partition')}")
         ctx.work_done(**report.work.to_json())
-        since = next(one.source for one in partitions if one.files)
-        done = partition_removal_of(table, ctx, ctx.check_cancelled).remove(files, since)
+        planned = next(one for one in partitions if one.files)
+        done = partition_removal_of(table, ctx, ctx.check_cancelled).remove(files, planned)
         report.left, report.version = done.left, done.version
         report.files.files = done.files
         size = report.files.bytes

@@ -61,11 +61,11 @@ class PartitionRemoval(ABC):
         """The partitions with their values. Raises InvalidArgument for a column that does not partition the table."""
 
     @abstractmethod
-    def remove(self, paths: Collection[str], since: str) -> RemovedFiles:
+    def remove(self, paths: Collection[str], planned: PartitionPlan) -> RemovedFiles:
         """Remove these files from the current state in one commit, without deleting them.
 
-        ``since``: the planned state. If a commit of this operation after it has removed files, nothing is committed,
-        and that commit is returned, also if somebody has set the table back since. So an unknown outcome is settled by
-        reading. Files that the table no longer has are left out. Raises Conflict if others always committed first, and
-        the errors of a publisher.
+        ``planned``: a planned partition, which knows the planned state of the table. If a commit of this operation
+        after that state has removed files, nothing is committed, and that commit is returned, also if somebody has set
+        the table back since. So an unknown outcome is settled by reading. Files that the table no longer has are left
+        out. Raises Conflict if others always committed first, and the errors of a publisher.
         """

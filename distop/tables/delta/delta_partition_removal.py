@@ -71,9 +71,9 @@ class DeltaPartitionRemoval(PartitionRemoval):
             value = None if text is None else _value(text, schema.columns[column])
             yield ValuedPartition(plan, value, text=text or "")
 
-    def remove(self, paths: Collection[str], since: str) -> RemovedFiles:
+    def remove(self, paths: Collection[str], planned: PartitionPlan) -> RemovedFiles:
         wanted = set(paths)
-        looked_at = parse_source(since)[1]
+        looked_at = parse_source(planned.source)[1]
         last: Exception | None = None
         for _ in range(ROUNDS):
             self._context.check_cancelled()

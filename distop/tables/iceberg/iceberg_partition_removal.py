@@ -105,15 +105,15 @@ class IcebergPartitionRemoval(PartitionRemoval):
         except OSError as error:
             raise unavailable(f"cannot read the manifests of {metadata.location!r}: {error}", error) from error
 
-    def remove(self, paths: Collection[str], since: str) -> RemovedFiles:
+    def remove(self, paths: Collection[str], planned: PartitionPlan) -> RemovedFiles:
         wanted = frozenset(paths)
-        planned = _snapshots_in(since)
+        known = _snapshots_in(planned.source)
         last: Exception | None = None
         for _ in range(ROUNDS):
             self._context.check_cancelled()
             head = self._publisher.load()
             file = read_file(head.source)
-            if (done := self._done(file, planned)) is not None:
+            if (done := self._done(file, known)) is not None:
                 count = min(int(done.summary.get(_DELETED_FILES) or len(wanted)), len(wanted))
                 return RemovedFiles(count, len(wanted) - count, str(done.snapshot_id))
             left = wanted & {one.file_path for _, one in self._files(file)}

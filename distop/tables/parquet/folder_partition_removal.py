@@ -12,7 +12,7 @@ from distop.tables.partition_removal import PartitionRemoval, RemovedFiles, Valu
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
-    from distop.protocol.plan import Planned
+    from distop.protocol.plan import PartitionPlan, Planned
 
 _DATE, _TIMES = "date", ("timestamp", "timestamp_ntz")
 
@@ -40,7 +40,7 @@ class FolderPartitionRemoval(PartitionRemoval):
             value = None if text is None else _value(text, self._types.get(column))
             yield ValuedPartition(one, value, text=text or "")
 
-    def remove(self, paths: Collection[str], since: str) -> RemovedFiles:
+    def remove(self, paths: Collection[str], planned: PartitionPlan) -> RemovedFiles:
         raise InvalidArgument(f"the table {shown(self._name)} has no commits: its partitions are removed by deletion")
 
 

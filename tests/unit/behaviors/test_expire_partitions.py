@@ -399,6 +399,6 @@ def test_a_snapshot_of_this_operation_settles_a_removal_of_iceberg(tmp_path: Pat
     version = written.metadata.current_snapshot_id
     if undone:
         written.manage_snapshots().rollback_to_snapshot(before).commit()
-    done = partition_removal_of(table, context, context.check_cancelled).remove(files, planned[1].source)
+    done = partition_removal_of(table, context, context.check_cancelled).remove(files, planned[1])
     assert (done.files, done.left, done.version) == (2, 0, str(version))
     assert len(written.scan().to_arrow()) == (4 if undone else 2)

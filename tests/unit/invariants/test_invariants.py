@@ -316,7 +316,7 @@ def test_a_request_id_is_unique_for_a_type_on_a_table() -> None:
     """A pipeline's id that starts an operation on each of its tables is no request that started twice."""
 
     async def work(etcd: Etcd) -> None:
-        etcd.put(etcd.client._keys.table("u"), TableRecord("u", "parquet", "/u").encode())
+        etcd.put(etcd.client.keys.table("u"), TableRecord("u", "parquet", "/u").encode())
         for table in ("t", "u", "t"):
             await etcd.client.start_operation("noop", table, {}, request_id="migration-17", delay=60.0)
 

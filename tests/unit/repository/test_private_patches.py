@@ -33,6 +33,7 @@ REASONS = {
     ("unit/runtime/test_secret_settings.py", "_copying"): "outputs of earlier tests still end",
     ("unit/storage/test_stages.py", "_write"): "Spark would write the rows",
     ("unit/tables/iceberg/test_avro_records.py", "_Records"): "counts the records in memory",
+    ("unit/tables/iceberg/test_catalog_publisher.py", "_same"): "a table without a catalog, whose commits are scripted",
     ("unit/tables/test_formats.py", "_installed"): "a process finds its installed formats once",
     ("unit/worker/test_spark_stall.py", "_build"): "a JVM that dies at its start",
     ("unit/worker/test_spark_watch.py", "_build"): "a session that does not start",
