@@ -60,7 +60,7 @@ def status_of(error: e.DistopError) -> tuple[grpc.StatusCode, str, bytes]:
     kind = next((one for one in type(error).__mro__ if one in CODES), None)
     if kind is None:
         return _Code.INTERNAL, "internal error: see the log of the service", b""
-    code, text = CODES[kind], str(error)
+    code, text = CODES[kind], str(error).encode(errors="backslashreplace").decode()
     found = status_pb2.Status(code=code.value[0], message=text)
     found.details.add().Pack(error_details_pb2.ErrorInfo(reason=kind.__name__, domain=DOMAIN))
     if code is _Code.INVALID_ARGUMENT:

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 from distop.errors import InvalidArgument
 from distop.protocol.actor_claims import Token
 from distop.protocol.behavior_declaration import Declaration, Retry
-from distop.protocol.json_codec import dumps, from_rfc3339, loads, rfc3339
+from distop.protocol.json_codec import UNREADABLE, dumps, from_rfc3339, loads, rfc3339
 from distop.protocol.keys import Keys
 from distop.protocol.policy import Policy, PolicyState
 from distop.protocol.records import History, Node, OperationRef, TableRecord
+from distop.protocol.texts import shown
 from distop.services.autopilot import Autopilot
 from distop.services.claims import owned_jobs as claims
 from distop.services.claims.types_without_code import TypeOptions
@@ -52,6 +53,8 @@ def json_value(message: json_pb2.Json) -> Any:
         return loads(message.text)
     except ValueError as error:
         raise InvalidArgument(f"a field has no valid JSON: {error}") from None
+    except RecursionError:
+        raise InvalidArgument("a field has JSON that is nested too deeply") from None
 
 
 def _escaped(text: str) -> str:
@@ -309,6 +312,8 @@ def table_message(table: TableRecord) -> tables_pb2.Table:
 def table_value(message: tables_pb2.Table) -> TableRecord:
     """The table of a message."""
     options = json_value(message.options) if message.options.text else {}
+    if not isinstance(options, dict):
+        raise InvalidArgument(f"the options of a table must be an object, not {shown(options)}")
     return TableRecord(message.name, message.format, message.location, options)
 
 
@@ -357,7 +362,10 @@ def type_options(message: behaviors_pb2.RegisterBehaviorRequest) -> TypeOptions:
             "the options of a type must be an object with the names of docs/how-to/write-a-behavior.md"
         )
     if values.get("retry") is not None:
-        values["retry"] = Retry.from_json(values["retry"])
+        try:
+            values["retry"] = Retry.from_json(values["retry"])
+        except UNREADABLE:
+            raise InvalidArgument(f"{shown(values['retry'])} is no retry policy of a type") from None
     return TypeOptions(**values)
 
 

@@ -66,6 +66,8 @@ class CallScope:
 
     type: str | None = None
     table: str | None = None
+    role: CallerRole | None = None
+    """The role that is needed for it; None: the call's."""
 
 
 EVERYTHING = CallScope()
@@ -87,7 +89,10 @@ class RoleGrant:
             return False
         if scope.type is None and self.limits.types is not None and role is not CallerRole.VIEWER:
             return False
-        return not refusal(self.limits, scope.type, () if scope.table is None else (scope.table,))
+        if scope.type is not None and self.limits.types is not None and scope.type not in self.limits.types:
+            return False
+        # Without the type: executors serve joins on all tables, which callers must not see or cancel.
+        return not refusal(self.limits, None, () if scope.table is None else (scope.table,))
 
 
 @frozen

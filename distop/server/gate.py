@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
@@ -20,13 +20,20 @@ from distop.server.permissions import RULES
 from distop.settings_file import read_trusted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from distop.server.access import CallScope
+    from distop.server.permissions import CallRule
 
 log = logging.getLogger("distop.service")
 
+MOST_OPEN = 2_000
+"""Maximum open calls of an identity, so that one cannot use all of the service's."""
+MOST_TEXT = 200
+"""Characters of a caller's text in a line of the audit log."""
+MOST_UNWRITTEN = 1 << 20
+"""Bytes of lines that wait for an audit log which cannot be written."""
 LOOK_EVERY = 1.0
 """Seconds between two looks whether the access file has changed."""
 MOST_BUCKETS = 10_000
@@ -44,6 +51,8 @@ class CurrentCaller:
     identity: CallerIdentity | None
     peer: str
     admin: bool = False
+    may: Callable[[CallScope], bool] = lambda scope: True
+    """Whether it has the role of the call for another scope."""
 
 
 NOBODY = CurrentCaller(None, "")
@@ -102,7 +111,7 @@ class AccessFile:
 class AuditLog:
     """A file with a line of JSON for each call that may change something, and for each refusal.
 
-    Raises InvalidArgument if it cannot be opened.
+    Lines that cannot be written wait in memory. Raises InvalidArgument if it cannot be opened.
     """
 
     def __init__(self, path: Path) -> None:
@@ -111,19 +120,41 @@ class AuditLog:
             self._file = os.open(path, flags, 0o600)
         except OSError as error:
             raise InvalidArgument(f"cannot open the audit log {path}: {error.strerror or error}") from None
+        self._unwritten = b""
+
+    def check(self) -> None:
+        """Raises EtcdUnavailable while lines cannot be written: calls that cannot be logged must not be made."""
+        if self._unwritten and not self._flushed():
+            raise EtcdUnavailable("the service cannot write its audit log, and makes no call that must be logged")
 
     def write(self, who: CurrentCaller, call: str, scopes: Sequence[CallScope], request_id: str, verdict: str) -> None:
-        """Append a line. Raises OSError: a call that cannot be logged must not be made."""
+        """Append a line."""
         line = {
             "time": rfc3339(time.time()),
             "identity": who.identity.name if who.identity is not None else None,
             "peer": who.peer,
-            "call": call,
-            "concerns": [{"type": one.type, "table": one.table} for one in scopes[:20]],
-            "request_id": request_id,
+            "call": call[:MOST_TEXT],
+            "concerns": [{"type": _cut(one.type), "table": _cut(one.table)} for one in scopes[:20]],
+            "request_id": request_id[:MOST_TEXT],
             "verdict": verdict,
         }
-        os.write(self._file, json.dumps(line).encode() + b"\n")
+        if len(self._unwritten) < MOST_UNWRITTEN:
+            self._unwritten += json.dumps(line).encode() + b"\n"
+        self._flushed()
+
+    def _flushed(self) -> bool:
+        """Whether all lines are written."""
+        try:
+            while self._unwritten:
+                self._unwritten = self._unwritten[os.write(self._file, self._unwritten) :]
+        except OSError as error:
+            log.error("Cannot write the audit log: %s; refusing calls that must be logged", error.strerror or error)
+            return False
+        return True
+
+
+def _cut(text: str | None) -> str | None:
+    return None if text is None else text[:MOST_TEXT]
 
 
 class _Bucket:
@@ -151,11 +182,27 @@ class CallGate:
         self._file = file
         self._audit = audit
         self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
+        self._open: Counter[str] = Counter()
 
     @property
     def identifies(self) -> bool:
         """Whether callers are identified."""
         return self._file is not None
+
+    def check_identity(self, call: str, proof: CallerProof) -> None:
+        """Raises NotIdentified, before anything of a request is read."""
+        try:
+            self._identified(self._access(), proof)
+        except NotIdentified as error:
+            self.log_refusal(call, proof, error)
+            raise
+
+    def log_refusal(self, call: str, proof: CallerProof, error: DistopError) -> None:
+        """Log a request that was refused before it passed."""
+        self._log(CurrentCaller(None, proof.peer), call, [], None, type(error).__name__)
+
+    def _access(self) -> ServiceAccess:
+        return self._file.current() if self._file is not None else access.OPEN
 
     @contextmanager
     def passing(self, call: str, request: Any, proof: CallerProof) -> Iterator[PassedCall]:
@@ -163,32 +210,47 @@ class CallGate:
 
         Raises NotIdentified, PermissionDenied, TooManyCalls, and InvalidArgument for a request that names nothing.
         """
-        rule, allowed = RULES[call], self._file.current() if self._file is not None else access.OPEN
+        rule, allowed = RULES[call], self._access()
         who, scopes = CurrentCaller(None, proof.peer), []
+
+        def may(scope: CallScope) -> bool:
+            return allowed.permits(identity, rule.role, scope)
+
+        def check(current: ServiceAccess) -> None:
+            """Raises NotIdentified and PermissionDenied if the caller may not make the call now."""
+            found = self._identified(current, proof)
+            if rule.listed is not None:
+                permitted = current.has(found, rule.role)
+            else:
+                permitted = all(current.permits(found, one.role or rule.role, one) for one in scopes)
+            if not permitted:
+                raise PermissionDenied(f"{_name(found)} may not call {call} here: it needs the role {rule.role}")
+
         try:
             identity = self._identified(allowed, proof)
-            who = CurrentCaller(identity, proof.peer, allowed.permits(identity, CallerRole.ADMIN, access.EVERYTHING))
+            admin = allowed.permits(identity, CallerRole.ADMIN, access.EVERYTHING)
+            who = CurrentCaller(identity, proof.peer, admin, may)
             self._throttle(identity)
             scopes = list(rule.scopes(request))
-            if rule.listed is not None:
-                permitted = allowed.has(identity, rule.role)
-            else:
-                permitted = all(allowed.permits(identity, rule.role, one) for one in scopes)
-            if not permitted:
-                raise PermissionDenied(f"{_name(identity)} may not call {call} here: it needs the role {rule.role}")
+            check(allowed)
+            if rule.writes and self._audit is not None:
+                self._audit.check()
         except DistopError as error:
             self._log(who, call, scopes, request, type(error).__name__)
             raise
         caller.set(who)  # each call has a task of its own
         verdict = "unknown"
+        counted = _name(identity)
+        self._open[counted] += 1
         try:
-            yield PassedCall(rule.listed, lambda scope: allowed.permits(identity, rule.role, scope))
+            yield PassedCall(rule, request, may, lambda: check(self._access()))
             verdict = "ok"
         except DistopError as error:
             verdict = type(error).__name__
             raise
         finally:
-            if rule.writes or verdict == "PermissionDenied":
+            self._open[counted] -= 1
+            if rule.writes or verdict in ("PermissionDenied", "NotIdentified"):
                 self._log(who, call, scopes, request, verdict)
 
     def _identified(self, allowed: ServiceAccess, proof: CallerProof) -> CallerIdentity | None:
@@ -205,7 +267,11 @@ class CallGate:
         return found
 
     def _throttle(self, identity: CallerIdentity | None) -> None:
-        if identity is None or not identity.calls_per_second:
+        if identity is None:
+            return
+        if self._open[identity.name] >= MOST_OPEN:
+            raise TooManyCalls(f"{_name(identity)} has {MOST_OPEN} open calls: end some of them")
+        if not identity.calls_per_second:
             return
         bucket = self._buckets.get(identity.name)
         if bucket is None or bucket.rate != identity.calls_per_second:
@@ -226,14 +292,22 @@ class CallGate:
 class PassedCall:
     """A call that was let through."""
 
-    _listed: Any
-    _may: Any
+    _rule: CallRule
+    _request: Any
+    _may: Callable[[CallScope], bool]
+    _check: Callable[[], None]
 
     def answer(self, message: Any) -> Any:
         """The answer without what the caller may not see."""
-        if self._listed is not None:
-            self._listed(message, self._may)
+        if self._rule.listed is not None:
+            self._rule.listed(message, self._may)
+        if self._rule.shown is not None:
+            self._rule.shown(message, self._may, self._request)
         return message
+
+    def check(self) -> None:
+        """Raises NotIdentified and PermissionDenied if the caller may no longer make the call."""
+        self._check()
 
 
 def _name(identity: CallerIdentity | None) -> str:

@@ -97,6 +97,9 @@ class _Through:
         self._gate = gate
         self._call = call
 
+    def check_identity(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        self._gate.check_identity(self._call, proof_of(context))
+
     def passing(self, message: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AbstractContextManager[PassedCall]:
         return self._gate.passing(self._call, message, proof_of(context))
 
@@ -107,9 +110,9 @@ def proof_of(context: grpc.aio.ServicerContext[Any, Any]) -> CallerProof:
     header = next((str(value) for key, value in metadata if key == "authorization"), "")
     kind, _, token = header.partition(" ")
     shown = context.auth_context() or {}
-    names = [f"CN={one.decode(errors='replace')}" for one in shown.get("x509_common_name", ())]
-    names += [one.decode(errors="replace") for one in shown.get("x509_subject_alternative_name", ())]
-    names += [f"{kind}:{name}" for name in names[:] for kind in ("DNS", "URI") if not name.startswith("CN=")]
+    # By their kinds: a name of one kind may have any text, such as a URI "CN=root".
+    kinds = (("x509_common_name", "CN="), ("peer_dns", "DNS:"), ("peer_uri", "URI:"))
+    names = [f"{prefix}{one.decode(errors='replace')}" for name, prefix in kinds for one in shown.get(name, ())]
     bearer = token.strip() if kind.lower() == "bearer" and token.strip() else None
     return CallerProof(bearer, names, str(context.peer()))
 
@@ -124,6 +127,7 @@ def _parsed(data: bytes, request: Any) -> Any:
 def _unary(call: Callable[[Any], Awaitable[Any]], request: Any, through: _Through) -> Callable[..., Any]:
     async def answer(data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         try:
+            through.check_identity(context)
             message = _parsed(data, request)
             with through.passing(message, context) as passed:
                 return passed.answer(await call(message))
@@ -136,9 +140,11 @@ def _unary(call: Callable[[Any], Awaitable[Any]], request: Any, through: _Throug
 def _stream(call: Callable[[Any], AsyncGenerator[Any, None]], request: Any, through: _Through) -> Callable[..., Any]:
     async def answer(data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncGenerator[Any, None]:
         try:
+            through.check_identity(context)
             message = _parsed(data, request)
-            with through.passing(message, context):
+            with through.passing(message, context) as passed:
                 async for response in call(message):
+                    passed.check()
                     yield response
         except Exception as error:  # as above
             await _refuse(context, error)

@@ -14,7 +14,9 @@ from distop.errors import InvalidArgument, NotFound, PermissionDenied
 from distop.protocol.operation_labels import labels as check_labels
 from distop.protocol.texts import shown
 from distop.schemas.argument_schema import encode_argument
+from distop.server.access import CallScope
 from distop.server.gate import caller
+from distop.server.permissions import scope_of
 from distop.services import policies
 from distop.services.inspection import filters
 from distop.services.inspection.history_filters import HistoryFilters
@@ -146,9 +148,19 @@ class OperationCalls(_Service):
             alarms=request.alarms,
             after=m.given(request, "page_token"),
         )
-        size = m.given(request, "page_size")
-        page = await self._backend.history(m.given(request, "table"), 100 if size is None else size, wanted)
-        return operations_pb2.ListHistoryResponse(operations=map(m.result_message, page), next_page_token=page.after)
+        size, may = m.given(request, "page_size"), caller.get().may
+        size = 100 if size is None else size
+        answer = operations_pb2.ListHistoryResponse()
+        while True:  # until the last operation is visible: a page token names it
+            page = await self._backend.history(m.given(request, "table"), size - len(answer.operations), wanted)
+            visible = [one for one in page if may(scope_of(one.op))]
+            answer.operations.extend(map(m.result_message, visible))
+            if page.after is None:
+                return answer
+            if visible and visible[-1] is page[-1]:
+                answer.next_page_token = page.after
+                return answer
+            wanted = replace(wanted, after=page.after)
 
     async def Watch(self, request: operations_pb2.WatchRequest) -> AsyncGenerator[operations_pb2.WatchResponse, None]:
         ref = parse_ref(request.op)
@@ -191,6 +203,8 @@ class OperationCalls(_Service):
         return operations_pb2.CountsResponse(counts=map(m.count_message, await self._backend.counts(_filter(request))))
 
     async def ListJobs(self, request: operations_pb2.ListJobsRequest) -> operations_pb2.ListJobsResponse:
+        if request.page_size < 0:
+            raise InvalidArgument(f"the page size must be 0 or more, not {request.page_size}")
         most = min(request.page_size or MOST_JOBS, MOST_JOBS)
         response = operations_pb2.ListJobsResponse()
         size = 0
@@ -334,8 +348,19 @@ class PolicyCalls(_Service):
         limits = {name: m.given(request, name) for name in policies.LIMITS}
         every, arg, when = m.given(request, "every"), m.given_json(request, "arg"), m.given(request, "when")
         made = policies.definition(request.name, request.start, arg, every, list(request.on) or None, when, limits)
+        await self._check_former(request)
         (status,) = await self._backend.set_policies(request.table, {request.name: made})
         return m.policy_message(status)
+
+    async def _check_former(self, request: policies_pb2.SetPolicyRequest) -> None:
+        """Raises PermissionDenied if the policy starts operations of a type that the caller may not administer."""
+        who = caller.get()
+        if who.identity is None or who.admin:
+            return
+        with contextlib.suppress(NotFound):
+            former = (await self._backend.policy(request.table, request.name)).policy
+            if not who.may(CallScope(None if former is None else former.start, request.table)):
+                raise PermissionDenied(f"{who.identity.name} may not replace the policy {shown(request.name)}")
 
     async def List(self, request: policies_pb2.ListPoliciesRequest) -> policies_pb2.ListPoliciesResponse:
         found = await self._backend.policies(m.given(request, "table"))

@@ -6,6 +6,7 @@ numbers are JSON numbers.
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -66,7 +67,7 @@ def fill(message: Message, data: object, place: str = "the request") -> None:
         raise InvalidArgument(f"{place} must be an object, not {shown(data)}")
     known: Mapping[str, Any] = message.DESCRIPTOR.fields_by_name
     for name, value in data.items():
-        if name not in known:
+        if not name.isascii() or name not in known:  # protobuf fails on lone surrogates
             raise InvalidArgument(f"{place} has no field {shown(name)}{did_you_mean(name, known, 'its fields')}")
         if value is not None or _is_json(known[name]):
             _set(message, known[name], value, f"{name} in {place}" if place != "the request" else name)
@@ -81,7 +82,8 @@ def _set(message: Message, field: Any, value: Any, place: str) -> None:
     if is_map(field):
         if not isinstance(value, dict) or not all(isinstance(one, str) for one in value.values()):
             raise InvalidArgument(f"{place} must be an object of texts, not {shown(value)}")
-        target.update(value)
+        for key, one in value.items():
+            target[_text(key, place)] = _text(one, place)
     elif field.is_repeated:
         if not isinstance(value, list):
             raise InvalidArgument(f"{place} must be a list, not {shown(value)}")
@@ -118,20 +120,27 @@ def _scalar(field: Any, value: Any, place: str) -> Any:
         raise InvalidArgument(f"{place} must be true or false, not {shown(value)}")
     if kind == FieldDescriptor.CPPTYPE_STRING:
         if isinstance(value, str):
-            try:
-                value.encode()
-            except UnicodeEncodeError:
-                raise InvalidArgument(f"{place} must be a text in UTF-8, not {shown(value)}") from None
-            return value
+            return _text(value, place)
         raise InvalidArgument(f"{place} must be a text, not {shown(value)}")
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidArgument(f"{place} must be a number, not {shown(value)}")
     if kind not in _WHOLE:
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise InvalidArgument(f"{place} must be a number, not {shown(value)}") from None
     least, most = _WHOLE[kind]
-    if int(value) != value or not least <= value <= most:
+    if not isfinite(value) or int(value) != value or not least <= value <= most:
         raise InvalidArgument(f"{place} must be a whole number from {least} to {most}, not {shown(value)}")
     return int(value)
+
+
+def _text(value: str, place: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise InvalidArgument(f"{place} must be a text in UTF-8, not {shown(value)}") from None
+    return value
 
 
 def fill_from_query(message: Message, given: Sequence[tuple[str, str]]) -> None:

@@ -6,9 +6,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from distop.client.async_operation import parse_ref
-from distop.errors import PermissionDenied
+from distop.client.service_messages import given, given_json, json_message, json_value
+from distop.errors import InvalidArgument, PermissionDenied
 from distop.protocol.actor_claims import Token
+from distop.protocol.executor_nodes import JOIN
 from distop.protocol.frozen import frozen
+from distop.protocol.records import CLUSTER_TABLE
 from distop.server.access import EVERYTHING, CallerRole, CallScope
 
 if TYPE_CHECKING:
@@ -23,35 +26,65 @@ class CallRule:
     """What a call needs: a role for each of the scopes of its request.
 
     ``listed``: the call lists things of several tables; the scope is not checked, but what the caller may not see is
-    removed from the answer. ``writes``: it may change something.
+    removed from the answer. ``shown``: removes it from the answer of a call whose scope is checked. ``writes``: it may
+    change something.
     """
 
     role: CallerRole
     scopes: Scopes
     writes: bool = False
     listed: Seen | None = None
+    shown: Callable[[Any, Callable[[CallScope], bool], Any], None] | None = None
 
 
 def _op(request: Any) -> list[CallScope]:
-    return [_scope_of(request.op)]
+    return [scope_of(request.op)]
 
 
-def _scope_of(op: str) -> CallScope:
+def scope_of(op: str) -> CallScope:
     """The scope of an operation. Raises InvalidArgument for a text that names none."""
     ref = parse_ref(op)
     return CallScope(ref.type, ref.table)
 
 
 def _start(request: Any) -> list[CallScope]:
-    return [CallScope(request.type, request.table), *(_scope_of(one.op) for one in request.options.after)]
+    return [CallScope(request.type, request.table), *_beside(request)]
+
+
+def _beside(request: Any) -> list[CallScope]:
+    """What a start names beside its own table."""
+    return [*(scope_of(one.op) for one in request.options.after), *_referenced(request.type, request)]
+
+
+def _referenced(type_name: str, request: Any) -> list[CallScope]:
+    """The tables that an argument names as ``references`` (of validate), whose rows are read."""
+    found, left = [], [given_json(request, "arg")]
+    while left:
+        one = left.pop()
+        if isinstance(one, dict):
+            target = one.get("references")
+            if isinstance(target, dict) and isinstance(target.get("table"), str):
+                found.append(CallScope(type_name, target["table"], CallerRole.VIEWER))
+            left.extend(one.values())
+        elif isinstance(one, list):
+            left.extend(one)
+    return found
 
 
 def _graph(request: Any) -> list[CallScope]:
-    return [scope for one in request.starts for scope in _start(one)] or [EVERYTHING]
+    # The joins between the steps of a graph only wait for its other operations.
+    joins = [(one.type, one.table) == (JOIN, CLUSTER_TABLE) for one in request.starts]
+    if all(joins):
+        return [EVERYTHING]
+    return [
+        scope
+        for one, is_join in zip(request.starts, joins, strict=True)
+        for scope in (_beside(one) if is_join else _start(one))
+    ]
 
 
 def _pairs(request: Any) -> list[CallScope]:
-    return [_scope_of(op) for pair in request.pairs for op in (pair.after.op, pair.run)] or [EVERYTHING]
+    return [scope_of(op) for pair in request.pairs for op in (pair.after.op, pair.run)] or [EVERYTHING]
 
 
 def _confirmed(request: Any) -> list[CallScope]:
@@ -63,7 +96,7 @@ def _table(request: Any) -> list[CallScope]:
 
 
 def _policy(request: Any) -> list[CallScope]:
-    return [CallScope(request.start, request.table)]
+    return [CallScope(request.start, request.table), *_referenced(request.start, request)]
 
 
 def _named(request: Any) -> list[CallScope]:
@@ -100,6 +133,10 @@ def _everything(_: Any) -> list[CallScope]:
     return [EVERYTHING]
 
 
+def _counted(request: Any) -> list[CallScope]:
+    return [CallScope(given(request, "type"), given(request, "table"))]
+
+
 def _optional_table(request: Any) -> list[CallScope]:
     return [CallScope(None, request.table)] if request.HasField("table") else [EVERYTHING]
 
@@ -112,7 +149,7 @@ def _keep(items: Any, may: Callable[[Any], bool]) -> None:
 
 
 def _operations(answer: Any, may: Callable[[CallScope], bool]) -> None:
-    _keep(answer.operations, lambda one: may(_scope_of(one.op)))
+    _keep(answer.operations, lambda one: may(scope_of(one.op)))
 
 
 def _tables(answer: Any, may: Callable[[CallScope], bool]) -> None:
@@ -120,16 +157,47 @@ def _tables(answer: Any, may: Callable[[CallScope], bool]) -> None:
 
 
 def _policies(answer: Any, may: Callable[[CallScope], bool]) -> None:
-    _keep(answer.policies, lambda one: may(CallScope(None, one.table)))
+    _keep(answer.policies, lambda one: may(_scope_of_policy(one)))
+
+
+def _policy_of(answer: Any, may: Callable[[CallScope], bool], _request: Any) -> None:
+    if not may(_scope_of_policy(answer)):
+        raise PermissionDenied("this policy starts operations of a type that is none of yours")
+
+
+def _scope_of_policy(policy: Any) -> CallScope:
+    definition = given_json(policy, "definition") or {}
+    return CallScope(definition.get("start"), policy.table)
+
+
+def _counts(answer: Any, may: Callable[[CallScope], bool], request: Any) -> None:
+    _keep(answer.counts, lambda one: may(CallScope(one.type, given(request, "table"))))
+
+
+def _nodes(answer: Any, may: Callable[[CallScope], bool]) -> None:
+    """Executors are visible to every identity with a grant, but not their work for operations of others."""
+    for node in answer.nodes:
+        record = json_value(node.record)
+        for name in ("doing", "work", "refused", "skipped"):
+            if name in record:
+                record[name] = {op: value for op, value in record[name].items() if _may_see(op, may)}
+        node.record.CopyFrom(json_message(record))
+
+
+def _may_see(op: str, may: Callable[[CallScope], bool]) -> bool:
+    try:
+        return may(scope_of(op))
+    except InvalidArgument:
+        return may(EVERYTHING)  # it stands for all operations
 
 
 def _prepared(answer: Any, may: Callable[[CallScope], bool]) -> None:
-    if not may(_scope_of(answer.op)):
+    if not may(scope_of(answer.op)):
         raise PermissionDenied("the operation that was prepared under this id is none of yours")
 
 
 def _all(_answer: Any, _may: Callable[[CallScope], bool]) -> None:
-    """Executors and types are visible to every identity with a grant."""
+    """Types are visible to every identity with a grant."""
 
 
 _V, _S, _O, _A = CallerRole.VIEWER, CallerRole.SUBMITTER, CallerRole.OPERATOR, CallerRole.ADMIN
@@ -154,7 +222,7 @@ RULES: Mapping[str, CallRule] = MappingProxyType(
         "Operations/Alter": CallRule(_O, _op, writes=True),
         "Operations/Rerun": CallRule(_O, _op, writes=True),
         "Operations/Why": CallRule(_V, _op),
-        "Operations/Counts": CallRule(_V, _optional_table),
+        "Operations/Counts": CallRule(_V, _counted, shown=_counts),
         "Operations/ListJobs": CallRule(_V, _op),
         "Operations/GetReport": CallRule(_V, _op),
         "Tables/List": CallRule(_V, _everything, listed=_tables),
@@ -164,7 +232,7 @@ RULES: Mapping[str, CallRule] = MappingProxyType(
         "Tables/ListActions": CallRule(_V, _optional_table),
         "Behaviors/List": CallRule(_V, _everything, listed=_all),
         "Behaviors/Register": CallRule(_A, _type, writes=True),
-        "Nodes/List": CallRule(_V, _everything, listed=_all),
+        "Nodes/List": CallRule(_V, _everything, listed=_nodes),
         "Nodes/Drain": CallRule(_O, _everything, writes=True),
         "Nodes/Undrain": CallRule(_O, _everything, writes=True),
         "Claims/Offer": CallRule(_S, _types),
@@ -174,7 +242,7 @@ RULES: Mapping[str, CallRule] = MappingProxyType(
         "Claims/WaitForJobs": CallRule(_V, _waited, listed=_all),
         "Policies/Set": CallRule(_A, _policy, writes=True),
         "Policies/List": CallRule(_V, _everything, listed=_policies),
-        "Policies/Get": CallRule(_V, _table),
+        "Policies/Get": CallRule(_V, _table, shown=_policy_of),
         "Policies/Pause": CallRule(_A, _table, writes=True),
         "Policies/Resume": CallRule(_A, _table, writes=True),
         "Policies/Remove": CallRule(_A, _table, writes=True),

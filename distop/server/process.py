@@ -123,7 +123,9 @@ async def serve(config: ServiceConfig, ready: Callable[[int], None] = lambda por
     )
     credentials = _Certificates(config).credentials() if config.cert else None
     client, (host, port) = config.client, config.listen
-    backend = DirectBackend(EtcdClient(client.etcd), Keys(client.namespace), client.shared_dir)
+    etcd = EtcdClient(client.etcd)
+    etcd.suggests_tables = not gate.identifies
+    backend = DirectBackend(etcd, Keys(client.namespace), client.shared_dir)
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

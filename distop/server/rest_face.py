@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from contextlib import nullcontext
+import resource
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
 import uvicorn
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from distop.client.service_errors import DOMAIN, RETRY_AFTER, RETRYABLE, status_of
-from distop.errors import DistopError, InvalidArgument, NotFound, PermissionDenied
+from distop.errors import DistopError, EtcdUnavailable, InvalidArgument, NotFound, PermissionDenied
 from distop.protocol.json_codec import dumps, loads
 from distop.protocol.texts import shown
 from distop.server.gate import CallerProof
@@ -25,19 +27,25 @@ from distop.store import tls_files
 from distop.store.connection_settings import EtcdConfig
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from starlette.types import Receive, Scope, Send
 
-    from distop.server.gate import CallGate
+    from distop.server.gate import CallGate, PassedCall
 
 log = logging.getLogger("distop.service")
 
 MOST_BODY = 8 << 20
 """Maximum bytes of a request's body."""
+MOST_BODIES = 256 << 20
+"""Maximum bytes of all bodies that are being read. Further ones are refused."""
 BODY_LIMIT = 30.0
 """Seconds for a request's body to arrive."""
+HEADER_LIMIT = 10.0
+"""Seconds for a request's headers to arrive. The connection is then closed."""
+MOST_CONNECTIONS = 10_000
+"""Maximum connections, if the process may have twice as many files. Others are closed at once."""
 BEAT = 15.0
 """Seconds without an event after which a stream sends a comment, so that proxies keep it open."""
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
@@ -66,6 +74,7 @@ class RestFace:
         self._server: uvicorn.Server | None = None
         self._serving: asyncio.Task[None] | None = None
         self._stopped = asyncio.Event()
+        self._read_bytes = 0
         self._files = EtcdConfig()
         self._stamp: tls_files.Stamp = ()
 
@@ -87,8 +96,10 @@ class RestFace:
             log_config=None,
             access_log=False,
             lifespan="off",
+            http=_Connection,
+            ws="none",
             timeout_keep_alive=30,
-            limit_concurrency=10_000,
+            limit_concurrency=min(MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2),
             server_header=False,
             h11_max_incomplete_event_size=64 << 10,
         )
@@ -112,7 +123,8 @@ class RestFace:
         self._stamp = stamp
         try:
             tls_files.read(self._files)  # checks them
-            context.load_cert_chain(str(self._files.cert), str(self._files.key))
+            # Without a password OpenSSL would ask for one on the terminal.
+            context.load_cert_chain(str(self._files.cert), str(self._files.key), password=lambda: b"")
         except (InvalidArgument, OSError) as error:
             log.error("The changed TLS files are not used for HTTP: %s", error)
 
@@ -146,22 +158,30 @@ class RestFace:
         await response(scope, receive, send)
 
     async def _answer(self, request: Request) -> Response:
-        self._check_browser(request)
         path = request.scope.get("raw_path", b"").partition(b"?")[0].decode("ascii", "replace")
+        proof = proof_of(request)
+        try:
+            self._check_browser(request)
+        except PermissionDenied as error:
+            self._gate.log_refusal(f"{request.method} {path}", proof, error)
+            raise
         if path == "/openapi.json" and request.method == "GET":
             return JSONResponse(document(self._routes))
         route, values = self._route(request.method, path)
+        self._gate.check_identity(route.call, proof)
         message = route.request()
         if route.has_body:
-            fill(message, await _body(request))
+            fill(message, await self._body(request))
         else:
-            fill_from_query(message, parse_qsl(request.url.query, keep_blank_values=True))
+            # Not of request.url, which depends on the header Host.
+            query = request.scope["query_string"].decode("latin-1")
+            fill_from_query(message, parse_qsl(query, keep_blank_values=True))
         set_path_fields(message, values)
         service, _, method = route.call.partition("/")
         handler = getattr(self._services[f"distop.v1.{service}"], method)
         if route.streams:
             return await self._stream(route, handler, message, request)
-        with self._gate.passing(route.call, message, proof_of(request)) as passed:
+        with self._gate.passing(route.call, message, proof) as passed:
             answer = passed.answer(await handler(message))
         return _tagged(dumps(to_json(answer)), request)
 
@@ -170,6 +190,8 @@ class RestFace:
         origin, host = request.headers.get("origin"), request.headers.get("host", "")
         if origin is not None and origin.partition("://")[2] != host:
             raise PermissionDenied(f"requests of the site {shown(origin)} are not served")
+        if request.headers.get("sec-fetch-site") in ("cross-site", "same-site"):  # an image or a script has no origin
+            raise PermissionDenied("requests of other sites are not served")
         name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
         if not self._gate.identifies and name not in LOOPBACK:
             raise PermissionDenied(f"the host {shown(host)} is not this machine: the service identifies no callers")
@@ -188,19 +210,22 @@ class RestFace:
     async def _stream(self, route: HttpRoute, handler: Any, message: Any, request: Request) -> Response:
         """Server-sent events. An error before the first one is the answer's status."""
         passing = self._gate.passing(route.call, message, proof_of(request))
-        passing.__enter__()
+        passed = passing.__enter__()
         events: AsyncGenerator[Any, None] = handler(message)
         try:
-            first = await anext(events, None)
+            first = await _while_connected(request, anext(events, None))
+            passed.check()
         except BaseException as error:
+            await events.aclose()
             passing.__exit__(type(error), error, None)
             raise
-        body = self._events(first, events, passing)
+        body = self._events(first, events, passing, passed)
         return StreamingResponse(body, media_type="text/event-stream", headers={"cache-control": "no-store"})
 
     async def _events(
-        self, first: Any, events: AsyncGenerator[Any, None], passing: AbstractContextManager[Any]
+        self, first: Any, events: AsyncGenerator[Any, None], passing: AbstractContextManager[Any], passed: PassedCall
     ) -> AsyncGenerator[bytes, None]:
+        failed: DistopError | None = None
         following: asyncio.Future[Any] | None = None
         stopped = asyncio.ensure_future(self._stopped.wait())
         try:
@@ -213,9 +238,12 @@ class RestFace:
                     if stopped.done():
                         return
                     if not following.done():
+                        passed.check()
                         yield b": waiting\n\n"
                 found = following.result()
+                passed.check()
         except DistopError as error:
+            failed = error
             yield b"event: error\ndata: " + dumps(_error(error)[1]) + b"\n\n"
         finally:
             stopped.cancel()
@@ -223,7 +251,87 @@ class RestFace:
                 following.cancel()
                 await asyncio.gather(following, return_exceptions=True)
             await events.aclose()
-            passing.__exit__(None, None, None)
+            with suppress(DistopError):
+                passing.__exit__(None if failed is None else type(failed), failed, None)
+
+    async def _body(self, request: Request) -> Any:
+        """The JSON body of a request. Raises InvalidArgument, and EtcdUnavailable if too many bodies are being read.
+
+        The content type must be JSON's: a browser sends others for pages of other sites without asking.
+        """
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        found = bytearray()
+        try:
+            async with asyncio.timeout(BODY_LIMIT):
+                async for part in request.stream():
+                    found += part
+                    self._read_bytes += len(part)
+                    if len(found) > MOST_BODY:
+                        raise InvalidArgument(f"the body has more than {MOST_BODY} bytes")
+                    if self._read_bytes > MOST_BODIES:
+                        raise EtcdUnavailable("the service reads too many large requests: call again later")
+        except TimeoutError:
+            raise InvalidArgument(f"the body has not arrived within {BODY_LIMIT:g} s") from None
+        finally:
+            self._read_bytes -= len(found)
+        if kind != "application/json":
+            raise InvalidArgument(f"the content type must be application/json, not {shown(kind)}")
+        try:
+            return loads(bytes(found)) if found else {}
+        except (ValueError, RecursionError):
+            raise InvalidArgument("the body is not valid JSON") from None
+
+
+async def _while_connected(request: Request, found: Awaitable[Any]) -> Any:
+    """The result, unless the caller disconnects before. Raises ClientDisconnect."""
+    answer, gone = asyncio.ensure_future(found), asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait([answer, gone], return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done():
+            raise ClientDisconnect
+        return answer.result()
+    finally:
+        for one in (answer, gone):
+            one.cancel()
+        await asyncio.gather(answer, gone, return_exceptions=True)
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+class _Connection(H11Protocol):
+    """A connection whose callers send their headers in time."""
+
+    _late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        if self.limit_concurrency is not None and len(self.connections) > self.limit_concurrency:
+            transport.abort()
+            return
+        self._expect_headers()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._expect_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._expect_nothing()
+
+    def _expect_headers(self) -> None:
+        """Start the time, unless a request is being answered."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._expect_nothing()
+        elif self._late is None:
+            self._late = self.loop.call_later(HEADER_LIMIT, self.transport.abort)
+
+    def _expect_nothing(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
 
 
 class _Server(uvicorn.Server):
@@ -239,29 +347,6 @@ def proof_of(request: Request) -> CallerProof:
     bearer = token.strip() if kind.lower() == "bearer" and token.strip() else None
     peer = f"{request.client.host}:{request.client.port}" if request.client is not None else ""
     return CallerProof(bearer, (), peer)
-
-
-async def _body(request: Request) -> Any:
-    """The JSON body of a request. Raises InvalidArgument.
-
-    The content type must be JSON's: a browser sends others for pages of other sites without asking.
-    """
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    found = bytearray()
-    try:
-        async with asyncio.timeout(BODY_LIMIT):
-            async for part in request.stream():
-                found += part
-                if len(found) > MOST_BODY:
-                    raise InvalidArgument(f"the body has more than {MOST_BODY} bytes")
-    except TimeoutError:
-        raise InvalidArgument(f"the body has not arrived within {BODY_LIMIT:g} s") from None
-    if kind != "application/json":
-        raise InvalidArgument(f"the content type must be application/json, not {shown(kind)}")
-    try:
-        return loads(bytes(found)) if found else {}
-    except (ValueError, RecursionError):
-        raise InvalidArgument("the body is not valid JSON") from None
 
 
 def _tagged(body: bytes, request: Request) -> Response:

@@ -20,6 +20,8 @@ _TABLES_SEARCHED = 1_000
 
 async def unknown_table(etcd: EtcdClient, keys: Keys, name: str) -> str:
     """``there is no table 'x' (did you mean 'y'?)``. A user that may not list all tables gets no proposal."""
+    if not etcd.suggests_tables:
+        return f"there is no table {shown(name)}"
     try:
         listed = (await etcd.read(Get(*keys.family(K.TABLE), limit=_TABLES_SEARCHED, keys_only=True)))[0].kvs
     except EtcdRejected:

@@ -139,6 +139,8 @@ class EtcdClient:
         self.transport = Transport(self.config, identity)
         self._repeater = Repeater(self.transport, self.config)
         self._versions: dict[str, tuple[int, ...]] = {}
+        self.suggests_tables = True
+        """Whether an error about an unknown table may name another one: its reader may see all tables."""
         self.on_commit: Callable[[str, float, str], None] | None = None
         """Called when a transaction ends: label, seconds, and ``applied``, ``refused`` or ``error``."""
 

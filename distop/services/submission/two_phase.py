@@ -112,7 +112,7 @@ async def prepare(etcd: EtcdClient, keys: Keys, wanted: Request, asked: p.Prepar
     async def attempt() -> Started:
         there = await _find(etcd, keys, asked.external_id)
         if there is not None:
-            return _same(there[0], asked)
+            return _same(there[0], asked, wanted)
         whole = await in_one(etcd, keys, [wanted], (), p.hold_id(asked.external_id))
         if whole.earlier:
             return Started(whole.refs[0], earlier=True)
@@ -133,13 +133,16 @@ async def prepare(etcd: EtcdClient, keys: Keys, wanted: Request, asked: p.Prepar
         ) from error
 
 
-def _same(there: p.PreparedTerms, asked: p.PreparedTerms) -> Started:
+def _same(there: p.PreparedTerms, asked: p.PreparedTerms, wanted: Request) -> Started:
+    ref = OperationRef.parse(there.op)
     if there.digest != asked.digest:
+        # The caller may be allowed to see the operations of its own type and table only.
+        seen = str(ref) if (ref.type, ref.table) == (wanted.type, wanted.table) else "another operation"
         raise InvalidArgument(
-            f"the external id {shown(asked.external_id)} has prepared {there.op} by another request: repeat that "
+            f"the external id {shown(asked.external_id)} has prepared {seen} by another request: repeat that "
             "request unchanged, or choose a new external id"
         )
-    return Started(OperationRef.parse(there.op), earlier=True)
+    return Started(ref, earlier=True)
 
 
 async def _find(etcd: EtcdClient, keys: Keys, external_id: str) -> tuple[p.PreparedTerms, Hold, int] | None:

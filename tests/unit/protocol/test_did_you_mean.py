@@ -93,6 +93,9 @@ def test_an_error_about_an_unknown_type_or_table_suggests_the_nearest_one() -> N
             assert meant in str(raised.value)
         with pytest.raises(NotFound, match=r"there is no table 't.order' \(did you mean 't.orders'\?\)$"):
             await etcd.client.remove_table("t.order")
+        etcd.suggests_tables = False
+        with pytest.raises(NotFound, match=r"there is no table 't.order'$"):
+            await etcd.client.remove_table("t.order")
 
     run(work)
 

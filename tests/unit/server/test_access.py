@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import hashlib
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from google.protobuf import descriptor_pool
 
 from distop.client import service_messages as m
-from distop.errors import InvalidArgument, NotIdentified, PermissionDenied
+from distop.errors import EtcdUnavailable, InvalidArgument, NotFound, NotIdentified, PermissionDenied
 from distop.protocol.actor_claims import Token
-from distop.protocol.records import OperationRef
+from distop.protocol.records import History, OperationRef, State
 from distop.server import access, gate
 from distop.server.access import EVERYTHING, CallerRole, CallScope, parsed
 from distop.server.gate import AccessFile, AuditLog, CallerProof, CallGate, TooManyCalls, caller
+from distop.server.grpc_face import proof_of
 from distop.server.handlers import services
 from distop.server.permissions import RULES
+from distop.services.inspection.history_pages import HistoryPage
+from distop.services.operation_results import OperationResult
 from distop.v1 import claims_pb2, operations_pb2, policies_pb2, tables_pb2
 from distop.v1 import nodes_pb2 as nodes
 
@@ -95,6 +99,9 @@ def test_a_caller_is_identified_by_its_token_or_else_its_certificate(
         ("ops", CallerRole.SUBMITTER, CallScope("purge", "hr.pay"), False),
         ("root", CallerRole.ADMIN, EVERYTHING, True),
         ("root", CallerRole.SUBMITTER, CallScope("x", "y"), True),
+        ("etl", CallerRole.SUBMITTER, CallScope("join", "sales.orders"), False),
+        ("etl", CallerRole.SUBMITTER, CallScope("join", "hr.pay"), False),
+        ("ops", CallerRole.OPERATOR, CallScope("join", "@cluster"), False),
         ("nobody", CallerRole.VIEWER, EVERYTHING, False),
         ("nobody", CallerRole.VIEWER, CallScope("validate", "sales.orders"), False),
     ],
@@ -179,6 +186,9 @@ def test_calls_that_write_need_more_than_a_viewer() -> None:
 OP = "sales.orders/validate/1"
 TOKEN = str(Token(OperationRef.parse(OP), 0, 5, "0123456789abcdef"))
 AFTER = operations_pb2.After(op="hr.pay/purge/1")
+REFERENCES = m.json_message({"checks": [{"references": {"table": "hr.pay", "column": "id", "to": "id"}}]})
+PAY = CallScope("validate", "hr.pay", CallerRole.VIEWER)
+JOIN = operations_pb2.StartGraphRequest.Start(type="join", table="@cluster")
 
 
 @pytest.mark.parametrize(
@@ -189,6 +199,31 @@ AFTER = operations_pb2.After(op="hr.pay/purge/1")
             operations_pb2.StartRequest(type="validate", table="t", options=operations_pb2.StartOptions(after=[AFTER])),
             [CallScope("validate", "t"), CallScope("purge", "hr.pay")],
         ),
+        (
+            "Operations/Start",
+            operations_pb2.StartRequest(type="validate", table="t", arg=REFERENCES),
+            [CallScope("validate", "t"), PAY],
+        ),
+        (
+            "Policies/Set",
+            policies_pb2.SetPolicyRequest(table="t", name="p", start="validate", arg=REFERENCES),
+            [CallScope("validate", "t"), PAY],
+        ),
+        ("Operations/StartGraph", operations_pb2.StartGraphRequest(starts=[JOIN]), [EVERYTHING]),
+        (
+            "Operations/StartGraph",
+            operations_pb2.StartGraphRequest(
+                starts=[
+                    operations_pb2.StartGraphRequest.Start(type="copy", table="t"),
+                    operations_pb2.StartGraphRequest.Start(
+                        type="join", table="@cluster", options=operations_pb2.StartOptions(after=[AFTER])
+                    ),
+                    operations_pb2.StartGraphRequest.Start(type="join", table="hr.pay"),
+                ]
+            ),
+            [CallScope("copy", "t"), CallScope("purge", "hr.pay"), CallScope("join", "hr.pay")],
+        ),
+        ("Operations/Counts", operations_pb2.CountsRequest(table="t", type="x"), [CallScope("x", "t")]),
         ("Operations/Cancel", operations_pb2.CancelRequest(op=OP), [CallScope("validate", "sales.orders")]),
         ("Operations/Confirm", operations_pb2.ConfirmRequest(external_id="x"), [EVERYTHING]),
         ("Operations/StartGraph", operations_pb2.StartGraphRequest(), [EVERYTHING]),
@@ -303,3 +338,191 @@ def test_an_access_file_that_others_can_write_is_refused(tmp_path: Any) -> None:
         AccessFile(path)
     with pytest.raises(InvalidArgument, match="cannot read the access file"):
         AccessFile(tmp_path / "none")
+
+
+LIMITED = FILE.replace('role = "viewer"', 'role = "viewer"\ntables = ["sales.*"]\ntypes = ["validate"]')
+
+
+@pytest.fixture
+def limited(tmp_path: Any) -> CallGate:
+    """A gate whose identity etl may see operations of the type validate on the tables sales.*."""
+    path = tmp_path / "limited.toml"
+    path.write_text(LIMITED.replace('"compact"', '"export"'))
+    return CallGate(AccessFile(path), AuditLog(tmp_path / "audit.jsonl"))
+
+
+def test_a_reference_to_a_table_needs_its_viewer(limited: CallGate) -> None:
+    start = operations_pb2.StartRequest(type="validate", table="sales.a", arg=REFERENCES)
+    with pytest.raises(PermissionDenied):
+        ask(limited, "Operations/Start", start, "etl token")
+    start.arg.text = start.arg.text.replace("hr.pay", "sales.b")
+    ask(limited, "Operations/Start", start, "etl token")
+
+
+def test_counts_and_policies_have_only_the_types_of_the_caller(limited: CallGate) -> None:
+    passed, _ = ask(limited, "Operations/Counts", operations_pb2.CountsRequest(table="sales.a"), "etl token")
+    counts = operations_pb2.CountsResponse(
+        counts=[operations_pb2.CountsResponse.Count(type=one) for one in ("validate", "purge")]
+    )
+    assert [one.type for one in passed.answer(counts).counts] == ["validate"]
+    policies = [
+        policies_pb2.Policy(table="sales.a", name=one, definition=m.json_message({"start": one}))
+        for one in ("validate", "purge")
+    ]
+    passed, _ = ask(limited, "Policies/List", policies_pb2.ListPoliciesRequest(), "etl token")
+    found = passed.answer(policies_pb2.ListPoliciesResponse(policies=policies))
+    assert [one.name for one in found.policies] == ["validate"]
+    passed, _ = ask(limited, "Policies/Get", policies_pb2.GetPolicyRequest(table="sales.a", name="p"), "etl token")
+    assert passed.answer(policies[0]) is policies[0]
+    with pytest.raises(PermissionDenied, match="a type that is none of yours"):
+        passed.answer(policies[1])
+
+
+def test_executors_are_listed_without_the_work_for_operations_of_others(limited: CallGate) -> None:
+    passed, _ = ask(limited, "Nodes/List", nodes.ListNodesRequest(), "etl token")
+    work = {OP: "reads", "hr.pay/purge/1": "deletes", "all operations": "waits"}
+    answer = nodes.ListNodesResponse()
+    answer.nodes.add(executor="e", record=m.json_message({"doing": work, "skipped": work, "work": work, "slots": 2}))
+    record = m.json_value(passed.answer(answer).nodes[0].record)
+    assert record == {"doing": {OP: "reads"}, "skipped": {OP: "reads"}, "work": {OP: "reads"}, "slots": 2}
+
+
+def test_an_open_call_ends_when_its_grant_does(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(gate.time, "monotonic", lambda: now)
+    path = tmp_path / "access.toml"
+    path.write_text(FILE)
+    guarded = CallGate(AccessFile(path), AuditLog(tmp_path / "audit.jsonl"))
+    watch = operations_pb2.WatchRequest(op="hr.pay/purge/1")
+    for text, error in ((LIMITED, PermissionDenied), (FILE.replace(digest("etl token"), "0" * 64), NotIdentified)):
+        path.write_text(FILE)
+        now += 2
+        passing = guarded.passing("Operations/Watch", watch, CallerProof("etl token"))
+        with pytest.raises(error), passing as passed:
+            passed.check()
+            path.write_text(text)
+            now += 2
+            passed.check()
+    lines = [m.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
+    assert [one["verdict"] for one in lines] == ["PermissionDenied", "NotIdentified"]
+
+
+def test_an_identity_has_so_many_open_calls(guarded: CallGate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "MOST_OPEN", 1)
+    watch = operations_pb2.WatchRequest(op=OP)
+    with guarded.passing("Operations/Watch", watch, CallerProof("etl token")):
+        with pytest.raises(TooManyCalls, match="has 1 open calls"):
+            ask(guarded, "Operations/Watch", watch, "etl token")
+        ask(guarded, "Operations/Watch", watch, "root token")
+    ask(guarded, "Operations/Watch", watch, "etl token")
+
+
+def test_a_line_of_the_audit_log_has_a_bounded_length(guarded: CallGate, tmp_path: Any) -> None:
+    long = "x" * 100_000
+    for token in (None, "etl token"):
+        with pytest.raises((NotIdentified, PermissionDenied)):
+            start = operations_pb2.StartRequest(type=long, table=long)
+            start.options.request_id = long
+            ask(guarded, "Operations/Start", start, token)
+    lines = (tmp_path / "audit.jsonl").read_text().splitlines()
+    assert len(lines) == 2
+    assert max(map(len, lines)) < 1_500
+
+
+def test_a_call_that_must_be_logged_is_not_made_while_the_log_cannot_be_written(
+    guarded: CallGate, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full, cancel = True, operations_pb2.CancelRequest(op=OP)
+    written = gate.os.write
+
+    def write(file: int, data: bytes) -> int:
+        if full:
+            raise OSError(28, "No space left on device")
+        return written(file, data[:10])
+
+    monkeypatch.setattr(gate.os, "write", write)
+    ask(guarded, "Operations/Cancel", cancel, "root token")
+    with pytest.raises(EtcdUnavailable, match="cannot write its audit log"):
+        ask(guarded, "Operations/Cancel", cancel, "root token")
+    ask(guarded, "Operations/Get", operations_pb2.GetRequest(op=OP), "etl token")
+    full = False
+    with pytest.raises(PermissionDenied):
+        ask(guarded, "Operations/Cancel", cancel, "etl token")
+    lines = [m.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
+    assert [one["verdict"] for one in lines] == ["ok", "EtcdUnavailable", "PermissionDenied"]
+
+
+def test_a_name_in_a_certificate_counts_as_its_own_kind_only() -> None:
+    context: Any = SimpleNamespace(
+        invocation_metadata=lambda: (("authorization", "Bearer x"),),
+        peer=lambda: "ipv4:127.0.0.1:9",
+        auth_context=lambda: {
+            "x509_common_name": [b"me"],
+            "x509_subject_alternative_name": [b"spiffe://ops", b"CN=root", b"URI:b", b"a@b.c"],
+            "peer_uri": [b"spiffe://ops", b"CN=root"],
+            "peer_dns": [b"URI:b"],
+            "peer_email": [b"a@b.c"],
+        },
+    )
+    found = proof_of(context)
+    assert found == CallerProof("x", ["CN=me", "DNS:URI:b", "URI:spiffe://ops", "URI:CN=root"], "ipv4:127.0.0.1:9")
+
+
+class OfTwo:
+    """A backend with a history of operations of two tables, and a policy."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, str | None]] = []
+        self.set: list[str] = []
+
+    async def history(self, table: str | None, size: int, wanted: Any) -> HistoryPage:
+        self.asked.append((size, wanted.after))
+        ops = ["sales.a/validate/1", "hr.pay/purge/1", "hr.pay/purge/2", "sales.a/validate/2", "hr.pay/purge/3"]
+        first = ops.index(wanted.after) + 1 if wanted.after else 0
+        page = ops[first : first + size]
+        return HistoryPage([ended(one) for one in page], page[-1] if first + size < len(ops) else None)
+
+    async def policy(self, table: str, name: str) -> Any:
+        if name == "new":
+            raise NotFound("gone")
+        return SimpleNamespace(policy=SimpleNamespace(start=name))
+
+    async def set_policies(self, table: str, new: Any) -> Any:
+        self.set += new
+        raise NotFound("enough")
+
+
+def ended(op: str) -> OperationResult:
+    times = {"started": "2026-01-31T18:00:00.000Z", "finished": "2026-01-31T18:00:01.000Z"}
+    return OperationResult.of(History(op=op, state=State.SUCCESS, total=1, success=1, failed=0, **times))
+
+
+async def test_a_page_token_names_no_hidden_operation(limited: CallGate) -> None:
+    backend: Any = OfTwo()
+    calls, pages = services(backend)["distop.v1.Operations"], []
+    token: str | None = None
+    while True:
+        request = operations_pb2.ListHistoryRequest(page_size=2, page_token=token)
+        with limited.passing("Operations/ListHistory", request, CallerProof("etl token")) as passed:
+            answer = passed.answer(await calls.ListHistory(request))
+        pages.append([one.op for one in answer.operations])
+        if not answer.HasField("next_page_token"):
+            break
+        token = answer.next_page_token
+        assert token.startswith("sales.")
+    assert pages == [["sales.a/validate/1", "sales.a/validate/2"], []]
+
+
+async def test_a_policy_is_not_replaced_by_an_admin_of_other_types(tmp_path: Any) -> None:
+    path = tmp_path / "access.toml"
+    path.write_text(FILE.replace('role = "submitter"', 'role = "admin"'))
+    guarded, backend = CallGate(AccessFile(path)), OfTwo()
+    calls = services(backend)["distop.v1.Policies"]  # type: ignore[arg-type]
+    for name, error in (("purge", PermissionDenied), ("compact", NotFound), ("new", NotFound)):
+        request = policies_pb2.SetPolicyRequest(table="sales.a", name=name, start="validate", every="1h")
+        with (
+            pytest.raises(error),
+            guarded.passing("Policies/Set", request, CallerProof("etl token")),
+        ):
+            await calls.Set(request)
+    assert backend.set == ["compact", "new"]

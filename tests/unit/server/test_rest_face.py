@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
+import math
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -13,7 +16,7 @@ from distop.client import service_messages as m
 from distop.errors import DistopError, EtcdUnavailable, InvalidArgument, NotFound
 from distop.server import rest_face
 from distop.server.access import parsed
-from distop.server.gate import AccessFile, CallGate
+from distop.server.gate import AccessFile, AuditLog, CallGate
 from distop.server.handlers import services
 from distop.server.http_routes import routes
 from distop.server.json_messages import fill, to_json
@@ -162,6 +165,12 @@ async def test_query_parameters_fill_a_reading_request(face: RestFace, scripted:
         ({"options": {"partitions": ["a"]}}, "partitions in options must be an object"),
         ({"options": {"after": {}}}, "after in options must be a list"),
         ({"options": {"labels": {"values": {"a": 1}}}}, "must be an object of texts"),
+        ({"options": {"priority": math.inf}}, "priority in options must be a whole number"),
+        ({"options": {"priority": math.nan}}, "priority in options must be a whole number"),
+        ({"options": {"delay": 10**400}}, "delay in options must be a number"),
+        ({"options": {"labels": {"values": {"a": "\ud800"}}}}, "must be a text in UTF-8"),
+        ({"options": {"labels": {"values": {"\ud800": "a"}}}}, "must be a text in UTF-8"),
+        ({"\ud800": 1}, "the request has no field"),
     ],
 )
 def test_a_wrong_body_is_refused_in_one_sentence(data: Any, words: str) -> None:
@@ -254,6 +263,9 @@ async def test_a_stream_has_an_event_for_each_message(face: RestFace, scripted: 
         ({"host": "evil.example:80"}, 403),
         ({"origin": "http://evil.example"}, 403),
         ({"origin": "null"}, 403),
+        ({"sec-fetch-site": "cross-site"}, 403),
+        ({"sec-fetch-site": "same-site"}, 403),
+        ({"sec-fetch-site": "none"}, 200),
         ({"origin": "http://127.0.0.1"}, 200),
     ],
 )
@@ -301,3 +313,138 @@ async def test_callers_of_rest_are_identified(scripted: Scripted, tmp_path: Any)
     ):
         headers = {"host": "lake.example", **({"authorization": f"Bearer {token}"} if token else {})}
         assert (await ask(face, verb, target, headers=headers)).status_code == status
+
+
+async def test_nothing_of_a_request_is_read_before_its_caller_is_identified(scripted: Scripted, tmp_path: Any) -> None:
+    path = tmp_path / "access.toml"
+    path.write_text(FILE)
+    face = RestFace(dict.fromkeys(NAMES, scripted), CallGate(AccessFile(path), AuditLog(tmp_path / "audit.jsonl")))
+
+    kind = {"content-type": "application/json"}
+    assert (await ask(face, "GET", "/v1/history?page_size=a")).status_code == 401
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        raise AssertionError("the body is read")
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    headers = [(name.encode(), value.encode()) for name, value in {**kind, "host": "a"}.items()]
+    scope = {"type": "http", "method": "POST", "raw_path": b"/v1/operations", "query_string": b"", "headers": headers}
+    await face({**scope, "path": "/v1/operations"}, receive, send)
+    assert sent[0]["status"] == 401
+    verdicts = [json.loads(line)["verdict"] for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
+    assert verdicts == ["NotIdentified", "NotIdentified"]
+
+
+async def test_a_strange_host_is_no_internal_error(scripted: Scripted, tmp_path: Any) -> None:
+    path = tmp_path / "access.toml"
+    path.write_text(FILE)
+    face = RestFace(dict.fromkeys(NAMES, scripted), CallGate(AccessFile(path)))
+    scripted.answers["List"] = operations_pb2.ListResponse()
+    for host in ("[", "a?table=x", "a#"):
+        headers = {"host": host, "authorization": "Bearer etl token"}
+        assert (await ask(face, "GET", "/v1/operations?table=t", headers=headers)).status_code == 200
+        assert scripted.requests[-1][1].table == "t"
+
+
+async def test_a_refused_site_is_in_the_audit_log(scripted: Scripted, tmp_path: Any) -> None:
+    face = RestFace(dict.fromkeys(NAMES, scripted), CallGate(None, AuditLog(tmp_path / "audit.jsonl")))
+    await ask(face, "POST", "/v1/operations", headers={"origin": "http://evil.example"}, json={})
+    line = json.loads((tmp_path / "audit.jsonl").read_text())
+    assert (line["call"], line["verdict"]) == ("POST /v1/operations", "PermissionDenied")
+
+
+async def test_the_bodies_of_all_requests_together_are_bounded(face: RestFace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rest_face, "MOST_BODIES", 100)
+    kind = {"content-type": "application/json"}
+    for size, status in ((101, 503), (50, 400), (60, 400)):
+        assert (await ask(face, "POST", "/v1/operations", content=b"x" * size, headers=kind)).status_code == status
+
+
+class Endless(Scripted):
+    """Handlers whose streams have no event."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.began, self.ended = asyncio.Event(), asyncio.Event()
+
+    async def _watch(self, request: Any) -> AsyncGenerator[Any, None]:
+        self.began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.ended.set()
+        yield None
+
+
+@pytest.mark.parametrize("later", [False, True])
+async def test_a_stream_ends_when_its_caller_disconnects(later: bool) -> None:
+    endless = Endless()
+    face = RestFace(dict.fromkeys(NAMES, endless), CallGate())
+    port = await face.start("127.0.0.1", 0)
+    try:
+        async with asyncio.timeout(30):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET /v1/operations/t/n/1:watch?only_end=true HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            if later:
+                await endless.began.wait()
+            writer.close()
+            if later:
+                await endless.ended.wait()
+    finally:
+        await face.stop(10)
+    assert endless.ended.is_set() is endless.began.is_set()
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"GET /v1/tables HTT", b"GET /v1/tables HTTP/1.1\r\nHost: 127.0.0.1\r\na: b\r\n"]
+)
+async def test_a_connection_without_whole_headers_is_closed(
+    face: RestFace, scripted: Scripted, sent: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rest_face, "HEADER_LIMIT", 0.05)
+    scripted.answers["List"] = tables_pb2.ListTablesResponse()
+    port = await face.start("127.0.0.1", 0)
+    try:
+        async with asyncio.timeout(30):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(sent)
+            with contextlib.suppress(ConnectionResetError):
+                assert await reader.read() == b""
+            writer.close()
+    finally:
+        await face.stop(10)
+
+
+async def test_connections_beyond_the_limit_are_closed(
+    face: RestFace, scripted: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rest_face, "MOST_CONNECTIONS", 2)
+    port = await face.start("127.0.0.1", 0)
+    try:
+        async with asyncio.timeout(30):
+            first = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            with contextlib.suppress(ConnectionResetError):
+                assert await reader.read() == b""
+            for one in (writer, *(writer for _, writer in first)):
+                one.close()
+    finally:
+        await face.stop(10)
+
+
+async def test_a_websocket_is_not_served(face: RestFace, scripted: Scripted) -> None:
+    scripted.answers["List"] = tables_pb2.ListTablesResponse()
+    port = await face.start("127.0.0.1", 0)
+    try:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+            headers = {"connection": "upgrade", "upgrade": "websocket", "sec-websocket-key": "eA==", "origin": "null"}
+            assert (await client.get("/v1/tables", headers=headers)).status_code == 403
+            for verb in ("HEAD", "OPTIONS"):
+                answer = await client.request(verb, "/v1/tables")
+                assert answer.status_code == 405
+                assert not [name for name in answer.headers if name.startswith("access-control")]
+    finally:
+        await face.stop(10)

@@ -203,6 +203,28 @@ def test_a_declaration_without_code_crosses_the_network() -> None:
     assert m.type_options(message).declaration("copy", m.given_json(message, "arg_schema")) == plain
 
 
+def test_deeply_nested_json_is_refused() -> None:
+    with pytest.raises(errors.InvalidArgument, match="nested too deeply"):
+        m.json_value(m.json_pb2.Json(text="[" * 200_000))
+
+
+@pytest.mark.parametrize("options", [5, "x", None, [1]])
+def test_options_of_a_table_that_are_no_object_are_refused(options: Any) -> None:
+    with pytest.raises(errors.InvalidArgument, match="the options of a table must be an object"):
+        m.table_value(m.tables_pb2.Table(name="t", options=m.json_message(options)))
+
+
+@pytest.mark.parametrize("retry", [5, [1], {"attempts": "x"}, {"attempts": float("inf")}])
+def test_a_retry_policy_that_is_not_valid_is_refused(retry: Any) -> None:
+    message = m.behaviors_pb2.RegisterBehaviorRequest(type="x", options=m.json_message({"retry": retry}))
+    with pytest.raises(errors.InvalidArgument, match="is no retry policy"):
+        m.type_options(message)
+
+
+def test_an_error_with_a_lone_surrogate_crosses_the_network() -> None:
+    assert status_of(errors.InvalidArgument("a\ud800b"))[1] == "a\\ud800b"
+
+
 def test_json_that_is_not_valid_is_refused() -> None:
     with pytest.raises(errors.InvalidArgument, match="no valid JSON"):
         m.json_value(m.json_pb2.Json(text="{"))

@@ -20,7 +20,7 @@ from distop.protocol import prepared_operations as p
 from distop.protocol.behavior_declaration import Declaration, Rules
 from distop.protocol.dependencies import Hold, HoldState
 from distop.protocol.keys import Keys
-from distop.protocol.records import Cancel, History, OperationRef, Spec, State
+from distop.protocol.records import Cancel, History, OperationRef, Spec, State, TableRecord
 from distop.protocol.revisioned import Seen
 from distop.protocol.txn import Delete, Get, GetResult, Put, Txn, TxnResult, unchanged
 from distop.protocol.user_actions import NO_ACTIONS, Action, Actions
@@ -82,6 +82,9 @@ def test_C13_a_repeated_preparation_returns_the_operation_and_a_different_one_is
         ):
             with pytest.raises(InvalidArgument, match="has prepared t/noop/1 by another request"):
                 await prepare(etcd, **other)
+        etcd.put(KEYS.table("other"), TableRecord("other", "parquet", "/data").encode())
+        with pytest.raises(InvalidArgument, match="has prepared another operation by another request"):
+            await etcd.client.prepare_operation("noop", "other", {}, external_id=ID)
         await etcd.client.confirm(ID)
         assert (await prepare(etcd, arg={"a": 1, "b": 2})).ref == op.ref
         with pytest.raises(InvalidArgument, match="by another request"):

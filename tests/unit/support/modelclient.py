@@ -26,6 +26,7 @@ class ModelClient:
 
     def __init__(self) -> None:
         self.config = EtcdConfig()
+        self.suggests_tables = True
         self.store = ModelStore()
         self.requests: list[str] = []
         self.committed: list[Txn] = []
