@@ -19,7 +19,7 @@ from distop.runtime.backoff import Backoff
 from distop.services import table_registry
 from distop.services.claims import owned_jobs as claims
 from distop.services.inspection.history_pages import HistoryPage
-from distop.services.operation_results import parsed
+from distop.services.operation_results import OperationResult, parsed
 from distop.services.submission import two_phase
 from distop.services.submission.insertion import Started
 from distop.services.submission.option_values import after_one
@@ -255,10 +255,17 @@ class RemoteBackend:
         return tuple(map(m.count_value, answer.counts))
 
     async def history(self, table: str | None, limit: int, filters: HistoryFilters) -> HistoryPage:
-        message = m.history_request(table, limit, filters)
-        answer = await self._read("Operations/ListHistory", message)
-        found = [status.result for one in answer.operations if (status := m.operation_status(one)).result is not None]
-        return HistoryPage([one for one in found if one is not None], m.given(answer, "next_page_token"))
+        found: list[OperationResult] = []
+        left = limit
+        while True:  # the service limits the bytes of a page
+            message = m.history_request(table, left, filters)
+            answer = await self._read("Operations/ListHistory", message)
+            ended = (m.operation_status(one).result for one in answer.operations)
+            found += [one for one in ended if one is not None]
+            after, left = m.given(answer, "next_page_token"), limit - len(found)
+            if after is None or left <= 0:
+                return HistoryPage(found, after)
+            filters = replace(filters, after=after)
 
     async def actions(self, table: str | None) -> list[dict[str, Any]]:
         answer = await self._read("Tables/ListActions", tables_pb2.ListActionsRequest(table=table))

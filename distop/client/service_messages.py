@@ -198,7 +198,7 @@ def history_request(table: str | None, limit: int, wanted: HistoryFilters) -> op
         labels=dict(wanted.labels or {}),
         request_id=wanted.request_id,
         alarms=wanted.alarms,
-        page_size=limit,
+        page_size=min(limit, 2**31 - 1),
         page_token=wanted.after,
         since=None if wanted.since is None else _time_text(wanted.since),
         until=None if wanted.until is None else _time_text(wanted.until),

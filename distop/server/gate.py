@@ -211,7 +211,8 @@ class CallGate:
         Raises NotIdentified, PermissionDenied, TooManyCalls, and InvalidArgument for a request that names nothing.
         """
         rule, allowed = RULES[call], self._access()
-        who, scopes = CurrentCaller(None, proof.peer), []
+        who = CurrentCaller(None, proof.peer)
+        scopes: list[CallScope] = []
 
         def may(scope: CallScope) -> bool:
             return allowed.permits(identity, rule.role, scope)

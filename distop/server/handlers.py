@@ -42,8 +42,10 @@ if TYPE_CHECKING:
 
 MOST_JOBS = 1_000
 """Maximum outcomes of jobs in a response."""
+MOST_RECORDS = 250
+"""Maximum records of the history that are read at once."""
 MOST_BYTES = 4 << 20
-"""Bytes of outcomes after which a response ends."""
+"""Bytes of outcomes or of the history after which a response ends."""
 _OFFER_DURATION = 1.0
 """A valid duration of a claim. Offers claim nothing."""
 
@@ -151,13 +153,15 @@ class OperationCalls(_Service):
         size, may = m.given(request, "page_size"), caller.get().may
         size = 100 if size is None else size
         answer = operations_pb2.ListHistoryResponse()
-        while True:  # until the last operation is visible: a page token names it
-            page = await self._backend.history(m.given(request, "table"), size - len(answer.operations), wanted)
+        while True:
+            most = min(size - len(answer.operations), MOST_RECORDS)
+            page = await self._backend.history(m.given(request, "table"), most, wanted)
             visible = [one for one in page if may(scope_of(one.op))]
             answer.operations.extend(map(m.result_message, visible))
             if page.after is None:
                 return answer
-            if visible and visible[-1] is page[-1]:
+            is_full = len(answer.operations) == size or answer.ByteSize() >= MOST_BYTES
+            if is_full and visible and visible[-1] is page[-1]:  # the page token names the last operation
                 answer.next_page_token = page.after
                 return answer
             wanted = replace(wanted, after=page.after)

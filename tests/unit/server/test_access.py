@@ -11,15 +11,17 @@ import pytest
 from google.protobuf import descriptor_pool
 
 from distop.client import service_messages as m
+from distop.client.remote_backend import RemoteBackend
 from distop.errors import EtcdUnavailable, InvalidArgument, NotFound, NotIdentified, PermissionDenied
 from distop.protocol.actor_claims import Token
 from distop.protocol.records import History, OperationRef, State
-from distop.server import access, gate
+from distop.server import access, gate, handlers
 from distop.server.access import EVERYTHING, CallerRole, CallScope, parsed
 from distop.server.gate import AccessFile, AuditLog, CallerProof, CallGate, TooManyCalls, caller
 from distop.server.grpc_face import proof_of
 from distop.server.handlers import services
 from distop.server.permissions import RULES
+from distop.services.inspection.history_filters import HistoryFilters, page_token
 from distop.services.inspection.history_pages import HistoryPage
 from distop.services.operation_results import OperationResult
 from distop.v1 import claims_pb2, operations_pb2, policies_pb2, tables_pb2
@@ -468,6 +470,10 @@ def test_a_name_in_a_certificate_counts_as_its_own_kind_only() -> None:
     assert found == CallerProof("x", ["CN=me", "DNS:URI:b", "URI:spiffe://ops", "URI:CN=root"], "ipv4:127.0.0.1:9")
 
 
+OPS = ("sales.a/validate/1", "hr.pay/purge/1", "hr.pay/purge/2", "sales.a/validate/2", "hr.pay/purge/3")
+TOKENS = {page_token(OperationRef.parse(op), 1): op for op in OPS}
+
+
 class OfTwo:
     """A backend with a history of operations of two tables, and a policy."""
 
@@ -476,11 +482,13 @@ class OfTwo:
         self.set: list[str] = []
 
     async def history(self, table: str | None, size: int, wanted: Any) -> HistoryPage:
-        self.asked.append((size, wanted.after))
-        ops = ["sales.a/validate/1", "hr.pay/purge/1", "hr.pay/purge/2", "sales.a/validate/2", "hr.pay/purge/3"]
-        first = ops.index(wanted.after) + 1 if wanted.after else 0
+        after = TOKENS.get(wanted.after)
+        self.asked.append((size, after))
+        ops = list(TOKENS.values())
+        first = ops.index(after) + 1 if after else 0
         page = ops[first : first + size]
-        return HistoryPage([ended(one) for one in page], page[-1] if first + size < len(ops) else None)
+        token = list(TOKENS)[first + size - 1] if first + size < len(ops) else None
+        return HistoryPage([ended(one) for one in page], token)
 
     async def policy(self, table: str, name: str) -> Any:
         if name == "new":
@@ -509,8 +517,31 @@ async def test_a_page_token_names_no_hidden_operation(limited: CallGate) -> None
         if not answer.HasField("next_page_token"):
             break
         token = answer.next_page_token
-        assert token.startswith("sales.")
+        assert TOKENS[token].startswith("sales.")
     assert pages == [["sales.a/validate/1", "sales.a/validate/2"], []]
+
+
+async def test_a_page_of_the_history_ends_after_so_many_bytes(
+    guarded: CallGate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handlers, "MOST_BYTES", 1)
+    monkeypatch.setattr(handlers, "MOST_RECORDS", 2)
+    backend = OfTwo()
+    calls = services(backend)["distop.v1.Operations"]  # type: ignore[arg-type]
+
+    class Channel:
+        """The service, without a network."""
+
+        async def call(self, method: str, message: Any, *, writes: bool) -> Any:
+            with guarded.passing(method, message, CallerProof("etl token")) as passed:
+                return passed.answer(await calls.ListHistory(message))
+
+    remote = RemoteBackend(Channel())  # type: ignore[arg-type]
+    page = await remote.history(None, 3, HistoryFilters())
+    assert [one.op for one in page] == ["sales.a/validate/1", "hr.pay/purge/1", "hr.pay/purge/2"]
+    assert backend.asked == [(2, None), (1, "hr.pay/purge/1")]
+    rest = await remote.history(None, 10**10, HistoryFilters(after=page.after))
+    assert ([one.op for one in rest], rest.after) == (["sales.a/validate/2", "hr.pay/purge/3"], None)
 
 
 async def test_a_policy_is_not_replaced_by_an_admin_of_other_types(tmp_path: Any) -> None:
