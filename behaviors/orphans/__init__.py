@@ -25,6 +25,8 @@ __all__ = ["RemoveOrphans", "Restore"]
 
 QUARANTINED = "quarantined"
 """The number and the bytes of the files in a plan of `restore`."""
+_CONFLICTS = ("apply", "compact", "Compact_Table_Job", "expire-partitions", "expire-snapshots", "export")
+"""Types that write, remove or copy files of the table."""
 NO_TABLE = "orphans belong to a table: start it on a registered table"
 
 
@@ -37,7 +39,7 @@ class RemoveOrphans(Behavior):
     Report = OrphansReport
     needs_table = True
     instances = "one"
-    conflicts_with = ("apply", "compact", "Compact_Table_Job", "restore")
+    conflicts_with = (*_CONFLICTS, "restore")
     failure_policy = "collect_all"
     resumable = True
 
@@ -80,7 +82,7 @@ class Restore(Behavior):
     Report = RestoreReport
     needs_table = True
     instances = "one"
-    conflicts_with = ("apply", "compact", "Compact_Table_Job", "remove-orphans")
+    conflicts_with = (*_CONFLICTS, "remove-orphans")
     resumable = True
 
     def partitions(self, table: TableRecord, arg: Any, ctx: JobContext) -> Planned:

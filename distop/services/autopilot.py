@@ -43,7 +43,7 @@ RULES = (
     Rule(
         "autopilot-compact",
         "compact",
-        {},
+        {"deletes_at_least": 1},
         WITH_VERSIONS,
         every="6h",
         on=("version",),
@@ -60,6 +60,8 @@ RULES = (
     Rule("autopilot-remove-orphans", "remove-orphans", {}, WITH_VERSIONS, every="7d"),
 )
 """The rules. A table of fifty partitions with one small file each always has small files: so compact waits an hour.
+
+Without ``deletes_at_least`` compact would leave a large file alone however many of its rows are deleted.
 
 A Parquet folder gets none: it has no versions and no orphans, and nothing can replace several of its files in one step.
 """
