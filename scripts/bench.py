@@ -25,6 +25,7 @@ from benchmarks import (
     maintenance,
     many,
     operations,
+    service,
     size,
     skew,
     starts,
@@ -54,6 +55,7 @@ RUNS = {
     "storage": storage.run,
     "lakes": lakes.run,
     "maintenance": maintenance.run,
+    "service": service.run,
     "size": size.run,
     "failover": failover.run,
 }
@@ -108,6 +110,11 @@ def main() -> int:
             "maintenance",
             "compact, expire-snapshots, remove-orphans, export and policies, relative to other programs",
             {"scale": 0.2, "runs": 3, "tables": 10_000, "cases": maintenance.CASES},
+        ),
+        (
+            "service",
+            "calls through a service, relative to the direct client",
+            {"runs": 200, "starts": 800, "rounds": 5},
         ),
         ("size", "import time, memory, a very large operation", {"partitions": 100_000}),
         ("failover", "executors killed and stopped while they run jobs", {"runs": 50, "ttl": (10,)}),

@@ -27,10 +27,10 @@ from distop.services.readable_records import left_out
 from distop.services.submission import two_phase
 from distop.services.submission.added_dependencies import add_dependencies
 from distop.services.submission.graph_start import AFTER_PER_START, IN_GRAPHS, start_graph
-from distop.services.submission.option_values import after_one
+from distop.services.submission.option_values import LONGEST_ID, after_one
 from distop.services.submission.rerun import rerun
 from distop.services.submission.start_batches import Starts
-from distop.services.submission.start_request import acting, derived, request
+from distop.services.submission.start_request import acting, check_not_derived, derived, request
 from distop.services.submission.transactional_start import commit_with, own, submission
 
 if TYPE_CHECKING:
@@ -63,6 +63,14 @@ if TYPE_CHECKING:
 _AT_ONCE = 8
 
 
+def check_made(request_id: str) -> str:
+    """A request id that a client has made. Raises InvalidArgument for one of another form."""
+    if not request_id.startswith(MADE) or len(request_id) > LONGEST_ID or not request_id.isascii():
+        raise InvalidArgument(f"{shown(request_id)} is not a request id that a client makes: {MADE}…")
+    check_not_derived(request_id)
+    return request_id
+
+
 class DirectBackend:
     """:class:`~distop.client.backend.Backend` by transactions and reads of etcd.
 
@@ -86,8 +94,11 @@ class DirectBackend:
 
     # ------------------------------------------------------------------ start
 
-    async def start(self, type_name: str, table: str, arg: bytes, options: StartOptions) -> Started:
+    async def start(self, type_name: str, table: str, arg: bytes, options: StartOptions, new_id: str = "") -> Started:
+        """``new_id``: a request id that was made for this call alone, so no earlier call has it."""
         wanted = request(type_name, table, arg, options, acting(self.etcd))
+        if new_id and not wanted.own_id:
+            wanted = replace(wanted, request_id=check_made(new_id))
         if len(wanted.after) > AFTER_PER_START and wanted.on_duplicate in IN_GRAPHS:
             (started,) = await start_graph(self.etcd, self.keys, [wanted], [], wanted.request_id)
             return started

@@ -87,11 +87,12 @@ class RemoteBackend:
 
     # ------------------------------------------------------------------ start
 
-    async def start(self, type_name: str, table: str, arg: bytes, options: StartOptions) -> Started:
+    async def start(self, type_name: str, table: str, arg: bytes, options: StartOptions, new_id: str = "") -> Started:
         request(type_name, table, arg, options, whoami())
-        message = operations_pb2.StartRequest(
-            type=type_name, table=table, options=m.options_message(self._named(options))
-        )
+        chosen = m.options_message(self._by_caller(options))
+        message = operations_pb2.StartRequest(type=type_name, table=table, options=chosen)
+        if options.request_id is None:
+            message.new_request_id = new_id or f"{MADE}{uuid.uuid4()}"
         message.arg.text = arg.decode()
         return _started(await self._write("Operations/Start", message))
 

@@ -131,4 +131,5 @@ def _request_id(request: Any) -> str:
     """The id under which a request can be repeated; "": it has none."""
     options = getattr(request, "options", None)
     found = getattr(request, "request_id", "") or getattr(options, "request_id", "")
+    found = found or getattr(request, "new_request_id", "")
     return found if isinstance(found, str) else ""

@@ -286,6 +286,7 @@ class CallGate:
         if self._audit is not None:
             options = getattr(request, "options", None)
             known = getattr(request, "request_id", "") or getattr(options, "request_id", "")
+            known = known or getattr(request, "new_request_id", "")
             self._audit.write(who, call, scopes, known if isinstance(known, str) else "", verdict)
 
 

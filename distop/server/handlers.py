@@ -86,7 +86,8 @@ class OperationCalls(_Service):
 
     async def Start(self, request: operations_pb2.StartRequest) -> operations_pb2.StartResponse:
         options = _options(request.options)
-        return _started(await self._backend.start(request.type, request.table, _argument(request), options))
+        arg, new_id = _argument(request), request.new_request_id
+        return _started(await self._backend.start(request.type, request.table, arg, options, new_id))
 
     async def StartGraph(self, request: operations_pb2.StartGraphRequest) -> operations_pb2.StartGraphResponse:
         starts = []

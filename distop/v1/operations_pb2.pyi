@@ -322,8 +322,13 @@ class StartRequest(_message.Message):
     TABLE_FIELD_NUMBER: _builtins.int
     ARG_FIELD_NUMBER: _builtins.int
     OPTIONS_FIELD_NUMBER: _builtins.int
+    NEW_REQUEST_ID_FIELD_NUMBER: _builtins.int
     type: _builtins.str
     table: _builtins.str
+    new_request_id: _builtins.str
+    """A request id (auto-…) that was made for this call alone. An earlier call with it is not looked for, which makes the
+    start cheaper. If the answer is lost, repeat the call with the id in options.request_id.
+    """
     @_builtins.property
     def arg(self) -> _json_pb2.Json: ...
     @_builtins.property
@@ -335,10 +340,11 @@ class StartRequest(_message.Message):
         table: _builtins.str = ...,
         arg: _json_pb2.Json | None = ...,
         options: Global___StartOptions | None = ...,
+        new_request_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_arg", b"_arg", "arg", b"arg", "options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_arg", b"_arg", "arg", b"arg", "options", b"options", "table", b"table", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_arg", b"_arg", "arg", b"arg", "new_request_id", b"new_request_id", "options", b"options", "table", b"table", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__arg: _TypeAlias = _typing.Literal["arg"]  # noqa: Y015
     _WhichOneofArgType__arg: _TypeAlias = _typing.Literal["_arg", b"_arg"]  # noqa: Y015
