@@ -356,6 +356,8 @@ class Client:
 def connect(endpoints: str | Iterable[str] | None = None, **options: Unpack[ConnectionKeywords]) -> Client:
     """Connect to etcd: one endpoint or several, ``DISTOP_ETCD`` when left out, else 127.0.0.1:2379.
 
+    Or to a service: ``grpc://host:port``, or ``grpcs://`` with TLS (docs/reference/service.md), with a ``token``.
+
     ``client``: an ``etcd3.Etcd3Client`` of the caller's, whose address is taken; it keeps neither passwords nor
     certificate files, so those are given here as well. ``connect_timeout``: seconds, default 10.
     ``shared_dir``: the executors' shared directory, where results are that are too large for etcd.
