@@ -115,6 +115,7 @@ def test_a_wait_survives_the_death_of_the_service(group: Daemons, service: Servi
             again.end(signal.SIGKILL)
 
 
+@pytest.mark.rotating
 def test_a_start_whose_answer_is_lost_is_repeated_with_its_request_id(
     group: Daemons, service: Service, tmp_path: Path
 ) -> None:
@@ -145,6 +146,7 @@ def test_a_start_whose_answer_is_lost_is_repeated_with_its_request_id(
         again.end(signal.SIGKILL)
 
 
+@pytest.mark.rotating
 def test_several_services_serve_one_etcd(group: Daemons, service: Service, tmp_path: Path) -> None:
     group.start("e1")
     other = Service(group.endpoint, tmp_path)
@@ -163,6 +165,7 @@ def test_several_services_serve_one_etcd(group: Daemons, service: Service, tmp_p
         other.end(signal.SIGKILL)
 
 
+@pytest.mark.rotating
 def test_sigterm_ends_open_calls_in_order(group: Daemons, service: Service) -> None:
     group.start("e1")
     with distop.connect(service.url) as client:
@@ -193,6 +196,7 @@ def test_an_address_that_others_reach_is_refused(
     assert (ran.code, words in ran.err) == (2, True), ran.err
 
 
+@pytest.mark.rotating
 def test_a_port_in_use_is_refused(
     etcd: EmbeddedEtcd,
     distop_command: Callable[..., Ran],  # noqa: F811
@@ -229,6 +233,7 @@ def test_rest_serves_the_same_calls(group: Daemons, tmp_path: Path) -> None:
         service.end(signal.SIGKILL)
 
 
+@pytest.mark.rotating
 async def test_health_and_reflection_answer(group: Daemons, service: Service) -> None:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{service.port}") as channel:
         health: Any = health_pb2_grpc.HealthStub(channel)
@@ -296,6 +301,7 @@ with distop.connect(sys.argv[1]) as client:
 """
 
 
+@pytest.mark.rotating
 def test_a_client_of_a_service_needs_neither_spark_nor_arrow_nor_etcd(group: Daemons, service: Service) -> None:
     group.start("e1")
     done = subprocess.run(
@@ -309,6 +315,7 @@ def test_a_client_of_a_service_needs_neither_spark_nor_arrow_nor_etcd(group: Dae
     assert (done.returncode, done.stdout.split()) == (0, ["success", "2"]), done.stderr
 
 
+@pytest.mark.rotating
 async def test_calls_of_one_client_run_concurrently(group: Daemons, service: Service) -> None:
     group.client.add_table(TableRecord("u", "parquet", "/nowhere"), check=False)
     async with aio.connect(service.url) as client:

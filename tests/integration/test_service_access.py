@@ -109,6 +109,7 @@ def test_callers_are_identified_by_their_tokens_and_may_do_what_is_granted(
     assert not any(secret in (tmp_path / "audit.jsonl").read_text() for secret in (ETL, ROOT))
 
 
+@pytest.mark.rotating
 def test_a_certificate_identifies_a_caller_without_a_token(
     group: Daemons, tmp_path: Path, access: Path, certificates: Certificates
 ) -> None:
@@ -130,6 +131,7 @@ def test_a_certificate_identifies_a_caller_without_a_token(
         service.end(signal.SIGKILL)
 
 
+@pytest.mark.rotating
 def test_a_changed_access_file_is_applied(service: Service, certificates: Certificates, access: Path) -> None:
     with connected(service, certificates, token=ETL) as client:
         client.operations()
@@ -151,6 +153,7 @@ def test_a_changed_access_file_is_applied(service: Service, certificates: Certif
         eventually(is_logged, "the wrong file is logged", tail=service.text)
 
 
+@pytest.mark.rotating
 def test_changed_certificates_are_used(service: Service, certificates: Certificates, tmp_path: Path) -> None:
     """A client that trusts only the new authority is served once the files are replaced."""
     folder = tmp_path / "new"

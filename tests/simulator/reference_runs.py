@@ -73,6 +73,7 @@ def _policies() -> dict[str, Reference]:
         PolicyAction(0.1, "emit"),
         PolicyAction(0.1, "resume"),
         PolicyAction(0.8, "set"),
+        PolicyAction(1.0, "remove"),
     )
     policy = SimPolicy(
         "nightly",
