@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from distop.errors import UnsafePath
 from distop.storage.object_store import LARGEST, Listed, Removed
-from distop.storage.store_errors import BucketMissing, ObjectMissing, StoreError, StoreUnavailable
+from distop.storage.store_errors import BucketMissing, ObjectMissing, StoreError, StoreUnavailable, UnknownWrite
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -63,6 +63,8 @@ def move_unchanged(store: ObjectStore, objects: Mapping[Listed, str]) -> Removed
             return ""
         except StoreUnavailable:
             raise
+        except UnknownWrite as error:  # the copy may exist: a later attempt compares it
+            raise StoreUnavailable(str(error)) from error
         except (StoreError, UnsafePath) as error:
             return str(error)
 

@@ -9,9 +9,9 @@ import pytest
 from obstore.exceptions import PermissionDeniedError
 
 from distop.storage import listed_removal
-from distop.storage.object_store import LARGEST, Listed
+from distop.storage.object_store import LARGEST, Listed, Version
 from distop.storage.opened_stores import memory_store
-from distop.storage.store_errors import Denied, StoreUnavailable
+from distop.storage.store_errors import Denied, StoreUnavailable, UnknownWrite
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -175,3 +175,26 @@ def test_without_the_right_to_list_objects_are_examined_one_by_one(monkeypatch: 
         patch.setattr(type(store), "list", refused)
         assert len(store.remove_listed(wanted).removed) == 50
     assert keys(store) == []
+
+
+def test_a_copy_of_which_it_is_unknown_whether_it_was_made_is_no_failure(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lost answer was a failure of the file, so that the move was never tried again."""
+    wanted, copy_new = listed(store), type(store).copy_new
+
+    def unknown(own: ObjectStore, source: str, target: str) -> Version:
+        version = copy_new(own, source, target)
+        if source == "a/2":
+            raise UnknownWrite("no answer")
+        return version
+
+    monkeypatch.setattr(type(store), "copy_new", unknown)
+    moves = {one: f"q/{one.key}" for one in wanted}
+    with pytest.raises(StoreUnavailable, match="no answer"):
+        store.move_listed(moves)
+    assert {one for one in keys(store) if one.startswith("a/")} == {f"a/{n}" for n in range(5)}
+    monkeypatch.setattr(type(store), "copy_new", copy_new)
+    found = store.move_listed(moves)
+    assert (len(found.removed), found.failed) == (5, {})
+    assert keys(store) == [f"q/a/{n}" for n in range(5)]
