@@ -106,7 +106,7 @@ class DeltaReplacer(FileReplacer):
 
     def _check_features(self, snapshot: DeltaSnapshot) -> None:
         """Raises InvalidArgument if the table's writer features do not allow to replace its files."""
-        metadata_commit.check_writable(snapshot)
+        metadata_commit.check_writable(snapshot, advice="use OPTIMIZE instead")
         features = snapshot.protocol.get("writerFeatures") or ()
         if found := next((name for name in _REFUSED if name in features), None):
             raise InvalidArgument(

@@ -855,6 +855,12 @@ def test_tables_that_cannot_be_compacted_are_refused(bench: Bench, tmp_path: Pat
         bench.compact()
 
 
+def test_an_unknown_writer_feature_is_refused_with_what_compacts_the_table(bench: Bench) -> None:
+    DeltaLog(bench.path).create({"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": ["newFeature"]})
+    with pytest.raises(InvalidArgument, match=r"'newFeature', .* nothing was changed; use OPTIMIZE instead"):
+        bench.compact()
+
+
 def test_an_unknown_column_to_sort_by_is_refused(bench: Bench) -> None:
     bench.append(0, 50)
     with pytest.raises(InvalidArgument, match=r"sort_by names 'ids' \(did you mean 'id'\?\)"):
