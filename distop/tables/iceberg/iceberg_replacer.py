@@ -191,14 +191,9 @@ class IcebergReplacer(FileReplacer):
 
     def _spec_of(self, plan: PartitionPlan) -> int:
         """The partition spec of the files of a group. Raises InvalidArgument if they have several."""
-        metadata, io = read_metadata(plan.source)
-        wanted = {path for path, _, _ in plan.files}
-        specs: set[int] = set()
-        with io.watched():
-            manifests = _of_data(manifests_of(metadata.current_snapshot(), io))
-            for manifest, entry in entries(manifests, io, self._ctx.check_cancelled):
-                if entry.data_file.file_path in wanted:
-                    specs.add(int(manifest.partition_spec_id))
+        # Read once for all groups, as the numbers of rows are.
+        known = manifest_facts.snapshot_of(plan.source, frozenset(), self._ctx.check_cancelled)
+        specs = {spec for path, _, _ in plan.files if (spec := known.spec_of(path)) is not None}
         if len(specs) != 1:
             raise InvalidArgument(f"the files of the group {plan.name} do not have one partition spec: {sorted(specs)}")
         return specs.pop()
