@@ -109,9 +109,12 @@ class CompactCompletion:
         size = self._argument.commit_every or max(len(rest), 1)
         for batch in _batches(rest, size):
             # The attempts at one group have equal rows: the first whose files are all there is as good as any other.
-            ended = self._publication.commit([found[-1][1] for _, found in batch])
-            for number, (fate, version) in ended.items():
-                self._note(number, fate, version)
+            attempts = {number: [replacement for _, replacement in found] for number, found in batch}
+            while attempts:
+                ended = self._publication.commit([found.pop() for found in attempts.values()])
+                for number, (fate, version) in ended.items():
+                    self._note(number, fate, version)
+                attempts = {n: found for n, found in attempts.items() if ended[n][0] is Fate.LOST and found}
             self._ctx.work_done(**self._work(plans).to_json())
         if rest:
             self._load_committed(plans)

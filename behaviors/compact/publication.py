@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from distop.behavior import JobFailed
 from distop.storage.places import STAGE, operation_path
-from distop.tables.commits import CommitUnknown, Conflict, Fate, Marks
+from distop.tables.commits import CommitUnknown, Conflict, Fate, Marks, StagedFileLost
 from distop.tables.staged_files import StagedFiles, stages_below, stages_of
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ REASONS = {
     Fate.REPLACED: "another attempt has replaced the files of the group",
     Fate.ROLLED_BACK: "somebody has set the table back to a state before the commit of the group",
     Fate.WITHDRAWN: "the operation had ended before the group was committed",
+    Fate.LOST: "a new file of the group was missing or changed before its commit",
     Fate.DIVERGED: "the table was set back, or its history was removed, since the group was read",
 }
 
@@ -89,11 +90,13 @@ class Publication:
     def commit(self, replacements: Sequence[Replacement]) -> dict[int, tuple[Fate, str]]:
         """Commit all of these groups that are pending, in one commit; returns what became of each, and its version.
 
-        At most one replacement for each group. A group that others have changed is left out. Raises JobFailed if other
-        writers always commit first, and the errors of the replacer.
+        At most one replacement for each group. A group that others have changed, or whose new files are not all there,
+        is left out. Raises JobFailed if other writers always commit first, and the errors of the replacer.
         """
         ended: dict[int, tuple[Fate, str]] = {}
-        for _ in range(ROUNDS):
+        lost: set[int] = set()
+        conflicts = 0
+        while conflicts < ROUNDS:
             self._ctx.check_cancelled()
             head = self._replacer.load()
             fates = dict(
@@ -105,6 +108,7 @@ class Publication:
                 for one in replacements
                 if fates[one.group] is Fate.PENDING and not one.stage.is_offered
             }
+            fates |= {group: Fate.LOST for group in lost if fates[group] is Fate.PENDING}
             pending = [one for one in replacements if fates[one.group] is Fate.PENDING]
             # A group that this call has committed may have been replaced again since.
             ended = {group: (fate, "") for group, fate in fates.items()} | {
@@ -118,6 +122,11 @@ class Publication:
                 version = self._replacer.commit(head, pending, marks)
             except (Conflict, CommitUnknown) as error:
                 self._ctx.log.info("Could not commit new files; loading the table again: %s", error)
+                conflicts += 1
+                continue
+            except StagedFileLost as error:
+                self._ctx.log.warning("Committing the other groups without group %s: %s", error.group, error)
+                lost.add(error.group)
                 continue
             return ended | {one.group: (Fate.COMMITTED, version) for one in pending}
         raise JobFailed(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from distop.behavior import PartitionPlan, Planned
 from distop.clock import time
 from distop.errors import InvalidArgument, UnsafePath
+from distop.storage.deletion_scope import OWN
 from distop.storage.normal_uris import normal
 from distop.tables import expiration_of, place_of
 from distop.tables.expiration import Choice, RetentionRule
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from distop.behavior import JobContext, TableRecord
+    from distop.storage.object_store import ObjectStore
     from distop_behaviors.expire.expire_argument import ExpireSnapshotsArgument
 
 VERSIONS = "versions-"
@@ -29,6 +31,8 @@ ENTRIES = 500
 """Maximum entries of the decision in one job, which must fit into one value of etcd."""
 GROUP_BYTES, GROUP_UNITS = 16 << 20, 20
 """Limits of a job: bytes and number of its parts of the metadata."""
+_RESOLUTION = 1.0
+"""The resolution in seconds of the times of some object stores."""
 _VERSION, _REF = "version", "ref"
 """Stamps of entries of the decision that are no files."""
 _NOW, _AGE, _OLDER, _LAST, _REFS, _WHOSE = "now", "age", "older_than", "retain_last", "refs", "whose"
@@ -39,9 +43,9 @@ _ENTRIES = "entries"
 def plan(argument: ExpireSnapshotsArgument, table: TableRecord, ctx: JobContext) -> Planned:
     """The decision, and the parts of the metadata in groups. Raises InvalidArgument and TableUnavailable."""
     expiration = expiration_of(table, ctx.check_cancelled, lambda: ctx.spark)
-    rule = RetentionRule(time.time(), argument.older_than, argument.retain_last, argument.refs == "remove_old")
+    store = check_place(expiration.reachability.place, table, ctx).store
+    rule = RetentionRule(time_by(store), argument.older_than, argument.retain_last, argument.refs == "remove_old")
     choice = expiration.choose(rule)
-    check_place(expiration.reachability.place, table, ctx)
     values = {
         _NOW: repr(rule.now),
         _AGE: repr(choice.age),
@@ -71,12 +75,24 @@ def plan(argument: ExpireSnapshotsArgument, table: TableRecord, ctx: JobContext)
     return Planned(partitions, expiration.reachability.state)
 
 
-def check_place(place: str, table: TableRecord, ctx: JobContext) -> None:
-    """Raises InvalidArgument if a registered table is inside the folder or around it, or for an unsuitable store."""
+def check_place(place: str, table: TableRecord, ctx: JobContext) -> TablePlace:
+    """The folder of a table, opened.
+
+    Raises InvalidArgument if a registered table is inside the folder or around it, or for an unsuitable store.
+    """
     try:
-        TablePlace(place, ctx, folders_of_others(table, ctx))
+        return TablePlace(place, ctx, folders_of_others(table, ctx))
     except UnsafePath as error:
         raise InvalidArgument(str(error)) from error
+
+
+def time_by(store: ObjectStore) -> float:
+    """The time in seconds, never later than by the store's clock: a wrong clock of this node makes nothing older.
+
+    A store's time may be rounded down to seconds, so an equal clock of this node is more exact.
+    """
+    stored = store.time(OWN)
+    return min(time.time(), stored + _RESOLUTION)
 
 
 def decision_of(partitions: Iterable[PartitionPlan]) -> tuple[RetentionRule, Choice]:

@@ -12,9 +12,12 @@ from distop.behavior import PartitionPlan, Planned, WorkDone
 from distop.clock import time
 from distop.errors import InvalidArgument
 from distop.protocol.texts import plural
+from distop.storage.deletion import Place
+from distop.storage.files import local_path
+from distop.storage.opened_stores import has_store, store_of
 from distop.tables import partition_removal_of, place_of
 from distop_behaviors.expire.expire_argument import SHOWN
-from distop_behaviors.expire.expire_plan import check_place
+from distop_behaviors.expire.expire_plan import check_place, time_by
 from distop_behaviors.expire.partition_argument import ExpirePartitionsReport, ExpirePartitionsResult
 from distop_behaviors.expire.partition_periods import end_of
 from distop_behaviors.orphans.orphan_argument import FileCount
@@ -34,11 +37,12 @@ _REPORT = "report"
 def plan(argument: ExpirePartitionsArgument, table: TableRecord, ctx: JobContext) -> Planned:
     """The expired partitions with their files. Raises InvalidArgument if they are too large a part of the table."""
     removal = partition_removal_of(table, ctx, ctx.check_cancelled)
-    cutoff = datetime.fromtimestamp(time.time(), UTC) - timedelta(seconds=argument.older_than)
+    place = place_of(table, ctx.check_cancelled, lambda: ctx.spark)
+    cutoff = datetime.fromtimestamp(_time_at(place), UTC) - timedelta(seconds=argument.older_than)
     zone, hold = ZoneInfo(argument.zone), set(argument.hold)
     report = ExpirePartitionsReport(dry_run=argument.dry_run, cutoff=cutoff.isoformat())
     if removal.deletes_files:
-        check_place(place_of(table, ctx.check_cancelled), table, ctx)
+        check_place(place, table, ctx)
         report.deletes = True
     expired: list[PartitionPlan] = []
     unmatched = set(hold)
@@ -66,10 +70,16 @@ def plan(argument: ExpirePartitionsArgument, table: TableRecord, ctx: JobContext
     _check_fraction(argument, report, size, all_bytes)
     first = PartitionPlan(0, DECISION, values={_REPORT: json.dumps(report.model_dump(mode="json"))})
     if removal.deletes_files and not argument.dry_run:
-        place = TablePlace(place_of(table, ctx.check_cancelled), ctx)
-        expired = [listed_in_store(one, place) for one in expired]
+        folder = TablePlace(place, ctx)
+        expired = [listed_in_store(one, folder) for one in expired]
     found = sorted(expired, key=lambda one: one.name)
     return Planned([first, *(replace(one, partition=n) for n, one in enumerate(found, 1))], removal.state)
+
+
+def _time_at(place: str) -> float:
+    """The time in seconds, by the clock of the place's store; in a store that distop does not open, by this node's."""
+    folder = str(local_path(place) or place.rstrip("/"))
+    return time_by(store_of(Place(folder))) if has_store(folder) else time.time()
 
 
 def listed_in_store(partition: PartitionPlan, place: TablePlace) -> PartitionPlan:

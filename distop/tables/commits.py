@@ -30,6 +30,14 @@ class Conflict(Exception):
     """A commit failed because the table has changed since it was loaded."""
 
 
+class StagedFileLost(Exception):
+    """A new file of a group is missing or was changed, so nothing was committed. ``group``: its number in the plan."""
+
+    def __init__(self, group: int, text: str) -> None:
+        super().__init__(text)
+        self.group = group
+
+
 class CommitUnknown(Exception):
     """It is unknown whether a commit succeeded: load the table again to find out."""
 
@@ -150,6 +158,8 @@ class Fate(Enum):
     """Somebody has set the table back to a state before the commit that replaced the group."""
     WITHDRAWN = "withdrawn"
     """The operation has ended, and its new files are not offered any more."""
+    LOST = "lost"
+    """A new file is missing or was changed before the commit."""
     DIVERGED = "diverged"
     """The table's current state does not follow from the one that was read, or that is unknown."""
 
@@ -256,7 +266,7 @@ class FileReplacer(ABC):
     def commit(self, head: Head, replacements: Sequence[Replacement], marks: Marks) -> str:
         """Replace the files of pending replacements in one commit, if the table is still ``head``; returns its version.
 
-        Raises Conflict, CommitUnknown, TableUnavailable, UnsafePath, and InvalidArgument.
+        Raises Conflict, CommitUnknown, StagedFileLost, TableUnavailable, UnsafePath, and InvalidArgument.
         """
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from distop.storage.opened_stores import store_of
 from distop.tables.commits import CommitUnknown
 from distop.tables.iceberg.iceberg_replacer import IcebergReplacer
 from distop.testing import MemoryProgress
@@ -245,3 +246,25 @@ def test_an_unknown_outcome_is_settled_by_reading(
     assert calls[0] == (1 if landed else 2)
     assert bench.rows("t") == before
     assert bench.files("t") == 1
+
+
+def test_a_group_whose_new_file_is_missing_is_rewritten_alone(
+    bench: CompactBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.create("t", "partitioned by (k)")
+    before, original, sizes = bench.rows("t"), IcebergReplacer.commit, list[int]()
+
+    def commit(self: IcebergReplacer, head: Any, replacements: Any, marks: Any) -> str:
+        sizes.append(len(replacements))
+        if len(sizes) == 1:
+            stage = replacements[1].stage
+            stage.remove([one.key for one in store_of(stage.data).list()])
+        return original(self, head, replacements, marks)
+
+    monkeypatch.setattr(IcebergReplacer, "commit", commit)
+    ran = bench.compact("t")
+    assert ran.report["verdict"] == "compacted", ran.message
+    assert (ran.report["groups"]["committed"], ran.report["groups"]["redone"]) == (3, 1)
+    assert sizes == [3, 2, 1]
+    assert bench.rows("t") == before
+    assert bench.files("t") == 3

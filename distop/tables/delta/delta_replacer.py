@@ -23,7 +23,7 @@ from distop.storage.files import for_arrow
 from distop.storage.location import root_of
 from distop.storage.opened_stores import store_of
 from distop.storage.places import make_stage
-from distop.tables.commits import Candidate, Fate, FileReplacer, Marks, Replacement, RowsDiffer
+from distop.tables.commits import Candidate, Fate, FileReplacer, Marks, Replacement, RowsDiffer, StagedFileLost
 from distop.tables.delta import delta_columns, delta_rows, metadata_commit
 from distop.tables.delta.delta_log import AddedFile, commit, file_key, snapshot_of
 from distop.tables.delta.delta_plan import partition_name
@@ -106,7 +106,7 @@ class DeltaReplacer(FileReplacer):
 
     def _check_features(self, snapshot: DeltaSnapshot) -> None:
         """Raises InvalidArgument if the table's writer features do not allow to replace its files."""
-        metadata_commit.check_writable(snapshot)
+        metadata_commit.check_writable(snapshot, advice="use OPTIMIZE instead")
         features = snapshot.protocol.get("writerFeatures") or ()
         if found := next((name for name in _REFUSED if name in features), None):
             raise InvalidArgument(
@@ -386,7 +386,7 @@ class DeltaReplacer(FileReplacer):
                 actions.append({"remove": metadata_commit.remove_action(file, now, data_change=False)})
         for one in replacements:
             for add in one.detail["added"]:
-                self._check_staged(add, one.stage)
+                self._check_staged(add, one)
                 actions.append({"add": add})
         info = self._publisher.info(snapshot, _OPERATION, marks.texts(replacements))
         info["operationMetrics"] = {
@@ -403,8 +403,9 @@ class DeltaReplacer(FileReplacer):
         self._publisher.commit(snapshot, metadata_commit.actions_text(info, [{"txn": done}, *actions]))
         return str(snapshot.version + 1)
 
-    def _check_staged(self, add: Mapping[str, Any], stage: StagedFiles) -> None:
-        """Raises UnsafePath if a new file is not in its stage, InvalidArgument if it is missing or has another size."""
+    def _check_staged(self, add: Mapping[str, Any], replacement: Replacement) -> None:
+        """Raises UnsafePath if a new file is not in its stage, StagedFileLost if it is missing or has another size."""
+        stage = replacement.stage
         path = f"{self._root}/{unquote(str(add['path']), errors='surrogateescape')}"
         folder, _, name = path.rpartition("/")
         if folder != stage.data.location or name in ("", ".", ".."):
@@ -414,7 +415,7 @@ class DeltaReplacer(FileReplacer):
                 return
         except FileNotFoundError:
             pass
-        raise InvalidArgument(f"the new file {path} is missing or was changed before its commit: nothing was changed")
+        raise StagedFileLost(replacement.group, f"the new file {path} is missing or was changed before its commit")
 
 
 def _of(snapshot: DeltaSnapshot, path: str, size: int) -> AddedFile:

@@ -17,7 +17,17 @@ from distop.storage import deletion
 from distop.storage.confinement import normal_form
 from distop.storage.opened_stores import store_of
 from distop.storage.places import make_stage
-from distop.tables.commits import Candidate, Conflict, Fate, FileReplacer, Marks, Replacement, RowsDiffer
+from distop.storage.store_errors import ObjectMissing
+from distop.tables.commits import (
+    Candidate,
+    Conflict,
+    Fate,
+    FileReplacer,
+    Marks,
+    Replacement,
+    RowsDiffer,
+    StagedFileLost,
+)
 from distop.tables.iceberg import iceberg_jar, iceberg_rows, java_tables, manifest_facts, staging_table
 from distop.tables.iceberg.catalog_publisher import CatalogPublisher
 from distop.tables.iceberg.folder_publisher import FolderPublisher
@@ -146,7 +156,7 @@ class IcebergReplacer(FileReplacer):
         frame, observation = spark_copy.observed(spark_copy.arranged(frame, layout.outputs, layout.sort_by), kinds)
         codec = {"compression-codec": _CODECS.get(layout.codec, layout.codec)} if layout.codec is not None else {}
         staging_table.write_as_rewrite(session, frame, location, {**_OPTIONS, **codec})
-        staged = _StagedTable(stage)
+        staged = _StagedTable(stage, plan.partition)
         file, _ = staged.metadata()
         added = self._added(file, spec, plan)
         rows = sum(count for _, _, count in added)
@@ -181,14 +191,9 @@ class IcebergReplacer(FileReplacer):
 
     def _spec_of(self, plan: PartitionPlan) -> int:
         """The partition spec of the files of a group. Raises InvalidArgument if they have several."""
-        metadata, io = read_metadata(plan.source)
-        wanted = {path for path, _, _ in plan.files}
-        specs: set[int] = set()
-        with io.watched():
-            manifests = _of_data(manifests_of(metadata.current_snapshot(), io))
-            for manifest, entry in entries(manifests, io, self._ctx.check_cancelled):
-                if entry.data_file.file_path in wanted:
-                    specs.add(int(manifest.partition_spec_id))
+        # Read once for all groups, as the numbers of rows are.
+        known = manifest_facts.snapshot_of(plan.source, frozenset(), self._ctx.check_cancelled)
+        specs = {spec for path, _, _ in plan.files if (spec := known.spec_of(path)) is not None}
         if len(specs) != 1:
             raise InvalidArgument(f"the files of the group {plan.name} do not have one partition spec: {sorted(specs)}")
         return specs.pop()
@@ -292,7 +297,7 @@ class IcebergReplacer(FileReplacer):
             for manifest, entry in entries(_of_deletes(manifests), io, check):
                 if referenced_file(entry) in removed:
                     deletes.add(str(manifest.manifest_path))
-        staged = [_StagedTable(one.stage) for one in replacements]
+        staged = [_StagedTable(one.stage, one.group) for one in replacements]
         return ReplacedFiles(read, removed, frozenset(data), frozenset(deletes), staged)
 
 
@@ -388,8 +393,9 @@ class _State:
 class _StagedTable:
     """The staging table of a stage, as a commit reads it."""
 
-    def __init__(self, stage: StagedFiles) -> None:
+    def __init__(self, stage: StagedFiles, group: int) -> None:
         self._stage = stage
+        self._group = group
 
     def metadata(self) -> tuple[MetadataFile, list[str]]:
         """The metadata file of the staging table, and its manifests. Raises UnsafePath and InvalidArgument."""
@@ -403,11 +409,14 @@ class _StagedTable:
         return file, check_staged(file, self._stage.data.location)
 
     def check_file(self, path: str) -> None:
-        """Raises UnsafePath for a data file that is outside this stage or a link, and OSError if it is missing."""
+        """Raises UnsafePath for a data file that is outside this stage or a link, StagedFileLost if it is missing."""
         found, folder = normal_form(path), f"{normal_form(self._stage.data.location)}/"
         if not found.startswith(folder):
             raise UnsafePath(f"the staging table has the file {path}, which is not in {folder}: nothing was changed")
-        store_of(self._stage.data).head(found.removeprefix(folder))
+        try:
+            store_of(self._stage.data).head(found.removeprefix(folder))
+        except ObjectMissing as error:
+            raise StagedFileLost(self._group, f"the new file {path} is missing before its commit") from error
 
 
 def _has_row_ids(raw: Mapping[str, Any]) -> bool:

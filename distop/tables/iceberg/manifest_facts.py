@@ -50,7 +50,8 @@ class IcebergSnapshot:
     """The current snapshot of a metadata file.
 
     ``id``: "" if there is no snapshot; ``columns``: the table's; ``fields``: the requested ones; ``files``: the facts
-    of each data file, by its path in the manifests.
+    of each data file, by its path in the manifests; ``spec``: the id of the table's partition spec; ``specs``: the ids
+    of the specs of files with another one, by path.
     """
 
     source: str
@@ -58,6 +59,12 @@ class IcebergSnapshot:
     columns: Mapping[str, SparkType]
     fields: Mapping[Path, IcebergField]
     files: Mapping[str, FileFacts]
+    spec: int
+    specs: Mapping[str, int]
+
+    def spec_of(self, path: str) -> int | None:
+        """The id of the partition spec of a data file; None if the snapshot does not have the file."""
+        return self.specs.get(path, self.spec) if path in self.files else None
 
     def of(self, file: PlannedFile) -> FileFacts:
         """The facts of a planned file.
@@ -106,6 +113,7 @@ def _read(source: str, wanted: frozenset[str], check: Callable[[], None]) -> Ice
         columns = iceberg_fields.columns_of(schema)
         snapshot = metadata.current_snapshot()
         files: dict[str, FileFacts] = {}
+        specs: dict[str, int] = {}
         read_from: list[tuple[str, ...]] = []
         if snapshot is not None:
             read_from.append(identity(snapshot.manifest_list))
@@ -116,8 +124,13 @@ def _read(source: str, wanted: frozenset[str], check: Callable[[], None]) -> Ice
                 removed = _deletes(manifests, metadata, io, allowed, check)
                 for manifest in manifests:
                     if manifest.content == _DATA:
-                        facts = _Facts(metadata.specs()[manifest.partition_spec_id], columns, found, removed)
-                        files.update((e.file.file_path, facts.of(e)) for e in _entries(manifest, io, allowed, check))
+                        spec = int(manifest.partition_spec_id)
+                        facts = _Facts(metadata.specs()[spec], columns, found, removed)
+                        for entry in _entries(manifest, io, allowed, check):
+                            path = entry.file.file_path
+                            files[path] = facts.of(entry)
+                            if spec != metadata.default_spec_id:
+                                specs[path] = spec
     except FileNotFoundError as error:
         raise Gone(snapshot_gone(source, f"{error.filename or 'a manifest'} is gone")) from error
     except StoreError as error:
@@ -128,7 +141,8 @@ def _read(source: str, wanted: frozenset[str], check: Callable[[], None]) -> Ice
         reason = str(error).strip().split("\n")[0]
         raise Unreadable(f"the metadata of {source} cannot be read: {reason}") from error
     note_checked(file, read_from)
-    return IcebergSnapshot(source, str(snapshot.snapshot_id) if snapshot is not None else "", columns, found, files)
+    number = str(snapshot.snapshot_id) if snapshot is not None else ""
+    return IcebergSnapshot(source, number, columns, found, files, int(metadata.default_spec_id), specs)
 
 
 def _deletes(

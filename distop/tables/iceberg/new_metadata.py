@@ -44,7 +44,7 @@ class StagedTable(Protocol):
         """Its metadata file and its manifests. Raises UnsafePath and InvalidArgument."""
 
     def check_file(self, path: str) -> None:
-        """Raises UnsafePath for a data file that is outside the stage or a link, and OSError."""
+        """Raises UnsafePath for a data file that is outside the stage or a link, StagedFileLost and OSError."""
 
 
 @frozen

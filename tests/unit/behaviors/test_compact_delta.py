@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from distop.behavior import Summary, TableRecord, select
+from distop.behavior import JobFailed, Summary, TableRecord, select
 from distop.errors import InvalidArgument, UnsafePath
 from distop.storage.deletion import Place
 from distop.tables.commits import CommitUnknown, Fate, Marks
@@ -25,7 +25,7 @@ from distop.testing import MemoryProgress
 from distop_behaviors.compact import Compact, CompactTableJob
 from distop_behaviors.compact.compact_argument import CompactArgument
 from distop_behaviors.compact.group_rewrite import GroupRewrite
-from distop_behaviors.compact.publication import REASONS
+from distop_behaviors.compact.publication import REASONS, Publication
 from tests.support.context import FakeContext, Ran, complete, run_jobs, run_operation
 from tests.support.delta_logs import DeltaLog
 
@@ -759,15 +759,54 @@ def test_a_cleanup_after_the_end_removes_no_committed_files(days: Bench, late: s
     assert days.rows == rows
 
 
-def test_a_missing_new_file_is_not_committed(days: Bench) -> None:
+def test_a_missing_new_file_is_not_committed(days: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = days.rows
     argument, plans, _ = days.plan()
     outcomes = days.run(argument, plans)
     days.staged()[0].unlink()
-    with pytest.raises(InvalidArgument, match="missing or was changed before its commit"):
-        days.complete(argument, plans, outcomes)
+
+    def failing(*_: Any) -> None:
+        raise JobFailed("the disk is full")
+
+    monkeypatch.setattr(GroupRewrite, "rewritten", failing)
+    ran = days.complete(argument, plans, outcomes)
+    assert groups_of(ran) == {"planned": 6, "committed": 5, "conflicted": 1}
+    assert [one["reason"] for one in ran.report["left_out"]] == ["the disk is full"]
     assert days.rows == rows
-    assert days.commits() == []
+    assert len(days.commits()) == 1
+
+
+def test_a_group_whose_new_file_is_missing_is_rewritten_alone(days: Bench) -> None:
+    rows = days.rows
+    argument, plans, _ = days.plan()
+    outcomes = days.run(argument, plans)
+    lost, changed, *_ = days.staged()
+    lost.unlink()
+    changed.write_bytes(changed.read_bytes()[:-1])
+    ran = days.complete(argument, plans, outcomes)
+    assert groups_of(ran) == {"planned": 6, "committed": 6, "redone": 2}
+    assert (ran.report["verdict"], ran.report["left_out"]) == ("compacted", [])
+    assert days.rows == rows
+    assert len(days.files) == 6
+
+
+def test_of_two_attempts_the_one_whose_files_are_all_there_is_committed(
+    days: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = days.rows
+    argument, plans, _ = days.plan()
+    with monkeypatch.context() as patch:
+        patch.setattr(Publication, "offered", lambda *_: [])
+        days.run(argument, plans[:1])  # by an executor that does not see what the other one has offered
+        outcomes = days.run(argument, plans)
+    found = GroupRewrite(argument, days.context(), "x").publication.all_offered()[plans[0].partition]
+    assert len(found) == 2
+    for file in days.staged():
+        if str(file).startswith(f"{found[-1][0].data.location}/"):
+            file.unlink()
+    ran = days.complete(argument, plans, outcomes)
+    assert groups_of(ran) == {"planned": 6, "committed": 6}
+    assert days.rows == rows
 
 
 @pytest.mark.parametrize("path", ["id=1.parquet", "distop-staged/../id=1.parquet", "distop-staged/x/id=1.parquet"])
@@ -813,6 +852,12 @@ def test_tables_that_cannot_be_compacted_are_refused(bench: Bench, tmp_path: Pat
     )
     assert log.record == bench.record
     with pytest.raises(InvalidArgument, match="rowTracking: each file needs row ids"):
+        bench.compact()
+
+
+def test_an_unknown_writer_feature_is_refused_with_what_compacts_the_table(bench: Bench) -> None:
+    DeltaLog(bench.path).create({"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": ["newFeature"]})
+    with pytest.raises(InvalidArgument, match=r"'newFeature', .* nothing was changed; use OPTIMIZE instead"):
         bench.compact()
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import Counter
+from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -18,6 +19,7 @@ from distop.behavior import OutcomeRow
 from distop.errors import InvalidArgument
 from distop.storage.places import make_stage
 from distop.tables.commits import Fate, Marks, Replacement
+from distop.tables.iceberg.avro import ManifestIO
 from distop.tables.iceberg.iceberg_replacer import IcebergReplacer
 from distop.tables.iceberg.snapshot_files import PartitionNames, partition_types, values_in
 from distop.tables.partition_condition import PartitionCondition
@@ -200,6 +202,37 @@ def test_a_condition_chooses_partitions_of_all_specs(tmp_path: Path) -> None:
         chosen("total = 3")
     with pytest.raises(InvalidArgument, match="compares 'id', whose type is bigint, with 'x'"):
         chosen("id = 'x'")
+
+
+def test_the_specs_of_all_groups_need_one_reading_of_each_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = Folder(tmp_path / "t").new(SCHEMA, BY_K)
+    for _ in range(3):
+        table.append(rows("a", "b", "c"))
+    with table.update_spec() as update:
+        update.remove_field("k")
+        update.add_identity("id")
+    for _ in range(2):
+        table.append(rows("a"))
+    context = FakeContext(tmp_path / "work", record(tmp_path / "t"))
+    argument = CompactArgument(min_input_files=2)
+    plans = [one for one in Compact().partitions(record(tmp_path / "t"), argument, context).partitions if one.files]
+    new_input, opened = ManifestIO.new_input, list[str]()
+
+    def counted(self: ManifestIO, location: str) -> Any:
+        opened.append(location)
+        return new_input(self, location)
+
+    monkeypatch.setattr(ManifestIO, "new_input", counted)
+    replacer = IcebergReplacer(record(tmp_path / "t"), context, by_catalog=False)
+    specs = {one.name.rpartition("#")[0]: replacer._spec_of(one) for one in plans}
+    assert specs == {"k=a": 0, "k=b": 0, "k=c": 0, "spec-1/id=0": 1}
+    snapshot = table.metadata.current_snapshot()
+    assert snapshot is not None
+    manifests = {one.manifest_path for one in snapshot.manifests(table.io)}
+    assert len(manifests) == 5
+    assert max(Counter(path for path in opened if path in manifests).values(), default=0) <= 1
 
 
 def test_days_are_dates_and_months_are_texts() -> None:

@@ -18,7 +18,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.transforms import DayTransform, IdentityTransform, MonthTransform
 from pyiceberg.types import DateType, LongType, NestedField, TimestamptzType
 
-from distop import testing
+from distop import clock, testing
 from distop.behavior import PartitionPlan, Summary
 from distop.errors import InvalidArgument
 from distop.protocol.records import TableRecord
@@ -131,6 +131,17 @@ def test_a_format_without_a_year_is_refused(pattern: str) -> None:
     """All values would be in the year 1900, and so all partitions would be removed."""
     with pytest.raises(ValueError, match="format must have a year"):
         ExpirePartitionsArgument(column="day", older_than=1, format=pattern)
+
+
+def test_a_wrong_clock_of_the_planning_node_expires_nothing_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = delta(tmp_path / "t", *days_ago(1, 50, 89, 91))
+    true = clock.time.time
+    monkeypatch.setattr(clock.time, "time", staticmethod(lambda: true() + 60 * 86400))
+    argument = ExpirePartitionsArgument(column="day", older_than="90d", max_fraction=1)  # type: ignore[arg-type]
+    planned = ExpirePartitions().partitions(table, argument, FakeContext(tmp_path, table)).partitions
+    assert [one.name for one in planned] == [DECISION, f"day={days_ago(91)[0]}"]
 
 
 def test_old_partitions_go_by_value_whatever_the_times_of_their_files(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from deltalake import DeltaTable, write_deltalake
 from pyiceberg.table import StaticTable, Table
 from pyiceberg.table.metadata import TableMetadataUtil
 
-from distop import testing
+from distop import clock, testing
 from distop.behavior import OutcomeRow, PartitionPlan
 from distop.errors import InvalidArgument
 from distop.protocol.records import TableRecord
@@ -508,6 +509,23 @@ def test_removed_files_of_a_delta_table_are_deleted_after_the_retention_time(tmp
     assert before - expected == {f"{tmp_path}/t/{name}" for name in vacuumed}
     assert report.deleted["data"].files == len(vacuumed)
     assert (report.removed, report.versions_before, report.versions_after) == (0, 4, 4)
+
+
+def test_a_wrong_clock_of_the_planning_node_makes_nothing_older(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The files were written long ago and removed just now: only the time of their removal keeps them."""
+    iceberg, removed = record(tmp_path / "i"), delta(tmp_path / "d")
+    grown(tmp_path / "i")
+    for path in (*on_disk(tmp_path / "i"), *on_disk(tmp_path / "d")):
+        os.utime(path, (1e9, 1e9))
+    before = own(tmp_path / "i"), own(tmp_path / "d")
+    true = clock.time.time
+    monkeypatch.setattr(clock.time, "time", staticmethod(lambda: true() + 30 * 86400))
+    for table, name in ((iceberg, "i"), (removed, "d")):
+        report = expire(table, tmp_path / "work" / name, older_than=8 * 86400)
+        assert (report.removed, report.deleted) == (0, {})
+    assert (own(tmp_path / "i"), own(tmp_path / "d")) == before
 
 
 @pytest.mark.parametrize("kept", [None, "interval 7 days"])

@@ -102,7 +102,6 @@ NOT_ON_THE_PAGE = {
     "where: …",
     "the table … has no commits: its partitions are removed by deletion",  # nobody calls it
     # Of jobs and completions, of records that were changed by hand:
-    "the new file … is missing or was changed before its commit: nothing was changed",
     "the files of the group … do not have one partition spec: …",
     "an entry in … names the folder …, which has no staged files",
     "an entry in … names …, which is not a file in one folder",
