@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import grpc
 from google.protobuf import descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from distop.client.service_channel import MOST_BYTES
 from distop.client.service_errors import DETAILS, status_of
@@ -29,6 +30,14 @@ log = logging.getLogger("distop.service")
 
 MOST_CALLS = 10_000
 """Maximum open calls of a service. Others are refused at once."""
+MESSAGE_LIMIT = 30.0
+"""Seconds for the message of a call to arrive."""
+MOST_PUBLIC = 100
+"""Maximum open streams of health and of reflection each, for which callers are not identified."""
+PUBLIC_LIMIT = 60.0
+"""Seconds without a request after which a stream of reflection ends."""
+HEALTH_LIMIT = 2.0
+"""Seconds in which callers learn from health that the service stops."""
 OPTIONS = (
     ("grpc.max_receive_message_length", MOST_BYTES),
     ("grpc.max_send_message_length", MOST_BYTES),
@@ -44,12 +53,13 @@ class GrpcFace:
 
     def __init__(self, services: Mapping[str, Any], gate: CallGate) -> None:
         self._server = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=MOST_CALLS)
-        self._health: Any = health.aio.HealthServicer()  # type: ignore[attr-defined]
+        self._health = _Health()
         self._names = tuple(services)
         for name, handlers in services.items():
             self._server.add_generic_rpc_handlers((_service(name, handlers, gate),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        reflection.enable_server_reflection((*services, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+        listed = _Reflection((*services, health.SERVICE_NAME, reflection.SERVICE_NAME))
+        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(listed, self._server)
 
     async def start(self, address: str, credentials: grpc.ServerCredentials | None = None) -> int:
         """Serve at this address, with TLS if there are credentials; returns the port.
@@ -71,8 +81,52 @@ class GrpcFace:
 
     async def stop(self, grace: float) -> None:
         """Refuse new calls, and wait for open ones for ``grace`` seconds."""
-        await self._health.enter_graceful_shutdown()
+        with suppress(TimeoutError):  # a caller that reads nothing of its stream holds it up
+            async with asyncio.timeout(HEALTH_LIMIT):
+                await self._health.enter_graceful_shutdown()
         await self._server.stop(grace)
+
+
+class _Health(health.aio.HealthServicer):  # type: ignore[name-defined,misc]
+    """gRPC's health service, with few streams."""
+
+    _streams = 0
+
+    async def Watch(self, request: Any, context: Any) -> None:
+        if self._streams >= MOST_PUBLIC:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many streams of health are open")
+        self._streams += 1
+        try:
+            await super().Watch(request, context)
+        finally:
+            self._streams -= 1
+
+
+class _Reflection(reflection.aio.ReflectionServicer):  # type: ignore[name-defined,misc]
+    """gRPC's reflection service, with few streams that end when nothing is asked."""
+
+    _streams = 0
+
+    async def ServerReflectionInfo(self, request_iterator: Any, context: Any) -> AsyncGenerator[Any, None]:
+        if self._streams >= MOST_PUBLIC:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many streams of reflection are open")
+        self._streams += 1
+        try:
+            async for response in super().ServerReflectionInfo(_in_time(context), context):
+                yield response
+        finally:
+            self._streams -= 1
+
+
+async def _in_time(context: Any) -> AsyncGenerator[Any, None]:
+    """The requests of a stream, until none arrives for some time."""
+    with suppress(TimeoutError):
+        while True:
+            async with asyncio.timeout(PUBLIC_LIMIT):
+                request = await context.read()
+            if request is grpc.aio.EOF:  # type: ignore[attr-defined]
+                return
+            yield request
 
 
 def _service(name: str, handlers: Any, gate: CallGate) -> grpc.GenericRpcHandler[Any, Any]:
@@ -85,9 +139,10 @@ def _method(method: MethodDescriptor, handlers: Any, gate: CallGate) -> grpc.Rpc
     through = _Through(gate, f"{method.containing_service.name}/{method.name}")
     call, request = getattr(handlers, method.name), message_factory.GetMessageClass(method.input_type)
     serialize = message_factory.GetMessageClass(method.output_type).SerializeToString
+    # A stream of requests is the same to clients as one request, but is handled before its message has arrived.
     if method.server_streaming:
-        return grpc.unary_stream_rpc_method_handler(_stream(call, request, through), None, serialize)
-    return grpc.unary_unary_rpc_method_handler(_unary(call, request, through), None, serialize)
+        return grpc.stream_stream_rpc_method_handler(_stream(call, request, through), None, serialize)
+    return grpc.stream_unary_rpc_method_handler(_unary(call, request, through), None, serialize)
 
 
 class _Through:
@@ -117,7 +172,15 @@ def proof_of(context: grpc.aio.ServicerContext[Any, Any]) -> CallerProof:
     return CallerProof(bearer, names, str(context.peer()))
 
 
-def _parsed(data: bytes, request: Any) -> Any:
+async def _received(request: Any, context: Any) -> Any:
+    """The message of a call. Raises InvalidArgument."""
+    try:
+        async with asyncio.timeout(MESSAGE_LIMIT):
+            data = await context.read()
+    except TimeoutError:
+        raise InvalidArgument(f"the request has not arrived within {MESSAGE_LIMIT:g} s") from None
+    if data is grpc.aio.EOF:  # type: ignore[attr-defined]
+        raise InvalidArgument(f"the call has no message {request.DESCRIPTOR.full_name}")
     try:
         return request.FromString(data)
     except DecodeError as error:
@@ -125,10 +188,10 @@ def _parsed(data: bytes, request: Any) -> Any:
 
 
 def _unary(call: Callable[[Any], Awaitable[Any]], request: Any, through: _Through) -> Callable[..., Any]:
-    async def answer(data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+    async def answer(_: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         try:
             through.check_identity(context)
-            message = _parsed(data, request)
+            message = await _received(request, context)
             with through.passing(message, context) as passed:
                 return passed.answer(await call(message))
         except Exception as error:  # an unexpected one must not show its text to the caller
@@ -138,10 +201,10 @@ def _unary(call: Callable[[Any], Awaitable[Any]], request: Any, through: _Throug
 
 
 def _stream(call: Callable[[Any], AsyncGenerator[Any, None]], request: Any, through: _Through) -> Callable[..., Any]:
-    async def answer(data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncGenerator[Any, None]:
+    async def answer(_: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncGenerator[Any, None]:
         try:
             through.check_identity(context)
-            message = _parsed(data, request)
+            message = await _received(request, context)
             with through.passing(message, context) as passed:
                 async for response in call(message):
                     passed.check()

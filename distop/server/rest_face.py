@@ -98,6 +98,7 @@ class RestFace:
             lifespan="off",
             http=_Connection,
             ws="none",
+            proxy_headers=False,  # a caller could choose its address in the audit log
             timeout_keep_alive=30,
             limit_concurrency=min(MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2),
             server_header=False,

@@ -448,3 +448,14 @@ async def test_a_websocket_is_not_served(face: RestFace, scripted: Scripted) -> 
                 assert not [name for name in answer.headers if name.startswith("access-control")]
     finally:
         await face.stop(10)
+
+
+async def test_a_caller_does_not_choose_its_address_in_the_audit_log(scripted: Scripted, tmp_path: Any) -> None:
+    face = RestFace(dict.fromkeys(NAMES, scripted), CallGate(None, AuditLog(tmp_path / "audit.jsonl")))
+    port = await face.start("127.0.0.1", 0)
+    try:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+            await client.get("/v1/tables", headers={"origin": "null", "x-forwarded-for": "192.0.2.1"})
+    finally:
+        await face.stop(10)
+    assert json.loads((tmp_path / "audit.jsonl").read_text())["peer"].startswith("127.0.0.1:")
