@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import stat
 from collections import Counter, OrderedDict
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -116,10 +117,14 @@ class AuditLog:
 
     def __init__(self, path: Path) -> None:
         try:
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            # O_NONBLOCK: opening a named pipe must not block.
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
             self._file = os.open(path, flags, 0o600)
         except OSError as error:
             raise InvalidArgument(f"cannot open the audit log {path}: {error.strerror or error}") from None
+        if not stat.S_ISREG(os.fstat(self._file).st_mode):
+            os.close(self._file)
+            raise InvalidArgument(f"the audit log {path} is not a regular file")
         self._unwritten = b""
 
     def check(self) -> None:
@@ -257,6 +262,8 @@ class CallGate:
     def _identified(self, allowed: ServiceAccess, proof: CallerProof) -> CallerIdentity | None:
         if not allowed.identifies:
             return None
+        if proof.token is not None and len(proof.token) < access.SHORTEST_TOKEN:
+            raise NotIdentified(f"a token has at least {access.SHORTEST_TOKEN} characters")
         found = allowed.identity(proof.token, proof.certificates)
         if found is None:
             given = proof.token is not None or proof.certificates

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,8 @@ log = logging.getLogger("distop.service")
 
 MOST_CALLS = 10_000
 """Maximum open calls of a service. Others are refused at once."""
+MOST_CONNECTIONS = 10_000
+"""Maximum connections, if the process may have four times as many files. Others are closed at once."""
 MESSAGE_LIMIT = 30.0
 """Seconds for the message of a call to arrive."""
 MOST_PUBLIC = 100
@@ -44,6 +47,7 @@ OPTIONS = (
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.so_reuseport", 0),  # a second service on the port is an error
 )
 
@@ -52,7 +56,9 @@ class GrpcFace:
     """A gRPC server of these services (full name → handlers), on one address."""
 
     def __init__(self, services: Mapping[str, Any], gate: CallGate) -> None:
-        self._server = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=MOST_CALLS)
+        most = min(MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
+        options = (*OPTIONS, ("grpc.max_allowed_incoming_connections", most))
+        self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=MOST_CALLS)
         self._health = _Health()
         self._names = tuple(services)
         for name, handlers in services.items():

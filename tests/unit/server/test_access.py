@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from itertools import product
 from types import SimpleNamespace
 from typing import Any
@@ -34,14 +35,14 @@ def digest(token: str) -> str:
 
 FILE = f"""
 [identities.etl]
-token_sha256 = ["{digest("etl token")}"]
+token_sha256 = ["{digest("etl token of the tests")}"]
 [identities.ops]
 certificates = ["CN=ops", "URI:spiffe://ops"]
 [identities.root]
-token_sha256 = ["{digest("root token")}"]
+token_sha256 = ["{digest("root token of the tests")}"]
 calls_per_second = 2
 [identities.nobody]
-token_sha256 = ["{digest("nobody token")}"]
+token_sha256 = ["{digest("nobody token of the tests")}"]
 
 [[grants]]
 to = ["etl"]
@@ -66,9 +67,9 @@ WHO = {one.name: one for one in ACCESS.identities}
 @pytest.mark.parametrize(
     ("token", "certificates", "name"),
     [
-        ("etl token", (), "etl"),
-        ("root token", ("CN=ops",), "root"),
-        ("wrong", ("CN=ops",), None),
+        ("etl token of the tests", (), "etl"),
+        ("root token of the tests", ("CN=ops",), "root"),
+        ("a wrong token of the tests", ("CN=ops",), None),
         ("", ("CN=ops",), None),
         (None, ("CN=ops",), "ops"),
         (None, ("CN=other", "URI:spiffe://ops"), "ops"),
@@ -263,10 +264,10 @@ def test_a_call_without_an_identity_or_a_permission_is_refused_and_logged(guarde
     with pytest.raises(NotIdentified, match="send a bearer token, or use a client certificate"):
         ask(guarded, "Operations/Cancel", cancel)
     with pytest.raises(NotIdentified, match="belongs to no identity"):
-        ask(guarded, "Operations/Cancel", cancel, "wrong")
+        ask(guarded, "Operations/Cancel", cancel, "a wrong token of the tests")
     with pytest.raises(PermissionDenied, match="etl may not call Operations/Cancel here: it needs the role operator"):
-        ask(guarded, "Operations/Cancel", cancel, "etl token")
-    _, who = ask(guarded, "Operations/Cancel", cancel, "root token")
+        ask(guarded, "Operations/Cancel", cancel, "etl token of the tests")
+    _, who = ask(guarded, "Operations/Cancel", cancel, "root token of the tests")
     assert (who.identity.name, who.admin) == ("root", True)
     lines = [m.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
     assert [(one["identity"], one["verdict"], one["request_id"]) for one in lines] == [
@@ -284,17 +285,19 @@ def test_a_list_has_only_what_the_caller_may_see(tmp_path: Any) -> None:
     path = tmp_path / "access.toml"
     path.write_text(FILE.replace('role = "viewer"', 'role = "viewer"\ntables = ["sales.*"]'))
     guarded = CallGate(AccessFile(path))
-    passed, _ = ask(guarded, "Operations/List", operations_pb2.ListRequest(), "etl token")
+    passed, _ = ask(guarded, "Operations/List", operations_pb2.ListRequest(), "etl token of the tests")
     answer = operations_pb2.ListResponse()
     for op in (OP, "hr.pay/purge/1", "sales/validate/1"):
         answer.operations.add(op=op)
     assert [one.op for one in passed.answer(answer).operations] == [OP]
-    passed, _ = ask(guarded, "Tables/List", tables_pb2.ListTablesRequest(), "etl token")
+    passed, _ = ask(guarded, "Tables/List", tables_pb2.ListTablesRequest(), "etl token of the tests")
     tables = tables_pb2.ListTablesResponse(tables=[tables_pb2.Table(name="hr.pay"), tables_pb2.Table(name="sales.a")])
     assert [one.name for one in passed.answer(tables).tables] == ["sales.a"]
     with pytest.raises(PermissionDenied):
-        ask(guarded, "Operations/List", operations_pb2.ListRequest(), "nobody token")
-    passed, _ = ask(guarded, "Operations/GetPrepared", operations_pb2.GetPreparedRequest(external_id="x"), "etl token")
+        ask(guarded, "Operations/List", operations_pb2.ListRequest(), "nobody token of the tests")
+    passed, _ = ask(
+        guarded, "Operations/GetPrepared", operations_pb2.GetPreparedRequest(external_id="x"), "etl token of the tests"
+    )
     with pytest.raises(PermissionDenied, match="none of yours"):
         passed.answer(operations_pb2.GetPreparedResponse(op="hr.pay/purge/1"))
 
@@ -304,14 +307,14 @@ def test_an_identity_makes_so_many_calls_a_second(guarded: CallGate, monkeypatch
     monkeypatch.setattr(gate.time, "monotonic", lambda: now)
     request = operations_pb2.GetRequest(op=OP)
     for _ in range(2):
-        ask(guarded, "Operations/Get", request, "root token")
+        ask(guarded, "Operations/Get", request, "root token of the tests")
     with pytest.raises(TooManyCalls, match="root makes more than 2 calls a second"):
-        ask(guarded, "Operations/Get", request, "root token")
-    ask(guarded, "Operations/Get", request, "etl token")
+        ask(guarded, "Operations/Get", request, "root token of the tests")
+    ask(guarded, "Operations/Get", request, "etl token of the tests")
     now += 0.5
-    ask(guarded, "Operations/Get", request, "root token")
+    ask(guarded, "Operations/Get", request, "root token of the tests")
     with pytest.raises(TooManyCalls):
-        ask(guarded, "Operations/Get", request, "root token")
+        ask(guarded, "Operations/Get", request, "root token of the tests")
 
 
 def test_the_access_file_is_read_again_and_a_wrong_one_is_not_applied(
@@ -356,13 +359,15 @@ def limited(tmp_path: Any) -> CallGate:
 def test_a_reference_to_a_table_needs_its_viewer(limited: CallGate) -> None:
     start = operations_pb2.StartRequest(type="validate", table="sales.a", arg=REFERENCES)
     with pytest.raises(PermissionDenied):
-        ask(limited, "Operations/Start", start, "etl token")
+        ask(limited, "Operations/Start", start, "etl token of the tests")
     start.arg.text = start.arg.text.replace("hr.pay", "sales.b")
-    ask(limited, "Operations/Start", start, "etl token")
+    ask(limited, "Operations/Start", start, "etl token of the tests")
 
 
 def test_counts_and_policies_have_only_the_types_of_the_caller(limited: CallGate) -> None:
-    passed, _ = ask(limited, "Operations/Counts", operations_pb2.CountsRequest(table="sales.a"), "etl token")
+    passed, _ = ask(
+        limited, "Operations/Counts", operations_pb2.CountsRequest(table="sales.a"), "etl token of the tests"
+    )
     counts = operations_pb2.CountsResponse(
         counts=[operations_pb2.CountsResponse.Count(type=one) for one in ("validate", "purge")]
     )
@@ -371,17 +376,19 @@ def test_counts_and_policies_have_only_the_types_of_the_caller(limited: CallGate
         policies_pb2.Policy(table="sales.a", name=one, definition=m.json_message({"start": one}))
         for one in ("validate", "purge")
     ]
-    passed, _ = ask(limited, "Policies/List", policies_pb2.ListPoliciesRequest(), "etl token")
+    passed, _ = ask(limited, "Policies/List", policies_pb2.ListPoliciesRequest(), "etl token of the tests")
     found = passed.answer(policies_pb2.ListPoliciesResponse(policies=policies))
     assert [one.name for one in found.policies] == ["validate"]
-    passed, _ = ask(limited, "Policies/Get", policies_pb2.GetPolicyRequest(table="sales.a", name="p"), "etl token")
+    passed, _ = ask(
+        limited, "Policies/Get", policies_pb2.GetPolicyRequest(table="sales.a", name="p"), "etl token of the tests"
+    )
     assert passed.answer(policies[0]) is policies[0]
     with pytest.raises(PermissionDenied, match="a type that is none of yours"):
         passed.answer(policies[1])
 
 
 def test_executors_are_listed_without_the_work_for_operations_of_others(limited: CallGate) -> None:
-    passed, _ = ask(limited, "Nodes/List", nodes.ListNodesRequest(), "etl token")
+    passed, _ = ask(limited, "Nodes/List", nodes.ListNodesRequest(), "etl token of the tests")
     work = {OP: "reads", "hr.pay/purge/1": "deletes", "all operations": "waits"}
     answer = nodes.ListNodesResponse()
     answer.nodes.add(executor="e", record=m.json_message({"doing": work, "skipped": work, "work": work, "slots": 2}))
@@ -396,10 +403,13 @@ def test_an_open_call_ends_when_its_grant_does(tmp_path: Any, monkeypatch: pytes
     path.write_text(FILE)
     guarded = CallGate(AccessFile(path), AuditLog(tmp_path / "audit.jsonl"))
     watch = operations_pb2.WatchRequest(op="hr.pay/purge/1")
-    for text, error in ((LIMITED, PermissionDenied), (FILE.replace(digest("etl token"), "0" * 64), NotIdentified)):
+    for text, error in (
+        (LIMITED, PermissionDenied),
+        (FILE.replace(digest("etl token of the tests"), "0" * 64), NotIdentified),
+    ):
         path.write_text(FILE)
         now += 2
-        passing = guarded.passing("Operations/Watch", watch, CallerProof("etl token"))
+        passing = guarded.passing("Operations/Watch", watch, CallerProof("etl token of the tests"))
         with pytest.raises(error), passing as passed:
             passed.check()
             path.write_text(text)
@@ -412,16 +422,16 @@ def test_an_open_call_ends_when_its_grant_does(tmp_path: Any, monkeypatch: pytes
 def test_an_identity_has_so_many_open_calls(guarded: CallGate, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "MOST_OPEN", 1)
     watch = operations_pb2.WatchRequest(op=OP)
-    with guarded.passing("Operations/Watch", watch, CallerProof("etl token")):
+    with guarded.passing("Operations/Watch", watch, CallerProof("etl token of the tests")):
         with pytest.raises(TooManyCalls, match="has 1 open calls"):
-            ask(guarded, "Operations/Watch", watch, "etl token")
-        ask(guarded, "Operations/Watch", watch, "root token")
-    ask(guarded, "Operations/Watch", watch, "etl token")
+            ask(guarded, "Operations/Watch", watch, "etl token of the tests")
+        ask(guarded, "Operations/Watch", watch, "root token of the tests")
+    ask(guarded, "Operations/Watch", watch, "etl token of the tests")
 
 
 def test_a_line_of_the_audit_log_has_a_bounded_length(guarded: CallGate, tmp_path: Any) -> None:
     long = "x" * 100_000
-    for token in (None, "etl token"):
+    for token in (None, "etl token of the tests"):
         with pytest.raises((NotIdentified, PermissionDenied)):
             start = operations_pb2.StartRequest(type=long, table=long)
             start.options.request_id = long
@@ -443,13 +453,13 @@ def test_a_call_that_must_be_logged_is_not_made_while_the_log_cannot_be_written(
         return written(file, data[:10])
 
     monkeypatch.setattr(gate.os, "write", write)
-    ask(guarded, "Operations/Cancel", cancel, "root token")
+    ask(guarded, "Operations/Cancel", cancel, "root token of the tests")
     with pytest.raises(EtcdUnavailable, match="cannot write its audit log"):
-        ask(guarded, "Operations/Cancel", cancel, "root token")
-    ask(guarded, "Operations/Get", operations_pb2.GetRequest(op=OP), "etl token")
+        ask(guarded, "Operations/Cancel", cancel, "root token of the tests")
+    ask(guarded, "Operations/Get", operations_pb2.GetRequest(op=OP), "etl token of the tests")
     full = False
     with pytest.raises(PermissionDenied):
-        ask(guarded, "Operations/Cancel", cancel, "etl token")
+        ask(guarded, "Operations/Cancel", cancel, "etl token of the tests")
     lines = [m.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
     assert [one["verdict"] for one in lines] == ["ok", "EtcdUnavailable", "PermissionDenied"]
 
@@ -511,7 +521,7 @@ async def test_a_page_token_names_no_hidden_operation(limited: CallGate) -> None
     token: str | None = None
     while True:
         request = operations_pb2.ListHistoryRequest(page_size=2, page_token=token)
-        with limited.passing("Operations/ListHistory", request, CallerProof("etl token")) as passed:
+        with limited.passing("Operations/ListHistory", request, CallerProof("etl token of the tests")) as passed:
             answer = passed.answer(await calls.ListHistory(request))
         pages.append([one.op for one in answer.operations])
         if not answer.HasField("next_page_token"):
@@ -533,7 +543,7 @@ async def test_a_page_of_the_history_ends_after_so_many_bytes(
         """The service, without a network."""
 
         async def call(self, method: str, message: Any, *, writes: bool) -> Any:
-            with guarded.passing(method, message, CallerProof("etl token")) as passed:
+            with guarded.passing(method, message, CallerProof("etl token of the tests")) as passed:
                 return passed.answer(await calls.ListHistory(message))
 
     remote = RemoteBackend(Channel())  # type: ignore[arg-type]
@@ -553,7 +563,28 @@ async def test_a_policy_is_not_replaced_by_an_admin_of_other_types(tmp_path: Any
         request = policies_pb2.SetPolicyRequest(table="sales.a", name=name, start="validate", every="1h")
         with (
             pytest.raises(error),
-            guarded.passing("Policies/Set", request, CallerProof("etl token")),
+            guarded.passing("Policies/Set", request, CallerProof("etl token of the tests")),
         ):
             await calls.Set(request)
     assert backend.set == ["compact", "new"]
+
+
+def test_a_short_token_identifies_nobody(tmp_path: Any) -> None:
+    path = tmp_path / "access.toml"
+    path.write_text(f'[identities.a]\ntoken_sha256 = ["{digest("short")}"]')
+    with pytest.raises(NotIdentified, match="a token has at least 20 characters"):
+        CallGate(AccessFile(path)).check_identity("Operations/Get", CallerProof("short"))
+
+
+def test_an_audit_log_is_a_regular_file(tmp_path: Any) -> None:
+    for name in ("no_reader", "with_reader"):
+        path = tmp_path / name
+        os.mkfifo(path)
+        reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK) if name == "with_reader" else None
+        with pytest.raises(InvalidArgument, match="audit log"):
+            AuditLog(path)
+        if reader is not None:
+            os.close(reader)
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    with pytest.raises(InvalidArgument, match="cannot open the audit log"):
+        AuditLog(tmp_path / "link")

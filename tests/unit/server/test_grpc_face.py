@@ -142,3 +142,18 @@ async def test_a_caller_that_does_not_read_holds_no_stop_up(monkeypatch: pytest.
     # A watch of health holds this lock while it writes.
     async with asyncio.timeout(60), face._health._server_watchers[""]:
         await face.stop(0)
+
+
+async def test_connections_beyond_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_face, "MOST_CONNECTIONS", 1)
+    face = GrpcFace(dict.fromkeys(NAMES, Scripted()), CallGate())
+    port = await face.start("127.0.0.1:0")
+    own = (("grpc.use_local_subchannel_pool", 1),)
+    try:
+        async with asyncio.timeout(60), grpc.aio.insecure_channel(f"127.0.0.1:{port}", own) as first:
+            await first.channel_ready()
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", own) as second:
+                stub: Any = health_pb2_grpc.HealthStub(second)
+                assert await code_of(stub.Check(health_pb2.HealthCheckRequest())) == "UNAVAILABLE"
+    finally:
+        await face.stop(0)

@@ -210,7 +210,7 @@ def test_a_message_and_its_json_are_the_same() -> None:
     ("error", "status", "reason", "retryable"),
     [
         (NotFound("gone"), 404, "NotFound", False),
-        (InvalidArgument("wrong"), 400, "InvalidArgument", False),
+        (InvalidArgument("a wrong token of the tests"), 400, "InvalidArgument", False),
         (EtcdUnavailable("later"), 503, "EtcdUnavailable", True),
         (ValueError("a secret"), 500, None, None),
         (DistopError("a secret"), 500, None, None),
@@ -306,10 +306,10 @@ async def test_callers_of_rest_are_identified(scripted: Scripted, tmp_path: Any)
     scripted.answers |= {"List": tables_pb2.ListTablesResponse(), "Remove": tables_pb2.RemoveTableResponse()}
     for token, verb, target, status in (
         (None, "GET", "/v1/tables", 401),
-        ("wrong", "GET", "/v1/tables", 401),
-        ("etl token", "GET", "/v1/tables", 200),
-        ("etl token", "DELETE", "/v1/tables/t", 403),
-        ("root token", "DELETE", "/v1/tables/t", 200),
+        ("a wrong token of the tests", "GET", "/v1/tables", 401),
+        ("etl token of the tests", "GET", "/v1/tables", 200),
+        ("etl token of the tests", "DELETE", "/v1/tables/t", 403),
+        ("root token of the tests", "DELETE", "/v1/tables/t", 200),
     ):
         headers = {"host": "lake.example", **({"authorization": f"Bearer {token}"} if token else {})}
         assert (await ask(face, verb, target, headers=headers)).status_code == status
@@ -344,7 +344,7 @@ async def test_a_strange_host_is_no_internal_error(scripted: Scripted, tmp_path:
     face = RestFace(dict.fromkeys(NAMES, scripted), CallGate(AccessFile(path)))
     scripted.answers["List"] = operations_pb2.ListResponse()
     for host in ("[", "a?table=x", "a#"):
-        headers = {"host": host, "authorization": "Bearer etl token"}
+        headers = {"host": host, "authorization": "Bearer etl token of the tests"}
         assert (await ask(face, "GET", "/v1/operations?table=t", headers=headers)).status_code == 200
         assert scripted.requests[-1][1].table == "t"
 
