@@ -225,11 +225,11 @@ class CallGate:
         def check(current: ServiceAccess) -> None:
             """Raises NotIdentified and PermissionDenied if the caller may not make the call now."""
             found = self._identified(current, proof)
-            if rule.listed is not None:
-                permitted = current.has(found, rule.role)
-            else:
-                permitted = all(current.permits(found, one.role or rule.role, one) for one in scopes)
-            if not permitted:
+            needed = [one for one in scopes if rule.listed is None or one != access.EVERYTHING]
+            if not (
+                current.has(found, rule.role)
+                and all(current.permits(found, one.role or rule.role, one) for one in needed)
+            ):
                 raise PermissionDenied(f"{_name(found)} may not call {call} here: it needs the role {rule.role}")
 
         try:

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 class CallRule:
     """What a call needs: a role for each of the scopes of its request.
 
-    ``listed``: the call lists things of several tables; the scope is not checked, but what the caller may not see is
-    removed from the answer. ``shown``: removes it from the answer of a call whose scope is checked. ``writes``: it may
-    change something.
+    ``listed``: the call lists things of several tables; a scope of everything is not checked, but what the caller may
+    not see is removed from the answer. ``shown``: removes it from the answer of a call whose scope is checked.
+    ``writes``: it may change something.
     """
 
     role: CallerRole
@@ -113,10 +113,6 @@ def _type(request: Any) -> list[CallScope]:
 
 def _types(request: Any) -> list[CallScope]:
     return [CallScope(one.type, None) for one in request.types] or [EVERYTHING]
-
-
-def _waited(request: Any) -> list[CallScope]:
-    return [CallScope(one, None) for one in request.types] or [EVERYTHING]
 
 
 def _tokens(request: Any) -> list[CallScope]:
@@ -239,9 +235,9 @@ RULES: Mapping[str, CallRule] = MappingProxyType(
         "Claims/Own": CallRule(_S, _types, writes=True),
         "Claims/Extend": CallRule(_S, _tokens, writes=True),
         "Claims/Return": CallRule(_S, _token, writes=True),
-        "Claims/WaitForJobs": CallRule(_V, _waited, listed=_all),
+        "Claims/WaitForJobs": CallRule(_V, _everything, listed=_all),
         "Policies/Set": CallRule(_A, _policy, writes=True),
-        "Policies/List": CallRule(_V, _everything, listed=_policies),
+        "Policies/List": CallRule(_V, _optional_table, listed=_policies),
         "Policies/Get": CallRule(_V, _table, shown=_policy_of),
         "Policies/Pause": CallRule(_A, _table, writes=True),
         "Policies/Resume": CallRule(_A, _table, writes=True),

@@ -387,6 +387,11 @@ def test_counts_and_policies_have_only_the_types_of_the_caller(limited: CallGate
         passed.answer(policies[1])
 
 
+def test_the_policies_of_a_hidden_table_are_refused_before_it_is_looked_for(limited: CallGate) -> None:
+    with pytest.raises(PermissionDenied):
+        ask(limited, "Policies/List", policies_pb2.ListPoliciesRequest(table="hr.pay"), "etl token of the tests")
+
+
 def test_executors_are_listed_without_the_work_for_operations_of_others(limited: CallGate) -> None:
     passed, _ = ask(limited, "Nodes/List", nodes.ListNodesRequest(), "etl token of the tests")
     work = {OP: "reads", "hr.pay/purge/1": "deletes", "all operations": "waits"}
