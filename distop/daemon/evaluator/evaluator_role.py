@@ -12,7 +12,7 @@ import math
 from typing import TYPE_CHECKING
 
 from distop.clock import time
-from distop.daemon.evaluator.table_look import TableLook
+from distop.daemon.evaluator.table_look import NextLook, TableLook
 from distop.decide import work_shares
 from distop.decide.policy_view import PolicyView
 from distop.errors import DistopError, MalformedRequest, SessionLost, describe
@@ -33,7 +33,7 @@ ELECTIONS_AT_ONCE = 8
 RACE_DELAY = 0.05
 """Seconds between the attempts of two candidates."""
 VERSIONS_A_SECOND = 4.0
-"""Maximum number of tables a second that this node looks at again for a new version."""
+"""Maximum number of tables a second that this node looks at again by polling, as for a new version."""
 FIRST_LOOKS_A_SECOND = 20.0
 """Maximum number of tables a second that this node looks at after it was elected, if no event waits."""
 LONGEST_TIMER = 30.0
@@ -55,6 +55,44 @@ class Slots:
         now = time.monotonic()
         self._last = max(now + least, self._last + self._apart)
         return self._last - now
+
+
+class PolledTables:
+    """The tables that are looked at again after a poll, and not more of them a second than allowed.
+
+    A table waits at most once. So looks for other reasons, and tables that left, take nothing from the others.
+    """
+
+    def __init__(self, after: float, a_second: float) -> None:
+        self._after, self._apart = after, 1.0 / a_second
+        self._due: dict[str, float] = {}
+        """Table → when it may be looked at (``time.monotonic``), the first one first."""
+        self._free = 0.0
+        """When the next one may be looked at."""
+
+    def add(self, table: str) -> None:
+        """Let a table wait from now on."""
+        self.discard(table)
+        self._due[table] = time.monotonic() + self._after
+
+    def discard(self, table: str) -> None:
+        """Let a table not wait any more."""
+        self._due.pop(table, None)
+
+    @property
+    def left(self) -> float:
+        """Seconds until :meth:`take` returns a table; infinite if none waits."""
+        first = next(iter(self._due.values()), math.inf)
+        return max(0.0, max(first, self._free) - time.monotonic())
+
+    def take(self) -> str:
+        """Take the table that waits longest, if it may be looked at; "": none may."""
+        if self.left > 0.0:
+            return ""
+        table = next(iter(self._due))
+        del self._due[table]
+        self._free = time.monotonic() + self._apart
+        return table
 
 
 class Evaluator:
@@ -80,7 +118,8 @@ class Evaluator:
         """Tables that changed while they were looked at."""
         self._rejected: set[str] = set()
         """Tables with an evaluation that etcd rejects as invalid."""
-        self._first_looks, self._looks_again = Slots(FIRST_LOOKS_A_SECOND), Slots(VERSIONS_A_SECOND)
+        self._first_looks = Slots(FIRST_LOOKS_A_SECOND)
+        self._polled = PolledTables(ctx.config.poll, VERSIONS_A_SECOND)
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -258,6 +297,7 @@ class Evaluator:
         self._mine.pop(table, None)
         self._confirmed.discard(table)
         self._next.pop(table, None)
+        self._polled.discard(table)
         if (task := self._looking.get(table)) is not None:
             task.cancel()
 
@@ -287,9 +327,11 @@ class Evaluator:
             self._timer = None
         while self._heap and self._next.get(self._heap[0][1]) != self._heap[0][0]:
             heapq.heappop(self._heap)  # it was planned again, or is not mine any more
-        if self._heap and not self._closed and len(self._looking) < LOOKS_AT_ONCE:
-            left = min(max(0.0, self._heap[0][0] - time.time()), LONGEST_TIMER)
-            self._timer = asyncio.get_running_loop().call_later(left, self._look_due)
+        if self._closed or len(self._looking) >= LOOKS_AT_ONCE:
+            return
+        left = min(self._polled.left, max(0.0, self._heap[0][0] - time.time()) if self._heap else math.inf)
+        if math.isfinite(left):
+            self._timer = asyncio.get_running_loop().call_later(min(left, LONGEST_TIMER), self._look_due)
 
     def _look_due(self) -> None:
         self._timer = None
@@ -297,18 +339,25 @@ class Evaluator:
         while self._heap and self._heap[0][0] <= now and len(self._looking) < LOOKS_AT_ONCE:
             when, table = heapq.heappop(self._heap)
             if self._next.get(table) == when and table not in self._looking and table in self._mine:
-                if not self._here(table):
-                    self._look_at(table, now + self._ctx.config.poll)  # it resigns soon
-                    continue
-                del self._next[table]
-                task = self._looking[table] = asyncio.ensure_future(self._look(table, self._mine[table]))
-                task.add_done_callback(lambda _, table=table: self._looked(table))  # type: ignore[misc]
+                self._begin(table)
+        while len(self._looking) < LOOKS_AT_ONCE and (table := self._polled.take()):
+            self._begin(table)
         self._set_timer()
 
+    def _begin(self, table: str) -> None:
+        """Begin a look at a table of mine that nobody looks at."""
+        if not self._here(table):
+            self._look_at(table, time.time() + self._ctx.config.poll)  # it resigns soon
+            return
+        self._next.pop(table, None)
+        self._polled.discard(table)
+        task = self._looking[table] = asyncio.ensure_future(self._look(table, self._mine[table]))
+        task.add_done_callback(lambda _: self._looked(table))
+
     async def _look(self, table: str, fence: int) -> None:
-        retry = self._looks_again.take(self._ctx.config.poll)
+        again = NextLook(polls=True)
         try:
-            again = await TableLook(self._ctx, table, fence, retry).look()
+            again = await TableLook(self._ctx, table, fence).look()
             if table in self._rejected:
                 self._rejected.discard(table)
                 self._ctx.rejected_writes.settled(f"policies {table}", _WRITE)
@@ -316,16 +365,16 @@ class Evaluator:
             return
         except MalformedRequest as error:
             self._rejected.add(table)
-            again = time.time() + self._ctx.rejected_writes.refused(f"policies {table}", _WRITE, error)
+            again = NextLook(time.time() + self._ctx.rejected_writes.refused(f"policies {table}", _WRITE, error))
         except DistopError as error:
             message = "Cannot evaluate the policies of table %s; retrying: %s"
             self._ctx.log.warning(message, table, describe(error))
-            again = time.time() + retry
         except Exception:
             self._ctx.log.exception("Unexpected error in the policies of table %s; retrying", table)
-            again = time.time() + retry
         if self._mine.get(table) == fence:
-            self._look_at(table, again)
+            if again.polls:
+                self._polled.add(table)
+            self._look_at(table, again.at)
 
     def _looked(self, table: str) -> None:
         self._looking.pop(table, None)

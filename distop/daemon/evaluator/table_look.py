@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from distop.clock import time
 from distop.daemon.evaluator.inputs import Inputs
@@ -28,26 +28,39 @@ SOON = 0.2
 """Seconds until the next look if something changed during this one: then the view of the election may be late."""
 
 
-class TableLook:
-    """Looks at one table under one election. ``fence``: the mod revision of the election.
+class NextLook(NamedTuple):
+    """When to look at a table again. ``at``: ``time.time``, infinite for never.
 
-    ``retry``: seconds after which a trigger that stays due, or a table's version, is looked at again.
+    ``polls``: also after a poll, for a trigger that stays due, or the table's version.
     """
 
-    def __init__(self, ctx: Context, table: str, fence: int, retry: float) -> None:
+    at: float = math.inf
+    polls: bool = False
+
+    def with_other(self, other: NextLook) -> NextLook:
+        """When to look again for two reasons."""
+        return NextLook(min(self.at, other.at), self.polls or other.polls)
+
+
+POLLED = NextLook(polls=True)
+
+
+class TableLook:
+    """Looks at one table under one election. ``fence``: the mod revision of the election."""
+
+    def __init__(self, ctx: Context, table: str, fence: int) -> None:
         self._ctx = ctx
         self._table = table
         self._fence = fence
-        self._retry = retry
 
-    async def look(self) -> float:
-        """Evaluate all due policies. Returns the time of the next look (``time.time``); infinite for none.
+    async def look(self) -> NextLook:
+        """Evaluate all due policies. Returns when to look again.
 
         Raises SessionLost and errors of etcd.
         """
         record, seen = await self._read()
         if record is None:
-            return time.time() + self._retry if seen else math.inf
+            return NextLook(polls=bool(seen))
         inputs, version, problem = Inputs(self._ctx, record), None, ""
         if any(p.VERSION in one.policy.on and not one.policy.paused for one in seen.values() if one.policy is not None):
             try:
@@ -55,9 +68,9 @@ class TableLook:
             except WorkerError as error:
                 problem = describe(error)
                 self._ctx.log.warning("Cannot read the version of table %s; retrying: %s", self._table, problem)
-        again = math.inf
+        again = NextLook()
         for name, one in sorted(seen.items(), key=_by_priority):
-            again = min(again, await self._evaluate(name, one, inputs, version, problem))
+            again = again.with_other(await self._evaluate(name, one, inputs, version, problem))
         return again
 
     async def _read(self) -> tuple[TableRecord | None, dict[str, SeenPolicy]]:
@@ -75,7 +88,9 @@ class TableLook:
                 ctx.log.warning("Skipping a policy of table %s: %s", table, error)
         return _record(record.kv), seen
 
-    async def _evaluate(self, name: str, seen: SeenPolicy, inputs: Inputs, version: str | None, problem: str) -> float:
+    async def _evaluate(
+        self, name: str, seen: SeenPolicy, inputs: Inputs, version: str | None, problem: str
+    ) -> NextLook:
         """Evaluate one policy, if it is due. Returns when to look at it again.
 
         ``problem``: why the version cannot be read.
@@ -83,12 +98,12 @@ class TableLook:
         policy = seen.policy
         assert policy is not None
         if policy.paused:
-            return math.inf
+            return NextLook()
         triggers = evaluation.due(seen, time.time(), version)
         if not triggers:
             of_version = evaluation.of_version(seen, inputs.of_version(version, problem))
             if of_version is not None and not await self._recorded(name, seen, of_version):
-                return time.time() + SOON
+                return NextLook(time.time() + SOON)
             return self._next(seen, seen.state)
         wanted = evaluation.wanted(policy)
         facts = await inputs.facts(wanted, seen.state.op, version)
@@ -96,15 +111,15 @@ class TableLook:
         if judgement.starts:
             try:
                 if (ref := await self._start(name, seen, judgement, facts)) is None:
-                    return time.time() + SOON
+                    return NextLook(time.time() + SOON)
                 self._ctx.log.info("Policy %s of table %s started %s", name, self._table, ref)
                 return self._next(seen, judgement.after)
             except (OperationStartError, UnknownBehavior, NotFound, InvalidArgument) as error:
                 judgement = evaluation.refused(seen, judgement, describe(error), facts)
         if not await self._recorded(name, seen, judgement):
-            return time.time() + SOON
+            return NextLook(time.time() + SOON)
         if judgement.evaluation.verdict in (p.PolicyVerdict.WAITS, p.PolicyVerdict.FAILED):
-            return time.time() + self._retry
+            return POLLED
         return self._next(seen, judgement.after)
 
     async def _recorded(self, name: str, seen: SeenPolicy, judgement: PolicyJudgement) -> bool:
@@ -132,13 +147,11 @@ class TableLook:
         wanted = request_of(table, name, policy, request_id)
         return await start_by_policy(self._ctx.client, keys, wanted, record, self._ctx.commit)
 
-    def _next(self, seen: SeenPolicy, state: p.PolicyState) -> float:
+    def _next(self, seen: SeenPolicy, state: p.PolicyState) -> NextLook:
         """When a policy may be due again, without events, which are watched."""
         policy = seen.policy
         assert policy is not None
-        now = time.time()
-        polled = now + self._retry if p.VERSION in policy.on else math.inf
-        return min(polled, evaluation.next_interval(policy, state, now))
+        return NextLook(evaluation.next_interval(policy, state, time.time()), p.VERSION in policy.on)
 
 
 def _record(kv: KeyValue | None) -> TableRecord | None:

@@ -11,6 +11,7 @@ import pytest
 from distop.clock import time as clock
 from distop.daemon.evaluator import evaluator_role as module
 from distop.daemon.evaluator.evaluator_role import ELECTIONS_AT_ONCE, FIRST_LOOKS_A_SECOND, VERSIONS_A_SECOND, Evaluator
+from distop.daemon.evaluator.table_look import NextLook
 from distop.daemon.incarnation import DaemonSetup, Incarnation
 from distop.errors import ClusterChanged, PermissionDenied
 from distop.protocol.executor_nodes import NodeState
@@ -53,6 +54,8 @@ class Place:
         """If set, looks wait for it."""
         self.versions = False
         """Whether the policies of all tables wait for versions."""
+        self.of_versions: set[str] | None = None
+        """If set, only the policies of these tables do."""
         self.times: list[float] = []
         """The times of the looks."""
 
@@ -60,8 +63,8 @@ class Place:
             self.feeds.append(ModelFeed(*args, **options))
             return self.feeds[-1]
 
-        def look(_: Any, table: str, fence: int, retry: float) -> Any:
-            return SimpleNamespace(look=lambda: self._look(table, retry))
+        def look(_: Any, table: str, fence: int) -> Any:
+            return SimpleNamespace(look=lambda: self._look(table))
 
         monkeypatch.setattr(module, "Feed", feed)
         monkeypatch.setattr(module, "TableLook", look)
@@ -75,12 +78,12 @@ class Place:
     async def _update(self, value: bytes) -> None:
         self.states.append(Node.decode(value).state)
 
-    async def _look(self, table: str, retry: float) -> float:
+    async def _look(self, table: str) -> NextLook:
         self.looks.append(table)
         self.times.append(clock.monotonic())
         if self.looking is not None:
             await self.looking.wait()
-        return clock.time() + retry if self.versions else float("inf")
+        return NextLook(polls=self.versions if self.of_versions is None else table in self.of_versions)
 
     def put(self, key: str, value: bytes) -> None:
         self.client.store.apply(Txn((), (Put(key, value),)))
@@ -161,6 +164,45 @@ def test_a_table_with_a_waiting_event_is_looked_at_first(run: Any) -> None:
         place.put(place.keys.policy_event("t050", "one"), b"{}")
         await asyncio.sleep(0.1)
         assert place.looks[-1] == "t050"
+
+    run(work)
+
+
+def test_looks_for_other_reasons_do_not_delay_the_polling_of_versions(run: Any) -> None:
+    """Each look took one of four places a second: after ten minutes of events a version was noticed ten minutes late."""
+
+    async def work(place: Place) -> None:
+        poll, place.of_versions = place.one.config.poll, {"versions"}
+        others = [f"t{n:03d}" for n in range(100)]
+        for table in ("versions", *others):
+            place.policy(table)
+        await asyncio.sleep(FIRST_LOOKS_A_SECOND)
+        place.looks.clear()
+        for n in range(600):
+            for table in ("versions", *others[:10]) if n % 2 else others[:10]:
+                place.put(place.keys.policy_event(table, "one"), b"%d" % n)
+            await asyncio.sleep(0.1)
+        assert len(place.looks) > 6_000
+        place.looks.clear()
+        await asyncio.sleep(3 * poll + 1.0)
+        assert place.looks[-3:] == ["versions"] * 3
+
+    run(work)
+
+
+def test_tables_that_left_do_not_delay_the_polling_of_versions(run: Any) -> None:
+    async def work(place: Place) -> None:
+        place.versions = True
+        tables = [f"t{n:03d}" for n in range(400)]
+        for table in tables:
+            place.policy(table)
+        await asyncio.sleep(len(tables) / VERSIONS_A_SECOND)
+        for table in tables[1:]:
+            place.client.store.apply(Txn((), (Delete(place.keys.policy(table, "one")),)))
+        await asyncio.sleep(1.0)
+        place.looks.clear()
+        await asyncio.sleep(2 * place.one.config.poll)
+        assert place.looks == [tables[0]] * 2
 
     run(work)
 

@@ -62,7 +62,7 @@ class Place:
         return [(one.verdict, one.why) for one in self.state(name).kept]
 
     async def look(self) -> None:
-        await TableLook(self.ctx, TABLE, self.fence, 5.0).look()
+        await TableLook(self.ctx, TABLE, self.fence).look()
 
 
 def test_an_unreadable_version_is_in_the_record_of_each_policy_that_waits_for_versions() -> None:
