@@ -32,6 +32,9 @@ READABLE_AGAIN = "the version can be read again"
 FAILURES_EVERY = 600.0
 """Minimum seconds between two records of failures whose texts alone differ: an error may name a time or a request."""
 _HOUR = 3_600.0
+FIRST_PAUSE = 60.0
+"""Seconds without a start after the policy's operation failed. Each further failure doubles them."""
+LONGEST_PAUSE = 8 * _HOUR
 
 
 @frozen
@@ -59,7 +62,9 @@ class Facts:
 
     ``version``: None if it was not looked at. ``statistics``: None for one that the format does not have.
     ``ended``: seconds since the last successful end of an operation of a type; infinite for none. ``active``: the
-    operation that the policy started last, if it has not ended. ``evaluator``: the incarnation that looked.
+    operation that the policy started last, if it has not ended. ``failures``: how many operations of the policy have
+    failed since the type's last success on the table, or the last command on the policy; ``failed_at``: the end of the
+    last one. ``evaluator``: the incarnation that looked.
     """
 
     now: float
@@ -69,6 +74,19 @@ class Facts:
     active: str = ""
     problem: str = ""
     evaluator: str = ""
+    failures: int = 0
+    failed_at: float = 0.0
+
+    @property
+    def paused_until(self) -> float:
+        """Until when nothing starts because operations failed; 0: something may start now.
+
+        A failure that a wrong clock wrote far ahead is none.
+        """
+        if not self.failures or self.failed_at > self.now + LONGEST_PAUSE:
+            return 0.0
+        until = self.failed_at + min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(self.failures - 1, 20))
+        return until if until > self.now else 0.0
 
 
 @frozen
@@ -119,6 +137,12 @@ def _counted(policy: Policy, state: PolicyState, now: float) -> float:
     return state.every_at + math.floor((now - state.every_at) / policy.every) * policy.every
 
 
+def commanded_at(policy: Policy) -> float:
+    """When a user last made, changed, paused or resumed the policy: earlier failures count no more."""
+    last = policy.actions.kept[-1:]
+    return parse_time(last[0].time if last else policy.set_at)
+
+
 def wanted(policy: Policy) -> Wanted:
     """What an evaluation of the policy has to look at."""
     names = policy_condition.parse(policy.when).names() if policy.when else frozenset[str]()
@@ -135,6 +159,10 @@ def evaluate(seen: SeenPolicy, triggers: tuple[str, ...], facts: Facts) -> Polic
     assert policy is not None
     if facts.problem:
         return _stays(state, facts, PolicyVerdict.FAILED, facts.problem, triggers, {})
+    if facts.paused_until:
+        last = "the last one" if facts.failures == 1 else f"the last {facts.failures}"
+        why = f"{last} of its operations failed: it starts none before {rfc3339(facts.paused_until)}"
+        return _stays(state, facts, PolicyVerdict.WAITS, why, triggers, {})
     values, inputs, missing = _inputs(policy, state, facts)
     if missing:
         why = f"the format of the table has no {', '.join(missing)}"

@@ -6,24 +6,26 @@ import math
 from typing import TYPE_CHECKING
 
 from distop.clock import time
-from distop.decide.policy_evaluation import Facts, Wanted
+from distop.decide.policy_evaluation import Facts, commanded_at, wanted
 from distop.errors import DistopError, InvalidArgument, describe
 from distop.protocol import keys as K
 from distop.protocol import table_registry
 from distop.protocol.json_codec import UNREADABLE, parse_time
+from distop.protocol.policy import SUBMITTER
 from distop.protocol.record_reading import read, word
 from distop.protocol.records import History, OperationRef, State
 from distop.protocol.txn import Get
 from distop.worker.daemon_side.requests import WorkerError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import AsyncIterator, Mapping
 
     from distop.daemon.incarnation_context import Context
+    from distop.protocol.policy import Policy, SeenPolicy
     from distop.protocol.records import TableRecord
 
 LOOKED_BACK = 10
-"""Maximum number of history records of a type that are read for its last success."""
+"""Maximum number of history records of a type that are read for its last success and its last failures."""
 
 Scan = tuple[str, "Mapping[str, float | None]"]
 """A table's version, and its statistics."""
@@ -45,21 +47,31 @@ class Inputs:
         """What is known of a policy that is not due: the version, or why it cannot be read."""
         return Facts(time.time(), version, problem=problem, evaluator=self._ctx.incarnation)
 
-    async def facts(self, wanted: Wanted, last: str, version: str | None) -> Facts:
-        """What a policy wants to know. ``last``: the operation that it started last; ``version``: as read before.
+    async def facts(self, name: str, seen: SeenPolicy, version: str | None) -> Facts:
+        """What a policy wants to know. ``version``: as read before.
 
-        A statistic is of the version that the facts have, or of a later one: so no version is missed.
+        A statistic is of the version that the facts have, or of a later one: so no version is missed. If nothing may
+        start because operations failed, nothing else is looked at.
         """
-        now = time.time()
+        policy, last, now = seen.policy, seen.state.op, time.time()
+        assert policy is not None
+        by = self._ctx.incarnation
         try:
+            active = await self._active(last)
+            if last and not active:
+                failures, failed_at = await self._failures(name, policy, last)
+                found = Facts(now, version, evaluator=by, failures=failures, failed_at=failed_at)
+                if found.paused_until:
+                    return found
+            asked = wanted(policy)
             statistics: Mapping[str, float | None] = {}
-            if wanted.scans:
-                scanned, statistics = await self._scan(wanted.statistics, wanted.small_bytes)
-                version = scanned if wanted.version else version
-            ended = {name: await self._since_success(name, now) for name in sorted(wanted.since)}
-            return Facts(now, version, statistics, ended, await self._active(last), evaluator=self._ctx.incarnation)
+            if asked.scans:
+                scanned, statistics = await self._scan(asked.statistics, asked.small_bytes)
+                version = scanned if asked.version else version
+            ended = {type_name: await self._since_success(type_name, now) for type_name in sorted(asked.since)}
+            return Facts(now, version, statistics, ended, active, evaluator=by)
         except (WorkerError, DistopError) as error:
-            return Facts(now, version, problem=describe(error), evaluator=self._ctx.incarnation)
+            return Facts(now, version, problem=describe(error), evaluator=by)
 
     async def _scan(self, names: frozenset[str], small_bytes: int) -> Scan:
         known = self._scans.get((names, small_bytes))
@@ -85,17 +97,39 @@ class Inputs:
 
     async def _since_success(self, type_name: str, now: float) -> float:
         """Seconds since the last success of a type on the table; infinite for none."""
+        async for record in self._newest(type_name):
+            if record.state == State.SUCCESS:
+                return max(0.0, now - parse_time(record.finished))
+        return math.inf
+
+    async def _failures(self, name: str, policy: Policy, last: str) -> tuple[int, float]:
+        """How many operations of a policy have failed since the type's last success, and the end of the last one.
+
+        None, if its last one did not fail, or a user has changed or resumed the policy since then.
+        """
+        after, count, failed_at = commanded_at(policy), 0, 0.0
+        async for record in self._newest(policy.start):
+            if record.state == State.SUCCESS:
+                break
+            if record.submitter != f"{SUBMITTER}{name}":
+                continue
+            finished = parse_time(record.finished)
+            if record.state != State.FAILED or finished < after or (not count and record.op != last):
+                break
+            count, failed_at = count + 1, failed_at or finished
+        return count, failed_at
+
+    async def _newest(self, type_name: str) -> AsyncIterator[History]:
+        """The last history records of a type on the table, the newest first. Unreadable ones are left out."""
         ctx = self._ctx
         start, end = table_registry.type_family(ctx.keys, K.HISTORY, self._record.name, type_name)
         listing = await ctx.client.list(start, end, keys_only=True)
         refs = table_registry.refs(ctx.keys, listing.kvs)
-        newest = sorted(refs, key=lambda ref: ref.instance, reverse=True)[:LOOKED_BACK]
-        for ref in newest:
+        for ref in sorted(refs, key=lambda ref: ref.instance, reverse=True)[:LOOKED_BACK]:
             kv = await ctx.client.get(ctx.keys.history(ref))
             try:
                 record = History.decode(kv.value) if kv is not None else None
             except UNREADABLE:
                 continue
-            if record is not None and record.state == State.SUCCESS:
-                return max(0.0, now - parse_time(record.finished))
-        return math.inf
+            if record is not None:
+                yield record

@@ -105,8 +105,7 @@ class TableLook:
             if of_version is not None and not await self._recorded(name, seen, of_version):
                 return NextLook(time.time() + SOON)
             return self._next(seen, seen.state)
-        wanted = evaluation.wanted(policy)
-        facts = await inputs.facts(wanted, seen.state.op, version)
+        facts = await inputs.facts(name, seen, version)
         judgement = evaluation.evaluate(seen, triggers, facts)
         if judgement.starts:
             try:

@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
 from distop.clock import time
 from distop.daemon.evaluator.inputs import LOOKED_BACK, Inputs
 from distop.daemon.evaluator.table_look import TableLook
+from distop.decide.policy_evaluation import FIRST_PAUSE
 from distop.protocol import policy as p
 from distop.protocol.json_codec import rfc3339
 from distop.protocol.keys import Keys
 from distop.protocol.policy import Policy, PolicyState
 from distop.protocol.record_reading import read_policy
 from distop.protocol.records import History, Node, OperationRef, State, TableRecord
-from distop.protocol.user_actions import NO_ACTIONS
+from distop.protocol.user_actions import NO_ACTIONS, Action
 from distop.worker.daemon_side.requests import WorkerError
 from tests.unit.support.model_submission import TABLE, Etcd, run
 
@@ -128,5 +130,66 @@ def test_hours_since_the_last_success_of_a_type() -> None:
         for number in range(6, 6 + LOOKED_BACK):
             ended(number, State.FAILED, 5.0)
         assert math.isinf(await found._since_success("compact", now)), "the last ten failed"
+
+    asyncio.run(work(Etcd()))
+
+
+def test_an_operation_that_fails_is_started_again_after_a_pause_which_doubles() -> None:
+    """One unreadable file and one append a minute started an operation on each version."""
+
+    async def work(etcd: Etcd) -> None:
+        place, now, versions = Place(etcd), time.time(), count(1)
+        place.policy("keep", on=("version",), when="files > 0")
+
+        def ended(number: int, state: State, seconds_ago: float, by: str = "policy:keep") -> None:
+            ref, finished = OperationRef(TABLE, "noop", "", number), rfc3339(now - seconds_ago)
+            etcd.put(KEYS.history(ref), History(str(ref), state, finished, finished, 0, 0, 0, submitter=by).encode())
+
+        async def looked() -> tuple[int, str]:
+            """The number of started operations after a look at a new version, and the verdict."""
+            place.version = f"v{next(versions)}"
+            await place.look()
+            return len(etcd.operations()), place.said("keep")[-1][0]
+
+        assert await looked() == (1, "started")
+        ended(1, State.FAILED, FIRST_PAUSE - 30)
+        assert await looked() == (1, "waits")
+        until = rfc3339(now - FIRST_PAUSE + 30 + FIRST_PAUSE)
+        assert place.said("keep")[-1][1] == f"the last one of its operations failed: it starts none before {until}"
+        assert place.state("keep").version == "v1", "the trigger stays due"
+        ended(1, State.FAILED, FIRST_PAUSE + 1)
+        assert await looked() == (2, "started")
+        ended(2, State.FAILED, FIRST_PAUSE + 1)
+        assert await looked() == (2, "waits")
+        assert place.said("keep")[-1][1].startswith("the last 2 of its operations failed")
+        ended(2, State.FAILED, 2 * FIRST_PAUSE + 1)
+        assert await looked() == (3, "started")
+        ended(3, State.FAILED, 0.0)
+        ended(4, State.SUCCESS, 0.0, "ann")
+        assert await looked() == (4, "started"), "somebody else's operation has succeeded since"
+        ended(5, State.CANCELLED, 0.0)
+        assert (await looked())[1] == "waits", "its last operation has not ended"
+
+    asyncio.run(work(Etcd()))
+
+
+def test_a_command_on_a_policy_ends_the_pause_after_failures() -> None:
+    async def work(etcd: Etcd) -> None:
+        place, now = Place(etcd), time.time()
+        place.policy("keep", on=("version",))
+        await place.look()
+        ref, finished = OperationRef(TABLE, "noop", "", 1), rfc3339(now - 20.0)
+        failed = History(str(ref), State.FAILED, finished, finished, 0, 0, 0, submitter="policy:keep")
+        etcd.put(KEYS.history(ref), failed.encode())
+        place.version = "v2"
+        await place.look()
+        assert place.said("keep")[-1][0] == "waits"
+        actions = NO_ACTIONS
+        for change, name, ago in ((p.pause, "pause_policy", 15.0), (p.resume, "resume_policy", 10.0)):
+            seen = read_policy(*(etcd.store.get(get.key) for get in p.policy_reads(KEYS, TABLE, "keep")))
+            actions = actions.and_then(Action(rfc3339(now - ago), name, "ann"))
+            assert etcd.store.apply(change(KEYS, TABLE, "keep", seen, actions)).succeeded
+        await place.look()
+        assert place.said("keep")[-1][0] == "started"
 
     asyncio.run(work(Etcd()))

@@ -172,6 +172,32 @@ def test_a_failure_with_changing_texts_is_written_every_ten_minutes() -> None:
     assert written == 6
 
 
+def test_the_pause_after_failures_doubles_up_to_some_hours() -> None:
+    one, now = seen(PolicyState(version="v1")), 1_000_000.0
+    last = 0.0
+    for failures in (1, 2, 3, 9, 10, 5_000):
+        known = facts(now, failures=failures, failed_at=now)
+        until = known.paused_until
+        assert last <= until <= now + e.LONGEST_PAUSE
+        assert not evaluate(one, ("version@v2",), known).starts
+        assert evaluate(one, ("version@v2",), replace(known, now=until)).starts
+        last = until
+    assert facts(now, failures=3, failed_at=now).paused_until == now + 4 * e.FIRST_PAUSE
+    assert last == now + e.LONGEST_PAUSE
+    wrong_clock = facts(now, failures=1, failed_at=now + 2 * e.LONGEST_PAUSE)
+    assert evaluate(one, ("version@v2",), wrong_clock).starts
+
+
+def test_a_pause_after_failures_consumes_nothing_and_is_written_once() -> None:
+    one = seen(PolicyState(version="v1"), events=("loaded",), every=HOUR, on=("version", "event:loaded"))
+    now = 9 * HOUR
+    found = evaluate(one, due(one, now, "v2"), facts(now, failures=2, failed_at=now - 5))
+    assert (found.starts, found.evaluation.verdict) == (False, PolicyVerdict.WAITS)
+    assert replace(found.after, kept=()) == one.state
+    again = replace(one, state=found.after)
+    assert not e.news(again, evaluate(again, due(again, now, "v2"), facts(now + 5, failures=2, failed_at=now - 5)))
+
+
 def test_a_long_reason_is_the_same_reason_after_it_was_shortened() -> None:
     one = seen(when="snapshots > 1")
     found = evaluate(one, ("version@v2",), facts(problem="x" * 5_000))
