@@ -169,7 +169,7 @@ def test_a_table_with_a_waiting_event_is_looked_at_first(run: Any) -> None:
 
 
 def test_looks_for_other_reasons_do_not_delay_the_polling_of_versions(run: Any) -> None:
-    """Each look took one of four places a second: after ten minutes of events a version was noticed ten minutes late."""
+    """Each look took one of four places a second: after a minute of events, versions were noticed minutes late."""
 
     async def work(place: Place) -> None:
         poll, place.of_versions = place.one.config.poll, {"versions"}

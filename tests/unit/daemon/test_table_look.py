@@ -167,8 +167,8 @@ def test_an_operation_that_fails_is_started_again_after_a_pause_which_doubles() 
         ended(3, State.FAILED, 0.0)
         ended(4, State.SUCCESS, 0.0, "ann")
         assert await looked() == (4, "started"), "somebody else's operation has succeeded since"
-        ended(5, State.CANCELLED, 0.0)
-        assert (await looked())[1] == "waits", "its last operation has not ended"
+        ended(4, State.CANCELLED, 0.0)
+        assert await looked() == (5, "started"), "a cancelled operation has not failed"
 
     asyncio.run(work(Etcd()))
 
