@@ -52,8 +52,8 @@ def miss_a_version(patch: Patch) -> None:
     """The version is read again after the statistics: one that came in between is noted, but was not looked at."""
     former = Inputs.facts
 
-    async def facts(self: Inputs, wanted: Any, last: str, version: str | None) -> Any:
-        found = await former(self, wanted, last, version)
+    async def facts(self: Inputs, name: str, seen: Any, version: str | None) -> Any:
+        found = await former(self, name, seen, version)
         if found.version is None or found.problem:
             return found
         answer = await self._ctx.worker.statistics(self._record.to_json(), [], 0)
@@ -126,7 +126,7 @@ def start_after_removal(patch: Patch) -> None:
     )
 
 
-@bug("invariant 20", shape=policies_of_tables, first=4, drawn=150)
+@bug("invariant 20", shape=policies_of_tables, first=4, drawn=326)
 def count_each_missed_interval(patch: Patch) -> None:
     """Each missed interval is evaluated, one after the other."""
     wrap(
