@@ -22,7 +22,7 @@ from distop_behaviors.export.export_plan import key_of
 from distop_behaviors.orphans.other_tables import normal_places
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from distop.storage.object_store import ObjectStore, Version
     from distop.tables.reading.file_facts import PlannedFile
@@ -263,3 +263,15 @@ def _pieces(store: ObjectStore, found: StoredObject) -> Iterator[bytes]:
             raise ObjectChanged(f"{store.location_of(found.key)} has changed")
         while piece := opened.file.read(PART):
             yield piece
+
+
+def in_pages(files: Sequence[PlannedFile], most: int, most_bytes: int) -> Iterator[Sequence[PlannedFile]]:
+    """The files in pages of at most so many files and bytes, always the same ones; a page has at least one file."""
+    start, size = 0, 0
+    for n, (_, more, _) in enumerate(files):
+        if n > start and (n - start >= most or size + more > most_bytes):
+            yield files[start:n]
+            start, size = n, 0
+        size += more
+    if start < len(files):
+        yield files[start:]

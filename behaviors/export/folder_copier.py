@@ -16,7 +16,7 @@ from distop.errors import InvalidArgument, UnsafePath
 from distop.storage.folder_store import version_of
 from distop.storage.store_errors import Denied, ObjectChanged, ObjectExists, ObjectMissing, Unsupported
 from distop_behaviors.export.export_manifest import CopiedFile, in_folder
-from distop_behaviors.export.file_copy import Copy, SourceChanged, checksum_of_one_part
+from distop_behaviors.export.file_copy import Copy, SourceChanged, checksum_of_one_part, in_pages
 
 if TYPE_CHECKING:
     import os
@@ -106,7 +106,7 @@ class DiskCopier(FolderCopier):
         def copied(group: Sequence[PlannedFile]) -> list[Copy | str]:
             return [self._one(one, known) for one in group]
 
-        return (one for found in self._pool.map(copied, _groups(some)) for one in found)
+        return (one for found in self._pool.map(copied, in_pages(some, _GROUP_FILES, _GROUP_BYTES)) for one in found)
 
     def flush(self) -> None:
         self._copies.flush()
@@ -227,15 +227,3 @@ def _copied(source: StoredObject, planned: PlannedFile, there: StoredObject, che
         copied=source.stamp,
         target=there.stamp,
     )
-
-
-def _groups(files: Sequence[PlannedFile]) -> Iterator[Sequence[PlannedFile]]:
-    """The files in groups, each of which takes a thread a short time."""
-    start, size = 0, 0
-    for n, (_, more, _) in enumerate(files):
-        if n > start and (n - start >= _GROUP_FILES or size + more > _GROUP_BYTES):
-            yield files[start:n]
-            start, size = n, 0
-        size += more
-    if start < len(files):
-        yield files[start:]

@@ -13,7 +13,7 @@ from distop_behaviors.export.export_argument import ExportResult
 from distop_behaviors.export.export_manifest import FOLDER_MANIFEST, CopiedPage, FolderManifest, in_folder
 from distop_behaviors.export.export_plan import INNER, PLACE, SUCCESS, VERSION, folder_of
 from distop_behaviors.export.export_target import ExportTarget
-from distop_behaviors.export.file_copy import Copy, FileCopier
+from distop_behaviors.export.file_copy import Copy, FileCopier, in_pages
 from distop_behaviors.orphans.orphan_argument import SHOWN
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class FolderExport:
         known = {one.path: one for one in former.files} if former is not None else {}
         trusted = known if former is not None and former.version == self._argument.diff_from else {}
         files: list[CopiedFile] = []
-        for number, some in enumerate(_pages(job.files)):
+        for number, some in enumerate(in_pages(job.files, PAGE, PAGE_BYTES)):
             self._ctx.check_cancelled()
             key = f"{self._target.pages}/{job.partition}-{number}.json"
             page = export_manifest.read(self._target.store, key, CopiedPage) if number < start else None
@@ -201,15 +201,3 @@ class FolderExport:
             result.gone.add(one.bytes)
         result.sample = [one.path for one in gone[:SHOWN]]
         return result
-
-
-def _pages(files: Sequence[PlannedFile]) -> Iterator[Sequence[PlannedFile]]:
-    """The files in the pages between checkpoints, always the same ones."""
-    start, size = 0, 0
-    for n, (_, more, _) in enumerate(files):
-        if n > start and (n - start >= PAGE or size + more > PAGE_BYTES):
-            yield files[start:n]
-            start, size = n, 0
-        size += more
-    if start < len(files):
-        yield files[start:]

@@ -10,6 +10,7 @@ import grpc
 from google.protobuf import descriptor_pool, message_factory
 
 from distop.client.service_errors import error_of
+from distop.client.service_messages import request_id_of
 from distop.errors import EtcdUnavailable, InvalidArgument
 from distop.protocol.texts import shown
 from distop.store.tls_files import NO_FILES, TlsFiles
@@ -85,7 +86,7 @@ class ServiceChannel:
         try:
             return await calling(request, timeout=limit, metadata=self._metadata)
         except grpc.aio.AioRpcError as failed:
-            raise error_of(failed, self.address, writes=writes, request_id=_request_id(request)) from None
+            raise error_of(failed, self.address, writes=writes, request_id=request_id_of(request)) from None
 
     async def stream(self, method: str, request: Message) -> AsyncGenerator[Any, None]:
         """The responses of ``Service/Method``. Raises what the service raises."""
@@ -125,11 +126,3 @@ def _method(name: str) -> MethodDescriptor:
 
 def _class_of(method: MethodDescriptor) -> Any:
     return message_factory.GetMessageClass(method.output_type)
-
-
-def _request_id(request: Any) -> str:
-    """The id under which a request can be repeated; "": it has none."""
-    options = getattr(request, "options", None)
-    found = getattr(request, "request_id", "") or getattr(options, "request_id", "")
-    found = found or getattr(request, "new_request_id", "")
-    return found if isinstance(found, str) else ""

@@ -72,6 +72,14 @@ def given_json(message: Message, name: str) -> Any:
     return json_value(getattr(message, name)) if message.HasField(name) else None
 
 
+def request_id_of(request: Any) -> str:
+    """The id under which a request can be repeated; "": it has none."""
+    options = getattr(request, "options", None)
+    found = getattr(request, "request_id", "") or getattr(options, "request_id", "")
+    found = found or getattr(request, "new_request_id", "")
+    return found if isinstance(found, str) else ""
+
+
 # ----------------------------------------------------------------------- options
 
 _PLAIN = (

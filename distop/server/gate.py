@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
+from distop.client.async_worker import Bucket
+from distop.client.service_messages import request_id_of
 from distop.clock import time
 from distop.errors import DistopError, EtcdUnavailable, InvalidArgument, NotIdentified, PermissionDenied
 from distop.protocol.frozen import frozen
@@ -19,6 +21,7 @@ from distop.server import access
 from distop.server.access import CallerIdentity, CallerRole, ServiceAccess
 from distop.server.permissions import RULES
 from distop.settings_file import read_trusted
+from distop.store.tls_files import file_stamp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -78,14 +81,14 @@ class AccessFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._stamp, self._looked = self._seen(), time.monotonic()
+        self._stamp, self._looked = file_stamp(str(path)), time.monotonic()
         self._current = self._read()
 
     def current(self) -> ServiceAccess:
         """The access that is in force."""
         if time.monotonic() - self._looked >= LOOK_EVERY:
             self._looked = time.monotonic()
-            if (stamp := self._seen()) != self._stamp:
+            if (stamp := file_stamp(str(self._path))) != self._stamp:
                 self._stamp = stamp
                 try:
                     self._current = self._read()
@@ -93,13 +96,6 @@ class AccessFile:
                 except InvalidArgument as error:
                     log.error("The changed access file is not applied: %s", error)
         return self._current
-
-    def _seen(self) -> tuple[int, int, int] | None:
-        try:
-            found = self._path.stat()
-        except OSError:
-            return None
-        return found.st_ino, found.st_size, found.st_mtime_ns
 
     def _read(self) -> ServiceAccess:
         try:
@@ -162,31 +158,13 @@ def _cut(text: str | None) -> str | None:
     return None if text is None else text[:MOST_TEXT]
 
 
-class _Bucket:
-    """A token bucket: so many calls a second, and as many at once."""
-
-    def __init__(self, rate: float) -> None:
-        self.rate = rate
-        self._left = max(1.0, rate)
-        self._at = time.monotonic()
-
-    def take(self) -> bool:
-        now = time.monotonic()
-        self._left = min(max(1.0, self.rate), self._left + (now - self._at) * self.rate)
-        self._at = now
-        if self._left < 1.0:
-            return False
-        self._left -= 1.0
-        return True
-
-
 class CallGate:
     """Decides on each call before its handler runs."""
 
     def __init__(self, file: AccessFile | None = None, audit: AuditLog | None = None) -> None:
         self._file = file
         self._audit = audit
-        self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
+        self._buckets: OrderedDict[str, Bucket] = OrderedDict()
         self._open: Counter[str] = Counter()
 
     @property
@@ -283,18 +261,16 @@ class CallGate:
             return
         bucket = self._buckets.get(identity.name)
         if bucket is None or bucket.rate != identity.calls_per_second:
-            bucket = self._buckets[identity.name] = _Bucket(identity.calls_per_second)
+            bucket = self._buckets[identity.name] = Bucket(identity.calls_per_second)
             while len(self._buckets) > MOST_BUCKETS:
                 self._buckets.popitem(last=False)
-        if not bucket.take():
+        if not bucket.available():
             raise TooManyCalls(f"{_name(identity)} makes more than {identity.calls_per_second:g} calls a second")
+        bucket.spend()
 
     def _log(self, who: CurrentCaller, call: str, scopes: Sequence[CallScope], request: Any, verdict: str) -> None:
         if self._audit is not None:
-            options = getattr(request, "options", None)
-            known = getattr(request, "request_id", "") or getattr(options, "request_id", "")
-            known = known or getattr(request, "new_request_id", "")
-            self._audit.write(who, call, scopes, known if isinstance(known, str) else "", verdict)
+            self._audit.write(who, call, scopes, request_id_of(request), verdict)
 
 
 @frozen

@@ -32,10 +32,11 @@ Stamp = tuple[tuple[int, int, int] | None, ...]
 
 def stamp(config: EtcdConfig) -> Stamp:
     """A value that changes when a file is replaced or written."""
-    return tuple(_stamp(path) for path in (config.ca_cert, config.key, config.cert) if path)
+    return tuple(file_stamp(path) for path in (config.ca_cert, config.key, config.cert) if path)
 
 
-def _stamp(path: str) -> tuple[int, int, int] | None:
+def file_stamp(path: str) -> tuple[int, int, int] | None:
+    """A value that changes when this file is replaced or written; None if it cannot be read."""
     try:
         found = Path(path).stat()
     except OSError:

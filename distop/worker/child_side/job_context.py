@@ -155,26 +155,23 @@ class ChildContext(JobContext):
 
     def _send_work(self, done: WorkDone) -> None:
         message = child_messages.WorkMessage(t="work", work=done.to_json())
+        self._send_of_scope(message)
+
+    def _send_of_scope(self, message: child_messages.WorkMessage | child_messages.StatusMessage) -> None:
+        """Send a message of the current job or call. A cleanup reports neither work nor status."""
         if self._scope.run:
             message["run"] = self._scope.run
             message["partition"] = self.partition.partition if self.partition is not None else -1
         elif self._scope.call:
             message["call"] = self._scope.call
         else:
-            return  # a cleanup reports no work
+            return
         self._env.outbox.send(message)
 
     def _send_status(self, text: str) -> None:
         line = secret_settings.redact(text)[:MAX_STATUS].encode(errors="replace").decode()
         message = child_messages.StatusMessage(t="status", text=line)
-        if self._scope.run:
-            message["run"] = self._scope.run
-            message["partition"] = self.partition.partition if self.partition is not None else -1
-        elif self._scope.call:
-            message["call"] = self._scope.call
-        else:
-            return  # a cleanup has no status
-        self._env.outbox.send(message)
+        self._send_of_scope(message)
 
     @cached_property
     def shared(self) -> Place | None:  # type: ignore[override]
