@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 ROOT = Path(__file__).resolve().parents[1]
-EXTRAS = "embedded,sql,etcd3"
+EXTRAS = "embedded,sql,server,etcd3"
 ACTIVATE = "source .venv/bin/activate\n"
 """The README's line that activates the clone's environment; it is removed, since the wheel's environment is active."""
 VERSION = re.compile(r'^__version__ = "([^"]+)"$', re.MULTILINE)
