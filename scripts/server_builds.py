@@ -1,4 +1,4 @@
-"""What the builds of test servers share: the user's cache, and one build at a time (etcd_servers, storage_servers).
+"""What the builds of test servers share: the user's cache, and one build at a time (etcd_servers, built_programs).
 
 Uses only the standard library: the scripts run before there is a virtual environment.
 """

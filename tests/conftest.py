@@ -12,7 +12,7 @@ import pytest
 
 from distop.runtime import gc_tuning
 from distop.storage import store_waits
-from scripts import etcd_servers, storage_servers
+from scripts import built_programs, etcd_servers
 from tests.distributing import (
     TURNS,
     UNIT_TESTS,
@@ -136,7 +136,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.get_closest_marker("slow"):
             return True
         server = _server_of(item)
-        rotates = item.get_closest_marker("rotating") or server in storage_servers.SOURCES
+        rotates = item.get_closest_marker("rotating") or server in built_programs.SOURCES
         return turn is not None and bool(rotates) and not has_turn(item.nodeid, turn, server)
 
     config.hook.pytest_deselected(items=[item for item in items if deselected(item)])
@@ -144,9 +144,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _server_of(item: pytest.Item) -> str | None:
-    """The server in the parameters of a test: an etcd that is not the default one, or an object store that is built."""
+    """What a test needs besides the default etcd: the program of its marker, or a server of its parameters."""
+    if (marker := item.get_closest_marker("program")) is not None:
+        return str(marker.args[0])
     parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-    store = next((one for name in STORES if (one := parameters.get(name)) in (*storage_servers.SOURCES,)), None)
+    store = next((one for name in STORES if (one := parameters.get(name)) in (*built_programs.SOURCES,)), None)
     etcd = parameters.get("server")
     return store or (None if etcd == etcd_servers.DEFAULT else etcd)
 

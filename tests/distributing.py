@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
-from scripts import etcd_servers, storage_servers
+from scripts import built_programs, etcd_servers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -80,8 +80,8 @@ def has_turn(nodeid: str, turn: int, server: str | None = None) -> bool:
     ``server``: the etcd server of a test that rotates because that is not the default one, or an object store that is
     built. A turn needs one of these etcd servers, and one of these stores at most, so that CI builds no other one.
     """
-    if server in storage_servers.SOURCES:
-        return server == storage_servers.of_turn(turn)
+    if server in built_programs.SOURCES:
+        return server in built_programs.of_turn(turn)
     code = zlib.crc32(nodeid.encode())
     if server is None:
         return "::test_hole_" in nodeid or code % TURNS == turn % TURNS

@@ -36,6 +36,8 @@ MOST_OPEN = 2_000
 """Maximum open calls of an identity, so that one cannot use all of the service's."""
 MOST_TEXT = 200
 """Characters of a caller's text in a line of the audit log."""
+STDOUT = "-"
+"""The name of an audit log that is the standard output."""
 MOST_UNWRITTEN = 1 << 20
 """Bytes of lines that wait for an audit log which cannot be written."""
 LOOK_EVERY = 1.0
@@ -108,10 +110,16 @@ class AccessFile:
 class AuditLog:
     """A file with a line of JSON for each call that may change something, and for each refusal.
 
-    Lines that cannot be written wait in memory. Raises InvalidArgument if it cannot be opened.
+    ``path``: the file; ``-``: the standard output, as containers log. Lines that cannot be written wait in memory.
+    Raises InvalidArgument if it cannot be opened.
     """
 
     def __init__(self, path: Path) -> None:
+        self._unwritten = b""
+        if str(path) == STDOUT:
+            self._file = 1
+            os.set_blocking(self._file, False)  # a reader that stops must not stop the service
+            return
         try:
             # O_NONBLOCK: opening a named pipe must not block.
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -121,7 +129,6 @@ class AuditLog:
         if not stat.S_ISREG(os.fstat(self._file).st_mode):
             os.close(self._file)
             raise InvalidArgument(f"the audit log {path} is not a regular file")
-        self._unwritten = b""
 
     def check(self) -> None:
         """Raises EtcdUnavailable while lines cannot be written: calls that cannot be logged must not be made."""

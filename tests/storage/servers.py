@@ -19,7 +19,7 @@ from email.utils import formatdate
 from typing import TYPE_CHECKING, Any
 
 from distop.storage.storage_options import StorageOptions
-from scripts import storage_servers
+from scripts import built_programs
 from tests.storage.faulty_http import FaultyProxy
 from tests.storage.gcs_xml_writes import XmlWrites
 from tests.support.needs import need
@@ -194,8 +194,8 @@ def _running(
     name: str, folder: Path, words: Callable[[int], Sequence[str]], environment: Mapping[str, str]
 ) -> Iterator[ServerProcess]:
     """Run a server on a free port. Another process may take the port first, so it is tried again."""
-    command = storage_servers.command(name)
-    need(command, storage_servers.needs(name))
+    command = built_programs.command(name)
+    need(command, built_programs.needs(name))
     assert command is not None
     for _ in range(_TRIES):
         port = _free_port()

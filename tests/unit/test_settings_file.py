@@ -13,7 +13,7 @@ import pytest
 
 from distop import settings_file
 from distop.errors import InvalidArgument
-from distop.settings_file import NO_FILE, find
+from distop.settings_file import NO_FILE, find, read_trusted
 from tests.support.command import distop_command
 
 if TYPE_CHECKING:
@@ -88,6 +88,27 @@ def test_a_file_that_others_can_write_is_ignored(folder: Path, mode: int, who: s
 def test_a_file_in_a_folder_that_others_can_write_is_ignored(folder: Path, mode: int) -> None:
     folder.chmod(mode)
     assert f"its folder {folder} can be written by " in ignored(folder)
+
+
+def test_a_read_only_mount_protects_its_folders(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kubernetes mounts secrets and settings read-only, in folders of mode 1777."""
+    data = folder / "..data"
+    data.mkdir(mode=0o755)
+    (folder / "distop.toml").rename(data / "distop.toml")
+    (folder / "distop.toml").symlink_to("..data/distop.toml")
+    folder.chmod(0o1777)
+    with pytest.raises(InvalidArgument, match=r"its folder .* can be written by"):
+        read_trusted(folder / "distop.toml", "the access file")
+    flags = os.statvfs(folder).f_flag
+
+    class ReadOnly:
+        f_flag = flags | os.ST_RDONLY
+
+    monkeypatch.setattr(os, "statvfs", lambda path: ReadOnly)
+    assert b"=" in read_trusted(folder / "distop.toml", "the access file")
+    (data / "distop.toml").chmod(0o664)
+    with pytest.raises(InvalidArgument, match="it can be written by the group"):
+        read_trusted(folder / "distop.toml", "the access file")
 
 
 def test_the_target_and_the_folders_of_links_are_checked(

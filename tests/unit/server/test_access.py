@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import subprocess
+import sys
 from itertools import product
 from types import SimpleNamespace
 from typing import Any
@@ -593,3 +596,24 @@ def test_an_audit_log_is_a_regular_file(tmp_path: Any) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "target")
     with pytest.raises(InvalidArgument, match="cannot open the audit log"):
         AuditLog(tmp_path / "link")
+
+
+def test_an_audit_log_on_the_standard_output_never_waits_for_its_reader() -> None:
+    """Containers log there. Here nobody reads, until no further line can be kept."""
+    code = """
+from pathlib import Path
+from distop.errors import EtcdUnavailable
+from distop.server.gate import NOBODY, AuditLog
+log, refused = AuditLog(Path("-")), False
+while not refused:
+    log.write(NOBODY, "Operations/Cancel", [], "r1", "ok")
+    try:
+        log.check()
+    except EtcdUnavailable:
+        refused = True
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.wait(60) == 0
+        assert process.stdout is not None
+        line, *_ = process.stdout.read().splitlines()
+    assert json.loads(line)["call"] == "Operations/Cancel"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from scripts import etcd_servers, storage_servers
+from scripts import built_programs, etcd_servers
 from tests import distributing
 from tests.distributing import (
     APART,
@@ -64,13 +64,13 @@ def test_each_rotating_test_has_one_turn_and_no_turn_is_empty() -> None:
 
 
 def test_each_built_store_has_one_turn_in_which_no_other_server_is_built() -> None:
-    assert storage_servers.TURN_COUNT == TURNS
-    turns = {name: [turn for turn in range(TURNS) if has_turn("x", turn, name)] for name in storage_servers.SOURCES}
+    assert built_programs.TURN_COUNT == TURNS
+    turns = {name: [turn for turn in range(TURNS) if has_turn("x", turn, name)] for name in built_programs.SOURCES}
     assert all(len(some) == 1 for some in turns.values())
     assert {etcd_servers.of_turn(turn) for some in turns.values() for turn in some} == {etcd_servers.PACKAGED}
-    assert storage_servers.wanted(["--turn", str(turns["azurite"][0] + TURNS)]) == ("azurite",)
-    assert storage_servers.wanted(["--turn", "1"]) == storage_servers.wanted(["--slow", "tests/unit"]) == ()
-    assert storage_servers.wanted(["--slow"]) == tuple(storage_servers.SOURCES)
+    assert built_programs.wanted(["--turn", str(turns["azurite"][0] + TURNS)]) == ("azurite", "helm")
+    assert built_programs.wanted(["--turn", "1"]) == built_programs.wanted(["--slow", "tests/unit"]) == ()
+    assert built_programs.wanted(["--slow"]) == tuple(built_programs.SOURCES)
 
 
 def test_each_turn_has_one_other_server() -> None:

@@ -1,8 +1,8 @@
-"""Finds and builds the object stores of the tests: versitygw (S3), fake-gcs-server (GCS) and Azurite (Azure).
+"""Finds and builds programs of the tests: versitygw (S3), fake-gcs-server (GCS), Azurite (Azure), and Helm.
 
-Uses only the standard library: ``scripts/storage-servers`` runs it before there is a virtual environment. versitygw and
-fake-gcs-server are Go modules, Azurite is an npm package. ``go`` and ``npm`` fetch them, and refuse files whose hash
-differs from the lock files in ``scripts/storage-modules``. The built programs are in the user's cache.
+Uses only the standard library: ``scripts/built-programs`` runs it before there is a virtual environment. All are Go
+modules, but Azurite, which is an npm package. ``go`` and ``npm`` fetch them, and refuse files whose hash
+differs from the lock files in ``scripts/program-modules``. The built programs are in the user's cache.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from server_builds import Unavailable, build_once
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_LOCKS = Path(__file__).resolve().parent / "storage-modules"
+_LOCKS = Path(__file__).resolve().parent / "program-modules"
 _LEAST_GO = "1.26"
 _LEAST_NODE = 20
 _GO_LOCK, _NPM_LOCK = ("go.mod", "go.sum"), ("package.json", "package-lock.json")
 
 
 class Source(NamedTuple):
-    """A server: its version, and its package. ``module``: the Go module; "": it is an npm package."""
+    """A program: its version, and its package. ``module``: the Go module; "": it is an npm package."""
 
     version: str
     module: str = ""
@@ -44,11 +44,12 @@ SOURCES = {
     "versitygw": Source("1.8.0", "github.com/versity/versitygw", "github.com/versity/versitygw/cmd/versitygw"),
     "fake-gcs-server": Source("1.56.1", "github.com/fsouza/fake-gcs-server", "github.com/fsouza/fake-gcs-server"),
     "azurite": Source("3.37.0"),
+    "helm": Source("3.19.0", "helm.sh/helm/v3", "helm.sh/helm/v3/cmd/helm"),
 }
 TURN_COUNT = 9
 """The number of turns of the rotating tests (``tests/distributing.py``)."""
-TURNS = dict(zip((0, 3, 6), SOURCES, strict=True))
-"""Turn of the rotating tests → the server of which the tests run in it.
+TURNS = {0: ("versitygw",), 3: ("fake-gcs-server",), 6: ("azurite", "helm")}
+"""Turn of the rotating tests → the programs of which the tests run in it.
 
 No etcd server besides the default one is built in these turns (``etcd_servers.of_turn``).
 """
@@ -57,7 +58,7 @@ _AZURITE = "node_modules/azurite/dist/src/blob/main.js"
 
 def folder_of(name: str) -> Path:
     """The folder of a built server; it exists only when the build is complete."""
-    return server_builds.cache_folder("storage") / f"{name}-{SOURCES[name].version}-{platform.machine()}"
+    return server_builds.cache_folder("programs") / f"{name}-{SOURCES[name].version}-{platform.machine()}"
 
 
 def command(name: str) -> list[str] | None:
@@ -74,20 +75,19 @@ def command(name: str) -> list[str] | None:
 def needs(name: str) -> str:
     """What a test of a missing server needs, and how to get it."""
     tool = f"Go {_LEAST_GO}" if SOURCES[name].module else f"Node {_LEAST_NODE}"
-    return f"{name} {SOURCES[name].version}: run scripts/storage-servers {name} (with {tool} or newer)"
+    return f"{name} {SOURCES[name].version}: run scripts/built-programs {name} (with {tool} or newer)"
 
 
-def of_turn(turn: int) -> str | None:
-    """The server of which the tests run in that turn of the rotating tests; None: of no one."""
-    return TURNS.get(turn % TURN_COUNT)
+def of_turn(turn: int) -> tuple[str, ...]:
+    """The programs of which the tests run in that turn of the rotating tests."""
+    return TURNS.get(turn % TURN_COUNT, ())
 
 
 def wanted(arguments: Sequence[str]) -> tuple[str, ...]:
-    """The servers that a run of pytest with these arguments needs: that of its turn, or all with ``--slow`` alone."""
+    """The programs that a run of pytest with these arguments needs: those of its turn, or all with ``--slow`` alone."""
     turn = next((value for option, value in pairwise(arguments) if option == "--turn"), None)
     if turn is not None:
-        found = of_turn(int(turn))
-        return () if found is None else (found,)
+        return of_turn(int(turn))
     paths = [argument for argument in arguments if Path(argument.partition("::")[0]).exists()]
     return tuple(SOURCES) if "--slow" in arguments and not paths else ()
 
@@ -185,15 +185,15 @@ def lock(name: str) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """``scripts/storage-servers [NAME…]``: build these servers, or all; ``--lock``, ``--check``.
+    """``scripts/built-programs [NAME…]``: build these programs, or all; ``--lock [NAME…]``, ``--check``.
 
-    ``--for-tests`` builds the servers that a run of pytest with the other arguments needs. A server that cannot be
+    ``--for-tests`` builds the programs that a run of pytest with the other arguments needs. A program that cannot be
     built is reported, and its tests name what they need: they are skipped, and fail in CI.
     """
     for_tests = arguments[:1] == ["--for-tests"]
     try:
-        if arguments == ["--lock"]:
-            for name in SOURCES:
+        if arguments[:1] == ["--lock"]:
+            for name in arguments[1:] or SOURCES:
                 lock(name)
             return 0
         if arguments == ["--check"]:
@@ -209,8 +209,8 @@ def main(arguments: Sequence[str]) -> int:
         print(f"distop: {error}", file=sys.stderr)
         return 0 if for_tests else 1
     except OSError as error:
-        cache = server_builds.cache_folder("storage")
-        print(f"distop: the servers cannot be kept in {cache}: {error}", file=sys.stderr)
+        cache = server_builds.cache_folder("programs")
+        print(f"distop: the programs cannot be kept in {cache}: {error}", file=sys.stderr)
         return 1
     return 0
 

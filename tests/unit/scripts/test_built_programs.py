@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from scripts import storage_servers
+from scripts import built_programs
 
 ROOT = Path(__file__).parents[3]
-PROGRAM = ROOT / "scripts/storage_servers.py"
-LOCKS = ROOT / "scripts/storage-modules"
+PROGRAM = ROOT / "scripts/built_programs.py"
+LOCKS = ROOT / "scripts/program-modules"
 GO = """\
 #!/bin/sh
 if [ "$1" = version ]; then printf '\\tdep\\tx\\n\\tmod\\n\\t{module}\\tv{version}\\th1:x=\\n'; exit; fi
@@ -33,13 +33,13 @@ class Machine:
         self.bin.mkdir()
         self.calls = folder / "calls"
         self.calls.touch()
-        self.cache = folder / "cache" / "distop" / "storage"
+        self.cache = folder / "cache" / "distop" / "programs"
         self.environment = {"PATH": str(self.bin), "XDG_CACHE_HOME": str(folder / "cache")}
         (self.bin / "sh").symlink_to(shutil.which("sh") or "/bin/sh")
 
     def go(self, *, version: str = "1.8.0", then: str = "") -> None:
         """Install a Go. ``version``: of the module in the built program. ``then``: commands before it is built."""
-        source = storage_servers.SOURCES["versitygw"]
+        source = built_programs.SOURCES["versitygw"]
         text = GO.format(calls=self.calls, module=source.module, version=version, then=then)
         (self.bin / "go").write_text(text)
         (self.bin / "go").chmod(0o755)
@@ -63,9 +63,9 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-@pytest.mark.parametrize("name", storage_servers.SOURCES)
+@pytest.mark.parametrize("name", built_programs.SOURCES)
 def test_a_lock_has_the_version_and_hashes_and_no_address_of_a_registry(name: str) -> None:
-    source = storage_servers.SOURCES[name]
+    source = built_programs.SOURCES[name]
     if source.module:
         assert f"{source.module} v{source.version}" in (LOCKS / name / "go.mod").read_text()
         assert re.search(rf"^{re.escape(source.module)} v{re.escape(source.version)} h1:", _text(name, "go.sum"), re.M)
@@ -115,7 +115,7 @@ def test_a_build_of_another_version_is_refused(machine: Machine) -> None:
         (("versitygw",), "go is not on PATH, and versitygw has to be built with it: install Go 1.26 or newer."),
         (("azurite",), "npm is not on PATH, and azurite has to be built with it: install Node 20 with npm or newer."),
         (("--check",), "go is not on PATH"),
-        (("minio",), "there is no server minio: name one of versitygw, fake-gcs-server, azurite."),
+        (("minio",), "there is no server minio: name one of versitygw, fake-gcs-server, azurite, helm."),
     ],
 )
 def test_what_is_missing_is_named(machine: Machine, words: tuple[str, ...], message: str) -> None:
@@ -137,6 +137,6 @@ def test_a_turn_builds_its_server_and_continues_without_it(machine: Machine) -> 
 
 def test_a_test_names_its_needs(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", machine.environment["XDG_CACHE_HOME"])
-    assert storage_servers.command("versitygw") is None
-    wanted = "versitygw 1.8.0: run scripts/storage-servers versitygw (with Go 1.26 or newer)"
-    assert storage_servers.needs("versitygw") == wanted
+    assert built_programs.command("versitygw") is None
+    wanted = "versitygw 1.8.0: run scripts/built-programs versitygw (with Go 1.26 or newer)"
+    assert built_programs.needs("versitygw") == wanted
