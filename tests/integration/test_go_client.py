@@ -1,4 +1,4 @@
-"""The Go client in clients/go: its own tests, its example against a service, and whether its generated code is current."""
+"""The Go client in clients/go: its own tests, its example against a service, and its generated code."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_the_go_example_starts_an_operation_watches_it_and_prints_its_report(
         (run(token="of-somebody-else-00000"), "Unauthenticated"),
         (run("-arg", '{"jobs": -1}'), "InvalidArgument"),
         (run("-arg", "{"), "the argument"),
-        (run(ca=certificates.other_ca, *("-timeout", "3s")), "certificate"),
+        (run("-timeout", "3s", ca=certificates.other_ca), "certificate"),
     ):
         assert (refused.returncode in (2, 6), words in refused.stderr) == (True, True), refused.stderr
 
