@@ -44,6 +44,10 @@ class EtcdUnavailable(DistopError):
     exit_code = 3
 
 
+class LimitExceeded(EtcdUnavailable):
+    """The caller exceeds a limit that the service has for it. Nothing was changed; call again later."""
+
+
 class NotFound(DistopError):
     """There is no such table, operation, or executor."""
 

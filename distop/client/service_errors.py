@@ -39,6 +39,7 @@ CODES: Mapping[type[e.DistopError], grpc.StatusCode] = MappingProxyType(
         e.NotAllowed: _Code.FAILED_PRECONDITION,
         e.InvalidToken: _Code.FAILED_PRECONDITION,
         e.WaitTimeout: _Code.DEADLINE_EXCEEDED,
+        e.LimitExceeded: _Code.RESOURCE_EXHAUSTED,
         e.EtcdUnavailable: _Code.UNAVAILABLE,
         e.OutcomeUnknown: _Code.UNKNOWN,
         e.PermissionDenied: _Code.PERMISSION_DENIED,

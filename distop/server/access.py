@@ -5,7 +5,17 @@ The default is to deny. A role is granted for operation types and tables, in the
     [identities.etl]
     token_sha256 = ["…"]              # of bearer tokens
     certificates = ["CN=etl"]         # of client certificates: the subject's common name, or a SAN (DNS:…, URI:…)
+    subjects = ["corp:etl"]           # of JSON Web Tokens: the name of the issuer, and the subject
     calls_per_second = 50
+    open_operations = 100
+    open_jobs = 10000
+    argument_bytes = 65536
+
+    [issuers.corp]
+    issuer = "https://login.example.com"
+    audience = "distop"
+    jwks = "https://login.example.com/keys"     # or a file
+    algorithms = ["RS256"]
 
     [[grants]]
     to = ["etl"]
@@ -28,13 +38,17 @@ from distop.errors import InvalidArgument
 from distop.protocol.executor_nodes import Serves, refusal
 from distop.protocol.frozen import frozen
 from distop.protocol.texts import one_line, shown
+from distop.server.json_web_tokens import TokenIssuer, issuer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 SHORTEST_TOKEN = 20
 """Minimum characters of a bearer token: a shorter one can be guessed by its hash."""
+LARGEST_LIMIT = 1 << 40
+"""Maximum value of a limit of an identity."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_ISSUER = re.compile(r"[A-Za-z0-9_-]{1,100}")
 
 
 class CallerRole(StrEnum):
@@ -97,12 +111,16 @@ class RoleGrant:
 
 @frozen
 class CallerIdentity:
-    """A caller. ``calls_per_second``: its limit; 0: none."""
+    """A caller. ``subjects``: of JSON Web Tokens, with the names of their issuers. A limit of 0: none."""
 
     name: str
     tokens: frozenset[str] = frozenset()
     certificates: frozenset[str] = frozenset()
+    subjects: frozenset[tuple[str, str]] = frozenset()
     calls_per_second: float = 0.0
+    open_operations: int = 0
+    open_jobs: int = 0
+    argument_bytes: int = 0
 
 
 @frozen
@@ -111,6 +129,7 @@ class ServiceAccess:
 
     identities: tuple[CallerIdentity, ...] = ()
     grants: tuple[RoleGrant, ...] = ()
+    issuers: tuple[TokenIssuer, ...] = ()
 
     @property
     def identifies(self) -> bool:
@@ -125,6 +144,10 @@ class ServiceAccess:
             return found[0] if found else None
         names = set(certificates)
         return next((one for one in self.identities if one.certificates & names), None)
+
+    def of_subject(self, issuer_name: str, subject: str) -> CallerIdentity | None:
+        """The identity that this issuer's tokens with this subject have; None: unknown."""
+        return next((one for one in self.identities if (issuer_name, subject) in one.subjects), None)
 
     def permits(self, identity: CallerIdentity | None, role: CallerRole, scope: CallScope) -> bool:
         """Whether a caller may do what needs this role for this scope."""
@@ -151,46 +174,78 @@ def parsed(text: str, path: str) -> ServiceAccess:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InvalidArgument(f"{path} is not valid TOML: {error}") from None
-    _known(data, {"identities", "grants"}, path)
+    _known(data, {"identities", "grants", "issuers"}, path)
     named, listed = data.get("identities", {}), data.get("grants", [])
     if not isinstance(named, dict) or not all(isinstance(one, dict) for one in named.values()):
         raise InvalidArgument(f"{path}: identities must be tables, such as [identities.etl]")
     if not isinstance(listed, list) or not all(isinstance(one, dict) for one in listed):
         raise InvalidArgument(f"{path}: grants must be tables: [[grants]]")
-    identities = tuple(_identity(name, one, path) for name, one in named.items())
+    issuers = _issuers(data.get("issuers", {}), path)
+    known = frozenset(one.name for one in issuers)
+    identities = tuple(_identity(name, one, known, path) for name, one in named.items())
     if not identities:
         raise InvalidArgument(f"{path} has no identities: add one, or leave the setting out")
     _check_unique(identities, path)
     names = {one.name for one in identities}
-    return ServiceAccess(identities, tuple(_grant(one, names, f"{path}: grant {n}") for n, one in enumerate(listed, 1)))
+    grants = tuple(_grant(one, names, f"{path}: grant {n}") for n, one in enumerate(listed, 1))
+    return ServiceAccess(identities, grants, issuers)
 
 
-def _identity(name: str, data: Mapping[str, Any], path: str) -> CallerIdentity:
+def _issuers(data: object, path: str) -> tuple[TokenIssuer, ...]:
+    if not isinstance(data, dict) or not all(isinstance(one, dict) for one in data.values()):
+        raise InvalidArgument(f"{path}: issuers must be tables, such as [issuers.corp]")
+    for name in data:
+        if not _ISSUER.fullmatch(name):
+            raise InvalidArgument(f"{path}: issuer {shown(name)}: a name has 1 to 100 letters, digits, - and _")
+    found = tuple(issuer(name, one, f"{path}: issuer {name}") for name, one in data.items())
+    if len({one.issuer for one in found}) < len(found):
+        raise InvalidArgument(f"{path}: two issuers have the same claim `issuer`")
+    return found
+
+
+def _identity(name: str, data: Mapping[str, Any], issuers: frozenset[str], path: str) -> CallerIdentity:
     place = f"{path}: identity {shown(name)}"
-    _known(data, {"token_sha256", "certificates", "calls_per_second"}, place)
+    limits = ("open_operations", "open_jobs", "argument_bytes")
+    _known(data, {"token_sha256", "certificates", "subjects", "calls_per_second", *limits}, place)
     if not name or one_line(name) != name or len(name) > 200:
         raise InvalidArgument(f"{place}: a name has 1 to 200 printable characters")
     tokens, certificates = _texts(data, "token_sha256", place), _texts(data, "certificates", place)
     for one in tokens:
         if not _DIGEST.fullmatch(one):
             raise InvalidArgument(f"{place}: token_sha256 has SHA-256 digests of tokens, of 64 hexadecimal digits")
-    if not tokens and not certificates:
-        raise InvalidArgument(f"{place} has neither token_sha256 nor certificates: nobody could be it")
+    subjects = frozenset(_subject(one, issuers, place) for one in _texts(data, "subjects", place))
+    if not tokens and not certificates and not subjects:
+        raise InvalidArgument(f"{place} has neither token_sha256 nor certificates nor subjects: nobody could be it")
     rate = data.get("calls_per_second", 0)
     if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate <= 1_000_000:
         raise InvalidArgument(f"{place}: calls_per_second must be a number from 0 to a million, not {shown(rate)}")
-    return CallerIdentity(name, frozenset(tokens), frozenset(certificates), float(rate))
+    numbers = [_limit(data, one, place) for one in limits]
+    return CallerIdentity(name, frozenset(tokens), frozenset(certificates), subjects, float(rate), *numbers)
+
+
+def _subject(text: str, issuers: frozenset[str], place: str) -> tuple[str, str]:
+    name, _, subject = text.partition(":")
+    if name not in issuers or not subject:
+        raise InvalidArgument(f"{place}: the subject {shown(text)} must be ISSUER:SUBJECT, of one of the issuers")
+    return name, subject
+
+
+def _limit(data: Mapping[str, Any], name: str, place: str) -> int:
+    value = data.get(name, 0)
+    if name in data and (isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= LARGEST_LIMIT):
+        raise InvalidArgument(f"{place}: {name} must be a whole number above 0, not {shown(value)}: leave it out for none")
+    return int(value)
 
 
 def _check_unique(identities: Iterable[CallerIdentity], path: str) -> None:
     """Raises InvalidArgument if a token or a certificate belongs to two identities."""
     owners: dict[str, str] = {}
     for one in identities:
-        for proof in (*one.tokens, *one.certificates):
+        for proof in (*one.tokens, *one.certificates, *(":".join(one) for one in one.subjects)):
             if owners.setdefault(proof, one.name) != one.name:
                 raise InvalidArgument(
                     f"{path}: the identities {shown(owners[proof])} and {shown(one.name)} have the same token or "
-                    "certificate"
+                    "certificate or subject"
                 )
 
 

@@ -6,12 +6,10 @@ import json
 import logging
 import os
 import stat
-from collections import Counter, OrderedDict
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from distop.client.async_worker import Bucket
 from distop.client.service_messages import request_id_of
 from distop.clock import time
 from distop.errors import DistopError, EtcdUnavailable, InvalidArgument, NotIdentified, PermissionDenied
@@ -19,12 +17,14 @@ from distop.protocol.frozen import frozen
 from distop.protocol.json_codec import rfc3339
 from distop.server import access
 from distop.server.access import CallerIdentity, CallerRole, ServiceAccess
+from distop.server.json_web_tokens import TokenVerifier
+from distop.server.limits import IdentityLimits
 from distop.server.permissions import RULES
 from distop.settings_file import read_trusted
 from distop.store.tls_files import file_stamp
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
     from pathlib import Path
 
     from distop.server.access import CallScope
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("distop.service")
 
-MOST_OPEN = 2_000
-"""Maximum open calls of an identity, so that one cannot use all of the service's."""
 MOST_TEXT = 200
 """Characters of a caller's text in a line of the audit log."""
 STDOUT = "-"
@@ -42,12 +40,6 @@ MOST_UNWRITTEN = 1 << 20
 """Bytes of lines that wait for an audit log which cannot be written."""
 LOOK_EVERY = 1.0
 """Seconds between two looks whether the access file has changed."""
-MOST_BUCKETS = 10_000
-"""Maximum callers whose calls are counted."""
-
-
-class TooManyCalls(EtcdUnavailable):
-    """The caller has made too many calls. Nothing was changed; call again later."""
 
 
 @frozen
@@ -168,22 +160,29 @@ def _cut(text: str | None) -> str | None:
 class CallGate:
     """Decides on each call before its handler runs."""
 
-    def __init__(self, file: AccessFile | None = None, audit: AuditLog | None = None) -> None:
+    def __init__(
+        self, file: AccessFile | None = None, audit: AuditLog | None = None, limits: IdentityLimits | None = None
+    ) -> None:
         self._file = file
         self._audit = audit
-        self._buckets: OrderedDict[str, Bucket] = OrderedDict()
-        self._open: Counter[str] = Counter()
+        self._limits = limits or IdentityLimits()
+        self._tokens = TokenVerifier()
 
     @property
     def identifies(self) -> bool:
         """Whether callers are identified."""
         return self._file is not None
 
+    async def renew_keys(self, proof: CallerProof) -> None:
+        """Read the keys of issuers that :meth:`check_identity` may need for this token."""
+        if proof.token is not None and (issuers := self._access().issuers):
+            await self._tokens.renew(issuers, proof.token)
+
     def check_identity(self, call: str, proof: CallerProof) -> None:
-        """Raises NotIdentified, before anything of a request is read."""
+        """Raises NotIdentified, before anything of a request is read; EtcdUnavailable without keys of an issuer."""
         try:
             self._identified(self._access(), proof)
-        except NotIdentified as error:
+        except (NotIdentified, EtcdUnavailable) as error:
             self.log_refusal(call, proof, error)
             raise
 
@@ -198,7 +197,7 @@ class CallGate:
     def passing(self, call: str, request: Any, proof: CallerProof) -> Iterator[PassedCall]:
         """Let a call through, and log its verdict.
 
-        Raises NotIdentified, PermissionDenied, TooManyCalls, and InvalidArgument for a request that names nothing.
+        Raises NotIdentified, PermissionDenied, LimitExceeded, and InvalidArgument for a request that names nothing.
         """
         rule, allowed = RULES[call], self._access()
         who = CurrentCaller(None, proof.peer)
@@ -221,7 +220,7 @@ class CallGate:
             identity = self._identified(allowed, proof)
             admin = allowed.permits(identity, CallerRole.ADMIN, access.EVERYTHING)
             who = CurrentCaller(identity, proof.peer, admin, may)
-            self._throttle(identity)
+            self._limits.check_call(identity)
             scopes = list(rule.scopes(request))
             check(allowed)
             if rule.writes and self._audit is not None:
@@ -231,16 +230,14 @@ class CallGate:
             raise
         caller.set(who)  # each call has a task of its own
         verdict = "unknown"
-        counted = _name(identity)
-        self._open[counted] += 1
         try:
-            yield PassedCall(rule, request, may, lambda: check(self._access()))
+            with self._limits.open_call(identity):
+                yield PassedCall(rule, request, may, lambda: check(self._access()), identity, self._limits)
             verdict = "ok"
         except DistopError as error:
             verdict = type(error).__name__
             raise
         finally:
-            self._open[counted] -= 1
             if rule.writes or verdict in ("PermissionDenied", "NotIdentified"):
                 self._log(who, call, scopes, request, verdict)
 
@@ -250,6 +247,8 @@ class CallGate:
         if proof.token is not None and len(proof.token) < access.SHORTEST_TOKEN:
             raise NotIdentified(f"a token has at least {access.SHORTEST_TOKEN} characters")
         found = allowed.identity(proof.token, proof.certificates)
+        if found is None and proof.token is not None and allowed.issuers:
+            found = allowed.of_subject(*self._tokens.subject(allowed.issuers, proof.token))
         if found is None:
             given = proof.token is not None or proof.certificates
             raise NotIdentified(
@@ -258,22 +257,6 @@ class CallGate:
                 else "the service identifies its callers: send a bearer token, or use a client certificate"
             )
         return found
-
-    def _throttle(self, identity: CallerIdentity | None) -> None:
-        if identity is None:
-            return
-        if self._open[identity.name] >= MOST_OPEN:
-            raise TooManyCalls(f"{_name(identity)} has {MOST_OPEN} open calls: end some of them")
-        if not identity.calls_per_second:
-            return
-        bucket = self._buckets.get(identity.name)
-        if bucket is None or bucket.rate != identity.calls_per_second:
-            bucket = self._buckets[identity.name] = Bucket(identity.calls_per_second)
-            while len(self._buckets) > MOST_BUCKETS:
-                self._buckets.popitem(last=False)
-        if not bucket.available():
-            raise TooManyCalls(f"{_name(identity)} makes more than {identity.calls_per_second:g} calls a second")
-        bucket.spend()
 
     def _log(self, who: CurrentCaller, call: str, scopes: Sequence[CallScope], request: Any, verdict: str) -> None:
         if self._audit is not None:
@@ -288,6 +271,16 @@ class PassedCall:
     _request: Any
     _may: Callable[[CallScope], bool]
     _check: Callable[[], None]
+    _identity: CallerIdentity | None = None
+    _limits: IdentityLimits | None = None
+
+    async def run(self, handler: Callable[[Any], Awaitable[Any]]) -> Any:
+        """The answer of the handler, within the limits of the caller. Raises LimitExceeded."""
+        new = () if self._rule.starts is None else tuple(self._rule.starts(self._request))
+        if self._limits is None or not new:
+            return self.answer(await handler(self._request))
+        async with self._limits.starting(self._identity, new):
+            return self.answer(await handler(self._request))
 
     def answer(self, message: Any) -> Any:
         """The answer without what the caller may not see."""

@@ -158,8 +158,10 @@ class _Through:
         self._gate = gate
         self._call = call
 
-    def check_identity(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        self._gate.check_identity(self._call, proof_of(context))
+    async def check_identity(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        proof = proof_of(context)
+        await self._gate.renew_keys(proof)
+        self._gate.check_identity(self._call, proof)
 
     def passing(self, message: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AbstractContextManager[PassedCall]:
         return self._gate.passing(self._call, message, proof_of(context))
@@ -196,10 +198,10 @@ async def _received(request: Any, context: Any) -> Any:
 def _unary(call: Callable[[Any], Awaitable[Any]], request: Any, through: _Through) -> Callable[..., Any]:
     async def answer(_: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         try:
-            through.check_identity(context)
+            await through.check_identity(context)
             message = await _received(request, context)
             with through.passing(message, context) as passed:
-                return passed.answer(await call(message))
+                return await passed.run(call)
         except Exception as error:  # an unexpected one must not show its text to the caller
             await _refuse(context, error)
 
@@ -209,7 +211,7 @@ def _unary(call: Callable[[Any], Awaitable[Any]], request: Any, through: _Throug
 def _stream(call: Callable[[Any], AsyncGenerator[Any, None]], request: Any, through: _Through) -> Callable[..., Any]:
     async def answer(_: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncGenerator[Any, None]:
         try:
-            through.check_identity(context)
+            await through.check_identity(context)
             message = await _received(request, context)
             with through.passing(message, context) as passed:
                 async for response in call(message):

@@ -6,13 +6,15 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from distop.client.async_operation import parse_ref
-from distop.client.service_messages import given, given_json, json_message, json_value
+from distop.client.service_messages import given, given_json, json_message, json_value, request_id_of
 from distop.errors import InvalidArgument, PermissionDenied
 from distop.protocol.actor_claims import Token
 from distop.protocol.executor_nodes import JOIN
 from distop.protocol.frozen import frozen
 from distop.protocol.records import CLUSTER_TABLE
 from distop.server.access import EVERYTHING, CallerRole, CallScope
+from distop.server.limits import NewWork
+from distop.services.submission import two_phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -27,7 +29,7 @@ class CallRule:
 
     ``listed``: the call lists things of several tables; a scope of everything is not checked, but what the caller may
     not see is removed from the answer. ``shown``: removes it from the answer of a call whose scope is checked.
-    ``writes``: it may change something.
+    ``writes``: it may change something. ``starts``: the operations that it starts, which limits of identities concern.
     """
 
     role: CallerRole
@@ -35,6 +37,7 @@ class CallRule:
     writes: bool = False
     listed: Seen | None = None
     shown: Callable[[Any, Callable[[CallScope], bool], Any], None] | None = None
+    starts: Callable[[Any], Iterable[NewWork]] | None = None
 
 
 def _op(request: Any) -> list[CallScope]:
@@ -196,14 +199,40 @@ def _all(_answer: Any, _may: Callable[[CallScope], bool]) -> None:
     """Types are visible to every identity with a grant."""
 
 
+def _new(message: Any, request_id: str) -> NewWork:
+    """The operation of a message with an argument and options."""
+    jobs = max(1, len(message.options.partitions.values))
+    return NewWork(len(message.arg.text.encode()), jobs=jobs, request_id=request_id)
+
+
+def _new_start(request: Any) -> list[NewWork]:
+    return [_new(request, request_id_of(request))]
+
+
+def _new_graph(request: Any) -> list[NewWork]:
+    return [_new(one, request.request_id or request_id_of(one)) for one in request.starts]
+
+
+def _new_prepared(request: Any) -> list[NewWork]:
+    return [_new(request, two_phase.request_id(request.external_id))]
+
+
+def _new_rerun(request: Any) -> list[NewWork]:
+    return [NewWork(0, request_id=request.options.request_id)]
+
+
+def _new_policy(request: Any) -> list[NewWork]:
+    return [NewWork(len(request.arg.text.encode()), operations=0)]
+
+
 _V, _S, _O, _A = CallerRole.VIEWER, CallerRole.SUBMITTER, CallerRole.OPERATOR, CallerRole.ADMIN
 
 RULES: Mapping[str, CallRule] = MappingProxyType(
     {
-        "Operations/Start": CallRule(_S, _start, writes=True),
-        "Operations/StartGraph": CallRule(_S, _graph, writes=True),
+        "Operations/Start": CallRule(_S, _start, writes=True, starts=_new_start),
+        "Operations/StartGraph": CallRule(_S, _graph, writes=True, starts=_new_graph),
         "Operations/AddDependencies": CallRule(_S, _pairs, writes=True),
-        "Operations/Prepare": CallRule(_S, _start, writes=True),
+        "Operations/Prepare": CallRule(_S, _start, writes=True, starts=_new_prepared),
         "Operations/Confirm": CallRule(_S, _confirmed, writes=True),
         "Operations/Abandon": CallRule(_S, _op, writes=True),
         "Operations/GetPrepared": CallRule(_V, _everything, listed=_prepared),
@@ -216,7 +245,7 @@ RULES: Mapping[str, CallRule] = MappingProxyType(
         "Operations/Pause": CallRule(_O, _op, writes=True),
         "Operations/Resume": CallRule(_O, _op, writes=True),
         "Operations/Alter": CallRule(_O, _op, writes=True),
-        "Operations/Rerun": CallRule(_O, _op, writes=True),
+        "Operations/Rerun": CallRule(_O, _op, writes=True, starts=_new_rerun),
         "Operations/Why": CallRule(_V, _op),
         "Operations/Counts": CallRule(_V, _counted, shown=_counts),
         "Operations/ListJobs": CallRule(_V, _op),
@@ -236,7 +265,7 @@ RULES: Mapping[str, CallRule] = MappingProxyType(
         "Claims/Extend": CallRule(_S, _tokens, writes=True),
         "Claims/Return": CallRule(_S, _token, writes=True),
         "Claims/WaitForJobs": CallRule(_V, _everything, listed=_all),
-        "Policies/Set": CallRule(_A, _policy, writes=True),
+        "Policies/Set": CallRule(_A, _policy, writes=True, starts=_new_policy),
         "Policies/List": CallRule(_V, _optional_table, listed=_policies),
         "Policies/Get": CallRule(_V, _table, shown=_policy_of),
         "Policies/Pause": CallRule(_A, _table, writes=True),

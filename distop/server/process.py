@@ -18,7 +18,9 @@ from distop.protocol.keys import Keys
 from distop.server.gate import AccessFile, AuditLog, CallGate
 from distop.server.grpc_face import GrpcFace
 from distop.server.handlers import services
+from distop.server.limits import IdentityLimits
 from distop.server.rest_face import RestFace
+from distop.services.inspection.open_work import OpenWorkReader
 from distop.store import tls_files
 from distop.store.client import EtcdClient
 from distop.store.connection_settings import EtcdConfig
@@ -117,15 +119,14 @@ async def serve(config: ServiceConfig, ready: Callable[[int], None] = lambda por
     Raises InvalidArgument (the settings), EtcdUnavailable, PermissionDenied, UsageError (the address cannot be used).
     """
     config.check()
-    gate = CallGate(
-        AccessFile(Path(config.access)) if config.access else None,
-        AuditLog(Path(config.audit_log)) if config.audit_log else None,
-    )
+    file = AccessFile(Path(config.access)) if config.access else None
+    audit = AuditLog(Path(config.audit_log)) if config.audit_log else None
     credentials = _Certificates(config).credentials() if config.cert else None
     client, (host, port) = config.client, config.listen
-    etcd = EtcdClient(client.etcd)
+    etcd, keys = EtcdClient(client.etcd), Keys(client.namespace)
+    gate = CallGate(file, audit, IdentityLimits(OpenWorkReader(etcd, keys)))
     etcd.suggests_tables = not gate.identifies
-    backend = DirectBackend(etcd, Keys(client.namespace), client.shared_dir)
+    backend = DirectBackend(etcd, keys, client.shared_dir)
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -51,7 +51,8 @@ BEAT = 15.0
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 STATUS = {
     "INVALID_ARGUMENT": 400, "FAILED_PRECONDITION": 400, "OUT_OF_RANGE": 400, "UNAUTHENTICATED": 401,
-    "PERMISSION_DENIED": 403, "NOT_FOUND": 404, "UNAVAILABLE": 503, "DEADLINE_EXCEEDED": 504,
+    "PERMISSION_DENIED": 403, "NOT_FOUND": 404, "RESOURCE_EXHAUSTED": 429, 
+    "UNAVAILABLE": 503, "DEADLINE_EXCEEDED": 504,
 }  # fmt: skip
 """gRPC's code → status of the answer; 500 for all others."""
 
@@ -169,6 +170,7 @@ class RestFace:
         if path == "/openapi.json" and request.method == "GET":
             return JSONResponse(document(self._routes))
         route, values = self._route(request.method, path)
+        await self._gate.renew_keys(proof)
         self._gate.check_identity(route.call, proof)
         message = route.request()
         if route.has_body:
@@ -183,7 +185,7 @@ class RestFace:
         if route.streams:
             return await self._stream(route, handler, message, request)
         with self._gate.passing(route.call, message, proof) as passed:
-            answer = passed.answer(await handler(message))
+            answer = await passed.run(handler)
         return _tagged(dumps(to_json(answer)), request)
 
     def _check_browser(self, request: Request) -> None:

@@ -110,6 +110,11 @@ async def survey(etcd: EtcdClient, keys: Keys, wanted: Filter) -> AsyncIterator[
                 yield found
 
 
+async def open_operations(etcd: EtcdClient, keys: Keys) -> frozenset[OperationRef]:
+    """The open operations of all tables."""
+    return frozenset(await _listed(etcd, keys, Filter()))
+
+
 async def _listed(etcd: EtcdClient, keys: Keys, wanted: Filter) -> dict[OperationRef, bytes | None]:
     """The open operations, each with its pending phase, or None if it has a gate.
 

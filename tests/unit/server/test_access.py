@@ -16,12 +16,12 @@ from google.protobuf import descriptor_pool
 
 from distop.client import service_messages as m
 from distop.client.remote_backend import RemoteBackend
-from distop.errors import EtcdUnavailable, InvalidArgument, NotFound, NotIdentified, PermissionDenied
+from distop.errors import EtcdUnavailable, InvalidArgument, LimitExceeded, NotFound, NotIdentified, PermissionDenied
 from distop.protocol.actor_claims import Token
 from distop.protocol.records import History, OperationRef, State
-from distop.server import access, gate, handlers
+from distop.server import access, gate, handlers, limits
 from distop.server.access import EVERYTHING, CallerRole, CallScope, parsed
-from distop.server.gate import AccessFile, AuditLog, CallerProof, CallGate, TooManyCalls, caller
+from distop.server.gate import AccessFile, AuditLog, CallerProof, CallGate, caller
 from distop.server.grpc_face import proof_of
 from distop.server.handlers import services
 from distop.server.permissions import RULES
@@ -311,12 +311,12 @@ def test_an_identity_makes_so_many_calls_a_second(guarded: CallGate, monkeypatch
     request = operations_pb2.GetRequest(op=OP)
     for _ in range(2):
         ask(guarded, "Operations/Get", request, "root token of the tests")
-    with pytest.raises(TooManyCalls, match="root makes more than 2 calls a second"):
+    with pytest.raises(LimitExceeded, match="root makes more than 2 calls a second"):
         ask(guarded, "Operations/Get", request, "root token of the tests")
     ask(guarded, "Operations/Get", request, "etl token of the tests")
     now += 0.5
     ask(guarded, "Operations/Get", request, "root token of the tests")
-    with pytest.raises(TooManyCalls):
+    with pytest.raises(LimitExceeded):
         ask(guarded, "Operations/Get", request, "root token of the tests")
 
 
@@ -428,10 +428,10 @@ def test_an_open_call_ends_when_its_grant_does(tmp_path: Any, monkeypatch: pytes
 
 
 def test_an_identity_has_so_many_open_calls(guarded: CallGate, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate, "MOST_OPEN", 1)
+    monkeypatch.setattr(limits, "MOST_OPEN", 1)
     watch = operations_pb2.WatchRequest(op=OP)
     with guarded.passing("Operations/Watch", watch, CallerProof("etl token of the tests")):
-        with pytest.raises(TooManyCalls, match="has 1 open calls"):
+        with pytest.raises(LimitExceeded, match="has 1 open calls"):
             ask(guarded, "Operations/Watch", watch, "etl token of the tests")
         ask(guarded, "Operations/Watch", watch, "root token of the tests")
     ask(guarded, "Operations/Watch", watch, "etl token of the tests")
