@@ -233,7 +233,9 @@ def _subject(text: str, issuers: frozenset[str], place: str) -> tuple[str, str]:
 def _limit(data: Mapping[str, Any], name: str, place: str) -> int:
     value = data.get(name, 0)
     if name in data and (isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= LARGEST_LIMIT):
-        raise InvalidArgument(f"{place}: {name} must be a whole number above 0, not {shown(value)}: leave it out for none")
+        raise InvalidArgument(
+            f"{place}: {name} must be a whole number above 0, not {shown(value)}: leave it out for none"
+        )
     return int(value)
 
 

@@ -223,7 +223,9 @@ def test_a_wrong_key_set_is_refused(content: Any, words: str) -> None:
 
 
 def test_a_key_verifies_the_algorithms_of_its_kind_only() -> None:
-    content = {"keys": [public(RSA, alg="PS256"), public(CURVE, "c"), public(ed25519.Ed25519PrivateKey.generate(), "e")]}
+    content = {
+        "keys": [public(RSA, alg="PS256"), public(CURVE, "c"), public(ed25519.Ed25519PrivateKey.generate(), "e")]
+    }
     assert {kid: set(key.algorithms) for kid, key in keys_of(content).items()} == {
         "k1": {"PS256"},
         "c": {"ES256"},
@@ -360,7 +362,10 @@ async def test_a_url_that_misbehaves_is_logged(
         (file_of("keys").replace("corp:robot", "other:robot"), "'other:robot' must be ISSUER:SUBJECT"),
         (file_of("keys").replace("corp:robot", "corp:"), "'corp:' must be ISSUER:SUBJECT"),
         (file_of("keys") + f"[issuers.b]\nissuer = '{ISSUER}'\naudience = 'x'\njwks = 'y'", "have the same claim"),
-        (file_of("keys") + "[identities.b]\nsubjects = ['corp:robot']", "have the same token or certificate or subject"),
+        (
+            file_of("keys") + "[identities.b]\nsubjects = ['corp:robot']",
+            "have the same token or certificate or subject",
+        ),
         ("[identities.a]\ncertificates = ['CN=a']\nopen_jobs = 0", "open_jobs must be a whole number above 0"),
         ("[identities.a]\ncertificates = ['CN=a']\nargument_bytes = true", "argument_bytes must be a whole number"),
         ("[identities.a]\ncertificates = ['CN=a']\nopen_operations = 1.5", "open_operations must be a whole number"),
