@@ -9,6 +9,7 @@ from distop.client.direct_backend import DirectBackend
 from distop.errors import NotAllowed
 from distop.protocol.keys import Keys
 from distop.protocol.operation_labels import labels as check_labels
+from distop.runtime import caller_trace
 from distop.runtime.keyword_signatures import takes_fields_of
 from distop.schemas.argument_schema import encode_argument
 from distop.services import policies
@@ -156,7 +157,8 @@ class Client:
         the request id in the message.
         """
         chosen = StartOptions.of(options)
-        started = await self._backend.start(type_name, table, encode_argument(arg), chosen)
+        with caller_trace.span("distop.start", **{"distop.type": str(type_name), "distop.table": str(table)}):
+            started = await self._backend.start(type_name, table, encode_argument(arg), chosen)
         return self._handle(started.ref, already_started=started.earlier)
 
     async def start_operations(self, starts: Iterable[Start], *, request_id: str | None = None) -> list[Operation]:

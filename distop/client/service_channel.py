@@ -13,6 +13,7 @@ from distop.client.service_errors import error_of
 from distop.client.service_messages import request_id_of
 from distop.errors import EtcdUnavailable, InvalidArgument
 from distop.protocol.texts import shown
+from distop.runtime import caller_trace
 from distop.store.tls_files import NO_FILES, TlsFiles
 
 if TYPE_CHECKING:
@@ -64,6 +65,10 @@ class ServiceChannel:
                 self._channel = grpc.aio.insecure_channel(self.address, options=OPTIONS)
         return self._channel
 
+    def _call_metadata(self) -> tuple[tuple[str, str], ...]:
+        trace = caller_trace.traceparent()
+        return (*self._metadata, ("traceparent", trace)) if trace else self._metadata
+
     async def connect(self, limit: float) -> None:
         """Wait until the service can be reached, for ``limit`` seconds. Raises EtcdUnavailable."""
         try:
@@ -84,7 +89,7 @@ class ServiceChannel:
             f"/distop.v1.{method}", type(request).SerializeToString, _class_of(found).FromString
         )
         try:
-            return await calling(request, timeout=limit, metadata=self._metadata)
+            return await calling(request, timeout=limit, metadata=self._call_metadata())
         except grpc.aio.AioRpcError as failed:
             raise error_of(failed, self.address, writes=writes, request_id=request_id_of(request)) from None
 
@@ -94,7 +99,7 @@ class ServiceChannel:
         calling = self._opened().unary_stream(
             f"/distop.v1.{method}", type(request).SerializeToString, _class_of(found).FromString
         )
-        call = calling(request, metadata=self._metadata)
+        call = calling(request, metadata=self._call_metadata())
         try:
             async for response in call:
                 yield response

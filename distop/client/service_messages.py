@@ -84,7 +84,7 @@ def request_id_of(request: Any) -> str:
 
 _PLAIN = (
     *("request_id", "failure_policy", "retry_attempts", "time_limit", "submitter", "delay", "priority", "max_jobs"),
-    *("max_jobs_per_executor", "id", "on_duplicate"),
+    *("max_jobs_per_executor", "id", "on_duplicate", "traceparent"),
 )
 """Options with the same value in the message."""
 

@@ -18,7 +18,7 @@ from distop.protocol.records import Spec, TableRecord
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-OWN = ("request_id", "time", "request_digest", "not_before", "id", "follows")
+OWN = ("request_id", "time", "request_digest", "not_before", "id", "follows", "traceparent")
 """Fields of a spec, all texts, that differ for each operation; other fields are mostly shared."""
 
 _FIELDS = tuple(field.name for field in fields(Spec))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import unquote
 
 from distop.errors import InvalidArgument
+from distop.protocol import trace_context
 from distop.protocol.behavior_declaration import Rules
 from distop.protocol.executor_nodes import ALL, NodeState, Serves
 from distop.protocol.field_checks import checked
@@ -214,6 +215,8 @@ class Spec:
     """The user that started it, as the client reports it, if the caller gave another ``submitter``."""
     table_revision: int = 0
     """For a type that may remove the table's record: the mod revision of the record at the start."""
+    traceparent: str = ""
+    """The caller's trace context (``protocol.trace_context``); "": none."""
 
     def encode(self) -> bytes:
         data: dict[str, Any] = {
@@ -227,7 +230,17 @@ class Spec:
             "one_at_a_time": self.one_at_a_time,
             "options": self.rules.to_json(),
         }
-        for name in ("rerun_of", "not_before", "hold", "series", "id", "follows", "by", "table_revision"):
+        for name in (
+            "rerun_of",
+            "not_before",
+            "hold",
+            "series",
+            "id",
+            "follows",
+            "by",
+            "table_revision",
+            "traceparent",
+        ):
             if value := getattr(self, name):
                 data[name] = value
         if self.labels:
@@ -261,6 +274,7 @@ class Spec:
                 data.get("follows", ""),
                 data.get("by", ""),
                 int(data.get("table_revision", 0)),
+                str(trace_context.parse(data.get("traceparent")) or ""),
             )
         )
         # Keys contain these, so they must be encodable.

@@ -17,6 +17,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 from distop.client.service_channel import MOST_BYTES
 from distop.client.service_errors import DETAILS, status_of
 from distop.errors import DistopError, InvalidArgument
+from distop.runtime import caller_trace
 from distop.server.gate import CallerProof
 
 if TYPE_CHECKING:
@@ -164,6 +165,8 @@ class _Through:
         self._gate.check_identity(self._call, proof)
 
     def passing(self, message: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AbstractContextManager[PassedCall]:
+        metadata = tuple(context.invocation_metadata() or ())
+        caller_trace.answered(next((value for key, value in metadata if key == "traceparent"), ""))
         return self._gate.passing(self._call, message, proof_of(context))
 
 

@@ -19,6 +19,7 @@ from distop.client.service_errors import DOMAIN, RETRY_AFTER, RETRYABLE, status_
 from distop.errors import DistopError, EtcdUnavailable, InvalidArgument, NotFound, PermissionDenied
 from distop.protocol.json_codec import dumps, loads
 from distop.protocol.texts import shown
+from distop.runtime import caller_trace
 from distop.server.gate import CallerProof
 from distop.server.http_routes import HttpRoute, routes, set_path_fields
 from distop.server.json_messages import fill, fill_from_query, to_json
@@ -180,6 +181,7 @@ class RestFace:
             query = request.scope["query_string"].decode("latin-1")
             fill_from_query(message, parse_qsl(query, keep_blank_values=True))
         set_path_fields(message, values)
+        caller_trace.answered(request.headers.get("traceparent"))
         service, _, method = route.call.partition("/")
         handler = getattr(self._services[f"distop.v1.{service}"], method)
         if route.streams:

@@ -101,6 +101,7 @@ class StartOptions(_message.Message):
     ID_FIELD_NUMBER: _builtins.int
     ONE_OFF_FIELD_NUMBER: _builtins.int
     ON_DUPLICATE_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     failure_policy: _builtins.str
     """fail_fast or collect_all."""
@@ -122,6 +123,8 @@ class StartOptions(_message.Message):
     one_off: _builtins.bool
     on_duplicate: _builtins.str
     """join, refuse, replace or combine."""
+    traceparent: _builtins.str
+    """W3C Trace Context; absent: the header traceparent of the call."""
     @_builtins.property
     def partitions(self) -> Global___StartOptions.Texts:
         """Names of partitions; absent: all of the table's."""
@@ -156,10 +159,11 @@ class StartOptions(_message.Message):
         id: _builtins.str | None = ...,
         one_off: _builtins.bool = ...,
         on_duplicate: _builtins.str | None = ...,
+        traceparent: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_delay", b"_delay", "_every", b"_every", "_failure_policy", b"_failure_policy", "_id", b"_id", "_labels", b"_labels", "_max_failed", b"_max_failed", "_max_jobs", b"_max_jobs", "_max_jobs_per_executor", b"_max_jobs_per_executor", "_not_before", b"_not_before", "_on_duplicate", b"_on_duplicate", "_partitions", b"_partitions", "_priority", b"_priority", "_request_id", b"_request_id", "_retry_attempts", b"_retry_attempts", "_submitter", b"_submitter", "_time_limit", b"_time_limit", "_where", b"_where", "delay", b"delay", "every", b"every", "failure_policy", b"failure_policy", "id", b"id", "labels", b"labels", "max_failed", b"max_failed", "max_jobs", b"max_jobs", "max_jobs_per_executor", b"max_jobs_per_executor", "not_before", b"not_before", "on_duplicate", b"on_duplicate", "partitions", b"partitions", "priority", b"priority", "request_id", b"request_id", "retry_attempts", b"retry_attempts", "submitter", b"submitter", "time_limit", b"time_limit", "where", b"where"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_delay", b"_delay", "_every", b"_every", "_failure_policy", b"_failure_policy", "_id", b"_id", "_labels", b"_labels", "_max_failed", b"_max_failed", "_max_jobs", b"_max_jobs", "_max_jobs_per_executor", b"_max_jobs_per_executor", "_not_before", b"_not_before", "_on_duplicate", b"_on_duplicate", "_partitions", b"_partitions", "_priority", b"_priority", "_request_id", b"_request_id", "_retry_attempts", b"_retry_attempts", "_submitter", b"_submitter", "_time_limit", b"_time_limit", "_traceparent", b"_traceparent", "_where", b"_where", "delay", b"delay", "every", b"every", "failure_policy", b"failure_policy", "id", b"id", "labels", b"labels", "max_failed", b"max_failed", "max_jobs", b"max_jobs", "max_jobs_per_executor", b"max_jobs_per_executor", "not_before", b"not_before", "on_duplicate", b"on_duplicate", "partitions", b"partitions", "priority", b"priority", "request_id", b"request_id", "retry_attempts", b"retry_attempts", "submitter", b"submitter", "time_limit", b"time_limit", "traceparent", b"traceparent", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_delay", b"_delay", "_every", b"_every", "_failure_policy", b"_failure_policy", "_id", b"_id", "_labels", b"_labels", "_max_failed", b"_max_failed", "_max_jobs", b"_max_jobs", "_max_jobs_per_executor", b"_max_jobs_per_executor", "_not_before", b"_not_before", "_on_duplicate", b"_on_duplicate", "_partitions", b"_partitions", "_priority", b"_priority", "_request_id", b"_request_id", "_retry_attempts", b"_retry_attempts", "_submitter", b"_submitter", "_time_limit", b"_time_limit", "_where", b"_where", "after", b"after", "delay", b"delay", "every", b"every", "failure_policy", b"failure_policy", "id", b"id", "labels", b"labels", "max_failed", b"max_failed", "max_jobs", b"max_jobs", "max_jobs_per_executor", b"max_jobs_per_executor", "not_before", b"not_before", "on_duplicate", b"on_duplicate", "one_off", b"one_off", "partitions", b"partitions", "priority", b"priority", "request_id", b"request_id", "retry_attempts", b"retry_attempts", "submitter", b"submitter", "time_limit", b"time_limit", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_delay", b"_delay", "_every", b"_every", "_failure_policy", b"_failure_policy", "_id", b"_id", "_labels", b"_labels", "_max_failed", b"_max_failed", "_max_jobs", b"_max_jobs", "_max_jobs_per_executor", b"_max_jobs_per_executor", "_not_before", b"_not_before", "_on_duplicate", b"_on_duplicate", "_partitions", b"_partitions", "_priority", b"_priority", "_request_id", b"_request_id", "_retry_attempts", b"_retry_attempts", "_submitter", b"_submitter", "_time_limit", b"_time_limit", "_traceparent", b"_traceparent", "_where", b"_where", "after", b"after", "delay", b"delay", "every", b"every", "failure_policy", b"failure_policy", "id", b"id", "labels", b"labels", "max_failed", b"max_failed", "max_jobs", b"max_jobs", "max_jobs_per_executor", b"max_jobs_per_executor", "not_before", b"not_before", "on_duplicate", b"on_duplicate", "one_off", b"one_off", "partitions", b"partitions", "priority", b"priority", "request_id", b"request_id", "retry_attempts", b"retry_attempts", "submitter", b"submitter", "time_limit", b"time_limit", "traceparent", b"traceparent", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__delay: _TypeAlias = _typing.Literal["delay"]  # noqa: Y015
     _WhichOneofArgType__delay: _TypeAlias = _typing.Literal["_delay", b"_delay"]  # noqa: Y015
@@ -193,6 +197,8 @@ class StartOptions(_message.Message):
     _WhichOneofArgType__submitter: _TypeAlias = _typing.Literal["_submitter", b"_submitter"]  # noqa: Y015
     _WhichOneofReturnType__time_limit: _TypeAlias = _typing.Literal["time_limit"]  # noqa: Y015
     _WhichOneofArgType__time_limit: _TypeAlias = _typing.Literal["_time_limit", b"_time_limit"]  # noqa: Y015
+    _WhichOneofReturnType__traceparent: _TypeAlias = _typing.Literal["traceparent"]  # noqa: Y015
+    _WhichOneofArgType__traceparent: _TypeAlias = _typing.Literal["_traceparent", b"_traceparent"]  # noqa: Y015
     _WhichOneofReturnType__where: _TypeAlias = _typing.Literal["where"]  # noqa: Y015
     _WhichOneofArgType__where: _TypeAlias = _typing.Literal["_where", b"_where"]  # noqa: Y015
     @_typing.overload
@@ -227,6 +233,8 @@ class StartOptions(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__submitter) -> _WhichOneofReturnType__submitter | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__time_limit) -> _WhichOneofReturnType__time_limit | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__traceparent) -> _WhichOneofReturnType__traceparent | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__where) -> _WhichOneofReturnType__where | None: ...
 

@@ -431,6 +431,7 @@ def make_spec(
         series=wanted.series.to_json() if wanted.series is not None else None,
         table_revision=table_mod if declaration.removes_table else 0,
         by=wanted.by,
+        traceparent=wanted.traceparent,
     )
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from distop.clock import time
 from distop.errors import InvalidArgument
 from distop.protocol import keys as K
+from distop.protocol import trace_context
 from distop.protocol.caller_values import LONGEST_DELAY, delay_seconds, seconds, text
 from distop.protocol.frozen import frozen
 from distop.protocol.identity import COMPUTED
@@ -116,6 +117,14 @@ def request_id(value: Any) -> str:
     if not (isinstance(value, str) and 0 < len(value) <= LONGEST_ID):
         raise InvalidArgument(f"a request id must be a text of 1 to {LONGEST_ID} characters")
     return text(value, "the request id")
+
+
+def traceparent(value: Any) -> str:
+    """Check a trace context. Raises InvalidArgument."""
+    found = trace_context.parse(value)
+    if found is None:
+        raise InvalidArgument(f"a traceparent has the form 00-<32 hex digits>-<16>-<2>, which {shown(value)} has not")
+    return str(found)
 
 
 def own_id(value: Any) -> str:

@@ -78,6 +78,7 @@ class StartOptions:
     id: str | None = None
     one_off: bool = False
     on_duplicate: str | None = None
+    traceparent: str | None = None
 
     @classmethod
     def of(cls, given: Mapping[str, Any], verb: Verb = "start") -> StartOptions:
@@ -184,6 +185,11 @@ _OPTIONS: Mapping[str, Option] = MappingProxyType(
             v.one_of("the duplicate policy", v.DUPLICATE_POLICIES),
             Flag("--on-duplicate", "POLICY", "If the id is active: join (default), refuse, replace, combine."),
         ),
+        "traceparent": _option(
+            v.traceparent,
+            Flag("--traceparent", "TEXT", "The W3C trace context that the operation belongs to."),
+            of=_RULES,
+        ),
     }
 )
 """The check, help and flags of each field."""
@@ -230,6 +236,7 @@ class _RuleKeywords(TypedDict, total=False):
     time_limit: float | None
     submitter: str | None
     labels: Mapping[str, str] | None
+    traceparent: str | None
 
 
 class RerunKeywords(_RuleKeywords, total=False):

@@ -20,6 +20,7 @@ from distop.protocol.operation_options import DEFAULT, Options
 from distop.protocol.policy import REQUEST
 from distop.protocol.records import CLUSTER_TABLE, OperationRef
 from distop.protocol.texts import check_encoded, shown
+from distop.runtime import caller_trace
 from distop.services.submission.option_values import LONGEST_SUBMITTER, due_time, series
 
 if TYPE_CHECKING:
@@ -73,6 +74,8 @@ class Request:
     """The duplicate policy for an active id; "": join."""
     time_limit: float | None = None
     """Maximum seconds for one attempt of a job; None: the limits of the behavior and the executor."""
+    traceparent: str = ""
+    """The caller's trace context; "": none."""
 
     @property
     def keyed(self) -> bool:
@@ -137,6 +140,7 @@ def request(type_name: str, table: str, arg: bytes, options: StartOptions, who: 
     every = given.pop("every", None)
     limits = {name: given.pop(name) for name in _LIMITS if name in given}
     given.setdefault("request_id", f"{MADE}{uuid.uuid4()}")
+    given.setdefault("traceparent", caller_trace.traceparent())
     return Request(
         *(type_name, table, arg),
         **given,

@@ -88,6 +88,7 @@ STATUS = OperationStatus(
             every=Every(60.0, 1.0, "start", "success", "2126-01-31T18:00:00Z", 3),
             id="i",
             on_duplicate="replace",
+            traceparent="00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
         ),
         StartOptions(max_failed=5, every=60.0, not_before=datetime(2126, 1, 31, tzinfo=UTC)),
         StartOptions(one_off=True, not_before="2126-01-31T18:00:00+01:00"),

@@ -28,6 +28,7 @@ VALUES: dict[str, Any] = {
     "submitter": "me", "labels": {"team": "a"}, "not_before": "2126-01-31T18:00:00Z", "delay": 60,
     "after": ["t/noop/7"], "priority": 3, "max_jobs": 4, "max_jobs_per_executor": 2, "max_failed": "2%",
     "where": {"zone": "b"}, "every": 5, "id": "nightly", "one_off": True, "on_duplicate": "refuse",
+    "traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
 }  # fmt: skip
 """A value of each option."""
 UNSPOKEN = {"submitter"}

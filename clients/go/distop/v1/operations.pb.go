@@ -52,7 +52,9 @@ type StartOptions struct {
 	Id        *string              `protobuf:"bytes,17,opt,name=id,proto3,oneof" json:"id,omitempty"`
 	OneOff    bool                 `protobuf:"varint,18,opt,name=one_off,json=oneOff,proto3" json:"one_off,omitempty"`
 	// join, refuse, replace or combine.
-	OnDuplicate   *string `protobuf:"bytes,19,opt,name=on_duplicate,json=onDuplicate,proto3,oneof" json:"on_duplicate,omitempty"`
+	OnDuplicate *string `protobuf:"bytes,19,opt,name=on_duplicate,json=onDuplicate,proto3,oneof" json:"on_duplicate,omitempty"`
+	// W3C Trace Context; absent: the header traceparent of the call.
+	Traceparent   *string `protobuf:"bytes,20,opt,name=traceparent,proto3,oneof" json:"traceparent,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -216,6 +218,13 @@ func (x *StartOptions) GetOneOff() bool {
 func (x *StartOptions) GetOnDuplicate() string {
 	if x != nil && x.OnDuplicate != nil {
 		return *x.OnDuplicate
+	}
+	return ""
+}
+
+func (x *StartOptions) GetTraceparent() string {
+	if x != nil && x.Traceparent != nil {
+		return *x.Traceparent
 	}
 	return ""
 }
@@ -3266,7 +3275,7 @@ var File_distop_v1_operations_proto protoreflect.FileDescriptor
 
 const file_distop_v1_operations_proto_rawDesc = "" +
 	"\n" +
-	"\x1adistop/v1/operations.proto\x12\tdistop.v1\x1a\x14distop/v1/json.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb3\t\n" +
+	"\x1adistop/v1/operations.proto\x12\tdistop.v1\x1a\x14distop/v1/json.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xea\t\n" +
 	"\fStartOptions\x12B\n" +
 	"\n" +
 	"partitions\x18\x01 \x01(\v2\x1d.distop.v1.StartOptions.TextsH\x00R\n" +
@@ -3294,7 +3303,8 @@ const file_distop_v1_operations_proto_rawDesc = "" +
 	"\x05every\x18\x10 \x01(\v2\x10.distop.v1.EveryH\x0eR\x05every\x88\x01\x01\x12\x13\n" +
 	"\x02id\x18\x11 \x01(\tH\x0fR\x02id\x88\x01\x01\x12\x17\n" +
 	"\aone_off\x18\x12 \x01(\bR\x06oneOff\x12&\n" +
-	"\fon_duplicate\x18\x13 \x01(\tH\x10R\vonDuplicate\x88\x01\x01\x1a\x1f\n" +
+	"\fon_duplicate\x18\x13 \x01(\tH\x10R\vonDuplicate\x88\x01\x01\x12%\n" +
+	"\vtraceparent\x18\x14 \x01(\tH\x11R\vtraceparent\x88\x01\x01\x1a\x1f\n" +
 	"\x05Texts\x12\x16\n" +
 	"\x06values\x18\x01 \x03(\tR\x06values\x1a\x87\x01\n" +
 	"\x06Labels\x12B\n" +
@@ -3319,7 +3329,8 @@ const file_distop_v1_operations_proto_rawDesc = "" +
 	"\x06_whereB\b\n" +
 	"\x06_everyB\x05\n" +
 	"\x03_idB\x0f\n" +
-	"\r_on_duplicate\"'\n" +
+	"\r_on_duplicateB\x0e\n" +
+	"\f_traceparent\"'\n" +
 	"\x05After\x12\x0e\n" +
 	"\x02op\x18\x01 \x01(\tR\x02op\x12\x0e\n" +
 	"\x02on\x18\x02 \x01(\tR\x02on\"\xd4\x01\n" +
