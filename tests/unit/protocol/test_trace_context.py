@@ -21,17 +21,19 @@ REF = OperationRef("t", "noop", "", 1)
 @pytest.mark.parametrize(
     "text",
     [
-        None, 7, "", CALLER[:-1], f"{CALLER}-", CALLER.upper(), f"{CALLER}\n", f" {CALLER}"[:55], CALLER.replace("00-", "01-", 1),
-        CALLER.replace("00-", "ff-", 1), CALLER.replace("-01", "-0g"), f"00-{'0' * 32}-00f067aa0ba902b7-01",
-        f"00-4bf92f3577b34da6a3ce929d0e0e4736-{'0' * 16}-01", CALLER.replace("4", "٤", 1), "x" * 10**6,
+        None, 7, "", CALLER[:-1], f"{CALLER}-", CALLER.upper(), f"{CALLER}\n", f" {CALLER}"[:55],
+        CALLER.replace("00-", "01-", 1), CALLER.replace("00-", "ff-", 1), CALLER.replace("-01", "-0g"),
+        f"00-{'0' * 32}-00f067aa0ba902b7-01", f"00-4bf92f3577b34da6a3ce929d0e0e4736-{'0' * 16}-01",
+        CALLER.replace("4", "\u0664", 1), "x" * 10**6,
     ],
 )  # fmt: skip
 def test_anything_but_a_traceparent_of_version_00_is_ignored(text: Any) -> None:
     assert parse(text) is None
 
 
-@given(st.from_regex(r"00-[0-9a-f]{31}[1-9]-[0-9a-f]{15}[1-9]-[0-9a-f]{2}", fullmatch=True))
-def test_a_traceparent_is_read_and_written_unchanged(text: str) -> None:
+@given(st.integers(1, 2**128 - 1), st.integers(1, 2**64 - 1), st.integers(0, 255))
+def test_a_traceparent_is_read_and_written_unchanged(trace: int, span: int, flags: int) -> None:
+    text = f"00-{trace:032x}-{span:016x}-{flags:02x}"
     assert str(parse(text)) == text
 
 

@@ -125,7 +125,7 @@ def test_a_command_line_is_parsed_without_pydantic(line: list[str]) -> None:
 
 
 def test_a_daemon_loads_no_pydantic_and_no_metrics_server() -> None:
-    spared = {"jinja2", "jsonschema", "prometheus_client", "pydantic", "rich"}
+    spared = {"jinja2", "jsonschema", "opentelemetry", "prometheus_client", "pydantic", "rich"}
     assert loaded_by("import distop.daemon.process") & spared == set()
 
 
@@ -146,7 +146,7 @@ def test_a_client_loads_no_daemon_and_no_worker(module: str) -> None:
     names = modules_after(f"import {module}")
     assert f"{module}" in names
     runs = ("distop.daemon", "distop.worker")
-    assert [name for name in names if name.startswith(runs)] == []
+    assert [name for name in names if name.startswith((*runs, "opentelemetry"))] == []
 
 
 # Not simulated: the child's side, the command line, and the embedded server of a demo.
