@@ -25,6 +25,7 @@ from benchmarks import (
     maintenance,
     many,
     operations,
+    peers,
     service,
     size,
     skew,
@@ -56,6 +57,7 @@ RUNS = {
     "lakes": lakes.run,
     "maintenance": maintenance.run,
     "service": service.run,
+    "peers": peers.run,
     "size": size.run,
     "failover": failover.run,
 }
@@ -116,6 +118,11 @@ def main() -> int:
             "calls through a service, relative to the direct client",
             {"runs": 200, "starts": 800, "rounds": 5},
         ),
+        (
+            "peers",
+            "no-op jobs beside Celery, Temporal and Dagster, and validate beside Great Expectations",
+            {"jobs": 2_000, "runs": 3, "scale": 1.0, "environments": peers.ENVIRONMENTS, "cases": peers.CASES},
+        ),
         ("size", "import time, memory, a very large operation", {"partitions": 100_000}),
         ("failover", "executors killed and stopped while they run jobs", {"runs": 50, "ttl": (10,)}),
         ("behaviors", "operation types, relative to hand-written code: " + ", ".join(SEVERAL["behaviors"]), {}),
@@ -125,7 +132,7 @@ def main() -> int:
         for option, default in options.items():
             several = isinstance(default, tuple)
             kind, shown = (type(default[0]), " ".join(map(str, default))) if several else (type(default), default)
-            nargs, choices = "+" if several else None, default if kind is str else None
+            nargs, choices = "+" if several else None, default if several and kind is str else None
             text = f"default {shown}"
             command.add_argument(f"--{option}", type=kind, nargs=nargs, choices=choices, default=default, help=text)
     given = vars(parser.parse_args())

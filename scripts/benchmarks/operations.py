@@ -11,7 +11,7 @@ import time
 from urllib.request import urlopen
 
 import distop
-from benchmarks import celerytasks, coordination
+from benchmarks import coordination
 from benchmarks.common import Cluster, EtcdProbe, Result, Row, cluster, median, report_progress
 from distop.protocol import keys as K
 from distop.protocol.keys import Keys
@@ -22,11 +22,10 @@ COUNT_INTERVAL = 0.05
 """Seconds between two counts of the history; for each count etcd reads all of its keys."""
 RAW_JOBS = 10_000
 WRITES_PER_RAW_JOB = 4
-CELERY_TASKS = 2_000
 
 
 def run(operations: int = 10_000, clients: int = 4, executors: int = 2, runs: int = 3) -> Result:
-    """Alternate raw and distop ``runs`` times; the medians. Then no-op tasks of Celery with Redis, where installed."""
+    """Alternate raw and distop ``runs`` times; the medians."""
     rates: list[float] = []
     accepted: list[float] = []
     raws: list[float] = []
@@ -56,18 +55,7 @@ def run(operations: int = 10_000, clients: int = 4, executors: int = 2, runs: in
         Row("bare loop of as many writes", limit, "ops/s"),
         Row("distop relative to the bare loop", median(rates) / limit, "×"),
     ]
-    _add_celery(result, clients, executors)
     return result
-
-
-def _add_celery(result: Result, clients: int, processes: int) -> None:
-    absent = celerytasks.missing()
-    if absent:
-        report_progress(f"operations: no comparison with Celery and Redis, because these are not installed: {absent}")
-        return
-    rate = celerytasks.rate(CELERY_TASKS, clients, processes)
-    result.samples["celery"] = [rate]
-    result.rows.append(Row("no-op tasks of Celery with Redis, first sent to last result", rate, "tasks/s"))
 
 
 def _written(endpoint: str) -> float:
