@@ -1,7 +1,7 @@
 """Trace context of an operation (W3C Trace Context), and the ids of its spans.
 
 The ids follow from the operation, so that each process that works for it has the same trace, also after a crash, and a
-span that is sent twice has one id. A ``traceparent`` comes from callers: anything but a valid one is ignored in records.
+span that is sent twice has one id. A ``traceparent`` comes from callers: records with an invalid one have none.
 """
 
 from __future__ import annotations
