@@ -46,9 +46,9 @@ SOURCES = {
     "azurite": Source("3.37.0"),
     "helm": Source("3.19.0", "helm.sh/helm/v3", "helm.sh/helm/v3/cmd/helm"),
 }
-TURN_COUNT = 9
+TURN_COUNT = 12
 """The number of turns of the rotating tests (``tests/distributing.py``)."""
-TURNS = {0: ("versitygw",), 3: ("fake-gcs-server",), 6: ("azurite", "helm")}
+TURNS = {0: ("versitygw",), 3: ("fake-gcs-server",), 6: ("azurite",), 9: ("helm",)}
 """Turn of the rotating tests → the programs of which the tests run in it.
 
 No etcd server besides the default one is built in these turns (``etcd_servers.of_turn``).

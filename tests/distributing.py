@@ -70,7 +70,7 @@ UNIT_TESTS = "tests/unit"
 """
 UNIT_PROCESSES = 2
 """The first processes of a run, which collect the unit tests and run them before other tests."""
-TURNS = 9
+TURNS = 12
 """A run takes one in this many of the tests marked ``rotating``."""
 
 

@@ -68,7 +68,7 @@ def test_each_built_store_has_one_turn_in_which_no_other_server_is_built() -> No
     turns = {name: [turn for turn in range(TURNS) if has_turn("x", turn, name)] for name in built_programs.SOURCES}
     assert all(len(some) == 1 for some in turns.values())
     assert {etcd_servers.of_turn(turn) for some in turns.values() for turn in some} == {etcd_servers.PACKAGED}
-    assert built_programs.wanted(["--turn", str(turns["azurite"][0] + TURNS)]) == ("azurite", "helm")
+    assert built_programs.wanted(["--turn", str(turns["azurite"][0] + TURNS)]) == ("azurite",)
     assert built_programs.wanted(["--turn", "1"]) == built_programs.wanted(["--slow", "tests/unit"]) == ()
     assert built_programs.wanted(["--slow"]) == tuple(built_programs.SOURCES)
 
