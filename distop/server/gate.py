@@ -241,6 +241,22 @@ class CallGate:
             if rule.writes or verdict in ("PermissionDenied", "NotIdentified"):
                 self._log(who, call, scopes, request, verdict)
 
+    def identity(self, proof: CallerProof) -> CallerIdentity | None:
+        """The caller; None: callers are not identified. Raises NotIdentified."""
+        return self._identified(self._access(), proof)
+
+    def permits(self, call: str, request: Any, proof: CallerProof) -> bool:
+        """Whether a call would be let through now, but for limits. Nothing is logged or counted."""
+        rule, allowed = RULES[call], self._access()
+        try:
+            identity, scopes = self._identified(allowed, proof), list(rule.scopes(request))
+        except (NotIdentified, InvalidArgument):
+            return False
+        needed = [one for one in scopes if rule.listed is None or one != access.EVERYTHING]
+        return allowed.has(identity, rule.role) and all(
+            allowed.permits(identity, one.role or rule.role, one) for one in needed
+        )
+
     def _identified(self, allowed: ServiceAccess, proof: CallerProof) -> CallerIdentity | None:
         if not allowed.identifies:
             return None

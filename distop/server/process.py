@@ -19,6 +19,7 @@ from distop.server.gate import AccessFile, AuditLog, CallGate
 from distop.server.grpc_face import GrpcFace
 from distop.server.handlers import services
 from distop.server.limits import IdentityLimits
+from distop.server.page.page_app import PageApp
 from distop.server.rest_face import RestFace
 from distop.services.inspection.open_work import OpenWorkReader
 from distop.store import tls_files
@@ -134,7 +135,8 @@ async def serve(config: ServiceConfig, ready: Callable[[int], None] = lambda por
     try:
         await backend.connect()
         handlers = services(backend)
-        face, rest = GrpcFace(handlers, gate), RestFace(handlers, gate)
+        page = PageApp(handlers, gate, etcd, backend.keys)
+        face, rest = GrpcFace(handlers, gate), RestFace(handlers, gate, page)
         try:
             opened = await face.start(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", credentials)
         except OSError as error:
@@ -146,7 +148,9 @@ async def serve(config: ServiceConfig, ready: Callable[[int], None] = lambda por
                 served = await rest.start(at, wanted, config.cert, config.key)
             except OSError as error:
                 raise UsageError(f"cannot listen on {at}:{wanted}: {error}") from None
-            log.info("Serving HTTP on %s:%d%s", at, served, " with TLS" if credentials else "")
+            scheme, named = "https" if credentials else "http", f"[{at}]" if ":" in at else at
+            log.info("Serving HTTP on %s:%d%s; the page is at %s://%s:%d/", at, served,
+                     " with TLS" if credentials else "", scheme, named, served)  # fmt: skip
         ready(opened)
         while not stopped.is_set():
             with suppress(TimeoutError):
@@ -155,5 +159,6 @@ async def serve(config: ServiceConfig, ready: Callable[[int], None] = lambda por
             rest.renew_tls()
         log.info("Stopping: new calls are refused, open ones have %g s", GRACE)
         await asyncio.gather(face.stop(GRACE), rest.stop(GRACE))
+        await page.close()
     finally:
         await backend.close()

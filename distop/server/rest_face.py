@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from distop.server.gate import CallGate, PassedCall
+    from distop.server.page.page_app import PageApp
 
 log = logging.getLogger("distop.service")
 
@@ -69,9 +70,11 @@ class MethodNotAllowed(InvalidArgument):
 class RestFace:
     """An HTTP server of these services (full name → handlers)."""
 
-    def __init__(self, services: Mapping[str, Any], gate: CallGate) -> None:
+    def __init__(self, services: Mapping[str, Any], gate: CallGate, page: PageApp | None = None) -> None:
+        """``page``: serves all paths but those of REST; None: there is no page."""
         self._services = services
         self._gate = gate
+        self._page = page
         self._routes = routes(services)
         self._server: uvicorn.Server | None = None
         self._serving: asyncio.Task[None] | None = None
@@ -134,6 +137,8 @@ class RestFace:
     async def stop(self, grace: float) -> None:
         """Refuse new calls, and wait for open ones for ``grace`` seconds."""
         self._stopped.set()
+        if self._page is not None:
+            self._page.stopped.set()
         if self._server is None or self._serving is None:
             return
         self._server.should_exit = True
@@ -168,6 +173,8 @@ class RestFace:
         except PermissionDenied as error:
             self._gate.log_refusal(f"{request.method} {path}", proof, error)
             raise
+        if self._page is not None and self._page.serves(path):
+            return await self._page.answer(request, self._body)
         if path == "/openapi.json" and request.method == "GET":
             return JSONResponse(document(self._routes))
         route, values = self._route(request.method, path)
@@ -175,7 +182,7 @@ class RestFace:
         self._gate.check_identity(route.call, proof)
         message = route.request()
         if route.has_body:
-            fill(message, await self._body(request))
+            fill(message, await self._json(request))
         else:
             # Not of request.url, which depends on the header Host.
             query = request.scope["query_string"].decode("latin-1")
@@ -195,11 +202,17 @@ class RestFace:
         origin, host = request.headers.get("origin"), request.headers.get("host", "")
         if origin is not None and origin.partition("://")[2] != host:
             raise PermissionDenied(f"requests of the site {shown(origin)} are not served")
-        if request.headers.get("sec-fetch-site") in ("cross-site", "same-site"):  # an image or a script has no origin
+        # An image or a script has no origin. A link to the page may be followed: nobody else can read its answer.
+        follows = self._is_page(request) and request.headers.get("sec-fetch-dest") == "document"
+        if request.headers.get("sec-fetch-site") in ("cross-site", "same-site") and not follows:
             raise PermissionDenied("requests of other sites are not served")
         name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
         if not self._gate.identifies and name not in LOOPBACK:
             raise PermissionDenied(f"the host {shown(host)} is not this machine: the service identifies no callers")
+
+    def _is_page(self, request: Request) -> bool:
+        """Whether a request reads a page."""
+        return self._page is not None and request.method == "GET" and self._page.serves(request.scope["path"])
 
     def _route(self, verb: str, path: str) -> tuple[HttpRoute, dict[str, str]]:
         for one in self._routes:
@@ -259,12 +272,22 @@ class RestFace:
             with suppress(DistopError):
                 passing.__exit__(None if failed is None else type(failed), failed, None)
 
-    async def _body(self, request: Request) -> Any:
+    async def _json(self, request: Request) -> Any:
         """The JSON body of a request. Raises InvalidArgument, and EtcdUnavailable if too many bodies are being read.
 
         The content type must be JSON's: a browser sends others for pages of other sites without asking.
         """
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        found = await self._body(request)
+        if kind != "application/json":
+            raise InvalidArgument(f"the content type must be application/json, not {shown(kind)}")
+        try:
+            return loads(found) if found else {}
+        except (ValueError, RecursionError):
+            raise InvalidArgument("the body is not valid JSON") from None
+
+    async def _body(self, request: Request) -> bytes:
+        """The body of a request. Raises InvalidArgument, and EtcdUnavailable if too many bodies are being read."""
         found = bytearray()
         try:
             async with asyncio.timeout(BODY_LIMIT):
@@ -279,12 +302,7 @@ class RestFace:
             raise InvalidArgument(f"the body has not arrived within {BODY_LIMIT:g} s") from None
         finally:
             self._read_bytes -= len(found)
-        if kind != "application/json":
-            raise InvalidArgument(f"the content type must be application/json, not {shown(kind)}")
-        try:
-            return loads(bytes(found)) if found else {}
-        except (ValueError, RecursionError):
-            raise InvalidArgument("the body is not valid JSON") from None
+        return bytes(found)
 
 
 async def _while_connected(request: Request, found: Awaitable[Any]) -> Any:

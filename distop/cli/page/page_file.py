@@ -71,7 +71,7 @@ def render(page: Page) -> str:
         loader=PackageLoader("distop.cli.page"),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=_visible,
+        finalize=visible,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -79,7 +79,7 @@ def render(page: Page) -> str:
     return environment.get_template("operation.html").render(page=page)
 
 
-def _visible(value: Any) -> Any:
+def visible(value: Any) -> Any:
     """Replace unprintable characters by escapes. The output of a template is escaped already."""
     if isinstance(value, str) and not hasattr(value, "__html__"):
         return _UNSEEN.sub(lambda found: found.group().encode("unicode-escape").decode(), value)
