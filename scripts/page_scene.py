@@ -10,9 +10,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+import etcd_servers
+
 import distop
 from distop.store.embedded import EmbeddedEtcd
-import etcd_servers
 
 if TYPE_CHECKING:
     from collections.abc import Callable

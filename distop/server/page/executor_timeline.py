@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distop.server.page.partition_states import JobStage
+from distop.server.page.partition_states import PartitionStage
 from distop.services.operation_results import first_line
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ BINS = 240
 def timeline(states: PartitionStates, now: float) -> dict[str, Any]:
     """The rows of executors, each with ``bars`` or ``busy``, and the marks.
 
-    A bar: ordinal, first and last second since ``begin``, lane, state (as ``JobStage``), attempt. ``busy``: the mean
-    number of jobs that run in each of :data:`BINS` intervals. A mark: its kind (``takeover``, ``retry`` or
+    A bar: ordinal, first and last second since ``begin``, lane, state (as ``PartitionStage``), attempt. ``busy``: the
+    mean number of jobs that run in each of :data:`BINS` intervals. A mark: its kind (``takeover``, ``retry`` or
     ``failed``), the second, the row, the ordinal and a text.
     """
     drawn = np.flatnonzero(states.started > 0)
@@ -33,7 +33,7 @@ def timeline(states: PartitionStates, now: float) -> dict[str, Any]:
         return {"begin": 0, "seconds": 0, "rows": [], "marks": [], "left": 0}
     started = states.started[drawn]
     stages = states.stage[drawn]
-    ends = np.where(stages == JobStage.RUNNING, now, np.maximum(states.finished[drawn], started))
+    ends = np.where(stages == PartitionStage.RUNNING, now, np.maximum(states.finished[drawn], started))
     begin, last = float(started.min()), float(ends.max())
     span = max(last - begin, 0.001)
     numbers = sorted({int(one) for one in np.unique(states.executor[drawn])}, key=lambda n: states.executors[n])
@@ -88,7 +88,7 @@ def _busy(first: Any, last: Any, span: float) -> list[float]:
 def _marks(states: PartitionStates, drawn: Any, begin: float, place: dict[int, int]) -> list[dict[str, Any]]:
     """The takeovers, the retries and the failed jobs, the first ones."""
     told = [p for p, former in list(states.former.items()) if former.failures and states.started[p] > 0]
-    failed = drawn[states.stage[drawn] == JobStage.FAILED]
+    failed = drawn[states.stage[drawn] == PartitionStage.FAILED]
     seen: dict[tuple[str, int, float, str], list[int]] = {}
     for p in sorted(told, key=lambda p: (float(states.started[p]), p)):
         former = states.former[p]

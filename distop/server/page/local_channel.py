@@ -32,7 +32,7 @@ class LocalChannel:
         service, _, name = method.partition("/")
         handler = getattr(self._services[f"distop.v1.{service}"], name)
         with self._gate.passing(method, request, self.proof) as passed:
-            return passed.answer(await handler(request))
+            return await passed.run(handler)
 
     def may(self, method: str, request: Any) -> bool:
         """Whether the caller may make this call now. Nothing is logged or counted."""

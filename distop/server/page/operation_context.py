@@ -15,7 +15,7 @@ from distop.protocol.identity import MADE
 from distop.protocol.keys import Keys
 from distop.protocol.user_actions import of_operation
 from distop.server.page.operation_links import read_links
-from distop.server.page.partition_states import JobStage
+from distop.server.page.partition_states import PartitionStage
 from distop.services.inspection import filters
 from distop.services.inspection.history_filters import HistoryFilters
 from distop.services.inspection.status import JobStates
@@ -184,8 +184,12 @@ class OperationContext:
         found = dict(status.jobs)
         if states is not None and self._partitions.complete and not self._partitions.missing:
             totals = states.totals()
-            found |= {"total": states.count, "success": totals[JobStage.SUCCESS], "failed": totals[JobStage.FAILED]}
-            found |= {"running": totals[JobStage.RUNNING], "waiting": totals[JobStage.WAITING]}
+            found |= {
+                "total": states.count,
+                "success": totals[PartitionStage.SUCCESS],
+                "failed": totals[PartitionStage.FAILED],
+            }
+            found |= {"running": totals[PartitionStage.RUNNING], "waiting": totals[PartitionStage.WAITING]}
         return found
 
     def _allowed(self, status: OperationStatus) -> dict[str, bool]:
@@ -208,10 +212,10 @@ class OperationContext:
         states = self._partitions.states
         if states is None:
             return {"rows": [], "left": 0, "problem": ""}
-        failed = np.flatnonzero(states.stage == JobStage.FAILED)
-        waiting = np.flatnonzero(states.stage == JobStage.WAITING)
+        failed = np.flatnonzero(states.stage == PartitionStage.FAILED)
+        waiting = np.flatnonzero(states.stage == PartitionStage.WAITING)
         told = (p for p, former in list(states.former.items()) if former.failures)
-        apart = (JobStage.FAILED, JobStage.WAITING)
+        apart = (PartitionStage.FAILED, PartitionStage.WAITING)
         several = np.array(sorted(p for p in told if states.stage[p] not in apart), np.int64)
         wanted = [*failed[:FAILED_SHOWN], *waiting[:RETRIED_SHOWN], *several[:RETRIED_SHOWN]]
         left = failed.size + waiting.size + several.size - len(wanted)
@@ -240,7 +244,8 @@ class OperationContext:
 
 def _sentence(result: OperationResult) -> str:
     """Why it did not succeed; "" if it did."""
-    return "" if result.success else result.sentence().removeprefix(result.op).strip().capitalize()
+    text = result.sentence().removeprefix(result.op).strip()
+    return "" if result.success else text[:1].upper() + text[1:]
 
 
 def _facts(status: OperationStatus) -> list[tuple[str, str]]:

@@ -15,6 +15,7 @@ from distop.client.async_operation import parse_ref
 from distop.client.service_errors import status_of
 from distop.errors import DistopError, InvalidArgument, NotFound, NotIdentified
 from distop.protocol.texts import shown
+from distop.server.gate import CallerProof
 from distop.server.page import page_session as session
 from distop.server.page.live_events import Cursor, PageStream, changed_parts, parts_of
 from distop.server.page.local_channel import LocalChannel
@@ -24,6 +25,7 @@ from distop.server.page.page_rendering import link, render
 from distop.server.page.partition_reader import PartitionCache
 from distop.server.page.start_context import problem_of, start_context
 from distop.server.page.table_context import nodes_context, table_context, tables_context
+from distop.server.rest_face import STATUS
 from distop.v1 import operations_pb2
 
 if TYPE_CHECKING:
@@ -60,20 +62,23 @@ TABLE = {"table": "parts/table.html"}
 MOST_DETAILS = 100
 """Partitions of a cell that are listed."""
 FILES = {"page.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}
-STATUS = {
-    "INVALID_ARGUMENT": 400, "FAILED_PRECONDITION": 400, "OUT_OF_RANGE": 400, "UNAUTHENTICATED": 401,
-    "PERMISSION_DENIED": 403, "NOT_FOUND": 404, "UNAVAILABLE": 503, "DEADLINE_EXCEEDED": 504,
-}  # fmt: skip
 
 
 class PageApp:
     """The page of a service."""
 
-    def __init__(self, services: Mapping[str, Any], gate: CallGate, etcd: EtcdClient, keys: Keys) -> None:
+    def __init__(
+        self,
+        services: Mapping[str, Any],
+        gate: CallGate,
+        etcd: EtcdClient,
+        keys: Keys,
+        partitions: PartitionCache | None = None,
+    ) -> None:
         self._services = services
         self._gate = gate
         self._etcd, self._keys = etcd, keys
-        self._partitions = PartitionCache(etcd, keys)
+        self._partitions = partitions if partitions is not None else PartitionCache(etcd, keys)
         self._views: Mapping[str, Callable[[Request, LocalChannel, Query], Awaitable[Response]]] = {
             "/": self._home,
             "/operations": self._operations,
@@ -113,6 +118,7 @@ class PageApp:
             return _file(path.removeprefix("/static/"))
         query = _parsed(request.scope["query_string"])
         channel = LocalChannel(self._services, self._gate, session.proof_of_page(request))
+        await self._gate.renew_keys(channel.proof)
         if request.method == "POST":
             return await self._post(request, path, channel, body)
         if request.method not in ("GET", "HEAD"):
@@ -228,7 +234,11 @@ class PageApp:
     def _refusal(self, request: Request, error: DistopError) -> Response:
         code, text, _ = status_of(error)
         status = STATUS.get(code.name, 500)
-        if isinstance(error, NotIdentified) and request.method == "GET" and _path(request) not in ("/live",):
+        if (
+            isinstance(error, NotIdentified)
+            and request.method == "GET"
+            and _path(request) not in ("/live", "/partitions")
+        ):
             query = request.scope["query_string"].decode("latin-1")
             where = f"{_path(request)}?{query}" if query else _path(request)
             return RedirectResponse(link("/login", next=where), 303)
@@ -249,7 +259,7 @@ class PageApp:
         form = {name: values[-1] for name, values in given.items()}
         session.check_form(request, form.get(session.FORM_FIELD, ""))
         if path == "/login":
-            return self._log_in(request, form)
+            return await self._log_in(request, form)
         if path == "/logout":
             found: Response = RedirectResponse("/login", 303)
             session.forget_token(found, secure=_secure(request))
@@ -258,11 +268,12 @@ class PageApp:
             return await self._check(channel, form)
         return RedirectResponse(await act(path.removeprefix("/do/"), channel, form), 303)
 
-    def _log_in(self, request: Request, form: Mapping[str, str]) -> Response:
+    async def _log_in(self, request: Request, form: Mapping[str, str]) -> Response:
         where, token = _local(form.get("next", "")), form.get("token", "").strip()
-        proof = session.proof_of_page(request)
+        proof = CallerProof(token or None, (), session.proof_of_page(request).peer)
         try:
-            self._gate.check_identity("POST /login", type(proof)(token or None, (), proof.peer))
+            await self._gate.renew_keys(proof)
+            self._gate.check_identity("POST /login", proof)
             found: Response = RedirectResponse(where, 303)
             session.remember_token(found, token, secure=_secure(request))
         except (NotIdentified, InvalidArgument) as error:

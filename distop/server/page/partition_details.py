@@ -14,7 +14,7 @@ from distop.protocol.keys import job_name
 from distop.protocol.plan import Plan
 from distop.protocol.record_reading import read
 from distop.protocol.txn import Get
-from distop.server.page.partition_states import JobStage
+from distop.server.page.partition_states import PartitionStage
 from distop.services.inspection.partitions import add_names
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class PartitionDetails:
 
     ordinal: int
     name: str
-    stage: JobStage
+    stage: PartitionStage
     attempt: int = 0
     executor: str = ""
     started: float = 0.0
@@ -104,7 +104,7 @@ def _known(states: PartitionStates, p: int) -> PartitionDetails:
     return PartitionDetails(
         p,
         "",
-        JobStage(states.stage[p]),
+        PartitionStage(states.stage[p]),
         int(states.attempt[p]),
         states.executors[states.executor[p]],
         started,

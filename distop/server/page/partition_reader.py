@@ -22,7 +22,7 @@ from distop.protocol.record_reading import read
 from distop.protocol.records import History, State
 from distop.protocol.txn import Get
 from distop.server.page.partition_details import read_details
-from distop.server.page.partition_states import JobStage, PartitionStates
+from distop.server.page.partition_states import PartitionStage, PartitionStates
 from distop.store.watch import Feed
 
 if TYPE_CHECKING:
@@ -212,7 +212,7 @@ class OperationPartitions:
             async with asyncio.timeout(5):
                 await jobs.reached(revision - 1)
         totals = self.states.totals()
-        return totals[JobStage.SUCCESS] == record.success and totals[JobStage.FAILED] == record.failed
+        return totals[PartitionStage.SUCCESS] == record.success and totals[PartitionStage.FAILED] == record.failed
 
     async def _read_ended(self, ended: tuple[History, int]) -> None:
         record, revision = ended
@@ -325,12 +325,12 @@ def _from_history(record: History, revision: int) -> PartitionStates:
     states = PartitionStates(record.total)
     states.changed[:] = revision
     if record.success + record.failed == record.total and not record.failed_truncated:
-        states.stage[:] = JobStage.SUCCESS
+        states.stage[:] = PartitionStage.SUCCESS
     with contextlib.suppress(*UNREADABLE):
         failed = [p for p in from_ranges(record.failed_ranges) if p < record.total]
-        states.stage[failed] = JobStage.FAILED
+        states.stage[failed] = PartitionStage.FAILED
     if record.state is State.SUCCESS:
-        states.stage[:] = JobStage.SUCCESS
+        states.stage[:] = PartitionStage.SUCCESS
     return states
 
 

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 MOST_STORIES = 2_000
 """Jobs of which the errors of former attempts are kept."""
-_SUCCESS = JobState.SUCCESS.encode()
+SUCCESS_VALUE = JobState.SUCCESS.encode()
 
 
-class JobStage(IntEnum):
+class PartitionStage(IntEnum):
     """The state of a job. The higher one is shown if a cell has several."""
 
     OPEN = 0
@@ -39,10 +39,10 @@ class JobStage(IntEnum):
     @property
     def ended(self) -> bool:
         """Whether the job has ended."""
-        return self in (JobStage.SUCCESS, JobStage.FAILED)
+        return self in (PartitionStage.SUCCESS, PartitionStage.FAILED)
 
 
-STAGES = tuple(JobStage)
+STAGES = tuple(PartitionStage)
 
 
 @frozen
@@ -88,7 +88,7 @@ class PartitionStates:
             if not 0 <= ordinal < self.count:
                 continue
             if name == "state":
-                self.stage[ordinal] = JobStage.SUCCESS if kv.value == _SUCCESS else JobStage.FAILED
+                self.stage[ordinal] = PartitionStage.SUCCESS if kv.value == SUCCESS_VALUE else PartitionStage.FAILED
                 self.changed[ordinal] = kv.mod_revision
             elif name == "outcome":
                 try:
@@ -114,14 +114,14 @@ class PartitionStates:
     def add_claim(self, kv: KeyValue, now: float) -> None:
         """Add a claim that was read or changed at the time ``now``."""
         ordinal = claim_ordinal(kv.key)
-        if not 0 <= ordinal < self.count or JobStage(self.stage[ordinal]).ended:
+        if not 0 <= ordinal < self.count or PartitionStage(self.stage[ordinal]).ended:
             return
         try:
             claim = Claim.decode(kv.value)
         except UNREADABLE:
             return
-        known = self.stage[ordinal] == JobStage.RUNNING and self.attempt[ordinal] == claim.attempt
-        self.stage[ordinal] = JobStage.WAITING if claim.waiting else JobStage.RUNNING
+        known = self.stage[ordinal] == PartitionStage.RUNNING and self.attempt[ordinal] == claim.attempt
+        self.stage[ordinal] = PartitionStage.WAITING if claim.waiting else PartitionStage.RUNNING
         self.attempt[ordinal] = min(claim.attempt, 65_535)
         self.executor[ordinal] = self._number(claim.executor or claim.actor)
         if not known:
@@ -137,19 +137,19 @@ class PartitionStates:
     def remove_claim(self, key: str, revision: int) -> None:
         """A claim was deleted: the job has ended, or was released."""
         ordinal = claim_ordinal(key)
-        if 0 <= ordinal < self.count and not JobStage(self.stage[ordinal]).ended:
-            self.stage[ordinal] = JobStage.OPEN
+        if 0 <= ordinal < self.count and not PartitionStage(self.stage[ordinal]).ended:
+            self.stage[ordinal] = PartitionStage.OPEN
             self.changed[ordinal] = revision
 
     def keep_claims(self, present: set[int], revision: int) -> None:
         """After a listing of the claims: jobs that are not claimed are not running."""
-        held = np.isin(self.stage, (JobStage.RUNNING, JobStage.WAITING))
+        held = np.isin(self.stage, (PartitionStage.RUNNING, PartitionStage.WAITING))
         for ordinal in np.flatnonzero(held):
             if int(ordinal) not in present:
-                self.stage[ordinal] = JobStage.OPEN
+                self.stage[ordinal] = PartitionStage.OPEN
                 self.changed[ordinal] = revision
 
-    def totals(self) -> dict[JobStage, int]:
+    def totals(self) -> dict[PartitionStage, int]:
         """The number of jobs in each state."""
         found = np.bincount(self.stage, minlength=len(STAGES))
         return {stage: int(found[stage]) for stage in STAGES}
