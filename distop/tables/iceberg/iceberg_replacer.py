@@ -28,7 +28,7 @@ from distop.tables.commits import (
     RowsDiffer,
     StagedFileLost,
 )
-from distop.tables.iceberg import iceberg_jar, iceberg_rows, java_tables, manifest_facts, staging_table
+from distop.tables.iceberg import arrow_rewrite, iceberg_jar, iceberg_rows, java_tables, manifest_facts, staging_table
 from distop.tables.iceberg.catalog_publisher import CatalogPublisher
 from distop.tables.iceberg.folder_publisher import FolderPublisher
 from distop.tables.iceberg.iceberg_changes import (
@@ -47,6 +47,7 @@ from distop.tables.iceberg.snapshot_files import data_files, partition_types, va
 from distop.tables.iceberg.staged_metadata import check_staged
 from distop.tables.iceberg.written_folders import check_folder
 from distop.tables.reading import spark_copy
+from distop.tables.reading.arrow_types import SparkOnly
 from distop.tables.reading.file_facts import quote
 
 if TYPE_CHECKING:
@@ -133,20 +134,48 @@ class IcebergReplacer(FileReplacer):
     # ------------------------------------------------------------------ writing
 
     def rewrite(self, plan: PartitionPlan, layout: Layout, stage: StagedFiles) -> Replacement:
-        from pyspark.sql import functions as F
-
         check_opened(plan.source, (path for path, _, _ in plan.files), ())
         session = spark_copy.session_of(self._ctx.spark)
         iceberg_jar.check_installed(session._jvm)
         raw = staging_table.raw_metadata(session, plan.source)
-        lineage = int(raw["format-version"]) >= java_tables.ROW_LINEAGE
         spec = self._spec_of(plan)
-        location = f"{stage.place.location}/{TABLE}"
-        self._write_metadata(stage, raw, spec, location)
+        self._write_metadata(stage, raw, spec, _location(stage))
         # All readers of the table must be able to read its data files.
         make_stage(stage.data, 0o755)
         check_folder(stage.data)
         self._ctx.status(f"rewriting {plural(len(plan.files), 'file')}")
+        try:
+            added = self._copied(session, plan, layout, stage, spec)
+        except SparkOnly:
+            added = self._written_by_spark(session, plan, layout, stage, spec, raw)
+        return self._replacement(plan, added, stage)
+
+    def _copied(
+        self, session: Any, plan: PartitionPlan, layout: Layout, stage: StagedFiles, spec: int
+    ) -> list[tuple[str, int, int]]:
+        """Copy the files with Arrow; returns the new ones. Raises SparkOnly, RowsDiffer, RowsLost, and OSError."""
+        partition = iceberg_rows.partition_without_deletes(session, plan.source, plan.files)
+        if partition is None:
+            raise SparkOnly("rows are deleted")
+        names = arrow_rewrite.copied(plan, read_metadata(plan.source)[0], layout, stage, self._ctx)
+        staging_table.append_written(session, _location(stage), stage.data, names, partition)
+        added = self._added(_StagedTable(stage, plan.partition).metadata()[0], spec, plan)
+        self._check_complete(session, plan, added)
+        return added
+
+    def _written_by_spark(
+        self,
+        session: Any,
+        plan: PartitionPlan,
+        layout: Layout,
+        stage: StagedFiles,
+        spec: int,
+        raw: Mapping[str, Any],
+    ) -> list[tuple[str, int, int]]:
+        """Write the files with Spark; returns the new ones. Raises RowsDiffer, RowsLost, and Spark's errors."""
+        from pyspark.sql import functions as F
+
+        lineage = int(raw["format-version"]) >= java_tables.ROW_LINEAGE
         kinds = dict(columns_of(read_metadata(plan.source)[0].schema()))
         columns = [F.col(quote(name)) for name in (*kinds, *(iceberg_rows.LINEAGE if lineage else ()))]
         if lineage and _has_row_ids(raw):
@@ -155,12 +184,10 @@ class IcebergReplacer(FileReplacer):
         frame = iceberg_rows.read(session, plan.source, plan.files, lineage=lineage, piece=piece).select(*columns)
         frame, observation = spark_copy.observed(spark_copy.arranged(frame, layout.outputs, layout.sort_by), kinds)
         codec = {"compression-codec": _CODECS.get(layout.codec, layout.codec)} if layout.codec is not None else {}
-        staging_table.write_as_rewrite(session, frame, location, {**_OPTIONS, **codec})
-        staged = _StagedTable(stage, plan.partition)
-        file, _ = staged.metadata()
+        staging_table.write_as_rewrite(session, frame, _location(stage), {**_OPTIONS, **codec})
+        file, _ = _StagedTable(stage, plan.partition).metadata()
         added = self._added(file, spec, plan)
-        rows = sum(count for _, _, count in added)
-        staging_table.check_complete(self._ctx.check_cancelled, session, plan.source, plan.files, rows)
+        self._check_complete(session, plan, added)
         wanted = spark_copy.seen(observation)
         if added:
             files = [(path, size, 0) for path, size, _ in added]
@@ -168,9 +195,22 @@ class IcebergReplacer(FileReplacer):
             found = spark_copy.checksum(back, kinds)
             if found != wanted:
                 raise RowsDiffer(f"the checksum of the new files is {found}, but the rows that were read have {wanted}")
+        return added
+
+    def _check_complete(self, session: Any, plan: PartitionPlan, added: Sequence[tuple[str, int, int]]) -> None:
+        """Raises RowsLost unless the new files have all rows of the old ones, except deleted ones."""
+        rows = sum(count for _, _, count in added)
+        staging_table.check_complete(self._ctx.check_cancelled, session, plan.source, plan.files, rows)
+
+    def _replacement(
+        self, plan: PartitionPlan, added: Sequence[tuple[str, int, int]], stage: StagedFiles
+    ) -> Replacement:
+        """The replacement of the planned files by these new ones: path, size and rows of each."""
         known = manifest_facts.snapshot_of(plan.source, frozenset(), self._ctx.check_cancelled).files
+        rows = sum(count for _, _, count in added)
         total = sum(int(known[path].rows or 0) for path, _, _ in plan.files)
         sizes = tuple(size for _, size, _ in added)
+        metadata = read_metadata(plan.source)[0]
         return Replacement(
             plan.partition,
             len(plan.files),
@@ -181,8 +221,8 @@ class IcebergReplacer(FileReplacer):
             sum(sizes),
             sizes,
             {
-                "read": str(read_metadata(plan.source)[0].current_snapshot().snapshot_id),
-                "sequence": _last_sequence(read_metadata(plan.source)[0]),
+                "read": str(metadata.current_snapshot().snapshot_id),
+                "sequence": _last_sequence(metadata),
                 "removed": [path for path, _, _ in plan.files],
                 "added": [path for path, _, _ in added],
             },
@@ -301,6 +341,11 @@ class IcebergReplacer(FileReplacer):
         return ReplacedFiles(read, removed, frozenset(data), frozenset(deletes), staged)
 
 
+def _location(stage: StagedFiles) -> str:
+    """The location of the staging table of a stage."""
+    return f"{stage.place.location}/{TABLE}"
+
+
 class _State:
     """A state of the table: its files, what this operation has committed, and new position deletes."""
 
@@ -402,7 +447,7 @@ class _StagedTable:
         from distop.storage.location import Location
 
         deletion.check_own(self._stage.place)
-        location = f"{self._stage.place.location}/{TABLE}"
+        location = _location(self._stage)
         name = current_metadata_file(Location.of(location)).rpartition("/")[2]
         found = store_of(self._stage.place).head(f"{TABLE}/metadata/{name}")
         file = read_file(f"{self._stage.place.location}/{found.key}")

@@ -140,6 +140,15 @@ def stage(session: SparkSession, source: str, files: Sequence[PlannedFile], *, l
     return name
 
 
+def partition_without_deletes(session: SparkSession, source: str, files: Sequence[PlannedFile]) -> Any:
+    """The partition of these files, as Iceberg has it in the JVM; None if some of their rows are deleted.
+
+    All files must be of one partition. Raises the errors of :func:`read`.
+    """
+    tasks = _snapshot(session, source).tasks.without_deletes(path for path, _, _ in files)
+    return tasks.get(0).file().partition() if tasks is not None else None
+
+
 def check_exists(session: SparkSession, source: str, file: PlannedFile) -> None:
     """Raises Gone if a planned file no longer exists, Unreadable if its size differs from its manifest.
 

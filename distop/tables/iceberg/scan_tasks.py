@@ -35,10 +35,10 @@ class ScanTasks:
         file = self._method(iceberg.ContentScanTask, "file", _class(iceberg.ContentFile))
         paths = self._texts(self._all, java.lang.invoke.MethodHandles.filterReturnValue(file, location))
         self._indexes = {name: n for n, name in enumerate(paths)}
-        of_task = self._method(iceberg.FileScanTask, "deletes", _class(java.util.List))
+        self._deletes_of_task = self._method(iceberg.FileScanTask, "deletes", _class(java.util.List))
         distinct = self._guava.collect.Sets.newIdentityHashSet()
         self._guava.collect.Iterables.addAll(
-            distinct, self._guava.collect.Iterables.concat(self._mapped(self._all, of_task))
+            distinct, self._guava.collect.Iterables.concat(self._mapped(self._all, self._deletes_of_task))
         )
         deletes = self._guava.collect.Lists.newArrayList(distinct)
         places = (self._numbers(deletes, name) for name in ("contentOffset", "contentSizeInBytes"))
@@ -75,6 +75,11 @@ class ScanTasks:
         java.nio.ByteBuffer.wrap(packed).asIntBuffer().get(chosen)
         get = self._method(java.util.List, "get", _class(java.lang.Object), java.lang.Integer.TYPE).bindTo(self._all)
         return java.util.ArrayList(self._mapped(self._guava.primitives.Ints.asList(chosen), get))
+
+    def without_deletes(self, paths: Iterable[str]) -> Any:
+        """The tasks that read these files; None if one of them has deletes. Raises the errors of :meth:`of_files`."""
+        tasks, iterables = self.of_files(paths), self._guava.collect.Iterables
+        return tasks if iterables.isEmpty(iterables.concat(self._mapped(tasks, self._deletes_of_task))) else None
 
     def _texts(self, values: Any, method: Any) -> list[str]:
         """The texts that a method returns for each value. Raises Unreadable if one of them has a NUL."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.protocol.texts import plural
 from distop.runtime.java import active
-from distop.storage.files import local_path
+from distop.storage.files import for_arrow, local_path
 from distop.tables.iceberg import iceberg_rows, java_tables, manifest_facts
 from distop.tables.iceberg.metadata_file import read_file
 from distop.tables.iceberg.table_properties import for_writing
@@ -127,8 +127,7 @@ def write_as_rewrite(session: Any, rows: DataFrame, location: str, options: Mapp
     last commit numbers (row lineage). The rows must have been read by ``iceberg_rows``, which sets the catalog.
     """
     jvm = session._jvm
-    conf = session._jsparkSession.sessionState().newHadoopConf()
-    table = jvm.org.apache.iceberg.hadoop.HadoopTables(conf).load(java_tables.uri(location))
+    table = _load(session, location)
     name, cache = f"distop-written-{uuid.uuid4().hex}", java_tables.table_cache(session)
     written = jvm.org.apache.iceberg.spark.FileRewriteCoordinator.get()
     cache.add(name, table)
@@ -143,3 +142,46 @@ def write_as_rewrite(session: Any, rows: DataFrame, location: str, options: Mapp
     finally:
         cache.remove(name)
         written.clearRewrite(table, name)
+
+
+def append_written(session: Any, location: str, data: Place, names: Sequence[str], partition: Any) -> None:
+    """Append Parquet files of one partition to the staging table, with the statistics of their footers.
+
+    ``partition``: as Iceberg has it in the JVM. Raises Java's errors, and OSError.
+    """
+    import pyarrow.parquet as pq
+
+    iceberg = session._jvm.org.apache.iceberg
+    table = _load(session, location)
+    metrics, spec, root = iceberg.MetricsConfig.forTable(table), table.spec(), str(table.properties()[DATA_PATH])
+    appending = table.newFastAppend()
+    for name in names:
+        with for_arrow(f"{data.location}/{name}") as file:
+            offsets = _group_offsets(pq.read_metadata(file))
+        file = table.io().newInputFile(f"{root}/{name}")
+        builder = iceberg.DataFiles.builder(spec).withInputFile(file).withFormat("parquet").withPartition(partition)
+        builder = builder.withMetrics(iceberg.parquet.ParquetUtil.fileMetrics(file, metrics))
+        appending.appendFile(builder.withSplitOffsets(_longs(session, offsets)).build())
+    appending.commit()
+
+
+def _load(session: Any, location: str) -> Any:
+    conf = session._jsparkSession.sessionState().newHadoopConf()
+    return session._jvm.org.apache.iceberg.hadoop.HadoopTables(conf).load(java_tables.uri(location))
+
+
+def _group_offsets(footer: Any) -> list[int]:
+    """Where the row groups of a file begin."""
+    found = []
+    for number in range(footer.num_row_groups):
+        column = footer.row_group(number).column(0)
+        found.append(int(column.dictionary_page_offset or column.data_page_offset))
+    return found
+
+
+def _longs(session: Any, numbers: Sequence[int]) -> Any:
+    """A Java list of longs: py4j would make integers of small numbers."""
+    found = session.sparkContext._gateway.new_array(session._jvm.long, len(numbers))
+    for at, number in enumerate(numbers):
+        found[at] = number
+    return session._jvm.org.apache.iceberg.relocated.com.google.common.primitives.Longs.asList(found)

@@ -64,6 +64,8 @@ def common_schema(paths: Sequence[str], kinds: Mapping[str, SparkType], names: S
             raise SparkOnly(f"the file {path} has times of an old calendar")
         stamps.add(stored.get(_VERSION))
         for name in own:
+            if name not in arrow.names:
+                raise SparkOnly(f"the file {path} has no column {name!r}")
             mine = plain(arrow.field(name))
             if not found.setdefault(name, mine).equals(mine, check_metadata=True):
                 raise SparkOnly(f"the file {path} has another type of {name!r} than other files")
