@@ -37,7 +37,8 @@ T = TypeVar("T")
 
 REDO = 3
 """Maximum number of further attempts at a group that other writers have changed."""
-FENCE = "completion"
+COMMITTER = "completion"
+"""The name of a completion in commits and stages."""
 
 
 class CompactCompletion:
@@ -46,7 +47,7 @@ class CompactCompletion:
     def __init__(self, argument: CompactArgument, ctx: JobContext) -> None:
         self._argument = argument
         self._ctx = ctx
-        self._rewrite = GroupRewrite(argument, ctx, FENCE)
+        self._rewrite = GroupRewrite(argument, ctx, COMMITTER)
         self._publication = self._rewrite.publication
         self._replacer = self._rewrite.replacer
         self._begun = monotonic()
@@ -151,7 +152,7 @@ class CompactCompletion:
             self._left_out[plan.partition] = "other writers have removed or rewritten the files of the group"
             return True
         place = places.staging(shared_of(self._ctx)).below(
-            f"{places.STAGE}/{places.operation_path(self._ctx.operation)}/{FENCE}/{uuid.uuid4().hex}"
+            f"{places.STAGE}/{places.operation_path(self._ctx.operation)}/{COMMITTER}/{uuid.uuid4().hex}"
         )
         stage = self._publication.stage_at(place)
         stage.begin()

@@ -67,16 +67,20 @@ class WatchingContext:
 
 
 class GroupRewrite:
-    """One attempt at a group, or the completion of the operation. ``fence``: of its claim or election."""
+    """One attempt at a group, or the completion of the operation.
 
-    def __init__(self, argument: CompactArgument, ctx: JobContext, fence: str) -> None:
+    ``committer``: names it in commits: the attempt's stage, which has the fencing token of its claim, or
+    ``completion.COMMITTER``.
+    """
+
+    def __init__(self, argument: CompactArgument, ctx: JobContext, committer: str) -> None:
         if ctx.table is None:
             raise InvalidArgument("compact needs a table: start it on a registered table")
         self.argument = argument
         self.ctx = ctx
         self.replacer: FileReplacer = replacer_of(ctx.table, ctx, swap=argument.swap is not None)
         folder = data_folder_of(ctx.table, ctx.check_cancelled, lambda: ctx.spark)
-        self.publication = Publication(ctx, self.replacer, shared_of(ctx), folder, fence)
+        self.publication = Publication(ctx, self.replacer, shared_of(ctx), folder, committer)
         self._committed = WorkDone()
 
     def run(self, plan: PartitionPlan) -> GroupResult:
@@ -150,7 +154,11 @@ class GroupRewrite:
         if size is None:
             return None
         first = group - group % size
-        batch = [found for number in range(first, first + size) if (found := self.publication.offered(number))]
+        numbers = range(first, first + size)
+        if not self.publication.is_batch_offered(numbers):
+            return None
+        # An offer may have been withdrawn since another job of this process has seen it.
+        batch = [found for number in numbers if (found := self.publication.offered(number))]
         if len(batch) < size:
             return None
         offered = {one[0][1].group: one[0][1] for one in batch}

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import uuid
+from functools import partial
 from typing import TYPE_CHECKING
 
 from distop.behavior import JobFailed
+from distop.protocol.texts import plural
+from distop.runtime.lru_cache import LruCache
 from distop.storage.places import STAGE, operation_path
-from distop.tables.commits import CommitUnknown, Conflict, Fate, Marks, StagedFileLost
+from distop.tables.commits import ATTEMPTS, CommitUnknown, Conflict, Fate, Marks, StagedFileLost, settled
 from distop.tables.staged_files import StagedFiles, stages_below, stages_of
 
 if TYPE_CHECKING:
@@ -15,12 +18,10 @@ if TYPE_CHECKING:
 
     from distop.behavior import JobContext
     from distop.storage.deletion import Place
-    from distop.tables.commits import FileReplacer, Replacement
+    from distop.tables.commits import FileReplacer, Head, Replacement
 
 _RUN = "-"
 """Between the name of an attempt and that of one run."""
-ROUNDS = 50
-"""Maximum number of attempts at one commit, if other writers commit first."""
 REASONS = {
     Fate.REMOVED: "another writer has removed files of the group",
     Fate.DELETED: "another writer has deleted rows of the group",
@@ -35,17 +36,19 @@ REASONS = {
 
 DONE = (Fate.COMMITTED, Fate.REPLACED)
 """The fates of replacements of groups that are committed."""
+_known: LruCache[bool] = LruCache(20_000)
+"""The groups that this process has found to be offered."""
 
 
 class Publication:
-    """The staged groups of one operation. ``fence``: of the claim or election under which it commits."""
+    """The staged groups of one operation. ``committer``: the stage of the attempt, or ``completion``."""
 
-    def __init__(self, ctx: JobContext, replacer: FileReplacer, shared: Place, folder: str, fence: str) -> None:
+    def __init__(self, ctx: JobContext, replacer: FileReplacer, shared: Place, folder: str, committer: str) -> None:
         self._ctx = ctx
         self._replacer = replacer
         self._shared = shared
         self._folder = folder
-        self._fence = fence
+        self._committer = committer
 
     @property
     def stages(self) -> Place:
@@ -76,6 +79,20 @@ class Publication:
         """What the attempts at a group have offered. Raises OSError."""
         return self._offered(stages_of(self.stages, f"{group:06d}"))
 
+    def is_batch_offered(self, groups: Iterable[int]) -> bool:
+        """Whether all these groups are offered, by the existence of their offers. Raises OSError.
+
+        It stops at the first group without an offer, and this process remembers the others: so the jobs of a batch look
+        for each offer about once, instead of all jobs for all offers.
+        """
+        return all(_known.get(self._key(group), partial(self._is_offered, group), keep=bool) for group in groups)
+
+    def _key(self, group: int) -> tuple[str, ...]:
+        return self._ctx.space, self.stages.location, str(group)
+
+    def _is_offered(self, group: int) -> bool:
+        return any(self.stage_at(place).is_offered for place in stages_of(self.stages, f"{group:06d}"))
+
     def all_offered(self, *, withdrawn: bool = False) -> dict[int, list[tuple[StagedFiles, Replacement]]]:
         """What all attempts have offered, by group; ``withdrawn``: also what was withdrawn since. Raises OSError."""
         found: dict[int, list[tuple[StagedFiles, Replacement]]] = {}
@@ -95,40 +112,45 @@ class Publication:
         """
         ended: dict[int, tuple[Fate, str]] = {}
         lost: set[int] = set()
-        conflicts = 0
-        while conflicts < ROUNDS:
-            self._ctx.check_cancelled()
+
+        def attempt() -> dict[int, tuple[Fate, str]] | None:
+            """What has become of each; None after a new file was found to be missing."""
+            nonlocal ended
             head = self._replacer.load()
-            fates = dict(
-                zip([one.group for one in replacements], self._replacer.fates(head, replacements), strict=True)
-            )
-            # The offers are looked for after the table was loaded: see StagedFiles.
-            fates |= {
-                one.group: Fate.WITHDRAWN
-                for one in replacements
-                if fates[one.group] is Fate.PENDING and not one.stage.is_offered
-            }
-            fates |= {group: Fate.LOST for group in lost if fates[group] is Fate.PENDING}
-            pending = [one for one in replacements if fates[one.group] is Fate.PENDING]
+            fates = self._fates(head, replacements, lost)
             # A group that this call has committed may have been replaced again since.
             ended = {group: (fate, "") for group, fate in fates.items()} | {
                 group: found for group, found in ended.items() if found[0] is Fate.COMMITTED
             }
+            pending = [one for one in replacements if fates[one.group] is Fate.PENDING]
             if not pending:
                 return ended
-            marks = Marks(self._ctx.operation, self._fence)
-            self._ctx.status(f"committing {len(pending)} groups")
+            self._ctx.status(f"committing {plural(len(pending), 'group')}")
             try:
-                version = self._replacer.commit(head, pending, marks)
-            except (Conflict, CommitUnknown) as error:
-                self._ctx.log.info("Could not commit new files; loading the table again: %s", error)
-                conflicts += 1
-                continue
+                version = self._replacer.commit(head, pending, Marks(self._ctx.operation, self._committer))
             except StagedFileLost as error:
                 self._ctx.log.warning("Committing the other groups without group %s: %s", error.group, error)
                 lost.add(error.group)
-                continue
+                return None
             return ended | {one.group: (Fate.COMMITTED, version) for one in pending}
-        raise JobFailed(
-            f"other writers committed first in {ROUNDS} attempts: compact again when fewer jobs write to the table"
-        )
+
+        try:
+            while (found := settled(attempt, self._ctx)) is None:
+                pass
+        except (Conflict, CommitUnknown) as error:
+            raise JobFailed(
+                f"other writers committed first in {ATTEMPTS} attempts: compact again when fewer jobs write to the "
+                "table"
+            ) from error
+        return found
+
+    def _fates(self, head: Head, replacements: Sequence[Replacement], lost: set[int]) -> dict[int, Fate]:
+        """What has become of each group in a state of the table. ``lost``: groups whose new files are missing."""
+        fates = dict(zip([one.group for one in replacements], self._replacer.fates(head, replacements), strict=True))
+        # The offers are looked for after the table was loaded: see StagedFiles.
+        fates |= {
+            one.group: Fate.WITHDRAWN
+            for one in replacements
+            if fates[one.group] is Fate.PENDING and not one.stage.is_offered
+        }
+        return fates | {group: Fate.LOST for group in lost if fates[group] is Fate.PENDING}

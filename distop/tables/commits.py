@@ -12,18 +12,29 @@ import json
 from abc import ABC, abstractmethod
 from dataclasses import field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol
+from threading import Event
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from distop.protocol.frozen import frozen
+from distop.runtime.backoff import Backoff
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    import logging
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from distop.protocol.plan import PartitionPlan, Planned
     from distop.protocol.records import TableRecord
     from distop.tables.reading.file_facts import PlannedFile
     from distop.tables.staged_files import StagedFiles
+
+
+T = TypeVar("T")
+
+ATTEMPTS = 40
+"""Maximum number of attempts at one commit, if other writers always commit first."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.02, 2.0
+"""Seconds before the second attempt, and between later ones at most: about a minute for all attempts."""
 
 
 class Conflict(Exception):
@@ -60,11 +71,35 @@ class CommitContext(Protocol):
     operation: str
 
     @property
+    def log(self) -> logging.Logger | logging.LoggerAdapter[Any]: ...
+
+    @property
     def spark(self) -> Any: ...
 
     def check_cancelled(self) -> None: ...
 
     def check_reachable(self) -> None: ...
+
+
+def settled(attempt: Callable[[], T], context: CommitContext) -> T:
+    """The result of a commit, which is attempted again after a conflict or an unknown outcome.
+
+    ``attempt`` loads the current state of the table. If that shows the commit, or that nothing is left to commit, it
+    returns the result. Otherwise it commits once, compared with that state. So an unknown outcome is settled by the
+    next attempt's reading, and no commit is repeated blindly. Writers that failed together pause differently.
+    Raises the last Conflict or CommitUnknown after :data:`ATTEMPTS`, and other errors of ``attempt`` at once.
+    """
+    backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
+    for left in reversed(range(ATTEMPTS)):
+        context.check_cancelled()
+        try:
+            return attempt()
+        except (Conflict, CommitUnknown) as error:
+            if not left:
+                raise
+            context.log.info("Could not commit to the table; loading it again: %s", error)
+            Event().wait(backoff.pause())
+    raise AssertionError("unreachable")
 
 
 @frozen
@@ -166,7 +201,11 @@ class Fate(Enum):
 
 @frozen
 class Marks:
-    """What a commit says about its origin. ``fence``: the claim or the election under which it was made."""
+    """What a commit says about its origin, for people and for those that look for it.
+
+    ``fence``: the name of the attempt that has committed, with the fencing token of its claim, or ``completion``. It is
+    never compared: the compare-and-swap of the table fences the commit.
+    """
 
     operation: str
     fence: str

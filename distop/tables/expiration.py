@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 REMOVED, KEPT, BOTH = "expired", "kept", "all"
 """The versions that have a part of the metadata: removed ones alone, also a remaining one, or both, by its entries."""
-ROUNDS = 20
-"""Maximum number of attempts at a commit, if other writers commit first."""
 
 
 @frozen

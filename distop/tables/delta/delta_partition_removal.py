@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 from distop.errors import InvalidArgument
 from distop.protocol.plan import PartitionPlan
 from distop.protocol.texts import did_you_mean
-from distop.tables.commits import CommitUnknown, Conflict
+from distop.tables.commits import settled
 from distop.tables.delta import metadata_commit
 from distop.tables.delta.delta_log import commit
 from distop.tables.delta.delta_plan import partition_name
 from distop.tables.delta.log_files import LogFiles
 from distop.tables.delta.log_publisher import LogPublisher
 from distop.tables.delta.table_paths import parse_source
-from distop.tables.expiration import ROUNDS
 from distop.tables.partition_removal import PartitionRemoval, RemovedFiles, ValuedPartition
 from distop.tables.reading.file_facts import Gone
 
@@ -74,9 +73,9 @@ class DeltaPartitionRemoval(PartitionRemoval):
     def remove(self, paths: Collection[str], planned: PartitionPlan) -> RemovedFiles:
         wanted = set(paths)
         looked_at = parse_source(planned.source)[1]
-        last: Exception | None = None
-        for _ in range(ROUNDS):
-            self._context.check_cancelled()
+
+        def attempt() -> RemovedFiles:
+            nonlocal looked_at
             snapshot: DeltaSnapshot = self._publisher.load().base
             self._check(snapshot)
             for version in range(looked_at + 1, snapshot.version + 1):
@@ -86,13 +85,10 @@ class DeltaPartitionRemoval(PartitionRemoval):
             left = [snapshot.files[path] for path in sorted(wanted) if path in snapshot.files]
             if not left:
                 return RemovedFiles(0, len(wanted), str(snapshot.version))
-            try:
-                self._publisher.commit(snapshot, self._commit(snapshot, left))
-            except (Conflict, CommitUnknown) as error:
-                last = error  # the next loading shows whether it was this commit
-                continue
+            self._publisher.commit(snapshot, self._commit(snapshot, left))
             return RemovedFiles(len(left), len(wanted) - len(left), str(snapshot.version + 1))
-        raise last or Conflict("the partitions were not removed")
+
+        return settled(attempt, self._context)
 
     def _removed_by(self, version: int) -> int | None:
         """The number of files that a commit of this operation has removed; None for other and for missing commits."""

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from distop.clock import time
 from distop.storage.confinement import own_folder
-from distop.tables.commits import CommitUnknown, Conflict
-from distop.tables.expiration import KEPT, REMOVED, ROUNDS, Choice, Expiration
+from distop.tables.commits import settled
+from distop.tables.expiration import KEPT, REMOVED, Choice, Expiration
 from distop.tables.iceberg.catalog_publisher import CatalogPublisher
 from distop.tables.iceberg.folder_publisher import FolderPublisher
 from distop.tables.iceberg.metadata_change import next_metadata
@@ -74,22 +74,18 @@ class IcebergExpiration(Expiration):
             if self._by_catalog
             else FolderPublisher(self._table, context)
         )
-        last: Exception | None = None
-        for _ in range(ROUNDS):
-            context.check_cancelled()
+
+        def attempt() -> None:
             head = publisher.load()
             metadata = read_file(head.source).content
             own_folder(head.source, str(metadata.location))
             check_enabled(metadata)
             now = expired(metadata, rule)
             left = Expired(wanted.snapshots & now.snapshots, wanted.refs & now.refs)
-            if not (left.snapshots or left.refs):
-                return
-            try:
+            if left.snapshots or left.refs:
                 self._publish(publisher, head, left)
-            except (Conflict, CommitUnknown) as error:
-                last = error  # the next loading shows whether the snapshots are gone
-        raise last or Conflict("the snapshots were not removed")
+
+        settled(attempt, context)
 
     @staticmethod
     def _publish(publisher: FolderPublisher | CatalogPublisher, head: Head, left: Expired) -> None:

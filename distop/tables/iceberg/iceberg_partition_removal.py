@@ -10,8 +10,7 @@ from distop.errors import InvalidArgument, TableUnavailable
 from distop.protocol.plan import PartitionPlan
 from distop.protocol.texts import did_you_mean
 from distop.storage.store_errors import unavailable
-from distop.tables.commits import CommitUnknown, Conflict
-from distop.tables.expiration import ROUNDS
+from distop.tables.commits import settled
 from distop.tables.iceberg.catalog_publisher import CatalogPublisher
 from distop.tables.iceberg.folder_publisher import FolderPublisher
 from distop.tables.iceberg.iceberg_changes import entries
@@ -108,9 +107,8 @@ class IcebergPartitionRemoval(PartitionRemoval):
     def remove(self, paths: Collection[str], planned: PartitionPlan) -> RemovedFiles:
         wanted = frozenset(paths)
         known = _snapshots_in(planned.source)
-        last: Exception | None = None
-        for _ in range(ROUNDS):
-            self._context.check_cancelled()
+
+        def attempt() -> RemovedFiles:
             head = self._publisher.load()
             file = read_file(head.source)
             if (done := self._done(file, known)) is not None:
@@ -119,14 +117,11 @@ class IcebergPartitionRemoval(PartitionRemoval):
             left = wanted & {one.file_path for _, one in self._files(file)}
             if not left:
                 return RemovedFiles(0, len(wanted), str(file.content.current_snapshot_id))
-            try:
-                self._publisher.commit_produced(head, methodcaller("deleted", left))
-            except (Conflict, CommitUnknown) as error:
-                last = error  # the next loading shows whether it was this commit
-                continue
+            self._publisher.commit_produced(head, methodcaller("deleted", left))
             now = read_file(self._publisher.load().source).content.current_snapshot_id
             return RemovedFiles(len(left), len(wanted) - len(left), str(now))
-        raise last or Conflict("the partitions were not removed")
+
+        return settled(attempt, self._context)
 
     def _done(self, file: MetadataFile, planned: Collection[int]) -> Any:
         """The snapshot of this operation, also if it is not before the current one; None if there is none."""

@@ -26,6 +26,8 @@ _GROUP_BYTES = 64 << 20
 """Bytes in memory from which a row group is written."""
 _CODEC = "snappy"
 _CODECS = ("snappy", "zstd", "gzip", "none", "lz4")
+_LEVELS = {"zstd": 3}
+"""The levels of Spark, Iceberg and Delta, where Arrow's differ."""
 _LEGACY = (b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96")
 _VERSION = b"org.apache.spark.version"
 _FIELD_ID = b"PARQUET:field_id"
@@ -269,6 +271,7 @@ def _writer(pq: Any, path: Path, schema: pa.Schema, codec: str) -> Any:
         path,
         schema,
         compression=codec,
+        compression_level=_LEVELS.get(codec),
         store_schema=False,
         store_decimal_as_integer=True,
         use_deprecated_int96_timestamps=False,

@@ -423,6 +423,26 @@ def test_a_cleanup_before_an_attempt_does_not_stop_it(days: Bench, monkeypatch: 
     assert len(days.staged()) == 1
 
 
+def test_jobs_of_a_large_batch_do_not_read_all_its_offers(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each job read the records of all groups that were offered before it: 78 reads for these 12 groups."""
+    days = range(12)
+    for n in range(2):
+        write_deltalake(bench.path, table_of(100 * n, 12, day=list(days)), mode="append", partition_by=["day"])
+    reads, original = list[int](), StagedFiles.offered
+
+    def offered(self: StagedFiles, *, withdrawn: bool = False) -> Any:
+        reads.append(1)
+        return original(self, withdrawn=withdrawn)
+
+    argument, plans, _ = bench.plan(commit_every=12)
+    with monkeypatch.context() as patch:
+        patch.setattr(StagedFiles, "offered", offered)
+        outcomes = bench.run(argument, plans)
+    assert (len(plans), len(bench.commits())) == (12, 1)
+    assert 12 <= len(reads) <= 2 * 12
+    assert groups_of(bench.complete(argument, plans, outcomes)) == {"planned": 12, "committed": 12}
+
+
 @pytest.mark.parametrize("number", [1, 2, 3])
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_killed_completion_is_repeated(days: Bench, moment: str, number: int) -> None:
