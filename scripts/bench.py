@@ -110,7 +110,7 @@ def main() -> int:
         ),
         (
             "maintenance",
-            "compact, expire-snapshots, remove-orphans, export and policies, relative to other programs",
+            "compact (whole, killed), expire-snapshots, remove-orphans, export, policies: relative to other programs",
             {"scale": 0.2, "runs": 3, "tables": 10_000, "cases": maintenance.CASES},
         ),
         (

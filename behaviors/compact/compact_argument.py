@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from distop.behavior import WorkDone
+from distop_behaviors.transferred_bytes import TransferredBytes
 
 MIB = 1 << 20
 TARGET = 512 * MIB
@@ -100,7 +101,7 @@ class Amount(BaseModel):
     sizes: Sizes = Field(default_factory=Sizes)
 
 
-class GroupResult(BaseModel):
+class GroupResult(TransferredBytes):
     """The result of a job. ``version``: of the commit with the new files, "" if they are not committed yet.
 
     ``deleted_rows``: rows that deletes had removed, and that the new files no longer have. ``record``: a digest of the
@@ -138,7 +139,7 @@ class Groups(BaseModel):
     redone: int = 0
 
 
-class CompactReport(BaseModel):
+class CompactReport(TransferredBytes):
     """The report. ``before`` and ``after``: the files of the committed groups; of a dry run, those of all groups.
 
     ``versions``: the commits, oldest first, at most 20. ``left_bytes``: staged files that are not committed and could
@@ -148,12 +149,12 @@ class CompactReport(BaseModel):
     verdict: Literal["compacted", "nothing to do", "partial", "cancelled", "failed", "planned"]
     groups: Groups
     commits: int = 0
-    versions: list[str] = []
+    versions: list[str] = Field(default_factory=list)
     before: Amount = Field(default_factory=Amount)
     after: Amount = Field(default_factory=Amount)
     deleted_rows: int = 0
     left_bytes: int = 0
-    left_out: list[LeftOut] = []
+    left_out: list[LeftOut] = Field(default_factory=list)
     seconds: float = 0.0
     work: WorkDone = WorkDone()
 

@@ -25,6 +25,7 @@ from distop_behaviors.compact.compact_argument import (
 )
 from distop_behaviors.compact.group_rewrite import GroupChanged, GroupRewrite, shared_of
 from distop_behaviors.compact.publication import DONE, REASONS
+from distop_behaviors.transferred_bytes import TransferredBytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -55,6 +56,7 @@ class CompactCompletion:
         self._redone: dict[int, Replacement] = {}
         self._left_out: dict[int, str] = {}
         self._conflicted: set[int] = set()
+        self._transferred = TransferredBytes()
 
     def run(self, summary: Summary) -> CompactReport:
         """Commit what is staged, and return the report.
@@ -162,6 +164,7 @@ class CompactCompletion:
             stage.discard(self._ctx.log)
             self._left_out[plan.partition] = str(error)
             return False
+        self._transferred.add_transferred(read=replacement.bytes, written=replacement.added_bytes)
         fate, version = self._publication.commit([replacement])[plan.partition]
         self._note(plan.partition, fate, version)
         if fate is Fate.COMMITTED:
@@ -211,54 +214,68 @@ class CompactCompletion:
         return kept, others
 
     def _report(self, summary: Summary, plans: dict[int, PartitionPlan], failed: dict[int, str]) -> CompactReport:
-        before, after, deleted = Amount(rows=0), Amount(rows=0), 0
         results = {
             row.partition: GroupResult.model_validate(row.result)
             for row in summary.outcomes()
             if row.success and isinstance(row.result, dict)
         }
-        records = self._records()
+        groups, reasons = self._ends(plans, failed, cancelled=summary.verdict == "cancelled")
+        versions = sorted(set(self._committed.values()), key=lambda text: (len(text), text))
+        report = CompactReport(
+            verdict="partial",
+            groups=groups,
+            commits=len(versions),
+            versions=versions[:SHOWN],
+            before=Amount(rows=0),
+            after=Amount(rows=0),
+            left_out=[LeftOut(group=plans[n].name, reason=why) for n, why in itertools.islice(reasons.items(), SHOWN)],
+            work=self._work(plans),
+        )
+        self._add_amounts(report, plans, results)
+        for one in (*results.values(), self._transferred):
+            report.add_transferred(read=one.bytes_read, written=one.bytes_written)
         seconds = sum(result.seconds for result in results.values())
+        report.seconds = round(seconds + monotonic() - self._begun, 3)
+        return report
+
+    def _ends(
+        self, plans: dict[int, PartitionPlan], failed: dict[int, str], *, cancelled: bool
+    ) -> tuple[Groups, dict[int, str]]:
+        """How many groups have ended how, and why each of the others is not committed."""
+        committed = [number for number in plans if number in self._committed]
+        lost = {number: error for number, error in failed.items() if number not in self._committed}
+        rest = [number for number in plans if number not in self._committed and number not in lost]
+        for number in rest:
+            default = "the operation was cancelled" if cancelled else "the group was not committed"
+            self._left_out.setdefault(number, default)
+        groups = Groups(
+            planned=len(plans),
+            committed=len(committed),
+            conflicted=0 if cancelled else len(rest),
+            unfinished=len(rest) if cancelled else 0,
+            failed=len(lost),
+            redone=len(self._redone),
+        )
+        return groups, {n: lost.get(n) or self._left_out[n] for n in (*lost, *rest) if n in plans}
+
+    def _add_amounts(
+        self, report: CompactReport, plans: dict[int, PartitionPlan], results: dict[int, GroupResult]
+    ) -> None:
+        """Add the old and the new files of the committed groups to the report."""
+        records = self._records()
         for number in self._committed:
             plan = plans.get(number)
             if plan is None:
                 continue
             replacement = self._redone.get(number) or records.get(number)
             if replacement is not None:
-                before = added(before, self._rewrite.before(plan, replacement))
-                after = added(after, self._rewrite.after(replacement))
-                deleted += replacement.deleted_rows
+                report.before = added(report.before, self._rewrite.before(plan, replacement))
+                report.after = added(report.after, self._rewrite.after(replacement))
+                report.deleted_rows += replacement.deleted_rows
             elif number in results:
-                before, after = added(before, results[number].before), added(after, results[number].after)
-                deleted += results[number].deleted_rows
-        committed = [number for number in plans if number in self._committed]
-        lost = {number: error for number, error in failed.items() if number not in self._committed}
-        cancelled = summary.verdict == "cancelled"
-        rest = [number for number in plans if number not in self._committed and number not in lost]
-        for number in rest:
-            default = "the operation was cancelled" if cancelled else "the group was not committed"
-            self._left_out.setdefault(number, default)
-        reasons = {number: lost.get(number) or self._left_out[number] for number in (*lost, *rest) if number in plans}
-        versions = sorted(set(self._committed.values()), key=lambda text: (len(text), text))
-        return CompactReport(
-            verdict="partial",
-            groups=Groups(
-                planned=len(plans),
-                committed=len(committed),
-                conflicted=0 if cancelled else len(rest),
-                unfinished=len(rest) if cancelled else 0,
-                failed=len(lost),
-                redone=len(self._redone),
-            ),
-            commits=len(versions),
-            versions=versions[:SHOWN],
-            before=before,
-            after=after,
-            deleted_rows=deleted,
-            left_out=[LeftOut(group=plans[n].name, reason=why) for n, why in itertools.islice(reasons.items(), SHOWN)],
-            seconds=round(seconds + monotonic() - self._begun, 3),
-            work=self._work(plans),
-        )
+                report.before = added(report.before, results[number].before)
+                report.after = added(report.after, results[number].after)
+                report.deleted_rows += results[number].deleted_rows
 
     def _work(self, plans: dict[int, PartitionPlan]) -> WorkDone:
         """The planned files of all groups, and of those that are committed."""

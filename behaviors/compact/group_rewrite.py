@@ -117,6 +117,8 @@ class GroupRewrite:
         state = "staged" if done is None else "committed"
         result = self._result(state, plan, replacement, done or "", begun, reused=reused, digest=digest)
         result.work = work + self._committed
+        if not reused:
+            result.add_transferred(read=replacement.bytes, written=replacement.added_bytes)
         return result
 
     def rewritten(self, plan: PartitionPlan, stage: StagedFiles) -> tuple[Replacement, str]:

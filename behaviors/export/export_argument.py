@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from distop.behavior import WorkDone
 from distop_behaviors.orphans.orphan_argument import FailedFiles, FileCount
+from distop_behaviors.transferred_bytes import TransferredBytes
 
 Prefix = Annotated[str, Field(min_length=1, max_length=1024)]
 
@@ -67,7 +68,7 @@ class ExportArgument(BaseModel):
         return self
 
 
-class ExportResult(FailedFiles):
+class ExportResult(TransferredBytes, FailedFiles):
     """The result of the export of one folder.
 
     ``copied``: written now; ``reused``: copies of earlier attempts or exports, examined; ``unchanged``: files of

@@ -15,7 +15,9 @@ from distop_behaviors.export.export_target import ExportTarget
 from distop_behaviors.orphans.orphan_argument import SHOWN
 
 if TYPE_CHECKING:
-    from distop.behavior import JobContext, Summary, TableRecord
+    from collections.abc import Sequence
+
+    from distop.behavior import JobContext, PartitionPlan, Summary, TableRecord
     from distop_behaviors.export.export_argument import ExportArgument
 
 _COUNTS = ("copied", "reused", "unchanged", "verified", "gone", "removed")
@@ -37,40 +39,56 @@ def complete(argument: ExportArgument, table: TableRecord, summary: Summary, ctx
         return report
     target = ExportTarget(argument.to, table, ctx, [str(jobs[0].values[PLACE])])
     if summary.verdict == "success":
-        exported = [job for job in jobs if job.files]
-        # Inner folders first: a marker says that everything below it is there.
-        for folder in sorted((folder_of(job) for job in exported if job.values[INNER]), reverse=True):
-            if not report.partial and folder:
-                target.mark(folder, argument.success)
-        if not report.partial:
-            target.mark("", argument.success)
-        folders = [
-            ExportedFolder(
-                path=folder_of(job), files=len(job.files), bytes=job.bytes, sha256=manifests.get(job.partition, "")
-            )
-            for job in exported
-        ]
-        root = RootManifest(
-            table=table.name,
-            version=summary.version,
-            operation=ctx.operation,
-            partial=report.partial,
-            files=report.files.files,
-            bytes=report.files.bytes,
-            folders=folders,
-        )
+        _mark(argument, jobs, target, partial=report.partial)
         if argument.register_as is not None:
             _write_table(argument, table, summary.version, str(jobs[0].values[SOURCE]), target, ctx)
-        export_manifest.write(target.store, ROOT_MANIFEST, root)
+        export_manifest.write(target.store, ROOT_MANIFEST, _root(report, table, ctx.operation, jobs, manifests))
         report.complete = True
         if argument.register_as is not None:
-            record = registered_record(argument, table)
-            if check_table(record) != record:
-                raise InvalidArgument(f"the table at {argument.to} cannot be registered under this location")
-            ctx.register_table(record)
-            report.registered = record.name
+            report.registered = _registered(argument, table, ctx)
     target.store.delete_folder(target.pages)
     return report
+
+
+def _mark(argument: ExportArgument, jobs: Sequence[PartitionPlan], target: ExportTarget, *, partial: bool) -> None:
+    """Write the markers of a whole export. Inner folders first: a marker says that everything below it is there."""
+    if partial:
+        return
+    for folder in sorted((folder_of(job) for job in jobs if job.files and job.values[INNER]), reverse=True):
+        if folder:
+            target.mark(folder, argument.success)
+    target.mark("", argument.success)
+
+
+def _root(
+    report: ExportReport, table: TableRecord, operation: str, jobs: Sequence[PartitionPlan], manifests: dict[int, str]
+) -> RootManifest:
+    """The root manifest."""
+    folders = [
+        ExportedFolder(
+            path=folder_of(job), files=len(job.files), bytes=job.bytes, sha256=manifests.get(job.partition, "")
+        )
+        for job in jobs
+        if job.files
+    ]
+    return RootManifest(
+        table=table.name,
+        version=report.version,
+        operation=operation,
+        partial=report.partial,
+        files=report.files.files,
+        bytes=report.files.bytes,
+        folders=folders,
+    )
+
+
+def _registered(argument: ExportArgument, table: TableRecord, ctx: JobContext) -> str:
+    """Register the new table; returns its name. Raises InvalidArgument."""
+    record = registered_record(argument, table)
+    if check_table(record) != record:
+        raise InvalidArgument(f"the table at {argument.to} cannot be registered under this location")
+    ctx.register_table(record)
+    return record.name
 
 
 def _write_table(
@@ -96,6 +114,7 @@ def _add_results(report: ExportReport, summary: Summary) -> dict[int, str]:
             getattr(report, name).add_all(getattr(found, name))
         report.seconds += found.seconds
         report.work += found.work
+        report.add_transferred(read=found.bytes_read, written=found.bytes_written)
         report.add_failed(found)
         report.sample = [*report.sample, *found.sample][:SHOWN]
     return manifests

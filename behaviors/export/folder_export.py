@@ -151,6 +151,8 @@ class FolderExport:
             self._result.fail(path, tried)
             return None
         getattr(self._result, tried.how).add(size)
+        if tried.how == "copied":
+            self._result.add_transferred(read=size, written=size)
         self._result.work += WorkDone(1, size, committed_files=1, committed_bytes=size)
         self._ctx.work_done(**self._result.work.to_json())
         if tried.verified:

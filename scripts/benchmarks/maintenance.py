@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import bucket_export, delta, iceberg, idle_policies, maintained_tables, purging
+from benchmarks import bucket_export, compaction, delta, iceberg, idle_policies, maintained_tables, purging
 from benchmarks.common import (
     Cluster,
     Executor,
@@ -32,11 +32,9 @@ from benchmarks.common import (
 from benchmarks.procedure import Procedure
 from distop.protocol.records import TableRecord
 
-CASES = ("compact", "expire", "orphans", "purge", "export", "bucket", "policies")
+CASES = ("compact", "kill", "expire", "orphans", "purge", "export", "bucket", "policies")
 WARM = 2
 """Rounds before the measurement."""
-FILES_OF_A_TARGET = 8
-"""Small files of one year in a file of the target size, so that a year becomes about five files."""
 OLD_COMMITS = 60
 ORPHANS = 5_000
 DELTA_SESSION = {
@@ -50,7 +48,8 @@ def run(scale: float = 0.2, runs: int = 3, tables: int = 10_000, cases: Sequence
     """Each case beside its peer."""
     result = Result("maintenance", {"scale": scale, "runs": runs, "tables": tables})
     measure: Mapping[str, Callable[[Path], None]] = {
-        "compact": lambda folder: _compact(result, folder, scale, runs),
+        "compact": lambda folder: compaction.measure(result, folder, scale, runs),
+        "kill": lambda folder: compaction.measure_killed(result, folder, scale, runs),
         "expire": lambda folder: _expire(result, folder, runs),
         "orphans": lambda folder: _orphans(result, folder, runs),
         "purge": lambda folder: purging.measure(result, folder, runs),
@@ -121,37 +120,6 @@ def _sides(form: str, kind: str, warehouse: Path, more: Mapping[str, str] | None
             bench.executors.append(Executor(bench.endpoint, bench.folder, name, *options, env=env))
         bench.wait_for(lambda: len(bench.client.nodes()) == len(bench.executors), "both executors")
         yield _Sides(bench, form, *bench.executors)
-
-
-def _compact(result: Result, folder: Path, scale: float, runs: int) -> None:
-    for form in ("iceberg", "delta"):
-        report_progress(f"maintenance: writing small files of {form}")
-        original = maintained_tables.small_files(folder / form / "db" / "t000000", form, scale)
-        files = list(original.rglob("*.parquet"))
-        target = FILES_OF_A_TARGET * maintained_tables.data_bytes(original) // len(files)
-        limits = {"maxFileSize": target, "minFileSize": target * 3 // 4}
-        settings = {f"spark.databricks.delta.optimize.{name}": str(value) for name, value in limits.items()}
-        if form == "delta":
-            peer, sql = "OPTIMIZE", "OPTIMIZE {t}"
-        else:
-            peer = "rewrite_data_files"
-            options = f"map('target-file-size-bytes', '{target}', 'max-file-group-size-bytes', '{8 * target}')"
-            sql = f"CALL lake.system.rewrite_data_files(table => {{t}}, options => {options})"
-        with _sides(form, "compact", folder / form, settings) as sides:
-
-            def by_distop(location: Path, sides: _Sides = sides, target: int = target) -> float:
-                arg = {"target_bytes": target, "commit_every": None}
-                seconds, report = sides.distop("compact", location, arg)
-                _require(report["verdict"] == "compacted", "compact", report)
-                return seconds
-
-            def by_statement(location: Path, sides: _Sides = sides, sql: str = sql) -> float:
-                return sides.statement(sql, location)
-
-            what = f"compact of {form}, relative to {peer}"
-            note = f"{len(files)} files, target {target / 1e6:.1f} MB"
-            _alternate(result, what, original, by_distop, by_statement, runs, 1.0, note)
-            _add_memory(result, sides, f"compact of {form}", peer)
 
 
 def _expire(result: Result, folder: Path, runs: int) -> None:

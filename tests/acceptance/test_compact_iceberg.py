@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from distop.storage.opened_stores import store_of
@@ -20,7 +22,6 @@ from tests.support.needs import need
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from pyspark.sql import SparkSession
 
@@ -28,6 +29,10 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(240), pytest.mark.rotating]
 
 SMALL = {"target_bytes": 1 << 20, "min_input_files": 2}
 COLUMNS = "id bigint, k int, c string"
+
+
+def local_size(path: str) -> int:
+    return Path(path.removeprefix("file:")).stat().st_size
 
 
 class CompactBench:
@@ -90,6 +95,29 @@ def test_rows_and_deletes_are_merged(bench: CompactBench, version: int, partitio
     bench.lake.fill("t")
     bench.lake.delete("t", "id = 57")
     assert sum(bench.rows("t").values()) == sum(before.values()) + 100 - 5
+
+
+@pytest.mark.parametrize("partitioned", ["", "partitioned by (k)", "partitioned by (bucket(2, id))"])
+def test_files_that_arrow_has_copied_have_statistics_and_partitions(bench: CompactBench, partitioned: str) -> None:
+    bench.create("t", partitioned)
+    before = bench.rows("t")
+    old = {row["file_path"] for row in bench.lake.spark.table("lake.db.t.files").collect()}
+    assert bench.compact("t").report["verdict"] == "compacted"
+    now = bench.lake.spark.table("lake.db.t.files").collect()
+    assert not old & {one["file_path"] for one in now}
+    for one in now:
+        footer = pq.read_metadata(one["file_path"].removeprefix("file:"))
+        assert footer.created_by.startswith("parquet-cpp")
+        assert (one["record_count"], one["file_size_in_bytes"]) == (footer.num_rows, local_size(one["file_path"]))
+        assert one["split_offsets"] == [4]
+    facts = [one["readable_metrics"] for one in now]
+    assert sum(one["c"]["null_value_count"] for one in facts) == 80
+    assert (min(one["id"]["lower_bound"] for one in facts), max(one["id"]["upper_bound"] for one in facts)) == (0, 99)
+    if partitioned == "partitioned by (k)":
+        assert sorted(one["partition"]["k"] for one in now) == [0, 1, 2]
+        assert bench.lake.rows("t").where("k = 1").count() == sum(int("k=1" in row) * n for row, n in before.items())
+    assert bench.lake.rows("t").where("id = 57").count() == 4
+    assert bench.rows("t") == before
 
 
 def test_a_table_of_format_version_1_is_compacted(bench: CompactBench) -> None:

@@ -161,6 +161,8 @@ def test_small_files_become_one_file_with_the_same_rows(bench: Bench) -> None:
     assert groups_of(ran) == {"planned": 1, "committed": 1}
     assert (ran.report["before"]["files"], ran.report["after"]["files"]) == (4, 1)
     assert ran.report["before"]["rows"] == ran.report["after"]["rows"] == 200
+    assert ran.report["bytes_read"] == ran.report["before"]["bytes"] > 0
+    assert ran.report["bytes_written"] == ran.report["after"]["bytes"] > 0
     assert bench.rows == rows
     assert len(bench.files) == 1
     (commit,) = bench.commits()
@@ -321,6 +323,8 @@ def test_a_conflict_redoes_its_group_alone(days: Bench, monkeypatch: pytest.Monk
     expected.subtract([key for key in expected if key[2] == 105])
     assert days.rows == +expected
     assert groups_of(ran) == {"planned": 6, "committed": 6, "redone": 1}
+    assert ran.report["bytes_read"] > ran.report["before"]["bytes"], "the group was rewritten twice"
+    assert ran.report["bytes_written"] > ran.report["after"]["bytes"]
     assert [one["operationParameters"]["distop.batch"] for one in reversed(days.commits())] == ["0,2,3,4,5", "1"]
 
 

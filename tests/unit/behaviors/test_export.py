@@ -82,6 +82,7 @@ def test_L5_a_table_is_copied_with_manifests_and_markers(tmp_path: Path) -> None
             assert one["bytes"] == len(found[one["path"]])
     assert counts(ran.report) == {**NOTHING, "copied": 6, "verified": 6}
     assert ran.report["files"] == ran.report["copied"]
+    assert ran.report["bytes_read"] == ran.report["bytes_written"] == ran.report["copied"]["bytes"]
     assert (ran.report["complete"], ran.report["partial"], ran.report["folders"]) == (True, False, 3)
 
 
@@ -94,6 +95,7 @@ def test_twice_equals_once(tmp_path: Path) -> None:
     assert run.contents() == before
     assert {key: Path(run.target, key).stat().st_ino for key in stats} == stats
     assert counts(ran.report) == {**NOTHING, "reused": 6}
+    assert (ran.report["bytes_read"], ran.report["bytes_written"]) == (0, 0)
     ran = run.run(diff_from="")
     assert counts(ran.report) == {**NOTHING, "unchanged": 6}
     assert run.contents() == before
@@ -101,7 +103,8 @@ def test_twice_equals_once(tmp_path: Path) -> None:
 
 def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
     run = run_of(tmp_path)
-    assert counts(run.run(dry_run=True).report) == {**NOTHING, "copied": 6}
+    planned = run.run(dry_run=True).report
+    assert (counts(planned), planned["bytes_written"]) == ({**NOTHING, "copied": 6}, 0)
     assert not (tmp_path / "out").exists()
     run.run()
     before = run.contents()
