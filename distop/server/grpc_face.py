@@ -139,7 +139,8 @@ async def _in_time(context: Any) -> AsyncGenerator[Any, None]:
 def _service(name: str, handlers: Any, gate: CallGate) -> grpc.GenericRpcHandler[Any, Any]:
     """The handler of all calls of a service, by its descriptor."""
     methods = descriptor_pool.Default().FindServiceByName(name).methods
-    return grpc.method_handlers_generic_handler(name, {one.name: _method(one, handlers, gate) for one in methods})
+    served = {one.name: _method(one, handlers, gate) for one in methods if hasattr(handlers, one.name)}
+    return grpc.method_handlers_generic_handler(name, served)
 
 
 def _method(method: MethodDescriptor, handlers: Any, gate: CallGate) -> grpc.RpcMethodHandler[Any, Any]:

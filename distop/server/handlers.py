@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Any
 from distop.client import service_messages as m
 from distop.client.async_operation import Operation, parse_ref
 from distop.client.graphs import Ended, Start
-from distop.errors import InvalidArgument, NotFound, PermissionDenied
+from distop.errors import InvalidArgument, NotAllowed, NotFound, PermissionDenied
 from distop.protocol.operation_labels import labels as check_labels
 from distop.protocol.texts import shown
 from distop.schemas.argument_schema import encode_argument
 from distop.server.access import CallScope
 from distop.server.gate import caller
+from distop.server.long_running import SERVICE as LONG_RUNNING
+from distop.server.long_running import LongRunningCalls
 from distop.server.permissions import scope_of
+from distop.server.polycat import PolyCatCalls
 from distop.services import policies
 from distop.services.inspection import filters
 from distop.services.inspection.history_filters import HistoryFilters
@@ -52,7 +55,9 @@ _OFFER_DURATION = 1.0
 
 def services(backend: Backend) -> Mapping[str, Any]:
     """The handlers of each service, by its full name. Their methods have the names of the calls."""
-    return {f"distop.v1.{name}": calls(backend) for name, calls in SERVICES.items()}
+    own = {f"distop.v1.{name}": calls(backend) for name, calls in SERVICES.items()}
+    operations = OperationCalls(backend)
+    return {**own, "distop.v1.PolyCat": PolyCatCalls(operations), LONG_RUNNING: LongRunningCalls(operations)}
 
 
 class _Service:
@@ -232,6 +237,15 @@ class OperationCalls(_Service):
         report = None if result.report is None else m.json_message(result.report)
         record = m.json_message(dict(result.record))
         return operations_pb2.GetReportResponse(state=result.state, report=report, record=record)
+
+    async def GetCertificate(
+        self, request: operations_pb2.GetCertificateRequest
+    ) -> operations_pb2.GetCertificateResponse:
+        status = await self._backend.status(parse_ref(request.op), JobStates())
+        if status.result is None:
+            raise NotAllowed(f"{request.op} has no certificate yet: wait until it has ended")
+        certificate = m.json_message(dict(status.result.certificate()))
+        return operations_pb2.GetCertificateResponse(certificate=certificate)
 
 
 def _page(request: operations_pb2.ListJobsRequest) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -14,13 +15,24 @@ from distop.protocol.frozen import frozen
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+LONG_RUNNING = "/v1/longrunning"
+_VERBS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "google.longrunning.Operations.GetOperation": ("GET", f"{LONG_RUNNING}/{{name=**}}"),
+        "google.longrunning.Operations.ListOperations": ("GET", f"{LONG_RUNNING}/operations"),
+        "google.longrunning.Operations.CancelOperation": ("POST", f"{LONG_RUNNING}/{{name=**}}:cancel"),
+        "google.longrunning.Operations.WaitOperation": ("POST", f"{LONG_RUNNING}/{{name=**}}:wait"),
+    }
+)
+"""Routes of Google's interface: its annotations have the paths of distop's own operations."""
 _FIELD = re.compile(r"\{([a-z_.]+)(=\*\*)?\}")
 
 
 @frozen
 class HttpRoute:
-    """One route of one method. ``fields``: of the request, which the path holds."""
+    """One route of one method. ``fields``: of the request, which the path holds. ``service``: its full name."""
 
+    service: str
     call: str
     verb: str
     template: str
@@ -51,22 +63,35 @@ def routes(services: Iterable[str]) -> tuple[HttpRoute, ...]:
 def _routes(services: Iterable[str]) -> Iterator[HttpRoute]:
     for name in services:
         for method in descriptor_pool.Default().FindServiceByName(name).methods:
-            rule = method.GetOptions().Extensions[annotations_pb2.http]
-            for one in (rule, *rule.additional_bindings):
-                verb = one.WhichOneof("pattern")
-                template = getattr(one, verb)
+            for verb, template, has_body in _bindings(method):
                 fields = tuple(found[1] for found in _FIELD.finditer(template))
                 yield HttpRoute(
+                    name,
                     f"{method.containing_service.name}/{method.name}",
-                    verb.upper(),
+                    verb,
                     template,
                     _compiled(template),
                     fields,
-                    bool(one.body),
+                    has_body,
                     method.server_streaming,
                     message_factory.GetMessageClass(method.input_type),
                     message_factory.GetMessageClass(method.output_type),
                 )
+
+
+def _bindings(method: Any) -> list[tuple[str, str, bool]]:
+    """Verb, template, and whether there is a body, of each route of a method."""
+    if method.full_name in _VERBS:
+        verb, template = _VERBS[method.full_name]
+        return [(verb, template, verb == "POST")]
+    if method.full_name.startswith("google."):
+        return []
+    rule = method.GetOptions().Extensions[annotations_pb2.http]
+    found = []
+    for one in (rule, *rule.additional_bindings):
+        verb = one.WhichOneof("pattern")
+        found.append((verb.upper(), getattr(one, verb), bool(one.body)))
+    return found
 
 
 def _compiled(template: str) -> re.Pattern[str]:

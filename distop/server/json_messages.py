@@ -9,7 +9,9 @@ from __future__ import annotations
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
+from google.protobuf import descriptor_pool, message_factory
 from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from distop.client.service_messages import json_message, json_value
@@ -29,6 +31,8 @@ _WHOLE = {
 }
 JSON = "distop.v1.Json"
 TIME = "google.protobuf.Timestamp"
+DURATION = "google.protobuf.Duration"
+ANY = "google.protobuf.Any"
 
 
 def is_map(field: Any) -> bool:
@@ -58,7 +62,19 @@ def _to_json(field: Any, value: Any) -> Any:
         return value
     if field.message_type.full_name == JSON:
         return json_value(value)
-    return value.ToJsonString() if field.message_type.full_name == TIME else to_json(value)
+    name = field.message_type.full_name
+    if name in (TIME, DURATION):
+        return value.ToJsonString()
+    if name == ANY:
+        packed = _packed(value)
+        return {"@type": value.type_url, **to_json(packed)}
+    return to_json(value)
+
+
+def _packed(value: Any) -> Message:
+    """The message in a ``google.protobuf.Any``."""
+    kind = descriptor_pool.Default().FindMessageTypeByName(value.TypeName())
+    return message_factory.GetMessageClass(kind).FromString(value.value)
 
 
 def fill(message: Message, data: object, place: str = "the request") -> None:
@@ -102,11 +118,12 @@ def _set(message: Message, field: Any, value: Any, place: str) -> None:
 def _fill(message: Any, value: Any, place: str) -> None:
     if message.DESCRIPTOR.full_name == JSON:
         message.CopyFrom(json_message(value))
-    elif isinstance(message, Timestamp):
+    elif isinstance(message, Timestamp | Duration):
+        what = "a time in RFC 3339" if isinstance(message, Timestamp) else 'a duration such as "1.5s"'
         try:
             message.FromJsonString(value)
         except (ValueError, AttributeError, TypeError):
-            raise InvalidArgument(f"{place} must be a time in RFC 3339, not {shown(value)}") from None
+            raise InvalidArgument(f"{place} must be {what}, not {shown(value)}") from None
     else:
         fill(message, value, place)
 

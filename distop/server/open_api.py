@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf.descriptor import FieldDescriptor
 
 from distop import __version__
-from distop.server.json_messages import JSON, TIME, is_map
+from distop.server.json_messages import ANY, DURATION, JSON, TIME, is_map
+from distop.server.long_running import SERVICE as LONG_RUNNING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,9 +32,14 @@ def document(routes: Iterable[HttpRoute]) -> dict[str, Any]:
     """The document (OpenAPI 3.1) of these routes."""
     schemas: dict[str, Any] = {"Error": _error_schema()}
     paths: dict[str, Any] = {}
+    routes_of: Counter[str] = Counter()
     for route in routes:
         path = _NESTED.sub("{", route.template.replace("=**", ""))
-        paths.setdefault(path, {})[route.verb.lower()] = _operation(route, schemas)
+        made = _operation(route, schemas)
+        routes_of[route.call] += 1
+        if (number := routes_of[route.call]) > 1:
+            made["operationId"] += f"_{number}"  # ids are unique, but a call may have several routes
+        paths.setdefault(path, {})[route.verb.lower()] = made
     return {
         "openapi": "3.1.0",
         "info": {"title": "distop", "version": __version__},
@@ -48,7 +55,8 @@ def _operation(route: HttpRoute, schemas: dict[str, Any]) -> dict[str, Any]:
         {"name": name.rpartition(".")[2], "in": "path", "required": True, "schema": {"type": "string"}}
         for name in route.fields
     ]
-    found: dict[str, Any] = {"operationId": route.call.replace("/", "_"), "tags": [route.call.partition("/")[0]]}
+    tag = "LongRunning" if route.service == LONG_RUNNING else route.call.partition("/")[0]
+    found: dict[str, Any] = {"operationId": route.call.replace("/", "_"), "tags": [tag]}
     if route.has_body:
         found["requestBody"] = {"required": True, "content": {"application/json": {"schema": _ref(request, schemas)}}}
     else:
@@ -86,6 +94,10 @@ def _one(field: FieldDescriptor, schemas: dict[str, Any]) -> dict[str, Any]:
             return {"description": "Any JSON value."}
         if field.message_type.full_name == TIME:
             return {"type": "string", "format": "date-time"}
+        if field.message_type.full_name == DURATION:
+            return {"type": "string", "pattern": r"^-?[0-9]{1,12}(\.[0-9]{1,9})?s$"}
+        if field.message_type.full_name == ANY:
+            return {"type": "object", "properties": {"@type": {"type": "string"}}, "required": ["@type"]}
         return _ref(field.message_type, schemas)
     if field.cpp_type == FieldDescriptor.CPPTYPE_BOOL:
         return {"type": "boolean"}

@@ -12,8 +12,10 @@ from distop.protocol.actor_claims import Token
 from distop.protocol.executor_nodes import JOIN
 from distop.protocol.frozen import frozen
 from distop.protocol.records import CLUSTER_TABLE
+from distop.server import polycat
 from distop.server.access import EVERYTHING, CallerRole, CallScope
 from distop.server.limits import NewWork
+from distop.server.long_running import op_of
 from distop.services.submission import two_phase
 
 if TYPE_CHECKING:
@@ -128,6 +130,22 @@ def _token(request: Any) -> list[CallScope]:
     return [CallScope(ref.type, ref.table)]
 
 
+def _pre_created(request: Any) -> list[CallScope]:
+    return _start(polycat.prepare_request(request))
+
+
+def _end_created(request: Any) -> list[CallScope]:
+    return _op(polycat.confirm_request(request))
+
+
+def _long_running(request: Any) -> list[CallScope]:
+    return [scope_of(op_of(request.name))]
+
+
+def _long_running_list(answer: Any, may: Callable[[CallScope], bool]) -> None:
+    _keep(answer.operations, lambda one: may(scope_of(op_of(one.name))))
+
+
 def _everything(_: Any) -> list[CallScope]:
     return [EVERYTHING]
 
@@ -217,6 +235,10 @@ def _new_prepared(request: Any) -> list[NewWork]:
     return [_new(request, two_phase.request_id(request.external_id))]
 
 
+def _new_job(request: Any) -> list[NewWork]:
+    return _new_prepared(polycat.prepare_request(request))
+
+
 def _new_rerun(request: Any) -> list[NewWork]:
     return [NewWork(0, request_id=request.options.request_id)]
 
@@ -250,6 +272,13 @@ RULES: Mapping[str, CallRule] = MappingProxyType(
         "Operations/Counts": CallRule(_V, _counted, shown=_counts),
         "Operations/ListJobs": CallRule(_V, _op),
         "Operations/GetReport": CallRule(_V, _op),
+        "Operations/GetCertificate": CallRule(_V, _op),
+        "Operations/GetOperation": CallRule(_V, _long_running),
+        "Operations/ListOperations": CallRule(_V, _everything, listed=_long_running_list),
+        "Operations/WaitOperation": CallRule(_V, _long_running),
+        "Operations/CancelOperation": CallRule(_O, _long_running, writes=True),
+        "PolyCat/PreCreateJob": CallRule(_S, _pre_created, writes=True, starts=_new_job),
+        "PolyCat/EndCreateJob": CallRule(_S, _end_created, writes=True),
         "Tables/List": CallRule(_V, _everything, listed=_tables),
         "Tables/Get": CallRule(_V, _named),
         "Tables/Add": CallRule(_A, _added, writes=True),

@@ -145,7 +145,7 @@ async def serve(config: ServiceConfig, ready: Callable[[int], None] = lambda por
         if config.http is not None:
             at, wanted = config.http
             try:
-                served = await rest.start(at, wanted, config.cert, config.key)
+                served = await rest.start(at, wanted, config.cert, config.key, config.client_ca)
             except OSError as error:
                 raise UsageError(f"cannot listen on {at}:{wanted}: {error}") from None
             scheme, named = "https" if credentials else "http", f"[{at}]" if ":" in at else at

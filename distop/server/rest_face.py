@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import logging
 import resource
+import ssl
 from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
@@ -50,6 +51,8 @@ MOST_CONNECTIONS = 10_000
 """Maximum connections, if the process may have twice as many files. Others are closed at once."""
 BEAT = 15.0
 """Seconds without an event after which a stream sends a comment, so that proxies keep it open."""
+CERTIFICATES = "distop.certificates"
+"""The names in the caller's certificate, in the scope of a request."""
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 STATUS = {
     "INVALID_ARGUMENT": 400, "FAILED_PRECONDITION": 400, "OUT_OF_RANGE": 400, "UNAUTHENTICATED": 401,
@@ -85,10 +88,10 @@ class RestFace:
 
     # ---------------------------------------------------------------- process
 
-    async def start(self, host: str, port: int, cert: str = "", key: str = "") -> int:
+    async def start(self, host: str, port: int, cert: str = "", key: str = "", client_ca: str = "") -> int:
         """Serve at this address, with TLS if there are files for it; returns the port.
 
-        Raises OSError if it cannot be used.
+        ``client_ca``: callers may show a certificate that it has signed. Raises OSError if the address cannot be used.
         """
         self._files = EtcdConfig(cert=cert or None, key=key or None)
         self._stamp = tls_files.stamp(self._files)
@@ -98,6 +101,8 @@ class RestFace:
             port=port,
             ssl_certfile=cert or None,
             ssl_keyfile=key or None,
+            ssl_ca_certs=client_ca or None,
+            ssl_cert_reqs=ssl.CERT_OPTIONAL if client_ca else ssl.CERT_NONE,  # browsers have tokens
             log_config=None,
             access_log=False,
             lifespan="off",
@@ -189,8 +194,7 @@ class RestFace:
             fill_from_query(message, parse_qsl(query, keep_blank_values=True))
         set_path_fields(message, values)
         caller_trace.answered(request.headers.get("traceparent"))
-        service, _, method = route.call.partition("/")
-        handler = getattr(self._services[f"distop.v1.{service}"], method)
+        handler = getattr(self._services[route.service], route.call.partition("/")[2])
         if route.streams:
             return await self._stream(route, handler, message, request)
         with self._gate.passing(route.call, message, proof) as passed:
@@ -334,6 +338,7 @@ class _Connection(H11Protocol):
         if self.limit_concurrency is not None and len(self.connections) > self.limit_concurrency:
             transport.abort()
             return
+        self.app = _with_certificates(self.app, transport.get_extra_info("peercert"))
         self._expect_headers()
 
     def data_received(self, data: bytes) -> None:
@@ -357,6 +362,26 @@ class _Connection(H11Protocol):
             self._late = None
 
 
+def _with_certificates(app: Any, certificate: Mapping[str, Any] | None) -> Any:
+    """The application, which finds the names in the caller's verified certificate in the scope."""
+    if not certificate:
+        return app
+    names = certificate_names(certificate)
+
+    async def called(scope: Any, receive: Any, send: Any) -> None:
+        await app({**scope, CERTIFICATES: names}, receive, send)
+
+    return called
+
+
+def certificate_names(certificate: Mapping[str, Any]) -> list[str]:
+    """The names in a verified certificate, as of :meth:`ssl.SSLSocket.getpeercert`, each with its kind."""
+    parts = [pair for group in certificate.get("subject", ()) for pair in group]
+    common = [f"CN={value}" for name, value in parts if name == "commonName"]
+    others = [f"{kind}:{value}" for kind, value in certificate.get("subjectAltName", ()) if kind in ("DNS", "URI")]
+    return common + others
+
+
 class _Server(uvicorn.Server):
     """A server that leaves signals to its process."""
 
@@ -369,7 +394,7 @@ def proof_of(request: Request) -> CallerProof:
     kind, _, token = request.headers.get("authorization", "").partition(" ")
     bearer = token.strip() if kind.lower() == "bearer" and token.strip() else None
     peer = f"{request.client.host}:{request.client.port}" if request.client is not None else ""
-    return CallerProof(bearer, (), peer)
+    return CallerProof(bearer, request.scope.get(CERTIFICATES, ()), peer)
 
 
 def _tagged(body: bytes, request: Request) -> Response:

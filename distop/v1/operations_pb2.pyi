@@ -1727,3 +1727,44 @@ class GetReportResponse(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__report) -> _WhichOneofReturnType__report | None: ...
 
 Global___GetReportResponse: _TypeAlias = GetReportResponse  # noqa: Y015
+
+@_typing.final
+class GetCertificateRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OP_FIELD_NUMBER: _builtins.int
+    op: _builtins.str
+    def __init__(
+        self,
+        *,
+        op: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["op", b"op"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetCertificateRequest: _TypeAlias = GetCertificateRequest  # noqa: Y015
+
+@_typing.final
+class GetCertificateResponse(_message.Message):
+    """FAILED_PRECONDITION, with the reason, if the operation has issued none."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CERTIFICATE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def certificate(self) -> _json_pb2.Json: ...
+    def __init__(
+        self,
+        *,
+        certificate: _json_pb2.Json | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetCertificateResponse: _TypeAlias = GetCertificateResponse  # noqa: Y015

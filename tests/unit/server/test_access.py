@@ -173,13 +173,14 @@ def test_each_call_has_a_rule() -> None:
     backend: Any = None
     calls = {
         f"{name.rpartition('.')[2]}/{method.name}"
-        for name in services(backend)
+        for name, handlers_ in services(backend).items()
         for method in descriptor_pool.Default().FindServiceByName(name).methods
+        if hasattr(handlers_, method.name)
     }
     assert set(RULES) == calls
 
 
-READING = ("Get", "List", "Watch", "Why", "Counts", "Offer", "WaitForJobs")
+READING = ("Get", "List", "Watch", "Why", "Counts", "Offer", "Wait")
 
 
 def test_calls_that_write_need_more_than_a_viewer() -> None:

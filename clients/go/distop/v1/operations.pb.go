@@ -2737,6 +2737,95 @@ func (x *GetReportResponse) GetRecord() *Json {
 	return nil
 }
 
+type GetCertificateRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Op            string                 `protobuf:"bytes,1,opt,name=op,proto3" json:"op,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetCertificateRequest) Reset() {
+	*x = GetCertificateRequest{}
+	mi := &file_distop_v1_operations_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetCertificateRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetCertificateRequest) ProtoMessage() {}
+
+func (x *GetCertificateRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_distop_v1_operations_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetCertificateRequest.ProtoReflect.Descriptor instead.
+func (*GetCertificateRequest) Descriptor() ([]byte, []int) {
+	return file_distop_v1_operations_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *GetCertificateRequest) GetOp() string {
+	if x != nil {
+		return x.Op
+	}
+	return ""
+}
+
+// FAILED_PRECONDITION, with the reason, if the operation has issued none.
+type GetCertificateResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Certificate   *Json                  `protobuf:"bytes,1,opt,name=certificate,proto3" json:"certificate,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetCertificateResponse) Reset() {
+	*x = GetCertificateResponse{}
+	mi := &file_distop_v1_operations_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetCertificateResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetCertificateResponse) ProtoMessage() {}
+
+func (x *GetCertificateResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_distop_v1_operations_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetCertificateResponse.ProtoReflect.Descriptor instead.
+func (*GetCertificateResponse) Descriptor() ([]byte, []int) {
+	return file_distop_v1_operations_proto_rawDescGZIP(), []int{45}
+}
+
+func (x *GetCertificateResponse) GetCertificate() *Json {
+	if x != nil {
+		return x.Certificate
+	}
+	return nil
+}
+
 type StartOptions_Texts struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Values        []string               `protobuf:"bytes,1,rep,name=values,proto3" json:"values,omitempty"`
@@ -2746,7 +2835,7 @@ type StartOptions_Texts struct {
 
 func (x *StartOptions_Texts) Reset() {
 	*x = StartOptions_Texts{}
-	mi := &file_distop_v1_operations_proto_msgTypes[44]
+	mi := &file_distop_v1_operations_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2758,7 +2847,7 @@ func (x *StartOptions_Texts) String() string {
 func (*StartOptions_Texts) ProtoMessage() {}
 
 func (x *StartOptions_Texts) ProtoReflect() protoreflect.Message {
-	mi := &file_distop_v1_operations_proto_msgTypes[44]
+	mi := &file_distop_v1_operations_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2790,7 +2879,7 @@ type StartOptions_Labels struct {
 
 func (x *StartOptions_Labels) Reset() {
 	*x = StartOptions_Labels{}
-	mi := &file_distop_v1_operations_proto_msgTypes[45]
+	mi := &file_distop_v1_operations_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2802,7 +2891,7 @@ func (x *StartOptions_Labels) String() string {
 func (*StartOptions_Labels) ProtoMessage() {}
 
 func (x *StartOptions_Labels) ProtoReflect() protoreflect.Message {
-	mi := &file_distop_v1_operations_proto_msgTypes[45]
+	mi := &file_distop_v1_operations_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2837,7 +2926,7 @@ type StartGraphRequest_Start struct {
 
 func (x *StartGraphRequest_Start) Reset() {
 	*x = StartGraphRequest_Start{}
-	mi := &file_distop_v1_operations_proto_msgTypes[47]
+	mi := &file_distop_v1_operations_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2849,7 +2938,7 @@ func (x *StartGraphRequest_Start) String() string {
 func (*StartGraphRequest_Start) ProtoMessage() {}
 
 func (x *StartGraphRequest_Start) ProtoReflect() protoreflect.Message {
-	mi := &file_distop_v1_operations_proto_msgTypes[47]
+	mi := &file_distop_v1_operations_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2906,7 +2995,7 @@ type StartGraphRequest_Link struct {
 
 func (x *StartGraphRequest_Link) Reset() {
 	*x = StartGraphRequest_Link{}
-	mi := &file_distop_v1_operations_proto_msgTypes[48]
+	mi := &file_distop_v1_operations_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2918,7 +3007,7 @@ func (x *StartGraphRequest_Link) String() string {
 func (*StartGraphRequest_Link) ProtoMessage() {}
 
 func (x *StartGraphRequest_Link) ProtoReflect() protoreflect.Message {
-	mi := &file_distop_v1_operations_proto_msgTypes[48]
+	mi := &file_distop_v1_operations_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2965,7 +3054,7 @@ type AddDependenciesRequest_Pair struct {
 
 func (x *AddDependenciesRequest_Pair) Reset() {
 	*x = AddDependenciesRequest_Pair{}
-	mi := &file_distop_v1_operations_proto_msgTypes[49]
+	mi := &file_distop_v1_operations_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2977,7 +3066,7 @@ func (x *AddDependenciesRequest_Pair) String() string {
 func (*AddDependenciesRequest_Pair) ProtoMessage() {}
 
 func (x *AddDependenciesRequest_Pair) ProtoReflect() protoreflect.Message {
-	mi := &file_distop_v1_operations_proto_msgTypes[49]
+	mi := &file_distop_v1_operations_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3020,7 +3109,7 @@ type WhyResponse_Reason struct {
 
 func (x *WhyResponse_Reason) Reset() {
 	*x = WhyResponse_Reason{}
-	mi := &file_distop_v1_operations_proto_msgTypes[53]
+	mi := &file_distop_v1_operations_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3032,7 +3121,7 @@ func (x *WhyResponse_Reason) String() string {
 func (*WhyResponse_Reason) ProtoMessage() {}
 
 func (x *WhyResponse_Reason) ProtoReflect() protoreflect.Message {
-	mi := &file_distop_v1_operations_proto_msgTypes[53]
+	mi := &file_distop_v1_operations_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3090,7 +3179,7 @@ type CountsResponse_Count struct {
 
 func (x *CountsResponse_Count) Reset() {
 	*x = CountsResponse_Count{}
-	mi := &file_distop_v1_operations_proto_msgTypes[55]
+	mi := &file_distop_v1_operations_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3102,7 +3191,7 @@ func (x *CountsResponse_Count) String() string {
 func (*CountsResponse_Count) ProtoMessage() {}
 
 func (x *CountsResponse_Count) ProtoReflect() protoreflect.Message {
-	mi := &file_distop_v1_operations_proto_msgTypes[55]
+	mi := &file_distop_v1_operations_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3173,7 +3262,7 @@ type ListJobsResponse_JobResult struct {
 
 func (x *ListJobsResponse_JobResult) Reset() {
 	*x = ListJobsResponse_JobResult{}
-	mi := &file_distop_v1_operations_proto_msgTypes[56]
+	mi := &file_distop_v1_operations_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3185,7 +3274,7 @@ func (x *ListJobsResponse_JobResult) String() string {
 func (*ListJobsResponse_JobResult) ProtoMessage() {}
 
 func (x *ListJobsResponse_JobResult) ProtoReflect() protoreflect.Message {
-	mi := &file_distop_v1_operations_proto_msgTypes[56]
+	mi := &file_distop_v1_operations_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3608,7 +3697,11 @@ const file_distop_v1_operations_proto_rawDesc = "" +
 	"\x05state\x18\x01 \x01(\tR\x05state\x12,\n" +
 	"\x06report\x18\x02 \x01(\v2\x0f.distop.v1.JsonH\x00R\x06report\x88\x01\x01\x12'\n" +
 	"\x06record\x18\x03 \x01(\v2\x0f.distop.v1.JsonR\x06recordB\t\n" +
-	"\a_report2\xe9\x10\n" +
+	"\a_report\"'\n" +
+	"\x15GetCertificateRequest\x12\x0e\n" +
+	"\x02op\x18\x01 \x01(\tR\x02op\"K\n" +
+	"\x16GetCertificateResponse\x121\n" +
+	"\vcertificate\x18\x01 \x01(\v2\x0f.distop.v1.JsonR\vcertificate2\xed\x11\n" +
 	"\n" +
 	"Operations\x12U\n" +
 	"\x05Start\x12\x17.distop.v1.StartRequest\x1a\x18.distop.v1.StartResponse\"\x19\x82\xd3\xe4\x93\x02\x13:\x01*\"\x0e/v1/operations\x12o\n" +
@@ -3633,7 +3726,8 @@ const file_distop_v1_operations_proto_rawDesc = "" +
 	"\x06Counts\x12\x18.distop.v1.CountsRequest\x1a\x19.distop.v1.CountsResponse\"\x12\x82\xd3\xe4\x93\x02\f\x12\n" +
 	"/v1/counts\x12h\n" +
 	"\bListJobs\x12\x1a.distop.v1.ListJobsRequest\x1a\x1b.distop.v1.ListJobsResponse\"#\x82\xd3\xe4\x93\x02\x1d\x12\x1b/v1/operations/{op=**}/jobs\x12m\n" +
-	"\tGetReport\x12\x1b.distop.v1.GetReportRequest\x1a\x1c.distop.v1.GetReportResponse\"%\x82\xd3\xe4\x93\x02\x1f\x12\x1d/v1/operations/{op=**}/reportB\"Z distop.dev/go/distop/v1;distopv1b\x06proto3"
+	"\tGetReport\x12\x1b.distop.v1.GetReportRequest\x1a\x1c.distop.v1.GetReportResponse\"%\x82\xd3\xe4\x93\x02\x1f\x12\x1d/v1/operations/{op=**}/report\x12\x81\x01\n" +
+	"\x0eGetCertificate\x12 .distop.v1.GetCertificateRequest\x1a!.distop.v1.GetCertificateResponse\"*\x82\xd3\xe4\x93\x02$\x12\"/v1/operations/{op=**}/certificateB\"Z distop.dev/go/distop/v1;distopv1b\x06proto3"
 
 var (
 	file_distop_v1_operations_proto_rawDescOnce sync.Once
@@ -3647,7 +3741,7 @@ func file_distop_v1_operations_proto_rawDescGZIP() []byte {
 	return file_distop_v1_operations_proto_rawDescData
 }
 
-var file_distop_v1_operations_proto_msgTypes = make([]protoimpl.MessageInfo, 57)
+var file_distop_v1_operations_proto_msgTypes = make([]protoimpl.MessageInfo, 59)
 var file_distop_v1_operations_proto_goTypes = []any{
 	(*StartOptions)(nil),                // 0: distop.v1.StartOptions
 	(*After)(nil),                       // 1: distop.v1.After
@@ -3693,107 +3787,112 @@ var file_distop_v1_operations_proto_goTypes = []any{
 	(*ListJobsResponse)(nil),            // 41: distop.v1.ListJobsResponse
 	(*GetReportRequest)(nil),            // 42: distop.v1.GetReportRequest
 	(*GetReportResponse)(nil),           // 43: distop.v1.GetReportResponse
-	(*StartOptions_Texts)(nil),          // 44: distop.v1.StartOptions.Texts
-	(*StartOptions_Labels)(nil),         // 45: distop.v1.StartOptions.Labels
-	nil,                                 // 46: distop.v1.StartOptions.Labels.ValuesEntry
-	(*StartGraphRequest_Start)(nil),     // 47: distop.v1.StartGraphRequest.Start
-	(*StartGraphRequest_Link)(nil),      // 48: distop.v1.StartGraphRequest.Link
-	(*AddDependenciesRequest_Pair)(nil), // 49: distop.v1.AddDependenciesRequest.Pair
-	nil,                                 // 50: distop.v1.Operation.LabelsEntry
-	nil,                                 // 51: distop.v1.ListRequest.LabelsEntry
-	nil,                                 // 52: distop.v1.ListHistoryRequest.LabelsEntry
-	(*WhyResponse_Reason)(nil),          // 53: distop.v1.WhyResponse.Reason
-	nil,                                 // 54: distop.v1.CountsRequest.LabelsEntry
-	(*CountsResponse_Count)(nil),        // 55: distop.v1.CountsResponse.Count
-	(*ListJobsResponse_JobResult)(nil),  // 56: distop.v1.ListJobsResponse.JobResult
-	(*Json)(nil),                        // 57: distop.v1.Json
-	(*timestamppb.Timestamp)(nil),       // 58: google.protobuf.Timestamp
+	(*GetCertificateRequest)(nil),       // 44: distop.v1.GetCertificateRequest
+	(*GetCertificateResponse)(nil),      // 45: distop.v1.GetCertificateResponse
+	(*StartOptions_Texts)(nil),          // 46: distop.v1.StartOptions.Texts
+	(*StartOptions_Labels)(nil),         // 47: distop.v1.StartOptions.Labels
+	nil,                                 // 48: distop.v1.StartOptions.Labels.ValuesEntry
+	(*StartGraphRequest_Start)(nil),     // 49: distop.v1.StartGraphRequest.Start
+	(*StartGraphRequest_Link)(nil),      // 50: distop.v1.StartGraphRequest.Link
+	(*AddDependenciesRequest_Pair)(nil), // 51: distop.v1.AddDependenciesRequest.Pair
+	nil,                                 // 52: distop.v1.Operation.LabelsEntry
+	nil,                                 // 53: distop.v1.ListRequest.LabelsEntry
+	nil,                                 // 54: distop.v1.ListHistoryRequest.LabelsEntry
+	(*WhyResponse_Reason)(nil),          // 55: distop.v1.WhyResponse.Reason
+	nil,                                 // 56: distop.v1.CountsRequest.LabelsEntry
+	(*CountsResponse_Count)(nil),        // 57: distop.v1.CountsResponse.Count
+	(*ListJobsResponse_JobResult)(nil),  // 58: distop.v1.ListJobsResponse.JobResult
+	(*Json)(nil),                        // 59: distop.v1.Json
+	(*timestamppb.Timestamp)(nil),       // 60: google.protobuf.Timestamp
 }
 var file_distop_v1_operations_proto_depIdxs = []int32{
-	44, // 0: distop.v1.StartOptions.partitions:type_name -> distop.v1.StartOptions.Texts
-	45, // 1: distop.v1.StartOptions.labels:type_name -> distop.v1.StartOptions.Labels
+	46, // 0: distop.v1.StartOptions.partitions:type_name -> distop.v1.StartOptions.Texts
+	47, // 1: distop.v1.StartOptions.labels:type_name -> distop.v1.StartOptions.Labels
 	1,  // 2: distop.v1.StartOptions.after:type_name -> distop.v1.After
-	45, // 3: distop.v1.StartOptions.where:type_name -> distop.v1.StartOptions.Labels
+	47, // 3: distop.v1.StartOptions.where:type_name -> distop.v1.StartOptions.Labels
 	2,  // 4: distop.v1.StartOptions.every:type_name -> distop.v1.Every
-	57, // 5: distop.v1.StartRequest.arg:type_name -> distop.v1.Json
+	59, // 5: distop.v1.StartRequest.arg:type_name -> distop.v1.Json
 	0,  // 6: distop.v1.StartRequest.options:type_name -> distop.v1.StartOptions
-	47, // 7: distop.v1.StartGraphRequest.starts:type_name -> distop.v1.StartGraphRequest.Start
-	48, // 8: distop.v1.StartGraphRequest.links:type_name -> distop.v1.StartGraphRequest.Link
+	49, // 7: distop.v1.StartGraphRequest.starts:type_name -> distop.v1.StartGraphRequest.Start
+	50, // 8: distop.v1.StartGraphRequest.links:type_name -> distop.v1.StartGraphRequest.Link
 	4,  // 9: distop.v1.StartGraphResponse.started:type_name -> distop.v1.StartResponse
-	49, // 10: distop.v1.AddDependenciesRequest.pairs:type_name -> distop.v1.AddDependenciesRequest.Pair
-	57, // 11: distop.v1.PrepareRequest.arg:type_name -> distop.v1.Json
+	51, // 10: distop.v1.AddDependenciesRequest.pairs:type_name -> distop.v1.AddDependenciesRequest.Pair
+	59, // 11: distop.v1.PrepareRequest.arg:type_name -> distop.v1.Json
 	0,  // 12: distop.v1.PrepareRequest.options:type_name -> distop.v1.StartOptions
 	16, // 13: distop.v1.Operation.jobs:type_name -> distop.v1.Jobs
-	58, // 14: distop.v1.Operation.started:type_name -> google.protobuf.Timestamp
-	58, // 15: distop.v1.Operation.finished:type_name -> google.protobuf.Timestamp
-	50, // 16: distop.v1.Operation.labels:type_name -> distop.v1.Operation.LabelsEntry
-	57, // 17: distop.v1.Operation.record:type_name -> distop.v1.Json
-	51, // 18: distop.v1.ListRequest.labels:type_name -> distop.v1.ListRequest.LabelsEntry
+	60, // 14: distop.v1.Operation.started:type_name -> google.protobuf.Timestamp
+	60, // 15: distop.v1.Operation.finished:type_name -> google.protobuf.Timestamp
+	52, // 16: distop.v1.Operation.labels:type_name -> distop.v1.Operation.LabelsEntry
+	59, // 17: distop.v1.Operation.record:type_name -> distop.v1.Json
+	53, // 18: distop.v1.ListRequest.labels:type_name -> distop.v1.ListRequest.LabelsEntry
 	17, // 19: distop.v1.ListResponse.operations:type_name -> distop.v1.Operation
-	52, // 20: distop.v1.ListHistoryRequest.labels:type_name -> distop.v1.ListHistoryRequest.LabelsEntry
+	54, // 20: distop.v1.ListHistoryRequest.labels:type_name -> distop.v1.ListHistoryRequest.LabelsEntry
 	17, // 21: distop.v1.ListHistoryResponse.operations:type_name -> distop.v1.Operation
 	17, // 22: distop.v1.WatchResponse.operation:type_name -> distop.v1.Operation
 	0,  // 23: distop.v1.RerunRequest.options:type_name -> distop.v1.StartOptions
 	17, // 24: distop.v1.WhyResponse.operation:type_name -> distop.v1.Operation
-	53, // 25: distop.v1.WhyResponse.reasons:type_name -> distop.v1.WhyResponse.Reason
-	54, // 26: distop.v1.CountsRequest.labels:type_name -> distop.v1.CountsRequest.LabelsEntry
-	55, // 27: distop.v1.CountsResponse.counts:type_name -> distop.v1.CountsResponse.Count
-	56, // 28: distop.v1.ListJobsResponse.jobs:type_name -> distop.v1.ListJobsResponse.JobResult
-	57, // 29: distop.v1.GetReportResponse.report:type_name -> distop.v1.Json
-	57, // 30: distop.v1.GetReportResponse.record:type_name -> distop.v1.Json
-	46, // 31: distop.v1.StartOptions.Labels.values:type_name -> distop.v1.StartOptions.Labels.ValuesEntry
-	57, // 32: distop.v1.StartGraphRequest.Start.arg:type_name -> distop.v1.Json
-	0,  // 33: distop.v1.StartGraphRequest.Start.options:type_name -> distop.v1.StartOptions
-	1,  // 34: distop.v1.AddDependenciesRequest.Pair.after:type_name -> distop.v1.After
-	57, // 35: distop.v1.ListJobsResponse.JobResult.result:type_name -> distop.v1.Json
-	57, // 36: distop.v1.ListJobsResponse.JobResult.file:type_name -> distop.v1.Json
-	3,  // 37: distop.v1.Operations.Start:input_type -> distop.v1.StartRequest
-	5,  // 38: distop.v1.Operations.StartGraph:input_type -> distop.v1.StartGraphRequest
-	7,  // 39: distop.v1.Operations.AddDependencies:input_type -> distop.v1.AddDependenciesRequest
-	9,  // 40: distop.v1.Operations.Prepare:input_type -> distop.v1.PrepareRequest
-	10, // 41: distop.v1.Operations.Confirm:input_type -> distop.v1.ConfirmRequest
-	12, // 42: distop.v1.Operations.Abandon:input_type -> distop.v1.AbandonRequest
-	14, // 43: distop.v1.Operations.GetPrepared:input_type -> distop.v1.GetPreparedRequest
-	18, // 44: distop.v1.Operations.Get:input_type -> distop.v1.GetRequest
-	19, // 45: distop.v1.Operations.List:input_type -> distop.v1.ListRequest
-	21, // 46: distop.v1.Operations.ListHistory:input_type -> distop.v1.ListHistoryRequest
-	23, // 47: distop.v1.Operations.Watch:input_type -> distop.v1.WatchRequest
-	25, // 48: distop.v1.Operations.Cancel:input_type -> distop.v1.CancelRequest
-	27, // 49: distop.v1.Operations.EndSeries:input_type -> distop.v1.EndSeriesRequest
-	29, // 50: distop.v1.Operations.Pause:input_type -> distop.v1.PauseRequest
-	31, // 51: distop.v1.Operations.Resume:input_type -> distop.v1.ResumeRequest
-	33, // 52: distop.v1.Operations.Alter:input_type -> distop.v1.AlterRequest
-	35, // 53: distop.v1.Operations.Rerun:input_type -> distop.v1.RerunRequest
-	36, // 54: distop.v1.Operations.Why:input_type -> distop.v1.WhyRequest
-	38, // 55: distop.v1.Operations.Counts:input_type -> distop.v1.CountsRequest
-	40, // 56: distop.v1.Operations.ListJobs:input_type -> distop.v1.ListJobsRequest
-	42, // 57: distop.v1.Operations.GetReport:input_type -> distop.v1.GetReportRequest
-	4,  // 58: distop.v1.Operations.Start:output_type -> distop.v1.StartResponse
-	6,  // 59: distop.v1.Operations.StartGraph:output_type -> distop.v1.StartGraphResponse
-	8,  // 60: distop.v1.Operations.AddDependencies:output_type -> distop.v1.AddDependenciesResponse
-	4,  // 61: distop.v1.Operations.Prepare:output_type -> distop.v1.StartResponse
-	11, // 62: distop.v1.Operations.Confirm:output_type -> distop.v1.ConfirmResponse
-	13, // 63: distop.v1.Operations.Abandon:output_type -> distop.v1.AbandonResponse
-	15, // 64: distop.v1.Operations.GetPrepared:output_type -> distop.v1.GetPreparedResponse
-	17, // 65: distop.v1.Operations.Get:output_type -> distop.v1.Operation
-	20, // 66: distop.v1.Operations.List:output_type -> distop.v1.ListResponse
-	22, // 67: distop.v1.Operations.ListHistory:output_type -> distop.v1.ListHistoryResponse
-	24, // 68: distop.v1.Operations.Watch:output_type -> distop.v1.WatchResponse
-	26, // 69: distop.v1.Operations.Cancel:output_type -> distop.v1.CancelResponse
-	28, // 70: distop.v1.Operations.EndSeries:output_type -> distop.v1.EndSeriesResponse
-	30, // 71: distop.v1.Operations.Pause:output_type -> distop.v1.PauseResponse
-	32, // 72: distop.v1.Operations.Resume:output_type -> distop.v1.ResumeResponse
-	34, // 73: distop.v1.Operations.Alter:output_type -> distop.v1.AlterResponse
-	4,  // 74: distop.v1.Operations.Rerun:output_type -> distop.v1.StartResponse
-	37, // 75: distop.v1.Operations.Why:output_type -> distop.v1.WhyResponse
-	39, // 76: distop.v1.Operations.Counts:output_type -> distop.v1.CountsResponse
-	41, // 77: distop.v1.Operations.ListJobs:output_type -> distop.v1.ListJobsResponse
-	43, // 78: distop.v1.Operations.GetReport:output_type -> distop.v1.GetReportResponse
-	58, // [58:79] is the sub-list for method output_type
-	37, // [37:58] is the sub-list for method input_type
-	37, // [37:37] is the sub-list for extension type_name
-	37, // [37:37] is the sub-list for extension extendee
-	0,  // [0:37] is the sub-list for field type_name
+	55, // 25: distop.v1.WhyResponse.reasons:type_name -> distop.v1.WhyResponse.Reason
+	56, // 26: distop.v1.CountsRequest.labels:type_name -> distop.v1.CountsRequest.LabelsEntry
+	57, // 27: distop.v1.CountsResponse.counts:type_name -> distop.v1.CountsResponse.Count
+	58, // 28: distop.v1.ListJobsResponse.jobs:type_name -> distop.v1.ListJobsResponse.JobResult
+	59, // 29: distop.v1.GetReportResponse.report:type_name -> distop.v1.Json
+	59, // 30: distop.v1.GetReportResponse.record:type_name -> distop.v1.Json
+	59, // 31: distop.v1.GetCertificateResponse.certificate:type_name -> distop.v1.Json
+	48, // 32: distop.v1.StartOptions.Labels.values:type_name -> distop.v1.StartOptions.Labels.ValuesEntry
+	59, // 33: distop.v1.StartGraphRequest.Start.arg:type_name -> distop.v1.Json
+	0,  // 34: distop.v1.StartGraphRequest.Start.options:type_name -> distop.v1.StartOptions
+	1,  // 35: distop.v1.AddDependenciesRequest.Pair.after:type_name -> distop.v1.After
+	59, // 36: distop.v1.ListJobsResponse.JobResult.result:type_name -> distop.v1.Json
+	59, // 37: distop.v1.ListJobsResponse.JobResult.file:type_name -> distop.v1.Json
+	3,  // 38: distop.v1.Operations.Start:input_type -> distop.v1.StartRequest
+	5,  // 39: distop.v1.Operations.StartGraph:input_type -> distop.v1.StartGraphRequest
+	7,  // 40: distop.v1.Operations.AddDependencies:input_type -> distop.v1.AddDependenciesRequest
+	9,  // 41: distop.v1.Operations.Prepare:input_type -> distop.v1.PrepareRequest
+	10, // 42: distop.v1.Operations.Confirm:input_type -> distop.v1.ConfirmRequest
+	12, // 43: distop.v1.Operations.Abandon:input_type -> distop.v1.AbandonRequest
+	14, // 44: distop.v1.Operations.GetPrepared:input_type -> distop.v1.GetPreparedRequest
+	18, // 45: distop.v1.Operations.Get:input_type -> distop.v1.GetRequest
+	19, // 46: distop.v1.Operations.List:input_type -> distop.v1.ListRequest
+	21, // 47: distop.v1.Operations.ListHistory:input_type -> distop.v1.ListHistoryRequest
+	23, // 48: distop.v1.Operations.Watch:input_type -> distop.v1.WatchRequest
+	25, // 49: distop.v1.Operations.Cancel:input_type -> distop.v1.CancelRequest
+	27, // 50: distop.v1.Operations.EndSeries:input_type -> distop.v1.EndSeriesRequest
+	29, // 51: distop.v1.Operations.Pause:input_type -> distop.v1.PauseRequest
+	31, // 52: distop.v1.Operations.Resume:input_type -> distop.v1.ResumeRequest
+	33, // 53: distop.v1.Operations.Alter:input_type -> distop.v1.AlterRequest
+	35, // 54: distop.v1.Operations.Rerun:input_type -> distop.v1.RerunRequest
+	36, // 55: distop.v1.Operations.Why:input_type -> distop.v1.WhyRequest
+	38, // 56: distop.v1.Operations.Counts:input_type -> distop.v1.CountsRequest
+	40, // 57: distop.v1.Operations.ListJobs:input_type -> distop.v1.ListJobsRequest
+	42, // 58: distop.v1.Operations.GetReport:input_type -> distop.v1.GetReportRequest
+	44, // 59: distop.v1.Operations.GetCertificate:input_type -> distop.v1.GetCertificateRequest
+	4,  // 60: distop.v1.Operations.Start:output_type -> distop.v1.StartResponse
+	6,  // 61: distop.v1.Operations.StartGraph:output_type -> distop.v1.StartGraphResponse
+	8,  // 62: distop.v1.Operations.AddDependencies:output_type -> distop.v1.AddDependenciesResponse
+	4,  // 63: distop.v1.Operations.Prepare:output_type -> distop.v1.StartResponse
+	11, // 64: distop.v1.Operations.Confirm:output_type -> distop.v1.ConfirmResponse
+	13, // 65: distop.v1.Operations.Abandon:output_type -> distop.v1.AbandonResponse
+	15, // 66: distop.v1.Operations.GetPrepared:output_type -> distop.v1.GetPreparedResponse
+	17, // 67: distop.v1.Operations.Get:output_type -> distop.v1.Operation
+	20, // 68: distop.v1.Operations.List:output_type -> distop.v1.ListResponse
+	22, // 69: distop.v1.Operations.ListHistory:output_type -> distop.v1.ListHistoryResponse
+	24, // 70: distop.v1.Operations.Watch:output_type -> distop.v1.WatchResponse
+	26, // 71: distop.v1.Operations.Cancel:output_type -> distop.v1.CancelResponse
+	28, // 72: distop.v1.Operations.EndSeries:output_type -> distop.v1.EndSeriesResponse
+	30, // 73: distop.v1.Operations.Pause:output_type -> distop.v1.PauseResponse
+	32, // 74: distop.v1.Operations.Resume:output_type -> distop.v1.ResumeResponse
+	34, // 75: distop.v1.Operations.Alter:output_type -> distop.v1.AlterResponse
+	4,  // 76: distop.v1.Operations.Rerun:output_type -> distop.v1.StartResponse
+	37, // 77: distop.v1.Operations.Why:output_type -> distop.v1.WhyResponse
+	39, // 78: distop.v1.Operations.Counts:output_type -> distop.v1.CountsResponse
+	41, // 79: distop.v1.Operations.ListJobs:output_type -> distop.v1.ListJobsResponse
+	43, // 80: distop.v1.Operations.GetReport:output_type -> distop.v1.GetReportResponse
+	45, // 81: distop.v1.Operations.GetCertificate:output_type -> distop.v1.GetCertificateResponse
+	60, // [60:82] is the sub-list for method output_type
+	38, // [38:60] is the sub-list for method input_type
+	38, // [38:38] is the sub-list for extension type_name
+	38, // [38:38] is the sub-list for extension extendee
+	0,  // [0:38] is the sub-list for field type_name
 }
 
 func init() { file_distop_v1_operations_proto_init() }
@@ -3817,16 +3916,16 @@ func file_distop_v1_operations_proto_init() {
 	file_distop_v1_operations_proto_msgTypes[40].OneofWrappers = []any{}
 	file_distop_v1_operations_proto_msgTypes[41].OneofWrappers = []any{}
 	file_distop_v1_operations_proto_msgTypes[43].OneofWrappers = []any{}
-	file_distop_v1_operations_proto_msgTypes[47].OneofWrappers = []any{}
-	file_distop_v1_operations_proto_msgTypes[55].OneofWrappers = []any{}
-	file_distop_v1_operations_proto_msgTypes[56].OneofWrappers = []any{}
+	file_distop_v1_operations_proto_msgTypes[49].OneofWrappers = []any{}
+	file_distop_v1_operations_proto_msgTypes[57].OneofWrappers = []any{}
+	file_distop_v1_operations_proto_msgTypes[58].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_distop_v1_operations_proto_rawDesc), len(file_distop_v1_operations_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   57,
+			NumMessages:   59,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -40,6 +40,7 @@ const (
 	Operations_Counts_FullMethodName          = "/distop.v1.Operations/Counts"
 	Operations_ListJobs_FullMethodName        = "/distop.v1.Operations/ListJobs"
 	Operations_GetReport_FullMethodName       = "/distop.v1.Operations/GetReport"
+	Operations_GetCertificate_FullMethodName  = "/distop.v1.Operations/GetCertificate"
 )
 
 // OperationsClient is the client API for Operations service.
@@ -72,6 +73,8 @@ type OperationsClient interface {
 	// The outcomes of ended jobs, in the order of their partitions, one page at a time.
 	ListJobs(ctx context.Context, in *ListJobsRequest, opts ...grpc.CallOption) (*ListJobsResponse, error)
 	GetReport(ctx context.Context, in *GetReportRequest, opts ...grpc.CallOption) (*GetReportResponse, error)
+	// The certificate of an ended validation: which checks hold for which version of the table.
+	GetCertificate(ctx context.Context, in *GetCertificateRequest, opts ...grpc.CallOption) (*GetCertificateResponse, error)
 }
 
 type operationsClient struct {
@@ -301,6 +304,16 @@ func (c *operationsClient) GetReport(ctx context.Context, in *GetReportRequest, 
 	return out, nil
 }
 
+func (c *operationsClient) GetCertificate(ctx context.Context, in *GetCertificateRequest, opts ...grpc.CallOption) (*GetCertificateResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetCertificateResponse)
+	err := c.cc.Invoke(ctx, Operations_GetCertificate_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // OperationsServer is the server API for Operations service.
 // All implementations must embed UnimplementedOperationsServer
 // for forward compatibility.
@@ -331,6 +344,8 @@ type OperationsServer interface {
 	// The outcomes of ended jobs, in the order of their partitions, one page at a time.
 	ListJobs(context.Context, *ListJobsRequest) (*ListJobsResponse, error)
 	GetReport(context.Context, *GetReportRequest) (*GetReportResponse, error)
+	// The certificate of an ended validation: which checks hold for which version of the table.
+	GetCertificate(context.Context, *GetCertificateRequest) (*GetCertificateResponse, error)
 	mustEmbedUnimplementedOperationsServer()
 }
 
@@ -403,6 +418,9 @@ func (UnimplementedOperationsServer) ListJobs(context.Context, *ListJobsRequest)
 }
 func (UnimplementedOperationsServer) GetReport(context.Context, *GetReportRequest) (*GetReportResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetReport not implemented")
+}
+func (UnimplementedOperationsServer) GetCertificate(context.Context, *GetCertificateRequest) (*GetCertificateResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetCertificate not implemented")
 }
 func (UnimplementedOperationsServer) mustEmbedUnimplementedOperationsServer() {}
 func (UnimplementedOperationsServer) testEmbeddedByValue()                    {}
@@ -796,6 +814,24 @@ func _Operations_GetReport_Handler(srv interface{}, ctx context.Context, dec fun
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Operations_GetCertificate_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetCertificateRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperationsServer).GetCertificate(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Operations_GetCertificate_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperationsServer).GetCertificate(ctx, req.(*GetCertificateRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Operations_ServiceDesc is the grpc.ServiceDesc for Operations service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -882,6 +918,10 @@ var Operations_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "GetReport",
 			Handler:    _Operations_GetReport_Handler,
+		},
+		{
+			MethodName: "GetCertificate",
+			Handler:    _Operations_GetCertificate_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{
