@@ -187,6 +187,15 @@ class JobContext(ABC):
     """
 
     @property
+    def traceparent(self) -> str:
+        """The trace context (W3C) of this attempt, for calls of other services; "" if there is none.
+
+        If the executor exports no traces, it is that of the operation's caller. It is the current span of OpenTelemetry
+        while a job runs, if the behavior's modules have loaded OpenTelemetry.
+        """
+        return ""
+
+    @property
     def stage(self) -> str:
         """The directory for the output of this attempt, created on first use.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from distop.decide import verifier_urls
 from distop.errors import InvalidArgument, UnsafePath
@@ -59,6 +60,19 @@ def export_places(value: Any) -> tuple[str, ...]:
         return tuple(export_targets.checked(one) for one in places if one)
     except UnsafePath as error:
         raise ValueError(f"a safe place ({error})") from None
+
+
+def http_url(value: Any) -> str:
+    """The URL of an HTTP server, without user, query and fragment."""
+    found = text(value)
+    try:
+        parts = urlsplit(found)
+        wrong = parts.port == 0 or parts.username is not None or parts.query or parts.fragment
+    except ValueError:
+        wrong, parts = True, urlsplit("")
+    if wrong or parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("a URL such as http://127.0.0.1:4318")
+    return found
 
 
 def number(value: Any) -> float:

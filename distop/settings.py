@@ -98,6 +98,7 @@ class ExecutorConfig:
     history_limit: int = 1000
     history_age: float | None = None
     metrics: tuple[str, int] | None = None
+    telemetry: str | None = None
     call_limit: float = 3600.0
     job_time_limits: Mapping[str, float] = field(default_factory=dict)
     verifier_urls: tuple[str, ...] = ()
@@ -174,6 +175,9 @@ SETTINGS: Mapping[str, Setting] = {
     "history_limit": Setting(v.count, 1000, "N", "History records kept per table (1000)."),
     "history_age": Setting(v.history_age, None, "T", "How long history records are kept: 30d, 36h (no limit)."),
     "metrics": Setting(v.address, None, "HOST:PORT", "Serve Prometheus metrics here (none)."),
+    "telemetry": Setting(
+        v.http_url, None, "URL", "Export traces and metrics over OTLP to here, such as http://127.0.0.1:4318 (none)."
+    ),
     "listen": Setting(v.address, ("127.0.0.1", 7781), "HOST:PORT", "Where the service listens (127.0.0.1:7781)."),
     "http": Setting(v.address, None, "HOST:PORT", "Serve REST here, too (none)."),
     "access": Setting(v.text, None, "FILE", "Who may call the service (nobody is identified)."),
@@ -410,7 +414,16 @@ def executor_config(settings: Settings, env: Mapping[str, str] | None = None) ->
     path = Path(work_dir) if work_dir else default_work_dir(executor_id, os.environ if env is None else env)
     same = (
         *("shared_dir", "spark_master", "spark_conf", "ttl", "poll", "log_level", "log_format", "history_limit"),
-        *("history_age", "metrics", "call_limit", "trusted_spark_catalogs", "export_to", "actions_log", "storage"),
+        *(
+            "history_age",
+            "metrics",
+            "telemetry",
+            "call_limit",
+            "trusted_spark_catalogs",
+            "export_to",
+            "actions_log",
+            "storage",
+        ),
     )
     return ExecutorConfig(
         etcd=etcd_config(settings, for_ever=True),

@@ -13,8 +13,8 @@ from distop.errors import DistopError, InvalidArgument, describe
 
 _OF_BOTH = (
     *("shared_dir", "slots", "spark_master", "spark_conf", "ttl", "poll", "history_limit", "history_age", "metrics"),
-    *("call_limit", "job_time_limit", "verifier_url", "trusted_spark_catalogs", "export_to", "types", "tables"),
-    *("certificate_key_file", "actions_log"),
+    *("telemetry", "call_limit", "job_time_limit", "verifier_url", "trusted_spark_catalogs", "export_to", "types"),
+    *("tables", "certificate_key_file", "actions_log"),
 )
 """Settings of an executor that ``distop dev`` takes and passes on, too."""
 

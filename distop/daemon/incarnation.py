@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Sequence
     from pathlib import Path
 
+    from distop.daemon.operation_traces import OperationTraces
     from distop.protocol.behavior_declaration import Declaration
     from distop.protocol.keys import ParsedKey
     from distop.protocol.records import Node
@@ -112,6 +113,7 @@ class DaemonSetup:
     make_worker: MakeWorker = WorkerHost
     make_files: MakeFiles = RunFiles
     meter: Meter = NO_METER
+    traces: OperationTraces | None = None
 
 
 class Incarnation(Context):
@@ -121,6 +123,7 @@ class Incarnation(Context):
         self._daemon = daemon
         self.config = config = daemon.config
         self.meter = daemon.meter
+        self.traces = daemon.traces
         self._space = space
         self.client = client
         self.keys = Keys(config.namespace)

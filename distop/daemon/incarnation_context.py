@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from distop.daemon.job_progress import JobStatuses
     from distop.daemon.job_reports import Reporter
     from distop.daemon.local_jobs import LocalJobs
+    from distop.daemon.operation_traces import OperationTraces
     from distop.daemon.rejected_writes import RejectedWrites
     from distop.decide.view import ClusterView
     from distop.protocol.keys import Keys
@@ -47,6 +48,8 @@ class Context:
     limits: Limits = DEFAULT
     meter: Meter = NO_METER
     """Counts this daemon's work."""
+    traces: OperationTraces | None = None
+    """Sends spans of this daemon's work; None: telemetry is not exported."""
     incarnation: str
     executor_id: str
     cluster: ClusterView

@@ -34,7 +34,7 @@ from distop.errors import (
 )
 from distop.protocol import keys as K
 from distop.protocol.keys import Keys
-from distop.runtime import gc_tuning, logs, secret_settings
+from distop.runtime import gc_tuning, logs, secret_settings, telemetry_settings
 from distop.runtime.backoff import Backoff
 from distop.storage.files import open_fixed, write_whole
 from distop.storage.folder_ownership import make_own
@@ -46,7 +46,10 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
     from pathlib import Path
 
+    from distop.daemon.meter import Meter
     from distop.daemon.metrics import Metrics
+    from distop.daemon.operation_traces import OperationTraces
+    from distop.runtime.telemetry import Telemetry
     from distop.settings import ExecutorConfig
 
     FindSpace = Callable[[EtcdClient, Keys], Awaitable[str]]
@@ -159,15 +162,21 @@ async def run_executor(config: ExecutorConfig) -> int:
         log.info("executor %s, work directory %s; %s", executor_id, config.work_dir, config.source)
         binding = Binding.load(BindingFile(config.work_dir), config.namespace)
         gc_tuning.freeze_loaded(collect=False)
+        telemetry = _telemetry(config, executor_id, log)
         metrics = _metrics(config, executor_id, log)
+        meter, traces = _exported(telemetry, metrics, executor_id)
         checking = asyncio.ensure_future(_check_lock(config.work_dir, lock, stop, log))
         try:
-            daemon = DaemonSetup(config, executor_id, log, meter=metrics if metrics is not None else NO_METER)
+            daemon = DaemonSetup(config, executor_id, log, meter=meter, traces=traces)
             await serve(daemon, stop, binding, ensure_space_id)
         finally:
             checking.cancel()
             if metrics is not None:
                 await asyncio.to_thread(metrics.close)
+            if traces is not None:
+                traces.stop_naming()
+            if telemetry is not None:
+                await asyncio.to_thread(telemetry.close)
     return 0
 
 
@@ -191,6 +200,44 @@ def _metrics(config: ExecutorConfig, executor_id: str, log: logs.ContextLogger) 
     host, port = config.metrics[0], metrics.serve(*config.metrics)
     log.info("Serving metrics at http://%s:%d/metrics", f"[{host}]" if ":" in host else host, port)
     return metrics
+
+
+def _telemetry(config: ExecutorConfig, executor_id: str, log: logs.ContextLogger) -> Telemetry | None:
+    """Export traces and metrics if they are configured. Raises UsageError if OpenTelemetry is not installed."""
+    signals = telemetry_settings.exported(config.telemetry, os.environ)
+    if not signals:
+        return None
+    try:
+        from distop.runtime.telemetry import Telemetry
+    except ImportError as error:
+        why = f"telemetry needs OpenTelemetry ({error}): pip install 'distop[otel]'"
+        if config.telemetry:
+            raise UsageError(why) from None
+        log.warning("Exporting no telemetry, although variables OTEL_… ask for it: %s", why)
+        return None
+    about = {"distop.executor": executor_id, "distop.namespace": config.namespace}
+    log.info("Exporting %s over OTLP", " and ".join(sorted(signals)).lower())
+    return Telemetry.exporting("distop-executor", about, config.telemetry, signals)
+
+
+def _exported(
+    telemetry: Telemetry | None, metrics: Metrics | None, executor_id: str
+) -> tuple[Meter, OperationTraces | None]:
+    """The meter and the traces of the daemon, in what is exported."""
+    traces = None
+    if telemetry is not None and telemetry.traces:
+        from distop.daemon.operation_traces import OperationTraces
+
+        traces = OperationTraces(telemetry, executor_id)
+        traces.name_traces_in_logs()
+    if telemetry is None or telemetry.meter is None:
+        return metrics if metrics is not None else NO_METER, traces
+    from distop.daemon.counting_meter import CountingMeter
+    from distop.daemon.otel_metrics import OtelRecorder
+
+    counting = metrics if metrics is not None else CountingMeter(executor_id)
+    OtelRecorder(telemetry.meter, counting)
+    return counting, traces
 
 
 async def serve(

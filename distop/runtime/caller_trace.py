@@ -41,6 +41,19 @@ def span(name: str, **attributes: str) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def attached(text: str) -> Iterator[None]:
+    """Make the span of a traceparent OpenTelemetry's current one, if this process has loaded OpenTelemetry."""
+    api: Any = sys.modules.get(_API)
+    found = trace_context.parse(text)
+    if found is None or not hasattr(api, "get_current_span"):
+        yield
+        return
+    ids = int(found.trace_id, 16), int(found.span_id, 16)
+    with api.use_span(api.NonRecordingSpan(api.SpanContext(*ids, True, api.TraceFlags(found.flags)))):
+        yield
+
+
 def answered(text: object) -> None:
     """Set the trace context of the call that this task answers. Anything but a valid traceparent is ignored."""
     found = trace_context.parse(text)

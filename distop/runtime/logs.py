@@ -73,7 +73,7 @@ class _Json(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        data.update({n: getattr(record, n) for n in CONTEXT if getattr(record, n, None) is not None})
+        data.update({n: getattr(record, n) for n in (*CONTEXT, "trace_id") if getattr(record, n, None) is not None})
         if action := getattr(record, "action", None):
             data["action"] = action
         if record.exc_info:

@@ -102,6 +102,8 @@ class RunMessage(TypedDict):
     """Seconds of CLOCK_BOOTTIME: a run that arrives later is refused; 0: no deadline."""
     incarnation: str
     more: bool
+    trace: NotRequired[tuple[str, bool]]
+    """A traceparent, and whether it is that of the operation, whose attempts have spans."""
     limit: NotRequired[float]
     """Time limit of one job in seconds; no limit if left out."""
     grace: NotRequired[float]

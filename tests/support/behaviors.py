@@ -19,6 +19,7 @@ kept-staging = tests.integration.staging_behavior:KeptStaging
 refusing = tests.integration.large_behavior:Refusing
 restarting = tests.support.step_behavior:Restarting
 rough = tests.support.failing_jobs:Rough
+traced = tests.support.traced_behavior:Traced
 held-index = tests.faults.held_index:HeldBuild
 held-drop = tests.faults.held_index:HeldDrop
 clean-up = tests.support.operation_id_behaviors:CleanUp

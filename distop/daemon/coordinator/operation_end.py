@@ -100,6 +100,7 @@ class Ending:
         Returns False if a transaction was refused. If ``decision`` is not written yet, the code only makes a report,
         and the finish writes the decision as well. Raises Elsewhere.
         """
+        began = time.time()
         decision_mod = op.decision.mod if op.decision is not None else 0
         if not self._ctx.serves(op.ref.type, (op.ref.table, *op.terms.beside)):
             return False
@@ -118,7 +119,7 @@ class Ending:
                 return False
             decision_mod = kept.revision
             await self._reached(decision_mod)
-        return await self.finish(op, decision, decision_mod, done.report, done.failure)
+        return await self.finish(op, decision, decision_mod, done.report, done.failure, began)
 
     async def _run_completion_code(self, op: OperationView, decision: Decision) -> CompleteResult:
         """Raises WorkerError."""
@@ -233,13 +234,21 @@ class Ending:
     # ----------------------------------------------------------------- finish
 
     async def finish(
-        self, op: OperationView, decision: Decision, decision_mod: int, report: Any = None, failure: str | None = None
+        self,
+        op: OperationView,
+        decision: Decision,
+        decision_mod: int,
+        report: Any = None,
+        failure: str | None = None,
+        began: float = 0.0,
     ) -> bool:
         """Write the terminal state and the history record.
 
-        Returns False if it was refused for another reason than runOps.
+        Returns False if it was refused for another reason than runOps. ``began``: the time at which the completion code
+        began; 0: there is none.
         """
         assert op.spec is not None
+        began = began or time.time()
         ref = op.ref
         history, value = final_record(
             *(ref, op.spec, decision, await self._errors(ref, decision), rfc3339(time.time())),
@@ -259,6 +268,8 @@ class Ending:
         if not await self._finishes.finish(final):
             return False
         self._actions.ended(op, history)
+        if self._ctx.traces is not None:
+            self._ctx.traces.finished(ref, op.spec, began, history)
         if final.gone:
             await self._ctx.prune_history(ref.table)
         return True

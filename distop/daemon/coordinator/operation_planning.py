@@ -70,6 +70,8 @@ class Planning:
         self._need = need
         self._refused: dict[OperationRef, dict[str, None]] = {}
         """Further tables that operations read, and this node does not serve."""
+        self._began: dict[OperationRef, float] = {}
+        """The times at which plannings have begun."""
         self._log = ctx.log
 
     async def plan(self, op: OperationView) -> bool:
@@ -79,6 +81,14 @@ class Planning:
         """
         assert op.spec is not None
         spec, ref = op.spec, op.ref
+        self._began[ref] = time.time()
+        try:
+            return await self._plan(op, spec)
+        finally:
+            del self._began[ref]
+
+    async def _plan(self, op: OperationView, spec: Spec) -> bool:
+        ref = op.ref
         self._refused.pop(ref, None)
         try:
             arg = await self._ctx.argument(ref)
@@ -108,7 +118,8 @@ class Planning:
         seen = [op.chunks.get(n, 0) for n in range(len(chunks))]
         size = sum(map(len, chunks)) + (len(dumps(planned.options)) if planned.options else 0)
         if size <= limits.plan_bytes and len(chunks) <= limits.plan_chunks:
-            return await self._commit(t.write_plan(self._keys, ref, self._guard, plan, seen, chunks, terms, removal))
+            written = t.write_plan(self._keys, ref, self._guard, plan, seen, chunks, terms, removal)
+            return self._traced(op, await self._commit(written), plan.count)
         mods = await self._write_chunks(ref, chunks, seen)
         if not all(mods):
             await self._relist()
@@ -116,7 +127,15 @@ class Planning:
         if len(mods) > most:
             too_many = f"the plan has {len(mods)} chunks of 512 KiB; at most {most} are allowed"
             return await self._failed(ref, WorkerError("fatal", too_many))
-        return await self._commit(t.write_plan(self._keys, ref, self._guard, plan, mods, terms=terms, removal=removal))
+        written = t.write_plan(self._keys, ref, self._guard, plan, mods, terms=terms, removal=removal)
+        return self._traced(op, await self._commit(written), plan.count)
+
+    def _traced(self, op: OperationView, written: bool, jobs: int, error: str = "") -> bool:
+        """Send the span of a planning if its end was written; returns ``written``."""
+        if written and self._ctx.traces is not None and op.spec is not None:
+            attempt = op.planning.value.attempts + 1 if op.planning is not None else 1
+            self._ctx.traces.planned(op.ref, op.spec, attempt, self._began[op.ref], jobs, error)
+        return written
 
     async def _removal(self, op: OperationView) -> Txn:
         """The removal of the record of the operation's table, which goes with its plan.
@@ -206,7 +225,9 @@ class Planning:
         attempts, last = failed
         if last:
             decision = Decision(State.FAILED, 0, 0, 0, error=attempts.error)
-            return await self._commit(t.give_up(self._keys, ref, self._guard, op.state_mod, decision))
-        if await self._commit(t.plan_attempt(self._keys, ref, self._guard, seen_mod, attempts)):
+            given_up = t.give_up(self._keys, ref, self._guard, op.state_mod, decision)
+            return self._traced(op, await self._commit(given_up), 0, attempts.error)
+        attempt = t.plan_attempt(self._keys, ref, self._guard, seen_mod, attempts)
+        if self._traced(op, await self._commit(attempt), 0, attempts.error):
             raise Elsewhere
         return False

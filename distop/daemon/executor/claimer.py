@@ -111,6 +111,9 @@ class Claimer:
             elif isinstance(answer, BaseException):
                 raise answer
         won.taken_over = sum(p in chosen.dead for p in won.partitions)
+        if (traces := self._ctx.traces) is not None:
+            former = chosen.former
+            traces.lost(op.ref, op.spec, ((p, _name_of(op, p), former[p]) for p in won.partitions if p in former))
         # In order: the child caches data of a batch by its ordered list of files.
         won.partitions.sort()
         return won
@@ -179,12 +182,14 @@ class Claimer:
             await self._fail_lost(op, over, done)
 
         async def send(page: Sequence[tuple[int, int, Claim]]) -> None:
-            await ctx.commit(
+            revoked = await ctx.commit(
                 job_transitions.revoke_lost(
                     *(ctx.keys, op.ref, gate_mod, ctx.incarnation, page),
                     lambda claim: job_claims.revoked_lost(claim, rules),
                 )
             )
+            if ctx.traces is not None and revoked.succeeded:
+                ctx.traces.lost(op.ref, op.spec, ((p, _name_of(op, p), former) for p, _, former in page))
 
         size = min(ctx.limits.reaped, ctx.limits.claims)
         for n in range(0, len(lost), size):
@@ -320,8 +325,7 @@ class Claimer:
 
     @staticmethod
     def _hold(op: OpenOperation, want: job_transitions.Want, fence: int) -> int:
-        name = str(op.partition(want.partition).get("name", want.partition))
-        op.held[want.partition] = Held(want.claim, fence, name)
+        op.held[want.partition] = Held(want.claim, fence, _name_of(op, want.partition))
         return want.partition
 
     @staticmethod
@@ -342,8 +346,9 @@ class Claimer:
         for p, seen, claim in over:
             old = seen.value
             text = job_claims.lost_text(old, claim.failures)
-            name = str(op.partition(p).get("name", p))
-            outcome = Outcome(name, old.executor, old.incarnation, old.attempt, now, now, error=text, tried=claim.tried)
+            outcome = Outcome(
+                _name_of(op, p), old.executor, old.incarnation, old.attempt, now, now, error=text, tried=claim.tried
+            )
             by_dead.setdefault(old.incarnation, []).append((p, seen.mod, outcome))
         former = {p: seen.value for p, seen, _ in over}
 
@@ -353,7 +358,14 @@ class Claimer:
             won.refused = won.refused or not written
             if written:
                 ctx.meter.jobs_lost(op.ref.type, len(page))
+                if ctx.traces is not None:
+                    ctx.traces.lost(op.ref, op.spec, ((p, one.name, former[p]) for p, _, one in page))
 
         for holder, lost in by_dead.items():
             for n in range(0, len(lost), ctx.limits.reports):
                 won.rejected(await by_halves(lost[n : n + ctx.limits.reports], partial(send, holder)))
+
+
+def _name_of(op: OpenOperation, partition: int) -> str:
+    """The name of a partition, or its ordinal if the plan has none."""
+    return str(op.partition(partition).get("name", partition))

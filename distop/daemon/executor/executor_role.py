@@ -302,6 +302,7 @@ class Executor:
 
     async def _claim_fresh(self, todo: Round) -> bool:
         """Returns False if the operation must be claimed on its own: etcd rejected the transaction as invalid."""
+        began = time.time()
         try:
             opened, failures = await self._claimer.claim_fresh(todo.refs)
         except EtcdRejected as error:
@@ -315,7 +316,7 @@ class Executor:
         for one, why in failures.items():
             self._failed(one, why)
         got = {op.ref: RoundResult(tuple(op.held)) for op in opened}
-        self._claimed(todo, got | dict.fromkeys(failures, RoundResult(failed=True)))
+        self._claimed(todo, got | dict.fromkeys(failures, RoundResult(failed=True)), began)
         return True
 
     async def _serve_known(self, todo: Round, ref: OperationRef) -> None:
@@ -333,20 +334,24 @@ class Executor:
             if rejected is not None:
                 raise rejected
             return
+        began = time.time()
         won = await self._claimer.claim(op, grant.slots, alone=grant.alone)
         error = won.error or rejected
         failed = error is not None
         got = RoundResult(tuple(won.partitions), won.refused and not failed, failed, op.open_jobs)
         if failed or won.refused or (op.open_jobs and not won.partitions):
             op.forget_candidates()  # candidates that were tried and not granted are in no list any more
-        self._claimed(todo, {ref: got}, won.taken_over)
+        self._claimed(todo, {ref: got}, began, won.taken_over)
         if error is not None:
             raise error
 
-    def _claimed(self, todo: Round, got: dict[OperationRef, RoundResult], taken_over: int = 0) -> None:
+    def _claimed(self, todo: Round, got: dict[OperationRef, RoundResult], began: float, taken_over: int = 0) -> None:
+        traces = self._ctx.traces
         for ref, one in got.items():
             if one.won:
                 self._ctx.meter.claimed(ref.type, len(one.won), taken_over)
+                if traces is not None and (op := self._operations.get(ref)) is not None:
+                    traces.claimed(ref, op.spec, len(one.won), taken_over, began)
         self._perform(self._backlog.claimed(todo, got, time.monotonic(), _jitter()))
 
     async def _open(self, ref: OperationRef) -> OpenOperation | None:

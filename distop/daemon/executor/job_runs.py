@@ -206,6 +206,8 @@ class Jobs:
             resumable=op.spec.rules.resumable,
             time_limit=shortest(op.spec.rules.time_limit, ctx.config.job_time_limit(op.ref.type)),
             deadline=ctx.session.deadline,
+            trace=op.spec.traceparent if ctx.traces is None else str(ctx.traces.context(op.ref, op.spec)),
+            traced=ctx.traces is not None,
         )
 
         def set_status(p: int, text: str) -> None:
@@ -516,6 +518,8 @@ class Jobs:
             elif applied and ended and event is not None:
                 outcome = JobState.SUCCESS if event.kind == "success" else JobState.FAILED
                 self._ctx.meter.job_ended(op.ref.type, outcome, event.finished - event.started)
+            if self._ctx.traces is not None and applied and held is not None and event is not None and not lost:
+                self._trace(op, held, event, ended=ended)
             if local is not None and ((applied and ended) or not left):
                 local.ended(op.ref, partition)
             elif local is not None:
@@ -527,3 +531,10 @@ class Jobs:
             self._scheduler.settled(op, partition, ended=bool(applied and ended))
 
         return answered
+
+    def _trace(self, op: OpenOperation, held: Held, event: JobEnded, *, ended: bool) -> None:
+        if self._ctx.traces is not None and event.kind != "refused":  # it has not started
+            outcome = event.kind if event.kind in ("success", "cancelled") else "failed" if ended else "retry"
+            job = event.partition, held.name, held.claim.attempt
+            error = event.error.strip() or event.kind if outcome in ("failed", "retry") else ""
+            self._ctx.traces.ran(op.ref, op.spec, job, (event.started, event.finished), outcome, error)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.behavior import NO_SHARED_DIRECTORY, JobContext
 from distop.errors import InvalidArgument
+from distop.protocol import trace_context
 from distop.protocol.json_codec import rfc3339
 from distop.runtime import secret_settings
 from distop.storage.files import local_path
@@ -46,7 +47,8 @@ class JobScope:
     ``run``: the number of the run, 0 for a call. ``call``: the number of a planning or completion, else 0. ``fence``:
     the fence of the job's claim; ``fences``: those of a batch, by partition. ``opened``: the mod revision of the
     operation's gate. ``checkpoint``: of an earlier attempt. ``may_stage``: the type declares staged output. ``tag``:
-    the Spark tag, if it is not the job's own. ``cancelled``: whether a partition is cancelled, or with None all.
+    the Spark tag, if it is not the job's own. ``trace``: a traceparent, and whether it is that of the operation, whose
+    attempts have spans. ``cancelled``: whether a partition is cancelled, or with None all.
     """
 
     operation: str
@@ -63,6 +65,7 @@ class JobScope:
     checkpoint: Any = None
     may_stage: bool = True
     tag: str = ""
+    trace: tuple[str, bool] = ("", False)
     stages: Stages = field(default_factory=Stages)
     cancelled: Callable[[int | None], bool] = lambda _: False
     follow_ups: list[Mapping[str, Any]] | None = None
@@ -93,6 +96,14 @@ class ChildContext(JobContext):
             return self._scope.tag
         job = f"{self.partition.partition:06d}" if self.partition is not None else f"run{self._scope.run}"
         return f"{self.operation}-{self.call or job}-{self.attempt}".replace(",", "%2C")
+
+    @property
+    def traceparent(self) -> str:
+        text, traced = self._scope.trace
+        operation = trace_context.parse(text) if traced else None
+        if operation is None or self.partition is None:
+            return text
+        return str(operation.span("run", self.partition.partition, self.attempt))
 
     @property
     def spark(self) -> SparkSession:

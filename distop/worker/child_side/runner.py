@@ -26,7 +26,7 @@ from distop.protocol.json_codec import MAX_ERROR_TEXT
 from distop.protocol.plan import PartitionPlan
 from distop.protocol.records import TableRecord
 from distop.protocol.texts import plural
-from distop.runtime import secret_settings
+from distop.runtime import caller_trace, secret_settings
 from distop.storage import result_files
 from distop.storage.confinement import resolve_once
 from distop.storage.places import Attempt, shared_of
@@ -117,6 +117,7 @@ class Run:
             incarnation=message["incarnation"],
             opened=message.get("opened", 0),
             cancelled=self._is_cancelled,
+            trace=tuple(message.get("trace", ("", False))),
         )
 
     def add(self, message: Mapping[str, Any]) -> None:
@@ -321,7 +322,10 @@ class Run:
         if cleanup and self._cleans and not (behavior.resumable and ctx.progress.resumes):
             behavior.cancel_job_and_cleanup(self._arg, partition, ctx)
             ctx.progress.begin_anew()
-        return behavior.start_or_resume_job(self._arg, partition, ctx)
+        if not self._scope.trace[0]:
+            return behavior.start_or_resume_job(self._arg, partition, ctx)
+        with caller_trace.attached(ctx.traceparent):
+            return behavior.start_or_resume_job(self._arg, partition, ctx)
 
     def _store_waits(self, ctx: ChildContext) -> StoreWaits:
         return StoreWaits(ctx.check_cancelled, ctx.waiting, ctx.log)

@@ -440,6 +440,8 @@ class WorkerHost(ChildCalls):
         )
         if request.opened:
             message["opened"] = request.opened
+        if request.trace:
+            message["trace"] = request.trace, request.traced
         if line:
             message["line"] = line
         if request.time_limit:

@@ -132,6 +132,10 @@ class RunRequest:
 
     0: unknown, so nothing of the operation is cached.
     """
+    trace: str = ""
+    """A traceparent: of the operation's span if ``traced``, else of its caller; "": none."""
+    traced: bool = False
+    """The executor sends a span of each attempt."""
 
 
 @frozen

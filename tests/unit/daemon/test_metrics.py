@@ -12,9 +12,10 @@ from pathlib import Path
 import prometheus_client
 import pytest
 
-from distop.daemon import metrics as module
+from distop.daemon import counting_meter as module
+from distop.daemon.counting_meter import resident
 from distop.daemon.meter import NO_METER, Gauges, Meter
-from distop.daemon.metrics import Metrics, resident
+from distop.daemon.metrics import Metrics
 from distop.errors import InvalidArgument
 from distop.setting_values import duration
 from distop.settings import Settings, executor_config
