@@ -145,8 +145,8 @@ def test_traces_pass_through_the_service(collector: OtlpReceiver, group: Daemons
             with trace.use_span(trace.NonRecordingSpan(context)):
                 ops = [client.start_operation("noop", TABLE, {"jobs": 1})]
             assert ops[0].wait(60).success
-        line = next(one for one in service.text().splitlines() if "Serving HTTP on" in one)
-        url = f"http://127.0.0.1:{line.partition('127.0.0.1:')[2].split()[0]}/v1/operations"
+        (port,) = re.findall(r"Serving HTTP on 127\.0\.0\.1:(\d+)", service.text())
+        url = f"http://127.0.0.1:{port}/v1/operations"
         body = {"type": "noop", "table": TABLE, "arg": {"jobs": 1}}
         for header in (CALLER, f"{CALLER}-x"):
             named = httpx.post(url, json=body, headers={"traceparent": header}, timeout=60).json()["op"]
