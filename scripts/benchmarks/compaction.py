@@ -162,7 +162,7 @@ class _Run:
             status = operation.status()
             executor.kill()
             began = time.perf_counter()
-            maintenance._require(status.state == "open", f"{kind} at half time", status.state)
+            maintenance._require(status.state == "running", f"{kind} at half time", status.state)
             if name != "distop":
                 operation.cancel()
             executor.start()

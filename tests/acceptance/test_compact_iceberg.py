@@ -120,6 +120,16 @@ def test_files_that_arrow_has_copied_have_statistics_and_partitions(bench: Compa
     assert bench.rows("t") == before
 
 
+def test_a_delete_by_statistics_keeps_values_that_are_no_numbers(bench: CompactBench) -> None:
+    """Without their count in the manifest, Iceberg removes a whole file: its bounds say that all values are below 5."""
+    bench.lake.create("t", "id bigint, x double", "", 2)
+    for n in range(2):
+        bench.lake.sql(f"insert into {{t}} values ({n}, 1.5), ({10 + n}, double('NaN'))")
+    assert bench.compact("t").report["verdict"] == "compacted"
+    bench.lake.delete("t", "x < 5")
+    assert sorted(row["id"] for row in bench.lake.rows("t").collect()) == [10, 11]
+
+
 def test_a_table_of_format_version_1_is_compacted(bench: CompactBench) -> None:
     bench.create("t", "partitioned by (k)", 1)
     before = bench.rows("t")

@@ -153,11 +153,13 @@ class IcebergReplacer(FileReplacer):
     def _copied(
         self, session: Any, plan: PartitionPlan, layout: Layout, stage: StagedFiles, spec: int
     ) -> list[tuple[str, int, int]]:
-        """Copy the files with Arrow; returns the new ones. Raises SparkOnly, RowsDiffer, RowsLost, and OSError."""
+        """Copy the files with Arrow; returns the new ones. Raises SparkOnly, Gone, RowsDiffer, RowsLost, OSError."""
+        metadata = read_metadata(plan.source)[0]
+        codec = arrow_rewrite.codec_of(metadata, layout)
         partition = iceberg_rows.partition_without_deletes(session, plan.source, plan.files)
         if partition is None:
             raise SparkOnly("rows are deleted")
-        names = arrow_rewrite.copied(plan, read_metadata(plan.source)[0], layout, stage, self._ctx)
+        names = arrow_rewrite.copied(plan, metadata, codec, layout.outputs, stage, self._ctx)
         staging_table.append_written(session, _location(stage), stage.data, names, partition)
         added = self._added(_StagedTable(stage, plan.partition).metadata()[0], spec, plan)
         self._check_complete(session, plan, added)

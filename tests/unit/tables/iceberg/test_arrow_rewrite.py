@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -24,11 +25,13 @@ from pyiceberg.types import (
     UUIDType,
 )
 
+from distop.protocol.plan import PartitionPlan
 from distop.tables.commits import Layout
 from distop.tables.iceberg import arrow_rewrite
 from distop.tables.iceberg.iceberg_fields import columns_of
 from distop.tables.reading import arrow_copy
 from distop.tables.reading.arrow_types import SparkOnly
+from distop.tables.reading.file_facts import Gone
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -134,6 +137,35 @@ class _Metadata:
     ids=["row ids", "sorted", "row groups", "bloom filters", "lz4"],
 )
 def test_what_only_icebergs_writer_does_is_left_to_spark(metadata: Any, sort_by: tuple[str, ...]) -> None:
-    none: Any = None
     with pytest.raises(SparkOnly):
-        arrow_rewrite.copied(none, metadata, Layout(1, 1 << 20, sort_by), none, none)
+        arrow_rewrite.codec_of(metadata, Layout(1, 1 << 20, sort_by))
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted", "expected"),
+    [("", None, "zstd"), ("SNAPPY", None, "snappy"), ("uncompressed", None, "none"), ("lz4", "gzip", "gzip")],
+)
+def test_new_files_are_compressed_as_the_table_or_the_argument_says(
+    given: str, wanted: str | None, expected: str
+) -> None:
+    metadata = _Metadata(2, **({"write.parquet.compression-codec": given} if given else {}))
+    assert arrow_rewrite.codec_of(metadata, Layout(1, 1 << 20, codec=wanted)) == expected
+
+
+@pytest.mark.parametrize(("values", "expected"), [([1.5, None, math.inf], False), ([1.5, math.nan], True)])
+def test_values_that_are_no_numbers_are_found(tmp_path: Path, values: list[float | None], expected: bool) -> None:
+    table = pa.table({"id": list(range(len(values))), "x": values})
+    pq.write_table(table.slice(0, 1), tmp_path / "a.parquet")
+    pq.write_table(table, tmp_path / "b.parquet")
+    paths = [str(tmp_path / name) for name in ("a.parquet", "b.parquet")]
+    assert arrow_rewrite.has_nan(paths, table.schema, lambda: None) is expected
+
+
+def test_files_that_are_no_parquet_files_are_left_to_spark_and_missing_ones_are_gone(tmp_path: Path) -> None:
+    none: Any = None
+    metadata: Any = type("Planned", (), {"schema": lambda _: Schema(*FIELDS)})()
+    (tmp_path / "a.orc").write_bytes(b"ORC" * 100)
+    for name, expected in (("a.orc", SparkOnly), ("b.parquet", Gone)):
+        plan = PartitionPlan(0, "a#0", 300, ((str(tmp_path / name), 300, 0),))
+        with pytest.raises(expected):
+            arrow_rewrite.copied(plan, metadata, "zstd", 1, none, none)
