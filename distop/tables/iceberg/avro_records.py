@@ -44,7 +44,7 @@ _CONTINUED = bytes(range(0x80, 0x100))
 """Bytes of a number other than its last."""
 
 _SCHEMA = "avro.schema"
-_CACHED_SCHEMA = 1 << 16
+CACHED_SCHEMA = 1 << 16
 """Maximum characters of a file's schema whose reader is cached."""
 _readers: LruCache[tuple[Any, Any]] = LruCache(16)
 """The readers of files with one schema: to make one takes longer than to read a hundred records."""
@@ -66,7 +66,7 @@ class RecordFile(AvroFile[D]):
         types, enums = tuple(self.read_types.items()), tuple(self.read_enums.items())
         key = (written, id(self.read_schema), types, enums)
         # The cached value keeps the schema that is read, so that no other one gets its id.
-        found = _readers.get(key, lambda: (self.read_schema, self._new_reader()), keep=len(written) <= _CACHED_SCHEMA)
+        found = _readers.get(key, lambda: (self.read_schema, self._new_reader()), keep=len(written) <= CACHED_SCHEMA)
         self.reader = found[1]
         return self
 
