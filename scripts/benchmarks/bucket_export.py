@@ -21,8 +21,8 @@ from benchmarks.common import Result, Row, median, report_progress
 from distop.protocol.records import TableRecord
 from distop.storage import export_targets, storage_options
 from distop.storage.opened_stores import open_store
-from tests.storage import servers
 from distop_behaviors.export import file_copy
+from tests.storage import servers
 from tests.support.export_runs import ExportRun
 
 AT_ONCE = 8
