@@ -12,7 +12,7 @@ from distop.errors import InvalidArgument
 from distop_behaviors.export.export_argument import ExportArgument, ExportReport, ExportResult
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from distop.behavior import JobContext, Summary, TableRecord
 
@@ -32,7 +32,6 @@ class Export(Behavior):
     instances = "one"
     conflicts_with = ("expire-snapshots", "expire-partitions", "remove-orphans", "purge")
     failure_policy = "collect_all"
-    resumable = True
     id_fields = ("to",)
     combine: ClassVar[Mapping[str, Literal["last"]]] = dict.fromkeys(
         ("version", "diff_from", "prefixes", "success", "remove_gone", "register", "dry_run"), "last"
@@ -50,11 +49,20 @@ class Export(Behavior):
 
     def start_or_resume_job(self, arg: Any, partition: PartitionPlan, ctx: JobContext) -> Any:
         """Copy and verify the planned files of a folder. Raises JobFailed if some are missing or have changed."""
-        from distop_behaviors.export.folder_export import FolderExport
+        ((_, result),) = self.run_batch(arg, [partition], ctx)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def run_batch(
+        self, arg: Any, partitions: Sequence[PartitionPlan], ctx: JobContext
+    ) -> Iterator[tuple[PartitionPlan, Any]]:
+        """Export folders, many of them together. Each partition with its result, or with its job's exception."""
+        from distop_behaviors.export.folder_export import FolderExports
 
         if ctx.table is None:
             raise InvalidArgument(NO_TABLE)
-        return FolderExport(ExportArgument.model_validate(arg, from_attributes=True), ctx.table, ctx).run(partition)
+        return FolderExports(ExportArgument.model_validate(arg, from_attributes=True), ctx.table, ctx).run(partitions)
 
     def complete_operation(self, arg: Any, table: TableRecord | None, summary: Summary, ctx: JobContext) -> Any:
         """Write the remaining markers and the root manifest if all folders are exported, and return the report."""

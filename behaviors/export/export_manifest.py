@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field, ValidationError
 from distop.errors import InvalidArgument
 from distop.storage.deletion_scope import OWN
 from distop.storage.store_errors import ObjectMissing
+from distop_behaviors.export.export_argument import ExportResult
 
 if TYPE_CHECKING:
     from distop.storage.object_store import ObjectStore
@@ -87,9 +88,10 @@ class ExportOwner(BaseModel):
 
 
 class CopiedPage(BaseModel):
-    """The copies of a page of a job, so that its next attempt need not examine them."""
+    """The copies of a page of a job, so that its next attempt need not examine them. ``result``: up to this page."""
 
     files: list[CopiedFile]
+    result: ExportResult = Field(default_factory=ExportResult)
 
 
 def read(store: ObjectStore, key: str, kind: type[M]) -> M | None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
-from typing import TYPE_CHECKING, Any, Literal
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from distop.errors import DistopError
 from distop.protocol.frozen import frozen
@@ -31,6 +33,10 @@ if TYPE_CHECKING:
 _ETAG = re.compile(r'"?([0-9a-f]{32})(-1)?"?')
 """An ETag that may be the MD5 of an object, or with "-1" the MD5 of its MD5: it was written or copied as one part."""
 
+_CORES = os.cpu_count() or 1
+FILES_AT_ONCE, DISK_FILES_AT_ONCE = 8 * _CORES, 2 * _CORES
+"""Files that are copied at the same time: to or from an object store, and from a disk to a disk."""
+
 How = Literal["copied", "reused", "unchanged"]
 
 
@@ -48,7 +54,10 @@ class Copy:
 
 
 class FileCopier:
-    """Copies files of a table below ``place`` to the place ``target``. Thread-safe."""
+    """Copies files of a table below ``place`` to the place ``target``. Thread-safe.
+
+    It is a context manager, with a pool of threads for the copiers of folders.
+    """
 
     def __init__(self, place: str, target: Place) -> None:
         """Raises InvalidArgument."""
@@ -67,6 +76,14 @@ class FileCopier:
             if source.prefix == self._bucket.prefix and source.anonymous == self._bucket.anonymous:
                 found = target.location.partition("://")
                 self._whole_bucket = open_store(f"{found[0]}://{found[2].partition('/')[0]}")
+
+    def __enter__(self) -> Self:
+        at_once = DISK_FILES_AT_ONCE if self._local is not None and self._on_disk else FILES_AT_ONCE
+        self.pool = ThreadPoolExecutor(at_once)
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.pool.shutdown()
 
     def key_of(self, path: str) -> str:
         """The key of a file at the target."""

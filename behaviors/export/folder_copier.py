@@ -7,7 +7,6 @@ In general a file is copied by itself (:class:`FolderCopier`). On a disk, all fi
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Self
@@ -20,15 +19,13 @@ from distop_behaviors.export.file_copy import Copy, SourceChanged, checksum_of_o
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from distop.storage.folder_copies import FolderCopies
     from distop.storage.object_store import ObjectStore, StoredObject
     from distop.tables.reading.file_facts import PlannedFile
     from distop_behaviors.export.file_copy import FileCopier
 
-FILES_AT_ONCE = 8
-DISK_FILES_AT_ONCE = 4
 _OF_FILE = (SourceChanged, UnsafePath, InvalidArgument, Denied, Unsupported, ObjectMissing)
 """Errors of one file that no retry helps."""
 _GROUP_FILES, _GROUP_BYTES = 64, 4 << 20
@@ -38,12 +35,14 @@ _STALE = 86_400.0
 
 
 class FolderCopier:
-    """Copies files of one folder, several at a time. It is a context manager."""
+    """Copies files of one folder, in the threads of ``copier``. It is a context manager."""
 
-    at_once = FILES_AT_ONCE
+    disk: int | None = None
+    """The disk of the copies: :meth:`flush` flushes all of them there. None: they are not on a disk."""
 
     def __init__(self, copier: FileCopier, folder: str, check: Callable[[], None]) -> None:
         self._copier = copier
+        self._pool = copier.pool
         self._folder = folder
         self._check = check
         self._stack = ExitStack()
@@ -51,7 +50,6 @@ class FolderCopier:
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             self._open(stack)
-            self._pool = stack.enter_context(ThreadPoolExecutor(self.at_once))
             self._stack = stack.pop_all()
         return self
 
@@ -75,11 +73,6 @@ class FolderCopier:
         """Write a small file into the folder at the target, or replace it."""
         self._copier.target.put(in_folder(self._folder, name), data)
 
-    def mark(self, name: str) -> None:
-        """Write the marker of the complete folder. It survives a crash of the machine, and so does all before it."""
-        self.flush()
-        self.put(name, b"")
-
     def _one(self, planned: PlannedFile, known: Mapping[str, CopiedFile]) -> Copy | str:
         self._check()
         try:
@@ -91,8 +84,6 @@ class FolderCopier:
 class DiskCopier(FolderCopier):
     """Copies from a disk to a disk."""
 
-    at_once = DISK_FILES_AT_ONCE
-
     def __init__(self, copier: FileCopier, folder: str, check: Callable[[], None], copies: FolderCopies) -> None:
         super().__init__(copier, folder, check)
         self._copies = copies
@@ -100,6 +91,7 @@ class DiskCopier(FolderCopier):
     def _open(self, stack: ExitStack) -> None:
         self._copier.target.delete_incomplete(self._folder, older_than=_STALE)
         stack.enter_context(self._copies)
+        self.disk = self._copies.disk
         self._there = self._copies.names()
 
     def copy(self, some: Sequence[PlannedFile], known: Mapping[str, CopiedFile]) -> Iterator[Copy | str]:
@@ -113,10 +105,6 @@ class DiskCopier(FolderCopier):
 
     def put(self, name: str, data: bytes) -> None:
         self._copies.put(name, data)
-
-    def mark(self, name: str) -> None:
-        super().mark(name)
-        self._copies.flush_names()
 
     def _one(self, planned: PlannedFile, known: Mapping[str, CopiedFile]) -> Copy | str:
         path, size, stamp = planned
@@ -207,6 +195,15 @@ class BucketCopier(FolderCopier):
             return None
         # Without an ETag of one part, the copy could not be compared with its source.
         return source if checksum_of_one_part(source, source) else None
+
+
+def flush(copiers: Iterable[FolderCopier]) -> None:
+    """Let the copies of all these survive a crash of the machine, and the small files that were written with them."""
+    first: dict[int | None, FolderCopier] = {}
+    for copier in copiers:
+        first.setdefault(copier.disk, copier)
+    for copier in first.values():  # which a disk tells about all errors since the first folder was opened
+        copier.flush()
 
 
 def _check_planned(planned: PlannedFile, found: os.stat_result) -> None:

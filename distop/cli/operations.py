@@ -304,7 +304,7 @@ def pause(
 ) -> None:
     """Pause an operation. Running jobs finish, or are stopped with --now.
 
-    Types that run batches (validate, noop) finish whole batches, which may be all of a small operation: use --now.
+    Types that run batches (validate, export, noop) finish whole batches, maybe all of a small operation: use --now.
     """
     check_waiting(wait, timeout)
     ref = parse(op)

@@ -145,10 +145,10 @@ class FolderCopies:
             else:  # each file is flushed already
                 os.fsync(self._target)
 
-    def flush_names(self) -> None:
-        """Let the names of files survive a crash of the machine, not their content. Raises StoreError."""
-        with disk_errors(f"flush {self._to}"):
-            os.fsync(self._target)
+    @property
+    def disk(self) -> int:
+        """A number that folders have in common if :meth:`flush` of one flushes the files of all."""
+        return os.fstat(self._target).st_dev if self._syncfs is not None else -self._target
 
     def _copied(self, source: int, before: os.stat_result, name: str) -> DiskCopy:
         scratch = scratch_name()

@@ -16,6 +16,7 @@ import fcntl
 import os
 import stat
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from distop.clock import time
@@ -239,35 +240,45 @@ class FolderStore(ObjectStore):
         return self._each(list(objects), move)
 
     def _each(self, objects: Sequence[Listed], work: Callable[[Listed, int, str], None]) -> Removed:
-        """Call ``work`` for each unchanged file, with its open folder, which is locked, and its name."""
+        """Call ``work`` for each unchanged file, with its open folder, which is locked, and its name.
+
+        A folder is opened and locked once for all of its files that follow each other.
+        """
         removed: dict[str, bool | None] = {}
         failed: dict[str, str] = {}
-        for one in objects:
+        for folder, group in groupby(objects, lambda one: one.key.rpartition("/")[0]):
+            some = list(group)
             try:
-                removed[one.key] = self._work_on(one, work)
+                where = check_key(folder) if folder else ""
+                with self._folder(where, f"remove files of {self.location_of(where)}") as opened, ExitStack() as stack:
+                    if opened is not None:
+                        stack.enter_context(self._locked(opened, folder))
+                    for one in some:
+                        try:
+                            removed[one.key] = self._work_on(one, opened, work)
+                        except (Denied, Unsupported, UnsafePath) as error:
+                            failed[one.key] = str(error)
             except (Denied, Unsupported, UnsafePath) as error:
-                failed[one.key] = str(error)
+                failed |= {one.key: str(error) for one in some}
 
         def those(wanted: bool | None) -> Sequence[str]:
             return [key for key, answer in removed.items() if answer is wanted]
 
         return Removed(those(True), those(None), those(False), failed)
 
-    def _work_on(self, one: Listed, work: Callable[[Listed, int, str], None]) -> bool | None:
-        """Whether a file is unchanged, so that ``work`` was called; None: it is missing."""
-        what = f"remove {self.location_of(one.key)}"
-        folder, name = _split(one.key)
-        with self._folder(folder, what) as opened:
-            if opened is None:
+    def _work_on(self, one: Listed, opened: int | None, work: Callable[[Listed, int, str], None]) -> bool | None:
+        """Whether a file is unchanged, so that ``work`` was called; None: it is missing. ``opened``: its folder."""
+        _, name = _split(one.key)
+        if opened is None:
+            return None
+        with _removal_errors(f"remove {self.location_of(one.key)}"):
+            try:
+                found = os.stat(name, dir_fd=opened, follow_symlinks=False)
+                if not stat.S_ISREG(found.st_mode) or not one.is_same(self._stored(one.key, found)):
+                    return False
+                work(one, opened, name)
+            except FileNotFoundError:
                 return None
-            with self._locked(opened, folder), _removal_errors(what):
-                try:
-                    found = os.stat(name, dir_fd=opened, follow_symlinks=False)
-                    if not stat.S_ISREG(found.st_mode) or not one.is_same(self._stored(one.key, found)):
-                        return False
-                    work(one, opened, name)
-                except FileNotFoundError:
-                    return None
         return True
 
     def delete_folder(self, folder: str) -> None:

@@ -11,6 +11,7 @@ a needed file is never deleted.
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from urllib.parse import unquote
 
@@ -21,6 +22,8 @@ from distop.protocol.texts import shown
 SCHEMES = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfss": "abfs", "wasbs": "wasb"}
 """Schemes with their main equivalent."""
 LOCAL = "file"
+_LEFT_OUT = re.compile(r"/\.{0,2}(?:/|\Z)")
+"""What a path has that is not normal: an empty name, ``.`` or ``..``."""
 _DECODINGS = 8
 """Maximum number of times that a text is decoded: each shortens it, unless it is made to waste time."""
 
@@ -61,6 +64,8 @@ def normal(text: str) -> NormalUri:
     Raises UnsafePath for any other text, and for ``..``, which readers resolve differently.
     """
     scheme, authority, path = _parts(text)
+    if path.startswith("/") and "\0" not in text and not _LEFT_OUT.search(path):
+        return NormalUri(scheme, authority, path)  # as most paths are
     names = [name for name in path.split("/") if name not in ("", ".")]
     if ".." in names or "\0" in text:
         raise UnsafePath(f"the path {shown(text)} has '..' or a NUL, so its readers may resolve it differently")

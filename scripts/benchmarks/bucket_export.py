@@ -21,6 +21,7 @@ from benchmarks.common import Result, Row, median, report_progress
 from distop.protocol.records import TableRecord
 from distop.storage import export_targets, storage_options
 from distop.storage.opened_stores import open_store
+from distop_behaviors.export import file_copy
 from tests.storage import servers
 from tests.support.export_runs import ExportRun
 
@@ -38,6 +39,7 @@ def measure(result: Result, folder: Path, runs: int) -> None:
         former = {name: os.environ.get(name) for name in served.environment}
         os.environ.update(served.environment)
         tables = served.options().items()
+        file_copy.FILES_AT_ONCE = AT_ONCE
         storage_options.configure({prefix: replace(one, request_timeout=60.0) for prefix, one in tables})
         try:
             for kind, (count, size) in SIZES.items():

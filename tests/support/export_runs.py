@@ -41,9 +41,8 @@ class ExportRun:
         return list(planned.partitions), planned.version
 
     def jobs(self, plans: list[PartitionPlan], ctx: FakeContext | None = None, **arg: Any) -> list[Any]:
-        return [
-            row for plan in plans for row in run_jobs(Export(), self.argument(**arg), [plan], ctx or self.context())
-        ]
+        """The outcomes of jobs, which run as one batch."""
+        return run_jobs(Export(), self.argument(**arg), plans, ctx or self.context())
 
     def run(self, **arg: Any) -> Ran:
         """Plan, run the jobs and complete."""

@@ -20,9 +20,11 @@ from pyiceberg.avro.reader import (
     StructReader,
     UnknownReader,
 )
+from pyiceberg.avro.resolver import resolve_reader
 from pyiceberg.typedef import StructProtocol
 
 from distop.errors import InvalidArgument
+from distop.runtime.lru_cache import LruCache
 from distop.tables.iceberg.avro import Damaged
 
 if TYPE_CHECKING:
@@ -41,6 +43,12 @@ _FLOAT, _DOUBLE = struct.Struct("<f"), struct.Struct("<d")
 _CONTINUED = bytes(range(0x80, 0x100))
 """Bytes of a number other than its last."""
 
+_SCHEMA = "avro.schema"
+CACHED_SCHEMA = 1 << 16
+"""Maximum characters of a file's schema whose reader is cached."""
+_readers: LruCache[tuple[Any, Any]] = LruCache(16)
+"""The readers of files with one schema: to make one takes longer than to read a hundred records."""
+
 D = TypeVar("D", bound=StructProtocol)
 
 
@@ -51,10 +59,23 @@ class RecordFile(AvroFile[D]):
     """
 
     def __enter__(self) -> RecordFile[D]:
-        super().__enter__()
-        if _has_unbounded_list(self.reader):
-            raise Damaged(f"the file {self.input_file.location} is damaged: it has a list of values without bytes")
+        with self.input_file.open() as file:
+            self.decoder = new_decoder(file.read())
+        self.header = self._read_header()
+        written = self.header.meta.get(_SCHEMA, "")
+        types, enums = tuple(self.read_types.items()), tuple(self.read_enums.items())
+        key = (written, id(self.read_schema), types, enums)
+        # The cached value keeps the schema that is read, so that no other one gets its id.
+        found = _readers.get(key, lambda: (self.read_schema, self._new_reader()), keep=len(written) <= CACHED_SCHEMA)
+        self.reader = found[1]
         return self
+
+    def _new_reader(self) -> Any:
+        schema = self.header.get_schema()
+        found = resolve_reader(schema, self.read_schema or schema, self.read_types, self.read_enums)
+        if _has_unbounded_list(found):
+            raise Damaged(f"the file {self.input_file.location} is damaged: it has a list of values without bytes")
+        return found
 
     def _read_block(self) -> int:
         if self.block and self.decoder.read(SYNC_SIZE) != self.header.sync:

@@ -19,7 +19,9 @@ from distop.errors import InvalidArgument, JobCancelled, UnsafePath
 from distop.protocol import identity
 from distop.storage import export_targets
 from distop.storage.folder_copies import FolderCopies
-from distop_behaviors.export import Export, folder_copier, folder_export
+from distop.storage.places import operation_path
+from distop_behaviors.export import Export, file_copy, folder_export
+from distop_behaviors.export.export_manifest import CopiedFile, CopiedPage
 from tests.support.context import FakeContext
 from tests.support.export_runs import ExportRun
 from tests.support.table_files import LoggedFolder
@@ -126,8 +128,10 @@ def test_L33_a_new_export_removes_markers_before_its_first_change(
         return copy(self, name, examine)
 
     monkeypatch.setattr(FolderCopies, "copy", watched)
-    ran = run.run()
+    plans, version = run.plan()
+    done = [row for plan in plans for row in run.jobs([plan])]
     assert seen == [{"day=2/_SUCCESS", "day=3/_SUCCESS"}]
+    ran = run.complete(done, plans, version)
     assert counts(ran.report) == {**NOTHING, "copied": 1, "verified": 1, "reused": 6}
     assert data(run.contents()) == source(tmp_path)
 
@@ -158,7 +162,7 @@ def test_an_export_that_was_killed_reuses_its_copies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pages: int
 ) -> None:
     monkeypatch.setattr(folder_export, "PAGE", pages)
-    monkeypatch.setattr(folder_copier.DiskCopier, "at_once", 1)
+    monkeypatch.setattr(file_copy, "DISK_FILES_AT_ONCE", 1)
     run = run_of(tmp_path, files=4)
     plans, version = run.plan()
     copy, left = FolderCopies.copy, 2
@@ -186,6 +190,67 @@ def test_an_export_that_was_killed_reuses_its_copies(
     assert counts(ran.report) == {**NOTHING, **expected}
     assert data(run.contents()) == source(tmp_path)
     assert not (tmp_path / "out" / "t" / "_distop" / "export" / "pages").exists()
+
+
+def test_a_checkpoint_that_does_not_fit_the_plan_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder_export, "PAGE", 1)
+    run = run_of(tmp_path)
+    plans, version = run.plan()
+    pages = tmp_path / "out" / "t" / "_distop" / "export" / "pages" / operation_path(run.operation)
+    copy = CopiedFile(path="day=1/0.parquet", bytes=1, checksum="sha256:0", planned=1, copied=1, target=1)
+    pages.mkdir(parents=True)
+    (pages / "0-0.json").write_text(CopiedPage(files=[copy]).model_dump_json())
+    ran = run.complete(run.jobs(plans), plans, version)
+    assert counts(ran.report) == {**NOTHING, "copied": 6, "verified": 6}
+    assert data(run.contents()) == source(tmp_path)
+
+
+def test_folders_are_flushed_together_before_their_markers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = run_of(tmp_path)
+    plans, _ = run.plan()
+    steps: list[str] = []
+    put, flush = FolderCopies.put, FolderCopies.flush
+
+    def watched_put(self: FolderCopies, name: str, data: bytes) -> None:
+        put(self, name, data)
+        steps.append(name)
+
+    def watched_flush(self: FolderCopies) -> None:
+        flush(self)
+        steps.append("flush")
+
+    monkeypatch.setattr(FolderCopies, "put", watched_put)
+    monkeypatch.setattr(FolderCopies, "flush", watched_flush)
+    monkeypatch.setattr(FolderCopies, "disk", 1)
+    run.jobs(plans)
+    assert steps == [*["_MANIFEST.json"] * 3, "flush", *["_SUCCESS"] * 3, "flush"]
+
+
+def test_folders_of_two_disks_are_flushed_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = run_of(tmp_path)
+    plans, _ = run.plan()
+    flushed: list[int] = []
+    monkeypatch.setattr(FolderCopies, "disk", property(id))
+    monkeypatch.setattr(FolderCopies, "flush", lambda self: flushed.append(id(self)))
+    run.jobs(plans)
+    assert len(set(flushed)) == 3
+    assert len(flushed) == 6
+
+
+@pytest.mark.parametrize(("folders", "size"), [(1, 1 << 30), (2, 1 << 30), (64, 1)])
+def test_folders_are_exported_in_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folders: int, size: int
+) -> None:
+    monkeypatch.setattr(folder_export, "GROUP_FOLDERS", folders)
+    monkeypatch.setattr(folder_export, "GROUP_BYTES", size)
+    run = run_of(tmp_path)
+    ran = run.run()
+    assert counts(ran.report) == {**NOTHING, "copied": 6, "verified": 6}
+    assert data(run.contents()) == source(tmp_path)
+    assert {key for key in run.contents() if key.endswith("_SUCCESS")} == {
+        "_SUCCESS",
+        *(f"{day}/_SUCCESS" for day in DAYS),
+    }
 
 
 def test_lakeFS_2089_a_missing_source_fails_the_export(tmp_path: Path) -> None:

@@ -38,7 +38,6 @@ def test_a_copy_has_the_content_and_nothing_else_is_left(
         one.put("b", b"1")
         one.put("b", b"2")
         one.flush()
-        one.flush_names()
         assert one.names() == {"a", "b"}
     to = tmp_path / "to" / "inner"
     assert {path.name: path.read_bytes() for path in to.iterdir()} == {"a": data, "b": b"2"}

@@ -7,14 +7,17 @@ import fcntl
 import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from distop.errors import InvalidArgument, UnsafePath
-from distop.storage.deletion import Place
+from distop.storage import folder_store
+from distop.storage.deletion import Place, opened_folder
 from distop.storage.folder_store import FolderStore
+from distop.storage.object_store import Listed
 from distop.storage.opened_stores import open_store
 from distop.storage.store_errors import ObjectChanged, ObjectExists, ObjectMissing, StoreError, TimedOut, Unsupported
 
@@ -198,3 +201,28 @@ def test_a_store_below_a_path() -> None:
     assert open_store("file:///some/folder").location == "/some/folder"
     with pytest.raises(InvalidArgument, match="absolute path"):
         open_store("some/folder")
+
+
+def test_a_folder_is_opened_once_for_all_of_its_removed_files(
+    store: FolderStore, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key in ("a/1", "a/2", "a/3", "b/1", "c"):
+        store.put_new(key, key.encode())
+    listed = [Listed(one.key, one.size, one.stamp) for one in store.list()]
+    (root / "a" / "2").write_bytes(b"new")
+    (root / "a" / "3").unlink()
+    opened: list[str] = []
+
+    @contextmanager
+    def watched(place: Place) -> Iterator[int | None]:
+        opened.append(place.location.removeprefix(str(root)))
+        with opened_folder(place) as found:
+            yield found
+
+    monkeypatch.setattr(folder_store, "opened_folder", watched)
+    found = store.remove_listed([*listed, Listed("gone/1", 1, 1), Listed("gone//1", 1, 1), Listed("/etc", 1, 1)])
+    assert found.removed == ["a/1", "b/1", "c"]
+    assert (found.changed, found.missing) == (["a/2"], ["a/3", "gone/1"])
+    assert set(found.failed) == {"gone//1", "/etc"}
+    assert opened == ["/a", "/b", "", "/gone", ""]
+    assert [one.key for one in store.list()] == ["a/2"]

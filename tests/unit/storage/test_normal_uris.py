@@ -22,6 +22,12 @@ from distop.storage.normal_uris import normal, spelling
         ("abfss://c@a.dfs.core.windows.net/t", "abfs://c@a.dfs.core.windows.net/t"),
         ("hdfs://nn:8020/t", "hdfs://nn:8020/t"),
         ("hdfs:///t", "hdfs:///t"),
+        ("/lake/.t/..x/...", "/lake/.t/..x/..."),
+        ("/lake/t\n/.\n", "/lake/t\n/.\n"),
+        ("/lake/.", "/lake"),
+        ("s3://b/./t", "s3://b/t"),
+        ("s3://b//t", "s3://b/t"),
+        ("/", "/"),
         ("/a b/%20/é/e\u0301", "/a b/%20/é/e\u0301"),
     ],
 )
@@ -30,7 +36,21 @@ def test_equivalent_texts_have_one_form(text: str, form: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "t/a", "~/t", "/t/../a", "s3://b/../a", "file://host/t", "s3:/b/t", "1:2", "/a\0b"]
+    "text",
+    [
+        "",
+        "t/a",
+        "~/t",
+        "/t/../a",
+        "s3://b/../a",
+        "file://host/t",
+        "s3:/b/t",
+        "1:2",
+        "/a\0b",
+        "s3://b\0/t",
+        "/t/..",
+        "/..",
+    ],
 )
 def test_other_texts_are_refused(text: str) -> None:
     with pytest.raises(UnsafePath):

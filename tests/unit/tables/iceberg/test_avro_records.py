@@ -261,3 +261,23 @@ def test_hole_9_planning_keeps_no_lists_of_entries(tmp_path: Path, monkeypatch: 
     (planned,) = plan_table(TableRecord("t", "iceberg", str(tmp_path))).partitions
     assert len(planned.files) == 200
     assert most <= 3
+
+
+@pytest.mark.parametrize("cached", [1 << 16, 0])
+def test_files_of_one_schema_are_read_with_the_schemas_that_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch, cached: int
+) -> None:
+    monkeypatch.setattr(avro_records, "CACHED_SCHEMA", cached)
+    fields = [{"name": name, "type": "long", "field-id": n} for n, name in enumerate("abc")]
+
+    def read(names: str, *values: int) -> list[tuple[int, ...]]:
+        written = json.dumps({"type": "record", "name": "r", "fields": fields})
+        given: Any = Bytes(file_of((1, b"".join(map(number, values))), schema=written))
+        wanted = Schema(*(NestedField("abc".index(name), name, LongType(), required=True) for name in names))
+        with RecordFile[Any](given, wanted) as found:
+            return [tuple(record[n] for n in range(len(names))) for record in found]
+
+    for _ in range(20):
+        assert read("c", 1, 2, 3) == [(3,)]
+        assert read("ba", 4, 5, 6) == [(5, 4)]
+        assert read("abc", 7, 8, 9) == [(7, 8, 9)]
