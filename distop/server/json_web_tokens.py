@@ -210,7 +210,7 @@ class KeySet:
                 await self._load()
         except TimeoutError:
             log.error("Cannot read the keys of the issuer %s: no answer within %g s", self.of.name, FETCH_LIMIT)
-        except (OSError, InvalidArgument) as error:
+        except (OSError, ValueError, InvalidArgument) as error:  # ValueError: a host that is no name
             log.error("Cannot read the keys of the issuer %s: %s", self.of.name, describe(error))
         finally:
             self._tried_at = time.monotonic()
@@ -268,7 +268,7 @@ async def fetched(url: str, ca: str = "") -> bytes:
                 return bytes(body)
             elif not isinstance(event, h11.Response | h11.InformationalResponse):
                 raise InvalidArgument("the URL has sent no whole answer")
-    except h11.RemoteProtocolError:
+    except h11.ProtocolError:
         raise InvalidArgument("the URL does not answer in HTTP") from None
     finally:
         writer.close()

@@ -5,13 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import signal
+import time
 from typing import TYPE_CHECKING, Any
 
+import httpx
+import jwt
 import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
 
 import distop
-from distop.errors import NotIdentified, PermissionDenied
+from distop.errors import LimitExceeded, NotIdentified, PermissionDenied
 from distop.protocol.records import TableRecord
 from tests.integration.test_service import LIMIT, TABLE, Service
 from tests.support.certificates import Certificates, make_certificates
@@ -193,6 +198,70 @@ def test_wrong_settings_are_refused(
 ) -> None:
     ran = distop_command("serve", "--etcd", "127.0.0.1:1", *options)
     assert (ran.code, words in ran.err) == (2, True), ran.err
+
+
+@pytest.mark.rotating
+def test_a_json_web_token_identifies_a_caller_over_both_faces(group: Daemons, tmp_path: Path) -> None:
+    key = rsa.generate_private_key(65537, 2048)
+    public = {**jwt.algorithms.RSAAlgorithm.to_jwk(key.public_key(), as_dict=True), "kid": "k1"}
+    (tmp_path / "jwks.json").write_text(json.dumps({"keys": [public]}))
+    access = tmp_path / "access.toml"
+    access.write_text(f"""
+[issuers.corp]
+issuer = "https://login.example.com"
+audience = "distop"
+jwks = "{tmp_path / "jwks.json"}"
+[identities.robot]
+subjects = ["corp:robot-7"]
+[[grants]]
+to = ["robot"]
+role = "submitter"
+tables = ["{TABLE}"]
+""")
+    access.chmod(0o600)
+    claims = {"iss": "https://login.example.com", "aud": "distop", "sub": "robot-7", "exp": time.time() + 600}
+    token = jwt.encode(claims, key, "RS256", headers={"kid": "k1"})
+    stranger = jwt.encode({**claims, "sub": "robot-8"}, key, "RS256", headers={"kid": "k1"})
+    options = ("--access", str(access), "--http", "127.0.0.1:0", "--audit-log", str(tmp_path / "audit.jsonl"))
+    service = Service(group.endpoint, tmp_path, options=options)
+    group.start("e1")
+    try:
+        with distop.connect(service.url, token=token) as client:
+            op = client.start_operation("noop", TABLE)
+            assert (op.status().submitter, op.wait(LIMIT).success) == ("robot", True)
+        with distop.connect(service.url, token=stranger) as client, pytest.raises(NotIdentified):
+            client.operations()
+        found_url = re.search(r"Serving HTTP on .*127\.0\.0\.1:(\d+)", service.text())
+        assert found_url is not None
+        url = f"http://127.0.0.1:{found_url[1]}/v1/operations"
+        for shown, status in ((token, 200), (stranger, 401)):
+            found = httpx.get(url, params={"table": TABLE}, headers={"authorization": f"Bearer {shown}"})
+            assert found.status_code == status, found.text
+        assert token not in (tmp_path / "audit.jsonl").read_text() + service.text()
+    finally:
+        service.end(signal.SIGKILL)
+
+
+@pytest.mark.rotating
+def test_two_services_limit_the_open_operations_of_an_identity_together(group: Daemons, tmp_path: Path) -> None:
+    access = tmp_path / "access.toml"
+    access.write_text(grants().replace("[identities.root]", "open_operations = 2\n[identities.root]"))
+    access.chmod(0o600)
+    services = [Service(group.endpoint, tmp_path, options=("--access", str(access))) for _ in range(2)]
+    group.start("e1")
+    try:
+        with distop.connect(services[0].url, token=ETL) as one, distop.connect(services[1].url, token=ETL) as other:
+            ops = [client.start_operation("noop", TABLE, {"sleep": 60.0}) for client in (one, other)]
+            for client in (one, other):
+                with pytest.raises(LimitExceeded, match="etl has 2 open operations, and may have 2"):
+                    client.start_operation("noop", TABLE)
+            with distop.connect(services[0].url, token=ROOT) as root:
+                root.operation(ops[0].ref).cancel()
+            ops[0].wait(LIMIT)
+            assert other.start_operation("noop", TABLE).wait(LIMIT).success
+    finally:
+        for service in services:
+            service.end(signal.SIGKILL)
 
 
 def test_a_token_is_not_sent_as_plain_text_to_another_machine() -> None:

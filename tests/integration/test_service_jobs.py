@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from typing import TYPE_CHECKING, Any
 
@@ -33,9 +34,9 @@ def service(group: Daemons, tmp_path: Path) -> Iterator[Service]:
 
 @pytest.fixture
 def http(service: Service) -> Iterator[httpx.Client]:
-    line = next(one for one in service.text().splitlines() if "Serving HTTP on" in one)
-    port = int(line.rpartition("127.0.0.1:")[2].split()[0])
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=LIMIT) as found:
+    place = re.search(r"Serving HTTP on .*127\.0\.0\.1:(\d+)", service.text())
+    assert place is not None
+    with httpx.Client(base_url=f"http://127.0.0.1:{place[1]}", timeout=LIMIT) as found:
         yield found
 
 

@@ -7,6 +7,7 @@ import base64
 import hashlib
 import hmac
 import json
+import ssl
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from distop.server import json_web_tokens
 from distop.server.access import ServiceAccess, parsed
 from distop.server.gate import AccessFile, CallerProof, CallGate
 from distop.server.json_web_tokens import keys_of
+from tests.support.certificates import make_certificates
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -338,6 +340,28 @@ async def test_a_url_that_misbehaves_is_logged(
     with pytest.raises(EtcdUnavailable):
         await identity(gate_of, signed())
     assert re.search(words, caplog.text), caplog.text
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+async def test_a_url_with_tls_is_read_if_its_authority_is_trusted(
+    tmp_path: Path, trusted: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    certificates, found = make_certificates(tmp_path), Issuer()
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificates.server_cert, certificates.server_key)
+    async with await asyncio.start_server(found._answer, "127.0.0.1", 0, ssl=context) as server:
+        url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/keys"
+        ca = certificates.ca if trusted else certificates.other_ca
+        (tmp_path / "access.toml").write_text(
+            file_of(url).replace("[identities.etl]", f'ca = "{ca}"\n[identities.etl]')
+        )
+        gate = CallGate(AccessFile(tmp_path / "access.toml"))
+        if trusted:
+            assert await identity(gate, signed()) == "etl"
+        else:
+            with pytest.raises(EtcdUnavailable):
+                await identity(gate, signed())
+            assert "CERTIFICATE_VERIFY_FAILED" in caplog.text
 
 
 # ------------------------------------------------------------------ access file
