@@ -24,7 +24,7 @@ MOST_BYTES = 4 << 20
 """Bytes of starts after which no other one is added to a call."""
 
 
-class _PendingStart:
+class _RemoteStart:
     """A start whose caller waits for its answer."""
 
     def __init__(self, message: operations_pb2.StartRequest) -> None:
@@ -36,14 +36,14 @@ class _PendingStart:
             self.answer.set_exception(error)
 
 
-class _StartGroup:
+class _RemoteStartGroup:
     """The starts of the next call."""
 
     def __init__(self) -> None:
-        self.items: list[_PendingStart] = []
+        self.items: list[_RemoteStart] = []
         self._bytes = 0
 
-    def add(self, item: _PendingStart) -> bool:
+    def add(self, item: _RemoteStart) -> bool:
         self.items.append(item)
         self._bytes += item.message.ByteSize()
         return True
@@ -58,7 +58,7 @@ class RemoteStarts:
 
     def __init__(self, channel: ServiceChannel) -> None:
         self._channel = channel
-        self._queues: dict[tuple[str, str], GroupCommit[_PendingStart]] = {}
+        self._queues: dict[tuple[str, str], GroupCommit[_RemoteStart]] = {}
         """By type and table; only those with starts under way."""
 
     async def start(self, message: operations_pb2.StartRequest) -> operations_pb2.StartResponse:
@@ -68,12 +68,12 @@ class RemoteStarts:
         if queue is None:
             queue = self._queues[subject] = GroupCommit(
                 self._send,
-                _StartGroup,
+                _RemoteStartGroup,
                 lambda error: log.error("Unexpected error in starts through the service", exc_info=error),
                 most=AT_ONCE,
                 abandoned=lambda one: one.answer.done(),
             )
-        one = _PendingStart(message)
+        one = _RemoteStart(message)
         queue.add([one])
         try:
             return await one.answer
@@ -84,7 +84,7 @@ class RemoteStarts:
             if not queue.busy and self._queues.get(subject) is queue:
                 del self._queues[subject]
 
-    async def _send(self, group: list[_PendingStart]) -> tuple[()]:
+    async def _send(self, group: list[_RemoteStart]) -> tuple[()]:
         try:
             if len(group) == 1:
                 answer = await self._channel.call("Operations/Start", group[0].message, writes=True)
@@ -101,7 +101,7 @@ class RemoteStarts:
                 one.fail(error)
         return ()
 
-    async def _send_batch(self, group: list[_PendingStart]) -> None:
+    async def _send_batch(self, group: list[_RemoteStart]) -> None:
         message = operations_pb2.BatchStartRequest(requests=[one.message for one in group])
         try:
             results: Any = (await self._channel.call("Operations/BatchStart", message, writes=True)).results
