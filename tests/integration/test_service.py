@@ -212,7 +212,7 @@ def test_rest_serves_the_same_calls(group: Daemons, tmp_path: Path) -> None:
     service = Service(group.endpoint, tmp_path, options=("--http", "127.0.0.1:0"))
     try:
         line = next(one for one in service.text().splitlines() if "Serving HTTP on" in one)
-        url = f"http://127.0.0.1:{line.partition('127.0.0.1:')[2].split()[0]}"
+        url = f"http://127.0.0.1:{line.partition('127.0.0.1:')[2].split()[0].rstrip(';')}"
         with httpx.Client(base_url=url, timeout=LIMIT) as rest:
             assert "/v1/operations" in rest.get("/openapi.json").json()["paths"]
             body = {"type": "noop", "table": TABLE, "arg": {"jobs": 3}, "options": {"request_id": "once"}}
