@@ -9,10 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 from distop.client.done_callbacks import DoneCallbacks
-from distop.errors import (
-    EtcdUnavailable,
-    WaitTimeout,
-)
+from distop.errors import WaitTimeout
 from distop.protocol.caller_values import seconds
 from distop.protocol.caller_values import text as check_text
 from distop.protocol.keys import Keys
@@ -140,29 +137,14 @@ class Operation:
         return self._callbacks.remove(function)
 
     async def watch(self, interval: float = 0.5) -> AsyncGenerator[OperationStatus, None]:
-        """Yield the status now, and at each change, checked every ``interval`` seconds.
+        """Yield the status now, and at each change, checked every ``interval`` seconds (by a service: at once).
 
         The last one has ``ended``. Raises NotFound, InvalidArgument (``interval`` is not a number).
         """
         seconds(interval, "the interval")
-        last: OperationStatus | None = None
-        waiter = asyncio.ensure_future(self.wait())
-        try:
-            while True:
-                with contextlib.suppress(EtcdUnavailable):
-                    now = await self.status()
-                    if now != last:
-                        yield now
-                    if now.ended:
-                        return
-                    last = now
-                await asyncio.wait([waiter], timeout=interval)
-                if waiter.done() and waiter.exception() is not None:
-                    waiter.result()
-        finally:
-            waiter.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await waiter
+        async with contextlib.aclosing(self._backend.watch(self._ref, self._jobs, interval)) as found:
+            async for one in found:
+                yield one
 
     # --------------------------------------------------------------- commands
 

@@ -357,6 +357,7 @@ def connect(endpoints: str | Iterable[str] | None = None, **options: Unpack[Conn
     """Connect to etcd: one endpoint or several, ``DISTOP_ETCD`` when left out, else 127.0.0.1:2379.
 
     Or to a service: ``grpc://host:port``, or ``grpcs://`` with TLS (docs/reference/service.md), with a ``token``.
+    Several addresses of services are separated by commas.
 
     ``client``: an ``etcd3.Etcd3Client`` of the caller's, whose address is taken; it keeps neither passwords nor
     certificate files, so those are given here as well. ``connect_timeout``: seconds, default 10.

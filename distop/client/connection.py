@@ -51,6 +51,7 @@ def connect(endpoints: str | Iterable[str] | None = None, **options: Unpack[Conn
     """Connect to etcd: one endpoint or several, ``DISTOP_ETCD`` when left out, else 127.0.0.1:2379.
 
     Or to a service: ``grpc://host:port``, or ``grpcs://`` with TLS (docs/reference/service.md), with a ``token``.
+    Several addresses of services are separated by commas.
 
     See :class:`~distop.client.connection_options.ConnectionOptions` for the options. Raises InvalidArgument; awaiting
     it raises EtcdUnavailable when etcd does not answer within ``connect_timeout`` seconds (default 10), and

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from distop.client.graphs import requests, steps
 from distop.client.operation_end import OperationEnd
 from distop.clock import time, uuid
-from distop.errors import InvalidArgument, NotFound, UnreadableRecord
+from distop.errors import EtcdUnavailable, InvalidArgument, NotFound, UnreadableRecord
 from distop.protocol.identity import MADE
 from distop.protocol.texts import shown
 from distop.services import actions, autopilot, policies, registered, table_registry
@@ -186,6 +187,26 @@ class DirectBackend:
 
     async def end(self, ref: OperationRef) -> History:
         return await OperationEnd(self.etcd, self.keys, ref).wait()
+
+    async def watch(self, ref: OperationRef, seen: JobStates, interval: float) -> AsyncGenerator[OperationStatus, None]:
+        last: OperationStatus | None = None
+        waiter = asyncio.ensure_future(self.end(ref))
+        try:
+            while True:
+                with suppress(EtcdUnavailable):
+                    now = await self.status(ref, seen)
+                    if now != last:
+                        yield now
+                    if now.ended:
+                        return
+                    last = now
+                await asyncio.wait([waiter], timeout=interval)
+                if waiter.done() and waiter.exception() is not None:
+                    waiter.result()
+        finally:
+            waiter.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await waiter
 
     def outcomes(self, ref: OperationRef, model: type | None, start: int = 0) -> AsyncGenerator[JobResult, None]:
         return outcomes(self.etcd, self.keys, ref, model, self._shared_dir, start)

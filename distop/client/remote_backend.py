@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from distop.client import service_messages as m
 from distop.client.graphs import Ended, Start, requests, steps
+from distop.client.remote_starts import RemoteStarts
 from distop.client.service_channel import CALL_LIMIT, ServiceChannel
 from distop.clock import time, uuid
 from distop.errors import EtcdUnavailable, InvalidArgument, NotAllowed, WaitTimeout
 from distop.protocol.caller_values import text as check_text
 from distop.protocol.identity import MADE
 from distop.protocol.texts import shown
+from distop.runtime import caller_trace
 from distop.runtime.backoff import Backoff
 from distop.services import table_registry
 from distop.services.claims import owned_jobs as claims
@@ -70,6 +73,7 @@ class RemoteBackend:
     def __init__(self, channel: ServiceChannel, connect_limit: float = 10.0, *, identified: bool = False) -> None:
         """``identified``: the service knows the caller, who is then the submitter; else this client reports it."""
         self._channel = channel
+        self._starts = RemoteStarts(channel)
         self._connect_limit = connect_limit
         self._identified = identified
 
@@ -93,8 +97,10 @@ class RemoteBackend:
         message = operations_pb2.StartRequest(type=type_name, table=table, options=chosen)
         if options.request_id is None:
             message.new_request_id = new_id or f"{MADE}{uuid.uuid4()}"
+        if trace := caller_trace.traceparent():  # of this start: others may share its call
+            message.options.traceparent = message.options.traceparent or trace
         message.arg.text = arg.decode()
-        return _started(await self._write("Operations/Start", message))
+        return _started(await self._starts.start(message))
 
     async def start_graph(self, starts: Step | Iterable[Start], request_id: str | None) -> list[Started]:
         graph = list(dict.fromkeys(steps(starts)))
@@ -199,11 +205,27 @@ class RemoteBackend:
 
     async def end(self, ref: OperationRef) -> History:
         backoff = Backoff(*_PAUSE)
+        message = operations_pb2.WaitRequest(op=str(ref))
         while True:
-            message = operations_pb2.WatchRequest(op=str(ref), only_end=True)
             try:
-                async for answer in self._channel.stream("Operations/Watch", message):
-                    return m.history_of(answer.operation)
+                return m.history_of(await self._channel.call("Operations/Wait", message, writes=False, limit=None))
+            except EtcdUnavailable:
+                await asyncio.sleep(backoff.pause())
+
+    async def watch(self, ref: OperationRef, seen: JobStates, interval: float) -> AsyncGenerator[OperationStatus, None]:
+        backoff = Backoff(*_PAUSE)
+        message = operations_pb2.WatchRequest(op=str(ref))
+        last: OperationStatus | None = None
+        while last is None or not last.ended:
+            try:
+                async with aclosing(self._channel.stream("Operations/Watch", message)) as found:
+                    async for answer in found:
+                        message.revision = answer.revision
+                        backoff.reset()
+                        status = m.operation_status(answer.operation)
+                        if status != last:
+                            yield status
+                        last = status
             except EtcdUnavailable:
                 await asyncio.sleep(backoff.pause())
 

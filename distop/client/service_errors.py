@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
 from distop import errors as e
+from distop.v1 import operations_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -70,6 +71,19 @@ def status_of(error: e.DistopError) -> tuple[grpc.StatusCode, str, bytes]:
     if issubclass(kind, RETRYABLE):
         found.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=Duration(seconds=RETRY_AFTER)))
     return code, text, found.SerializeToString()
+
+
+def start_error(error: e.DistopError) -> operations_pb2.StartError:
+    """The message of a start that fails beside others."""
+    code, text, _ = status_of(error)
+    kind = next((one for one in type(error).__mro__ if one in CODES), None)
+    return operations_pb2.StartError(code=code.name, message=text, reason="" if kind is None else kind.__name__)
+
+
+def error_of_start(message: operations_pb2.StartError) -> e.DistopError:
+    """The error of a start that failed beside others."""
+    kind = _BY_NAME.get(message.reason)
+    return e.DistopError(f"the service fails ({message.message})") if kind is None else kind(message.message)
 
 
 def error_of(failed: grpc.aio.AioRpcError, service: str, *, writes: bool, request_id: str = "") -> e.DistopError:

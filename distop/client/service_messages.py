@@ -87,6 +87,7 @@ _PLAIN = (
     *("max_jobs_per_executor", "id", "on_duplicate", "traceparent"),
 )
 """Options with the same value in the message."""
+_SCALARS = frozenset((*_PLAIN, "not_before", "max_failed"))
 
 
 def options_message(options: StartOptions) -> operations_pb2.StartOptions:
@@ -115,7 +116,8 @@ def options_message(options: StartOptions) -> operations_pb2.StartOptions:
 
 def start_options(message: operations_pb2.StartOptions) -> StartOptions:
     """The options of a message."""
-    values: dict[str, Any] = {name: given(message, name) for name in (*_PLAIN, "not_before", "max_failed")}
+    # Most starts have few options.
+    values: dict[str, Any] = {field.name: value for field, value in message.ListFields() if field.name in _SCALARS}
     if message.HasField("partitions"):
         values["partitions"] = list(message.partitions.values)
     for name in ("labels", "where"):

@@ -8,6 +8,7 @@ import os
 import stat
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from distop.client.service_messages import request_id_of
@@ -25,6 +26,7 @@ from distop.store.tls_files import file_stamp
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from distop.server.access import CallScope
@@ -51,6 +53,8 @@ class CurrentCaller:
     admin: bool = False
     may: Callable[[CallScope], bool] = lambda scope: True
     """Whether it has the role of the call for another scope."""
+    through: Callable[[str, Any], AbstractContextManager[PassedCall]] | None = None
+    """Lets another call of the same caller through the gate."""
 
 
 NOBODY = CurrentCaller(None, "")
@@ -219,7 +223,7 @@ class CallGate:
         try:
             identity = self._identified(allowed, proof)
             admin = allowed.permits(identity, CallerRole.ADMIN, access.EVERYTHING)
-            who = CurrentCaller(identity, proof.peer, admin, may)
+            who = CurrentCaller(identity, proof.peer, admin, may, partial(self.passing, proof=proof))
             self._limits.check_call(identity)
             scopes = list(rule.scopes(request))
             check(allowed)
@@ -300,6 +304,8 @@ class PassedCall:
 
     def answer(self, message: Any) -> Any:
         """The answer without what the caller may not see."""
+        if self._rule.waits:
+            self._check()
         if self._rule.listed is not None:
             self._rule.listed(message, self._may)
         if self._rule.shown is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -16,8 +16,9 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from distop.client.service_channel import MOST_BYTES
 from distop.client.service_errors import DETAILS, status_of
-from distop.errors import DistopError, InvalidArgument
+from distop.errors import DistopError, EtcdUnavailable, InvalidArgument
 from distop.runtime import caller_trace
+from distop.server.checked_streams import checked
 from distop.server.gate import CallerProof
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ MESSAGE_LIMIT = 30.0
 """Seconds for the message of a call to arrive."""
 MOST_PUBLIC = 100
 """Maximum open streams of health and of reflection each, for which callers are not identified."""
+READ_LIMIT = 30.0
+"""Seconds without reading after which a stream of a caller ends."""
 PUBLIC_LIMIT = 60.0
 """Seconds without a request after which a stream of reflection ends."""
 HEALTH_LIMIT = 2.0
@@ -213,18 +216,30 @@ def _unary(call: Callable[[Any], Awaitable[Any]], request: Any, through: _Throug
 
 
 def _stream(call: Callable[[Any], AsyncGenerator[Any, None]], request: Any, through: _Through) -> Callable[..., Any]:
-    async def answer(_: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncGenerator[Any, None]:
+    async def answer(_: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         try:
             await through.check_identity(context)
             message = await _received(request, context)
             with through.passing(message, context) as passed:
-                async for response in call(message):
-                    passed.check()
-                    yield response
+                async with aclosing(checked(call(message), passed.check)) as responses:
+                    async for response in responses:
+                        if response is not None:
+                            await _write(context, response)
         except Exception as error:  # as above
             await _refuse(context, error)
 
     return answer
+
+
+async def _write(context: grpc.aio.ServicerContext[Any, Any], response: Any) -> None:
+    """Send a response of a stream. Raises EtcdUnavailable if the caller does not read."""
+    try:
+        async with asyncio.timeout(READ_LIMIT):
+            await context.write(response)
+    except TimeoutError:
+        raise EtcdUnavailable(
+            f"nothing of the stream was read for {READ_LIMIT:g} s: go on after the last revision that has arrived"
+        ) from None
 
 
 async def _refuse(context: grpc.aio.ServicerContext[Any, Any], error: Exception) -> None:

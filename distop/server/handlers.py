@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import logging
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from distop.client import service_messages as m
-from distop.client.async_operation import Operation, parse_ref
+from distop.client.async_operation import parse_ref
 from distop.client.graphs import Ended, Start
-from distop.errors import InvalidArgument, NotAllowed, NotFound, PermissionDenied
+from distop.client.service_errors import start_error
+from distop.errors import DistopError, InvalidArgument, NotAllowed, NotFound, PermissionDenied
+from distop.protocol.caller_values import seconds
 from distop.protocol.operation_labels import labels as check_labels
 from distop.protocol.texts import shown
+from distop.runtime import caller_trace
 from distop.schemas.argument_schema import encode_argument
 from distop.server.access import CallScope
 from distop.server.gate import caller
@@ -40,9 +45,14 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
 
     from distop.client.backend import Backend
+    from distop.server.operation_watches import OperationWatches
     from distop.services.claims.owned_jobs import OfferedJob
     from distop.services.submission.insertion import Started
 
+log = logging.getLogger("distop.service")
+
+MOST_STARTS = 1_000
+"""Maximum starts in a request."""
 MOST_JOBS = 1_000
 """Maximum outcomes of jobs in a response."""
 MOST_RECORDS = 250
@@ -53,11 +63,14 @@ _OFFER_DURATION = 1.0
 """A valid duration of a claim. Offers claim nothing."""
 
 
-def services(backend: Backend) -> Mapping[str, Any]:
-    """The handlers of each service, by its full name. Their methods have the names of the calls."""
-    own = {f"distop.v1.{name}": calls(backend) for name, calls in SERVICES.items()}
-    operations = OperationCalls(backend)
-    return {**own, "distop.v1.PolyCat": PolyCatCalls(operations), LONG_RUNNING: LongRunningCalls(operations)}
+def services(backend: Backend, watches: OperationWatches | None = None) -> Mapping[str, Any]:
+    """The handlers of each service, by its full name. Their methods have the names of the calls.
+
+    ``watches``: for the calls that watch operations.
+    """
+    found: dict[str, Any] = {f"distop.v1.{name}": calls(backend) for name, calls in SERVICES.items()}
+    operations = found["distop.v1.Operations"] = OperationCalls(backend, watches)
+    return {**found, "distop.v1.PolyCat": PolyCatCalls(operations), LONG_RUNNING: LongRunningCalls(operations)}
 
 
 class _Service:
@@ -89,10 +102,33 @@ def _started(started: Started) -> operations_pb2.StartResponse:
 class OperationCalls(_Service):
     """Starts, finds and changes operations."""
 
+    def __init__(self, backend: Backend, watches: OperationWatches | None = None) -> None:
+        super().__init__(backend)
+        self._watches = watches
+
     async def Start(self, request: operations_pb2.StartRequest) -> operations_pb2.StartResponse:
         options = _options(request.options)
         arg, new_id = _argument(request), request.new_request_id
         return _started(await self._backend.start(request.type, request.table, arg, options, new_id))
+
+    async def BatchStart(self, request: operations_pb2.BatchStartRequest) -> operations_pb2.BatchStartResponse:
+        if len(request.requests) > MOST_STARTS:
+            raise InvalidArgument(f"at most {MOST_STARTS} starts are allowed, not {len(request.requests)}")
+        through = caller.get().through
+        assert through is not None
+
+        async def result(one: operations_pb2.StartRequest) -> operations_pb2.BatchStartResponse.Result:
+            try:
+                caller_trace.answered("")  # each has its own in its options
+                with through("Operations/Start", one) as passed:
+                    return operations_pb2.BatchStartResponse.Result(started=await passed.run(self.Start))
+            except Exception as error:
+                if not isinstance(error, DistopError):
+                    log.error("Unexpected error in a start", exc_info=error)
+                known = error if isinstance(error, DistopError) else DistopError()
+                return operations_pb2.BatchStartResponse.Result(error=start_error(known))
+
+        return operations_pb2.BatchStartResponse(results=await asyncio.gather(*map(result, request.requests)))
 
     async def StartGraph(self, request: operations_pb2.StartGraphRequest) -> operations_pb2.StartGraphResponse:
         starts = []
@@ -173,12 +209,22 @@ class OperationCalls(_Service):
             wanted = replace(wanted, after=page.after)
 
     async def Watch(self, request: operations_pb2.WatchRequest) -> AsyncGenerator[operations_pb2.WatchResponse, None]:
-        ref = parse_ref(request.op)
-        if request.only_end:
-            yield operations_pb2.WatchResponse(operation=m.history_message(await self._backend.end(ref)))
-            return
-        async for status in Operation(self._backend, ref).watch():
-            yield operations_pb2.WatchResponse(operation=m.operation_message(status))
+        if request.revision < 0:
+            raise InvalidArgument(f"the revision must be 0 or more, not {request.revision}")
+        assert self._watches is not None
+        async with contextlib.aclosing(self._watches.watch(parse_ref(request.op), request.revision)) as found:
+            async for response in found:
+                yield response
+
+    async def Wait(self, request: operations_pb2.WaitRequest) -> operations_pb2.Operation:
+        ref, timeout = parse_ref(request.op), m.given(request, "timeout")
+        if timeout is not None:
+            seconds(timeout, "the timeout")
+        assert self._watches is not None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                return await self._watches.ends.wait(ref)
+        return m.operation_message(await self._backend.status(ref, JobStates()))
 
     async def Cancel(self, request: operations_pb2.CancelRequest) -> operations_pb2.CancelResponse:
         await self._backend.cancel(parse_ref(request.op), request.text)

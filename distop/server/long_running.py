@@ -5,8 +5,6 @@ The name of an operation is ``operations/`` with its name in distop. Deleting is
 
 from __future__ import annotations
 
-import asyncio
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -90,13 +88,7 @@ class LongRunningCalls:
         found = await self._get(op)
         if found.done or not limit:
             return found
-        ends = self._operations.Watch(operations_pb2.WatchRequest(op=op, only_end=True))
-        try:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(limit):
-                    await anext(ends, None)
-        finally:
-            await ends.aclose()
+        await self._operations.Wait(operations_pb2.WaitRequest(op=op, timeout=limit))
         return await self._get(op)
 
 

@@ -19,6 +19,7 @@ from distop.server.gate import AccessFile, AuditLog, CallGate
 from distop.server.grpc_face import GrpcFace
 from distop.server.handlers import services
 from distop.server.limits import IdentityLimits
+from distop.server.operation_watches import OperationWatches
 from distop.server.page.page_app import PageApp
 from distop.server.rest_face import RestFace
 from distop.services.inspection.open_work import OpenWorkReader
@@ -128,13 +129,14 @@ async def serve(config: ServiceConfig, ready: Callable[[int], None] = lambda por
     gate = CallGate(file, audit, IdentityLimits(OpenWorkReader(etcd, keys)))
     etcd.suggests_tables = not gate.identifies
     backend = DirectBackend(etcd, keys, client.shared_dir)
+    watches = OperationWatches(etcd, keys)
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     try:
         await backend.connect()
-        handlers = services(backend)
+        handlers = services(backend, watches)
         page = PageApp(handlers, gate, etcd, backend.keys)
         face, rest = GrpcFace(handlers, gate), RestFace(handlers, gate, page)
         try:
@@ -158,7 +160,9 @@ async def serve(config: ServiceConfig, ready: Callable[[int], None] = lambda por
                     await stopped.wait()
             rest.renew_tls()
         log.info("Stopping: new calls are refused, open ones have %g s", GRACE)
+        watches.stop()
         await asyncio.gather(face.stop(GRACE), rest.stop(GRACE))
         await page.close()
     finally:
+        await watches.close()
         await backend.close()

@@ -21,6 +21,7 @@ from distop.errors import DistopError, EtcdUnavailable, InvalidArgument, NotFoun
 from distop.protocol.json_codec import dumps, loads
 from distop.protocol.texts import shown
 from distop.runtime import caller_trace
+from distop.server.checked_streams import checked
 from distop.server.gate import CallerProof
 from distop.server.http_routes import HttpRoute, routes, set_path_fields
 from distop.server.json_messages import fill, fill_from_query, to_json
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
     from starlette.types import Receive, Scope, Send
 
-    from distop.server.gate import CallGate, PassedCall
+    from distop.server.gate import CallGate
     from distop.server.page.page_app import PageApp
 
 log = logging.getLogger("distop.service")
@@ -49,8 +50,10 @@ HEADER_LIMIT = 10.0
 """Seconds for a request's headers to arrive. The connection is then closed."""
 MOST_CONNECTIONS = 10_000
 """Maximum connections, if the process may have twice as many files. Others are closed at once."""
-BEAT = 15.0
-"""Seconds without an event after which a stream sends a comment, so that proxies keep it open."""
+READ_LIMIT = 30.0
+"""Seconds in which a caller reads nothing of its answer, after which the connection is closed."""
+MOST_REVISION = 2**63 - 1
+_DONE: Any = object()
 CERTIFICATES = "distop.certificates"
 """The names in the caller's certificate, in the scope of a request."""
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
@@ -231,39 +234,39 @@ class RestFace:
 
     async def _stream(self, route: HttpRoute, handler: Any, message: Any, request: Request) -> Response:
         """Server-sent events. An error before the first one is the answer's status."""
+        known = request.headers.get("last-event-id", "")
+        if known.isascii() and known.isdigit() and hasattr(message, "revision") and not message.revision:
+            message.revision = min(int(known[:20]), MOST_REVISION)
         passing = self._gate.passing(route.call, message, proof_of(request))
         passed = passing.__enter__()
-        events: AsyncGenerator[Any, None] = handler(message)
+        responses = checked(handler(message), passed.check)
         try:
-            first = await _while_connected(request, anext(events, None))
-            passed.check()
+            first = await _while_connected(request, anext(responses, _DONE))
         except BaseException as error:
-            await events.aclose()
+            await responses.aclose()
             passing.__exit__(type(error), error, None)
             raise
-        body = self._events(first, events, passing, passed)
+        if first is _DONE:
+            passing.__exit__(None, None, None)
+            return Response(status_code=204)  # a browser then does not connect again
+        body = self._events(first, responses, passing)
         return StreamingResponse(body, media_type="text/event-stream", headers={"cache-control": "no-store"})
 
     async def _events(
-        self, first: Any, events: AsyncGenerator[Any, None], passing: AbstractContextManager[Any], passed: PassedCall
+        self, first: Any, responses: AsyncGenerator[Any, None], passing: AbstractContextManager[Any]
     ) -> AsyncGenerator[bytes, None]:
         failed: DistopError | None = None
         following: asyncio.Future[Any] | None = None
         stopped = asyncio.ensure_future(self._stopped.wait())
         try:
             found = first
-            while found is not None:
-                yield b"data: " + dumps(to_json(found)) + b"\n\n"
-                following = asyncio.ensure_future(anext(events, None))
-                while not following.done():
-                    await asyncio.wait([following, stopped], timeout=BEAT, return_when=asyncio.FIRST_COMPLETED)
-                    if stopped.done():
-                        return
-                    if not following.done():
-                        passed.check()
-                        yield b": waiting\n\n"
+            while found is not _DONE:
+                yield b": waiting\n\n" if found is None else _event(found)
+                following = asyncio.ensure_future(anext(responses, _DONE))
+                await asyncio.wait([following, stopped], return_when=asyncio.FIRST_COMPLETED)
+                if stopped.done():
+                    return
                 found = following.result()
-                passed.check()
         except DistopError as error:
             failed = error
             yield b"event: error\ndata: " + dumps(_error(error)[1]) + b"\n\n"
@@ -272,7 +275,7 @@ class RestFace:
             if following is not None:
                 following.cancel()
                 await asyncio.gather(following, return_exceptions=True)
-            await events.aclose()
+            await responses.aclose()
             with suppress(DistopError):
                 passing.__exit__(None if failed is None else type(failed), failed, None)
 
@@ -329,9 +332,10 @@ async def _disconnected(request: Request) -> None:
 
 
 class _Connection(H11Protocol):
-    """A connection whose callers send their headers in time."""
+    """A connection whose callers send their headers, and read their answers, in time."""
 
     _late: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -348,6 +352,20 @@ class _Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._expect_nothing()
+        self._note_reading()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread = self.loop.call_later(READ_LIMIT, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._note_reading()
+
+    def _note_reading(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
 
     def _expect_headers(self) -> None:
         """Start the time, unless a request is being answered."""
@@ -387,6 +405,12 @@ class _Server(uvicorn.Server):
 
     def capture_signals(self) -> Any:
         return nullcontext()
+
+
+def _event(response: Any) -> bytes:
+    """A server-sent event. Its id is the revision, which the browser sends when it connects again."""
+    revision = getattr(response, "revision", 0)
+    return (b"id: %d\n" % revision if revision else b"") + b"data: " + dumps(to_json(response)) + b"\n\n"
 
 
 def proof_of(request: Request) -> CallerProof:

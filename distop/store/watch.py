@@ -17,6 +17,7 @@ from distop.clock import random
 from distop.errors import ClusterChanged, Compacted, EtcdRejected, EtcdUnavailable, describe
 from distop.protocol.revisioned import Change
 from distop.protocol.supported_versions import orders_requested_progress
+from distop.protocol.txn import Get
 from distop.runtime.backoff import Backoff
 from distop.store import transport as wire
 from distop.store._proto import kv_pb2
@@ -162,7 +163,7 @@ class Feed:
     its error.
 
     ``ignore``: suffixes of keys whose changes are not delivered; ``ignore_deletions``: of those whose deletions are
-    not.
+    not. ``contents`` False: a listing only has its revision, and the owner reads what it needs of the range.
 
     Failed, silent and rejected streams are replaced without end, with back-off; ``problem`` is the last error.
     """
@@ -179,6 +180,7 @@ class Feed:
         ignore: tuple[bytes, ...] = (),
         gather: Callable[[], Gather] | None = None,
         ignore_deletions: tuple[bytes, ...] = (),
+        contents: bool = True,
     ) -> None:
         self.name = name or start
         self.problem = ""
@@ -187,6 +189,7 @@ class Feed:
         self._apply = apply
         self._ignore = ignore
         self._gather = gather
+        self._contents = contents
         self._ignore_deletions = (*ignore, *ignore_deletions)
         self._relist_every = relist_every
         self._position = WatchPosition()
@@ -325,6 +328,9 @@ class Feed:
         self._relist_timer = loop.call_later(every * random.uniform(0.9, 1.1), self._want_listing)
 
     async def _listing(self) -> Batch:
+        if not self._contents:
+            revision, _ = await self._client.read_at(Get(self._start, count_only=True))
+            return Batch(revision, (), listing=True)
         listing = await self._client.list(self._start, self._end)
         return Batch(listing.revision, tuple([Change(pair) for pair in listing.kvs]), listing=True)
 

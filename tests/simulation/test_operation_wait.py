@@ -203,12 +203,12 @@ def test_watch_fails_when_the_client_is_closed(cluster: SimCluster, monkeypatch:
                 await asyncio.sleep(0.1)
             raise EtcdUnavailable("etcd does not answer")
 
-        async def waited(self: Operation) -> None:
+        async def waited(self: DirectBackend, ref: OperationRef) -> None:
             waits.set()
             raise EtcdUnavailable("the etcd client is closed")
 
         monkeypatch.setattr(backend + "status", unanswered)
-        monkeypatch.setattr(Operation, "wait", waited)
+        monkeypatch.setattr(DirectBackend, "end", waited)
         async with asyncio.timeout(30.0):
             with pytest.raises(EtcdUnavailable, match="closed"):
                 _ = [status async for status in Operation(DirectBackend(client, KEYS), REF).watch()]

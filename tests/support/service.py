@@ -15,6 +15,7 @@ from distop.protocol.keys import Keys
 from distop.server.gate import CallGate
 from distop.server.grpc_face import GrpcFace
 from distop.server.handlers import services
+from distop.server.operation_watches import OperationWatches
 from distop.store.client import EtcdClient
 
 if TYPE_CHECKING:
@@ -46,7 +47,8 @@ async def client_of_service(endpoint: str, namespace: str) -> AsyncIterator[aio.
     config = configure(endpoint, namespace=namespace)
     backend = DirectBackend(EtcdClient(config.etcd), Keys(namespace))
     await backend.connect()
-    face = GrpcFace(services(backend), CallGate())
+    watches = OperationWatches(backend.etcd, backend.keys)
+    face = GrpcFace(services(backend, watches), CallGate())
     port = await face.start("127.0.0.1:0")
     try:
         async with ClientOfService(f"grpc://127.0.0.1:{port}", backend, config) as client:
@@ -54,6 +56,7 @@ async def client_of_service(endpoint: str, namespace: str) -> AsyncIterator[aio.
             yield client
     finally:
         await face.stop(0)
+        await watches.close()
         await backend.close()
 
 
@@ -85,11 +88,13 @@ class ServiceThread:
     async def _serve(self, started: threading.Event) -> None:
         backend = DirectBackend(EtcdClient(configure(self._endpoint).etcd), Keys())
         await backend.connect()
-        face = GrpcFace(services(backend), CallGate())
+        watches = OperationWatches(backend.etcd, backend.keys)
+        face = GrpcFace(services(backend, watches), CallGate())
         self._ready.append(await face.start("127.0.0.1:0"))
         started.set()
         await self._stopped.wait()
         await face.stop(0)
+        await watches.close()
         await backend.close()
 
     def close(self) -> None:

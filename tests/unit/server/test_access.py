@@ -180,7 +180,7 @@ def test_each_call_has_a_rule() -> None:
     assert set(RULES) == calls
 
 
-READING = ("Get", "List", "Watch", "Why", "Counts", "Offer", "Wait")
+READING = ("Get", "List", "Wait", "Watch", "Why", "Counts", "Offer")
 
 
 def test_calls_that_write_need_more_than_a_viewer() -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 UNMODELLED = {
-    *("Operations/Watch", "Operations/WaitOperation"),
+    *("Operations/Watch", "Operations/Wait", "Operations/WaitOperation"),
     *("Claims/Offer", "Claims/Own", "Claims/Extend", "Claims/Return", "Claims/WaitForJobs"),
 }
 """Calls whose answers need a watch, which the model of etcd does not have: only raw bytes are sent to them."""

@@ -12,13 +12,15 @@ from google.protobuf import descriptor_pool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from distop.server import grpc_face
+from distop.client.service_errors import error_of
+from distop.errors import EtcdUnavailable
+from distop.server import checked_streams, grpc_face
 from distop.server.gate import AccessFile, CallGate
 from distop.server.grpc_face import GrpcFace
 from distop.server.handlers import services
-from distop.v1 import tables_pb2
+from distop.v1 import operations_pb2, tables_pb2
 from tests.unit.server.test_access import FILE
-from tests.unit.server.test_rest_face import NAMES, Scripted
+from tests.unit.server.test_rest_face import NAMES, Endless, Scripted, Talkative
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
@@ -157,3 +159,66 @@ async def test_connections_beyond_the_limit_are_refused(monkeypatch: pytest.Monk
                 assert await code_of(stub.Check(health_pb2.HealthCheckRequest())) == "UNAVAILABLE"
     finally:
         await face.stop(0)
+
+
+# ------------------------------------------------------------------ streams of callers
+
+WATCH = "/distop.v1.Operations/Watch"
+REQUEST = operations_pb2.WatchRequest(op="sales.orders/validate/1").SerializeToString()
+
+
+@pytest.mark.parametrize("how", ["cancelled", "late"])
+async def test_a_call_that_nobody_waits_for_stops_its_work(how: str) -> None:
+    endless = Endless()
+    async with served(handlers=endless) as channel:
+        call = channel.unary_stream(WATCH)(REQUEST, timeout=None if how == "cancelled" else 0.05)
+        if how == "cancelled":
+            await endless.began.wait()
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call.read()
+        else:
+            assert await code_of(call) == "DEADLINE_EXCEEDED"
+        if endless.began.is_set():
+            await endless.ended.wait()
+
+
+async def test_a_caller_that_does_not_read_is_cut_off_and_learns_it_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_face, "READ_LIMIT", 0.05)
+    talkative = Talkative()
+    async with served(handlers=talkative) as channel:
+        call = channel.unary_stream(WATCH)(REQUEST)
+        first = operations_pb2.WatchResponse.FromString(await call.read())
+        await talkative.ended.wait()
+        assert first.operation.op.startswith("x")
+        with pytest.raises(grpc.aio.AioRpcError, match="go on after the last revision") as caught:
+            while await call.read() is not grpc.aio.EOF:
+                pass
+            await call
+        assert isinstance(error_of(caught.value, "", writes=False), EtcdUnavailable), "it may be repeated"
+
+
+async def test_a_quiet_stream_ends_soon_after_its_grant(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checked_streams, "BEAT", 0.02)
+    monkeypatch.setattr("distop.server.gate.LOOK_EVERY", 0.0)
+    path = tmp_path / "access.toml"
+    path.write_text(FILE)
+    endless = Endless()
+    async with served(CallGate(AccessFile(path)), endless) as channel:
+        call = channel.unary_stream(WATCH)(REQUEST, metadata=(("authorization", "Bearer etl token of the tests"),))
+        await endless.began.wait()
+        path.write_text(FILE.partition("[[grants]]")[0])
+        assert await code_of(call) == "PERMISSION_DENIED"
+        await endless.ended.wait()
+
+
+async def test_open_streams_end_when_the_grace_has_passed() -> None:
+    endless = Endless()
+    face = GrpcFace(dict.fromkeys(NAMES, endless), CallGate())
+    port = await face.start("127.0.0.1:0")
+    async with asyncio.timeout(60), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        call = channel.unary_stream(WATCH)(REQUEST)
+        await endless.began.wait()
+        await face.stop(0.05)
+        assert await code_of(call) in ("UNAVAILABLE", "CANCELLED")
+        await endless.ended.wait()

@@ -14,7 +14,7 @@ from google.protobuf import descriptor_pool
 
 from distop.client import service_messages as m
 from distop.errors import DistopError, EtcdUnavailable, InvalidArgument, NotFound
-from distop.server import rest_face
+from distop.server import checked_streams, rest_face
 from distop.server.access import parsed
 from distop.server.gate import AccessFile, AuditLog, CallGate
 from distop.server.handlers import services
@@ -116,7 +116,7 @@ def test_the_document_describes_each_route_and_each_schema() -> None:
     text = json.dumps(found)
     for ref in {part.partition('"')[0] for part in text.split("#/components/schemas/")[1:]}:
         assert ref in found["components"]["schemas"], ref
-    assert {"op", "only_end"} == {
+    assert {"op", "revision"} == {
         one["name"] for one in found["paths"]["/v1/operations/{op}:watch"]["get"]["parameters"]
     }
 
@@ -236,18 +236,43 @@ async def test_a_read_that_has_not_changed_has_no_body(face: RestFace, scripted:
 
 async def test_a_stream_has_an_event_for_each_message(face: RestFace, scripted: Scripted) -> None:
     watched = [
-        operations_pb2.WatchResponse(operation=operations_pb2.Operation(op="t/n/1", record=m.json_message(n)))
+        operations_pb2.WatchResponse(
+            operation=operations_pb2.Operation(op="t/n/1", record=m.json_message(n)), revision=n + 40
+        )
         for n in (1, 2)
     ]
     scripted.answers["Watch"] = [*watched, NotFound("gone")]
-    answer = await ask(face, "GET", "/v1/operations/t/n/1:watch?only_end=true")
+    answer = await ask(face, "GET", "/v1/operations/t/n/1:watch?revision=7")
     assert answer.headers["content-type"].startswith("text/event-stream")
     events = answer.text.split("\n\n")
-    assert [json.loads(one.removeprefix("data: "))["operation"]["record"] for one in events[:2]] == [1, 2]
+    found = [one.partition("\ndata: ") for one in events[:2]]
+    assert [(head, json.loads(data)["operation"]["record"]) for head, _, data in found] == [
+        ("id: 41", 1),
+        ("id: 42", 2),
+    ]
     assert events[2].startswith("event: error\ndata: ")
-    assert scripted.requests[0][1].only_end
+    assert scripted.requests[0][1].revision == 7
     scripted.answers["Watch"] = [NotFound("gone")]
     assert (await ask(face, "GET", "/v1/operations/t/n/1:watch")).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "last", "revision"),
+    [
+        ("t/n/1:watch", "41", 41),
+        ("t/n/1:watch?revision=7", "41", 7),
+        ("t/n/1:watch", "9" * 30, 2**63 - 1),
+        ("t/n/1:watch", "-1", 0),
+        ("t/n/1:watch", "x", 0),
+    ],
+)
+async def test_a_browser_goes_on_after_its_last_event(
+    face: RestFace, scripted: Scripted, path: str, last: str, revision: int
+) -> None:
+    scripted.answers["Watch"] = []
+    answer = await ask(face, "GET", f"/v1/operations/{path}", headers={"last-event-id": last})
+    assert scripted.requests[0][1].revision == revision
+    assert answer.status_code == 204, "nothing follows, so the browser does not connect again"
 
 
 # ---------------------------------------------------------------------- strangers
@@ -385,6 +410,46 @@ class Endless(Scripted):
         yield None
 
 
+async def test_a_stream_without_events_begins_after_a_beat(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checked_streams, "BEAT", 0.01)
+    face = RestFace(dict.fromkeys(NAMES, Endless()), CallGate())
+    port = await face.start("127.0.0.1", 0)
+    try:
+        async with asyncio.timeout(30), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+            async with client.stream("GET", "/v1/operations/t/n/1:watch?revision=7") as answer:
+                lines = answer.aiter_lines()
+                assert [await anext(lines) for _ in range(3)] == [": waiting", "", ": waiting"]
+    finally:
+        await face.stop(10)
+
+
+class Talkative(Endless):
+    """Handlers whose streams have events without end."""
+
+    async def _watch(self, request: Any) -> AsyncGenerator[Any, None]:
+        self.began.set()
+        try:
+            while True:
+                yield operations_pb2.WatchResponse(operation=operations_pb2.Operation(op="x" * 100_000))
+        finally:
+            self.ended.set()
+
+
+async def test_a_caller_that_does_not_read_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rest_face, "READ_LIMIT", 0.05)
+    talkative = Talkative()
+    face = RestFace(dict.fromkeys(NAMES, talkative), CallGate())
+    port = await face.start("127.0.0.1", 0)
+    try:
+        async with asyncio.timeout(30):
+            _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1_000)
+            writer.write(b"GET /v1/operations/t/n/1:watch HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            await talkative.ended.wait()
+            writer.close()
+    finally:
+        await face.stop(10)
+
+
 @pytest.mark.parametrize("later", [False, True])
 async def test_a_stream_ends_when_its_caller_disconnects(later: bool) -> None:
     endless = Endless()
@@ -393,7 +458,7 @@ async def test_a_stream_ends_when_its_caller_disconnects(later: bool) -> None:
     try:
         async with asyncio.timeout(30):
             _, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(b"GET /v1/operations/t/n/1:watch?only_end=true HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            writer.write(b"GET /v1/operations/t/n/1:watch HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
             if later:
                 await endless.began.wait()
             writer.close()

@@ -500,6 +500,157 @@ func (x *StartResponse) GetAlreadyStarted() bool {
 	return false
 }
 
+type BatchStartRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// At most 1,000.
+	Requests      []*StartRequest `protobuf:"bytes,1,rep,name=requests,proto3" json:"requests,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BatchStartRequest) Reset() {
+	*x = BatchStartRequest{}
+	mi := &file_distop_v1_operations_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BatchStartRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BatchStartRequest) ProtoMessage() {}
+
+func (x *BatchStartRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_distop_v1_operations_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BatchStartRequest.ProtoReflect.Descriptor instead.
+func (*BatchStartRequest) Descriptor() ([]byte, []int) {
+	return file_distop_v1_operations_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *BatchStartRequest) GetRequests() []*StartRequest {
+	if x != nil {
+		return x.Requests
+	}
+	return nil
+}
+
+type BatchStartResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// In the order of the request.
+	Results       []*BatchStartResponse_Result `protobuf:"bytes,1,rep,name=results,proto3" json:"results,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BatchStartResponse) Reset() {
+	*x = BatchStartResponse{}
+	mi := &file_distop_v1_operations_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BatchStartResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BatchStartResponse) ProtoMessage() {}
+
+func (x *BatchStartResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_distop_v1_operations_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BatchStartResponse.ProtoReflect.Descriptor instead.
+func (*BatchStartResponse) Descriptor() ([]byte, []int) {
+	return file_distop_v1_operations_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *BatchStartResponse) GetResults() []*BatchStartResponse_Result {
+	if x != nil {
+		return x.Results
+	}
+	return nil
+}
+
+// The status with which the call Start would have ended: the name of its code, the sentence, the name of the exception.
+type StartError struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Code          string                 `protobuf:"bytes,1,opt,name=code,proto3" json:"code,omitempty"`
+	Message       string                 `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
+	Reason        string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StartError) Reset() {
+	*x = StartError{}
+	mi := &file_distop_v1_operations_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StartError) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StartError) ProtoMessage() {}
+
+func (x *StartError) ProtoReflect() protoreflect.Message {
+	mi := &file_distop_v1_operations_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StartError.ProtoReflect.Descriptor instead.
+func (*StartError) Descriptor() ([]byte, []int) {
+	return file_distop_v1_operations_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *StartError) GetCode() string {
+	if x != nil {
+		return x.Code
+	}
+	return ""
+}
+
+func (x *StartError) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *StartError) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
 // A graph: operations, and the dependencies between them.
 type StartGraphRequest struct {
 	state         protoimpl.MessageState     `protogen:"open.v1"`
@@ -512,7 +663,7 @@ type StartGraphRequest struct {
 
 func (x *StartGraphRequest) Reset() {
 	*x = StartGraphRequest{}
-	mi := &file_distop_v1_operations_proto_msgTypes[5]
+	mi := &file_distop_v1_operations_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -524,7 +675,7 @@ func (x *StartGraphRequest) String() string {
 func (*StartGraphRequest) ProtoMessage() {}
 
 func (x *StartGraphRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_distop_v1_operations_proto_msgTypes[5]
+	mi := &file_distop_v1_operations_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -537,7 +688,7 @@ func (x *StartGraphRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartGraphRequest.ProtoReflect.Descriptor instead.
 func (*StartGraphRequest) Descriptor() ([]byte, []int) {
-	return file_distop_v1_operations_proto_rawDescGZIP(), []int{5}
+	return file_distop_v1_operations_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *StartGraphRequest) GetStarts() []*StartGraphRequest_Start {
@@ -571,7 +722,7 @@ type StartGraphResponse struct {
 
 func (x *StartGraphResponse) Reset() {
 	*x = StartGraphResponse{}
-	mi := &file_distop_v1_operations_proto_msgTypes[6]
+	mi := &file_distop_v1_operations_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -583,7 +734,7 @@ func (x *StartGraphResponse) String() string {
 func (*StartGraphResponse) ProtoMessage() {}
 
 func (x *StartGraphResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_distop_v1_operations_proto_msgTypes[6]
+	mi := &file_distop_v1_operations_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -596,7 +747,7 @@ func (x *StartGraphResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartGraphResponse.ProtoReflect.Descriptor instead.
 func (*StartGraphResponse) Descriptor() ([]byte, []int) {
-	return file_distop_v1_operations_proto_rawDescGZIP(), []int{6}
+	return file_distop_v1_operations_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *StartGraphResponse) GetStarted() []*StartResponse {
@@ -616,7 +767,7 @@ type AddDependenciesRequest struct {
 
 func (x *AddDependenciesRequest) Reset() {
 	*x = AddDependenciesRequest{}
-	mi := &file_distop_v1_operations_proto_msgTypes[7]
+	mi := &file_distop_v1_operations_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -628,7 +779,7 @@ func (x *AddDependenciesRequest) String() string {
 func (*AddDependenciesRequest) ProtoMessage() {}
 
 func (x *AddDependenciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_distop_v1_operations_proto_msgTypes[7]
+	mi := &file_distop_v1_operations_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -641,7 +792,7 @@ func (x *AddDependenciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddDependenciesRequest.ProtoReflect.Descriptor instead.
 func (*AddDependenciesRequest) Descriptor() ([]byte, []int) {
-	return file_distop_v1_operations_proto_rawDescGZIP(), []int{7}
+	return file_distop_v1_operations_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *AddDependenciesRequest) GetPairs() []*AddDependenciesRequest_Pair {
@@ -666,7 +817,7 @@ type AddDependenciesResponse struct {
 
 func (x *AddDependenciesResponse) Reset() {
 	*x = AddDependenciesResponse{}
-	mi := &file_distop_v1_operations_proto_msgTypes[8]
+	mi := &file_distop_v1_operations_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -678,7 +829,7 @@ func (x *AddDependenciesResponse) String() string {
 func (*AddDependenciesResponse) ProtoMessage() {}
 
 func (x *AddDependenciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_distop_v1_operations_proto_msgTypes[8]
+	mi := &file_distop_v1_operations_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -691,7 +842,7 @@ func (x *AddDependenciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddDependenciesResponse.ProtoReflect.Descriptor instead.
 func (*AddDependenciesResponse) Descriptor() ([]byte, []int) {
-	return file_distop_v1_operations_proto_rawDescGZIP(), []int{8}
+	return file_distop_v1_operations_proto_rawDescGZIP(), []int{11}
 }
 
 type PrepareRequest struct {
@@ -711,7 +862,7 @@ type PrepareRequest struct {
 
 func (x *PrepareRequest) Reset() {
 	*x = PrepareRequest{}
-	mi := &file_distop_v1_operations_proto_msgTypes[9]
+	mi := &file_distop_v1_operations_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -723,7 +874,7 @@ func (x *PrepareRequest) String() string {
 func (*PrepareRequest) ProtoMessage() {}
 
 func (x *PrepareRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_distop_v1_operations_proto_msgTypes[9]
+	mi := &file_distop_v1_operations_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -736,7 +887,7 @@ func (x *PrepareRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrepareRequest.ProtoReflect.Descriptor instead.
 func (*PrepareRequest) Descriptor() ([]byte, []int) {
-	return file_distop_v1_operations_proto_rawDescGZIP(), []int{9}
+	return file_distop_v1_operations_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *PrepareRequest) GetType() string {
@@ -814,7 +965,7 @@ type ConfirmRequest struct {
 
 func (x *ConfirmRequest) Reset() {
 	*x = ConfirmRequest{}
-	mi := &file_distop_v1_operations_proto_msgTypes[10]
+	mi := &file_distop_v1_operations_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -826,7 +977,7 @@ func (x *ConfirmRequest) String() string {
 func (*ConfirmRequest) ProtoMessage() {}
 
 func (x *ConfirmRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_distop_v1_operations_proto_msgTypes[10]
+	mi := &file_distop_v1_operations_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -839,7 +990,7 @@ func (x *ConfirmRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfirmRequest.ProtoReflect.Descriptor instead.
 func (*ConfirmRequest) Descriptor() ([]byte, []int) {
-	return file_distop_v1_operations_proto_rawDescGZIP(), []int{10}
+	return file_distop_v1_operations_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ConfirmRequest) GetExternalId() string {
@@ -872,7 +1023,7 @@ type ConfirmResponse struct {
 
 func (x *ConfirmResponse) Reset() {
 	*x = ConfirmResponse{}
-	mi := &file_distop_v1_operations_proto_msgTypes[11]
+	mi := &file_distop_v1_operations_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -884,7 +1035,7 @@ func (x *ConfirmResponse) String() string {
 func (*ConfirmResponse) ProtoMessage() {}
 
 func (x *ConfirmResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_distop_v1_operations_proto_msgTypes[11]
+	mi := &file_distop_v1_operations_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -897,7 +1048,7 @@ func (x *ConfirmResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfirmResponse.ProtoReflect.Descriptor instead.
 func (*ConfirmResponse) Descriptor() ([]byte, []int) {
-	return file_distop_v1_operations_proto_rawDescGZIP(), []int{11}
+	return file_distop_v1_operations_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ConfirmResponse) GetOp() string {
@@ -918,7 +1069,7 @@ type AbandonRequest struct {
 
 func (x *AbandonRequest) Reset() {
 	*x = AbandonRequest{}
-	mi := &file_distop_v1_operations_proto_msgTypes[12]
+	mi := &file_distop_v1_operations_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -930,7 +1081,7 @@ func (x *AbandonRequest) String() string {
 func (*AbandonRequest) ProtoMessage() {}
 
 func (x *AbandonRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_distop_v1_operations_proto_msgTypes[12]
+	mi := &file_distop_v1_operations_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -943,7 +1094,7 @@ func (x *AbandonRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbandonRequest.ProtoReflect.Descriptor instead.
 func (*AbandonRequest) Descriptor() ([]byte, []int) {
-	return file_distop_v1_operations_proto_rawDescGZIP(), []int{12}
+	return file_distop_v1_operations_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *AbandonRequest) GetOp() string {
@@ -975,7 +1126,7 @@ type AbandonResponse struct {
 
 func (x *AbandonResponse) Reset() {
 	*x = AbandonResponse{}
-	mi := &file_distop_v1_operations_proto_msgTypes[13]
+	mi := &file_distop_v1_operations_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -987,7 +1138,7 @@ func (x *AbandonResponse) String() string {
 func (*AbandonResponse) ProtoMessage() {}
 
 func (x *AbandonResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_distop_v1_operations_proto_msgTypes[13]
+	mi := &file_distop_v1_operations_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1000,7 +1151,7 @@ func (x *AbandonResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbandonResponse.ProtoReflect.Descriptor instead.
 func (*AbandonResponse) Descriptor() ([]byte, []int) {
-	return file_distop_v1_operations_proto_rawDescGZIP(), []int{13}
+	return file_distop_v1_operations_proto_rawDescGZIP(), []int{16}
 }
 
 type GetPreparedRequest struct {
@@ -1012,7 +1163,7 @@ type GetPreparedRequest struct {
 
 func (x *GetPreparedRequest) Reset() {
 	*x = GetPreparedRequest{}
-	mi := &file_distop_v1_operations_proto_msgTypes[14]
+	mi := &file_distop_v1_operations_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1024,7 +1175,7 @@ func (x *GetPreparedRequest) String() string {
 func (*GetPreparedRequest) ProtoMessage() {}
 
 func (x *GetPreparedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_distop_v1_operations_proto_msgTypes[14]
+	mi := &file_distop_v1_operations_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1037,7 +1188,7 @@ func (x *GetPreparedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPreparedRequest.ProtoReflect.Descriptor instead.
 func (*GetPreparedRequest) Descriptor() ([]byte, []int) {
-	return file_distop_v1_operations_proto_rawDescGZIP(), []int{14}
+	return file_distop_v1_operations_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *GetPreparedRequest) GetExternalId() string {
@@ -1056,7 +1207,7 @@ type GetPreparedResponse struct {
 
 func (x *GetPreparedResponse) Reset() {
 	*x = GetPreparedResponse{}
-	mi := &file_distop_v1_operations_proto_msgTypes[15]
+	mi := &file_distop_v1_operations_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1068,7 +1219,7 @@ func (x *GetPreparedResponse) String() string {
 func (*GetPreparedResponse) ProtoMessage() {}
 
 func (x *GetPreparedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_distop_v1_operations_proto_msgTypes[15]
+	mi := &file_distop_v1_operations_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1081,7 +1232,7 @@ func (x *GetPreparedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPreparedResponse.ProtoReflect.Descriptor instead.
 func (*GetPreparedResponse) Descriptor() ([]byte, []int) {
-	return file_distop_v1_operations_proto_rawDescGZIP(), []int{15}
+	return file_distop_v1_operations_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *GetPreparedResponse) GetOp() string {
@@ -1106,7 +1257,7 @@ type Jobs struct {
 
 func (x *Jobs) Reset() {
 	*x = Jobs{}
-	mi := &file_distop_v1_operations_proto_msgTypes[16]
+	mi := &file_distop_v1_operations_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1118,7 +1269,7 @@ func (x *Jobs) String() string {
 func (*Jobs) ProtoMessage() {}
 
 func (x *Jobs) ProtoReflect() protoreflect.Message {
-	mi := &file_distop_v1_operations_proto_msgTypes[16]
+	mi := &file_distop_v1_operations_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1131,7 +1282,7 @@ func (x *Jobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Jobs.ProtoReflect.Descriptor instead.
 func (*Jobs) Descriptor() ([]byte, []int) {
-	return file_distop_v1_operations_proto_rawDescGZIP(), []int{16}
+	return file_distop_v1_operations_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Jobs) GetTotal() int64 {
@@ -1192,7 +1343,7 @@ type Operation struct {
 
 func (x *Operation) Reset() {
 	*x = Operation{}
-	mi := &file_distop_v1_operations_proto_msgTypes[17]
+	mi := &file_distop_v1_operations_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1204,7 +1355,7 @@ func (x *Operation) String() string {
 func (*Operation) ProtoMessage() {}
 
 func (x *Operation) ProtoReflect() protoreflect.Message {
-	mi := &file_distop_v1_operations_proto_msgTypes[17]
+	mi := &file_distop_v1_operations_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1217,7 +1368,7 @@ func (x *Operation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Operation.ProtoReflect.Descriptor instead.
 func (*Operation) Descriptor() ([]byte, []int) {
-	return file_distop_v1_operations_proto_rawDescGZIP(), []int{17}
+	return file_distop_v1_operations_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Operation) GetOp() string {
@@ -1306,7 +1457,7 @@ type GetRequest struct {
 
 func (x *GetRequest) Reset() {
 	*x = GetRequest{}
-	mi := &file_distop_v1_operations_proto_msgTypes[18]
+	mi := &file_distop_v1_operations_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1318,7 +1469,7 @@ func (x *GetRequest) String() string {
 func (*GetRequest) ProtoMessage() {}
 
 func (x *GetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_distop_v1_operations_proto_msgTypes[18]
+	mi := &file_distop_v1_operations_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1331,7 +1482,7 @@ func (x *GetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRequest.ProtoReflect.Descriptor instead.
 func (*GetRequest) Descriptor() ([]byte, []int) {
-	return file_distop_v1_operations_proto_rawDescGZIP(), []int{18}
+	return file_distop_v1_operations_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *GetRequest) GetOp() string {
@@ -1353,7 +1504,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_distop_v1_operations_proto_msgTypes[19]
+	mi := &file_distop_v1_operations_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1365,7 +1516,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_distop_v1_operations_proto_msgTypes[19]
+	mi := &file_distop_v1_operations_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1378,7 +1529,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_distop_v1_operations_proto_rawDescGZIP(), []int{19}
+	return file_distop_v1_operations_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ListRequest) GetTable() string {
@@ -1418,7 +1569,7 @@ type ListResponse struct {
 
 func (x *ListResponse) Reset() {
 	*x = ListResponse{}
-	mi := &file_distop_v1_operations_proto_msgTypes[20]
+	mi := &file_distop_v1_operations_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1430,7 +1581,7 @@ func (x *ListResponse) String() string {
 func (*ListResponse) ProtoMessage() {}
 
 func (x *ListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_distop_v1_operations_proto_msgTypes[20]
+	mi := &file_distop_v1_operations_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1443,7 +1594,7 @@ func (x *ListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListResponse.ProtoReflect.Descriptor instead.
 func (*ListResponse) Descriptor() ([]byte, []int) {
-	return file_distop_v1_operations_proto_rawDescGZIP(), []int{20}
+	return file_distop_v1_operations_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ListResponse) GetOperations() []*Operation {
@@ -1473,7 +1624,7 @@ type ListHistoryRequest struct {
 
 func (x *ListHistoryRequest) Reset() {
 	*x = ListHistoryRequest{}
-	mi := &file_distop_v1_operations_proto_msgTypes[21]
+	mi := &file_distop_v1_operations_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1485,7 +1636,7 @@ func (x *ListHistoryRequest) String() string {
 func (*ListHistoryRequest) ProtoMessage() {}
 
 func (x *ListHistoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_distop_v1_operations_proto_msgTypes[21]
+	mi := &file_distop_v1_operations_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1498,7 +1649,7 @@ func (x *ListHistoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHistoryRequest.ProtoReflect.Descriptor instead.
 func (*ListHistoryRequest) Descriptor() ([]byte, []int) {
-	return file_distop_v1_operations_proto_rawDescGZIP(), []int{21}
+	return file_distop_v1_operations_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ListHistoryRequest) GetTable() string {
@@ -1589,7 +1740,7 @@ type ListHistoryResponse struct {
 
 func (x *ListHistoryResponse) Reset() {
 	*x = ListHistoryResponse{}
-	mi := &file_distop_v1_operations_proto_msgTypes[22]
+	mi := &file_distop_v1_operations_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1601,7 +1752,7 @@ func (x *ListHistoryResponse) String() string {
 func (*ListHistoryResponse) ProtoMessage() {}
 
 func (x *ListHistoryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_distop_v1_operations_proto_msgTypes[22]
+	mi := &file_distop_v1_operations_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1614,7 +1765,7 @@ func (x *ListHistoryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHistoryResponse.ProtoReflect.Descriptor instead.
 func (*ListHistoryResponse) Descriptor() ([]byte, []int) {
-	return file_distop_v1_operations_proto_rawDescGZIP(), []int{22}
+	return file_distop_v1_operations_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ListHistoryResponse) GetOperations() []*Operation {
@@ -1634,15 +1785,16 @@ func (x *ListHistoryResponse) GetNextPageToken() string {
 type WatchRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Op    string                 `protobuf:"bytes,1,opt,name=op,proto3" json:"op,omitempty"`
-	// Only one response, once the operation has ended.
-	OnlyEnd       bool `protobuf:"varint,2,opt,name=only_end,json=onlyEnd,proto3" json:"only_end,omitempty"`
+	// The revision of the last response that the caller has received: only later changes are sent. 0: the status now comes
+	// first. If etcd has compacted the revision, the status now comes first, too.
+	Revision      int64 `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_distop_v1_operations_proto_msgTypes[23]
+	mi := &file_distop_v1_operations_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1654,7 +1806,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_distop_v1_operations_proto_msgTypes[23]
+	mi := &file_distop_v1_operations_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1667,7 +1819,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_distop_v1_operations_proto_rawDescGZIP(), []int{23}
+	return file_distop_v1_operations_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *WatchRequest) GetOp() string {
@@ -1677,23 +1829,25 @@ func (x *WatchRequest) GetOp() string {
 	return ""
 }
 
-func (x *WatchRequest) GetOnlyEnd() bool {
+func (x *WatchRequest) GetRevision() int64 {
 	if x != nil {
-		return x.OnlyEnd
+		return x.Revision
 	}
-	return false
+	return 0
 }
 
 type WatchResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Operation     *Operation             `protobuf:"bytes,1,opt,name=operation,proto3" json:"operation,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Operation *Operation             `protobuf:"bytes,1,opt,name=operation,proto3" json:"operation,omitempty"`
+	// The revision of etcd that the status contains. A call with it, of any service, goes on behind this response.
+	Revision      int64 `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_distop_v1_operations_proto_msgTypes[24]
+	mi := &file_distop_v1_operations_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1705,7 +1859,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_distop_v1_operations_proto_msgTypes[24]
+	mi := &file_distop_v1_operations_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1718,7 +1872,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_distop_v1_operations_proto_rawDescGZIP(), []int{24}
+	return file_distop_v1_operations_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *WatchResponse) GetOperation() *Operation {
@@ -1726,6 +1880,66 @@ func (x *WatchResponse) GetOperation() *Operation {
 		return x.Operation
 	}
 	return nil
+}
+
+func (x *WatchResponse) GetRevision() int64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+type WaitRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Op    string                 `protobuf:"bytes,1,opt,name=op,proto3" json:"op,omitempty"`
+	// Seconds; absent: no limit.
+	Timeout       *float64 `protobuf:"fixed64,2,opt,name=timeout,proto3,oneof" json:"timeout,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WaitRequest) Reset() {
+	*x = WaitRequest{}
+	mi := &file_distop_v1_operations_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WaitRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WaitRequest) ProtoMessage() {}
+
+func (x *WaitRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_distop_v1_operations_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WaitRequest.ProtoReflect.Descriptor instead.
+func (*WaitRequest) Descriptor() ([]byte, []int) {
+	return file_distop_v1_operations_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *WaitRequest) GetOp() string {
+	if x != nil {
+		return x.Op
+	}
+	return ""
+}
+
+func (x *WaitRequest) GetTimeout() float64 {
+	if x != nil && x.Timeout != nil {
+		return *x.Timeout
+	}
+	return 0
 }
 
 type CancelRequest struct {
@@ -1739,7 +1953,7 @@ type CancelRequest struct {
 
 func (x *CancelRequest) Reset() {
 	*x = CancelRequest{}
-	mi := &file_distop_v1_operations_proto_msgTypes[25]
+	mi := &file_distop_v1_operations_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1751,7 +1965,7 @@ func (x *CancelRequest) String() string {
 func (*CancelRequest) ProtoMessage() {}
 
 func (x *CancelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_distop_v1_operations_proto_msgTypes[25]
+	mi := &file_distop_v1_operations_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1764,7 +1978,7 @@ func (x *CancelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRequest.ProtoReflect.Descriptor instead.
 func (*CancelRequest) Descriptor() ([]byte, []int) {
-	return file_distop_v1_operations_proto_rawDescGZIP(), []int{25}
+	return file_distop_v1_operations_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *CancelRequest) GetOp() string {
@@ -1796,7 +2010,7 @@ type CancelResponse struct {
 
 func (x *CancelResponse) Reset() {
 	*x = CancelResponse{}
-	mi := &file_distop_v1_operations_proto_msgTypes[26]
+	mi := &file_distop_v1_operations_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1808,7 +2022,7 @@ func (x *CancelResponse) String() string {
 func (*CancelResponse) ProtoMessage() {}
 
 func (x *CancelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_distop_v1_operations_proto_msgTypes[26]
+	mi := &file_distop_v1_operations_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1821,7 +2035,7 @@ func (x *CancelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelResponse.ProtoReflect.Descriptor instead.
 func (*CancelResponse) Descriptor() ([]byte, []int) {
-	return file_distop_v1_operations_proto_rawDescGZIP(), []int{26}
+	return file_distop_v1_operations_proto_rawDescGZIP(), []int{30}
 }
 
 type EndSeriesRequest struct {
@@ -1835,7 +2049,7 @@ type EndSeriesRequest struct {
 
 func (x *EndSeriesRequest) Reset() {
 	*x = EndSeriesRequest{}
-	mi := &file_distop_v1_operations_proto_msgTypes[27]
+	mi := &file_distop_v1_operations_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1847,7 +2061,7 @@ func (x *EndSeriesRequest) String() string {
 func (*EndSeriesRequest) ProtoMessage() {}
 
 func (x *EndSeriesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_distop_v1_operations_proto_msgTypes[27]
+	mi := &file_distop_v1_operations_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1860,7 +2074,7 @@ func (x *EndSeriesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndSeriesRequest.ProtoReflect.Descriptor instead.
 func (*EndSeriesRequest) Descriptor() ([]byte, []int) {
-	return file_distop_v1_operations_proto_rawDescGZIP(), []int{27}
+	return file_distop_v1_operations_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *EndSeriesRequest) GetOp() string {
@@ -1893,7 +2107,7 @@ type EndSeriesResponse struct {
 
 func (x *EndSeriesResponse) Reset() {
 	*x = EndSeriesResponse{}
-	mi := &file_distop_v1_operations_proto_msgTypes[28]
+	mi := &file_distop_v1_operations_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1905,7 +2119,7 @@ func (x *EndSeriesResponse) String() string {
 func (*EndSeriesResponse) ProtoMessage() {}
 
 func (x *EndSeriesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_distop_v1_operations_proto_msgTypes[28]
+	mi := &file_distop_v1_operations_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1918,7 +2132,7 @@ func (x *EndSeriesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndSeriesResponse.ProtoReflect.Descriptor instead.
 func (*EndSeriesResponse) Descriptor() ([]byte, []int) {
-	return file_distop_v1_operations_proto_rawDescGZIP(), []int{28}
+	return file_distop_v1_operations_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *EndSeriesResponse) GetOp() string {
@@ -1940,7 +2154,7 @@ type PauseRequest struct {
 
 func (x *PauseRequest) Reset() {
 	*x = PauseRequest{}
-	mi := &file_distop_v1_operations_proto_msgTypes[29]
+	mi := &file_distop_v1_operations_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1952,7 +2166,7 @@ func (x *PauseRequest) String() string {
 func (*PauseRequest) ProtoMessage() {}
 
 func (x *PauseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_distop_v1_operations_proto_msgTypes[29]
+	mi := &file_distop_v1_operations_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1965,7 +2179,7 @@ func (x *PauseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseRequest.ProtoReflect.Descriptor instead.
 func (*PauseRequest) Descriptor() ([]byte, []int) {
-	return file_distop_v1_operations_proto_rawDescGZIP(), []int{29}
+	return file_distop_v1_operations_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *PauseRequest) GetOp() string {
@@ -1997,7 +2211,7 @@ type PauseResponse struct {
 
 func (x *PauseResponse) Reset() {
 	*x = PauseResponse{}
-	mi := &file_distop_v1_operations_proto_msgTypes[30]
+	mi := &file_distop_v1_operations_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2009,7 +2223,7 @@ func (x *PauseResponse) String() string {
 func (*PauseResponse) ProtoMessage() {}
 
 func (x *PauseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_distop_v1_operations_proto_msgTypes[30]
+	mi := &file_distop_v1_operations_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2022,7 +2236,7 @@ func (x *PauseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseResponse.ProtoReflect.Descriptor instead.
 func (*PauseResponse) Descriptor() ([]byte, []int) {
-	return file_distop_v1_operations_proto_rawDescGZIP(), []int{30}
+	return file_distop_v1_operations_proto_rawDescGZIP(), []int{34}
 }
 
 type ResumeRequest struct {
@@ -2035,7 +2249,7 @@ type ResumeRequest struct {
 
 func (x *ResumeRequest) Reset() {
 	*x = ResumeRequest{}
-	mi := &file_distop_v1_operations_proto_msgTypes[31]
+	mi := &file_distop_v1_operations_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2047,7 +2261,7 @@ func (x *ResumeRequest) String() string {
 func (*ResumeRequest) ProtoMessage() {}
 
 func (x *ResumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_distop_v1_operations_proto_msgTypes[31]
+	mi := &file_distop_v1_operations_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2060,7 +2274,7 @@ func (x *ResumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeRequest.ProtoReflect.Descriptor instead.
 func (*ResumeRequest) Descriptor() ([]byte, []int) {
-	return file_distop_v1_operations_proto_rawDescGZIP(), []int{31}
+	return file_distop_v1_operations_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ResumeRequest) GetOp() string {
@@ -2085,7 +2299,7 @@ type ResumeResponse struct {
 
 func (x *ResumeResponse) Reset() {
 	*x = ResumeResponse{}
-	mi := &file_distop_v1_operations_proto_msgTypes[32]
+	mi := &file_distop_v1_operations_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2097,7 +2311,7 @@ func (x *ResumeResponse) String() string {
 func (*ResumeResponse) ProtoMessage() {}
 
 func (x *ResumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_distop_v1_operations_proto_msgTypes[32]
+	mi := &file_distop_v1_operations_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2110,7 +2324,7 @@ func (x *ResumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeResponse.ProtoReflect.Descriptor instead.
 func (*ResumeResponse) Descriptor() ([]byte, []int) {
-	return file_distop_v1_operations_proto_rawDescGZIP(), []int{32}
+	return file_distop_v1_operations_proto_rawDescGZIP(), []int{36}
 }
 
 // Absent: unchanged.
@@ -2128,7 +2342,7 @@ type AlterRequest struct {
 
 func (x *AlterRequest) Reset() {
 	*x = AlterRequest{}
-	mi := &file_distop_v1_operations_proto_msgTypes[33]
+	mi := &file_distop_v1_operations_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2140,7 +2354,7 @@ func (x *AlterRequest) String() string {
 func (*AlterRequest) ProtoMessage() {}
 
 func (x *AlterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_distop_v1_operations_proto_msgTypes[33]
+	mi := &file_distop_v1_operations_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2153,7 +2367,7 @@ func (x *AlterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterRequest.ProtoReflect.Descriptor instead.
 func (*AlterRequest) Descriptor() ([]byte, []int) {
-	return file_distop_v1_operations_proto_rawDescGZIP(), []int{33}
+	return file_distop_v1_operations_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *AlterRequest) GetOp() string {
@@ -2206,7 +2420,7 @@ type AlterResponse struct {
 
 func (x *AlterResponse) Reset() {
 	*x = AlterResponse{}
-	mi := &file_distop_v1_operations_proto_msgTypes[34]
+	mi := &file_distop_v1_operations_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2218,7 +2432,7 @@ func (x *AlterResponse) String() string {
 func (*AlterResponse) ProtoMessage() {}
 
 func (x *AlterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_distop_v1_operations_proto_msgTypes[34]
+	mi := &file_distop_v1_operations_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2231,7 +2445,7 @@ func (x *AlterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterResponse.ProtoReflect.Descriptor instead.
 func (*AlterResponse) Descriptor() ([]byte, []int) {
-	return file_distop_v1_operations_proto_rawDescGZIP(), []int{34}
+	return file_distop_v1_operations_proto_rawDescGZIP(), []int{38}
 }
 
 type RerunRequest struct {
@@ -2245,7 +2459,7 @@ type RerunRequest struct {
 
 func (x *RerunRequest) Reset() {
 	*x = RerunRequest{}
-	mi := &file_distop_v1_operations_proto_msgTypes[35]
+	mi := &file_distop_v1_operations_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2257,7 +2471,7 @@ func (x *RerunRequest) String() string {
 func (*RerunRequest) ProtoMessage() {}
 
 func (x *RerunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_distop_v1_operations_proto_msgTypes[35]
+	mi := &file_distop_v1_operations_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2270,7 +2484,7 @@ func (x *RerunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RerunRequest.ProtoReflect.Descriptor instead.
 func (*RerunRequest) Descriptor() ([]byte, []int) {
-	return file_distop_v1_operations_proto_rawDescGZIP(), []int{35}
+	return file_distop_v1_operations_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *RerunRequest) GetOp() string {
@@ -2303,7 +2517,7 @@ type WhyRequest struct {
 
 func (x *WhyRequest) Reset() {
 	*x = WhyRequest{}
-	mi := &file_distop_v1_operations_proto_msgTypes[36]
+	mi := &file_distop_v1_operations_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2315,7 +2529,7 @@ func (x *WhyRequest) String() string {
 func (*WhyRequest) ProtoMessage() {}
 
 func (x *WhyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_distop_v1_operations_proto_msgTypes[36]
+	mi := &file_distop_v1_operations_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2328,7 +2542,7 @@ func (x *WhyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhyRequest.ProtoReflect.Descriptor instead.
 func (*WhyRequest) Descriptor() ([]byte, []int) {
-	return file_distop_v1_operations_proto_rawDescGZIP(), []int{36}
+	return file_distop_v1_operations_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *WhyRequest) GetOp() string {
@@ -2350,7 +2564,7 @@ type WhyResponse struct {
 
 func (x *WhyResponse) Reset() {
 	*x = WhyResponse{}
-	mi := &file_distop_v1_operations_proto_msgTypes[37]
+	mi := &file_distop_v1_operations_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2362,7 +2576,7 @@ func (x *WhyResponse) String() string {
 func (*WhyResponse) ProtoMessage() {}
 
 func (x *WhyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_distop_v1_operations_proto_msgTypes[37]
+	mi := &file_distop_v1_operations_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2375,7 +2589,7 @@ func (x *WhyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhyResponse.ProtoReflect.Descriptor instead.
 func (*WhyResponse) Descriptor() ([]byte, []int) {
-	return file_distop_v1_operations_proto_rawDescGZIP(), []int{37}
+	return file_distop_v1_operations_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *WhyResponse) GetOperation() *Operation {
@@ -2411,7 +2625,7 @@ type CountsRequest struct {
 
 func (x *CountsRequest) Reset() {
 	*x = CountsRequest{}
-	mi := &file_distop_v1_operations_proto_msgTypes[38]
+	mi := &file_distop_v1_operations_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2423,7 +2637,7 @@ func (x *CountsRequest) String() string {
 func (*CountsRequest) ProtoMessage() {}
 
 func (x *CountsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_distop_v1_operations_proto_msgTypes[38]
+	mi := &file_distop_v1_operations_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2436,7 +2650,7 @@ func (x *CountsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CountsRequest.ProtoReflect.Descriptor instead.
 func (*CountsRequest) Descriptor() ([]byte, []int) {
-	return file_distop_v1_operations_proto_rawDescGZIP(), []int{38}
+	return file_distop_v1_operations_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *CountsRequest) GetTable() string {
@@ -2476,7 +2690,7 @@ type CountsResponse struct {
 
 func (x *CountsResponse) Reset() {
 	*x = CountsResponse{}
-	mi := &file_distop_v1_operations_proto_msgTypes[39]
+	mi := &file_distop_v1_operations_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2488,7 +2702,7 @@ func (x *CountsResponse) String() string {
 func (*CountsResponse) ProtoMessage() {}
 
 func (x *CountsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_distop_v1_operations_proto_msgTypes[39]
+	mi := &file_distop_v1_operations_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2501,7 +2715,7 @@ func (x *CountsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CountsResponse.ProtoReflect.Descriptor instead.
 func (*CountsResponse) Descriptor() ([]byte, []int) {
-	return file_distop_v1_operations_proto_rawDescGZIP(), []int{39}
+	return file_distop_v1_operations_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *CountsResponse) GetCounts() []*CountsResponse_Count {
@@ -2524,7 +2738,7 @@ type ListJobsRequest struct {
 
 func (x *ListJobsRequest) Reset() {
 	*x = ListJobsRequest{}
-	mi := &file_distop_v1_operations_proto_msgTypes[40]
+	mi := &file_distop_v1_operations_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2536,7 +2750,7 @@ func (x *ListJobsRequest) String() string {
 func (*ListJobsRequest) ProtoMessage() {}
 
 func (x *ListJobsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_distop_v1_operations_proto_msgTypes[40]
+	mi := &file_distop_v1_operations_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2549,7 +2763,7 @@ func (x *ListJobsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListJobsRequest.ProtoReflect.Descriptor instead.
 func (*ListJobsRequest) Descriptor() ([]byte, []int) {
-	return file_distop_v1_operations_proto_rawDescGZIP(), []int{40}
+	return file_distop_v1_operations_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ListJobsRequest) GetOp() string {
@@ -2590,7 +2804,7 @@ type ListJobsResponse struct {
 
 func (x *ListJobsResponse) Reset() {
 	*x = ListJobsResponse{}
-	mi := &file_distop_v1_operations_proto_msgTypes[41]
+	mi := &file_distop_v1_operations_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2602,7 +2816,7 @@ func (x *ListJobsResponse) String() string {
 func (*ListJobsResponse) ProtoMessage() {}
 
 func (x *ListJobsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_distop_v1_operations_proto_msgTypes[41]
+	mi := &file_distop_v1_operations_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2615,7 +2829,7 @@ func (x *ListJobsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListJobsResponse.ProtoReflect.Descriptor instead.
 func (*ListJobsResponse) Descriptor() ([]byte, []int) {
-	return file_distop_v1_operations_proto_rawDescGZIP(), []int{41}
+	return file_distop_v1_operations_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ListJobsResponse) GetJobs() []*ListJobsResponse_JobResult {
@@ -2641,7 +2855,7 @@ type GetReportRequest struct {
 
 func (x *GetReportRequest) Reset() {
 	*x = GetReportRequest{}
-	mi := &file_distop_v1_operations_proto_msgTypes[42]
+	mi := &file_distop_v1_operations_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2653,7 +2867,7 @@ func (x *GetReportRequest) String() string {
 func (*GetReportRequest) ProtoMessage() {}
 
 func (x *GetReportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_distop_v1_operations_proto_msgTypes[42]
+	mi := &file_distop_v1_operations_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2666,7 +2880,7 @@ func (x *GetReportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetReportRequest.ProtoReflect.Descriptor instead.
 func (*GetReportRequest) Descriptor() ([]byte, []int) {
-	return file_distop_v1_operations_proto_rawDescGZIP(), []int{42}
+	return file_distop_v1_operations_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *GetReportRequest) GetOp() string {
@@ -2688,7 +2902,7 @@ type GetReportResponse struct {
 
 func (x *GetReportResponse) Reset() {
 	*x = GetReportResponse{}
-	mi := &file_distop_v1_operations_proto_msgTypes[43]
+	mi := &file_distop_v1_operations_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2700,7 +2914,7 @@ func (x *GetReportResponse) String() string {
 func (*GetReportResponse) ProtoMessage() {}
 
 func (x *GetReportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_distop_v1_operations_proto_msgTypes[43]
+	mi := &file_distop_v1_operations_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2713,7 +2927,7 @@ func (x *GetReportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetReportResponse.ProtoReflect.Descriptor instead.
 func (*GetReportResponse) Descriptor() ([]byte, []int) {
-	return file_distop_v1_operations_proto_rawDescGZIP(), []int{43}
+	return file_distop_v1_operations_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *GetReportResponse) GetState() string {
@@ -2746,7 +2960,7 @@ type GetCertificateRequest struct {
 
 func (x *GetCertificateRequest) Reset() {
 	*x = GetCertificateRequest{}
-	mi := &file_distop_v1_operations_proto_msgTypes[44]
+	mi := &file_distop_v1_operations_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2758,7 +2972,7 @@ func (x *GetCertificateRequest) String() string {
 func (*GetCertificateRequest) ProtoMessage() {}
 
 func (x *GetCertificateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_distop_v1_operations_proto_msgTypes[44]
+	mi := &file_distop_v1_operations_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2771,7 +2985,7 @@ func (x *GetCertificateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetCertificateRequest.ProtoReflect.Descriptor instead.
 func (*GetCertificateRequest) Descriptor() ([]byte, []int) {
-	return file_distop_v1_operations_proto_rawDescGZIP(), []int{44}
+	return file_distop_v1_operations_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *GetCertificateRequest) GetOp() string {
@@ -2791,7 +3005,7 @@ type GetCertificateResponse struct {
 
 func (x *GetCertificateResponse) Reset() {
 	*x = GetCertificateResponse{}
-	mi := &file_distop_v1_operations_proto_msgTypes[45]
+	mi := &file_distop_v1_operations_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2803,7 +3017,7 @@ func (x *GetCertificateResponse) String() string {
 func (*GetCertificateResponse) ProtoMessage() {}
 
 func (x *GetCertificateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_distop_v1_operations_proto_msgTypes[45]
+	mi := &file_distop_v1_operations_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2816,7 +3030,7 @@ func (x *GetCertificateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetCertificateResponse.ProtoReflect.Descriptor instead.
 func (*GetCertificateResponse) Descriptor() ([]byte, []int) {
-	return file_distop_v1_operations_proto_rawDescGZIP(), []int{45}
+	return file_distop_v1_operations_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *GetCertificateResponse) GetCertificate() *Json {
@@ -2835,7 +3049,7 @@ type StartOptions_Texts struct {
 
 func (x *StartOptions_Texts) Reset() {
 	*x = StartOptions_Texts{}
-	mi := &file_distop_v1_operations_proto_msgTypes[46]
+	mi := &file_distop_v1_operations_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2847,7 +3061,7 @@ func (x *StartOptions_Texts) String() string {
 func (*StartOptions_Texts) ProtoMessage() {}
 
 func (x *StartOptions_Texts) ProtoReflect() protoreflect.Message {
-	mi := &file_distop_v1_operations_proto_msgTypes[46]
+	mi := &file_distop_v1_operations_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2879,7 +3093,7 @@ type StartOptions_Labels struct {
 
 func (x *StartOptions_Labels) Reset() {
 	*x = StartOptions_Labels{}
-	mi := &file_distop_v1_operations_proto_msgTypes[47]
+	mi := &file_distop_v1_operations_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2891,7 +3105,7 @@ func (x *StartOptions_Labels) String() string {
 func (*StartOptions_Labels) ProtoMessage() {}
 
 func (x *StartOptions_Labels) ProtoReflect() protoreflect.Message {
-	mi := &file_distop_v1_operations_proto_msgTypes[47]
+	mi := &file_distop_v1_operations_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2914,6 +3128,59 @@ func (x *StartOptions_Labels) GetValues() map[string]string {
 	return nil
 }
 
+type BatchStartResponse_Result struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Absent: the start failed.
+	Started       *StartResponse `protobuf:"bytes,1,opt,name=started,proto3" json:"started,omitempty"`
+	Error         *StartError    `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BatchStartResponse_Result) Reset() {
+	*x = BatchStartResponse_Result{}
+	mi := &file_distop_v1_operations_proto_msgTypes[53]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BatchStartResponse_Result) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BatchStartResponse_Result) ProtoMessage() {}
+
+func (x *BatchStartResponse_Result) ProtoReflect() protoreflect.Message {
+	mi := &file_distop_v1_operations_proto_msgTypes[53]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BatchStartResponse_Result.ProtoReflect.Descriptor instead.
+func (*BatchStartResponse_Result) Descriptor() ([]byte, []int) {
+	return file_distop_v1_operations_proto_rawDescGZIP(), []int{6, 0}
+}
+
+func (x *BatchStartResponse_Result) GetStarted() *StartResponse {
+	if x != nil {
+		return x.Started
+	}
+	return nil
+}
+
+func (x *BatchStartResponse_Result) GetError() *StartError {
+	if x != nil {
+		return x.Error
+	}
+	return nil
+}
+
 type StartGraphRequest_Start struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Type          string                 `protobuf:"bytes,1,opt,name=type,proto3" json:"type,omitempty"`
@@ -2926,7 +3193,7 @@ type StartGraphRequest_Start struct {
 
 func (x *StartGraphRequest_Start) Reset() {
 	*x = StartGraphRequest_Start{}
-	mi := &file_distop_v1_operations_proto_msgTypes[49]
+	mi := &file_distop_v1_operations_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2938,7 +3205,7 @@ func (x *StartGraphRequest_Start) String() string {
 func (*StartGraphRequest_Start) ProtoMessage() {}
 
 func (x *StartGraphRequest_Start) ProtoReflect() protoreflect.Message {
-	mi := &file_distop_v1_operations_proto_msgTypes[49]
+	mi := &file_distop_v1_operations_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2951,7 +3218,7 @@ func (x *StartGraphRequest_Start) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartGraphRequest_Start.ProtoReflect.Descriptor instead.
 func (*StartGraphRequest_Start) Descriptor() ([]byte, []int) {
-	return file_distop_v1_operations_proto_rawDescGZIP(), []int{5, 0}
+	return file_distop_v1_operations_proto_rawDescGZIP(), []int{8, 0}
 }
 
 func (x *StartGraphRequest_Start) GetType() string {
@@ -2995,7 +3262,7 @@ type StartGraphRequest_Link struct {
 
 func (x *StartGraphRequest_Link) Reset() {
 	*x = StartGraphRequest_Link{}
-	mi := &file_distop_v1_operations_proto_msgTypes[50]
+	mi := &file_distop_v1_operations_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3007,7 +3274,7 @@ func (x *StartGraphRequest_Link) String() string {
 func (*StartGraphRequest_Link) ProtoMessage() {}
 
 func (x *StartGraphRequest_Link) ProtoReflect() protoreflect.Message {
-	mi := &file_distop_v1_operations_proto_msgTypes[50]
+	mi := &file_distop_v1_operations_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3020,7 +3287,7 @@ func (x *StartGraphRequest_Link) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartGraphRequest_Link.ProtoReflect.Descriptor instead.
 func (*StartGraphRequest_Link) Descriptor() ([]byte, []int) {
-	return file_distop_v1_operations_proto_rawDescGZIP(), []int{5, 1}
+	return file_distop_v1_operations_proto_rawDescGZIP(), []int{8, 1}
 }
 
 func (x *StartGraphRequest_Link) GetAfter() int32 {
@@ -3054,7 +3321,7 @@ type AddDependenciesRequest_Pair struct {
 
 func (x *AddDependenciesRequest_Pair) Reset() {
 	*x = AddDependenciesRequest_Pair{}
-	mi := &file_distop_v1_operations_proto_msgTypes[51]
+	mi := &file_distop_v1_operations_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3066,7 +3333,7 @@ func (x *AddDependenciesRequest_Pair) String() string {
 func (*AddDependenciesRequest_Pair) ProtoMessage() {}
 
 func (x *AddDependenciesRequest_Pair) ProtoReflect() protoreflect.Message {
-	mi := &file_distop_v1_operations_proto_msgTypes[51]
+	mi := &file_distop_v1_operations_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3079,7 +3346,7 @@ func (x *AddDependenciesRequest_Pair) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddDependenciesRequest_Pair.ProtoReflect.Descriptor instead.
 func (*AddDependenciesRequest_Pair) Descriptor() ([]byte, []int) {
-	return file_distop_v1_operations_proto_rawDescGZIP(), []int{7, 0}
+	return file_distop_v1_operations_proto_rawDescGZIP(), []int{10, 0}
 }
 
 func (x *AddDependenciesRequest_Pair) GetAfter() *After {
@@ -3109,7 +3376,7 @@ type WhyResponse_Reason struct {
 
 func (x *WhyResponse_Reason) Reset() {
 	*x = WhyResponse_Reason{}
-	mi := &file_distop_v1_operations_proto_msgTypes[55]
+	mi := &file_distop_v1_operations_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3121,7 +3388,7 @@ func (x *WhyResponse_Reason) String() string {
 func (*WhyResponse_Reason) ProtoMessage() {}
 
 func (x *WhyResponse_Reason) ProtoReflect() protoreflect.Message {
-	mi := &file_distop_v1_operations_proto_msgTypes[55]
+	mi := &file_distop_v1_operations_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3134,7 +3401,7 @@ func (x *WhyResponse_Reason) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhyResponse_Reason.ProtoReflect.Descriptor instead.
 func (*WhyResponse_Reason) Descriptor() ([]byte, []int) {
-	return file_distop_v1_operations_proto_rawDescGZIP(), []int{37, 0}
+	return file_distop_v1_operations_proto_rawDescGZIP(), []int{41, 0}
 }
 
 func (x *WhyResponse_Reason) GetCode() string {
@@ -3179,7 +3446,7 @@ type CountsResponse_Count struct {
 
 func (x *CountsResponse_Count) Reset() {
 	*x = CountsResponse_Count{}
-	mi := &file_distop_v1_operations_proto_msgTypes[57]
+	mi := &file_distop_v1_operations_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3191,7 +3458,7 @@ func (x *CountsResponse_Count) String() string {
 func (*CountsResponse_Count) ProtoMessage() {}
 
 func (x *CountsResponse_Count) ProtoReflect() protoreflect.Message {
-	mi := &file_distop_v1_operations_proto_msgTypes[57]
+	mi := &file_distop_v1_operations_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3204,7 +3471,7 @@ func (x *CountsResponse_Count) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CountsResponse_Count.ProtoReflect.Descriptor instead.
 func (*CountsResponse_Count) Descriptor() ([]byte, []int) {
-	return file_distop_v1_operations_proto_rawDescGZIP(), []int{39, 0}
+	return file_distop_v1_operations_proto_rawDescGZIP(), []int{43, 0}
 }
 
 func (x *CountsResponse_Count) GetType() string {
@@ -3262,7 +3529,7 @@ type ListJobsResponse_JobResult struct {
 
 func (x *ListJobsResponse_JobResult) Reset() {
 	*x = ListJobsResponse_JobResult{}
-	mi := &file_distop_v1_operations_proto_msgTypes[58]
+	mi := &file_distop_v1_operations_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3274,7 +3541,7 @@ func (x *ListJobsResponse_JobResult) String() string {
 func (*ListJobsResponse_JobResult) ProtoMessage() {}
 
 func (x *ListJobsResponse_JobResult) ProtoReflect() protoreflect.Message {
-	mi := &file_distop_v1_operations_proto_msgTypes[58]
+	mi := &file_distop_v1_operations_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3287,7 +3554,7 @@ func (x *ListJobsResponse_JobResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListJobsResponse_JobResult.ProtoReflect.Descriptor instead.
 func (*ListJobsResponse_JobResult) Descriptor() ([]byte, []int) {
-	return file_distop_v1_operations_proto_rawDescGZIP(), []int{41, 0}
+	return file_distop_v1_operations_proto_rawDescGZIP(), []int{45, 0}
 }
 
 func (x *ListJobsResponse_JobResult) GetPartition() int64 {
@@ -3444,7 +3711,19 @@ const file_distop_v1_operations_proto_rawDesc = "" +
 	"\x04_arg\"H\n" +
 	"\rStartResponse\x12\x0e\n" +
 	"\x02op\x18\x01 \x01(\tR\x02op\x12'\n" +
-	"\x0falready_started\x18\x02 \x01(\bR\x0ealreadyStarted\"\xfe\x02\n" +
+	"\x0falready_started\x18\x02 \x01(\bR\x0ealreadyStarted\"H\n" +
+	"\x11BatchStartRequest\x123\n" +
+	"\brequests\x18\x01 \x03(\v2\x17.distop.v1.StartRequestR\brequests\"\xbf\x01\n" +
+	"\x12BatchStartResponse\x12>\n" +
+	"\aresults\x18\x01 \x03(\v2$.distop.v1.BatchStartResponse.ResultR\aresults\x1ai\n" +
+	"\x06Result\x122\n" +
+	"\astarted\x18\x01 \x01(\v2\x18.distop.v1.StartResponseR\astarted\x12+\n" +
+	"\x05error\x18\x02 \x01(\v2\x15.distop.v1.StartErrorR\x05error\"R\n" +
+	"\n" +
+	"StartError\x12\x12\n" +
+	"\x04code\x18\x01 \x01(\tR\x04code\x12\x18\n" +
+	"\amessage\x18\x02 \x01(\tR\amessage\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\"\xfe\x02\n" +
 	"\x11StartGraphRequest\x12:\n" +
 	"\x06starts\x18\x01 \x03(\v2\".distop.v1.StartGraphRequest.StartR\x06starts\x127\n" +
 	"\x05links\x18\x02 \x03(\v2!.distop.v1.StartGraphRequest.LinkR\x05links\x12\x1d\n" +
@@ -3581,12 +3860,18 @@ const file_distop_v1_operations_proto_rawDesc = "" +
 	"operations\x18\x01 \x03(\v2\x14.distop.v1.OperationR\n" +
 	"operations\x12+\n" +
 	"\x0fnext_page_token\x18\x02 \x01(\tH\x00R\rnextPageToken\x88\x01\x01B\x12\n" +
-	"\x10_next_page_token\"9\n" +
+	"\x10_next_page_token\":\n" +
 	"\fWatchRequest\x12\x0e\n" +
-	"\x02op\x18\x01 \x01(\tR\x02op\x12\x19\n" +
-	"\bonly_end\x18\x02 \x01(\bR\aonlyEnd\"C\n" +
+	"\x02op\x18\x01 \x01(\tR\x02op\x12\x1a\n" +
+	"\brevision\x18\x02 \x01(\x03R\brevision\"_\n" +
 	"\rWatchResponse\x122\n" +
-	"\toperation\x18\x01 \x01(\v2\x14.distop.v1.OperationR\toperation\"R\n" +
+	"\toperation\x18\x01 \x01(\v2\x14.distop.v1.OperationR\toperation\x12\x1a\n" +
+	"\brevision\x18\x02 \x01(\x03R\brevision\"H\n" +
+	"\vWaitRequest\x12\x0e\n" +
+	"\x02op\x18\x01 \x01(\tR\x02op\x12\x1d\n" +
+	"\atimeout\x18\x02 \x01(\x01H\x00R\atimeout\x88\x01\x01B\n" +
+	"\n" +
+	"\b_timeout\"R\n" +
 	"\rCancelRequest\x12\x0e\n" +
 	"\x02op\x18\x01 \x01(\tR\x02op\x12\x12\n" +
 	"\x04text\x18\x02 \x01(\tR\x04text\x12\x1d\n" +
@@ -3701,10 +3986,12 @@ const file_distop_v1_operations_proto_rawDesc = "" +
 	"\x15GetCertificateRequest\x12\x0e\n" +
 	"\x02op\x18\x01 \x01(\tR\x02op\"K\n" +
 	"\x16GetCertificateResponse\x121\n" +
-	"\vcertificate\x18\x01 \x01(\v2\x0f.distop.v1.JsonR\vcertificate2\xed\x11\n" +
+	"\vcertificate\x18\x01 \x01(\v2\x0f.distop.v1.JsonR\vcertificate2\xb9\x13\n" +
 	"\n" +
 	"Operations\x12U\n" +
 	"\x05Start\x12\x17.distop.v1.StartRequest\x1a\x18.distop.v1.StartResponse\"\x19\x82\xd3\xe4\x93\x02\x13:\x01*\"\x0e/v1/operations\x12o\n" +
+	"\n" +
+	"BatchStart\x12\x1c.distop.v1.BatchStartRequest\x1a\x1d.distop.v1.BatchStartResponse\"$\x82\xd3\xe4\x93\x02\x1e:\x01*\"\x19/v1/operations:batchStart\x12o\n" +
 	"\n" +
 	"StartGraph\x12\x1c.distop.v1.StartGraphRequest\x1a\x1d.distop.v1.StartGraphResponse\"$\x82\xd3\xe4\x93\x02\x1e:\x01*\"\x19/v1/operations:startGraph\x12\x83\x01\n" +
 	"\x0fAddDependencies\x12!.distop.v1.AddDependenciesRequest\x1a\".distop.v1.AddDependenciesResponse\")\x82\xd3\xe4\x93\x02#:\x01*\"\x1e/v1/operations:addDependencies\x12a\n" +
@@ -3715,7 +4002,8 @@ const file_distop_v1_operations_proto_rawDesc = "" +
 	"\x03Get\x12\x15.distop.v1.GetRequest\x1a\x14.distop.v1.Operation\"\x1e\x82\xd3\xe4\x93\x02\x18\x12\x16/v1/operations/{op=**}\x12O\n" +
 	"\x04List\x12\x16.distop.v1.ListRequest\x1a\x17.distop.v1.ListResponse\"\x16\x82\xd3\xe4\x93\x02\x10\x12\x0e/v1/operations\x12a\n" +
 	"\vListHistory\x12\x1d.distop.v1.ListHistoryRequest\x1a\x1e.distop.v1.ListHistoryResponse\"\x13\x82\xd3\xe4\x93\x02\r\x12\v/v1/history\x12b\n" +
-	"\x05Watch\x12\x17.distop.v1.WatchRequest\x1a\x18.distop.v1.WatchResponse\"$\x82\xd3\xe4\x93\x02\x1e\x12\x1c/v1/operations/{op=**}:watch0\x01\x12g\n" +
+	"\x05Watch\x12\x17.distop.v1.WatchRequest\x1a\x18.distop.v1.WatchResponse\"$\x82\xd3\xe4\x93\x02\x1e\x12\x1c/v1/operations/{op=**}:watch0\x01\x12Y\n" +
+	"\x04Wait\x12\x16.distop.v1.WaitRequest\x1a\x14.distop.v1.Operation\"#\x82\xd3\xe4\x93\x02\x1d\x12\x1b/v1/operations/{op=**}:wait\x12g\n" +
 	"\x06Cancel\x12\x18.distop.v1.CancelRequest\x1a\x19.distop.v1.CancelResponse\"(\x82\xd3\xe4\x93\x02\":\x01*\"\x1d/v1/operations/{op=**}:cancel\x12s\n" +
 	"\tEndSeries\x12\x1b.distop.v1.EndSeriesRequest\x1a\x1c.distop.v1.EndSeriesResponse\"+\x82\xd3\xe4\x93\x02%:\x01*\" /v1/operations/{op=**}:endSeries\x12c\n" +
 	"\x05Pause\x12\x17.distop.v1.PauseRequest\x1a\x18.distop.v1.PauseResponse\"'\x82\xd3\xe4\x93\x02!:\x01*\"\x1c/v1/operations/{op=**}:pause\x12g\n" +
@@ -3741,158 +4029,171 @@ func file_distop_v1_operations_proto_rawDescGZIP() []byte {
 	return file_distop_v1_operations_proto_rawDescData
 }
 
-var file_distop_v1_operations_proto_msgTypes = make([]protoimpl.MessageInfo, 59)
+var file_distop_v1_operations_proto_msgTypes = make([]protoimpl.MessageInfo, 64)
 var file_distop_v1_operations_proto_goTypes = []any{
 	(*StartOptions)(nil),                // 0: distop.v1.StartOptions
 	(*After)(nil),                       // 1: distop.v1.After
 	(*Every)(nil),                       // 2: distop.v1.Every
 	(*StartRequest)(nil),                // 3: distop.v1.StartRequest
 	(*StartResponse)(nil),               // 4: distop.v1.StartResponse
-	(*StartGraphRequest)(nil),           // 5: distop.v1.StartGraphRequest
-	(*StartGraphResponse)(nil),          // 6: distop.v1.StartGraphResponse
-	(*AddDependenciesRequest)(nil),      // 7: distop.v1.AddDependenciesRequest
-	(*AddDependenciesResponse)(nil),     // 8: distop.v1.AddDependenciesResponse
-	(*PrepareRequest)(nil),              // 9: distop.v1.PrepareRequest
-	(*ConfirmRequest)(nil),              // 10: distop.v1.ConfirmRequest
-	(*ConfirmResponse)(nil),             // 11: distop.v1.ConfirmResponse
-	(*AbandonRequest)(nil),              // 12: distop.v1.AbandonRequest
-	(*AbandonResponse)(nil),             // 13: distop.v1.AbandonResponse
-	(*GetPreparedRequest)(nil),          // 14: distop.v1.GetPreparedRequest
-	(*GetPreparedResponse)(nil),         // 15: distop.v1.GetPreparedResponse
-	(*Jobs)(nil),                        // 16: distop.v1.Jobs
-	(*Operation)(nil),                   // 17: distop.v1.Operation
-	(*GetRequest)(nil),                  // 18: distop.v1.GetRequest
-	(*ListRequest)(nil),                 // 19: distop.v1.ListRequest
-	(*ListResponse)(nil),                // 20: distop.v1.ListResponse
-	(*ListHistoryRequest)(nil),          // 21: distop.v1.ListHistoryRequest
-	(*ListHistoryResponse)(nil),         // 22: distop.v1.ListHistoryResponse
-	(*WatchRequest)(nil),                // 23: distop.v1.WatchRequest
-	(*WatchResponse)(nil),               // 24: distop.v1.WatchResponse
-	(*CancelRequest)(nil),               // 25: distop.v1.CancelRequest
-	(*CancelResponse)(nil),              // 26: distop.v1.CancelResponse
-	(*EndSeriesRequest)(nil),            // 27: distop.v1.EndSeriesRequest
-	(*EndSeriesResponse)(nil),           // 28: distop.v1.EndSeriesResponse
-	(*PauseRequest)(nil),                // 29: distop.v1.PauseRequest
-	(*PauseResponse)(nil),               // 30: distop.v1.PauseResponse
-	(*ResumeRequest)(nil),               // 31: distop.v1.ResumeRequest
-	(*ResumeResponse)(nil),              // 32: distop.v1.ResumeResponse
-	(*AlterRequest)(nil),                // 33: distop.v1.AlterRequest
-	(*AlterResponse)(nil),               // 34: distop.v1.AlterResponse
-	(*RerunRequest)(nil),                // 35: distop.v1.RerunRequest
-	(*WhyRequest)(nil),                  // 36: distop.v1.WhyRequest
-	(*WhyResponse)(nil),                 // 37: distop.v1.WhyResponse
-	(*CountsRequest)(nil),               // 38: distop.v1.CountsRequest
-	(*CountsResponse)(nil),              // 39: distop.v1.CountsResponse
-	(*ListJobsRequest)(nil),             // 40: distop.v1.ListJobsRequest
-	(*ListJobsResponse)(nil),            // 41: distop.v1.ListJobsResponse
-	(*GetReportRequest)(nil),            // 42: distop.v1.GetReportRequest
-	(*GetReportResponse)(nil),           // 43: distop.v1.GetReportResponse
-	(*GetCertificateRequest)(nil),       // 44: distop.v1.GetCertificateRequest
-	(*GetCertificateResponse)(nil),      // 45: distop.v1.GetCertificateResponse
-	(*StartOptions_Texts)(nil),          // 46: distop.v1.StartOptions.Texts
-	(*StartOptions_Labels)(nil),         // 47: distop.v1.StartOptions.Labels
-	nil,                                 // 48: distop.v1.StartOptions.Labels.ValuesEntry
-	(*StartGraphRequest_Start)(nil),     // 49: distop.v1.StartGraphRequest.Start
-	(*StartGraphRequest_Link)(nil),      // 50: distop.v1.StartGraphRequest.Link
-	(*AddDependenciesRequest_Pair)(nil), // 51: distop.v1.AddDependenciesRequest.Pair
-	nil,                                 // 52: distop.v1.Operation.LabelsEntry
-	nil,                                 // 53: distop.v1.ListRequest.LabelsEntry
-	nil,                                 // 54: distop.v1.ListHistoryRequest.LabelsEntry
-	(*WhyResponse_Reason)(nil),          // 55: distop.v1.WhyResponse.Reason
-	nil,                                 // 56: distop.v1.CountsRequest.LabelsEntry
-	(*CountsResponse_Count)(nil),        // 57: distop.v1.CountsResponse.Count
-	(*ListJobsResponse_JobResult)(nil),  // 58: distop.v1.ListJobsResponse.JobResult
-	(*Json)(nil),                        // 59: distop.v1.Json
-	(*timestamppb.Timestamp)(nil),       // 60: google.protobuf.Timestamp
+	(*BatchStartRequest)(nil),           // 5: distop.v1.BatchStartRequest
+	(*BatchStartResponse)(nil),          // 6: distop.v1.BatchStartResponse
+	(*StartError)(nil),                  // 7: distop.v1.StartError
+	(*StartGraphRequest)(nil),           // 8: distop.v1.StartGraphRequest
+	(*StartGraphResponse)(nil),          // 9: distop.v1.StartGraphResponse
+	(*AddDependenciesRequest)(nil),      // 10: distop.v1.AddDependenciesRequest
+	(*AddDependenciesResponse)(nil),     // 11: distop.v1.AddDependenciesResponse
+	(*PrepareRequest)(nil),              // 12: distop.v1.PrepareRequest
+	(*ConfirmRequest)(nil),              // 13: distop.v1.ConfirmRequest
+	(*ConfirmResponse)(nil),             // 14: distop.v1.ConfirmResponse
+	(*AbandonRequest)(nil),              // 15: distop.v1.AbandonRequest
+	(*AbandonResponse)(nil),             // 16: distop.v1.AbandonResponse
+	(*GetPreparedRequest)(nil),          // 17: distop.v1.GetPreparedRequest
+	(*GetPreparedResponse)(nil),         // 18: distop.v1.GetPreparedResponse
+	(*Jobs)(nil),                        // 19: distop.v1.Jobs
+	(*Operation)(nil),                   // 20: distop.v1.Operation
+	(*GetRequest)(nil),                  // 21: distop.v1.GetRequest
+	(*ListRequest)(nil),                 // 22: distop.v1.ListRequest
+	(*ListResponse)(nil),                // 23: distop.v1.ListResponse
+	(*ListHistoryRequest)(nil),          // 24: distop.v1.ListHistoryRequest
+	(*ListHistoryResponse)(nil),         // 25: distop.v1.ListHistoryResponse
+	(*WatchRequest)(nil),                // 26: distop.v1.WatchRequest
+	(*WatchResponse)(nil),               // 27: distop.v1.WatchResponse
+	(*WaitRequest)(nil),                 // 28: distop.v1.WaitRequest
+	(*CancelRequest)(nil),               // 29: distop.v1.CancelRequest
+	(*CancelResponse)(nil),              // 30: distop.v1.CancelResponse
+	(*EndSeriesRequest)(nil),            // 31: distop.v1.EndSeriesRequest
+	(*EndSeriesResponse)(nil),           // 32: distop.v1.EndSeriesResponse
+	(*PauseRequest)(nil),                // 33: distop.v1.PauseRequest
+	(*PauseResponse)(nil),               // 34: distop.v1.PauseResponse
+	(*ResumeRequest)(nil),               // 35: distop.v1.ResumeRequest
+	(*ResumeResponse)(nil),              // 36: distop.v1.ResumeResponse
+	(*AlterRequest)(nil),                // 37: distop.v1.AlterRequest
+	(*AlterResponse)(nil),               // 38: distop.v1.AlterResponse
+	(*RerunRequest)(nil),                // 39: distop.v1.RerunRequest
+	(*WhyRequest)(nil),                  // 40: distop.v1.WhyRequest
+	(*WhyResponse)(nil),                 // 41: distop.v1.WhyResponse
+	(*CountsRequest)(nil),               // 42: distop.v1.CountsRequest
+	(*CountsResponse)(nil),              // 43: distop.v1.CountsResponse
+	(*ListJobsRequest)(nil),             // 44: distop.v1.ListJobsRequest
+	(*ListJobsResponse)(nil),            // 45: distop.v1.ListJobsResponse
+	(*GetReportRequest)(nil),            // 46: distop.v1.GetReportRequest
+	(*GetReportResponse)(nil),           // 47: distop.v1.GetReportResponse
+	(*GetCertificateRequest)(nil),       // 48: distop.v1.GetCertificateRequest
+	(*GetCertificateResponse)(nil),      // 49: distop.v1.GetCertificateResponse
+	(*StartOptions_Texts)(nil),          // 50: distop.v1.StartOptions.Texts
+	(*StartOptions_Labels)(nil),         // 51: distop.v1.StartOptions.Labels
+	nil,                                 // 52: distop.v1.StartOptions.Labels.ValuesEntry
+	(*BatchStartResponse_Result)(nil),   // 53: distop.v1.BatchStartResponse.Result
+	(*StartGraphRequest_Start)(nil),     // 54: distop.v1.StartGraphRequest.Start
+	(*StartGraphRequest_Link)(nil),      // 55: distop.v1.StartGraphRequest.Link
+	(*AddDependenciesRequest_Pair)(nil), // 56: distop.v1.AddDependenciesRequest.Pair
+	nil,                                 // 57: distop.v1.Operation.LabelsEntry
+	nil,                                 // 58: distop.v1.ListRequest.LabelsEntry
+	nil,                                 // 59: distop.v1.ListHistoryRequest.LabelsEntry
+	(*WhyResponse_Reason)(nil),          // 60: distop.v1.WhyResponse.Reason
+	nil,                                 // 61: distop.v1.CountsRequest.LabelsEntry
+	(*CountsResponse_Count)(nil),        // 62: distop.v1.CountsResponse.Count
+	(*ListJobsResponse_JobResult)(nil),  // 63: distop.v1.ListJobsResponse.JobResult
+	(*Json)(nil),                        // 64: distop.v1.Json
+	(*timestamppb.Timestamp)(nil),       // 65: google.protobuf.Timestamp
 }
 var file_distop_v1_operations_proto_depIdxs = []int32{
-	46, // 0: distop.v1.StartOptions.partitions:type_name -> distop.v1.StartOptions.Texts
-	47, // 1: distop.v1.StartOptions.labels:type_name -> distop.v1.StartOptions.Labels
+	50, // 0: distop.v1.StartOptions.partitions:type_name -> distop.v1.StartOptions.Texts
+	51, // 1: distop.v1.StartOptions.labels:type_name -> distop.v1.StartOptions.Labels
 	1,  // 2: distop.v1.StartOptions.after:type_name -> distop.v1.After
-	47, // 3: distop.v1.StartOptions.where:type_name -> distop.v1.StartOptions.Labels
+	51, // 3: distop.v1.StartOptions.where:type_name -> distop.v1.StartOptions.Labels
 	2,  // 4: distop.v1.StartOptions.every:type_name -> distop.v1.Every
-	59, // 5: distop.v1.StartRequest.arg:type_name -> distop.v1.Json
+	64, // 5: distop.v1.StartRequest.arg:type_name -> distop.v1.Json
 	0,  // 6: distop.v1.StartRequest.options:type_name -> distop.v1.StartOptions
-	49, // 7: distop.v1.StartGraphRequest.starts:type_name -> distop.v1.StartGraphRequest.Start
-	50, // 8: distop.v1.StartGraphRequest.links:type_name -> distop.v1.StartGraphRequest.Link
-	4,  // 9: distop.v1.StartGraphResponse.started:type_name -> distop.v1.StartResponse
-	51, // 10: distop.v1.AddDependenciesRequest.pairs:type_name -> distop.v1.AddDependenciesRequest.Pair
-	59, // 11: distop.v1.PrepareRequest.arg:type_name -> distop.v1.Json
-	0,  // 12: distop.v1.PrepareRequest.options:type_name -> distop.v1.StartOptions
-	16, // 13: distop.v1.Operation.jobs:type_name -> distop.v1.Jobs
-	60, // 14: distop.v1.Operation.started:type_name -> google.protobuf.Timestamp
-	60, // 15: distop.v1.Operation.finished:type_name -> google.protobuf.Timestamp
-	52, // 16: distop.v1.Operation.labels:type_name -> distop.v1.Operation.LabelsEntry
-	59, // 17: distop.v1.Operation.record:type_name -> distop.v1.Json
-	53, // 18: distop.v1.ListRequest.labels:type_name -> distop.v1.ListRequest.LabelsEntry
-	17, // 19: distop.v1.ListResponse.operations:type_name -> distop.v1.Operation
-	54, // 20: distop.v1.ListHistoryRequest.labels:type_name -> distop.v1.ListHistoryRequest.LabelsEntry
-	17, // 21: distop.v1.ListHistoryResponse.operations:type_name -> distop.v1.Operation
-	17, // 22: distop.v1.WatchResponse.operation:type_name -> distop.v1.Operation
-	0,  // 23: distop.v1.RerunRequest.options:type_name -> distop.v1.StartOptions
-	17, // 24: distop.v1.WhyResponse.operation:type_name -> distop.v1.Operation
-	55, // 25: distop.v1.WhyResponse.reasons:type_name -> distop.v1.WhyResponse.Reason
-	56, // 26: distop.v1.CountsRequest.labels:type_name -> distop.v1.CountsRequest.LabelsEntry
-	57, // 27: distop.v1.CountsResponse.counts:type_name -> distop.v1.CountsResponse.Count
-	58, // 28: distop.v1.ListJobsResponse.jobs:type_name -> distop.v1.ListJobsResponse.JobResult
-	59, // 29: distop.v1.GetReportResponse.report:type_name -> distop.v1.Json
-	59, // 30: distop.v1.GetReportResponse.record:type_name -> distop.v1.Json
-	59, // 31: distop.v1.GetCertificateResponse.certificate:type_name -> distop.v1.Json
-	48, // 32: distop.v1.StartOptions.Labels.values:type_name -> distop.v1.StartOptions.Labels.ValuesEntry
-	59, // 33: distop.v1.StartGraphRequest.Start.arg:type_name -> distop.v1.Json
-	0,  // 34: distop.v1.StartGraphRequest.Start.options:type_name -> distop.v1.StartOptions
-	1,  // 35: distop.v1.AddDependenciesRequest.Pair.after:type_name -> distop.v1.After
-	59, // 36: distop.v1.ListJobsResponse.JobResult.result:type_name -> distop.v1.Json
-	59, // 37: distop.v1.ListJobsResponse.JobResult.file:type_name -> distop.v1.Json
-	3,  // 38: distop.v1.Operations.Start:input_type -> distop.v1.StartRequest
-	5,  // 39: distop.v1.Operations.StartGraph:input_type -> distop.v1.StartGraphRequest
-	7,  // 40: distop.v1.Operations.AddDependencies:input_type -> distop.v1.AddDependenciesRequest
-	9,  // 41: distop.v1.Operations.Prepare:input_type -> distop.v1.PrepareRequest
-	10, // 42: distop.v1.Operations.Confirm:input_type -> distop.v1.ConfirmRequest
-	12, // 43: distop.v1.Operations.Abandon:input_type -> distop.v1.AbandonRequest
-	14, // 44: distop.v1.Operations.GetPrepared:input_type -> distop.v1.GetPreparedRequest
-	18, // 45: distop.v1.Operations.Get:input_type -> distop.v1.GetRequest
-	19, // 46: distop.v1.Operations.List:input_type -> distop.v1.ListRequest
-	21, // 47: distop.v1.Operations.ListHistory:input_type -> distop.v1.ListHistoryRequest
-	23, // 48: distop.v1.Operations.Watch:input_type -> distop.v1.WatchRequest
-	25, // 49: distop.v1.Operations.Cancel:input_type -> distop.v1.CancelRequest
-	27, // 50: distop.v1.Operations.EndSeries:input_type -> distop.v1.EndSeriesRequest
-	29, // 51: distop.v1.Operations.Pause:input_type -> distop.v1.PauseRequest
-	31, // 52: distop.v1.Operations.Resume:input_type -> distop.v1.ResumeRequest
-	33, // 53: distop.v1.Operations.Alter:input_type -> distop.v1.AlterRequest
-	35, // 54: distop.v1.Operations.Rerun:input_type -> distop.v1.RerunRequest
-	36, // 55: distop.v1.Operations.Why:input_type -> distop.v1.WhyRequest
-	38, // 56: distop.v1.Operations.Counts:input_type -> distop.v1.CountsRequest
-	40, // 57: distop.v1.Operations.ListJobs:input_type -> distop.v1.ListJobsRequest
-	42, // 58: distop.v1.Operations.GetReport:input_type -> distop.v1.GetReportRequest
-	44, // 59: distop.v1.Operations.GetCertificate:input_type -> distop.v1.GetCertificateRequest
-	4,  // 60: distop.v1.Operations.Start:output_type -> distop.v1.StartResponse
-	6,  // 61: distop.v1.Operations.StartGraph:output_type -> distop.v1.StartGraphResponse
-	8,  // 62: distop.v1.Operations.AddDependencies:output_type -> distop.v1.AddDependenciesResponse
-	4,  // 63: distop.v1.Operations.Prepare:output_type -> distop.v1.StartResponse
-	11, // 64: distop.v1.Operations.Confirm:output_type -> distop.v1.ConfirmResponse
-	13, // 65: distop.v1.Operations.Abandon:output_type -> distop.v1.AbandonResponse
-	15, // 66: distop.v1.Operations.GetPrepared:output_type -> distop.v1.GetPreparedResponse
-	17, // 67: distop.v1.Operations.Get:output_type -> distop.v1.Operation
-	20, // 68: distop.v1.Operations.List:output_type -> distop.v1.ListResponse
-	22, // 69: distop.v1.Operations.ListHistory:output_type -> distop.v1.ListHistoryResponse
-	24, // 70: distop.v1.Operations.Watch:output_type -> distop.v1.WatchResponse
-	26, // 71: distop.v1.Operations.Cancel:output_type -> distop.v1.CancelResponse
-	28, // 72: distop.v1.Operations.EndSeries:output_type -> distop.v1.EndSeriesResponse
-	30, // 73: distop.v1.Operations.Pause:output_type -> distop.v1.PauseResponse
-	32, // 74: distop.v1.Operations.Resume:output_type -> distop.v1.ResumeResponse
-	34, // 75: distop.v1.Operations.Alter:output_type -> distop.v1.AlterResponse
-	4,  // 76: distop.v1.Operations.Rerun:output_type -> distop.v1.StartResponse
-	37, // 77: distop.v1.Operations.Why:output_type -> distop.v1.WhyResponse
-	39, // 78: distop.v1.Operations.Counts:output_type -> distop.v1.CountsResponse
-	41, // 79: distop.v1.Operations.ListJobs:output_type -> distop.v1.ListJobsResponse
-	43, // 80: distop.v1.Operations.GetReport:output_type -> distop.v1.GetReportResponse
-	45, // 81: distop.v1.Operations.GetCertificate:output_type -> distop.v1.GetCertificateResponse
-	60, // [60:82] is the sub-list for method output_type
-	38, // [38:60] is the sub-list for method input_type
-	38, // [38:38] is the sub-list for extension type_name
-	38, // [38:38] is the sub-list for extension extendee
-	0,  // [0:38] is the sub-list for field type_name
+	3,  // 7: distop.v1.BatchStartRequest.requests:type_name -> distop.v1.StartRequest
+	53, // 8: distop.v1.BatchStartResponse.results:type_name -> distop.v1.BatchStartResponse.Result
+	54, // 9: distop.v1.StartGraphRequest.starts:type_name -> distop.v1.StartGraphRequest.Start
+	55, // 10: distop.v1.StartGraphRequest.links:type_name -> distop.v1.StartGraphRequest.Link
+	4,  // 11: distop.v1.StartGraphResponse.started:type_name -> distop.v1.StartResponse
+	56, // 12: distop.v1.AddDependenciesRequest.pairs:type_name -> distop.v1.AddDependenciesRequest.Pair
+	64, // 13: distop.v1.PrepareRequest.arg:type_name -> distop.v1.Json
+	0,  // 14: distop.v1.PrepareRequest.options:type_name -> distop.v1.StartOptions
+	19, // 15: distop.v1.Operation.jobs:type_name -> distop.v1.Jobs
+	65, // 16: distop.v1.Operation.started:type_name -> google.protobuf.Timestamp
+	65, // 17: distop.v1.Operation.finished:type_name -> google.protobuf.Timestamp
+	57, // 18: distop.v1.Operation.labels:type_name -> distop.v1.Operation.LabelsEntry
+	64, // 19: distop.v1.Operation.record:type_name -> distop.v1.Json
+	58, // 20: distop.v1.ListRequest.labels:type_name -> distop.v1.ListRequest.LabelsEntry
+	20, // 21: distop.v1.ListResponse.operations:type_name -> distop.v1.Operation
+	59, // 22: distop.v1.ListHistoryRequest.labels:type_name -> distop.v1.ListHistoryRequest.LabelsEntry
+	20, // 23: distop.v1.ListHistoryResponse.operations:type_name -> distop.v1.Operation
+	20, // 24: distop.v1.WatchResponse.operation:type_name -> distop.v1.Operation
+	0,  // 25: distop.v1.RerunRequest.options:type_name -> distop.v1.StartOptions
+	20, // 26: distop.v1.WhyResponse.operation:type_name -> distop.v1.Operation
+	60, // 27: distop.v1.WhyResponse.reasons:type_name -> distop.v1.WhyResponse.Reason
+	61, // 28: distop.v1.CountsRequest.labels:type_name -> distop.v1.CountsRequest.LabelsEntry
+	62, // 29: distop.v1.CountsResponse.counts:type_name -> distop.v1.CountsResponse.Count
+	63, // 30: distop.v1.ListJobsResponse.jobs:type_name -> distop.v1.ListJobsResponse.JobResult
+	64, // 31: distop.v1.GetReportResponse.report:type_name -> distop.v1.Json
+	64, // 32: distop.v1.GetReportResponse.record:type_name -> distop.v1.Json
+	64, // 33: distop.v1.GetCertificateResponse.certificate:type_name -> distop.v1.Json
+	52, // 34: distop.v1.StartOptions.Labels.values:type_name -> distop.v1.StartOptions.Labels.ValuesEntry
+	4,  // 35: distop.v1.BatchStartResponse.Result.started:type_name -> distop.v1.StartResponse
+	7,  // 36: distop.v1.BatchStartResponse.Result.error:type_name -> distop.v1.StartError
+	64, // 37: distop.v1.StartGraphRequest.Start.arg:type_name -> distop.v1.Json
+	0,  // 38: distop.v1.StartGraphRequest.Start.options:type_name -> distop.v1.StartOptions
+	1,  // 39: distop.v1.AddDependenciesRequest.Pair.after:type_name -> distop.v1.After
+	64, // 40: distop.v1.ListJobsResponse.JobResult.result:type_name -> distop.v1.Json
+	64, // 41: distop.v1.ListJobsResponse.JobResult.file:type_name -> distop.v1.Json
+	3,  // 42: distop.v1.Operations.Start:input_type -> distop.v1.StartRequest
+	5,  // 43: distop.v1.Operations.BatchStart:input_type -> distop.v1.BatchStartRequest
+	8,  // 44: distop.v1.Operations.StartGraph:input_type -> distop.v1.StartGraphRequest
+	10, // 45: distop.v1.Operations.AddDependencies:input_type -> distop.v1.AddDependenciesRequest
+	12, // 46: distop.v1.Operations.Prepare:input_type -> distop.v1.PrepareRequest
+	13, // 47: distop.v1.Operations.Confirm:input_type -> distop.v1.ConfirmRequest
+	15, // 48: distop.v1.Operations.Abandon:input_type -> distop.v1.AbandonRequest
+	17, // 49: distop.v1.Operations.GetPrepared:input_type -> distop.v1.GetPreparedRequest
+	21, // 50: distop.v1.Operations.Get:input_type -> distop.v1.GetRequest
+	22, // 51: distop.v1.Operations.List:input_type -> distop.v1.ListRequest
+	24, // 52: distop.v1.Operations.ListHistory:input_type -> distop.v1.ListHistoryRequest
+	26, // 53: distop.v1.Operations.Watch:input_type -> distop.v1.WatchRequest
+	28, // 54: distop.v1.Operations.Wait:input_type -> distop.v1.WaitRequest
+	29, // 55: distop.v1.Operations.Cancel:input_type -> distop.v1.CancelRequest
+	31, // 56: distop.v1.Operations.EndSeries:input_type -> distop.v1.EndSeriesRequest
+	33, // 57: distop.v1.Operations.Pause:input_type -> distop.v1.PauseRequest
+	35, // 58: distop.v1.Operations.Resume:input_type -> distop.v1.ResumeRequest
+	37, // 59: distop.v1.Operations.Alter:input_type -> distop.v1.AlterRequest
+	39, // 60: distop.v1.Operations.Rerun:input_type -> distop.v1.RerunRequest
+	40, // 61: distop.v1.Operations.Why:input_type -> distop.v1.WhyRequest
+	42, // 62: distop.v1.Operations.Counts:input_type -> distop.v1.CountsRequest
+	44, // 63: distop.v1.Operations.ListJobs:input_type -> distop.v1.ListJobsRequest
+	46, // 64: distop.v1.Operations.GetReport:input_type -> distop.v1.GetReportRequest
+	48, // 65: distop.v1.Operations.GetCertificate:input_type -> distop.v1.GetCertificateRequest
+	4,  // 66: distop.v1.Operations.Start:output_type -> distop.v1.StartResponse
+	6,  // 67: distop.v1.Operations.BatchStart:output_type -> distop.v1.BatchStartResponse
+	9,  // 68: distop.v1.Operations.StartGraph:output_type -> distop.v1.StartGraphResponse
+	11, // 69: distop.v1.Operations.AddDependencies:output_type -> distop.v1.AddDependenciesResponse
+	4,  // 70: distop.v1.Operations.Prepare:output_type -> distop.v1.StartResponse
+	14, // 71: distop.v1.Operations.Confirm:output_type -> distop.v1.ConfirmResponse
+	16, // 72: distop.v1.Operations.Abandon:output_type -> distop.v1.AbandonResponse
+	18, // 73: distop.v1.Operations.GetPrepared:output_type -> distop.v1.GetPreparedResponse
+	20, // 74: distop.v1.Operations.Get:output_type -> distop.v1.Operation
+	23, // 75: distop.v1.Operations.List:output_type -> distop.v1.ListResponse
+	25, // 76: distop.v1.Operations.ListHistory:output_type -> distop.v1.ListHistoryResponse
+	27, // 77: distop.v1.Operations.Watch:output_type -> distop.v1.WatchResponse
+	20, // 78: distop.v1.Operations.Wait:output_type -> distop.v1.Operation
+	30, // 79: distop.v1.Operations.Cancel:output_type -> distop.v1.CancelResponse
+	32, // 80: distop.v1.Operations.EndSeries:output_type -> distop.v1.EndSeriesResponse
+	34, // 81: distop.v1.Operations.Pause:output_type -> distop.v1.PauseResponse
+	36, // 82: distop.v1.Operations.Resume:output_type -> distop.v1.ResumeResponse
+	38, // 83: distop.v1.Operations.Alter:output_type -> distop.v1.AlterResponse
+	4,  // 84: distop.v1.Operations.Rerun:output_type -> distop.v1.StartResponse
+	41, // 85: distop.v1.Operations.Why:output_type -> distop.v1.WhyResponse
+	43, // 86: distop.v1.Operations.Counts:output_type -> distop.v1.CountsResponse
+	45, // 87: distop.v1.Operations.ListJobs:output_type -> distop.v1.ListJobsResponse
+	47, // 88: distop.v1.Operations.GetReport:output_type -> distop.v1.GetReportResponse
+	49, // 89: distop.v1.Operations.GetCertificate:output_type -> distop.v1.GetCertificateResponse
+	66, // [66:90] is the sub-list for method output_type
+	42, // [42:66] is the sub-list for method input_type
+	42, // [42:42] is the sub-list for extension type_name
+	42, // [42:42] is the sub-list for extension extendee
+	0,  // [0:42] is the sub-list for field type_name
 }
 
 func init() { file_distop_v1_operations_proto_init() }
@@ -3904,28 +4205,29 @@ func file_distop_v1_operations_proto_init() {
 	file_distop_v1_operations_proto_msgTypes[0].OneofWrappers = []any{}
 	file_distop_v1_operations_proto_msgTypes[2].OneofWrappers = []any{}
 	file_distop_v1_operations_proto_msgTypes[3].OneofWrappers = []any{}
-	file_distop_v1_operations_proto_msgTypes[9].OneofWrappers = []any{}
-	file_distop_v1_operations_proto_msgTypes[16].OneofWrappers = []any{}
-	file_distop_v1_operations_proto_msgTypes[17].OneofWrappers = []any{}
+	file_distop_v1_operations_proto_msgTypes[12].OneofWrappers = []any{}
 	file_distop_v1_operations_proto_msgTypes[19].OneofWrappers = []any{}
-	file_distop_v1_operations_proto_msgTypes[21].OneofWrappers = []any{}
+	file_distop_v1_operations_proto_msgTypes[20].OneofWrappers = []any{}
 	file_distop_v1_operations_proto_msgTypes[22].OneofWrappers = []any{}
-	file_distop_v1_operations_proto_msgTypes[33].OneofWrappers = []any{}
-	file_distop_v1_operations_proto_msgTypes[35].OneofWrappers = []any{}
-	file_distop_v1_operations_proto_msgTypes[38].OneofWrappers = []any{}
-	file_distop_v1_operations_proto_msgTypes[40].OneofWrappers = []any{}
-	file_distop_v1_operations_proto_msgTypes[41].OneofWrappers = []any{}
-	file_distop_v1_operations_proto_msgTypes[43].OneofWrappers = []any{}
-	file_distop_v1_operations_proto_msgTypes[49].OneofWrappers = []any{}
-	file_distop_v1_operations_proto_msgTypes[57].OneofWrappers = []any{}
-	file_distop_v1_operations_proto_msgTypes[58].OneofWrappers = []any{}
+	file_distop_v1_operations_proto_msgTypes[24].OneofWrappers = []any{}
+	file_distop_v1_operations_proto_msgTypes[25].OneofWrappers = []any{}
+	file_distop_v1_operations_proto_msgTypes[28].OneofWrappers = []any{}
+	file_distop_v1_operations_proto_msgTypes[37].OneofWrappers = []any{}
+	file_distop_v1_operations_proto_msgTypes[39].OneofWrappers = []any{}
+	file_distop_v1_operations_proto_msgTypes[42].OneofWrappers = []any{}
+	file_distop_v1_operations_proto_msgTypes[44].OneofWrappers = []any{}
+	file_distop_v1_operations_proto_msgTypes[45].OneofWrappers = []any{}
+	file_distop_v1_operations_proto_msgTypes[47].OneofWrappers = []any{}
+	file_distop_v1_operations_proto_msgTypes[54].OneofWrappers = []any{}
+	file_distop_v1_operations_proto_msgTypes[62].OneofWrappers = []any{}
+	file_distop_v1_operations_proto_msgTypes[63].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_distop_v1_operations_proto_rawDesc), len(file_distop_v1_operations_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   59,
+			NumMessages:   64,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -20,6 +20,7 @@ const _ = grpc.SupportPackageIsVersion9
 
 const (
 	Operations_Start_FullMethodName           = "/distop.v1.Operations/Start"
+	Operations_BatchStart_FullMethodName      = "/distop.v1.Operations/BatchStart"
 	Operations_StartGraph_FullMethodName      = "/distop.v1.Operations/StartGraph"
 	Operations_AddDependencies_FullMethodName = "/distop.v1.Operations/AddDependencies"
 	Operations_Prepare_FullMethodName         = "/distop.v1.Operations/Prepare"
@@ -30,6 +31,7 @@ const (
 	Operations_List_FullMethodName            = "/distop.v1.Operations/List"
 	Operations_ListHistory_FullMethodName     = "/distop.v1.Operations/ListHistory"
 	Operations_Watch_FullMethodName           = "/distop.v1.Operations/Watch"
+	Operations_Wait_FullMethodName            = "/distop.v1.Operations/Wait"
 	Operations_Cancel_FullMethodName          = "/distop.v1.Operations/Cancel"
 	Operations_EndSeries_FullMethodName       = "/distop.v1.Operations/EndSeries"
 	Operations_Pause_FullMethodName           = "/distop.v1.Operations/Pause"
@@ -51,6 +53,8 @@ const (
 // percent-encoded where it has a slash.
 type OperationsClient interface {
 	Start(ctx context.Context, in *StartRequest, opts ...grpc.CallOption) (*StartResponse, error)
+	// Each as by Start, in no order: a start that fails has its error, and does not stop the others.
+	BatchStart(ctx context.Context, in *BatchStartRequest, opts ...grpc.CallOption) (*BatchStartResponse, error)
 	StartGraph(ctx context.Context, in *StartGraphRequest, opts ...grpc.CallOption) (*StartGraphResponse, error)
 	AddDependencies(ctx context.Context, in *AddDependenciesRequest, opts ...grpc.CallOption) (*AddDependenciesResponse, error)
 	Prepare(ctx context.Context, in *PrepareRequest, opts ...grpc.CallOption) (*StartResponse, error)
@@ -62,6 +66,8 @@ type OperationsClient interface {
 	ListHistory(ctx context.Context, in *ListHistoryRequest, opts ...grpc.CallOption) (*ListHistoryResponse, error)
 	// Streams the status now and after each change, until the operation has ended.
 	Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchResponse], error)
+	// Answers when the operation has ended, or after the timeout with its status.
+	Wait(ctx context.Context, in *WaitRequest, opts ...grpc.CallOption) (*Operation, error)
 	Cancel(ctx context.Context, in *CancelRequest, opts ...grpc.CallOption) (*CancelResponse, error)
 	EndSeries(ctx context.Context, in *EndSeriesRequest, opts ...grpc.CallOption) (*EndSeriesResponse, error)
 	Pause(ctx context.Context, in *PauseRequest, opts ...grpc.CallOption) (*PauseResponse, error)
@@ -89,6 +95,16 @@ func (c *operationsClient) Start(ctx context.Context, in *StartRequest, opts ...
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(StartResponse)
 	err := c.cc.Invoke(ctx, Operations_Start_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *operationsClient) BatchStart(ctx context.Context, in *BatchStartRequest, opts ...grpc.CallOption) (*BatchStartResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(BatchStartResponse)
+	err := c.cc.Invoke(ctx, Operations_BatchStart_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -203,6 +219,16 @@ func (c *operationsClient) Watch(ctx context.Context, in *WatchRequest, opts ...
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Operations_WatchClient = grpc.ServerStreamingClient[WatchResponse]
+
+func (c *operationsClient) Wait(ctx context.Context, in *WaitRequest, opts ...grpc.CallOption) (*Operation, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Operation)
+	err := c.cc.Invoke(ctx, Operations_Wait_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
 
 func (c *operationsClient) Cancel(ctx context.Context, in *CancelRequest, opts ...grpc.CallOption) (*CancelResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
@@ -322,6 +348,8 @@ func (c *operationsClient) GetCertificate(ctx context.Context, in *GetCertificat
 // percent-encoded where it has a slash.
 type OperationsServer interface {
 	Start(context.Context, *StartRequest) (*StartResponse, error)
+	// Each as by Start, in no order: a start that fails has its error, and does not stop the others.
+	BatchStart(context.Context, *BatchStartRequest) (*BatchStartResponse, error)
 	StartGraph(context.Context, *StartGraphRequest) (*StartGraphResponse, error)
 	AddDependencies(context.Context, *AddDependenciesRequest) (*AddDependenciesResponse, error)
 	Prepare(context.Context, *PrepareRequest) (*StartResponse, error)
@@ -333,6 +361,8 @@ type OperationsServer interface {
 	ListHistory(context.Context, *ListHistoryRequest) (*ListHistoryResponse, error)
 	// Streams the status now and after each change, until the operation has ended.
 	Watch(*WatchRequest, grpc.ServerStreamingServer[WatchResponse]) error
+	// Answers when the operation has ended, or after the timeout with its status.
+	Wait(context.Context, *WaitRequest) (*Operation, error)
 	Cancel(context.Context, *CancelRequest) (*CancelResponse, error)
 	EndSeries(context.Context, *EndSeriesRequest) (*EndSeriesResponse, error)
 	Pause(context.Context, *PauseRequest) (*PauseResponse, error)
@@ -358,6 +388,9 @@ type UnimplementedOperationsServer struct{}
 
 func (UnimplementedOperationsServer) Start(context.Context, *StartRequest) (*StartResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Start not implemented")
+}
+func (UnimplementedOperationsServer) BatchStart(context.Context, *BatchStartRequest) (*BatchStartResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method BatchStart not implemented")
 }
 func (UnimplementedOperationsServer) StartGraph(context.Context, *StartGraphRequest) (*StartGraphResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method StartGraph not implemented")
@@ -388,6 +421,9 @@ func (UnimplementedOperationsServer) ListHistory(context.Context, *ListHistoryRe
 }
 func (UnimplementedOperationsServer) Watch(*WatchRequest, grpc.ServerStreamingServer[WatchResponse]) error {
 	return status.Error(codes.Unimplemented, "method Watch not implemented")
+}
+func (UnimplementedOperationsServer) Wait(context.Context, *WaitRequest) (*Operation, error) {
+	return nil, status.Error(codes.Unimplemented, "method Wait not implemented")
 }
 func (UnimplementedOperationsServer) Cancel(context.Context, *CancelRequest) (*CancelResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Cancel not implemented")
@@ -457,6 +493,24 @@ func _Operations_Start_Handler(srv interface{}, ctx context.Context, dec func(in
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(OperationsServer).Start(ctx, req.(*StartRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Operations_BatchStart_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(BatchStartRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperationsServer).BatchStart(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Operations_BatchStart_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperationsServer).BatchStart(ctx, req.(*BatchStartRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -633,6 +687,24 @@ func _Operations_Watch_Handler(srv interface{}, stream grpc.ServerStream) error 
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Operations_WatchServer = grpc.ServerStreamingServer[WatchResponse]
+
+func _Operations_Wait_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(WaitRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperationsServer).Wait(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Operations_Wait_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperationsServer).Wait(ctx, req.(*WaitRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
 
 func _Operations_Cancel_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(CancelRequest)
@@ -844,6 +916,10 @@ var Operations_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _Operations_Start_Handler,
 		},
 		{
+			MethodName: "BatchStart",
+			Handler:    _Operations_BatchStart_Handler,
+		},
+		{
 			MethodName: "StartGraph",
 			Handler:    _Operations_StartGraph_Handler,
 		},
@@ -878,6 +954,10 @@ var Operations_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListHistory",
 			Handler:    _Operations_ListHistory_Handler,
+		},
+		{
+			MethodName: "Wait",
+			Handler:    _Operations_Wait_Handler,
 		},
 		{
 			MethodName: "Cancel",
