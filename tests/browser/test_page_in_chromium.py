@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import browser
@@ -200,7 +201,8 @@ def test_texts_of_others_do_nothing(page: Any, scene: PageScene) -> None:
     scene.table(EVIL)
     op = scene.client.start_operation("noop", EVIL, {"jobs": 3, "fail": ["1"]}, labels={"note": EVIL})
     op.wait(timeout=100)
-    asyncio.run(_write_evil_history(scene))
+    with ThreadPoolExecutor(1) as thread:  # Playwright's own loop runs in this one
+        thread.submit(asyncio.run, _write_evil_history(scene)).result()
     for path in ("/operations", f"/operation?op={quoted(op.ref)}", "/operation?op=sales.orders/validate/1", "/tables",
                  f"/table?name={quoted(EVIL)}", f"/start?type=noop&table={quoted(EVIL)}"):  # fmt: skip
         assert page.goto(path).status == 200, path
