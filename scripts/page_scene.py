@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -39,11 +40,7 @@ class PageScene:
         etcd = self._stack.enter_context(EmbeddedEtcd(self.folder / "etcd"))
         self.endpoint = etcd.endpoint
         self._stack.callback(self._stop)
-        self._run("service", "serve", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", *self._options)
-        self.until(lambda: _ADDRESS.search(self._log("service").read_text()), "the service serves")
-        found = _ADDRESS.search(self._log("service").read_text())
-        assert found is not None
-        self.url = found[1].rstrip("/")
+        self._serve("127.0.0.1:0")
         self.client = self._stack.enter_context(distop.connect(self.endpoint))
         return self
 
@@ -58,6 +55,21 @@ class PageScene:
             given = ("--id", name, "--work-dir", str(work), "--slots", str(slots), "--ttl", "3", *options)
             self._run(name, "executor", *given)
         self.until(lambda: {node.executor for node in self.client.nodes().values()} >= {*names}, "executors are live")
+
+    def _serve(self, address: str) -> None:
+        self._run("service", "serve", "--listen", "127.0.0.1:0", "--http", address, *self._options)
+        self.until(lambda: _ADDRESS.search(self._log("service").read_text()), "the service serves")
+        found = _ADDRESS.search(self._log("service").read_text())
+        assert found is not None
+        self.url = found[1].rstrip("/")
+
+    def restart_service(self, *, kill: bool = False) -> None:
+        """End the service, and start another one at the same address."""
+        address = self.url.partition("://")[2]
+        process = self._processes.pop("service")
+        process.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
+        process.wait()
+        self._serve(address)
 
     def kill(self, name: str) -> None:
         """Kill an executor."""

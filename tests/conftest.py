@@ -40,7 +40,8 @@ take less than three minutes.
 """
 STORES = ("store", "served", "lake")
 """The parameters of tests that name an object store."""
-MAY_SKIP = Path(__file__).parent / "docker"
+MAY_SKIP = {Path(__file__).parent / name for name in ("browser", "docker")}
+"""Folders of tests that need programs which not every machine can have: a container engine, a browser."""
 
 # A shell that runs the tests in the background makes them, and every process that they start, ignore interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -223,12 +224,12 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Add the logs of the test's daemons to the report of a failure.
 
-    In CI a skipped test outside tests/docker fails, so that no test goes unrun without notice.
+    In CI a skipped test outside tests/docker and tests/browser fails, so that no test goes unrun without notice.
     """
     report = yield
     if report.when == "call" and report.failed:
         report.sections += [("daemons", group.diagnosis()) for group in STARTED]
-    if report.skipped and not hasattr(report, "wasxfail") and in_ci() and MAY_SKIP not in item.path.parents:
+    if report.skipped and not hasattr(report, "wasxfail") and in_ci() and not MAY_SKIP & {*item.path.parents}:
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
         report.outcome = "failed"
         report.longrepr = f"{item.nodeid}: no test may be skipped in CI ({reason})"

@@ -1,4 +1,4 @@
-"""Commands that run in the foreground: executor, serve, and dev (a private etcd with one executor)."""
+"""Commands that run in the foreground: executor, serve, and dev (a private etcd with an executor and a service)."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def serve(given: GivenOptions = NOTHING) -> None:
     asyncio.run(run(config))
 
 
-@setting_options(("data_dir", "port", *_OF_BOTH))
+@setting_options(("data_dir", "port", "http", *_OF_BOTH))
 def dev(
     given: GivenOptions = NOTHING,
     behavior: Annotated[
@@ -80,7 +80,7 @@ def dev(
         typer.Option(metavar="FILE:CLASS", help="Serve this behavior, installed or not (or MODULE:CLASS; repeatable)."),
     ] = None,
 ) -> None:
-    """Run a private etcd and one executor in the foreground. The data is kept between starts."""
+    """Run a private etcd, one executor and a service with the page. The data is kept between starts."""
     from distop.daemon import hardening
 
     hardening.protect_process()
@@ -104,7 +104,7 @@ def dev(
         for text in (given[name] if isinstance(given[name], list) else [given[name]])
     ]
     folder, chosen = Path(settings.get("data_dir")), settings.get("port")
-    code = Dev(folder, chosen, arguments, _passed_on(current), behaviors).run()
+    code = Dev(folder, chosen, arguments, _passed_on(current), behaviors, settings.get("http")).run()
     if code:
         raise typer.Exit(code)
 

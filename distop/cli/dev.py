@@ -1,4 +1,4 @@
-"""``distop dev``: runs a private etcd and one executor, which start and stop together."""
+"""``distop dev``: runs a private etcd, one executor and a service, which start and stop together."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _USUAL_PORT = 2379
+_PAGE_PORT = 7782
 _STOP_LIMIT = 30.0
 """Seconds for the executor to release its claims and end."""
 _FORMER_SECONDS = 30.0
@@ -78,10 +79,10 @@ def behaviors_of(named: Sequence[str]) -> dict[str, str]:
 
 
 class Dev:
-    """Runs etcd and an executor until one of them ends, or a signal comes.
+    """Runs etcd, an executor and a service until etcd or the executor ends, or a signal comes.
 
-    ``folder``: for the data of both. ``port``: etcd's; None: 2379, or a free one. ``behaviors``: see
-    :func:`behaviors_of`.
+    ``folder``: for the data. ``port``: etcd's; None: 2379, or a free one. ``behaviors``: see :func:`behaviors_of`.
+    ``page``: the host and port of the service's page; None: 127.0.0.1:7782, or a free port.
     """
 
     def __init__(
@@ -91,12 +92,15 @@ class Dev:
         executor_options: Sequence[str],
         global_options: Sequence[str],
         behaviors: Mapping[str, str] = NONE,
+        page: tuple[str, int] | None = None,
     ) -> None:
         self._folder = folder.absolute()
         self._work_dir = self._folder / "executor"
         self._port = port
         self._behaviors = behaviors
         self._options = [*executor_options, *global_options]
+        self._globals = global_options
+        self._page = page
         self._stopping = threading.Event()
 
     def run(self) -> int:
@@ -121,12 +125,23 @@ class Dev:
             f"--etcd={etcd.endpoint}",
         ]
         # A session of its own: Ctrl-C reaches only this process, which then stops the executor in order.
+        host, page_port = self._page or ("127.0.0.1", _PAGE_PORT if _free(_PAGE_PORT) else _any_free())
+        service_command = [
+            *child_command(os.getpid()),
+            *("serve", "--listen=127.0.0.1:0", f"--http={host}:{page_port}", *self._globals),
+            f"--etcd={etcd.endpoint}",
+        ]
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+        service = subprocess.Popen(service_command, stdin=subprocess.DEVNULL, start_new_session=True)
         try:
             for type_name, place in self._behaviors.items():
                 output.note(f"serving {type_name} from {place}; restart `distop dev` to load a changed file")
-            self._greet(etcd)
+            self._greet(etcd, f"http://{host}:{page_port}/")
+            served = True
             while not self._stopping.wait(0.2):
+                if served and service.poll() is not None:
+                    served = False
+                    output.note(f"the page is not served: the service ended (exit code {service.returncode})")
                 if child.poll() is not None:
                     raise DistopError(f"the executor ended unexpectedly (exit code {child.returncode}): see its log")
                 if not etcd.running:
@@ -134,15 +149,17 @@ class Dev:
             output.note("stopping")
             return 0
         finally:
+            _stop(service)
             _stop(child)
 
     @staticmethod
-    def _greet(etcd: EmbeddedEtcd) -> None:
+    def _greet(etcd: EmbeddedEtcd, page: str) -> None:
         if current.json:
-            output.write_json({"etcd": etcd.endpoint, "folder": str(etcd.folder.parent)})
+            output.write_json({"etcd": etcd.endpoint, "folder": str(etcd.folder.parent), "page": page})
             return
         output.say(f"export DISTOP_ETCD={etcd.endpoint}")
         output.note("run that line in other shells. Ctrl-C stops etcd and the executor; the data is kept")
+        output.note(f"the page is at {page}")
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -200,6 +217,13 @@ def _free(port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+def _any_free() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def _stop(child: subprocess.Popen[bytes]) -> None:

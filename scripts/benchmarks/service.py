@@ -17,6 +17,7 @@ from pathlib import Path
 
 import distop
 from benchmarks.common import PROGRAM, STOP_SECONDS, Result, Row, cluster, median, percentile, report_progress
+from benchmarks.page import page_rows
 from distop.protocol.records import TableRecord
 
 CALLERS = 16
@@ -47,6 +48,7 @@ def run(runs: int = 200, starts: int = 800, rounds: int = 5) -> Result:
         Row(f"{WATCHES} waits: after a direct one, p99", 1000 * percentile(waits, 0.99), "ms", 100),
         Row(f"{WATCHES} waits: memory of the service", memory / 1e6, "MB", 200),
     ]
+    rows += page_rows()
     samples = {"direct": direct, "through": through, "waits": waits}
     return Result("service", {"runs": runs, "starts": starts, "rounds": rounds, "watches": WATCHES}, rows, samples)
 

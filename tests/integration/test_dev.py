@@ -11,6 +11,7 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import httpx
 import pytest
 
 import distop
@@ -58,6 +59,24 @@ def dev(folder: Path, *options: str, current: Path | None = None) -> Iterator[tu
             if running.poll() is None:
                 running.send_signal(signal.SIGTERM)
             running.wait(LIMIT)
+
+
+def test_it_serves_the_page_and_prints_its_url(tmp_path: Path) -> None:
+    with dev(tmp_path) as (running, _):
+        log = tmp_path / "log"
+        eventually(lambda: "the page is at http://127.0.0.1:" in log.read_text(), "the URL is printed")
+        url = log.read_text().partition("the page is at ")[2].split()[0]
+
+        def answers() -> bool:
+            with contextlib.suppress(httpx.HTTPError):
+                return "<h1>Operations</h1>" in httpx.get(f"{url}operations").text
+            return False
+
+        eventually(answers, "the page is served", tail=log.read_text)
+        running.send_signal(signal.SIGINT)
+        assert running.wait(LIMIT) == 0
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(url)
 
 
 def test_a_restart_has_the_previous_data(tmp_path: Path, distop_command: Callable[..., Ran]) -> None:

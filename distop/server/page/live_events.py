@@ -184,6 +184,8 @@ class PageStream:
         cursor = self._cursor
         cells = grid(states, cursor.revision)
         found = []
+        if not self._partitions.complete and not states.changed.any():
+            return []  # nothing is read yet: all jobs would look open
         if cells["changed"] or cursor.revision < 0:
             # Until all are read, the next event has all of them again: pages of keys come in several orders.
             if self._partitions.complete:

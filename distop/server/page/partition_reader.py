@@ -217,7 +217,7 @@ class OperationPartitions:
     async def _read_ended(self, ended: tuple[History, int]) -> None:
         record, revision = ended
         self._at = revision - 1
-        self.states = PartitionStates(record.total)
+        self.states = _from_history(record, revision)  # the picture of states; durations and others follow
         self._bump()
         try:
             await self._read_jobs_at(record.total)
@@ -226,7 +226,6 @@ class OperationPartitions:
                 self.states.add_claim(kv, 0.0)
             self.states.keep_claims(set(), revision)  # nothing runs any more
         except Compacted:
-            self.states = _from_history(record, revision)
             self.missing = (
                 "etcd has compacted the outcomes of its jobs since it ended: durations, rows, attempts and executors "
                 "are not known any more"

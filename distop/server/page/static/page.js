@@ -204,6 +204,9 @@
       pen.strokeRect((map.at % map.columns) * map.side, Math.floor(map.at / map.columns) * map.side, map.side - gap, map.side - gap);
     }
     canvas.dataset.drawn = String(map.cells.filter(Boolean).length);
+    for (const [name, holds] of [["map-first", map.complete || map.cells.some((cell) => cell && cell[1] < cell[1] + cell[2] + cell[3] + cell[4] + cell[5])], ["map-complete", map.complete]]) {
+      if (holds && !performance.getEntriesByName(name).length) performance.mark(name);
+    }
     canvas.dataset.complete = String(map.complete);
     const size = $("map-size");
     size.textContent = map.count ? `${whole(map.count)} partitions${map.per > 1 ? `, ${whole(map.per)} in a cell` : ""}${map.complete ? "" : " (reading…)"}` : "";

@@ -1,0 +1,109 @@
+"""Makes the pictures of the page for the documents (scripts/screenshots)."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import browser
+from page_scene import PageScene
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
+SIZE = {"width": 1280, "height": 860}
+COMPLETE = "document.getElementById('map-canvas').dataset.complete === 'true'"
+
+
+def _rows() -> Any:
+    """The files of a small table; one amount is negative, and one id is missing."""
+    import pyarrow
+
+    for day in range(4):
+        ids: list[int | None] = [day * 100 + n for n in range(100)]
+        amounts = [float(n) for n in range(100)]
+        if day == 2:
+            ids[7], amounts[30] = None, -4.5
+        yield pyarrow.table({"id": ids, "amount": amounts})
+
+
+def _operations(scene: PageScene) -> dict[str, str]:
+    """Runs what the pictures show; returns the operations by name."""
+    client = scene.client
+    scene.table("sales.orders", _rows())
+    scene.table("sales.customers", _rows())
+    scene.table("lake.events")
+    scene.executors("spark-1", "spark-2", "spark-3")
+    client.set_policy("sales.orders", "check-daily", start="noop", every="1d", arg={})
+    for n, jobs in enumerate((3, 9, 5, 14, 7, 11)):
+        wanted = {"jobs": jobs, "sleep": 0.05, "fail": ["1"] if n == 2 else []}
+        client.start_operation("noop", "sales.orders", wanted).wait(timeout=200)
+    checks = [{"not_null": "id"}, {"range": {"column": "amount", "min": 0}}]
+    validation = client.start_operation("validate", "sales.orders", {"checks": checks})
+    validation.wait(timeout=400)
+    certified = client.start_operation("validate", "sales.customers", {"checks": checks[1:], "where": "id < 200"})
+    certified.wait(timeout=400)
+    large = client.start_operation("noop", "lake.events", {"jobs": 100_000, "fail": ["31415", "77777"]})
+    large.wait(timeout=600)
+    running = client.start_operation(
+        "noop", "lake.events", {"jobs": 240, "sleep": 0.7, "fail": ["40"]}, labels={"team": "lake"}
+    )
+    client.start_operation("noop", "sales.orders", {}, after=[running.ref])
+    scene.until(lambda: running.status().jobs["success"], "the first jobs have ended")
+    scene.kill("spark-3")
+    scene.until(lambda: "spark-3" not in {node.executor for node in client.nodes().values()}, "spark-3 is gone")
+    return {"validation": validation.ref, "large": large.ref, "running": running.ref}
+
+
+def _take(scene: PageScene, ops: dict[str, str], folder: Path) -> None:
+    pictures = [
+        ("operations", "/operations", "light", False),
+        ("operation", f"/operation?op={ops['running']}", "light", False),
+        ("operation-dark", f"/operation?op={ops['running']}", "dark", False),
+        ("large", f"/operation?op={ops['large']}", "light", False),
+        ("report", f"/operation?op={ops['validation']}", "light", True),
+        ("tables", "/table?name=sales.orders", "light", True),
+        ("nodes", "/nodes", "light", False),
+        ("start", "/start?type=validate&table=sales.orders", "light", False),
+    ]
+    with browser.chromium() as chromium:
+        for name, path, scheme, whole in pictures:
+            context = chromium.new_context(viewport=SIZE, base_url=scene.url, color_scheme=scheme)
+            page = context.new_page()
+            page.goto(path)
+            if path.startswith("/operation?"):
+                browser.until(page, COMPLETE)
+            if name in ("operation", "operation-dark"):
+                marks = "(document.getElementById('timeline-canvas').dataset.marks || '').includes('takeover')"
+                browser.until(page, marks)
+            if name == "start":
+                page.locator("#arg").fill('{\n  "checks": [\n    {"not_null": "id"}\n  ]\n}')
+                browser.until(page, "document.getElementById('problem').className.includes('fits')")
+            browser.until(page, "document.getElementById('live').textContent !== '' || !document.body.dataset.live")
+            page.evaluate("document.activeElement && document.activeElement.blur()")
+            page.screenshot(path=str(folder / f"page-{name}.png"), full_page=whole, animations="disabled")
+            context.close()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Make all pictures in docs/images, or in the folder that is given."""
+    if missing := browser.problem():
+        print(f"distop: this needs {missing}", file=sys.stderr)
+        return 1
+    folder = Path(arguments[0]) if arguments else IMAGES
+    folder.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="distop-page-") as place, PageScene(Path(place)) as scene:
+        _take(scene, _operations(scene), folder)
+    for one in sorted(folder.glob("page-*.png")):
+        print(f"{one.name}: {one.stat().st_size / 1000:.0f} kB")
+    print(f"took {time.monotonic() - began:.0f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
