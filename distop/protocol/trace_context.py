@@ -66,4 +66,4 @@ def of_operation(ref: OperationRef, request_id: str, time: str, traceparent: str
 def _digits(count: int, *parts: object) -> str:
     """Hexadecimal digits that follow from these parts; not all zero, which is no id."""
     text = "\0".join(map(str, parts)).encode(errors="surrogatepass")
-    return hashlib.sha256(text).hexdigest()[:count].replace("0" * count, "1" * count)
+    return hashlib.shake_256(text).hexdigest(count // 2).replace("0" * count, "1" * count)

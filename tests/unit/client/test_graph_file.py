@@ -65,6 +65,7 @@ def test_an_operation_has_the_options_of_a_start() -> None:
         "partitions": ["p=1"], "request_id": "r", "failure_policy": "collect_all", "retry_attempts": 2,
         "labels": {"team": "a"}, "delay": 60, "priority": 3, "max_jobs": 4, "max_jobs_per_executor": 2,
         "max_failed": "2%", "time_limit": 60, "where": {"zone": "b"}, "id": "nightly", "on_duplicate": "refuse",
+        "traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
     }  # fmt: skip
     every = {"seconds": 5, "times": 3, "since": "start"}
     graph, _ = read_graph(op(arg={"x": 1}, every=every, not_before=None, one_off=False, **options))

@@ -196,8 +196,10 @@ def parses(tree: ast.Module) -> list[int]:
 
 def may_take_a_text(call: ast.Call) -> bool:
     """Whether it is ``where`` or ``filter`` with neither a constant nor a column, ``agg`` with names, or a filter of
-    pyiceberg's.
+    pyiceberg's. NumPy's ``where`` takes no text.
     """
+    if isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name) and call.func.value.id == "np":
+        return False
     if any(given.arg == "row_filter" for given in call.keywords):
         return True
     name = call.func.attr if isinstance(call.func, ast.Attribute) else ""
