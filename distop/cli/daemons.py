@@ -68,8 +68,8 @@ def serve(given: GivenOptions = NOTHING) -> None:
     settings = current.settings(**given)
     files = {name: settings.get(name) or "" for name in ("access", "audit_log", "client_ca")}
     pair = {"cert": settings.get("service_cert") or "", "key": settings.get("service_key") or ""}
-    more = {name: settings.get(name) for name in ("http", "telemetry")}
-    config = ServiceConfig(client_config(settings), settings.get("listen"), **more, **files, **pair)
+    listen, http, telemetry = (settings.get(name) for name in ("listen", "http", "telemetry"))
+    config = ServiceConfig(client_config(settings), listen, http=http, telemetry=telemetry, **files, **pair)
     logs.configure("debug" if current.debug else settings.get("log_level"), settings.get("log_format"))
     hardening.forget_credentials()
     asyncio.run(run(config))
