@@ -238,7 +238,8 @@ class CallGate:
         caller.set(who)  # each call has a task of its own
         verdict = "unknown"
         try:
-            with self._limits.open_call(identity), self.spans.span(call) if self.spans is not None else nullcontext():
+            spans = self.spans
+            with self._limits.open_call(identity), nullcontext() if spans is None else spans.span(call, request):
                 yield PassedCall(rule, request, may, lambda: check(self._access()), identity, self._limits)
             verdict = "ok"
         except DistopError as error:
