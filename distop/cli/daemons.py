@@ -50,7 +50,9 @@ def executor(given: GivenOptions = NOTHING) -> None:
         raise typer.Exit(code)
 
 
-@setting_options(("listen", "http", "access", "audit_log", "service_cert", "service_key", "client_ca", "shared_dir"))
+@setting_options(
+    ("listen", "http", "access", "audit_log", "service_cert", "service_key", "client_ca", "shared_dir", "telemetry")
+)
 def serve(given: GivenOptions = NOTHING) -> None:
     """Serve gRPC for clients without etcd (grpc://HOST:PORT). SIGTERM or Ctrl-C stops it in order."""
     from distop.daemon import hardening
@@ -66,7 +68,8 @@ def serve(given: GivenOptions = NOTHING) -> None:
     settings = current.settings(**given)
     files = {name: settings.get(name) or "" for name in ("access", "audit_log", "client_ca")}
     pair = {"cert": settings.get("service_cert") or "", "key": settings.get("service_key") or ""}
-    config = ServiceConfig(client_config(settings), settings.get("listen"), http=settings.get("http"), **files, **pair)
+    listen, http, telemetry = (settings.get(name) for name in ("listen", "http", "telemetry"))
+    config = ServiceConfig(client_config(settings), listen, http=http, telemetry=telemetry, **files, **pair)
     logs.configure("debug" if current.debug else settings.get("log_level"), settings.get("log_format"))
     hardening.forget_credentials()
     asyncio.run(run(config))

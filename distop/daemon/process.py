@@ -162,7 +162,8 @@ async def run_executor(config: ExecutorConfig) -> int:
         log.info("executor %s, work directory %s; %s", executor_id, config.work_dir, config.source)
         binding = Binding.load(BindingFile(config.work_dir), config.namespace)
         gc_tuning.freeze_loaded(collect=False)
-        telemetry = _telemetry(config, executor_id, log)
+        about = {"distop.executor": executor_id, "distop.namespace": config.namespace}
+        telemetry = telemetry_settings.start("distop-executor", about, config.telemetry, os.environ, log)
         metrics = _metrics(config, executor_id, log)
         meter, traces = _exported(telemetry, metrics, executor_id)
         checking = asyncio.ensure_future(_check_lock(config.work_dir, lock, stop, log))
@@ -200,24 +201,6 @@ def _metrics(config: ExecutorConfig, executor_id: str, log: logs.ContextLogger) 
     host, port = config.metrics[0], metrics.serve(*config.metrics)
     log.info("Serving metrics at http://%s:%d/metrics", f"[{host}]" if ":" in host else host, port)
     return metrics
-
-
-def _telemetry(config: ExecutorConfig, executor_id: str, log: logs.ContextLogger) -> Telemetry | None:
-    """Export traces and metrics if they are configured. Raises UsageError if OpenTelemetry is not installed."""
-    signals = telemetry_settings.exported(config.telemetry, os.environ)
-    if not signals:
-        return None
-    try:
-        from distop.runtime.telemetry import Telemetry
-    except ImportError as error:
-        why = f"telemetry needs OpenTelemetry ({error}): pip install 'distop[otel]'"
-        if config.telemetry:
-            raise UsageError(why) from None
-        log.warning("Exporting no telemetry, although variables OTEL_… ask for it: %s", why)
-        return None
-    about = {"distop.executor": executor_id, "distop.namespace": config.namespace}
-    log.info("Exporting %s over OTLP", " and ".join(sorted(signals)).lower())
-    return Telemetry.exporting("distop-executor", about, config.telemetry, signals)
 
 
 def _exported(

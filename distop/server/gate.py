@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import stat
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from distop.server.access import CallScope
+    from distop.server.call_spans import CallSpans
     from distop.server.permissions import CallRule
 
 log = logging.getLogger("distop.service")
@@ -171,6 +172,8 @@ class CallGate:
         self._audit = audit
         self._limits = limits or IdentityLimits()
         self._tokens = TokenVerifier()
+        self.spans: CallSpans | None = None
+        """Sends a span for each call; None: traces are not exported."""
 
     @property
     def identifies(self) -> bool:
@@ -235,7 +238,8 @@ class CallGate:
         caller.set(who)  # each call has a task of its own
         verdict = "unknown"
         try:
-            with self._limits.open_call(identity):
+            spans = self.spans
+            with self._limits.open_call(identity), nullcontext() if spans is None else spans.span(call, request):
                 yield PassedCall(rule, request, may, lambda: check(self._access()), identity, self._limits)
             verdict = "ok"
         except DistopError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +16,7 @@ from distop.client.direct_backend import DirectBackend
 from distop.errors import InvalidArgument, UsageError
 from distop.protocol.frozen import frozen
 from distop.protocol.keys import Keys
+from distop.runtime import telemetry_settings
 from distop.server.gate import AccessFile, AuditLog, CallGate
 from distop.server.grpc_face import GrpcFace
 from distop.server.handlers import services
@@ -48,7 +50,7 @@ class ServiceConfig:
     ``listen``: host and port of gRPC. ``http``: those of REST; None: it is not served. ``access``: the file with
     identities and grants; "": callers are not identified. ``audit_log``: the file for a line of JSON for each writing
     call and each refusal; "": none. ``cert``, ``key``: PEM files for TLS. ``client_ca``: a PEM file; every caller of
-    gRPC must show a certificate that it has signed.
+    gRPC must show a certificate that it has signed. ``telemetry``: a collector's URL; None: only if variables say so.
     """
 
     client: ClientConfig
@@ -59,6 +61,7 @@ class ServiceConfig:
     key: str = ""
     client_ca: str = ""
     http: tuple[str, int] | None = None
+    telemetry: str | None = None
 
     def check(self) -> None:
         """Raises InvalidArgument for settings that contradict each other, or that let strangers in."""
@@ -127,6 +130,12 @@ async def serve(config: ServiceConfig, ready: Callable[[int], None] = lambda por
     client, (host, port) = config.client, config.listen
     etcd, keys = EtcdClient(client.etcd), Keys(client.namespace)
     gate = CallGate(file, audit, IdentityLimits(OpenWorkReader(etcd, keys)))
+    about = {"distop.namespace": client.namespace}
+    telemetry = telemetry_settings.start("distop-service", about, config.telemetry, os.environ, log)
+    if telemetry is not None and telemetry.traces:
+        from distop.server.call_spans import CallSpans
+
+        gate.spans = CallSpans(telemetry)
     etcd.suggests_tables = not gate.identifies
     backend = DirectBackend(etcd, keys, client.shared_dir)
     watches = OperationWatches(etcd, keys)
@@ -166,3 +175,5 @@ async def serve(config: ServiceConfig, ready: Callable[[int], None] = lambda por
     finally:
         await watches.close()
         await backend.close()
+        if telemetry is not None:
+            await asyncio.to_thread(telemetry.close)

@@ -138,7 +138,7 @@ def test_a_caller_that_records_nothing_and_a_disabled_sdk_send_nothing(collector
 
 def test_traces_pass_through_the_service(collector: OtlpReceiver, group: Daemons, tmp_path: Path) -> None:
     group.start("a", env=QUICK, options=("--telemetry", collector.url))
-    service = Service(group.endpoint, tmp_path, options=("--http", "127.0.0.1:0"))
+    service = Service(group.endpoint, tmp_path, options=("--http", "127.0.0.1:0", "--telemetry", collector.url))
     try:
         context = trace.SpanContext(int(TRACE, 16), int(SPAN, 16), True, trace.TraceFlags(1))
         with distop.connect(service.url) as client:
@@ -152,12 +152,18 @@ def test_traces_pass_through_the_service(collector: OtlpReceiver, group: Daemons
             named = httpx.post(url, json=body, headers={"traceparent": header}, timeout=60).json()["op"]
             ops.append(group.client.operation(named))
             assert ops[-1].wait(60).success
+        assert httpx.get(f"{url}/{TABLE}/noop/99", timeout=60).status_code == 404
     finally:
-        service.end()
+        service.end()  # exports what is left
     group.eventually(lambda: len(collector.named("distop.operation")) == 3, "all traces are complete")
-    parents = {one.attributes["distop.op"]: (one.trace_id, one.parent) for one in collector.named("distop.operation")}
-    assert [parents[op.ref] for op in ops[:2]] == [(TRACE, SPAN)] * 2
-    assert parents[ops[2].ref][1] == "", "an invalid header is ignored"
+    calls = {one.span_id: one for one in collector.named("distop.v1.Operations/Start")}
+    above = {one.attributes["distop.op"]: calls[one.parent] for one in collector.named("distop.operation")}
+    assert [(one.trace_id, one.parent) for one in (above[op.ref] for op in ops[:2])] == [(TRACE, SPAN)] * 2
+    assert {one.service for one in calls.values()} == {"distop-service"}
+    invalid = above[ops[2].ref]
+    assert (invalid.trace_id != TRACE, invalid.parent) == (True, ""), "an invalid header is ignored"
+    (missing,) = [one for one in collector.named("distop.v1.Operations/Get") if "error.type" in one.attributes]
+    assert (missing.attributes["error.type"], missing.error) == ("NotFound", ""), "the caller's error is no fault"
 
 
 def test_without_telemetry_nothing_of_it_is_loaded(group: Daemons) -> None:

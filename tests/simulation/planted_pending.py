@@ -98,10 +98,16 @@ def a_series_whose_next_operation_a_new_coordinator_skips(patch: Patch) -> None:
     finished: set[tuple[int, str]] = set()
 
     async def finishing(
-        self: Ending, op: Any, decision: Any, decision_mod: int, report: Any = None, failure: str | None = None
+        self: Ending,
+        op: Any,
+        decision: Any,
+        decision_mod: int,
+        report: Any = None,
+        failure: str | None = None,
+        began: float = 0.0,
     ) -> bool:
         finished.add((id(self._follow_ups), str(op.ref)))
-        return await finish(self, op, decision, decision_mod, report, failure)
+        return await finish(self, op, decision, decision_mod, report, failure, began)
 
     async def coming(self: FollowUps, op: Any) -> None:
         if (id(self), str(op.ref)) in finished:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import sys
 from typing import Any
 
 import pytest
@@ -14,12 +16,13 @@ from distop.daemon.counting_meter import EVENTS, STATES, CountingMeter
 from distop.daemon.meter import Gauges
 from distop.daemon.operation_traces import KEPT, OperationTraces
 from distop.daemon.otel_metrics import OtelRecorder
+from distop.errors import UsageError
 from distop.protocol import trace_context
 from distop.protocol.behavior_declaration import Rules
 from distop.protocol.records import History, OperationRef, Spec, State
 from distop.runtime import secret_settings
 from distop.runtime.telemetry import MOST_TEXT, Telemetry
-from distop.runtime.telemetry_settings import exported
+from distop.runtime.telemetry_settings import exported, start
 
 CALLER = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 BOTH = {"TRACES", "METRICS"}
@@ -46,6 +49,14 @@ def test_a_setting_or_variables_of_opentelemetry_export(
     endpoint: str | None, env: dict[str, str], signals: set[str]
 ) -> None:
     assert exported(endpoint, env) == signals
+
+
+def test_a_missing_package_is_an_error_only_if_the_setting_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "distop.runtime.telemetry", None)
+    log = logging.getLogger("distop.test")
+    with pytest.raises(UsageError, match=r"pip install 'distop\[otel\]'"):
+        start("test", {}, "http://c:4318", {}, log)
+    assert start("test", {}, None, {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318"}, log) is None
 
 
 def spec(traceparent: str = "") -> Spec:
