@@ -6,6 +6,7 @@ The service runs on the model of etcd. A refused call must not have changed it.
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -40,45 +41,17 @@ REFUSED = {
     *("INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION", "PERMISSION_DENIED", "UNAUTHENTICATED"),
     *("RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"),
 }
-TEXTS = s.one_of(
-    s.sampled_from(
-        [
-            *(
-                "",
-                TABLE,
-                "noop",
-                "join",
-                "@cluster",
-                f"{TABLE}/noop/1",
-                f"operations/{TABLE}/noop/1",
-                "operations",
-                "p",
-            ),
-            *(
-                "success",
-                "failed",
-                "running",
-                "end",
-                "event:loaded",
-                "version",
-                "1h",
-                "5%",
-                "join",
-                "refuse",
-                "e1",
-                "0",
-            ),
-            *("2026-01-31T18:00:00Z", "tx-1", "auto-1", f"{TABLE}/noop/18446744073709551616", "../..", "a" * 300),
-            *("https://a.example/b", "a%2Fb", "\x00", "\u202e", "sales", '{"a": 1}', "done=true"),
-        ]
-    ),
-    s.text(max_size=20),
-)
+WORDS = f"""
+{TABLE} noop join @cluster {TABLE}/noop/1 operations/{TABLE}/noop/1 operations p e1 sales 0 1h 5% auto-1 tx-1
+success failed running end refuse version event:loaded done=true 2026-01-31T18:00:00Z https://a.example/b a%2Fb ../..
+{TABLE}/noop/18446744073709551616
+""".split()
+TEXTS = s.sampled_from([*WORDS, "", "a" * 300, "\x00", "\u202e", '{"a": 1}']) | s.text(max_size=20)
 JSON = s.recursive(
     s.none() | s.booleans() | s.integers() | s.floats() | TEXTS,
     lambda inner: s.lists(inner, max_size=3) | s.dictionaries(TEXTS, inner, max_size=3),
     max_leaves=5,
-).map(lambda value: __import__("json").dumps(value))
+).map(json.dumps)
 _WHOLE = {
     FieldDescriptor.CPPTYPE_INT32: s.integers(-(2**31), 2**31 - 1),
     FieldDescriptor.CPPTYPE_INT64: s.integers(-(2**63), 2**63 - 1),
