@@ -200,12 +200,13 @@ class ExpireSnapshotsTables(Maintained):
     steps = ("expire_plan.read_units", "ExpireCompletion._candidates", "FileDeletion.delete")
     cancelled_at = "expire_plan.read_units.after"
     """The completion, which removes versions and files, can no longer be cancelled."""
+    schema, spec = SCHEMA, BY_K
 
     def _new(self, name: str) -> TableRecord:
         properties = {} if self.lake is None else properties_for(self.lake.served.port)
         if self.lake is None:
             Path(self.location(name)).mkdir(parents=True)
-        table = LoggedRemote(open_store(self.location(name)), properties).new(SCHEMA, BY_K)
+        table = LoggedRemote(open_store(self.location(name)), properties).new(self.schema, self.spec)
         self._fill(table)
         return TableRecord(name, "iceberg", self.location(name))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 import uuid
@@ -114,6 +115,33 @@ def lose_answers(lake: S3Lake) -> None:
 def double_requests(lake: S3Lake) -> None:
     """Forward each request twice."""
     lake.proxy.fault = lambda seen, forward: (forward(seen.whole), forward(seen.whole))[1]
+
+
+def lose_requests(lake: S3Lake) -> None:
+    """Lose each third request before it comes to the store."""
+    count = itertools.count(1)
+    lake.proxy.fault = lambda seen, forward: None if next(count) % 3 == 0 else forward(seen.whole)
+
+
+def delay_writes(lake: S3Lake) -> None:
+    """Let each second write come to the store after two later requests, when its client has given it up."""
+    late: list[tuple[int, bytes]] = []
+    lock, numbers, writes = threading.Lock(), itertools.count(), itertools.count(1)
+
+    def fault(seen: Seen, forward: Callable[[bytes], bytes]) -> bytes | None:
+        with lock:
+            number = next(numbers)
+            if seen.method == "PUT" and next(writes) % 2 == 0:
+                late.append((number + 2, seen.whole))
+                return None
+            due = [whole for when, whole in late if when <= number]
+            late[:] = [one for one in late if one[0] > number]
+        answer = forward(seen.whole)
+        for whole in due:
+            forward(whole)
+        return answer
+
+    lake.proxy.fault = fault
 
 
 def throttle(lake: S3Lake) -> None:
