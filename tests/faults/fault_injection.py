@@ -1,11 +1,13 @@
 """Faults injected at a step of a behavior in a child: the process is killed, its JVM is killed, or the step blocks.
 
-``kill-busy-jvm`` kills the JVM as soon as it runs tasks of Spark after that step. ``lose-jvm`` kills it, and the step
-blocks, until the loss of the JVM ends the process.
+The folder named by ``DISTOP_TEST_FAULTS`` has a file for each table with faults. Each line is one fault: a point,
+``<owner>.<function>.<before|after>``, and an action. A fault triggers once, in the first process that reaches its step,
+and writes the pid to ``<table>.<n>.triggered``. The actions:
 
-The folder named by ``DISTOP_TEST_FAULTS`` has a file for each table with faults. Each line is one fault:
-``<owner>.<function>.<before|after> <kill|kill-jvm|kill-busy-jvm|lose-jvm|hold>``. A fault triggers once, in the first process that reaches its
-step, and writes the pid to ``<table>.<n>.triggered``. With ``hold``, the step continues once ``<table>.<n>.go`` exists.
+- ``kill``, ``kill-jvm``: of the process, or of its JVM
+- ``kill-busy-jvm``: of the JVM, as soon as it runs tasks of Spark after that step
+- ``lose-jvm``: as ``kill-jvm``, and the step blocks until the loss of the JVM ends the process
+- ``hold``: the step continues once ``<table>.<n>.go`` exists
 """
 
 from __future__ import annotations

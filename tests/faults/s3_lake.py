@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 import threading
 import uuid
 from contextlib import contextmanager
@@ -118,20 +119,23 @@ def double_requests(lake: S3Lake) -> None:
 
 
 def lose_requests(lake: S3Lake) -> None:
-    """Lose each third request before it comes to the store."""
-    count = itertools.count(1)
-    lake.proxy.fault = lambda seen, forward: None if next(count) % 3 == 0 else forward(seen.whole)
+    """Lose a third of the requests before they come to the store.
+
+    They are drawn: if each third one were lost, a write and the two reads after it would always lose the write.
+    """
+    chance = random.Random(21)
+    lake.proxy.fault = lambda seen, forward: None if chance.random() < 1 / 3 else forward(seen.whole)
 
 
 def delay_writes(lake: S3Lake) -> None:
-    """Let each second write come to the store after two later requests, when its client has given it up."""
+    """Let a third of the writes come to the store after two later requests, when their client has given them up."""
     late: list[tuple[int, bytes]] = []
-    lock, numbers, writes = threading.Lock(), itertools.count(), itertools.count(1)
+    lock, numbers, chance = threading.Lock(), itertools.count(), random.Random(21)
 
     def fault(seen: Seen, forward: Callable[[bytes], bytes]) -> bytes | None:
         with lock:
             number = next(numbers)
-            if seen.method == "PUT" and next(writes) % 2 == 0:
+            if seen.method == "PUT" and chance.random() < 1 / 3:
                 late.append((number + 2, seen.whole))
                 return None
             due = [whole for when, whole in late if when <= number]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +12,9 @@ from pyiceberg.schema import Schema
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import DateType, LongType, NestedField
 
-from distop.behavior import TableRecord
 from distop.tables.commits import Marks
 from tests.faults.maintained_tables import (
     CompactTables,
-    ExpirePartitionsTables,
     ExpireSnapshotsTables,
     Rows,
     contents,
@@ -25,8 +24,9 @@ from tests.unit.tables.iceberg.test_tables_iceberg import rows as iceberg_rows
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from distop import Operation
     from pyiceberg.table import Table
+
+    from distop import Operation
 
 DAY = Schema(NestedField(1, "id", LongType()), NestedField(2, "k", DateType()))
 BY_DAY = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "k"))
@@ -50,8 +50,8 @@ class CompactIcebergTables(ExpireSnapshotsTables):
         assert self.read(name) == self.rows[name]
         table = self.table(name)
         summaries = [dict(one.summary.additional_properties) for one in table.metadata.snapshots if one.summary]
-        commits = [found for one in summaries if (found := Marks.groups_in(one, str(operation.ref)))]
-        assert sorted(group for groups in commits for group in groups) == [0, 1, 2, 3]
+        commits = [groups for one in summaries if (groups := Marks.groups_in(one, str(operation.ref)))]
+        assert sorted(itertools.chain(*commits)) == [0, 1, 2, 3]
         assert report["commits"] == len(commits)
         assert len(list(table.scan().plan_files())) == 4
         found = {_checked_file(key) for key in contents(self.location(name))} - {"metadata/version-hint.text"}
@@ -99,4 +99,6 @@ class ExpireIcebergPartitionsTables(ExpireSnapshotsTables):
         assert [one["distop.operation"] for one in made] == [str(operation.ref)]
         assert (report["removed"], report["files"]["files"], report["left"]) == (2, 2, 0)
         before, after = self.files[name], contents(self.location(name))
-        assert {key: data for key, data in before.items() if not key.endswith("version-hint.text")}.items() <= after.items()
+        assert {
+            key: data for key, data in before.items() if not key.endswith("version-hint.text")
+        }.items() <= after.items()
