@@ -268,7 +268,7 @@ def expire_partitions(seed: int, root: Path) -> str:
     record = TableRecord("t", "parquet", str(table))
     ctx = FakeContext(root / "work", record)
     ctx.tables = {one.name: one for one in others}
-    argument = ExpirePartitionsArgument(column="day", older_than=90 * 86400.0, max_fraction=1.0)
+    argument = ExpirePartitionsArgument.model_validate({"column": "day", "older_than": "90d", "max_fraction": 1.0})
     before = snapshot(root / "lake")
     try:
         plans = list(ExpirePartitions().partitions(record, argument, ctx).partitions)
