@@ -48,7 +48,7 @@ __all__ = ["in_memory"]
 LAYOUTS = 2_000
 """Of each operation."""
 GROUP = 100
-FIRST = 20
+FIRST = 10
 """Layouts at each change."""
 GROUPS = [
     range(FIRST),
