@@ -42,6 +42,8 @@ LONGEST = (
     "tests/acceptance/test_demo.py",
     "tests/acceptance/test_package.py",
     "tests/simulation/test_planted_bugs.py",
+    "tests/faults/test_lost_jvms.py",
+    "tests/faults/test_maintenance_faults.py",
     "tests/faults/test_apply_faults.py",
     "tests/integration/test_coordinator.py",
     "tests/simulation/test_schedules.py",

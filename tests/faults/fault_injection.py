@@ -1,8 +1,13 @@
 """Faults injected at a step of a behavior in a child: the process is killed, its JVM is killed, or the step blocks.
 
-The folder named by ``DISTOP_TEST_FAULTS`` has a file for each table with faults. Each line is one fault:
-``<owner>.<function>.<before|after> <kill|kill-jvm|hold>``. A fault triggers once, in the first process that reaches its
-step, and writes the pid to ``<table>.<n>.triggered``. With ``hold``, the step continues once ``<table>.<n>.go`` exists.
+The folder named by ``DISTOP_TEST_FAULTS`` has a file for each table with faults. Each line is one fault: a point,
+``<owner>.<function>.<before|after>``, and an action. A fault triggers once, in the first process that reaches its step,
+and writes the pid to ``<table>.<n>.triggered``. The actions:
+
+- ``kill``, ``kill-jvm``: of the process, or of its JVM
+- ``kill-busy-jvm``: of the JVM, as soon as it runs tasks of Spark after that step
+- ``lose-jvm``: as ``kill-jvm``, and the step blocks until the loss of the JVM ends the process
+- ``hold``: the step continues once ``<table>.<n>.go`` exists
 """
 
 from __future__ import annotations
@@ -10,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -84,13 +90,28 @@ def inject(table: str, point: str) -> None:
 def _perform(action: str, go: Path) -> None:
     if action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
-    if action == "kill-jvm":
-        from pyspark import SparkContext
+    if action in ("kill-jvm", "lose-jvm"):
+        _kill_jvm()
+    if action == "kill-busy-jvm":
+        from pyspark import SparkContext  # here, because two threads must not import PySpark at the same time
 
-        gateway: Any = SparkContext._gateway
-        os.kill(gateway.proc.pid, signal.SIGKILL)
-    while action == "hold" and not go.exists():
+        threading.Thread(target=_kill_busy_jvm, args=(SparkContext,), daemon=True).start()
+    while action in ("hold", "lose-jvm") and not go.exists():
         time.sleep(0.01)
+
+
+def _kill_jvm() -> None:
+    from pyspark import SparkContext
+
+    gateway: Any = SparkContext._gateway
+    os.kill(gateway.proc.pid, signal.SIGKILL)
+
+
+def _kill_busy_jvm(contexts: Any) -> None:
+    """Wait until Spark runs a stage, and kill the JVM."""
+    while (context := contexts._active_spark_context) is None or not context.statusTracker().getActiveStageIds():
+        time.sleep(0.001)
+    _kill_jvm()
 
 
 def inject_around(owner: Any, name: str, table_of: Callable[..., str | None]) -> None:

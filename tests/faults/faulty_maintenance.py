@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from distop.tables.delta.delta_partition_removal import DeltaPartitionRemoval
+from distop.tables.delta.delta_replacer import DeltaReplacer
 from distop.tables.delta.log_publisher import LogPublisher
 from distop.tables.iceberg.catalog_publisher import CatalogPublisher
 from distop.tables.iceberg.folder_publisher import FolderPublisher
+from distop.tables.iceberg.iceberg_partition_removal import IcebergPartitionRemoval
 from distop.tables.iceberg.iceberg_replacer import IcebergReplacer
 from distop_behaviors.compact import Compact
 from distop_behaviors.compact.completion import CompactCompletion
@@ -74,6 +76,8 @@ def _context_table(self: Any, *_: Any) -> str:
 STEPS: list[tuple[Any, str, Callable[..., str | None]]] = [
     (GroupRewrite, "rewritten", lambda self, *_: self.ctx.table.name),
     (GroupRewrite, "commit_batch", lambda self, *_: self.ctx.table.name),
+    (DeltaReplacer, "rewrite", _table),
+    (IcebergReplacer, "rewrite", _table),
     (IcebergReplacer, "commit", _table),
     (CompactCompletion, "_commit_offered", _context_table),
     (CompactCompletion, "_sweep", _context_table),
@@ -84,6 +88,7 @@ STEPS: list[tuple[Any, str, Callable[..., str | None]]] = [
     (ExpireCompletion, "_candidates", _table),
     (FileDeletion, "delete", _context_table),
     (DeltaPartitionRemoval, "remove", _context_table),
+    (IcebergPartitionRemoval, "remove", _context_table),
     (OrphanRemoval, "_remove", _table),
     (Restoration, "_restore", _context_table),
     (FolderExport, "_copied", _table),

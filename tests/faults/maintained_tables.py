@@ -169,7 +169,7 @@ class CompactTables(_DeltaTables):
     type_name = "faulty-compact"
     argument: Mapping[str, Any] = {"min_input_files": 2, "commit_every": 2}
     commit = "LogPublisher.commit"
-    steps = ("GroupRewrite.rewritten", "GroupRewrite.commit_batch", "CompactCompletion._sweep")
+    steps: tuple[str, ...] = ("GroupRewrite.rewritten", "GroupRewrite.commit_batch", "CompactCompletion._sweep")
     cancelled_at = "LogPublisher.commit.after"
     files_in_a_day = 3
 
@@ -195,17 +195,18 @@ class ExpireSnapshotsTables(Maintained):
     """Iceberg tables by folder with five snapshots, of which two have files that the last one lacks."""
 
     type_name = "faulty-expire-snapshots"
-    argument = NOW
+    argument: Mapping[str, Any] = NOW
     commit = "FolderPublisher.commit"
-    steps = ("expire_plan.read_units", "ExpireCompletion._candidates", "FileDeletion.delete")
+    steps: tuple[str, ...] = ("expire_plan.read_units", "ExpireCompletion._candidates", "FileDeletion.delete")
     cancelled_at = "expire_plan.read_units.after"
     """The completion, which removes versions and files, can no longer be cancelled."""
+    schema, spec = SCHEMA, BY_K
 
     def _new(self, name: str) -> TableRecord:
         properties = {} if self.lake is None else properties_for(self.lake.served.port)
         if self.lake is None:
             Path(self.location(name)).mkdir(parents=True)
-        table = LoggedRemote(open_store(self.location(name)), properties).new(SCHEMA, BY_K)
+        table = LoggedRemote(open_store(self.location(name)), properties).new(self.schema, self.spec)
         self._fill(table)
         return TableRecord(name, "iceberg", self.location(name))
 
@@ -279,7 +280,7 @@ class ExpirePartitionsTables(_DeltaTables):
     type_name = "faulty-expire-partitions"
     argument: Mapping[str, Any] = {"column": "day", "older_than": "90d"}
     commit = "LogPublisher.commit"
-    steps = ("DeltaPartitionRemoval.remove",)
+    steps: tuple[str, ...] = ("DeltaPartitionRemoval.remove",)
 
     def days(self) -> list[Any]:
         today = datetime.now(UTC).date()
@@ -302,10 +303,12 @@ class RemoveOrphansTables(_DeltaTables):
     steps = ()
     cancelled_at = "OrphanRemoval._remove.after"
     orphans = 50
+    orphans_on_s3 = 12
+    """Fewer, because each lost answer takes time."""
 
     def _prepare(self, name: str) -> None:
         if self.lake is not None:
-            self.orphans = 12  # each lost answer takes time
+            self.orphans = self.orphans_on_s3
         for n in range(self.orphans):
             stored_files.write(self.location(name), f"day=d{n % 4}/orphan-{n}", b"x" * n)
         wait_until_older(self.location(name))
@@ -330,6 +333,7 @@ class RestoreTables(RemoveOrphansTables):
 
     type_name = "faulty-restore"
     commit = "Restoration._restore"
+    orphans_on_s3 = 4
     cancelled_at = ""
 
     def _prepare(self, name: str) -> None:
@@ -353,7 +357,7 @@ class ExportTables(_DeltaTables):
 
     type_name = "faulty-export"
     commit = "ExportTarget.mark"
-    steps = ("ExportTarget.open_folder", "FolderExport._copied", "export_completion.complete")
+    steps: tuple[str, ...] = ("ExportTarget.open_folder", "FolderExport._copied", "export_completion.complete")
     cancelled_at = "FolderExport._copied.after"
     files_in_a_day = 2
 

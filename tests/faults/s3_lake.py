@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
 import threading
 import uuid
 from contextlib import contextmanager
@@ -114,6 +116,36 @@ def lose_answers(lake: S3Lake) -> None:
 def double_requests(lake: S3Lake) -> None:
     """Forward each request twice."""
     lake.proxy.fault = lambda seen, forward: (forward(seen.whole), forward(seen.whole))[1]
+
+
+def lose_requests(lake: S3Lake) -> None:
+    """Lose a third of the requests before they come to the store.
+
+    They are drawn: if each third one were lost, a write and the two reads after it would always lose the write.
+    """
+    chance = random.Random(21)
+    lake.proxy.fault = lambda seen, forward: None if chance.random() < 1 / 3 else forward(seen.whole)
+
+
+def delay_writes(lake: S3Lake) -> None:
+    """Let a third of the writes come to the store after two later requests, when their client has given them up."""
+    late: list[tuple[int, bytes]] = []
+    lock, numbers, chance = threading.Lock(), itertools.count(), random.Random(21)
+
+    def fault(seen: Seen, forward: Callable[[bytes], bytes]) -> bytes | None:
+        with lock:
+            number = next(numbers)
+            if seen.method == "PUT" and chance.random() < 1 / 3:
+                late.append((number + 2, seen.whole))
+                return None
+            due = [whole for when, whole in late if when <= number]
+            late[:] = [one for one in late if one[0] > number]
+        answer = forward(seen.whole)
+        for whole in due:
+            forward(whole)
+        return answer
+
+    lake.proxy.fault = fault
 
 
 def throttle(lake: S3Lake) -> None:

@@ -21,7 +21,7 @@ from tests.faults.maintained_tables import (
     RestoreTables,
     contents,
 )
-from tests.faults.s3_lake import SHORT, double_requests, lose_answers, throttle
+from tests.faults.s3_lake import SHORT, delay_writes, double_requests, lose_answers, lose_requests, throttle
 from tests.support.icebergrest import configure
 from tests.support.processes import machine
 
@@ -44,7 +44,7 @@ ON_DISK: list[type[Maintained]] = [
     RestoreTables,
     ExportTables,
 ]
-ON_S3: list[type[Maintained]] = [CompactTables, ExpireSnapshotsTables, ExpirePartitionsTables, RemoveOrphansTables]
+ON_S3 = [kind for kind in ON_DISK if kind is not ExpireSnapshotsInCatalog]
 IN_STEPS = [kind for kind in ON_DISK if kind.cancelled_at]
 
 
@@ -169,8 +169,12 @@ def test_a_cancel_in_the_middle_keeps_what_was_done_and_says_so(
 
 
 @pytest.mark.parametrize("kind", ON_S3, ids=name_of)
-@pytest.mark.parametrize("faults_of", [(lose_answers, double_requests), (throttle,)], ids=["answers", "throttled"])
-def test_nothing_is_lost_or_repeated_whatever_happens_to_the_answers_of_the_store(
+@pytest.mark.parametrize(
+    "faults_of",
+    [(lose_answers, double_requests), (lose_requests, delay_writes), (throttle,)],
+    ids=["answers", "requests", "throttled"],
+)
+def test_nothing_is_lost_or_repeated_whatever_happens_to_requests_and_answers_of_the_store(
     kind: type[Maintained],
     faults_of: tuple[object, ...],
     lake: S3Lake,

@@ -258,19 +258,26 @@ PLANTS: list[Callable[[random.Random, Layout], None]] = [
 ]
 
 
-def judge(made: Layout) -> None:
-    """Orphans that are kept in doubt: by their names, which are the same for some reader as those of needed files."""
+def form(text: str) -> str:
+    """A path in the form that is the same for all readers that decode or normalise it."""
+    for _ in range(9):
+        text = unquote(text, errors="surrogateescape")
+    return unicodedata.normalize("NFC", text)
 
-    def form(text: str) -> str:
-        for _ in range(9):
-            text = unquote(text, errors="surrogateescape")
-        return unicodedata.normalize("NFC", text)
 
+def needed_forms(made: Layout) -> tuple[set[str], set[str]]:
+    """The forms of the paths of needed files, and of the names of those in another folder of the generator."""
     elsewhere = f"{made.root}/elsewhere/"
     names = {form(one.rpartition("/")[2]) for one in made.needed if one.startswith(elsewhere)}
     forms = {form(one.removeprefix("file:").removeprefix("//localhost").replace("/./", "/")) for one in made.needed}
     forms = {"/" + "/".join(part for part in one.split("/") if part) for one in forms}
     forms |= {one.replace(form(str(made.root / "link")), form(made.place), 1) for one in forms}
+    return forms, names
+
+
+def judge(made: Layout) -> None:
+    """Orphans that are kept in doubt: by their names, which are the same for some reader as those of needed files."""
+    forms, names = needed_forms(made)
     kept = tuple(f"{folder}/" for folder in made.kept_folders)
     for one in sorted(made.orphans):
         parts = one[len(made.place) + 1 :].split("/")
