@@ -212,6 +212,9 @@ class OperationCalls(_Service):
         if request.revision < 0:
             raise InvalidArgument(f"the revision must be 0 or more, not {request.revision}")
         assert self._watches is not None
+        if request.only_end:
+            yield operations_pb2.WatchResponse(operation=await self._watches.ends.wait(parse_ref(request.op)))
+            return
         async with contextlib.aclosing(self._watches.watch(parse_ref(request.op), request.revision)) as found:
             async for response in found:
                 yield response

@@ -1184,20 +1184,24 @@ class WatchRequest(_message.Message):
 
     OP_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
+    ONLY_END_FIELD_NUMBER: _builtins.int
     op: _builtins.str
     revision: _builtins.int
     """The revision of the last response that the caller has received: only later changes are sent. 0: the status now comes
     first. If etcd has compacted the revision, the status now comes first, too.
     """
+    only_end: _builtins.bool
+    """Only one response, once the operation has ended, as by Wait."""
     def __init__(
         self,
         *,
         op: _builtins.str = ...,
         revision: _builtins.int = ...,
+        only_end: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["op", b"op", "revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["only_end", b"only_end", "op", b"op", "revision", b"revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

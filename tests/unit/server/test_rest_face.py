@@ -116,7 +116,7 @@ def test_the_document_describes_each_route_and_each_schema() -> None:
     text = json.dumps(found)
     for ref in {part.partition('"')[0] for part in text.split("#/components/schemas/")[1:]}:
         assert ref in found["components"]["schemas"], ref
-    assert {"op", "revision"} == {
+    assert {"op", "only_end", "revision"} == {
         one["name"] for one in found["paths"]["/v1/operations/{op}:watch"]["get"]["parameters"]
     }
 

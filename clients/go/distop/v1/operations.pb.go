@@ -1787,7 +1787,9 @@ type WatchRequest struct {
 	Op    string                 `protobuf:"bytes,1,opt,name=op,proto3" json:"op,omitempty"`
 	// The revision of the last response that the caller has received: only later changes are sent. 0: the status now comes
 	// first. If etcd has compacted the revision, the status now comes first, too.
-	Revision      int64 `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`
+	Revision int64 `protobuf:"varint,3,opt,name=revision,proto3" json:"revision,omitempty"`
+	// Only one response, once the operation has ended, as by Wait.
+	OnlyEnd       bool `protobuf:"varint,2,opt,name=only_end,json=onlyEnd,proto3" json:"only_end,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1834,6 +1836,13 @@ func (x *WatchRequest) GetRevision() int64 {
 		return x.Revision
 	}
 	return 0
+}
+
+func (x *WatchRequest) GetOnlyEnd() bool {
+	if x != nil {
+		return x.OnlyEnd
+	}
+	return false
 }
 
 type WatchResponse struct {
@@ -3860,10 +3869,11 @@ const file_distop_v1_operations_proto_rawDesc = "" +
 	"operations\x18\x01 \x03(\v2\x14.distop.v1.OperationR\n" +
 	"operations\x12+\n" +
 	"\x0fnext_page_token\x18\x02 \x01(\tH\x00R\rnextPageToken\x88\x01\x01B\x12\n" +
-	"\x10_next_page_token\":\n" +
+	"\x10_next_page_token\"U\n" +
 	"\fWatchRequest\x12\x0e\n" +
 	"\x02op\x18\x01 \x01(\tR\x02op\x12\x1a\n" +
-	"\brevision\x18\x02 \x01(\x03R\brevision\"_\n" +
+	"\brevision\x18\x03 \x01(\x03R\brevision\x12\x19\n" +
+	"\bonly_end\x18\x02 \x01(\bR\aonlyEnd\"_\n" +
 	"\rWatchResponse\x122\n" +
 	"\toperation\x18\x01 \x01(\v2\x14.distop.v1.OperationR\toperation\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\x03R\brevision\"H\n" +
