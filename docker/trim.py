@@ -21,7 +21,6 @@ UNUSED = (
     "pyarrow/include",
     "pyarrow/libarrow_flight*",
     "pyarrow/libarrow_python_flight*",
-    "pyarrow/libarrow_substrait*",
     "pyarrow/src",
     "pyarrow/tests",
     "pyspark/**/tests",

@@ -167,7 +167,10 @@ def _fetch(folder: Path) -> None:
 
 
 def _link_programs(folder: Path) -> None:
-    """Make ``bin``: each program by its name, with the libraries of the folder."""
+    """Make ``bin``: each program by its name, with the libraries of the folder.
+
+    ``docker-init`` is a link, since containers get it alone.
+    """
     (folder / "bin").mkdir()
     libraries = next(iter(sorted(folder.glob("usr/lib/*-linux-gnu*"))), folder / "usr/lib")
     relative = libraries.relative_to(folder)
@@ -185,6 +188,8 @@ def _link_programs(folder: Path) -> None:
         ]
         (folder / "bin" / name).write_text("\n".join(lines) + "\n")
         (folder / "bin" / name).chmod(0o755)
+    (folder / "bin" / "docker-init").unlink()
+    (folder / "bin" / "docker-init").symlink_to("../usr/bin/docker-init")
 
 
 # ---- the engine
