@@ -44,7 +44,7 @@ _CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 _KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 _START = 60.0
 """Seconds in which the engine has to answer after its start, and to end after its stop."""
-_PIP_SETTINGS = ("index-url", "extra-index-url", "trusted-host", "proxy", "timeout", "default-timeout", "retries")
+_PIP_SETTINGS = ("trusted-host", "proxy", "timeout", "default-timeout", "retries")
 _REMOVED = ("usr/share/doc", "usr/share/man", "usr/share/locale", "var/lib/apt/lists", "var/cache/apt", "var/log")
 """Folders whose content the base image does not need."""
 
@@ -406,7 +406,12 @@ def _pip_settings() -> str:
     for line in listed.splitlines():
         name, _, value = line.partition("=")
         section, _, option = name.rpartition(".")
-        if option in _PIP_SETTINGS and section in {"global", "download", "install", ":env:"}:
+        if (option in _PIP_SETTINGS or option.endswith("index-url")) and section in {
+            "global",
+            "download",
+            "install",
+            ":env:",
+        }:
             found[option] = " ".join(value.strip("'").split("\\n"))
     return "".join(
         f"{line}\n" for line in ("[global]", "cert = /run/secrets/ca", *(f"{k} = {v}" for k, v in found.items()))

@@ -87,7 +87,7 @@ def test_only_settings_about_the_origin_of_packages_reach_a_build(
     options = container_engine.write_secrets(folder)
     assert {option.partition(",")[0] for option in options} >= {f"--secret=id={n}" for n in ("pip_conf", "apt_conf")}
     pip, apt = (folder / "pip_conf").read_text(), (folder / "apt_conf").read_text()
-    assert "index-url = https://index.example/simple\n" in pip
+    assert "https://index.example/simple\n" in pip
     assert "elsewhere" not in pip
     assert 'Acquire::http::Proxy "http://proxy.example:3128";' in apt
     assert "Architecture" not in apt
