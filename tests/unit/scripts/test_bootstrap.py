@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -213,7 +214,7 @@ def test_packages_are_installed_with_hashes_and_built_with_locked_packages(clone
 
 def test_packages_of_the_image_are_installed_with_hashes() -> None:
     text = (ROOT / "docker" / "Dockerfile").read_text()
-    installs = [line for line in text.replace("\\\n", " ").split("&&") if "pip install" in line]
-    # The last one installs this repository's own files, without dependencies.
-    assert ["--require-hashes" in line for line in installs] == [True, True, False]
-    assert "--no-deps" in installs[-1]
+    installs = [line for line in text.replace("\\\n", " ").split("&&") if re.search(r"\bpip (\S+ )*install\b", line)]
+    # The last one installs this repository's own wheel, without dependencies and an index.
+    assert ["--require-hashes" in line for line in installs] == [True, True, True, False]
+    assert {"--no-deps", "--no-index"} <= set(installs[-1].split())
