@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -28,7 +29,6 @@ from tests.support.daemons import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from distop.store.embedded import EmbeddedEtcd
     from tests.support.command import Ran
@@ -163,6 +163,38 @@ def test_several_services_serve_one_etcd(group: Daemons, service: Service, tmp_p
             assert next(iter(one.operation(jobs[0].op).results())).result == {"n": 2**60}
     finally:
         other.end(signal.SIGKILL)
+
+
+@pytest.mark.rotating
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "stopped"])
+async def test_watches_and_waits_go_on_at_another_service(
+    group: Daemons, service: Service, tmp_path: Path, number: int
+) -> None:
+    """The client is connected to one of two services, and that one ends."""
+    services = [service, Service(group.endpoint, tmp_path)]
+    group.start("e1")
+    op = held(group.client, 2.0)
+    try:
+        async with asyncio.timeout(LIMIT), aio.connect(",".join([service.url, services[1].url[7:]])) as client:
+            handle = client.operation(op.ref)
+            waiting, stages = asyncio.create_task(handle.wait()), []
+            async for status in handle.watch():
+                stages.append(status.state)
+                if len(stages) == 1:
+                    used = next(one for one in services if _is_connected(one))
+                    await asyncio.to_thread(used.end, number)
+            assert (await waiting).success
+            assert (stages[0], stages[-1]) == ("running", "success")
+    finally:
+        services[1].end(signal.SIGKILL)
+
+
+def _is_connected(service: Service) -> bool:
+    """Whether a client is connected to the service."""
+    port = f"{service.port:04X}"
+    texts = (Path("/proc/net", one).read_text() for one in ("tcp", "tcp6"))  # gRPC's sockets serve both
+    rows = (line.split() for text in texts for line in text.splitlines()[1:])
+    return any(row[1].endswith(f":{port}") and row[3] == "01" for row in rows)
 
 
 @pytest.mark.rotating
