@@ -100,15 +100,17 @@ def s3_lake(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 
 def lose_answers(lake: S3Lake) -> None:
-    """Lose the answer of each write, and of each third other request."""
-    others = [0]
+    """Lose the answer of each write, and a third of the other answers.
+
+    A part of an upload counts among the others: without any answer to its parts, an upload cannot be completed.
+    """
+    chance = random.Random(21)
 
     def fault(seen: Seen, forward: Callable[[bytes], bytes]) -> bytes | None:
         answer = forward(seen.whole)
-        if seen.method == "PUT":
+        if seen.method == "PUT" and "partNumber=" not in seen.target:
             return None
-        others[0] += 1
-        return answer if others[0] % 3 else None
+        return answer if chance.random() > 1 / 3 else None
 
     lake.proxy.fault = fault
 
