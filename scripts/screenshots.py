@@ -38,7 +38,7 @@ def _operations(scene: PageScene) -> dict[str, str]:
     scene.table("sales.customers", _rows())
     scene.table("lake.events")
     scene.executors("spark-1", "spark-2", "spark-3")
-    client.set_policy("sales.orders", "check-daily", start="noop", every="1d", arg={})
+    client.set_policy("check-daily", "sales.orders", start="noop", every="1d", arg={})
     for n, jobs in enumerate((3, 9, 5, 14, 7, 11)):
         wanted = {"jobs": jobs, "sleep": 0.05, "fail": ["1"] if n == 2 else []}
         client.start_operation("noop", "sales.orders", wanted).wait(timeout=200)
