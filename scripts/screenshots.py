@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 
 IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
 SIZE = {"width": 1280, "height": 860}
+_REPLACE = """(folder) => {
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (texts.nextNode()) texts.currentNode.data = texts.currentNode.data.replaceAll(folder, "/data");
+}"""
+"""Puts a short folder in place of a temporary one."""
 COMPLETE = "document.getElementById('map-canvas').dataset.complete === 'true'"
 
 
@@ -68,7 +73,7 @@ def _take(scene: PageScene, ops: dict[str, str], folder: Path) -> None:
         ("operation", f"/operation?op={ops['running']}", "light", False),
         ("operation-dark", f"/operation?op={ops['running']}", "dark", False),
         ("large", f"/operation?op={ops['large']}", "light", False),
-        ("tables", "/table?name=sales.orders", "light", True),
+        ("table", "/table?name=sales.orders", "light", True),
         ("nodes", "/nodes", "light", False),
         ("start", "/start?type=validate&table=sales.orders", "light", False),
     ]
@@ -88,6 +93,7 @@ def _take(scene: PageScene, ops: dict[str, str], folder: Path) -> None:
                 page.locator("#arg").fill('{\n  "checks": [\n    {"not_null": "id"}\n  ]\n}')
                 browser.until(page, "document.getElementById('problem').className.includes('fits')")
             browser.until(page, "document.getElementById('live').textContent !== '' || !document.body.dataset.live")
+            page.evaluate(_REPLACE, str(scene.folder))
             page.evaluate("document.activeElement && document.activeElement.blur()")
             page.screenshot(path=str(folder / f"page-{name}.png"), full_page=whole, animations="disabled")
             context.close()
