@@ -24,11 +24,15 @@ _ADDRESS = re.compile(r"the page is at (\S+)")
 
 
 class PageScene:
-    """Runs them below a folder while it is open. ``url``: of the page. ``client``: connected to etcd."""
+    """Runs them below a folder while it is open. ``url``: of the page. ``client``: connected to etcd.
 
-    def __init__(self, folder: Path, service_options: tuple[str, ...] = ()) -> None:
+    ``ttl``: of the executors' sessions, in seconds.
+    """
+
+    def __init__(self, folder: Path, service_options: tuple[str, ...] = (), ttl: int = 3) -> None:
         self.folder = folder
         self._options = service_options
+        self._ttl = ttl
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._stack = ExitStack()
         self.url = ""
@@ -52,7 +56,7 @@ class PageScene:
         for name in names:
             work = self.folder / f"work-{name}"
             work.mkdir(exist_ok=True)
-            given = ("--id", name, "--work-dir", str(work), "--slots", str(slots), "--ttl", "3", *options)
+            given = ("--id", name, "--work-dir", str(work), "--slots", str(slots), "--ttl", str(self._ttl), *options)
             self._run(name, "executor", *given)
         self.until(lambda: {node.executor for node in self.client.nodes().values()} >= {*names}, "executors are live")
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 MOST_BARS = 600
 """Jobs that are drawn one by one. More are drawn as the number of jobs that run at a time."""
+MOST_LANES = 24
+"""Jobs that an executor runs at a time and that are drawn one by one; else as their number, too."""
 MOST_MARKS = 300
 MOST_ROWS = 60
 BINS = 240
@@ -43,8 +45,8 @@ def timeline(states: PartitionStates, now: float) -> dict[str, Any]:
         row: dict[str, Any] = {"executor": states.executors[number] or "unknown", "jobs": int(mine.sum())}
         if drawn.size <= MOST_BARS:
             row |= _bars(states, drawn[mine], started[mine] - begin, ends[mine] - begin)
-        else:
-            row["busy"] = _busy(started[mine] - begin, ends[mine] - begin, span)
+        if row.get("lanes", MOST_LANES + 1) > MOST_LANES:
+            row |= {"bars": None, "busy": _busy(started[mine] - begin, ends[mine] - begin, span)}
         rows.append(row)
     place = {number: n for n, number in enumerate(numbers[:MOST_ROWS])}
     return {

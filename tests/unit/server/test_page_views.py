@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shlex
 from contextlib import asynccontextmanager
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
+import typer
 
+from distop.cli.commands import commands
 from distop.client import service_messages as m
 from distop.errors import EtcdUnavailable, NotFound
 from distop.protocol.behavior_declaration import Declaration
@@ -295,10 +298,20 @@ class Elements(HTMLParser):
     def __init__(self, html: str) -> None:
         super().__init__()
         self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.codes: list[str] = []
+        self._in_code = False
         self.feed(html)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.found.append((tag, dict(attrs)))
+        self._in_code = tag == "code"
+
+    def handle_data(self, data: str) -> None:
+        if self._in_code:
+            self.codes.append(data)
+
+    def handle_endtag(self, tag: str) -> None:
+        self._in_code = False
 
 
 def _check_inert(html: str) -> None:
@@ -468,6 +481,28 @@ def test_the_form_of_a_start_has_the_fields_of_the_schema(site: Site) -> None:
 def test_an_argument_is_checked_as_it_is_typed(site: Site, arg: str, words: str) -> None:
     found = site.post("/check", type="validate", arg=arg).json()["problem"]
     assert (found == "") if not words else (words in found)
+
+
+def test_the_command_line_accepts_each_command_that_the_page_shows(site: Site) -> None:
+    shown_commands: set[str] = set()
+    for path in (*VIEWS, f"/operation?op={ENDED}"):
+        found = Elements(site.get(path).text)
+        shown_commands |= {text for text in found.codes if text.startswith("distop ")}
+        for _, attributes in found.found:
+            for name in ("data-command", "title"):
+                if (text := attributes.get(name) or "").startswith("distop "):
+                    shown_commands.add(text)
+    names = {text.split()[1] for text in shown_commands}
+    assert names >= {"cancel", "pause", "alter", "rerun", "drain", "policy", "start"}
+    for text in shown_commands:
+        plain = re.sub(r"\$'(?:\\.|[^'\\])*'", "NAME", text)  # bash's quotes, which shlex does not know
+        name, *left = shlex.split(plain)[1:]
+        command: Any = typer.main.get_command(commands(name))
+        left = [name, *left]
+        with command.make_context("distop", list(left)) as context:
+            while hasattr(command, "commands"):
+                _, command, left = command.resolve_command(context, left)
+            command.make_context(name, left, parent=context).close()
 
 
 # ------------------------------------------------------------- who may see and do what
