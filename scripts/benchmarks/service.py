@@ -1,6 +1,7 @@
-"""The same calls through a service and directly: latency, starts per second, and many concurrent waits.
+"""The same calls through a service and directly: latency, starts per second, and many concurrent waits and watches.
 
-The service, etcd, one executor and the clients run on this machine. gRPC without TLS and identities.
+The service, etcd, one executor and the clients run on this machine. gRPC without TLS and identities. A gRPC service
+without content is the base line (``bare_grpc``).
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ import re
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import grpc
+
 import distop
+from benchmarks import bare_grpc
 from benchmarks.common import PROGRAM, STOP_SECONDS, Result, Row, cluster, median, percentile, report_progress
 from benchmarks.page import page_rows
 from distop.protocol.records import TableRecord
@@ -29,9 +33,10 @@ HOLD = 10.0
 
 def run(runs: int = 200, starts: int = 800, rounds: int = 5) -> Result:
     """Operations in turn by both clients, then starts by both, then the watches."""
-    with cluster(1) as bench, _service(bench.endpoint) as (url, pid):
+    with cluster(1) as bench, _service(bench.endpoint) as (url, pid), bare_grpc.bare_service() as address:
         measured = asyncio.run(_measure(bench.endpoint, url, pid, runs, starts, rounds))
-    direct, through, rates, waits, memory = measured
+        bare, bare_rate, bare_answers = asyncio.run(_measure_bare(address, runs, starts))
+    direct, through, rates, waits, watches, memory = measured
     ratio = median([ours / theirs for theirs, ours in rates])
     added = 1000 * (percentile(through, 0.5) - percentile(direct, 0.5))
     rows = [
@@ -46,11 +51,23 @@ def run(runs: int = 200, starts: int = 800, rounds: int = 5) -> Result:
             note=", ".join(f"{ours:,.0f} : {theirs:,.0f}/s" for theirs, ours in rates),
         ),
         Row(f"{WATCHES} waits: after a direct one, p99", 1000 * percentile(waits, 0.99), "ms", 100),
-        Row(f"{WATCHES} waits: memory of the service", memory / 1e6, "MB", 200),
+        Row(f"{WATCHES} watches: after a direct wait, p99", 1000 * percentile(watches, 0.99), "ms", 100),
+        Row(f"{WATCHES} watches: memory of the service", memory / 1e6, "MB", 200),
+        Row("base line: a gRPC call without content, p50", 1000 * percentile(bare, 0.5), "ms"),
+        Row(f"base line: such calls of {CALLERS} callers", bare_rate, "calls/s"),
+        Row(f"base line: {WATCHES} such calls end at one event, p99", 1000 * percentile(bare_answers, 0.99), "ms"),
     ]
     rows += page_rows()
-    samples = {"direct": direct, "through": through, "waits": waits}
+    samples = {"direct": direct, "through": through, "waits": waits, "watches": watches, "bare": bare}
     return Result("service", {"runs": runs, "starts": starts, "rounds": rounds, "watches": WATCHES}, rows, samples)
+
+
+async def _measure_bare(address: str, calls: int, many: int) -> tuple[list[float], float, list[float]]:
+    async with grpc.aio.insecure_channel(address) as channel:
+        await bare_grpc.call_times(channel, WARM)
+        times = await bare_grpc.call_times(channel, calls)
+        rate = await bare_grpc.calls_per_second(channel, CALLERS, many)
+        return times, rate, await bare_grpc.answer_times(channel, WATCHES)
 
 
 @contextmanager
@@ -74,7 +91,7 @@ def _service(endpoint: str) -> Iterator[tuple[str, int]]:
 
 async def _measure(
     endpoint: str, url: str, pid: int, runs: int, starts: int, rounds: int
-) -> tuple[list[float], list[float], list[tuple[float, float]], list[float], float]:
+) -> tuple[list[float], list[float], list[tuple[float, float]], list[float], list[float], float]:
     async with distop.aio.connect(endpoint) as direct, distop.aio.connect(url) as remote:
         times: tuple[list[float], list[float]] = ([], [])
         for n in range(WARM + runs):
@@ -93,8 +110,9 @@ async def _measure(
             if n >= 0:
                 rates.append((pair[0], pair[1]))
                 report_progress(f"service: starts per second: directly {pair[0]:,.0f}, through it {pair[1]:,.0f}")
-        waits = await _watch(direct, remote)
-        return *times, rates, waits, _resident(pid)
+        waits = await _watch(direct, remote, _wait)
+        watches = await _watch(direct, remote, _follow)
+        return *times, rates, waits, watches, _resident(pid)
 
 
 async def _starts(direct: distop.aio.Client, client: distop.aio.Client, starts: int, table: str) -> float:
@@ -110,16 +128,28 @@ async def _starts(direct: distop.aio.Client, client: distop.aio.Client, starts: 
     return starts / (time.perf_counter() - began)
 
 
-async def _watch(direct: distop.aio.Client, remote: distop.aio.Client) -> list[float]:
-    """Seconds by which the waits through the service end after a direct one."""
+async def _wait(handle: distop.aio.Operation) -> None:
+    await handle.wait(HOLD + 60)
+
+
+async def _follow(handle: distop.aio.Operation) -> None:
+    async for _ in handle.watch():
+        pass
+
+
+async def _watch(
+    direct: distop.aio.Client, remote: distop.aio.Client, call: Callable[[distop.aio.Operation], Awaitable[None]]
+) -> list[float]:
+    """Seconds by which the calls through the service end after a direct wait."""
     op = await direct.start_operation("noop", "@cluster", {"sleep": HOLD})
 
-    async def ended(handle: distop.aio.Operation) -> float:
-        await handle.wait(HOLD + 60)
+    async def ended(handle: distop.aio.Operation, call: Callable[[distop.aio.Operation], Awaitable[None]]) -> float:
+        await call(handle)
         return time.perf_counter()
 
-    first, *others = await asyncio.gather(ended(op), *(ended(remote.operation(op.ref)) for _ in range(WATCHES)))
-    return [one - first for one in others]
+    others = (ended(remote.operation(op.ref), call) for _ in range(WATCHES))
+    first, *found = await asyncio.gather(ended(op, _wait), *others)
+    return [one - first for one in found]
 
 
 def _resident(pid: int) -> float:
