@@ -172,9 +172,9 @@ async def test_watches_and_waits_go_on_at_another_service(
 ) -> None:
     """The client is connected to one of two services, and that one ends."""
     services = [service, Service(group.endpoint, tmp_path)]
-    group.start("e1")
-    op = held(group.client, 2.0)
     try:
+        group.start("e1")
+        op = held(group.client, 2.0)
         async with asyncio.timeout(LIMIT), aio.connect(",".join([service.url, services[1].url[7:]])) as client:
             handle = client.operation(op.ref)
             waiting, stages = asyncio.create_task(handle.wait()), []
