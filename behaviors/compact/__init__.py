@@ -89,13 +89,13 @@ class Compact(Behavior):
         """
         chosen = list(partitions)
         if names is not None:
-            wanted = {_partition(name) for name in names} - {NOTHING, DRY_RUN}
-            known = {_partition(one.name) for one in partitions}
-            if unknown := sorted(wanted - known):
-                raise InvalidArgument(f"the table has no partition {unknown[0]!r}")
+            known = {_partition_of(one) for one in partitions}
+            # The name of a partition of a folder may look like that of a group of another one: then both are meant.
             exact = {one.name for one in partitions} & set(names)
-            whole = {_partition(name) for name in names if name not in exact}
-            chosen = [one for one in partitions if one.name in exact or _partition(one.name) in whole]
+            rest = {name if name in known else _partition(name) for name in set(names) - (exact - known)}
+            if unknown := sorted(rest - known - {NOTHING, DRY_RUN}):
+                raise InvalidArgument(f"the table has no partition {unknown[0]!r}")
+            chosen = [one for one in partitions if one.name in exact or _partition_of(one) in rest]
         groups = [one for one in chosen if one.files]
         if not groups:
             return [replace(partitions[0], partition=0, name=NOTHING, files=(), bytes=0)]
@@ -191,6 +191,11 @@ def _partition(name: str) -> str:
     """The partition of a group's name."""
     head, mark, number = name.rpartition(_MARK)
     return head if mark and number.isdigit() else name
+
+
+def _partition_of(plan: PartitionPlan) -> str:
+    """The partition of a planned group, or of a partition without groups."""
+    return _partition(plan.name) if plan.files else plan.name
 
 
 def _dry_run(groups: Sequence[PartitionPlan], argument: CompactArgument) -> PartitionPlan:

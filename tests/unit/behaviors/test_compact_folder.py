@@ -609,3 +609,21 @@ def test_generated_tables_keep_their_rows(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_the_fates_have_reasons() -> None:
     assert set(REASONS) == set(Fate) - {Fate.PENDING, Fate.COMMITTED}
+
+
+def test_a_partition_whose_name_looks_like_that_of_a_group_is_compacted_itself(tmp_path: Path) -> None:
+    """``day=x#3`` was taken for a group of ``day=x``, which was compacted instead."""
+    bench = Bench(tmp_path)
+    for day in ("x", "x#3", "x#3#1"):
+        for n in range(3):
+            bench.write(f"day={day}/{n}.parquet", table_of(n))
+    argument, ctx = CompactArgument.model_validate(SMALL), bench.context()
+    planned = Compact().partitions(bench.record, argument, ctx).partitions
+
+    def named(*names: str) -> list[str]:
+        return [one.name for one in Compact().jobs(argument, planned, names, ctx)]
+
+    for day in ("x", "x#3", "x#3#1"):
+        assert named(f"day={day}") == named(f"day={day}#0") == [f"day={day}#0"]
+    with pytest.raises(InvalidArgument, match="no partition 'day=y'"):
+        named("day=y#3")
