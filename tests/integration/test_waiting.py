@@ -218,8 +218,8 @@ def test_P3_a_series_is_ended_through_any_of_its_operations(group: Daemons) -> N
         group.client.operation(f"{TABLE}/noop/999").end_series()
 
 
-DIFFERENT_IN_EACH = {"request_id", "time", "not_before", "series"}
-"""The fields of a spec that differ between the operations of a series."""
+DIFFERENT_IN_EACH = {"request_id", "time", "not_before", "series", "traceparent"}
+"""The fields of a spec that differ between the operations of a series. Each has a trace of its own."""
 NOT_START_OPTIONS = {
     Spec: {"table", "one_at_a_time", "version", "rerun_of", "hold", "follows", "not_before", "table_revision"},
     Rules: {
@@ -256,6 +256,7 @@ def test_hole_9_all_options_of_a_start_apply_to_the_next_operation_of_its_series
         "noop", TABLE, {"jobs": 2, "sleep": 0.01}, partitions=["0"], failure_policy="fail_fast", retry_attempts=7,
         time_limit=50.0, submitter="ann", labels={"team": "a"}, every=Every(3600, times=2), where={"zone": "a"},
         id="nightly", priority=5, max_jobs=3, max_jobs_per_executor=2, max_failed="50%",
+        traceparent="00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
     )  # fmt: skip
     given = start_records(group, first.ref)
     for one, plain in zip(given, start_records(group, noop(group).ref), strict=True):
