@@ -35,6 +35,11 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(240), pytest.mark.rotating]
 
+FAULTS_OF_A_STORE = {
+    "answers": (lose_answers, double_requests),
+    "requests": (lose_requests, delay_writes),
+    "throttled": (throttle,),
+}
 ON_DISK: list[type[Maintained]] = [
     CompactTables,
     ExpireSnapshotsTables,
@@ -168,11 +173,19 @@ def test_a_cancel_in_the_middle_keeps_what_was_done_and_says_so(
     assert tables.read("t0") == tables.rows["t0"]
 
 
-@pytest.mark.parametrize("kind", ON_S3, ids=name_of)
 @pytest.mark.parametrize(
-    "faults_of",
-    [(lose_answers, double_requests), (lose_requests, delay_writes), (throttle,)],
-    ids=["answers", "requests", "throttled"],
+    ("faults_of", "kind"),
+    [
+        pytest.param(
+            some,
+            kind,
+            id=f"{name}-{name_of(kind)}",
+            # Each lost answer to a part of an upload costs a time limit of a request: 109 s.
+            marks=[pytest.mark.slow] if name == "answers" and kind in (ExportTables, RestoreTables) else [],
+        )
+        for name, some in FAULTS_OF_A_STORE.items()
+        for kind in ON_S3
+    ],
 )
 def test_nothing_is_lost_or_repeated_whatever_happens_to_requests_and_answers_of_the_store(
     kind: type[Maintained],
