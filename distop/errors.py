@@ -2,7 +2,7 @@
 
 The public ones (a contract) derive from :class:`DistopError` and carry one sentence that says what to do. The store's
 exceptions follow docs/internals/etcd-rules.md ("What an error says about a write"): a request certainly did not happen
-(:class:`EtcdRejected`), could not be sent (:class:`EtcdUnavailable`), or may have happened (:class:`OutcomeUnknown`).
+(:class:`EtcdRejected`), could not be sent (:class:`Unavailable`), or may have happened (:class:`OutcomeUnknown`).
 "Failed" and "unknown" are different types on purpose: only after a failure may the caller do something else.
 """
 
@@ -38,13 +38,21 @@ class UnsafePath(InvalidArgument):
     """
 
 
-class EtcdUnavailable(DistopError):
-    """etcd could not be reached in time, and the request was certainly not applied."""
+class Unavailable(DistopError):
+    """The call cannot be answered now. Nothing was changed; call again later."""
 
     exit_code = 3
 
 
-class LimitExceeded(EtcdUnavailable):
+class EtcdUnavailable(Unavailable):
+    """etcd could not be reached in time, and the request was certainly not applied."""
+
+
+class ServiceUnavailable(Unavailable):
+    """The service cannot answer the call now, although etcd may answer. Nothing was changed; call again later."""
+
+
+class LimitExceeded(Unavailable):
     """The caller exceeds a limit that the service has for it. Nothing was changed; call again later."""
 
 

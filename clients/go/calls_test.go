@@ -26,6 +26,8 @@ func TestRetryRepeatsWhatMayBeRepeated(t *testing.T) {
 		calls int
 	}{
 		{refused(codes.Unavailable, "EtcdUnavailable", true), 2},
+		{refused(codes.Unavailable, "ServiceUnavailable", true), 2},
+		{refused(codes.ResourceExhausted, "LimitExceeded", true), 2},
 		{refused(codes.Unknown, "OutcomeUnknown", true), 2},
 		{status.Error(codes.Unavailable, "no connection"), 2},
 		{refused(codes.InvalidArgument, "InvalidArgument", false), 1},

@@ -13,7 +13,7 @@ from distop.client.graphs import Ended, Start, requests, steps
 from distop.client.remote_starts import RemoteStarts
 from distop.client.service_channel import CALL_LIMIT, ServiceChannel
 from distop.clock import time, uuid
-from distop.errors import EtcdUnavailable, InvalidArgument, NotAllowed, WaitTimeout
+from distop.errors import InvalidArgument, NotAllowed, Unavailable, WaitTimeout
 from distop.protocol.caller_values import text as check_text
 from distop.protocol.identity import MADE
 from distop.protocol.texts import shown
@@ -209,7 +209,7 @@ class RemoteBackend:
         while True:
             try:
                 return m.history_of(await self._channel.call("Operations/Wait", message, writes=False, limit=None))
-            except EtcdUnavailable:
+            except Unavailable:
                 await asyncio.sleep(backoff.pause())
 
     async def watch(self, ref: OperationRef, seen: JobStates, interval: float) -> AsyncGenerator[OperationStatus, None]:
@@ -226,7 +226,7 @@ class RemoteBackend:
                         if status != last:
                             yield status
                         last = status
-            except EtcdUnavailable:
+            except Unavailable:
                 await asyncio.sleep(backoff.pause())
 
     async def outcomes(self, ref: OperationRef, model: type | None, start: int = 0) -> AsyncGenerator[JobResult, None]:

@@ -42,6 +42,8 @@ CODES: Mapping[type[e.DistopError], grpc.StatusCode] = MappingProxyType(
         e.WaitTimeout: _Code.DEADLINE_EXCEEDED,
         e.LimitExceeded: _Code.RESOURCE_EXHAUSTED,
         e.EtcdUnavailable: _Code.UNAVAILABLE,
+        e.ServiceUnavailable: _Code.UNAVAILABLE,
+        e.Unavailable: _Code.UNAVAILABLE,
         e.OutcomeUnknown: _Code.UNKNOWN,
         e.PermissionDenied: _Code.PERMISSION_DENIED,
         e.NotIdentified: _Code.UNAUTHENTICATED,
@@ -53,7 +55,7 @@ CODES: Mapping[type[e.DistopError], grpc.StatusCode] = MappingProxyType(
     }
 )
 """The exceptions that cross the network. Any other one is INTERNAL, without its text."""
-RETRYABLE = (e.EtcdUnavailable, e.OutcomeUnknown)
+RETRYABLE = (e.Unavailable, e.OutcomeUnknown)
 _BY_NAME = {kind.__name__: kind for kind in CODES}
 
 

@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 
     from distop.runtime.telemetry import Telemetry
 
-FAULTS = frozenset({"EtcdUnavailable", "OutcomeUnknown", "EtcdRejected", "MalformedRequest", "UnreadableRecord"})
+FAULTS = frozenset(
+    {
+        *("EtcdUnavailable", "ServiceUnavailable", "OutcomeUnknown"),
+        *("EtcdRejected", "MalformedRequest", "UnreadableRecord"),
+    }
+)
 """Errors that are not the caller's, besides unexpected ones."""
 
 

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from distop.client.service_messages import request_id_of
 from distop.clock import time
-from distop.errors import DistopError, EtcdUnavailable, InvalidArgument, NotIdentified, PermissionDenied
+from distop.errors import (
+    DistopError,
+    InvalidArgument,
+    NotIdentified,
+    PermissionDenied,
+    ServiceUnavailable,
+)
 from distop.protocol.frozen import frozen
 from distop.protocol.json_codec import rfc3339
 from distop.server import access
@@ -128,9 +134,9 @@ class AuditLog:
             raise InvalidArgument(f"the audit log {path} is not a regular file")
 
     def check(self) -> None:
-        """Raises EtcdUnavailable while lines cannot be written: calls that cannot be logged must not be made."""
+        """Raises ServiceUnavailable while lines cannot be written: calls that cannot be logged must not be made."""
         if self._unwritten and not self._flushed():
-            raise EtcdUnavailable("the service cannot write its audit log, and makes no call that must be logged")
+            raise ServiceUnavailable("the service cannot write its audit log, and makes no call that must be logged")
 
     def write(self, who: CurrentCaller, call: str, scopes: Sequence[CallScope], request_id: str, verdict: str) -> None:
         """Append a line."""
@@ -186,10 +192,10 @@ class CallGate:
             await self._tokens.renew(issuers, proof.token)
 
     def check_identity(self, call: str, proof: CallerProof) -> None:
-        """Raises NotIdentified, before anything of a request is read; EtcdUnavailable without keys of an issuer."""
+        """Raises NotIdentified, before anything of a request is read; ServiceUnavailable without keys of an issuer."""
         try:
             self._identified(self._access(), proof)
-        except (NotIdentified, EtcdUnavailable) as error:
+        except (NotIdentified, ServiceUnavailable) as error:
             self.log_refusal(call, proof, error)
             raise
 

@@ -16,7 +16,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from distop.client.service_channel import MOST_BYTES
 from distop.client.service_errors import DETAILS, status_of
-from distop.errors import DistopError, EtcdUnavailable, InvalidArgument
+from distop.errors import DistopError, InvalidArgument, ServiceUnavailable
 from distop.runtime import caller_trace
 from distop.server.checked_streams import checked
 from distop.server.gate import CallerProof
@@ -232,12 +232,12 @@ def _stream(call: Callable[[Any], AsyncGenerator[Any, None]], request: Any, thro
 
 
 async def _write(context: grpc.aio.ServicerContext[Any, Any], response: Any) -> None:
-    """Send a response of a stream. Raises EtcdUnavailable if the caller does not read."""
+    """Send a response of a stream. Raises ServiceUnavailable if the caller does not read."""
     try:
         async with asyncio.timeout(READ_LIMIT):
             await context.write(response)
     except TimeoutError:
-        raise EtcdUnavailable(
+        raise ServiceUnavailable(
             f"nothing of the stream was read for {READ_LIMIT:g} s: go on after the last revision that has arrived"
         ) from None
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from distop.clock import time
-from distop.errors import EtcdUnavailable, InvalidArgument, NotIdentified, describe
+from distop.errors import InvalidArgument, NotIdentified, ServiceUnavailable, describe
 from distop.protocol.frozen import frozen
 from distop.protocol.json_codec import loads
 from distop.protocol.texts import shown
@@ -309,7 +309,7 @@ class TokenVerifier:
         return known
 
     def subject(self, issuers: Sequence[TokenIssuer], token: str) -> tuple[str, str]:
-        """The name of the issuer and the subject of a token. Raises NotIdentified, and EtcdUnavailable without keys."""
+        """The name of the issuer and the subject of a token. Raises NotIdentified; ServiceUnavailable without keys."""
         digest = hashlib.sha256(token.encode(errors="replace")).digest()
         if (known := self._verified.get(digest)) is not None:
             current = self._set(known.of)
@@ -332,7 +332,7 @@ class TokenVerifier:
 
         current = self._set(of)
         if not current.is_current:
-            raise EtcdUnavailable(f"the service cannot read the keys of the issuer {of.name}: call again later")
+            raise ServiceUnavailable(f"the service cannot read the keys of the issuer {of.name}: call again later")
         kid, algorithm = header["kid"], header.get("alg")
         if not kid and len(current.keys) == 1:
             kid = next(iter(current.keys))

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from distop.client import service_messages as m
-from distop.errors import DistopError, EtcdUnavailable, no_operation
+from distop.errors import DistopError, EtcdUnavailable, ServiceUnavailable, no_operation
 from distop.protocol import keys as K
 from distop.protocol.record_reading import read
 from distop.protocol.records import History
@@ -163,7 +163,7 @@ class OperationEnds:
         self._again: asyncio.Task[None] | None = None
 
     async def wait(self, ref: OperationRef) -> operations_pb2.Operation:
-        """The ended operation. Raises NotFound, EtcdUnavailable, UnreadableRecord."""
+        """The ended operation. Raises NotFound, Unavailable, UnreadableRecord."""
         key = self._keys.history(ref)
         async with self._feed.opened():
             end = self._ends.get(key)
@@ -183,7 +183,7 @@ class OperationEnds:
         return end.answer
 
     async def close(self) -> None:
-        self._fail(EtcdUnavailable("the service stops"))
+        self._fail(ServiceUnavailable("the service stops"))
         if self._again is not None:
             self._again.cancel()
         await self._feed.close()
@@ -373,7 +373,7 @@ class OperationWatches:
     async def watch(self, ref: OperationRef, revision: int) -> AsyncGenerator[operations_pb2.WatchResponse, None]:
         """The status now, and at each change; the last one has ended.
 
-        ``revision``: that of a former response; only changes after it are yielded. Raises NotFound, EtcdUnavailable.
+        ``revision``: that of a former response; only changes after it are yielded. Raises NotFound, Unavailable.
         """
         name = self._keys.history(ref)[len(self._history) :]
         async with self._feed.opened():
@@ -406,7 +406,7 @@ class OperationWatches:
 
     def stop(self) -> None:
         """End the watches, so that their callers go on with another service. Waits for ends go on."""
-        self._fail(EtcdUnavailable("the service stops: go on with another one, after the last revision"))
+        self._fail(ServiceUnavailable("the service stops: go on with another one, after the last revision"))
 
     async def close(self) -> None:
         await self.ends.close()

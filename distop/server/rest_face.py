@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from distop.client.service_errors import DOMAIN, RETRY_AFTER, RETRYABLE, status_of
-from distop.errors import DistopError, EtcdUnavailable, InvalidArgument, NotFound, PermissionDenied
+from distop.errors import DistopError, InvalidArgument, NotFound, PermissionDenied, ServiceUnavailable
 from distop.protocol.json_codec import dumps, loads
 from distop.protocol.texts import shown
 from distop.runtime import caller_trace
@@ -280,7 +280,7 @@ class RestFace:
                 passing.__exit__(None if failed is None else type(failed), failed, None)
 
     async def _json(self, request: Request) -> Any:
-        """The JSON body of a request. Raises InvalidArgument, and EtcdUnavailable if too many bodies are being read.
+        """The JSON body of a request. Raises InvalidArgument; ServiceUnavailable if too many bodies are being read.
 
         The content type must be JSON's: a browser sends others for pages of other sites without asking.
         """
@@ -294,7 +294,7 @@ class RestFace:
             raise InvalidArgument("the body is not valid JSON") from None
 
     async def _body(self, request: Request) -> bytes:
-        """The body of a request. Raises InvalidArgument, and EtcdUnavailable if too many bodies are being read."""
+        """The body of a request. Raises InvalidArgument; ServiceUnavailable if too many bodies are being read."""
         found = bytearray()
         try:
             async with asyncio.timeout(BODY_LIMIT):
@@ -304,7 +304,7 @@ class RestFace:
                     if len(found) > MOST_BODY:
                         raise InvalidArgument(f"the body has more than {MOST_BODY} bytes")
                     if self._read_bytes > MOST_BODIES:
-                        raise EtcdUnavailable("the service reads too many large requests: call again later")
+                        raise ServiceUnavailable("the service reads too many large requests: call again later")
         except TimeoutError:
             raise InvalidArgument(f"the body has not arrived within {BODY_LIMIT:g} s") from None
         finally:

@@ -26,6 +26,7 @@ from distop.errors import (
     OperationStartError,
     OutcomeUnknown,
     PermissionDenied,
+    Unavailable,
 )
 from distop.protocol.records import OperationRef
 from distop.protocol.txn import Delete, Get, Put, Txn, absent, exists
@@ -45,7 +46,7 @@ AGAIN = 0.3
 """Seconds before a call is repeated, and between two checks of the history."""
 LIMIT = 240.0
 """Time limit in seconds for the end of all workflows, after all faults are undone."""
-UNANSWERED = (EtcdUnavailable, OutcomeUnknown, PermissionDenied)
+UNANSWERED = (Unavailable, OutcomeUnknown, PermissionDenied)
 """The errors after which a call is repeated."""
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from distop.errors import EtcdUnavailable, NotFound
+from distop.errors import EtcdUnavailable, NotFound, ServiceUnavailable
 from distop.protocol.keys import Keys
 from distop.protocol.records import History, OperationRef, State
 from distop.protocol.txn import Delete, Put, Txn
@@ -286,7 +286,7 @@ def test_watches_end_when_the_service_stops_and_waits_go_on(cluster: SimCluster)
         caller, waiting = Caller(watches), asyncio.create_task(watches.ends.wait(REF))
         await caller.until("running")
         watches.stop()
-        with pytest.raises(EtcdUnavailable, match="the service stops"):
+        with pytest.raises(ServiceUnavailable, match="the service stops"):
             await caller.task
         await end(client)
         assert (await waiting).state == "success"

@@ -12,7 +12,7 @@ import hashlib
 from typing import TYPE_CHECKING, Any, Protocol
 
 from distop.clock import time
-from distop.errors import DistopError, EtcdUnavailable
+from distop.errors import DistopError, Unavailable
 from distop.protocol.json_codec import dumps
 from distop.server.page.executor_timeline import timeline
 from distop.server.page.page_rendering import render
@@ -130,7 +130,7 @@ class PageStream:
                     content = await self._look()
                     ended = content.get("ended") is True
                     found += changed_parts(parts_of(self._templates, content), self._cursor)
-                except EtcdUnavailable as error:  # also: too many calls of this caller
+                except Unavailable as error:
                     found.append(event("delayed", {"text": str(error)}))
                 except DistopError as error:
                     yield event("error-text", {"text": str(error)})

@@ -10,7 +10,7 @@ import numpy as np
 from distop.cli.operation_text import action_rows, checks_of, committed_text, labelled, state_of, work_text
 from distop.cli.page.checks import checks
 from distop.cli.page.value_tree import tree
-from distop.errors import DistopError, EtcdUnavailable, NotFound
+from distop.errors import DistopError, NotFound, Unavailable
 from distop.protocol.identity import MADE
 from distop.protocol.keys import Keys
 from distop.protocol.user_actions import of_operation
@@ -233,7 +233,7 @@ class OperationContext:
         if self._links is None or self._links[0] != ended:
             try:
                 self._links = ended, await read_links(self._etcd, self._keys, self._ref)
-            except EtcdUnavailable:
+            except Unavailable:
                 raise
             except DistopError:
                 return None

@@ -16,7 +16,14 @@ from google.protobuf import descriptor_pool
 
 from distop.client import service_messages as m
 from distop.client.remote_backend import RemoteBackend
-from distop.errors import EtcdUnavailable, InvalidArgument, LimitExceeded, NotFound, NotIdentified, PermissionDenied
+from distop.errors import (
+    InvalidArgument,
+    LimitExceeded,
+    NotFound,
+    NotIdentified,
+    PermissionDenied,
+    ServiceUnavailable,
+)
 from distop.protocol.actor_claims import Token
 from distop.protocol.records import History, OperationRef, State
 from distop.server import access, gate, handlers, limits
@@ -463,14 +470,14 @@ def test_a_call_that_must_be_logged_is_not_made_while_the_log_cannot_be_written(
 
     monkeypatch.setattr(gate.os, "write", write)
     ask(guarded, "Operations/Cancel", cancel, "root token of the tests")
-    with pytest.raises(EtcdUnavailable, match="cannot write its audit log"):
+    with pytest.raises(ServiceUnavailable, match="cannot write its audit log"):
         ask(guarded, "Operations/Cancel", cancel, "root token of the tests")
     ask(guarded, "Operations/Get", operations_pb2.GetRequest(op=OP), "etl token of the tests")
     full = False
     with pytest.raises(PermissionDenied):
         ask(guarded, "Operations/Cancel", cancel, "etl token of the tests")
     lines = [m.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
-    assert [one["verdict"] for one in lines] == ["ok", "EtcdUnavailable", "PermissionDenied"]
+    assert [one["verdict"] for one in lines] == ["ok", "ServiceUnavailable", "PermissionDenied"]
 
 
 def test_a_name_in_a_certificate_counts_as_its_own_kind_only() -> None:
@@ -603,14 +610,14 @@ def test_an_audit_log_on_the_standard_output_never_waits_for_its_reader() -> Non
     """Containers log there. Here nobody reads, until no further line can be kept."""
     code = """
 from pathlib import Path
-from distop.errors import EtcdUnavailable
+from distop.errors import ServiceUnavailable
 from distop.server.gate import NOBODY, AuditLog
 log, refused = AuditLog(Path("-")), False
 while not refused:
     log.write(NOBODY, "Operations/Cancel", [], "r1", "ok")
     try:
         log.check()
-    except EtcdUnavailable:
+    except ServiceUnavailable:
         refused = True
 """
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:

@@ -9,7 +9,7 @@ import pytest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from distop.errors import EtcdUnavailable, NotFound
+from distop.errors import EtcdUnavailable, LimitExceeded, NotFound, ServiceUnavailable
 from distop.runtime import caller_trace
 from distop.runtime.telemetry import Telemetry
 from distop.server.call_spans import CallSpans
@@ -67,7 +67,10 @@ def test_a_call_is_below_its_header_and_a_start_below_its_option() -> None:
     assert (parent_of(found), wrong.options.traceparent) == ("", "x"), "the handler refuses it"
 
 
-@pytest.mark.parametrize(("error", "fault"), [(NotFound("no"), None), (EtcdUnavailable("no"), "no")])
+@pytest.mark.parametrize(
+    ("error", "fault"),
+    [(NotFound("no"), None), (EtcdUnavailable("no"), "no"), (ServiceUnavailable("no"), "no"), (LimitExceeded("no"), None)],
+)
 def test_only_errors_of_the_service_are_faults(error: Exception, fault: str | None) -> None:
     def fail() -> None:
         raise error

@@ -15,7 +15,7 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
-from distop.errors import EtcdUnavailable, InvalidArgument, NotIdentified
+from distop.errors import InvalidArgument, NotIdentified, ServiceUnavailable
 from distop.server import json_web_tokens
 from distop.server.access import ServiceAccess, parsed
 from distop.server.gate import AccessFile, CallerProof, CallGate
@@ -198,7 +198,7 @@ async def test_one_key_without_an_id_verifies_tokens_without_one(tmp_path: Path)
 
 async def test_a_service_without_keys_answers_later(tmp_path: Path) -> None:
     keys = Keys(tmp_path)
-    with pytest.raises(EtcdUnavailable, match="cannot read the keys of the issuer corp"):
+    with pytest.raises(ServiceUnavailable, match="cannot read the keys of the issuer corp"):
         await keys.identity(signed())
 
 
@@ -309,7 +309,7 @@ async def test_keys_are_used_for_a_time_while_the_url_fails(
         monkeypatch.setattr(json_web_tokens, name, 0.0)
     assert await identity(gate_of, signed()) == "etl"
     monkeypatch.setattr(json_web_tokens, "KEPT", 0.0)
-    with pytest.raises(EtcdUnavailable, match="cannot read the keys"):
+    with pytest.raises(ServiceUnavailable, match="cannot read the keys"):
         await identity(gate_of, signed())
 
 
@@ -337,7 +337,7 @@ async def test_a_url_that_misbehaves_is_logged(
     remote.answer = answer
     monkeypatch.setattr(json_web_tokens, "FETCH_LIMIT", 0.05 if not answer else 30.0)
     monkeypatch.setattr(json_web_tokens, "MOST_BYTES", 100)
-    with pytest.raises(EtcdUnavailable):
+    with pytest.raises(ServiceUnavailable):
         await identity(gate_of, signed())
     assert re.search(words, caplog.text), caplog.text
 
@@ -359,7 +359,7 @@ async def test_a_url_with_tls_is_read_if_its_authority_is_trusted(
         if trusted:
             assert await identity(gate, signed()) == "etl"
         else:
-            with pytest.raises(EtcdUnavailable):
+            with pytest.raises(ServiceUnavailable):
                 await identity(gate, signed())
             assert "CERTIFICATE_VERIFY_FAILED" in caplog.text
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distop.errors import DistopError, EtcdUnavailable, PermissionDenied
+from distop.errors import DistopError, EtcdUnavailable, LimitExceeded, PermissionDenied, ServiceUnavailable
 from distop.protocol.jobs import Claim, Outcome, Tried
 from distop.protocol.json_codec import rfc3339
 from distop.protocol.keys import Keys
@@ -334,8 +334,9 @@ async def test_a_stream_ends_when_its_caller_may_not_see_it_any_more(quick: None
     assert shown.received == [("error-text", '{"text":"the grant is gone"}')]
 
 
-async def test_a_stream_goes_on_when_etcd_answers_again(quick: None) -> None:
-    failing = [EtcdUnavailable("later"), None]
+@pytest.mark.parametrize("error", [EtcdUnavailable("later"), ServiceUnavailable("later"), LimitExceeded("later")])
+async def test_a_stream_continues_when_calls_are_answered_again(quick: None, error: DistopError) -> None:
+    failing = [error, None]
 
     async def look() -> Mapping[str, Any]:
         error: DistopError | None = failing.pop(0)

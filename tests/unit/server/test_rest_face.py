@@ -13,7 +13,14 @@ import pytest
 from google.protobuf import descriptor_pool
 
 from distop.client import service_messages as m
-from distop.errors import DistopError, EtcdUnavailable, InvalidArgument, NotFound
+from distop.errors import (
+    DistopError,
+    EtcdUnavailable,
+    InvalidArgument,
+    LimitExceeded,
+    NotFound,
+    ServiceUnavailable,
+)
 from distop.server import checked_streams, rest_face
 from distop.server.access import parsed
 from distop.server.gate import AccessFile, AuditLog, CallGate
@@ -212,6 +219,8 @@ def test_a_message_and_its_json_are_the_same() -> None:
         (NotFound("gone"), 404, "NotFound", False),
         (InvalidArgument("a wrong token of the tests"), 400, "InvalidArgument", False),
         (EtcdUnavailable("later"), 503, "EtcdUnavailable", True),
+        (ServiceUnavailable("later"), 503, "ServiceUnavailable", True),
+        (LimitExceeded("later"), 429, "LimitExceeded", True),
         (ValueError("a secret"), 500, None, None),
         (DistopError("a secret"), 500, None, None),
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from dataclasses import fields
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from google.protobuf import descriptor_pool
@@ -26,6 +26,7 @@ from distop.services.claims import owned_jobs as claims
 from distop.services.claims.types_without_code import TypeOptions
 from distop.services.inspection.outcomes import JobResult
 from distop.services.inspection.reasons import Code, Reason
+from distop.services.inspection.status import JobStates
 from distop.services.inspection.survey import Count
 from distop.services.inspection.why import Why
 from distop.services.operation_results import OperationStatus
@@ -33,6 +34,9 @@ from distop.services.policies import PolicyStatus
 from distop.services.submission.option_values import After, Every
 from distop.services.submission.start_options import StartOptions
 from distop.v1 import operations_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
 
 LARGE = 2**63 + 1
 """An integer that no double holds."""
@@ -272,6 +276,30 @@ def test_an_unexpected_error_shows_nothing_of_itself() -> None:
 def test_details_that_are_not_ours_name_no_error() -> None:
     failed: Any = Failed((CODES[errors.NotFound], "gone", b"\xff\xff"))
     assert type(error_of(failed, "host:1", writes=True)) is errors.OutcomeUnknown
+
+
+class FailingChannel:
+    """A channel whose calls and streams raise these errors, one after the other."""
+
+    def __init__(self, *failures: Exception) -> None:
+        self.failures = list(failures)
+
+    async def call(self, *_: Any, **__: Any) -> Any:
+        raise self.failures.pop(0)
+
+    async def stream(self, *_: Any) -> AsyncGenerator[Any, None]:
+        raise self.failures.pop(0)
+        yield
+
+
+@pytest.mark.parametrize("kind", [errors.EtcdUnavailable, errors.ServiceUnavailable, errors.LimitExceeded])
+async def test_waits_and_watches_are_repeated_while_the_service_cannot_answer(kind: type[errors.DistopError]) -> None:
+    for use in ("end", "watch"):
+        channel: Any = FailingChannel(kind("later"), errors.NotFound("gone"))
+        remote = RemoteBackend(channel)
+        with pytest.raises(errors.NotFound):
+            await (remote.end(REF) if use == "end" else anext(remote.watch(REF, JobStates(), 1.0)))
+        assert channel.failures == []
 
 
 # ------------------------------------------------------------------------- calls
