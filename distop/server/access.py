@@ -157,18 +157,18 @@ class ServiceAccess:
             return False
         return any(identity.name in one.to and one.permits(role, scope) for one in self.grants)
 
-    def has(self, identity: CallerIdentity | None, role: CallerRole) -> bool:
+    def has_role(self, identity: CallerIdentity | None, role: CallerRole) -> bool:
         """Whether a caller has this role for anything."""
         if not self.identifies:
             return True
         return identity is not None and any(identity.name in g.to and role in INCLUDED[g.role] for g in self.grants)
 
 
-OPEN = ServiceAccess()
+UNRESTRICTED = ServiceAccess()
 """The access of a service that identifies nobody."""
 
 
-def parsed(text: str, path: str) -> ServiceAccess:
+def parse(text: str, path: str) -> ServiceAccess:
     """The access in a file. Raises InvalidArgument, which names the file and the place."""
     try:
         data = tomllib.loads(text)
@@ -243,10 +243,10 @@ def _check_unique(identities: Iterable[CallerIdentity], path: str) -> None:
     """Raises InvalidArgument if a token or a certificate belongs to two identities."""
     owners: dict[str, str] = {}
     for one in identities:
-        for proof in (*one.tokens, *one.certificates, *(":".join(one) for one in one.subjects)):
-            if owners.setdefault(proof, one.name) != one.name:
+        for credential in (*one.tokens, *one.certificates, *(":".join(one) for one in one.subjects)):
+            if owners.setdefault(credential, one.name) != one.name:
                 raise InvalidArgument(
-                    f"{path}: the identities {shown(owners[proof])} and {shown(one.name)} have the same token or "
+                    f"{path}: the identities {shown(owners[credential])} and {shown(one.name)} have the same token or "
                     "certificate or subject"
                 )
 

@@ -38,7 +38,7 @@ class CallSpans:
     def span(self, call: str, request: Any) -> Iterator[None]:
         """The span of one call, ``Service/Method``. An operation that it starts is below it.
 
-        A trace context in the request's options goes before that of the header, and is replaced by the span's.
+        A trace context in the request's options takes precedence over the header's, and is replaced by the span's.
         """
         options = getattr(request, "options", None)
         chosen = trace_context.parse(options.traceparent) if isinstance(options, operations_pb2.StartOptions) else None

@@ -20,7 +20,7 @@ from distop.protocol.texts import shown
 from distop.runtime import caller_trace
 from distop.schemas.argument_schema import encode_argument
 from distop.server.access import CallScope
-from distop.server.gate import caller
+from distop.server.call_admission import caller
 from distop.server.long_running import SERVICE as LONG_RUNNING
 from distop.server.long_running import LongRunningCalls
 from distop.server.permissions import scope_of
@@ -114,14 +114,14 @@ class OperationCalls(_Service):
     async def BatchStart(self, request: operations_pb2.BatchStartRequest) -> operations_pb2.BatchStartResponse:
         if len(request.requests) > MOST_STARTS:
             raise InvalidArgument(f"at most {MOST_STARTS} starts are allowed, not {len(request.requests)}")
-        through = caller.get().through
-        assert through is not None
+        admit_nested = caller.get().admit_nested
+        assert admit_nested is not None
 
         async def result(one: operations_pb2.StartRequest) -> operations_pb2.BatchStartResponse.Result:
             try:
                 caller_trace.answered("")  # each has its own in its options
-                with through("Operations/Start", one) as passed:
-                    return operations_pb2.BatchStartResponse.Result(started=await passed.run(self.Start))
+                with admit_nested("Operations/Start", one) as admitted:
+                    return operations_pb2.BatchStartResponse.Result(started=await admitted.run(self.Start))
             except Exception as error:
                 if not isinstance(error, DistopError):
                     log.error("Unexpected error in a start", exc_info=error)
@@ -416,18 +416,21 @@ class PolicyCalls(_Service):
         limits = {name: m.given(request, name) for name in policies.LIMITS}
         every, arg, when = m.given(request, "every"), m.given_json(request, "arg"), m.given(request, "when")
         made = policies.definition(request.name, request.start, arg, every, list(request.on) or None, when, limits)
-        await self._check_former(request)
+        await self._check_replaced_policy(request)
         (status,) = await self._backend.set_policies(request.table, {request.name: made})
         return m.policy_message(status)
 
-    async def _check_former(self, request: policies_pb2.SetPolicyRequest) -> None:
-        """Raises PermissionDenied if the policy starts operations of a type that the caller may not administer."""
+    async def _check_replaced_policy(self, request: policies_pb2.SetPolicyRequest) -> None:
+        """Raises PermissionDenied if the request replaces a policy of a type that the caller may not administer.
+
+        The permission for the request covers only the type of the new policy.
+        """
         who = caller.get()
         if who.identity is None or who.admin:
             return
         with contextlib.suppress(NotFound):
             former = (await self._backend.policy(request.table, request.name)).policy
-            if not who.may(CallScope(None if former is None else former.start, request.table)):
+            if not who.may_see(CallScope(None if former is None else former.start, request.table)):
                 raise PermissionDenied(f"{who.identity.name} may not replace the policy {shown(request.name)}")
 
     async def List(self, request: policies_pb2.ListPoliciesRequest) -> policies_pb2.ListPoliciesResponse:

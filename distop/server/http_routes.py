@@ -50,7 +50,10 @@ class HttpRoute:
 
     @property
     def specific(self) -> tuple[int, int]:
-        """The more literal a template is, the earlier it is tried."""
+        """The sort key of a route: colons and characters outside fields. The route with the larger key is tried first.
+
+        So `…/{op=**}:why` is tried before `…/{op=**}`, whose field would also match `:why`.
+        """
         literal = _FIELD.sub("", self.template)
         return literal.count(":"), len(literal)
 

@@ -46,7 +46,7 @@ PAUSE = 10.0
 """Minimum seconds between two reads of a URL, whatever tokens callers send."""
 LOOK_EVERY = 1.0
 """Seconds between two looks whether a file of keys has changed."""
-FETCH_LIMIT = 5.0
+FETCH_TIMEOUT = 5.0
 """Seconds for a URL to answer."""
 MOST_BYTES = 1 << 20
 """Maximum bytes of a set of keys."""
@@ -206,10 +206,10 @@ class KeySet:
 
     async def _read(self) -> None:
         try:
-            async with asyncio.timeout(FETCH_LIMIT):
+            async with asyncio.timeout(FETCH_TIMEOUT):
                 await self._load()
         except TimeoutError:
-            log.error("Cannot read the keys of the issuer %s: no answer within %g s", self.of.name, FETCH_LIMIT)
+            log.error("Cannot read the keys of the issuer %s: no answer within %g s", self.of.name, FETCH_TIMEOUT)
         except (OSError, ValueError, InvalidArgument) as error:  # ValueError: a host that is no name
             log.error("Cannot read the keys of the issuer %s: %s", self.of.name, describe(error))
         finally:

@@ -22,15 +22,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     Scopes = Callable[[Any], Iterable[CallScope]]
-    Seen = Callable[[Any, Callable[[CallScope], bool]], None]
+    AnswerFilter = Callable[[Any, Callable[[CallScope], bool]], None]
 
 
 @frozen
 class CallRule:
     """What a call needs: a role for each of the scopes of its request.
 
-    ``listed``: the call lists things of several tables; a scope of everything is not checked, but what the caller may
-    not see is removed from the answer. ``shown``: removes it from the answer of a call whose scope is checked.
+    ``filter_list``: the call lists things of several tables; a scope of everything is not checked, but what the caller
+    may not see is removed from the answer. ``filter_answer``: removes it from the answer of a call whose scope is
+    checked.
     ``writes``: it may change something. ``waits``: it may take long, and is checked again before its answer.
     ``starts``: the operations that it starts, which limits of identities concern.
     """
@@ -39,8 +40,8 @@ class CallRule:
     scopes: Scopes
     writes: bool = False
     waits: bool = False
-    listed: Seen | None = None
-    shown: Callable[[Any, Callable[[CallScope], bool], Any], None] | None = None
+    filter_list: AnswerFilter | None = None
+    filter_answer: Callable[[Any, Callable[[CallScope], bool], Any], None] | None = None
     starts: Callable[[Any], Iterable[NewWork]] | None = None
 
 
@@ -218,7 +219,7 @@ def _prepared(answer: Any, may: Callable[[CallScope], bool]) -> None:
         raise PermissionDenied("the operation that was prepared under this id is none of yours")
 
 
-def _all(_answer: Any, _may: Callable[[CallScope], bool]) -> None:
+def _unfiltered(_answer: Any, _may: Callable[[CallScope], bool]) -> None:
     """Types are visible to every identity with a grant."""
 
 
@@ -257,17 +258,17 @@ _V, _S, _O, _A = CallerRole.VIEWER, CallerRole.SUBMITTER, CallerRole.OPERATOR, C
 RULES: Mapping[str, CallRule] = MappingProxyType(
     {
         "Operations/Start": CallRule(_S, _start, writes=True, starts=_new_start),
-        # Each of its starts passes the gate as a call Start.
-        "Operations/BatchStart": CallRule(_S, _everything, writes=True, listed=_all),
+        # Each of its starts is admitted as a call Start.
+        "Operations/BatchStart": CallRule(_S, _everything, writes=True, filter_list=_unfiltered),
         "Operations/StartGraph": CallRule(_S, _graph, writes=True, starts=_new_graph),
         "Operations/AddDependencies": CallRule(_S, _pairs, writes=True),
         "Operations/Prepare": CallRule(_S, _start, writes=True, starts=_new_prepared),
         "Operations/Confirm": CallRule(_S, _confirmed, writes=True),
         "Operations/Abandon": CallRule(_S, _op, writes=True),
-        "Operations/GetPrepared": CallRule(_V, _everything, listed=_prepared),
+        "Operations/GetPrepared": CallRule(_V, _everything, filter_list=_prepared),
         "Operations/Get": CallRule(_V, _op),
-        "Operations/List": CallRule(_V, _everything, listed=_operations),
-        "Operations/ListHistory": CallRule(_V, _everything, listed=_operations),
+        "Operations/List": CallRule(_V, _everything, filter_list=_operations),
+        "Operations/ListHistory": CallRule(_V, _everything, filter_list=_operations),
         "Operations/Watch": CallRule(_V, _op),
         "Operations/Wait": CallRule(_V, _op, waits=True),
         "Operations/Cancel": CallRule(_O, _op, writes=True),
@@ -277,34 +278,34 @@ RULES: Mapping[str, CallRule] = MappingProxyType(
         "Operations/Alter": CallRule(_O, _op, writes=True),
         "Operations/Rerun": CallRule(_O, _op, writes=True, starts=_new_rerun),
         "Operations/Why": CallRule(_V, _op),
-        "Operations/Counts": CallRule(_V, _counted, shown=_counts),
+        "Operations/Counts": CallRule(_V, _counted, filter_answer=_counts),
         "Operations/ListJobs": CallRule(_V, _op),
         "Operations/GetReport": CallRule(_V, _op),
         "Operations/GetCertificate": CallRule(_V, _op),
         "Operations/GetOperation": CallRule(_V, _long_running),
-        "Operations/ListOperations": CallRule(_V, _everything, listed=_long_running_list),
+        "Operations/ListOperations": CallRule(_V, _everything, filter_list=_long_running_list),
         "Operations/WaitOperation": CallRule(_V, _long_running, waits=True),
         "Operations/CancelOperation": CallRule(_O, _long_running, writes=True),
         "PolyCat/PreCreateJob": CallRule(_S, _pre_created, writes=True, starts=_new_job),
         "PolyCat/EndCreateJob": CallRule(_S, _end_created, writes=True),
-        "Tables/List": CallRule(_V, _everything, listed=_tables),
+        "Tables/List": CallRule(_V, _everything, filter_list=_tables),
         "Tables/Get": CallRule(_V, _named),
         "Tables/Add": CallRule(_A, _added, writes=True),
         "Tables/Remove": CallRule(_A, _named, writes=True),
         "Tables/ListActions": CallRule(_V, _optional_table),
-        "Behaviors/List": CallRule(_V, _everything, listed=_all),
+        "Behaviors/List": CallRule(_V, _everything, filter_list=_unfiltered),
         "Behaviors/Register": CallRule(_A, _type, writes=True),
-        "Nodes/List": CallRule(_V, _everything, listed=_nodes),
+        "Nodes/List": CallRule(_V, _everything, filter_list=_nodes),
         "Nodes/Drain": CallRule(_O, _everything, writes=True),
         "Nodes/Undrain": CallRule(_O, _everything, writes=True),
         "Claims/Offer": CallRule(_S, _types),
         "Claims/Own": CallRule(_S, _types, writes=True),
         "Claims/Extend": CallRule(_S, _tokens, writes=True),
         "Claims/Return": CallRule(_S, _token, writes=True),
-        "Claims/WaitForJobs": CallRule(_V, _everything, listed=_all),
+        "Claims/WaitForJobs": CallRule(_V, _everything, filter_list=_unfiltered),
         "Policies/Set": CallRule(_A, _policy, writes=True, starts=_new_policy),
-        "Policies/List": CallRule(_V, _optional_table, listed=_policies),
-        "Policies/Get": CallRule(_V, _table, shown=_policy_of),
+        "Policies/List": CallRule(_V, _optional_table, filter_list=_policies),
+        "Policies/Get": CallRule(_V, _table, filter_answer=_policy_of),
         "Policies/Pause": CallRule(_A, _table, writes=True),
         "Policies/Resume": CallRule(_A, _table, writes=True),
         "Policies/Remove": CallRule(_A, _table, writes=True),

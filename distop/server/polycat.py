@@ -1,4 +1,7 @@
-"""PolyCat's two calls (C13, C14): a job is a prepared operation on a table of the caller's project."""
+"""The calls PreCreateJob and EndCreateJob of PolyCat, a job controller for data lakes (C13, C14).
+
+A job of PolyCat is a prepared operation on the table ``PROJECT.CATALOG``.
+"""
 
 from __future__ import annotations
 

@@ -17,13 +17,13 @@ from distop.errors import InvalidArgument, UsageError
 from distop.protocol.frozen import frozen
 from distop.protocol.keys import Keys
 from distop.runtime import telemetry_settings
-from distop.server.gate import AccessFile, AuditLog, CallGate
-from distop.server.grpc_face import GrpcFace
+from distop.server.call_admission import AccessFile, AuditLog, CallAdmission
+from distop.server.grpc_server import GrpcServer
 from distop.server.handlers import services
 from distop.server.limits import IdentityLimits
 from distop.server.operation_watches import OperationWatches
 from distop.server.page.page_app import PageApp
-from distop.server.rest_face import RestFace
+from distop.server.http_server import HttpServer
 from distop.services.inspection.open_work import OpenWorkReader
 from distop.store import tls_files
 from distop.store.client import EtcdClient
@@ -118,62 +118,94 @@ class _Certificates:
         return found
 
 
+class _ServiceComponents:
+    """What a service works with before it listens. Raises InvalidArgument for files that cannot be used."""
+
+    def __init__(self, config: ServiceConfig) -> None:
+        file = AccessFile(Path(config.access)) if config.access else None
+        audit = AuditLog(Path(config.audit_log)) if config.audit_log else None
+        self.credentials = _Certificates(config).credentials() if config.cert else None
+        client = config.client
+        self.etcd, self.keys = EtcdClient(client.etcd), Keys(client.namespace)
+        self.admission = CallAdmission(file, audit, IdentityLimits(OpenWorkReader(self.etcd, self.keys)))
+        self.etcd.suggests_tables = not self.admission.identifies
+        about = {"distop.namespace": client.namespace}
+        self._telemetry = telemetry_settings.start("distop-service", about, config.telemetry, os.environ, log)
+        if self._telemetry is not None and self._telemetry.traces:
+            from distop.server.call_spans import CallSpans
+
+            self.admission.spans = CallSpans(self._telemetry)
+        self.backend = DirectBackend(self.etcd, self.keys, client.shared_dir)
+        self.watches = OperationWatches(self.etcd, self.keys)
+
+    async def close(self) -> None:
+        """Close the connections to etcd and to the collector."""
+        await self.watches.close()
+        await self.backend.close()
+        if self._telemetry is not None:
+            await asyncio.to_thread(self._telemetry.close)
+
+
+class _ServiceListeners:
+    """The servers of gRPC and HTTP."""
+
+    def __init__(self, config: ServiceConfig, components: _ServiceComponents) -> None:
+        self._config = config
+        self._credentials, self._watches = components.credentials, components.watches
+        admission, handlers = components.admission, services(components.backend, components.watches)
+        self._page = PageApp(handlers, admission, components.etcd, components.keys)
+        self._grpc, self._http = GrpcServer(handlers, admission), HttpServer(handlers, admission, self._page)
+
+    async def start(self) -> int:
+        """Listen; returns the port of gRPC. Raises UsageError if an address cannot be used."""
+        host, port = self._config.listen
+        secured = " with TLS" if self._credentials else ""
+        try:
+            address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            opened = await self._grpc.start(address, self._credentials)
+        except OSError as error:
+            raise UsageError(f"cannot listen on {host}:{port}: {error}") from None
+        log.info("Serving gRPC on %s:%d%s", host, opened, secured)
+        if self._config.http is not None:
+            await self._start_http(*self._config.http, secured)
+        return opened
+
+    async def _start_http(self, host: str, port: int, secured: str) -> None:
+        config = self._config
+        try:
+            opened = await self._http.start(host, port, config.cert, config.key, config.client_ca)
+        except OSError as error:
+            raise UsageError(f"cannot listen on {host}:{port}: {error}") from None
+        scheme, named = "https" if secured else "http", f"[{host}]" if ":" in host else host
+        log.info("Serving HTTP on %s:%d%s; the page is at %s://%s:%d/", host, opened, secured, scheme, named, opened)
+
+    async def run(self, stopped: asyncio.Event) -> None:
+        """Serve until the event, and then end the open calls in order."""
+        while not stopped.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(TLS_EVERY):
+                    await stopped.wait()
+            self._http.renew_tls()
+        log.info("Stopping: new calls are refused, open ones have %g s", GRACE)
+        self._watches.stop()
+        await asyncio.gather(self._grpc.stop(GRACE), self._http.stop(GRACE))
+        await self._page.close()
+
+
 async def serve(config: ServiceConfig, ready: Callable[[int], None] = lambda port: None) -> None:
     """Serve until a signal. ``ready`` is called with the port.
 
     Raises InvalidArgument (the settings), EtcdUnavailable, PermissionDenied, UsageError (the address cannot be used).
     """
     config.check()
-    file = AccessFile(Path(config.access)) if config.access else None
-    audit = AuditLog(Path(config.audit_log)) if config.audit_log else None
-    credentials = _Certificates(config).credentials() if config.cert else None
-    client, (host, port) = config.client, config.listen
-    etcd, keys = EtcdClient(client.etcd), Keys(client.namespace)
-    gate = CallGate(file, audit, IdentityLimits(OpenWorkReader(etcd, keys)))
-    about = {"distop.namespace": client.namespace}
-    telemetry = telemetry_settings.start("distop-service", about, config.telemetry, os.environ, log)
-    if telemetry is not None and telemetry.traces:
-        from distop.server.call_spans import CallSpans
-
-        gate.spans = CallSpans(telemetry)
-    etcd.suggests_tables = not gate.identifies
-    backend = DirectBackend(etcd, keys, client.shared_dir)
-    watches = OperationWatches(etcd, keys)
-    stopped = asyncio.Event()
+    components, stopped = _ServiceComponents(config), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     try:
-        await backend.connect()
-        handlers = services(backend, watches)
-        page = PageApp(handlers, gate, etcd, backend.keys)
-        face, rest = GrpcFace(handlers, gate), RestFace(handlers, gate, page)
-        try:
-            opened = await face.start(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", credentials)
-        except OSError as error:
-            raise UsageError(f"cannot listen on {host}:{port}: {error}") from None
-        log.info("Serving gRPC on %s:%d%s", host, opened, " with TLS" if credentials else "")
-        if config.http is not None:
-            at, wanted = config.http
-            try:
-                served = await rest.start(at, wanted, config.cert, config.key, config.client_ca)
-            except OSError as error:
-                raise UsageError(f"cannot listen on {at}:{wanted}: {error}") from None
-            scheme, named = "https" if credentials else "http", f"[{at}]" if ":" in at else at
-            log.info("Serving HTTP on %s:%d%s; the page is at %s://%s:%d/", at, served,
-                     " with TLS" if credentials else "", scheme, named, served)  # fmt: skip
-        ready(opened)
-        while not stopped.is_set():
-            with suppress(TimeoutError):
-                async with asyncio.timeout(TLS_EVERY):
-                    await stopped.wait()
-            rest.renew_tls()
-        log.info("Stopping: new calls are refused, open ones have %g s", GRACE)
-        watches.stop()
-        await asyncio.gather(face.stop(GRACE), rest.stop(GRACE))
-        await page.close()
+        await components.backend.connect()
+        listeners = _ServiceListeners(config, components)
+        ready(await listeners.start())
+        await listeners.run(stopped)
     finally:
-        await watches.close()
-        await backend.close()
-        if telemetry is not None:
-            await asyncio.to_thread(telemetry.close)
+        await components.close()

@@ -1,4 +1,4 @@
-"""Callers without etcd that emit events, submit PolyCat's jobs and use Google's interface, over both faces."""
+"""Callers without etcd that emit events, submit PolyCat's jobs and use Google's interface, over gRPC and HTTP."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ from distop.client.async_client import Client
 from distop.client.connection_options import configure
 from distop.client.direct_backend import DirectBackend
 from distop.protocol.keys import Keys
-from distop.server.gate import CallGate
-from distop.server.grpc_face import GrpcFace
+from distop.server.call_admission import CallAdmission
+from distop.server.grpc_server import GrpcServer
 from distop.server.handlers import services
 from distop.server.operation_watches import OperationWatches
 from distop.store.client import EtcdClient
@@ -48,14 +48,14 @@ async def client_of_service(endpoint: str, namespace: str) -> AsyncIterator[aio.
     backend = DirectBackend(EtcdClient(config.etcd), Keys(namespace))
     await backend.connect()
     watches = OperationWatches(backend.etcd, backend.keys)
-    face = GrpcFace(services(backend, watches), CallGate())
-    port = await face.start("127.0.0.1:0")
+    server = GrpcServer(services(backend, watches), CallAdmission())
+    port = await server.start("127.0.0.1:0")
     try:
         async with ClientOfService(f"grpc://127.0.0.1:{port}", backend, config) as client:
             await client.connect()
             yield client
     finally:
-        await face.stop(0)
+        await server.stop(0)
         await watches.close()
         await backend.close()
 
@@ -89,11 +89,11 @@ class ServiceThread:
         backend = DirectBackend(EtcdClient(configure(self._endpoint).etcd), Keys())
         await backend.connect()
         watches = OperationWatches(backend.etcd, backend.keys)
-        face = GrpcFace(services(backend, watches), CallGate())
-        self._ready.append(await face.start("127.0.0.1:0"))
+        server = GrpcServer(services(backend, watches), CallAdmission())
+        self._ready.append(await server.start("127.0.0.1:0"))
         started.set()
         await self._stopped.wait()
-        await face.stop(0)
+        await server.stop(0)
         await watches.close()
         await backend.close()
 

@@ -89,10 +89,10 @@ def _busy(first: Any, last: Any, span: float) -> list[float]:
 
 def _marks(states: PartitionStates, drawn: Any, begin: float, place: dict[int, int]) -> list[dict[str, Any]]:
     """The takeovers, the retries and the failed jobs, the first ones."""
-    told = [p for p, former in list(states.former.items()) if former.failures and states.started[p] > 0]
+    retried = [p for p, former in list(states.former.items()) if former.failures and states.started[p] > 0]
     failed = drawn[states.stage[drawn] == PartitionStage.FAILED]
     seen: dict[tuple[str, int, float, str], list[int]] = {}
-    for p in sorted(told, key=lambda p: (float(states.started[p]), p)):
+    for p in sorted(retried, key=lambda p: (float(states.started[p]), p)):
         former = states.former[p]
         before = former.tried[-1] if former.tried else None
         why = f": attempt {before.attempt} on {before.executor} ended with: {first_line(before.text)}" if before else ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from distop.clock import time
@@ -24,11 +25,11 @@ if TYPE_CHECKING:
     from distop.server.page.partition_reader import OperationPartitions
 
 FASTEST = 0.5
-"""Seconds between two looks at what a page shows."""
+"""Seconds between two readings of what a page shows."""
 EVERY = 2.0
-"""Seconds between two looks while nothing is known to have changed."""
+"""Seconds between two readings while nothing is known to have changed."""
 LOAD_SHARE = 8.0
-"""The pause after a look, as a multiple of its duration: a large list is looked at less often."""
+"""The pause after a reading, as a multiple of its duration: a large list is read less often."""
 SLOWEST = 30.0
 BEAT = 15.0
 """Seconds without an event after which a comment is sent, so that proxies keep the stream open."""
@@ -39,7 +40,7 @@ class Cursor:
     """What a page shows: the revision of its partitions (-1: none), and the digest of each part by its name."""
 
     def __init__(self, text: str = "") -> None:
-        self.revision, self.digests, self.timeline = -1, dict[str, str](), ""
+        self.revision, self.digests = -1, dict[str, str]()
         first, *rest = text.split("~") if len(text) <= 2_000 and text.isascii() else [""]
         if first.isdigit() and len(first) < 20:
             self.revision = int(first)
@@ -64,8 +65,8 @@ def event(kind: str, data: Any, cursor: Cursor | None = None) -> bytes:
     return f"{head}event: {kind}\n".encode() + b"data: " + dumps(data) + b"\n\n"
 
 
-class Look(Protocol):
-    """Reads what a page shows. Raises what the calls raise."""
+class ContentReader(Protocol):
+    """Reads the variables of a page's templates. Raises what the calls raise."""
 
     def __call__(self) -> Awaitable[Mapping[str, Any]]: ...
 
@@ -85,23 +86,38 @@ def changed_parts(parts: Mapping[str, str], cursor: Cursor) -> list[bytes]:
     return found
 
 
+@dataclass
+class _StreamProgress:
+    """What a stream has sent, and when it reads again. Times are those of the event loop.
+
+    ``sent_at``: when the last event or comment was sent. ``read_due``: when the content is read again.
+    ``partitions_version``: the version of the partitions that was sent. ``content_ended``: the content was just
+    read, and is that of an ended operation.
+    """
+
+    sent_at: float
+    read_due: float = 0.0
+    partitions_version: int = -1
+    content_ended: bool = False
+
+
 class PageStream:
     """The events of one page, until it ends or the service stops.
 
-    ``look``: reads the content of ``templates`` (name → template). ``partitions``: of an operation, for the map and the
-    timeline. ``check``: raises if the caller may no longer see them. ``stopped``: the service ends.
+    ``read_content``: reads the content of ``templates`` (name → template). ``partitions``: of an operation, for the map
+    and the timeline. ``check``: raises if the caller may no longer see them. ``stopped``: the service ends.
     """
 
     def __init__(
         self,
-        look: Look,
+        read_content: ContentReader,
         templates: Mapping[str, str],
         cursor: Cursor,
         stopped: asyncio.Event,
         partitions: OperationPartitions | None = None,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        self._look = look
+        self._read_content = read_content
         self._templates = templates
         self._cursor = cursor
         self._stopped = stopped
@@ -112,54 +128,56 @@ class PageStream:
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Events and comments."""
         yield b"retry: 1000\n\n"
-        due, pause, sent_at, version = 0.0, EVERY, self._clock(), -1
+        progress = _StreamProgress(sent_at=self._clock())
         while not self._stopped.is_set():
             found: list[bytes] = []
-            ended = False
-            if self._partitions is not None and self._partitions.version != version:
-                version = self._partitions.version
-                try:
-                    self._check()
-                except DistopError as error:
-                    yield event("error-text", {"text": str(error)})
-                    return
-                found += self._picture()
-            if self._clock() >= due:
-                began = self._clock()
-                try:
-                    content = await self._look()
-                    ended = content.get("ended") is True
-                    found += changed_parts(parts_of(self._templates, content), self._cursor)
-                except Unavailable as error:
-                    found.append(event("delayed", {"text": str(error)}))
-                except DistopError as error:
-                    yield event("error-text", {"text": str(error)})
-                    return
-                took = self._clock() - began
-                pause = min(SLOWEST, max(EVERY, LOAD_SHARE * took))
-                due = self._clock() + pause
+            progress.content_ended = False
+            try:
+                found += self._changed_partitions(progress)
+                if self._clock() >= progress.read_due:
+                    found += await self._changed_content(progress)
+            except DistopError as error:
+                yield event("error-text", {"text": str(error)})
+                return
             for one in found:
-                sent_at = self._clock()
+                progress.sent_at = self._clock()
                 yield one
-            if ended and (self._partitions is None or self._partitions.ended) and self._at_rest(version):
+            if progress.content_ended and self._has_all_partitions(progress):
                 yield event("end", {}, self._cursor)
                 return
-            if not found and self._clock() - sent_at > BEAT:
-                sent_at = self._clock()
+            if not found and self._clock() - progress.sent_at > BEAT:
+                progress.sent_at = self._clock()
                 yield b": waiting\n\n"
-            due = await self._wait(version, due)
+            await self._wait(progress)
 
-    def _at_rest(self, version: int) -> bool:
-        return self._partitions is None or self._partitions.version == version
+    async def _changed_content(self, progress: _StreamProgress) -> list[bytes]:
+        """An event for each changed part, or that the content cannot be read now. Sets when it is read again."""
+        began = self._clock()
+        try:
+            content = await self._read_content()
+            progress.content_ended = content.get("ended") is True
+            return changed_parts(parts_of(self._templates, content), self._cursor)
+        except Unavailable as error:
+            return [event("delayed", {"text": str(error)})]
+        finally:
+            took = self._clock() - began
+            progress.read_due = self._clock() + min(SLOWEST, max(EVERY, LOAD_SHARE * took))
 
-    async def _wait(self, version: int, due: float) -> float:
-        """Wait for a change, or for the next look; returns when that is due."""
+    def _has_all_partitions(self, progress: _StreamProgress) -> bool:
+        """Whether the last states of the partitions were sent."""
+        return self._partitions is None or (
+            self._partitions.ended and self._partitions.version == progress.partitions_version
+        )
+
+    async def _wait(self, progress: _StreamProgress) -> None:
+        """Wait for a change of the partitions, or until the content is read again."""
         stopped = asyncio.ensure_future(self._stopped.wait())
-        left = max(0.05, min(due - self._clock(), BEAT))
+        left = max(0.05, min(progress.read_due - self._clock(), BEAT))
         try:
             if self._partitions is None:
                 await asyncio.wait([stopped], timeout=left)
-                return due
+                return
+            version = progress.partitions_version
             changed = asyncio.ensure_future(self._partitions.wait(version, left))
             try:
                 await asyncio.wait([stopped, changed], return_when=asyncio.FIRST_COMPLETED)
@@ -169,13 +187,21 @@ class PageStream:
             if self._partitions.version != version:
                 # Changes that come together are one event, and the numbers beside the map change with it.
                 await asyncio.wait([stopped], timeout=FASTEST if self._partitions.complete else FASTEST / 4)
-                due = min(due, self._clock() + FASTEST) if not self._partitions.ended else self._clock()
-            return due
+                now = self._clock()
+                progress.read_due = now if self._partitions.ended else min(progress.read_due, now + FASTEST)
         finally:
             stopped.cancel()
             await asyncio.gather(stopped, return_exceptions=True)
 
-    def _picture(self) -> Sequence[bytes]:
+    def _changed_partitions(self, progress: _StreamProgress) -> Sequence[bytes]:
+        """The events of partitions that have changed since the last call. Raises if the caller may not see them."""
+        if self._partitions is None or self._partitions.version == progress.partitions_version:
+            return []
+        progress.partitions_version = self._partitions.version
+        self._check()
+        return self._partition_events()
+
+    def _partition_events(self) -> Sequence[bytes]:
         """The changed cells of the map, and the timeline."""
         assert self._partitions is not None
         states, revision = self._partitions.states, self._partitions.revision

@@ -145,7 +145,10 @@ class OperationContext:
         self._links: tuple[bool, Any] | None = None
 
     async def read(self) -> dict[str, Any]:
-        """All of it, as it is now. Raises what the calls raise."""
+        """The variables of the templates of :data:`~distop.server.page.page_app.OPERATION`, from current data.
+
+        Raises NotFound, PermissionDenied, Unavailable.
+        """
         backend = self._channel.backend()
         status = await backend.status(self._ref, self._seen)
         reasons = []
@@ -214,9 +217,9 @@ class OperationContext:
             return {"rows": [], "left": 0, "problem": ""}
         failed = np.flatnonzero(states.stage == PartitionStage.FAILED)
         waiting = np.flatnonzero(states.stage == PartitionStage.WAITING)
-        told = (p for p, former in list(states.former.items()) if former.failures)
+        retried = (p for p, former in list(states.former.items()) if former.failures)
         apart = (PartitionStage.FAILED, PartitionStage.WAITING)
-        several = np.array(sorted(p for p in told if states.stage[p] not in apart), np.int64)
+        several = np.array(sorted(p for p in retried if states.stage[p] not in apart), np.int64)
         wanted = [*failed[:FAILED_SHOWN], *waiting[:RETRIED_SHOWN], *several[:RETRIED_SHOWN]]
         left = failed.size + waiting.size + several.size - len(wanted)
         key = (tuple(wanted), left, int(states.changed[wanted].max()) if wanted else 0, len(states.former))

@@ -128,7 +128,10 @@ DONE: Mapping[str, str] = MappingProxyType(
 
 
 async def act(name: str, channel: LocalChannel, form: Form) -> str:
-    """Do it; returns where the browser goes next. Raises what the call raises."""
+    """Make the call of the form ``/do/NAME``; returns the path to which the browser is redirected.
+
+    Raises NotFound for an unknown name, InvalidArgument for a field, and what the call raises.
+    """
     found = ACTIONS.get(name)
     if found is None:
         raise NotFound(f"the page has no form {shown(name)}")

@@ -15,7 +15,7 @@ from distop.client.async_operation import parse_ref
 from distop.client.service_errors import status_of
 from distop.errors import DistopError, InvalidArgument, NotFound, NotIdentified
 from distop.protocol.texts import shown
-from distop.server.gate import CallerProof
+from distop.server.call_admission import CallerCredentials
 from distop.server.page import page_session as session
 from distop.server.page.live_events import Cursor, PageStream, changed_parts, parts_of
 from distop.server.page.local_channel import LocalChannel
@@ -25,7 +25,7 @@ from distop.server.page.page_rendering import link, render
 from distop.server.page.partition_reader import PartitionCache
 from distop.server.page.start_context import problem_of, start_context
 from distop.server.page.table_context import nodes_context, table_context, tables_context
-from distop.server.rest_face import STATUS
+from distop.server.http_server import STATUS
 from distop.v1 import operations_pb2
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from distop.protocol.keys import Keys
-    from distop.server.gate import CallGate
+    from distop.server.call_admission import CallAdmission
     from distop.store.client import EtcdClient
 
     Body = Callable[[Request], Awaitable[bytes]]
@@ -70,13 +70,13 @@ class PageApp:
     def __init__(
         self,
         services: Mapping[str, Any],
-        gate: CallGate,
+        admission: CallAdmission,
         etcd: EtcdClient,
         keys: Keys,
         partitions: PartitionCache | None = None,
     ) -> None:
         self._services = services
-        self._gate = gate
+        self._admission = admission
         self._etcd, self._keys = etcd, keys
         self._partitions = partitions if partitions is not None else PartitionCache(etcd, keys)
         self._views: Mapping[str, Callable[[Request, LocalChannel, Query], Awaitable[Response]]] = {
@@ -117,8 +117,8 @@ class PageApp:
         if path.startswith("/static/"):
             return _file(path.removeprefix("/static/"))
         query = _parsed(request.scope["query_string"])
-        channel = LocalChannel(self._services, self._gate, session.proof_of_page(request))
-        await self._gate.renew_keys(channel.proof)
+        channel = LocalChannel(self._services, self._admission, session.credentials_of_page(request))
+        await self._admission.renew_keys(channel.credentials)
         if request.method == "POST":
             return await self._post(request, path, channel, body)
         if request.method not in ("GET", "HEAD"):
@@ -128,7 +128,7 @@ class PageApp:
         view = self._views.get(path)
         if view is None:
             raise NotFound(f"there is no page {shown(path)}")
-        self._gate.check_identity(f"GET {path}", channel.proof)
+        self._admission.check_identity(f"GET {path}", channel.credentials)
         return await view(request, channel, query)
 
     # -------------------------------------------------------------------- views
@@ -142,7 +142,7 @@ class PageApp:
 
     async def _operation(self, request: Request, channel: LocalChannel, query: Query) -> Response:
         ref = parse_ref(_one(query, "op"))
-        with self._gate.passing("Operations/ListJobs", operations_pb2.ListJobsRequest(op=str(ref)), channel.proof):
+        with self._admission.admit("Operations/ListJobs", operations_pb2.ListJobsRequest(op=str(ref)), channel.credentials):
             async with self._partitions.reading(ref) as partitions:
                 content = await OperationContext(channel, self._etcd, self._keys, ref, partitions).read()
         return self._view(request, channel, "operation.html", str(ref), OPERATION, content)
@@ -151,7 +151,7 @@ class PageApp:
         """The partitions of one cell, as a part of a page."""
         ref, first = parse_ref(_one(query, "op")), _whole(query, "first")
         after = min(_whole(query, "after"), first + MOST_DETAILS)
-        with self._gate.passing("Operations/ListJobs", operations_pb2.ListJobsRequest(op=str(ref)), channel.proof):
+        with self._admission.admit("Operations/ListJobs", operations_pb2.ListJobsRequest(op=str(ref)), channel.credentials):
             async with self._partitions.reading(ref) as partitions:
                 await partitions.until_complete(20.0)
                 count = partitions.states.count if partitions.states is not None else 0
@@ -174,8 +174,8 @@ class PageApp:
         return self._view(request, channel, "start.html", "Start", {}, content)
 
     def _login(self, request: Request, query: Query) -> Response:
-        where = _local(_one(query, "next"))
-        if not self._gate.identifies:
+        where = _safe_redirect(_one(query, "next"))
+        if not self._admission.identifies:
             return RedirectResponse(where, 303)
         if request.headers.get("sec-fetch-site") in ("cross-site", "same-site"):
             # The browser left the cookie out, because a link of another site led here. It sends it with the next one.
@@ -214,13 +214,13 @@ class PageApp:
         identity = None
         if channel is not None:
             with suppress(NotIdentified):
-                identity = self._gate.identity(channel.proof)
+                identity = self._admission.identity(channel.credentials)
         done = DONE.get(_one(_parsed(request.scope["query_string"]), "done"), "")
         shell = {
             "title": title,
             "form_key": session.form_key(secret),
             "identity": identity.name if identity is not None else "",
-            "identifies": self._gate.identifies,
+            "identifies": self._admission.identifies,
             "done": done,
             "path": _path(request),
             "live": "",
@@ -244,14 +244,14 @@ class PageApp:
             return RedirectResponse(link("/login", next=where), 303)
         if _path(request) in ("/live", "/partitions", "/check"):
             return JSONResponse({"error": {"message": text}}, status)
-        channel = LocalChannel(self._services, self._gate, session.proof_of_page(request))
+        channel = LocalChannel(self._services, self._admission, session.credentials_of_page(request))
         return self._page(request, channel, "error.html", "Not done", {"error": text, "status": status}, status)
 
     # -------------------------------------------------------------------- forms
 
     async def _post(self, request: Request, path: str, channel: LocalChannel, body: Body) -> Response:
         if path not in ("/login", "/logout"):
-            self._gate.check_identity(f"POST {path}", channel.proof)
+            self._admission.check_identity(f"POST {path}", channel.credentials)
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/x-www-form-urlencoded":
             raise InvalidArgument(f"a form of the page has another content type than {shown(kind)}")
@@ -269,11 +269,11 @@ class PageApp:
         return RedirectResponse(await act(path.removeprefix("/do/"), channel, form), 303)
 
     async def _log_in(self, request: Request, form: Mapping[str, str]) -> Response:
-        where, token = _local(form.get("next", "")), form.get("token", "").strip()
-        proof = CallerProof(token or None, (), session.proof_of_page(request).peer)
+        where, token = _safe_redirect(form.get("next", "")), form.get("token", "").strip()
+        credentials = CallerCredentials(token or None, (), session.credentials_of_page(request).peer)
         try:
-            await self._gate.renew_keys(proof)
-            self._gate.check_identity("POST /login", proof)
+            await self._admission.renew_keys(credentials)
+            self._admission.check_identity("POST /login", credentials)
             found: Response = RedirectResponse(where, 303)
             session.remember_token(found, token, secure=_secure(request))
         except (NotIdentified, InvalidArgument) as error:
@@ -302,36 +302,36 @@ class PageApp:
     async def _events(
         self, page: str, query: Query, channel: LocalChannel, cursor: Cursor, form_key: str
     ) -> AsyncGenerator[bytes, None]:
-        """The stream of a page. Its calls are checked at each look."""
+        """The stream of a page. Its calls are checked at each reading."""
         key = {"form_key": form_key}
         if page == "operation":
             ref = parse_ref(_one(query, "op"))
             request = operations_pb2.ListJobsRequest(op=str(ref))
-            with self._gate.passing("Operations/ListJobs", request, channel.proof) as passed:
+            with self._admission.admit("Operations/ListJobs", request, channel.credentials) as admitted:
                 async with self._partitions.reading(ref) as partitions:
                     context = OperationContext(channel, self._etcd, self._keys, ref, partitions)
 
-                    async def look_at_it() -> Mapping[str, Any]:
+                    async def read_operation() -> Mapping[str, Any]:
                         return {**await context.read(), **key}
 
-                    stream = PageStream(look_at_it, OPERATION, cursor, self.stopped, partitions, passed.check)
+                    stream = PageStream(read_operation, OPERATION, cursor, self.stopped, partitions, admitted.check)
                     async for one in stream.events():
                         yield one
             return
-        looks: Mapping[str, tuple[Callable[[], Awaitable[Mapping[str, Any]]], Mapping[str, str]]] = {
+        readers: Mapping[str, tuple[Callable[[], Awaitable[Mapping[str, Any]]], Mapping[str, str]]] = {
             "operations": (lambda: operations_context(channel, query), OPERATIONS),
             "nodes": (lambda: nodes_context(channel), NODES),
             "tables": (lambda: tables_context(channel), TABLES),
             "table": (lambda: table_context(channel, _one(query, "name")), TABLE),
         }
-        if page not in looks:
+        if page not in readers:
             raise NotFound(f"there is no page {shown(page)}")
-        read, templates = looks[page]
+        read, templates = readers[page]
 
-        async def look() -> Mapping[str, Any]:
+        async def read_content() -> Mapping[str, Any]:
             return {**await read(), **key}
 
-        async for one in PageStream(look, templates, cursor, self.stopped).events():
+        async for one in PageStream(read_content, templates, cursor, self.stopped).events():
             yield one
 
 
@@ -365,8 +365,8 @@ def _whole(query: Query, name: str) -> int:
     return int(text)
 
 
-def _local(where: str) -> str:
-    """A path of this page; another target is not used."""
+def _safe_redirect(where: str) -> str:
+    """The path if it is one of this page; the list of operations for any other target, such as another site."""
     return (
         where
         if where.startswith("/") and not where.startswith(("//", "/\\")) and where.isprintable()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
@@ -21,14 +22,17 @@ from distop.services.suggested_commands import command
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-TONES = {
-    "success": "good", "valid": "good", "started": "good", "active": "good", "failed": "bad", "violated": "bad",
-    "error": "bad", "unreadable": "bad", "lost": "bad", "cancelled": "odd", "paused": "odd", "pausing": "odd",
-    "cancelling": "odd", "draining": "odd", "drained": "odd", "running": "going", "open": "going",
-    "completing": "going", "planning": "going", "cleaning": "going", "waiting": "still", "pending": "still",
-}  # fmt: skip
+TONES: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("success", "valid", "started", "active"), "success"),
+        **dict.fromkeys(("failed", "violated", "error", "unreadable", "lost"), "danger"),
+        **dict.fromkeys(("cancelled", "paused", "pausing", "cancelling", "draining", "drained"), "attention"),
+        **dict.fromkeys(("running", "open", "completing", "planning", "cleaning"), "active"),
+        **dict.fromkeys(("waiting", "pending"), "idle"),
+    }
+)
 """State → its tone: the colour, together with the mark."""
-MARKS = {"good": "✓", "bad": "✕", "odd": "❙❙", "going": "▶", "still": "…"}
+MARKS = {"success": "✓", "danger": "✕", "attention": "❙❙", "active": "▶", "idle": "…"}
 
 
 @cache
@@ -52,8 +56,8 @@ def environment() -> Environment:
         "moment": lambda given: moment(given if isinstance(given, str) else rfc3339(given)) if given else "",
         "number": lambda value: f"{value:,}" if isinstance(value, int) else str(value),
         "pretty": lambda value: json.dumps(value, ensure_ascii=False, indent=2, default=str),
-        "mark": lambda state: MARKS[TONES.get(str(state), "still")],
-        "tone": lambda state: TONES.get(str(state), "still"),
+        "mark": lambda state: MARKS[TONES.get(str(state), "idle")],
+        "tone": lambda state: TONES.get(str(state), "idle"),
     }
     found.globals |= {"link": link, "version": __version__}
     return found

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from distop.clock import uuid
 from distop.errors import InvalidArgument, PermissionDenied
-from distop.server.gate import CallerProof
+from distop.server.call_admission import CallerCredentials
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -27,10 +27,10 @@ LONGEST_TOKEN = 2_800
 _PURPOSE = b"distop: a form of the page"
 
 
-def proof_of_page(request: Request) -> CallerProof:
-    """What the browser shows: the token in its cookie."""
+def credentials_of_page(request: Request) -> CallerCredentials:
+    """What identifies the browser: the token in its cookie."""
     peer = f"{request.client.host}:{request.client.port}" if request.client is not None else ""
-    return CallerProof(_decoded(request.cookies.get(TOKEN_COOKIE, "")), (), peer)
+    return CallerCredentials(_decoded(request.cookies.get(TOKEN_COOKIE, "")), (), peer)
 
 
 def _decoded(cookie: str) -> str | None:

@@ -59,11 +59,11 @@ async def read_details(
     etcd: EtcdClient, keys: Keys, ref: OperationRef, states: PartitionStates, ordinals: Sequence[int], revision: int
 ) -> list[PartitionDetails]:
     """The details of these ordinals at ``revision`` (0: now). Raises NotFound if etcd has compacted them."""
-    gate = asyncio.Semaphore(AT_ONCE)
+    turn = asyncio.Semaphore(AT_ONCE)
 
     async def one(ordinal: int) -> PartitionDetails:
         known = _known(states, ordinal)
-        async with gate:
+        async with turn:
             jobs = await etcd.list(*keys.jobs_between(ref, ordinal, ordinal + 1), revision=revision)
             outcome = next((kv for kv in jobs.kvs if job_name(kv.key)[1] == "outcome"), None)
             claim = keys.claim(ref, ordinal)

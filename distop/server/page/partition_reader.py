@@ -139,7 +139,7 @@ class OperationPartitions:
             if self.states is None or self.states.count != plan.count:
                 self.states = PartitionStates(plan.count)
             self._bump()
-            history = await self._follow_open(plan)
+            history = await self._follow_open()
         if history is not None and not (self.complete and self.ended):
             await self._read_ended(history)
         self.ended = self.complete = True
@@ -159,10 +159,26 @@ class OperationPartitions:
                 return None, read(Plan.decode, plan.kv)
             await asyncio.sleep(PLAN_POLL)
 
-    async def _follow_open(self, plan: Plan) -> tuple[History, int] | None:
+    async def _follow_open(self) -> tuple[History, int] | None:
         """Follow jobs and claims until the history record is written. It is returned if jobs may be missing."""
         assert self.states is not None
         ended: asyncio.Future[tuple[History, int]] = asyncio.get_running_loop().create_future()
+        jobs = await self._start_feeds(ended)
+        self.complete = True
+        self._bump()
+        record, revision = await self._until_ended(ended)
+        self._at = revision - 1
+        if not await self._have_all(jobs, record, revision):
+            return record, revision
+        self.states.keep_claims(set(), revision)  # nothing runs any more
+        self.ended = True
+        return None
+
+    async def _start_feeds(self, ended: asyncio.Future[tuple[History, int]]) -> Feed:
+        """Start the feeds of jobs, claims and the history record; returns that of jobs.
+
+        ``ended``: gets the history record, and its revision.
+        """
 
         def see_history(batch: Batch) -> None:
             for change in batch.events:
@@ -182,8 +198,10 @@ class OperationPartitions:
         self._feeds = [jobs, claims, histories]
         for feed in self._feeds:
             await feed.start()
-        self.complete = True
-        self._bump()
+        return jobs
+
+    async def _until_ended(self, ended: asyncio.Future[tuple[History, int]]) -> tuple[History, int]:
+        """Wait for the history record. Raises the error of a feed; NotFound if a feed was closed."""
         waits = [asyncio.ensure_future(feed.wait()) for feed in self._feeds]
         try:
             waited: list[asyncio.Future[Any]] = [ended, *waits]
@@ -193,13 +211,7 @@ class OperationPartitions:
                     if one.done():
                         one.result()
                 raise no_operation(self._ref)
-            record, revision = ended.result()
-            self._at = revision - 1
-            if await self._have_all(jobs, record, revision):
-                self.states.keep_claims(set(), revision)  # nothing runs any more
-                self.ended = True
-                return None
-            return record, revision
+            return ended.result()
         finally:
             for one in waits:
                 one.cancel()
@@ -217,7 +229,7 @@ class OperationPartitions:
     async def _read_ended(self, ended: tuple[History, int]) -> None:
         record, revision = ended
         self._at = revision - 1
-        self.states = _from_history(record, revision)  # the picture of states; durations and others follow
+        self.states = _from_history(record, revision)  # without durations and attempts, which follow
         self._bump()
         try:
             await self._read_jobs_at(record.total)
@@ -247,14 +259,14 @@ class OperationPartitions:
         await asyncio.gather(*(one(first) for first in range(0, count, step)))
 
     async def _read_former(self) -> None:
-        """Read the last claims of jobs with several attempts: they have the story of these."""
-        states, gate = self.states, asyncio.Semaphore(AT_ONCE)
+        """Read the last claims of jobs with several attempts: these list the earlier attempts."""
+        states, turn = self.states, asyncio.Semaphore(AT_ONCE)
         if states is None:
             return
 
         async def one(ordinal: int, revision: int) -> None:
             key = self._keys.claim(self._ref, ordinal)
-            async with gate:
+            async with turn:
                 with contextlib.suppress(Compacted, *UNREADABLE):
                     for kv in (await self._etcd.list(key, f"{key}\0", revision=revision)).kvs:
                         states.add_former(ordinal, Claim.decode(kv.value))
@@ -359,7 +371,7 @@ class PartitionCache:
             found.left_at = asyncio.get_running_loop().time()
 
     async def close(self) -> None:
-        """Forget all."""
+        """Stop following all operations, and remove them from memory."""
         if self._cleaning is not None:
             self._cleaning.cancel()
             await asyncio.gather(self._cleaning, return_exceptions=True)

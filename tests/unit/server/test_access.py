@@ -26,10 +26,10 @@ from distop.errors import (
 )
 from distop.protocol.actor_claims import Token
 from distop.protocol.records import History, OperationRef, State
-from distop.server import access, gate, handlers, limits
-from distop.server.access import EVERYTHING, CallerRole, CallScope, parsed
-from distop.server.gate import AccessFile, AuditLog, CallerProof, CallGate, caller
-from distop.server.grpc_face import proof_of
+from distop.server import access, call_admission, handlers, limits
+from distop.server.access import EVERYTHING, CallerRole, CallScope, parse
+from distop.server.call_admission import AccessFile, AuditLog, CallAdmission, CallerCredentials, caller
+from distop.server.grpc_server import credentials_of
 from distop.server.handlers import services
 from distop.server.permissions import RULES
 from distop.services.inspection.history_filters import HistoryFilters, page_token
@@ -70,7 +70,7 @@ tables = ["hr.pay"]
 to = ["root"]
 role = "admin"
 """
-ACCESS = parsed(FILE, "file")
+ACCESS = parse(FILE, "file")
 WHO = {one.name: one for one in ACCESS.identities}
 
 
@@ -129,7 +129,7 @@ def test_an_unknown_caller_may_do_nothing_if_callers_are_identified() -> None:
     assert not any(
         ACCESS.permits(None, role, scope) for role, scope in product(CallerRole, (EVERYTHING, CallScope("a", "b")))
     )
-    assert all(access.OPEN.permits(None, role, EVERYTHING) for role in CallerRole)
+    assert all(access.UNRESTRICTED.permits(None, role, EVERYTHING) for role in CallerRole)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_an_unknown_caller_may_do_nothing_if_callers_are_identified() -> None:
 )
 def test_a_wrong_access_file_is_refused_in_one_sentence(text: str, words: str) -> None:
     with pytest.raises(InvalidArgument, match=words) as caught:
-        parsed(text, "the-file")
+        parse(text, "the-file")
     assert str(caught.value).startswith("the-file")
     assert "\n" not in str(caught.value)
 
@@ -255,22 +255,22 @@ def test_the_scope_of_a_call_is_what_it_concerns(call: str, request_: Any, scope
     assert list(RULES[call].scopes(request_)) == scopes
 
 
-# -------------------------------------------------------------------------- gate
+# --------------------------------------------------------------------- admission
 
 
 @pytest.fixture
-def guarded(tmp_path: Any) -> CallGate:
+def guarded(tmp_path: Any) -> CallAdmission:
     path = tmp_path / "access.toml"
     path.write_text(FILE)
-    return CallGate(AccessFile(path), AuditLog(tmp_path / "audit.jsonl"))
+    return CallAdmission(AccessFile(path), AuditLog(tmp_path / "audit.jsonl"))
 
 
-def ask(guarded: CallGate, call: str, request: Any, token: str | None = None) -> Any:
-    with guarded.passing(call, request, CallerProof(token, (), "ipv4:127.0.0.1:9")) as passed:
-        return passed, caller.get()
+def ask(guarded: CallAdmission, call: str, request: Any, token: str | None = None) -> Any:
+    with guarded.admit(call, request, CallerCredentials(token, (), "ipv4:127.0.0.1:9")) as admitted:
+        return admitted, caller.get()
 
 
-def test_a_call_without_an_identity_or_a_permission_is_refused_and_logged(guarded: CallGate, tmp_path: Any) -> None:
+def test_a_call_without_an_identity_or_a_permission_is_refused_and_logged(guarded: CallAdmission, tmp_path: Any) -> None:
     cancel = operations_pb2.CancelRequest(op=OP, request_id="r1")
     with pytest.raises(NotIdentified, match="send a bearer token, or use a client certificate"):
         ask(guarded, "Operations/Cancel", cancel)
@@ -295,27 +295,27 @@ def test_a_call_without_an_identity_or_a_permission_is_refused_and_logged(guarde
 def test_a_list_has_only_what_the_caller_may_see(tmp_path: Any) -> None:
     path = tmp_path / "access.toml"
     path.write_text(FILE.replace('role = "viewer"', 'role = "viewer"\ntables = ["sales.*"]'))
-    guarded = CallGate(AccessFile(path))
-    passed, _ = ask(guarded, "Operations/List", operations_pb2.ListRequest(), "etl token of the tests")
+    guarded = CallAdmission(AccessFile(path))
+    admitted, _ = ask(guarded, "Operations/List", operations_pb2.ListRequest(), "etl token of the tests")
     answer = operations_pb2.ListResponse()
     for op in (OP, "hr.pay/purge/1", "sales/validate/1"):
         answer.operations.add(op=op)
-    assert [one.op for one in passed.answer(answer).operations] == [OP]
-    passed, _ = ask(guarded, "Tables/List", tables_pb2.ListTablesRequest(), "etl token of the tests")
+    assert [one.op for one in admitted.answer(answer).operations] == [OP]
+    admitted, _ = ask(guarded, "Tables/List", tables_pb2.ListTablesRequest(), "etl token of the tests")
     tables = tables_pb2.ListTablesResponse(tables=[tables_pb2.Table(name="hr.pay"), tables_pb2.Table(name="sales.a")])
-    assert [one.name for one in passed.answer(tables).tables] == ["sales.a"]
+    assert [one.name for one in admitted.answer(tables).tables] == ["sales.a"]
     with pytest.raises(PermissionDenied):
         ask(guarded, "Operations/List", operations_pb2.ListRequest(), "nobody token of the tests")
-    passed, _ = ask(
+    admitted, _ = ask(
         guarded, "Operations/GetPrepared", operations_pb2.GetPreparedRequest(external_id="x"), "etl token of the tests"
     )
     with pytest.raises(PermissionDenied, match="none of yours"):
-        passed.answer(operations_pb2.GetPreparedResponse(op="hr.pay/purge/1"))
+        admitted.answer(operations_pb2.GetPreparedResponse(op="hr.pay/purge/1"))
 
 
-def test_an_identity_makes_so_many_calls_a_second(guarded: CallGate, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_identity_makes_so_many_calls_a_second(guarded: CallAdmission, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr(gate.time, "monotonic", lambda: now)
+    monkeypatch.setattr(call_admission.time, "monotonic", lambda: now)
     request = operations_pb2.GetRequest(op=OP)
     for _ in range(2):
         ask(guarded, "Operations/Get", request, "root token of the tests")
@@ -332,7 +332,7 @@ def test_the_access_file_is_read_again_and_a_wrong_one_is_not_applied(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = 100.0
-    monkeypatch.setattr(gate.time, "monotonic", lambda: now)
+    monkeypatch.setattr(call_admission.time, "monotonic", lambda: now)
     path = tmp_path / "access.toml"
     path.write_text(FILE)
     found = AccessFile(path)
@@ -360,14 +360,14 @@ LIMITED = FILE.replace('role = "viewer"', 'role = "viewer"\ntables = ["sales.*"]
 
 
 @pytest.fixture
-def limited(tmp_path: Any) -> CallGate:
-    """A gate whose identity etl may see operations of the type validate on the tables sales.*."""
+def limited(tmp_path: Any) -> CallAdmission:
+    """An admission whose identity etl may see operations of the type validate on the tables sales.*."""
     path = tmp_path / "limited.toml"
     path.write_text(LIMITED.replace('"compact"', '"export"'))
-    return CallGate(AccessFile(path), AuditLog(tmp_path / "audit.jsonl"))
+    return CallAdmission(AccessFile(path), AuditLog(tmp_path / "audit.jsonl"))
 
 
-def test_a_reference_to_a_table_needs_its_viewer(limited: CallGate) -> None:
+def test_a_reference_to_a_table_needs_its_viewer(limited: CallAdmission) -> None:
     start = operations_pb2.StartRequest(type="validate", table="sales.a", arg=REFERENCES)
     with pytest.raises(PermissionDenied):
         ask(limited, "Operations/Start", start, "etl token of the tests")
@@ -375,49 +375,49 @@ def test_a_reference_to_a_table_needs_its_viewer(limited: CallGate) -> None:
     ask(limited, "Operations/Start", start, "etl token of the tests")
 
 
-def test_counts_and_policies_have_only_the_types_of_the_caller(limited: CallGate) -> None:
-    passed, _ = ask(
+def test_counts_and_policies_have_only_the_types_of_the_caller(limited: CallAdmission) -> None:
+    admitted, _ = ask(
         limited, "Operations/Counts", operations_pb2.CountsRequest(table="sales.a"), "etl token of the tests"
     )
     counts = operations_pb2.CountsResponse(
         counts=[operations_pb2.CountsResponse.Count(type=one) for one in ("validate", "purge")]
     )
-    assert [one.type for one in passed.answer(counts).counts] == ["validate"]
+    assert [one.type for one in admitted.answer(counts).counts] == ["validate"]
     policies = [
         policies_pb2.Policy(table="sales.a", name=one, definition=m.json_message({"start": one}))
         for one in ("validate", "purge")
     ]
-    passed, _ = ask(limited, "Policies/List", policies_pb2.ListPoliciesRequest(), "etl token of the tests")
-    found = passed.answer(policies_pb2.ListPoliciesResponse(policies=policies))
+    admitted, _ = ask(limited, "Policies/List", policies_pb2.ListPoliciesRequest(), "etl token of the tests")
+    found = admitted.answer(policies_pb2.ListPoliciesResponse(policies=policies))
     assert [one.name for one in found.policies] == ["validate"]
-    passed, _ = ask(
+    admitted, _ = ask(
         limited, "Policies/Get", policies_pb2.GetPolicyRequest(table="sales.a", name="p"), "etl token of the tests"
     )
-    assert passed.answer(policies[0]) is policies[0]
+    assert admitted.answer(policies[0]) is policies[0]
     with pytest.raises(PermissionDenied, match="a type that is none of yours"):
-        passed.answer(policies[1])
+        admitted.answer(policies[1])
 
 
-def test_the_policies_of_a_hidden_table_are_refused_before_it_is_looked_for(limited: CallGate) -> None:
+def test_the_policies_of_a_hidden_table_are_refused_before_it_is_looked_for(limited: CallAdmission) -> None:
     with pytest.raises(PermissionDenied):
         ask(limited, "Policies/List", policies_pb2.ListPoliciesRequest(table="hr.pay"), "etl token of the tests")
 
 
-def test_executors_are_listed_without_the_work_for_operations_of_others(limited: CallGate) -> None:
-    passed, _ = ask(limited, "Nodes/List", nodes.ListNodesRequest(), "etl token of the tests")
+def test_executors_are_listed_without_the_work_for_operations_of_others(limited: CallAdmission) -> None:
+    admitted, _ = ask(limited, "Nodes/List", nodes.ListNodesRequest(), "etl token of the tests")
     work = {OP: "reads", "hr.pay/purge/1": "deletes", "all operations": "waits"}
     answer = nodes.ListNodesResponse()
     answer.nodes.add(executor="e", record=m.json_message({"doing": work, "skipped": work, "work": work, "slots": 2}))
-    record = m.json_value(passed.answer(answer).nodes[0].record)
+    record = m.json_value(admitted.answer(answer).nodes[0].record)
     assert record == {"doing": {OP: "reads"}, "skipped": {OP: "reads"}, "work": {OP: "reads"}, "slots": 2}
 
 
 def test_an_open_call_ends_when_its_grant_does(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr(gate.time, "monotonic", lambda: now)
+    monkeypatch.setattr(call_admission.time, "monotonic", lambda: now)
     path = tmp_path / "access.toml"
     path.write_text(FILE)
-    guarded = CallGate(AccessFile(path), AuditLog(tmp_path / "audit.jsonl"))
+    guarded = CallAdmission(AccessFile(path), AuditLog(tmp_path / "audit.jsonl"))
     watch = operations_pb2.WatchRequest(op="hr.pay/purge/1")
     for text, error in (
         (LIMITED, PermissionDenied),
@@ -425,27 +425,27 @@ def test_an_open_call_ends_when_its_grant_does(tmp_path: Any, monkeypatch: pytes
     ):
         path.write_text(FILE)
         now += 2
-        passing = guarded.passing("Operations/Watch", watch, CallerProof("etl token of the tests"))
-        with pytest.raises(error), passing as passed:
-            passed.check()
+        admission = guarded.admit("Operations/Watch", watch, CallerCredentials("etl token of the tests"))
+        with pytest.raises(error), admission as admitted:
+            admitted.check()
             path.write_text(text)
             now += 2
-            passed.check()
+            admitted.check()
     lines = [m.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
     assert [one["verdict"] for one in lines] == ["PermissionDenied", "NotIdentified"]
 
 
-def test_an_identity_has_so_many_open_calls(guarded: CallGate, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_identity_has_so_many_open_calls(guarded: CallAdmission, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MOST_OPEN", 1)
     watch = operations_pb2.WatchRequest(op=OP)
-    with guarded.passing("Operations/Watch", watch, CallerProof("etl token of the tests")):
+    with guarded.admit("Operations/Watch", watch, CallerCredentials("etl token of the tests")):
         with pytest.raises(LimitExceeded, match="has 1 open calls"):
             ask(guarded, "Operations/Watch", watch, "etl token of the tests")
         ask(guarded, "Operations/Watch", watch, "root token of the tests")
     ask(guarded, "Operations/Watch", watch, "etl token of the tests")
 
 
-def test_a_line_of_the_audit_log_has_a_bounded_length(guarded: CallGate, tmp_path: Any) -> None:
+def test_a_line_of_the_audit_log_has_a_bounded_length(guarded: CallAdmission, tmp_path: Any) -> None:
     long = "x" * 100_000
     for token in (None, "etl token of the tests"):
         with pytest.raises((NotIdentified, PermissionDenied)):
@@ -458,17 +458,17 @@ def test_a_line_of_the_audit_log_has_a_bounded_length(guarded: CallGate, tmp_pat
 
 
 def test_a_call_that_must_be_logged_is_not_made_while_the_log_cannot_be_written(
-    guarded: CallGate, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+    guarded: CallAdmission, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full, cancel = True, operations_pb2.CancelRequest(op=OP)
-    written = gate.os.write
+    written = call_admission.os.write
 
     def write(file: int, data: bytes) -> int:
         if full:
             raise OSError(28, "No space left on device")
         return written(file, data[:10])
 
-    monkeypatch.setattr(gate.os, "write", write)
+    monkeypatch.setattr(call_admission.os, "write", write)
     ask(guarded, "Operations/Cancel", cancel, "root token of the tests")
     with pytest.raises(ServiceUnavailable, match="cannot write its audit log"):
         ask(guarded, "Operations/Cancel", cancel, "root token of the tests")
@@ -492,8 +492,8 @@ def test_a_name_in_a_certificate_counts_as_its_own_kind_only() -> None:
             "peer_email": [b"a@b.c"],
         },
     )
-    found = proof_of(context)
-    assert found == CallerProof("x", ["CN=me", "DNS:URI:b", "URI:spiffe://ops", "URI:CN=root"], "ipv4:127.0.0.1:9")
+    found = credentials_of(context)
+    assert found == CallerCredentials("x", ["CN=me", "DNS:URI:b", "URI:spiffe://ops", "URI:CN=root"], "ipv4:127.0.0.1:9")
 
 
 OPS = ("sales.a/validate/1", "hr.pay/purge/1", "hr.pay/purge/2", "sales.a/validate/2", "hr.pay/purge/3")
@@ -531,14 +531,14 @@ def ended(op: str) -> OperationResult:
     return OperationResult.of(History(op=op, state=State.SUCCESS, total=1, success=1, failed=0, **times))
 
 
-async def test_a_page_token_names_no_hidden_operation(limited: CallGate) -> None:
+async def test_a_page_token_names_no_hidden_operation(limited: CallAdmission) -> None:
     backend: Any = OfTwo()
     calls, pages = services(backend)["distop.v1.Operations"], []
     token: str | None = None
     while True:
         request = operations_pb2.ListHistoryRequest(page_size=2, page_token=token)
-        with limited.passing("Operations/ListHistory", request, CallerProof("etl token of the tests")) as passed:
-            answer = passed.answer(await calls.ListHistory(request))
+        with limited.admit("Operations/ListHistory", request, CallerCredentials("etl token of the tests")) as admitted:
+            answer = admitted.answer(await calls.ListHistory(request))
         pages.append([one.op for one in answer.operations])
         if not answer.HasField("next_page_token"):
             break
@@ -548,7 +548,7 @@ async def test_a_page_token_names_no_hidden_operation(limited: CallGate) -> None
 
 
 async def test_a_page_of_the_history_ends_after_so_many_bytes(
-    guarded: CallGate, monkeypatch: pytest.MonkeyPatch
+    guarded: CallAdmission, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(handlers, "MOST_BYTES", 1)
     monkeypatch.setattr(handlers, "MOST_RECORDS", 2)
@@ -559,8 +559,8 @@ async def test_a_page_of_the_history_ends_after_so_many_bytes(
         """The service, without a network."""
 
         async def call(self, method: str, message: Any, *, writes: bool) -> Any:
-            with guarded.passing(method, message, CallerProof("etl token of the tests")) as passed:
-                return passed.answer(await calls.ListHistory(message))
+            with guarded.admit(method, message, CallerCredentials("etl token of the tests")) as admitted:
+                return admitted.answer(await calls.ListHistory(message))
 
     remote = RemoteBackend(Channel())  # type: ignore[arg-type]
     page = await remote.history(None, 3, HistoryFilters())
@@ -573,13 +573,13 @@ async def test_a_page_of_the_history_ends_after_so_many_bytes(
 async def test_a_policy_is_not_replaced_by_an_admin_of_other_types(tmp_path: Any) -> None:
     path = tmp_path / "access.toml"
     path.write_text(FILE.replace('role = "submitter"', 'role = "admin"'))
-    guarded, backend = CallGate(AccessFile(path)), OfTwo()
+    guarded, backend = CallAdmission(AccessFile(path)), OfTwo()
     calls = services(backend)["distop.v1.Policies"]  # type: ignore[arg-type]
     for name, error in (("purge", PermissionDenied), ("compact", NotFound), ("new", NotFound)):
         request = policies_pb2.SetPolicyRequest(table="sales.a", name=name, start="validate", every="1h")
         with (
             pytest.raises(error),
-            guarded.passing("Policies/Set", request, CallerProof("etl token of the tests")),
+            guarded.admit("Policies/Set", request, CallerCredentials("etl token of the tests")),
         ):
             await calls.Set(request)
     assert backend.set == ["compact", "new"]
@@ -589,7 +589,7 @@ def test_a_short_token_identifies_nobody(tmp_path: Any) -> None:
     path = tmp_path / "access.toml"
     path.write_text(f'[identities.a]\ntoken_sha256 = ["{digest("short")}"]')
     with pytest.raises(NotIdentified, match="a token has at least 20 characters"):
-        CallGate(AccessFile(path)).check_identity("Operations/Get", CallerProof("short"))
+        CallAdmission(AccessFile(path)).check_identity("Operations/Get", CallerCredentials("short"))
 
 
 def test_an_audit_log_is_a_regular_file(tmp_path: Any) -> None:
@@ -611,7 +611,7 @@ def test_an_audit_log_on_the_standard_output_never_waits_for_its_reader() -> Non
     code = """
 from pathlib import Path
 from distop.errors import ServiceUnavailable
-from distop.server.gate import NOBODY, AuditLog
+from distop.server.call_admission import NOBODY, AuditLog
 log, refused = AuditLog(Path("-")), False
 while not refused:
     log.write(NOBODY, "Operations/Cancel", [], "r1", "ok")

@@ -22,8 +22,8 @@ from distop.errors import (
 )
 from distop.protocol.records import OperationRef
 from distop.server import handlers
-from distop.server.gate import AccessFile, AuditLog, CallGate
-from distop.server.grpc_face import GrpcFace
+from distop.server.call_admission import AccessFile, AuditLog, CallAdmission
+from distop.server.grpc_server import GrpcServer
 from distop.server.handlers import services
 from distop.services.submission.insertion import Started
 from distop.v1 import operations_pb2
@@ -54,7 +54,7 @@ class Backend:
         return Started(OperationRef(table, type_name, "", len(self.started)), False)
 
 
-class CountingGate(CallGate):
+class CountingAdmission(CallAdmission):
     """Counts the calls that arrive."""
 
     def __init__(self, *given: Any) -> None:
@@ -62,43 +62,43 @@ class CountingGate(CallGate):
         self.calls: list[str] = []
         self.called = asyncio.Event()
 
-    def check_identity(self, call: str, proof: Any) -> None:
+    def check_identity(self, call: str, credentials: Any) -> None:
         self.calls.append(call)
         self.called.set()
-        super().check_identity(call, proof)
+        super().check_identity(call, credentials)
 
 
 @asynccontextmanager
-async def connected(backend: Any, gate: CallGate, token: str = "") -> AsyncIterator[aio.Client]:
+async def connected(backend: Any, admission: CallAdmission, token: str = "") -> AsyncIterator[aio.Client]:
     """A client of a service with this backend."""
-    face = GrpcFace(services(backend), gate)
-    port = await face.start("127.0.0.1:0")
+    server = GrpcServer(services(backend), admission)
+    port = await server.start("127.0.0.1:0")
     try:
         async with asyncio.timeout(60), Client(configure(f"grpc://127.0.0.1:{port}", token=token)) as client:
             yield client
     finally:
-        await face.stop(0)
+        await server.stop(0)
 
 
 @pytest.fixture
-def guarded(tmp_path: Path) -> CountingGate:
+def guarded(tmp_path: Path) -> CountingAdmission:
     path = tmp_path / "access.toml"
     path.write_text(FILE)
-    return CountingGate(AccessFile(path), AuditLog(tmp_path / "audit.log"))
+    return CountingAdmission(AccessFile(path), AuditLog(tmp_path / "audit.log"))
 
 
 async def test_starts_that_are_made_during_a_call_share_the_next_one() -> None:
-    backend, gate = Backend(), CountingGate()
-    async with connected(backend, gate) as client:
+    backend, admission = Backend(), CountingAdmission()
+    async with connected(backend, admission) as client:
         first = await client.start_operation("validate", TABLE)
-        assert (first.ref, gate.calls) == (f"{TABLE}/validate/1", ["Operations/Start"])
+        assert (first.ref, admission.calls) == (f"{TABLE}/validate/1", ["Operations/Start"])
         ops = await asyncio.gather(*(client.start_operation("validate", TABLE) for _ in range(50)))
         assert len({one.ref for one in ops}) == 50
-        assert len(gate.calls) < 10
-        assert "Operations/BatchStart" in gate.calls
+        assert len(admission.calls) < 10
+        assert "Operations/BatchStart" in admission.calls
 
 
-async def test_a_start_that_fails_does_not_stop_the_others(guarded: CountingGate, tmp_path: Path) -> None:
+async def test_a_start_that_fails_does_not_stop_the_others(guarded: CountingAdmission, tmp_path: Path) -> None:
     backend = Backend()
     backend.errors = {"wrong": InvalidArgument("no"), "odd": ValueError("a secret"), "lost": OutcomeUnknown("lost")}
     async with connected(backend, guarded, TOKEN) as client:
@@ -124,7 +124,7 @@ async def test_a_start_that_fails_does_not_stop_the_others(guarded: CountingGate
     }
 
 
-async def test_each_start_of_a_batch_needs_its_own_permission(guarded: CountingGate) -> None:
+async def test_each_start_of_a_batch_needs_its_own_permission(guarded: CountingAdmission) -> None:
     backend = Backend()
     async with connected(backend, guarded, TOKEN) as client:
         backend_of: Any = client._backend
@@ -138,7 +138,7 @@ async def test_each_start_of_a_batch_needs_its_own_permission(guarded: CountingG
         assert backend.started == [("validate", TABLE, "etl")]
 
 
-async def test_each_start_of_a_batch_counts(guarded: CountingGate) -> None:
+async def test_each_start_of_a_batch_counts(guarded: CountingAdmission) -> None:
     backend = Backend()
     async with connected(backend, guarded, "root token of the tests") as client:
         starts = (client.start_operation("validate", TABLE) for _ in range(10))
@@ -149,7 +149,7 @@ async def test_each_start_of_a_batch_counts(guarded: CountingGate) -> None:
 
 async def test_a_batch_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handlers, "MOST_STARTS", 2)
-    async with connected(Backend(), CountingGate()) as client:
+    async with connected(Backend(), CountingAdmission()) as client:
         backend: Any = client._backend
         message = operations_pb2.BatchStartRequest(requests=[operations_pb2.StartRequest()] * 3)
         with pytest.raises(InvalidArgument, match="at most 2 starts are allowed, not 3"):
@@ -159,13 +159,13 @@ async def test_a_batch_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_lost_answer_names_the_request_id_of_each_start() -> None:
     backend = Backend()
     backend.open.clear()
-    face = GrpcFace(services(backend), CallGate())  # type: ignore[arg-type]
-    port = await face.start("127.0.0.1:0")
+    server = GrpcServer(services(backend), CallAdmission())  # type: ignore[arg-type]
+    port = await server.start("127.0.0.1:0")
     async with asyncio.timeout(60), Client(configure(f"grpc://127.0.0.1:{port}")) as client:
         names = [f"id-{n}" for n in range(5)]
         starts = [asyncio.create_task(client.start_operation("noop", TABLE, request_id=one)) for one in names]
         await client.connect()
-        await face.stop(0)
+        await server.stop(0)
         found = await asyncio.gather(*starts, return_exceptions=True)
     for name, error in zip(names, found, strict=True):
         assert isinstance(error, OutcomeUnknown | EtcdUnavailable)
@@ -173,11 +173,11 @@ async def test_a_lost_answer_names_the_request_id_of_each_start() -> None:
 
 
 async def test_a_start_that_is_cancelled_before_its_call_is_not_made() -> None:
-    backend, gate = Backend(), CountingGate()
-    async with connected(backend, gate) as client:
+    backend, admission = Backend(), CountingAdmission()
+    async with connected(backend, admission) as client:
         backend.open.clear()
         first = asyncio.create_task(client.start_operation("validate", TABLE))
-        await gate.called.wait()
+        await admission.called.wait()
         second = asyncio.create_task(client.start_operation("validate", TABLE))
         await asyncio.sleep(0)
         second.cancel()

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from distop.server.gate import AccessFile, CallGate
-from distop.server.rest_face import RestFace, certificate_names
+from distop.server.call_admission import AccessFile, CallAdmission
+from distop.server.http_server import HttpServer, certificate_names
 from distop.v1 import tables_pb2
 from tests.support.certificates import Certificates, make_certificates
-from tests.unit.server.test_rest_face import NAMES, Scripted
+from tests.unit.server.test_http_server import NAMES, Scripted
 from tests.unit.support.model_service import identities, token_of
 
 if TYPE_CHECKING:
@@ -41,14 +41,14 @@ async def served(folder: Path, certificates: Certificates) -> AsyncIterator[str]
     (folder / "access.toml").write_text(ACCESS)
     scripted = Scripted()
     scripted.answers |= {"List": tables_pb2.ListTablesResponse(), "Remove": tables_pb2.RemoveTableResponse()}
-    face = RestFace(dict.fromkeys(NAMES, scripted), CallGate(AccessFile(folder / "access.toml")))
-    port = await face.start(
+    server = HttpServer(dict.fromkeys(NAMES, scripted), CallAdmission(AccessFile(folder / "access.toml")))
+    port = await server.start(
         "127.0.0.1", 0, certificates.server_cert, certificates.server_key, client_ca=certificates.ca
     )
     try:
         yield f"https://127.0.0.1:{port}"
     finally:
-        await face.stop(10)
+        await server.stop(10)
 
 
 def trusting(certificates: Certificates, own: Certificates | None = None) -> ssl.SSLContext:

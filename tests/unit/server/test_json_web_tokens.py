@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
 from distop.errors import InvalidArgument, NotIdentified, ServiceUnavailable
 from distop.server import json_web_tokens
-from distop.server.access import ServiceAccess, parsed
-from distop.server.gate import AccessFile, CallerProof, CallGate
+from distop.server.access import ServiceAccess, parse
+from distop.server.call_admission import AccessFile, CallAdmission, CallerCredentials
 from distop.server.json_web_tokens import keys_of
 from tests.support.certificates import make_certificates
 
@@ -66,28 +66,28 @@ role = "viewer"
 
 
 class Keys:
-    """A file of keys, and the gate of a service that trusts it."""
+    """A file of keys, and the admission of a service that trusts it."""
 
     def __init__(self, folder: Path, *keys: dict[str, Any], **options: Any) -> None:
         self.jwks, access = folder / "jwks.json", folder / "access.toml"
         self.write(*keys)
         access.write_text(file_of(str(self.jwks), **options))
-        self.gate = CallGate(AccessFile(access))
+        self.admission = CallAdmission(AccessFile(access))
 
     def write(self, *keys: dict[str, Any]) -> None:
         self.jwks.write_text(json.dumps({"keys": keys}))
 
     async def identity(self, token: str) -> str:
-        return await identity(self.gate, token)
+        return await identity(self.admission, token)
 
 
-async def identity(gate: CallGate, token: str) -> str:
+async def identity(admission: CallAdmission, token: str) -> str:
     """Whom a token identifies. Raises NotIdentified."""
-    proof = CallerProof(token)
-    await gate.renew_keys(proof)
-    gate.check_identity("Tables/List", proof)
-    with gate.passing("Tables/List", None, proof):
-        found = gate._identified(gate._access(), proof)
+    credentials = CallerCredentials(token)
+    await admission.renew_keys(credentials)
+    admission.check_identity("Tables/List", credentials)
+    with admission.admit("Tables/List", None, credentials):
+        found = admission._identify(admission._access(), credentials)
     assert found is not None
     return found.name
 
@@ -272,45 +272,45 @@ async def remote() -> Any:
 
 
 @pytest.fixture
-def gate_of(tmp_path: Path, remote: Issuer) -> CallGate:
+def guarded(tmp_path: Path, remote: Issuer) -> CallAdmission:
     access = tmp_path / "access.toml"
     access.write_text(file_of(remote.url))
-    return CallGate(AccessFile(access))
+    return CallAdmission(AccessFile(access))
 
 
-async def test_keys_of_a_url_are_read_once(gate_of: CallGate, remote: Issuer) -> None:
-    assert await asyncio.gather(*(identity(gate_of, signed()) for _ in range(20))) == ["etl"] * 20
+async def test_keys_of_a_url_are_read_once(guarded: CallAdmission, remote: Issuer) -> None:
+    assert await asyncio.gather(*(identity(guarded, signed()) for _ in range(20))) == ["etl"] * 20
     for n in range(50):
         with pytest.raises(NotIdentified):
-            await identity(gate_of, signed(headers={"kid": f"unknown {n}"}))
+            await identity(guarded, signed(headers={"kid": f"unknown {n}"}))
         with pytest.raises(NotIdentified):
-            await identity(gate_of, "no token of an issuer at all")
+            await identity(guarded, "no token of an issuer at all")
     assert remote.reads == 1
 
 
 async def test_an_unknown_key_is_looked_up_after_a_pause(
-    gate_of: CallGate, remote: Issuer, monkeypatch: pytest.MonkeyPatch
+    guarded: CallAdmission, remote: Issuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await identity(gate_of, signed())
+    await identity(guarded, signed())
     remote.serve(public(RSA), public(OTHER, "k2"))
     with pytest.raises(NotIdentified, match="no key with the id"):
-        await identity(gate_of, signed(OTHER, headers={"kid": "k2"}))
+        await identity(guarded, signed(OTHER, headers={"kid": "k2"}))
     monkeypatch.setattr(json_web_tokens, "PAUSE", 0.0)
-    assert await identity(gate_of, signed(OTHER, headers={"kid": "k2"})) == "etl"
+    assert await identity(guarded, signed(OTHER, headers={"kid": "k2"})) == "etl"
     assert remote.reads == 2
 
 
 async def test_keys_are_used_for_a_time_while_the_url_fails(
-    gate_of: CallGate, remote: Issuer, monkeypatch: pytest.MonkeyPatch
+    guarded: CallAdmission, remote: Issuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await identity(gate_of, signed())
+    await identity(guarded, signed())
     remote.answer = b"HTTP/1.1 500 Oh\r\n\r\n"
     for name in ("PAUSE", "FRESH"):
         monkeypatch.setattr(json_web_tokens, name, 0.0)
-    assert await identity(gate_of, signed()) == "etl"
+    assert await identity(guarded, signed()) == "etl"
     monkeypatch.setattr(json_web_tokens, "KEPT", 0.0)
     with pytest.raises(ServiceUnavailable, match="cannot read the keys"):
-        await identity(gate_of, signed())
+        await identity(guarded, signed())
 
 
 @pytest.mark.parametrize(
@@ -325,7 +325,7 @@ async def test_keys_are_used_for_a_time_while_the_url_fails(
     ],
 )
 async def test_a_url_that_misbehaves_is_logged(
-    gate_of: CallGate,
+    guarded: CallAdmission,
     remote: Issuer,
     answer: bytes,
     words: str,
@@ -335,10 +335,10 @@ async def test_a_url_that_misbehaves_is_logged(
     import re
 
     remote.answer = answer
-    monkeypatch.setattr(json_web_tokens, "FETCH_LIMIT", 0.05 if not answer else 30.0)
+    monkeypatch.setattr(json_web_tokens, "FETCH_TIMEOUT", 0.05 if not answer else 30.0)
     monkeypatch.setattr(json_web_tokens, "MOST_BYTES", 100)
     with pytest.raises(ServiceUnavailable):
-        await identity(gate_of, signed())
+        await identity(guarded, signed())
     assert re.search(words, caplog.text), caplog.text
 
 
@@ -355,12 +355,12 @@ async def test_a_url_with_tls_is_read_if_its_authority_is_trusted(
         (tmp_path / "access.toml").write_text(
             file_of(url).replace("[identities.etl]", f'ca = "{ca}"\n[identities.etl]')
         )
-        gate = CallGate(AccessFile(tmp_path / "access.toml"))
+        admission = CallAdmission(AccessFile(tmp_path / "access.toml"))
         if trusted:
-            assert await identity(gate, signed()) == "etl"
+            assert await identity(admission, signed()) == "etl"
         else:
             with pytest.raises(ServiceUnavailable):
-                await identity(gate, signed())
+                await identity(admission, signed())
             assert "CERTIFICATE_VERIFY_FAILED" in caplog.text
 
 
@@ -397,12 +397,12 @@ async def test_a_url_with_tls_is_read_if_its_authority_is_trusted(
 )
 def test_a_wrong_access_file_is_refused_in_one_sentence(text: str, words: str) -> None:
     with pytest.raises(InvalidArgument, match=words) as caught:
-        parsed(text, "the-file")
+        parse(text, "the-file")
     assert "\n" not in str(caught.value)
 
 
 def test_the_default_algorithms_have_no_shared_secret() -> None:
     text = file_of("keys").replace('algorithms = ["RS256", "ES256"]\n', "")
-    found: ServiceAccess = parsed(text, "f")
+    found: ServiceAccess = parse(text, "f")
     assert found.issuers[0].algorithms == ("RS256", "ES256")
     assert not any(one.startswith(("HS", "none")) for one in json_web_tokens.ALGORITHMS)

@@ -23,13 +23,13 @@ from distop.protocol.keys import Keys
 from distop.protocol.policy import Evaluation, Policy, PolicyState, PolicyVerdict
 from distop.protocol.records import History, Node, OperationRef, State, TableRecord
 from distop.protocol.txn import KeyValue
-from distop.server.gate import AccessFile, AuditLog, CallGate
+from distop.server.call_admission import AccessFile, AuditLog, CallAdmission
 from distop.server.handlers import services
 from distop.server.page.page_app import HEADERS, PageApp
 from distop.server.page.page_session import FORM_COOKIE, TOKEN_COOKIE
 from distop.server.page.partition_reader import OperationPartitions, PartitionCache
 from distop.server.page.partition_states import PartitionStates
-from distop.server.rest_face import RestFace
+from distop.server.http_server import HttpServer
 from distop.services.inspection.reasons import Code, Reason
 from distop.services.inspection.status import ended_status
 from distop.services.inspection.why import Why
@@ -214,11 +214,11 @@ class Site:
             path = folder / "access.toml"
             path.write_text(FILE.replace("calls_per_second = 2", ""))
             file = AccessFile(path)
-        gate = CallGate(file, AuditLog(self.audit))
+        admission = CallAdmission(file, AuditLog(self.audit))
         handlers = {name: Calls(name.rpartition(".")[2], self.asked, self.answers) for name in NAMES}
         etcd: Any = EmptyEtcd()
-        self.page = PageApp(handlers, gate, etcd, Keys(), ScriptedCache(etcd, Keys()))
-        self.face = RestFace(handlers, gate, self.page)
+        self.page = PageApp(handlers, admission, etcd, Keys(), ScriptedCache(etcd, Keys()))
+        self.server = HttpServer(handlers, admission, self.page)
         self.cookies = httpx.Cookies()
         self.form = "/login" if identified else "/start?type=validate&table=t"
 
@@ -226,7 +226,7 @@ class Site:
         """The answer to a request, with the cookies of the answers before."""
 
         async def sent() -> httpx.Response:
-            transport = httpx.ASGITransport(self.face)
+            transport = httpx.ASGITransport(self.server)
             async with httpx.AsyncClient(
                 transport=transport, base_url="http://127.0.0.1", cookies=self.cookies
             ) as browser:

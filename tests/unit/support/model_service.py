@@ -1,4 +1,4 @@
-"""A service on the model of etcd, with both faces. Several may share one model."""
+"""A service on the model of etcd, over gRPC and HTTP. Several may share one model."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from google.protobuf import descriptor_pool, message_factory
 
 from distop.client.direct_backend import DirectBackend
 from distop.protocol.keys import Keys
-from distop.server.gate import AccessFile, AuditLog, CallGate
-from distop.server.grpc_face import GrpcFace
+from distop.server.call_admission import AccessFile, AuditLog, CallAdmission
+from distop.server.grpc_server import GrpcServer
 from distop.server.handlers import services
 from distop.server.limits import IdentityLimits
-from distop.server.rest_face import RestFace
+from distop.server.http_server import HttpServer
 from distop.services.inspection.open_work import OpenWorkReader
 
 if TYPE_CHECKING:
@@ -51,9 +51,9 @@ class ModelService:
         if access:
             (folder / "access.toml").write_text(access)
         limits = IdentityLimits(OpenWorkReader(etcd, KEYS))  # type: ignore[arg-type]
-        gate = CallGate(AccessFile(folder / "access.toml") if access else None, AuditLog(self.audit), limits)
+        admission = CallAdmission(AccessFile(folder / "access.toml") if access else None, AuditLog(self.audit), limits)
         handlers = services(DirectBackend(etcd, KEYS))  # type: ignore[arg-type]
-        self.grpc, self.rest = GrpcFace(handlers, gate), RestFace(handlers, gate)
+        self.grpc, self.rest = GrpcServer(handlers, admission), HttpServer(handlers, admission)
         self._open = AsyncExitStack()
 
     async def __aenter__(self) -> Self:

@@ -345,7 +345,7 @@
     });
     found.marks.forEach((mark, n) => {
       const [top, height] = time.places[mark.row] || [0, 0], at = x(mark.at);
-      pen.fillStyle = mark.kind === "failed" ? colour("bad") : mark.kind === "takeover" ? colour("odd") : colour("going");
+      pen.fillStyle = mark.kind === "failed" ? colour("danger") : mark.kind === "takeover" ? colour("attention") : colour("active");
       pen.beginPath();
       if (mark.kind === "takeover") { pen.moveTo(at, top - 4); pen.lineTo(at + 5, top + 4); pen.lineTo(at - 5, top + 4); }
       else if (mark.kind === "retry") { pen.arc(at, top, 4, 0, 7); }

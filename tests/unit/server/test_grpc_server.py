@@ -14,13 +14,13 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from distop.client.service_errors import error_of
 from distop.errors import ServiceUnavailable
-from distop.server import checked_streams, grpc_face
-from distop.server.gate import AccessFile, CallGate
-from distop.server.grpc_face import GrpcFace
+from distop.server import checked_streams, grpc_server
+from distop.server.call_admission import AccessFile, CallAdmission
+from distop.server.grpc_server import GrpcServer
 from distop.server.handlers import services
 from distop.v1 import operations_pb2, tables_pb2
 from tests.unit.server.test_access import FILE
-from tests.unit.server.test_rest_face import NAMES, Endless, Scripted, Talkative
+from tests.unit.server.test_http_server import NAMES, Endless, Scripted, Talkative
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
@@ -34,15 +34,15 @@ LIST = "/distop.v1.Tables/List"
 
 
 @asynccontextmanager
-async def served(gate: CallGate | None = None, handlers: Any = None) -> AsyncIterator[grpc.aio.Channel]:
-    """A channel to a face with scripted handlers."""
-    face = GrpcFace(dict.fromkeys(NAMES, handlers or Scripted()), gate or CallGate())
-    port = await face.start("127.0.0.1:0")
+async def served(admission: CallAdmission | None = None, handlers: Any = None) -> AsyncIterator[grpc.aio.Channel]:
+    """A channel to a server with scripted handlers."""
+    server = GrpcServer(dict.fromkeys(NAMES, handlers or Scripted()), admission or CallAdmission())
+    port = await server.start("127.0.0.1:0")
     try:
         async with asyncio.timeout(60), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             yield channel
     finally:
-        await face.stop(0)
+        await server.stop(0)
 
 
 async def code_of(call: Any) -> str:
@@ -59,10 +59,10 @@ async def code_of(call: Any) -> str:
 
 
 @pytest.fixture
-def guarded(tmp_path: Any) -> CallGate:
+def guarded(tmp_path: Any) -> CallAdmission:
     path = tmp_path / "access.toml"
     path.write_text(FILE)
-    return CallGate(AccessFile(path))
+    return CallAdmission(AccessFile(path))
 
 
 async def test_a_malformed_message_is_an_invalid_argument() -> None:
@@ -93,7 +93,7 @@ async def nothing() -> AsyncGenerator[bytes, None]:
         yield one
 
 
-async def test_a_caller_is_identified_before_its_message_arrives(guarded: CallGate) -> None:
+async def test_a_caller_is_identified_before_its_message_arrives(guarded: CallAdmission) -> None:
     async with served(guarded) as channel:
         for path, streams in CALLS:
             call = channel.stream_stream(path) if streams else channel.stream_unary(path)
@@ -101,14 +101,14 @@ async def test_a_caller_is_identified_before_its_message_arrives(guarded: CallGa
 
 
 async def test_a_message_has_to_arrive_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grpc_face, "MESSAGE_LIMIT", 0.05)
+    monkeypatch.setattr(grpc_server, "MESSAGE_TIMEOUT", 0.05)
     async with served() as channel:
         for requests in (silence, nothing):
             assert await code_of(channel.stream_unary(LIST)(requests())) == "INVALID_ARGUMENT"
 
 
 async def test_streams_of_health_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grpc_face, "MOST_PUBLIC", 1)
+    monkeypatch.setattr(grpc_server, "MOST_PUBLIC", 1)
     scripted = Scripted()
     scripted.answers["List"] = tables_pb2.ListTablesResponse()
     async with served(handlers=scripted) as channel:
@@ -121,7 +121,7 @@ async def test_streams_of_health_are_bounded(monkeypatch: pytest.MonkeyPatch) ->
 
 
 async def test_streams_of_reflection_are_bounded_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grpc_face, "MOST_PUBLIC", 1)
+    monkeypatch.setattr(grpc_server, "MOST_PUBLIC", 1)
     asked = reflection_pb2.ServerReflectionRequest(list_services="")
     async with served() as channel:
         stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
@@ -130,7 +130,7 @@ async def test_streams_of_reflection_are_bounded_and_end(monkeypatch: pytest.Mon
         names = {one.name for one in (await first.read()).list_services_response.service}
         assert names > set(NAMES)
         assert await code_of(stub.ServerReflectionInfo()) == "RESOURCE_EXHAUSTED"
-        monkeypatch.setattr(grpc_face, "PUBLIC_LIMIT", 0.05)
+        monkeypatch.setattr(grpc_server, "PUBLIC_TIMEOUT", 0.05)
         await first.write(asked)
         await first.read()
         assert await first.read() is grpc.aio.EOF
@@ -138,18 +138,18 @@ async def test_streams_of_reflection_are_bounded_and_end(monkeypatch: pytest.Mon
 
 
 async def test_a_caller_that_does_not_read_holds_no_stop_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grpc_face, "HEALTH_LIMIT", 0.05)
-    face = GrpcFace(dict.fromkeys(NAMES, Scripted()), CallGate())
-    await face.start("127.0.0.1:0")
+    monkeypatch.setattr(grpc_server, "HEALTH_TIMEOUT", 0.05)
+    server = GrpcServer(dict.fromkeys(NAMES, Scripted()), CallAdmission())
+    await server.start("127.0.0.1:0")
     # A watch of health holds this lock while it writes.
-    async with asyncio.timeout(60), face._health._server_watchers[""]:
-        await face.stop(0)
+    async with asyncio.timeout(60), server._health._server_watchers[""]:
+        await server.stop(0)
 
 
 async def test_connections_beyond_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grpc_face, "MOST_CONNECTIONS", 1)
-    face = GrpcFace(dict.fromkeys(NAMES, Scripted()), CallGate())
-    port = await face.start("127.0.0.1:0")
+    monkeypatch.setattr(grpc_server, "MOST_CONNECTIONS", 1)
+    server = GrpcServer(dict.fromkeys(NAMES, Scripted()), CallAdmission())
+    port = await server.start("127.0.0.1:0")
     own = (("grpc.use_local_subchannel_pool", 1),)
     try:
         async with asyncio.timeout(60), grpc.aio.insecure_channel(f"127.0.0.1:{port}", own) as first:
@@ -158,7 +158,7 @@ async def test_connections_beyond_the_limit_are_refused(monkeypatch: pytest.Monk
                 stub: Any = health_pb2_grpc.HealthStub(second)
                 assert await code_of(stub.Check(health_pb2.HealthCheckRequest())) == "UNAVAILABLE"
     finally:
-        await face.stop(0)
+        await server.stop(0)
 
 
 # ------------------------------------------------------------------ streams of callers
@@ -184,7 +184,7 @@ async def test_a_call_that_nobody_waits_for_stops_its_work(how: str) -> None:
 
 
 async def test_a_caller_that_does_not_read_is_cut_off_and_learns_it_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grpc_face, "READ_LIMIT", 0.05)
+    monkeypatch.setattr(grpc_server, "READ_TIMEOUT", 0.05)
     talkative = Talkative()
     async with served(handlers=talkative) as channel:
         call = channel.unary_stream(WATCH)(REQUEST)
@@ -200,11 +200,11 @@ async def test_a_caller_that_does_not_read_is_cut_off_and_learns_it_later(monkey
 
 async def test_a_quiet_stream_ends_soon_after_its_grant(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checked_streams, "BEAT", 0.02)
-    monkeypatch.setattr("distop.server.gate.LOOK_EVERY", 0.0)
+    monkeypatch.setattr("distop.server.call_admission.LOOK_EVERY", 0.0)
     path = tmp_path / "access.toml"
     path.write_text(FILE)
     endless = Endless()
-    async with served(CallGate(AccessFile(path)), endless) as channel:
+    async with served(CallAdmission(AccessFile(path)), endless) as channel:
         call = channel.unary_stream(WATCH)(REQUEST, metadata=(("authorization", "Bearer etl token of the tests"),))
         await endless.began.wait()
         path.write_text(FILE.partition("[[grants]]")[0])
@@ -214,11 +214,11 @@ async def test_a_quiet_stream_ends_soon_after_its_grant(tmp_path: Any, monkeypat
 
 async def test_open_streams_end_when_the_grace_has_passed() -> None:
     endless = Endless()
-    face = GrpcFace(dict.fromkeys(NAMES, endless), CallGate())
-    port = await face.start("127.0.0.1:0")
+    server = GrpcServer(dict.fromkeys(NAMES, endless), CallAdmission())
+    port = await server.start("127.0.0.1:0")
     async with asyncio.timeout(60), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         call = channel.unary_stream(WATCH)(REQUEST)
         await endless.began.wait()
-        await face.stop(0.05)
+        await server.stop(0.05)
         assert await code_of(call) in ("UNAVAILABLE", "CANCELLED")
         await endless.ended.wait()

@@ -1,4 +1,4 @@
-"""The gate of the service: identifies callers, checks their permissions and limits, and keeps the audit log."""
+"""Admission of calls: identifies callers, checks their permissions and limits, and keeps the audit log."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ class CurrentCaller:
     identity: CallerIdentity | None
     peer: str
     admin: bool = False
-    may: Callable[[CallScope], bool] = lambda scope: True
+    may_see: Callable[[CallScope], bool] = lambda scope: True
     """Whether it has the role of the call for another scope."""
-    through: Callable[[str, Any], AbstractContextManager[PassedCall]] | None = None
-    """Lets another call of the same caller through the gate."""
+    admit_nested: Callable[[str, Any], AbstractContextManager[AdmittedCall]] | None = None
+    """Admits another call of the same caller."""
 
 
 NOBODY = CurrentCaller(None, "")
@@ -70,8 +70,8 @@ caller: ContextVar[CurrentCaller] = ContextVar("caller", default=NOBODY)
 
 
 @frozen
-class CallerProof:
-    """What a caller shows: a bearer token, and the names in a verified client certificate."""
+class CallerCredentials:
+    """What identifies a caller: a bearer token, and the names in a verified client certificate."""
 
     token: str | None = None
     certificates: Sequence[str] = ()
@@ -107,7 +107,7 @@ class AccessFile:
             text = read_trusted(self._path, "the access file").decode()
         except UnicodeDecodeError:
             raise InvalidArgument(f"cannot read the access file {self._path}: it is not UTF-8") from None
-        return access.parsed(text, str(self._path))
+        return access.parse(text, str(self._path))
 
 
 class AuditLog:
@@ -168,8 +168,8 @@ def _cut(text: str | None) -> str | None:
     return None if text is None else text[:MOST_TEXT]
 
 
-class CallGate:
-    """Decides on each call before its handler runs."""
+class CallAdmission:
+    """Admits or refuses each call before its handler runs."""
 
     def __init__(
         self, file: AccessFile | None = None, audit: AuditLog | None = None, limits: IdentityLimits | None = None
@@ -186,53 +186,49 @@ class CallGate:
         """Whether callers are identified."""
         return self._file is not None
 
-    async def renew_keys(self, proof: CallerProof) -> None:
+    async def renew_keys(self, credentials: CallerCredentials) -> None:
         """Read the keys of issuers that :meth:`check_identity` may need for this token."""
-        if proof.token is not None and (issuers := self._access().issuers):
-            await self._tokens.renew(issuers, proof.token)
+        if credentials.token is not None and (issuers := self._access().issuers):
+            await self._tokens.renew(issuers, credentials.token)
 
-    def check_identity(self, call: str, proof: CallerProof) -> None:
+    def check_identity(self, call: str, credentials: CallerCredentials) -> None:
         """Raises NotIdentified, before anything of a request is read; ServiceUnavailable without keys of an issuer."""
         try:
-            self._identified(self._access(), proof)
+            self._identify(self._access(), credentials)
         except (NotIdentified, ServiceUnavailable) as error:
-            self.log_refusal(call, proof, error)
+            self.log_refusal(call, credentials, error)
             raise
 
-    def log_refusal(self, call: str, proof: CallerProof, error: DistopError) -> None:
-        """Log a request that was refused before it passed."""
-        self._log(CurrentCaller(None, proof.peer), call, [], None, type(error).__name__)
+    def log_refusal(self, call: str, credentials: CallerCredentials, error: DistopError) -> None:
+        """Log a request that was refused before its message was read."""
+        self._log(CurrentCaller(None, credentials.peer), call, [], None, type(error).__name__)
 
     def _access(self) -> ServiceAccess:
-        return self._file.current() if self._file is not None else access.OPEN
+        return self._file.current() if self._file is not None else access.UNRESTRICTED
 
     @contextmanager
-    def passing(self, call: str, request: Any, proof: CallerProof) -> Iterator[PassedCall]:
-        """Let a call through, and log its verdict.
+    def admit(self, call: str, request: Any, credentials: CallerCredentials) -> Iterator[AdmittedCall]:
+        """Admit a call for the length of the block, and log its verdict.
 
         Raises NotIdentified, PermissionDenied, LimitExceeded, and InvalidArgument for a request that names nothing.
         """
         rule, allowed = RULES[call], self._access()
-        who = CurrentCaller(None, proof.peer)
+        who = CurrentCaller(None, credentials.peer)
         scopes: list[CallScope] = []
 
-        def may(scope: CallScope) -> bool:
+        def may_see(scope: CallScope) -> bool:
             return allowed.permits(identity, rule.role, scope)
 
         def check(current: ServiceAccess) -> None:
             """Raises NotIdentified and PermissionDenied if the caller may not make the call now."""
-            found = self._identified(current, proof)
-            needed = [one for one in scopes if rule.listed is None or one != access.EVERYTHING]
-            if not (
-                current.has(found, rule.role)
-                and all(current.permits(found, one.role or rule.role, one) for one in needed)
-            ):
+            found = self._identify(current, credentials)
+            if not _allows(current, found, rule, scopes):
                 raise PermissionDenied(f"{_name(found)} may not call {call} here: it needs the role {rule.role}")
 
         try:
-            identity = self._identified(allowed, proof)
+            identity = self._identify(allowed, credentials)
             admin = allowed.permits(identity, CallerRole.ADMIN, access.EVERYTHING)
-            who = CurrentCaller(identity, proof.peer, admin, may, partial(self.passing, proof=proof))
+            who = CurrentCaller(identity, credentials.peer, admin, may_see, partial(self.admit, credentials=credentials))
             self._limits.check_call(identity)
             scopes = list(rule.scopes(request))
             check(allowed)
@@ -246,7 +242,7 @@ class CallGate:
         try:
             spans = self.spans
             with self._limits.open_call(identity), nullcontext() if spans is None else spans.span(call, request):
-                yield PassedCall(rule, request, may, lambda: check(self._access()), identity, self._limits)
+                yield AdmittedCall(rule, request, may_see, lambda: check(self._access()), identity, self._limits)
             verdict = "ok"
         except DistopError as error:
             verdict = type(error).__name__
@@ -255,32 +251,29 @@ class CallGate:
             if rule.writes or verdict in ("PermissionDenied", "NotIdentified"):
                 self._log(who, call, scopes, request, verdict)
 
-    def identity(self, proof: CallerProof) -> CallerIdentity | None:
+    def identity(self, credentials: CallerCredentials) -> CallerIdentity | None:
         """The caller; None: callers are not identified. Raises NotIdentified."""
-        return self._identified(self._access(), proof)
+        return self._identify(self._access(), credentials)
 
-    def permits(self, call: str, request: Any, proof: CallerProof) -> bool:
-        """Whether a call would be let through now, but for limits. Nothing is logged or counted."""
+    def permits(self, call: str, request: Any, credentials: CallerCredentials) -> bool:
+        """Whether a call would be admitted now, but for limits. Nothing is logged or counted."""
         rule, allowed = RULES[call], self._access()
         try:
-            identity, scopes = self._identified(allowed, proof), list(rule.scopes(request))
+            identity, scopes = self._identify(allowed, credentials), list(rule.scopes(request))
         except (NotIdentified, InvalidArgument):
             return False
-        needed = [one for one in scopes if rule.listed is None or one != access.EVERYTHING]
-        return allowed.has(identity, rule.role) and all(
-            allowed.permits(identity, one.role or rule.role, one) for one in needed
-        )
+        return _allows(allowed, identity, rule, scopes)
 
-    def _identified(self, allowed: ServiceAccess, proof: CallerProof) -> CallerIdentity | None:
+    def _identify(self, allowed: ServiceAccess, credentials: CallerCredentials) -> CallerIdentity | None:
         if not allowed.identifies:
             return None
-        if proof.token is not None and len(proof.token) < access.SHORTEST_TOKEN:
+        if credentials.token is not None and len(credentials.token) < access.SHORTEST_TOKEN:
             raise NotIdentified(f"a token has at least {access.SHORTEST_TOKEN} characters")
-        found = allowed.identity(proof.token, proof.certificates)
-        if found is None and proof.token is not None and allowed.issuers:
-            found = allowed.of_subject(*self._tokens.subject(allowed.issuers, proof.token))
+        found = allowed.identity(credentials.token, credentials.certificates)
+        if found is None and credentials.token is not None and allowed.issuers:
+            found = allowed.of_subject(*self._tokens.subject(allowed.issuers, credentials.token))
         if found is None:
-            given = proof.token is not None or proof.certificates
+            given = credentials.token is not None or credentials.certificates
             raise NotIdentified(
                 "the token or certificate belongs to no identity of the service"
                 if given
@@ -294,12 +287,12 @@ class CallGate:
 
 
 @frozen
-class PassedCall:
-    """A call that was let through."""
+class AdmittedCall:
+    """A call that was admitted."""
 
     _rule: CallRule
     _request: Any
-    _may: Callable[[CallScope], bool]
+    _may_see: Callable[[CallScope], bool]
     _check: Callable[[], None]
     _identity: CallerIdentity | None = None
     _limits: IdentityLimits | None = None
@@ -316,15 +309,28 @@ class PassedCall:
         """The answer without what the caller may not see."""
         if self._rule.waits:
             self._check()
-        if self._rule.listed is not None:
-            self._rule.listed(message, self._may)
-        if self._rule.shown is not None:
-            self._rule.shown(message, self._may, self._request)
+        if self._rule.filter_list is not None:
+            self._rule.filter_list(message, self._may_see)
+        if self._rule.filter_answer is not None:
+            self._rule.filter_answer(message, self._may_see, self._request)
         return message
 
     def check(self) -> None:
         """Raises NotIdentified and PermissionDenied if the caller may no longer make the call."""
         self._check()
+
+
+def _allows(
+    allowed: ServiceAccess, identity: CallerIdentity | None, rule: CallRule, scopes: Sequence[CallScope]
+) -> bool:
+    """Whether a caller has the role of the rule, and that of each scope.
+
+    The answer of a list is filtered, so its scope of everything needs no grant for everything.
+    """
+    needed = [one for one in scopes if rule.filter_list is None or one != access.EVERYTHING]
+    return allowed.has_role(identity, rule.role) and all(
+        allowed.permits(identity, one.role or rule.role, one) for one in needed
+    )
 
 
 def _name(identity: CallerIdentity | None) -> str:

@@ -21,14 +21,14 @@ from distop.errors import (
     NotFound,
     ServiceUnavailable,
 )
-from distop.server import checked_streams, rest_face
-from distop.server.access import parsed
-from distop.server.gate import AccessFile, AuditLog, CallGate
+from distop.server import checked_streams, http_server
+from distop.server.access import parse
+from distop.server.call_admission import AccessFile, AuditLog, CallAdmission
 from distop.server.handlers import services
 from distop.server.http_routes import routes
 from distop.server.json_messages import fill, to_json
 from distop.server.open_api import document
-from distop.server.rest_face import RestFace
+from distop.server.http_server import HttpServer
 from distop.v1 import operations_pb2, tables_pb2
 from tests.unit.server.test_access import FILE
 
@@ -73,12 +73,12 @@ def scripted() -> Scripted:
 
 
 @pytest.fixture
-def face(scripted: Scripted) -> RestFace:
-    return RestFace(dict.fromkeys(NAMES, scripted), CallGate())
+def server(scripted: Scripted) -> HttpServer:
+    return HttpServer(dict.fromkeys(NAMES, scripted), CallAdmission())
 
 
-async def ask(face: RestFace, verb: str, path: str, **given: Any) -> httpx.Response:
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(face), base_url="http://127.0.0.1") as client:
+async def ask(server: HttpServer, verb: str, path: str, **given: Any) -> httpx.Response:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(server), base_url="http://127.0.0.1") as client:
         return await client.request(verb, path, **given)
 
 
@@ -131,28 +131,28 @@ def test_the_document_describes_each_route_and_each_schema() -> None:
 # -------------------------------------------------------------------------- JSON
 
 
-async def test_a_start_is_a_json_object(face: RestFace, scripted: Scripted) -> None:
+async def test_a_start_is_a_json_object(server: HttpServer, scripted: Scripted) -> None:
     scripted.answers["Start"] = operations_pb2.StartResponse(op="t/noop/1")
     body = {"type": "noop", "table": "t", "arg": {"n": 2**63}, "options": {"partitions": {"values": ["a"]}, "delay": 5}}
-    answer = await ask(face, "POST", "/v1/operations", json=body)
+    answer = await ask(server, "POST", "/v1/operations", json=body)
     assert (answer.status_code, answer.json()) == (200, {"op": "t/noop/1", "already_started": False})
     ((_, request),) = scripted.requests
     assert m.given_json(request, "arg") == {"n": 2**63}
     assert m.start_options(request.options).given() == {"partitions": ["a"], "delay": 5.0}
 
 
-async def test_the_path_decides_on_its_fields(face: RestFace, scripted: Scripted) -> None:
+async def test_the_path_decides_on_its_fields(server: HttpServer, scripted: Scripted) -> None:
     scripted.answers["Add"] = tables_pb2.Table(name="t", options=m.json_message({}))
     body = {"table": {"name": "other", "format": "parquet", "location": "/x", "options": {"a": 1}}, "replace": True}
-    assert (await ask(face, "PUT", "/v1/tables/t", json=body)).status_code == 200
+    assert (await ask(server, "PUT", "/v1/tables/t", json=body)).status_code == 200
     request = scripted.requests[0][1]
     assert (request.table.name, request.replace, m.json_value(request.table.options)) == ("t", True, {"a": 1})
 
 
-async def test_query_parameters_fill_a_reading_request(face: RestFace, scripted: Scripted) -> None:
+async def test_query_parameters_fill_a_reading_request(server: HttpServer, scripted: Scripted) -> None:
     scripted.answers["ListHistory"] = operations_pb2.ListHistoryResponse()
     query = "table=t&states=failed&states=success&labels.team=lake&page_size=5&alarms=true"
-    assert (await ask(face, "GET", f"/v1/history?{query}")).json() == {"operations": []}
+    assert (await ask(server, "GET", f"/v1/history?{query}")).json() == {"operations": []}
     request = scripted.requests[0][1]
     assert (request.table, list(request.states), dict(request.labels)) == ("t", ["failed", "success"], {"team": "lake"})
     assert (request.page_size, request.alarms, request.HasField("type")) == (5, True, False)
@@ -189,8 +189,8 @@ def test_a_wrong_body_is_refused_in_one_sentence(data: Any, words: str) -> None:
 @pytest.mark.parametrize(
     "query", ["x=1", "page_size=a", "alarms=1", "labels=a", "table.x=1", "page_size=99999999999999999999"]
 )
-async def test_a_wrong_query_is_refused(face: RestFace, query: str) -> None:
-    answer = await ask(face, "GET", f"/v1/history?{query}")
+async def test_a_wrong_query_is_refused(server: HttpServer, query: str) -> None:
+    answer = await ask(server, "GET", f"/v1/history?{query}")
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "INVALID_ARGUMENT")
 
 
@@ -226,24 +226,24 @@ def test_a_message_and_its_json_are_the_same() -> None:
     ],
 )
 async def test_an_error_has_a_status_and_a_reason(
-    face: RestFace, scripted: Scripted, error: Exception, status: int, reason: str | None, retryable: bool | None
+    server: HttpServer, scripted: Scripted, error: Exception, status: int, reason: str | None, retryable: bool | None
 ) -> None:
     scripted.answers["Get"] = error
-    answer = await ask(face, "GET", "/v1/operations/t/noop/1")
+    answer = await ask(server, "GET", "/v1/operations/t/noop/1")
     found = answer.json()["error"]
     assert (answer.status_code, found.get("reason"), found.get("retryable")) == (status, reason, retryable)
     assert ("retry-after" in answer.headers) is bool(retryable)
     assert "secret" not in answer.text
 
 
-async def test_a_read_that_has_not_changed_has_no_body(face: RestFace, scripted: Scripted) -> None:
+async def test_a_read_that_has_not_changed_has_no_body(server: HttpServer, scripted: Scripted) -> None:
     scripted.answers["List"] = tables_pb2.ListTablesResponse()
-    first = await ask(face, "GET", "/v1/tables")
-    again = await ask(face, "GET", "/v1/tables", headers={"if-none-match": first.headers["etag"]})
+    first = await ask(server, "GET", "/v1/tables")
+    again = await ask(server, "GET", "/v1/tables", headers={"if-none-match": first.headers["etag"]})
     assert (first.status_code, again.status_code, again.content) == (200, 304, b"")
 
 
-async def test_a_stream_has_an_event_for_each_message(face: RestFace, scripted: Scripted) -> None:
+async def test_a_stream_has_an_event_for_each_message(server: HttpServer, scripted: Scripted) -> None:
     watched = [
         operations_pb2.WatchResponse(
             operation=operations_pb2.Operation(op="t/n/1", record=m.json_message(n)), revision=n + 40
@@ -251,7 +251,7 @@ async def test_a_stream_has_an_event_for_each_message(face: RestFace, scripted: 
         for n in (1, 2)
     ]
     scripted.answers["Watch"] = [*watched, NotFound("gone")]
-    answer = await ask(face, "GET", "/v1/operations/t/n/1:watch?revision=7")
+    answer = await ask(server, "GET", "/v1/operations/t/n/1:watch?revision=7")
     assert answer.headers["content-type"].startswith("text/event-stream")
     events = answer.text.split("\n\n")
     found = [one.partition("\ndata: ") for one in events[:2]]
@@ -262,7 +262,7 @@ async def test_a_stream_has_an_event_for_each_message(face: RestFace, scripted: 
     assert events[2].startswith("event: error\ndata: ")
     assert scripted.requests[0][1].revision == 7
     scripted.answers["Watch"] = [NotFound("gone")]
-    assert (await ask(face, "GET", "/v1/operations/t/n/1:watch")).status_code == 404
+    assert (await ask(server, "GET", "/v1/operations/t/n/1:watch")).status_code == 404
 
 
 @pytest.mark.parametrize(
@@ -276,10 +276,10 @@ async def test_a_stream_has_an_event_for_each_message(face: RestFace, scripted: 
     ],
 )
 async def test_a_browser_goes_on_after_its_last_event(
-    face: RestFace, scripted: Scripted, path: str, last: str, revision: int
+    server: HttpServer, scripted: Scripted, path: str, last: str, revision: int
 ) -> None:
     scripted.answers["Watch"] = []
-    answer = await ask(face, "GET", f"/v1/operations/{path}", headers={"last-event-id": last})
+    answer = await ask(server, "GET", f"/v1/operations/{path}", headers={"last-event-id": last})
     assert scripted.requests[0][1].revision == revision
     assert answer.status_code == 204, "nothing follows, so the browser does not connect again"
 
@@ -304,45 +304,45 @@ async def test_a_browser_goes_on_after_its_last_event(
     ],
 )
 async def test_pages_of_other_sites_reach_nothing(
-    face: RestFace, scripted: Scripted, headers: dict[str, str], status: int
+    server: HttpServer, scripted: Scripted, headers: dict[str, str], status: int
 ) -> None:
     scripted.answers["List"] = tables_pb2.ListTablesResponse()
-    assert (await ask(face, "GET", "/v1/tables", headers=headers)).status_code == status
+    assert (await ask(server, "GET", "/v1/tables", headers=headers)).status_code == status
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", ""])
-async def test_a_body_that_is_not_declared_as_json_is_refused(face: RestFace, scripted: Scripted, kind: str) -> None:
-    answer = await ask(face, "POST", "/v1/operations", content=b"{}", headers={"content-type": kind})
+async def test_a_body_that_is_not_declared_as_json_is_refused(server: HttpServer, scripted: Scripted, kind: str) -> None:
+    answer = await ask(server, "POST", "/v1/operations", content=b"{}", headers={"content-type": kind})
     assert (answer.status_code, scripted.requests) == (400, [])
 
 
-async def test_a_body_that_is_too_large_or_no_json_is_refused(face: RestFace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rest_face, "MOST_BODY", 100)
+async def test_a_body_that_is_too_large_or_no_json_is_refused(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "MOST_BODY", 100)
     kind = {"content-type": "application/json"}
     for content, words in ((b"x" * 101, "more than 100 bytes"), (b"{", "not valid JSON"), (b"\xff", "not valid JSON")):
-        answer = await ask(face, "POST", "/v1/operations", content=content, headers=kind)
+        answer = await ask(server, "POST", "/v1/operations", content=content, headers=kind)
         assert (answer.status_code, words in answer.text) == (400, True), answer.text
 
 
-async def test_an_unknown_route_is_not_found(face: RestFace) -> None:
+async def test_an_unknown_route_is_not_found(server: HttpServer) -> None:
     for verb, path in (("GET", "/"), ("GET", "/v1/x"), ("GET", "/v1/operations/")):
-        assert (await ask(face, verb, path)).status_code == 404
+        assert (await ask(server, verb, path)).status_code == 404
     for verb, path, allowed in (("DELETE", "/v1/operations", "GET, POST"), ("POST", "/openapi.json", "GET")):
-        answer = await ask(face, verb, path)
+        answer = await ask(server, verb, path)
         assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
 
 
-async def test_the_ids_of_the_document_are_unique(face: RestFace) -> None:
-    document = (await ask(face, "GET", "/openapi.json")).json()
+async def test_the_ids_of_the_document_are_unique(server: HttpServer) -> None:
+    document = (await ask(server, "GET", "/openapi.json")).json()
     ids = [one["operationId"] for verbs in document["paths"].values() for one in verbs.values()]
     assert len(ids) == len(set(ids)) == len(ROUTES)
 
 
 async def test_callers_of_rest_are_identified(scripted: Scripted, tmp_path: Any) -> None:
-    assert parsed(FILE, "f").identifies
+    assert parse(FILE, "f").identifies
     path = tmp_path / "access.toml"
     path.write_text(FILE)
-    face = RestFace(dict.fromkeys(NAMES, scripted), CallGate(AccessFile(path)))
+    server = HttpServer(dict.fromkeys(NAMES, scripted), CallAdmission(AccessFile(path)))
     scripted.answers |= {"List": tables_pb2.ListTablesResponse(), "Remove": tables_pb2.RemoveTableResponse()}
     for token, verb, target, status in (
         (None, "GET", "/v1/tables", 401),
@@ -352,16 +352,16 @@ async def test_callers_of_rest_are_identified(scripted: Scripted, tmp_path: Any)
         ("root token of the tests", "DELETE", "/v1/tables/t", 200),
     ):
         headers = {"host": "lake.example", **({"authorization": f"Bearer {token}"} if token else {})}
-        assert (await ask(face, verb, target, headers=headers)).status_code == status
+        assert (await ask(server, verb, target, headers=headers)).status_code == status
 
 
 async def test_nothing_of_a_request_is_read_before_its_caller_is_identified(scripted: Scripted, tmp_path: Any) -> None:
     path = tmp_path / "access.toml"
     path.write_text(FILE)
-    face = RestFace(dict.fromkeys(NAMES, scripted), CallGate(AccessFile(path), AuditLog(tmp_path / "audit.jsonl")))
+    server = HttpServer(dict.fromkeys(NAMES, scripted), CallAdmission(AccessFile(path), AuditLog(tmp_path / "audit.jsonl")))
 
     kind = {"content-type": "application/json"}
-    assert (await ask(face, "GET", "/v1/history?page_size=a")).status_code == 401
+    assert (await ask(server, "GET", "/v1/history?page_size=a")).status_code == 401
     sent: list[Any] = []
 
     async def receive() -> Any:
@@ -372,7 +372,7 @@ async def test_nothing_of_a_request_is_read_before_its_caller_is_identified(scri
 
     headers = [(name.encode(), value.encode()) for name, value in {**kind, "host": "a"}.items()]
     scope = {"type": "http", "method": "POST", "raw_path": b"/v1/operations", "query_string": b"", "headers": headers}
-    await face({**scope, "path": "/v1/operations"}, receive, send)
+    await server({**scope, "path": "/v1/operations"}, receive, send)
     assert sent[0]["status"] == 401
     verdicts = [json.loads(line)["verdict"] for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
     assert verdicts == ["NotIdentified", "NotIdentified"]
@@ -381,26 +381,26 @@ async def test_nothing_of_a_request_is_read_before_its_caller_is_identified(scri
 async def test_a_strange_host_is_no_internal_error(scripted: Scripted, tmp_path: Any) -> None:
     path = tmp_path / "access.toml"
     path.write_text(FILE)
-    face = RestFace(dict.fromkeys(NAMES, scripted), CallGate(AccessFile(path)))
+    server = HttpServer(dict.fromkeys(NAMES, scripted), CallAdmission(AccessFile(path)))
     scripted.answers["List"] = operations_pb2.ListResponse()
     for host in ("[", "a?table=x", "a#"):
         headers = {"host": host, "authorization": "Bearer etl token of the tests"}
-        assert (await ask(face, "GET", "/v1/operations?table=t", headers=headers)).status_code == 200
+        assert (await ask(server, "GET", "/v1/operations?table=t", headers=headers)).status_code == 200
         assert scripted.requests[-1][1].table == "t"
 
 
 async def test_a_refused_site_is_in_the_audit_log(scripted: Scripted, tmp_path: Any) -> None:
-    face = RestFace(dict.fromkeys(NAMES, scripted), CallGate(None, AuditLog(tmp_path / "audit.jsonl")))
-    await ask(face, "POST", "/v1/operations", headers={"origin": "http://evil.example"}, json={})
+    server = HttpServer(dict.fromkeys(NAMES, scripted), CallAdmission(None, AuditLog(tmp_path / "audit.jsonl")))
+    await ask(server, "POST", "/v1/operations", headers={"origin": "http://evil.example"}, json={})
     line = json.loads((tmp_path / "audit.jsonl").read_text())
     assert (line["call"], line["verdict"]) == ("POST /v1/operations", "PermissionDenied")
 
 
-async def test_the_bodies_of_all_requests_together_are_bounded(face: RestFace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rest_face, "MOST_BODIES", 100)
+async def test_the_bodies_of_all_requests_together_are_bounded(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "MOST_BODIES", 100)
     kind = {"content-type": "application/json"}
     for size, status in ((101, 503), (50, 400), (60, 400)):
-        assert (await ask(face, "POST", "/v1/operations", content=b"x" * size, headers=kind)).status_code == status
+        assert (await ask(server, "POST", "/v1/operations", content=b"x" * size, headers=kind)).status_code == status
 
 
 class Endless(Scripted):
@@ -421,15 +421,15 @@ class Endless(Scripted):
 
 async def test_a_stream_without_events_begins_after_a_beat(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checked_streams, "BEAT", 0.01)
-    face = RestFace(dict.fromkeys(NAMES, Endless()), CallGate())
-    port = await face.start("127.0.0.1", 0)
+    server = HttpServer(dict.fromkeys(NAMES, Endless()), CallAdmission())
+    port = await server.start("127.0.0.1", 0)
     try:
         async with asyncio.timeout(30), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
             async with client.stream("GET", "/v1/operations/t/n/1:watch?revision=7") as answer:
                 lines = answer.aiter_lines()
                 assert [await anext(lines) for _ in range(3)] == [": waiting", "", ": waiting"]
     finally:
-        await face.stop(10)
+        await server.stop(10)
 
 
 class Talkative(Endless):
@@ -445,10 +445,10 @@ class Talkative(Endless):
 
 
 async def test_a_caller_that_does_not_read_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rest_face, "READ_LIMIT", 0.05)
+    monkeypatch.setattr(http_server, "READ_TIMEOUT", 0.05)
     talkative = Talkative()
-    face = RestFace(dict.fromkeys(NAMES, talkative), CallGate())
-    port = await face.start("127.0.0.1", 0)
+    server = HttpServer(dict.fromkeys(NAMES, talkative), CallAdmission())
+    port = await server.start("127.0.0.1", 0)
     try:
         async with asyncio.timeout(30):
             _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1_000)
@@ -456,14 +456,14 @@ async def test_a_caller_that_does_not_read_is_disconnected(monkeypatch: pytest.M
             await talkative.ended.wait()
             writer.close()
     finally:
-        await face.stop(10)
+        await server.stop(10)
 
 
 @pytest.mark.parametrize("later", [False, True])
 async def test_a_stream_ends_when_its_caller_disconnects(later: bool) -> None:
     endless = Endless()
-    face = RestFace(dict.fromkeys(NAMES, endless), CallGate())
-    port = await face.start("127.0.0.1", 0)
+    server = HttpServer(dict.fromkeys(NAMES, endless), CallAdmission())
+    port = await server.start("127.0.0.1", 0)
     try:
         async with asyncio.timeout(30):
             _, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -474,7 +474,7 @@ async def test_a_stream_ends_when_its_caller_disconnects(later: bool) -> None:
             if later:
                 await endless.ended.wait()
     finally:
-        await face.stop(10)
+        await server.stop(10)
     assert endless.ended.is_set() is endless.began.is_set()
 
 
@@ -482,11 +482,11 @@ async def test_a_stream_ends_when_its_caller_disconnects(later: bool) -> None:
     "sent", [b"", b"GET /v1/tables HTT", b"GET /v1/tables HTTP/1.1\r\nHost: 127.0.0.1\r\na: b\r\n"]
 )
 async def test_a_connection_without_whole_headers_is_closed(
-    face: RestFace, scripted: Scripted, sent: bytes, monkeypatch: pytest.MonkeyPatch
+    server: HttpServer, scripted: Scripted, sent: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rest_face, "HEADER_LIMIT", 0.05)
+    monkeypatch.setattr(http_server, "HEADER_TIMEOUT", 0.05)
     scripted.answers["List"] = tables_pb2.ListTablesResponse()
-    port = await face.start("127.0.0.1", 0)
+    port = await server.start("127.0.0.1", 0)
     try:
         async with asyncio.timeout(30):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -495,14 +495,14 @@ async def test_a_connection_without_whole_headers_is_closed(
                 assert await reader.read() == b""
             writer.close()
     finally:
-        await face.stop(10)
+        await server.stop(10)
 
 
 async def test_connections_beyond_the_limit_are_closed(
-    face: RestFace, scripted: Scripted, monkeypatch: pytest.MonkeyPatch
+    server: HttpServer, scripted: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rest_face, "MOST_CONNECTIONS", 2)
-    port = await face.start("127.0.0.1", 0)
+    monkeypatch.setattr(http_server, "MOST_CONNECTIONS", 2)
+    port = await server.start("127.0.0.1", 0)
     try:
         async with asyncio.timeout(30):
             first = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
@@ -512,12 +512,12 @@ async def test_connections_beyond_the_limit_are_closed(
             for one in (writer, *(writer for _, writer in first)):
                 one.close()
     finally:
-        await face.stop(10)
+        await server.stop(10)
 
 
-async def test_a_websocket_is_not_served(face: RestFace, scripted: Scripted) -> None:
+async def test_a_websocket_is_not_served(server: HttpServer, scripted: Scripted) -> None:
     scripted.answers["List"] = tables_pb2.ListTablesResponse()
-    port = await face.start("127.0.0.1", 0)
+    port = await server.start("127.0.0.1", 0)
     try:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
             headers = {"connection": "upgrade", "upgrade": "websocket", "sec-websocket-key": "eA==", "origin": "null"}
@@ -527,15 +527,15 @@ async def test_a_websocket_is_not_served(face: RestFace, scripted: Scripted) -> 
                 assert answer.status_code == 405
                 assert not [name for name in answer.headers if name.startswith("access-control")]
     finally:
-        await face.stop(10)
+        await server.stop(10)
 
 
 async def test_a_caller_does_not_choose_its_address_in_the_audit_log(scripted: Scripted, tmp_path: Any) -> None:
-    face = RestFace(dict.fromkeys(NAMES, scripted), CallGate(None, AuditLog(tmp_path / "audit.jsonl")))
-    port = await face.start("127.0.0.1", 0)
+    server = HttpServer(dict.fromkeys(NAMES, scripted), CallAdmission(None, AuditLog(tmp_path / "audit.jsonl")))
+    port = await server.start("127.0.0.1", 0)
     try:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
             await client.get("/v1/tables", headers={"origin": "null", "x-forwarded-for": "192.0.2.1"})
     finally:
-        await face.stop(10)
+        await server.stop(10)
     assert json.loads((tmp_path / "audit.jsonl").read_text())["peer"].startswith("127.0.0.1:")

@@ -22,7 +22,7 @@ from distop.protocol.json_codec import dumps, loads
 from distop.protocol.texts import shown
 from distop.runtime import caller_trace
 from distop.server.checked_streams import checked
-from distop.server.gate import CallerProof
+from distop.server.call_admission import CallerCredentials
 from distop.server.http_routes import HttpRoute, routes, set_path_fields
 from distop.server.json_messages import fill, fill_from_query, to_json
 from distop.server.open_api import document
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from starlette.types import Receive, Scope, Send
 
-    from distop.server.gate import CallGate
+    from distop.server.call_admission import CallAdmission
     from distop.server.page.page_app import PageApp
 
 log = logging.getLogger("distop.service")
@@ -44,13 +44,13 @@ MOST_BODY = 8 << 20
 """Maximum bytes of a request's body."""
 MOST_BODIES = 256 << 20
 """Maximum bytes of all bodies that are being read. Further ones are refused."""
-BODY_LIMIT = 30.0
+BODY_TIMEOUT = 30.0
 """Seconds for a request's body to arrive."""
-HEADER_LIMIT = 10.0
+HEADER_TIMEOUT = 10.0
 """Seconds for a request's headers to arrive. The connection is then closed."""
 MOST_CONNECTIONS = 10_000
 """Maximum connections, if the process may have twice as many files. Others are closed at once."""
-READ_LIMIT = 30.0
+READ_TIMEOUT = 30.0
 """Seconds in which a caller reads nothing of its answer, after which the connection is closed."""
 MOST_REVISION = 2**63 - 1
 _DONE: Any = object()
@@ -73,13 +73,13 @@ class MethodNotAllowed(InvalidArgument):
         self.allowed = allowed
 
 
-class RestFace:
+class HttpServer:
     """An HTTP server of these services (full name → handlers)."""
 
-    def __init__(self, services: Mapping[str, Any], gate: CallGate, page: PageApp | None = None) -> None:
+    def __init__(self, services: Mapping[str, Any], admission: CallAdmission, page: PageApp | None = None) -> None:
         """``page``: serves all paths but those of REST; None: there is no page."""
         self._services = services
-        self._gate = gate
+        self._admission = admission
         self._page = page
         self._routes = routes(services)
         self._server: uvicorn.Server | None = None
@@ -175,19 +175,19 @@ class RestFace:
 
     async def _answer(self, request: Request) -> Response:
         path = request.scope.get("raw_path", b"").partition(b"?")[0].decode("ascii", "replace")
-        proof = proof_of(request)
+        credentials = credentials_of(request)
         try:
             self._check_browser(request)
         except PermissionDenied as error:
-            self._gate.log_refusal(f"{request.method} {path}", proof, error)
+            self._admission.log_refusal(f"{request.method} {path}", credentials, error)
             raise
         if self._page is not None and self._page.serves(path):
             return await self._page.answer(request, self._body)
         if path == "/openapi.json" and request.method == "GET":
             return JSONResponse(document(self._routes))
         route, values = self._route(request.method, path)
-        await self._gate.renew_keys(proof)
-        self._gate.check_identity(route.call, proof)
+        await self._admission.renew_keys(credentials)
+        self._admission.check_identity(route.call, credentials)
         message = route.request()
         if route.has_body:
             fill(message, await self._json(request))
@@ -200,8 +200,8 @@ class RestFace:
         handler = getattr(self._services[route.service], route.call.partition("/")[2])
         if route.streams:
             return await self._stream(route, handler, message, request)
-        with self._gate.passing(route.call, message, proof) as passed:
-            answer = await passed.run(handler)
+        with self._admission.admit(route.call, message, credentials) as admitted:
+            answer = await admitted.run(handler)
         return _tagged(dumps(to_json(answer)), request)
 
     def _check_browser(self, request: Request) -> None:
@@ -214,7 +214,7 @@ class RestFace:
         if request.headers.get("sec-fetch-site") in ("cross-site", "same-site") and not follows:
             raise PermissionDenied("requests of other sites are not served")
         name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
-        if not self._gate.identifies and name not in LOOPBACK:
+        if not self._admission.identifies and name not in LOOPBACK:
             raise PermissionDenied(f"the host {shown(host)} is not this machine: the service identifies no callers")
 
     def _is_page(self, request: Request) -> bool:
@@ -222,6 +222,7 @@ class RestFace:
         return self._page is not None and request.method == "GET" and self._page.serves(request.scope["path"])
 
     def _route(self, verb: str, path: str) -> tuple[HttpRoute, dict[str, str]]:
+        """The route of a raw path, and the fields in the path. Raises NotFound and MethodNotAllowed."""
         for one in self._routes:
             if (values := one.match(verb, path)) is not None:
                 return one, values
@@ -237,24 +238,26 @@ class RestFace:
         known = request.headers.get("last-event-id", "")
         if known.isascii() and known.isdigit() and hasattr(message, "revision") and not message.revision:
             message.revision = min(int(known[:20]), MOST_REVISION)
-        passing = self._gate.passing(route.call, message, proof_of(request))
-        passed = passing.__enter__()
-        responses = checked(handler(message), passed.check)
+        # No with block: the call stays admitted until the last event, long after this method has returned.
+        admission = self._admission.admit(route.call, message, credentials_of(request))
+        admitted = admission.__enter__()
+        responses = checked(handler(message), admitted.check)
         try:
             first = await _while_connected(request, anext(responses, _DONE))
         except BaseException as error:
             await responses.aclose()
-            passing.__exit__(type(error), error, None)
+            admission.__exit__(type(error), error, None)
             raise
         if first is _DONE:
-            passing.__exit__(None, None, None)
+            admission.__exit__(None, None, None)
             return Response(status_code=204)  # a browser then does not connect again
-        body = self._events(first, responses, passing)
+        body = self._events(first, responses, admission)
         return StreamingResponse(body, media_type="text/event-stream", headers={"cache-control": "no-store"})
 
     async def _events(
-        self, first: Any, responses: AsyncGenerator[Any, None], passing: AbstractContextManager[Any]
+        self, first: Any, responses: AsyncGenerator[Any, None], admission: AbstractContextManager[Any]
     ) -> AsyncGenerator[bytes, None]:
+        """The events. Ends the admission of the call, which :meth:`_stream` has begun."""
         failed: DistopError | None = None
         following: asyncio.Future[Any] | None = None
         stopped = asyncio.ensure_future(self._stopped.wait())
@@ -276,8 +279,8 @@ class RestFace:
                 following.cancel()
                 await asyncio.gather(following, return_exceptions=True)
             await responses.aclose()
-            with suppress(DistopError):
-                passing.__exit__(None if failed is None else type(failed), failed, None)
+            with suppress(DistopError):  # it is raised again, after its event was sent
+                admission.__exit__(None if failed is None else type(failed), failed, None)
 
     async def _json(self, request: Request) -> Any:
         """The JSON body of a request. Raises InvalidArgument; ServiceUnavailable if too many bodies are being read.
@@ -297,7 +300,7 @@ class RestFace:
         """The body of a request. Raises InvalidArgument; ServiceUnavailable if too many bodies are being read."""
         found = bytearray()
         try:
-            async with asyncio.timeout(BODY_LIMIT):
+            async with asyncio.timeout(BODY_TIMEOUT):
                 async for part in request.stream():
                     found += part
                     self._read_bytes += len(part)
@@ -306,7 +309,7 @@ class RestFace:
                     if self._read_bytes > MOST_BODIES:
                         raise ServiceUnavailable("the service reads too many large requests: call again later")
         except TimeoutError:
-            raise InvalidArgument(f"the body has not arrived within {BODY_LIMIT:g} s") from None
+            raise InvalidArgument(f"the body has not arrived within {BODY_TIMEOUT:g} s") from None
         finally:
             self._read_bytes -= len(found)
         return bytes(found)
@@ -356,7 +359,7 @@ class _Connection(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._unread = self.loop.call_later(READ_LIMIT, self.transport.abort)
+        self._unread = self.loop.call_later(READ_TIMEOUT, self.transport.abort)
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -372,7 +375,7 @@ class _Connection(H11Protocol):
         if self.cycle is not None and not self.cycle.response_complete:
             self._expect_nothing()
         elif self._late is None:
-            self._late = self.loop.call_later(HEADER_LIMIT, self.transport.abort)
+            self._late = self.loop.call_later(HEADER_TIMEOUT, self.transport.abort)
 
     def _expect_nothing(self) -> None:
         if self._late is not None:
@@ -413,12 +416,12 @@ def _event(response: Any) -> bytes:
     return (b"id: %d\n" % revision if revision else b"") + b"data: " + dumps(to_json(response)) + b"\n\n"
 
 
-def proof_of(request: Request) -> CallerProof:
-    """What the caller shows of itself."""
+def credentials_of(request: Request) -> CallerCredentials:
+    """What identifies the caller."""
     kind, _, token = request.headers.get("authorization", "").partition(" ")
     bearer = token.strip() if kind.lower() == "bearer" and token.strip() else None
     peer = f"{request.client.host}:{request.client.port}" if request.client is not None else ""
-    return CallerProof(bearer, request.scope.get(CERTIFICATES, ()), peer)
+    return CallerCredentials(bearer, request.scope.get(CERTIFICATES, ()), peer)
 
 
 def _tagged(body: bytes, request: Request) -> Response:
