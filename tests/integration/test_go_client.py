@@ -61,6 +61,14 @@ def start(tmp_path: Path) -> Path:
     return program
 
 
+def test_the_program_of_the_guide_compiles(tmp_path: Path) -> None:
+    guide = (ROOT / "docs" / "how-to" / "use-from-go.md").read_text()
+    source = tmp_path / "guide.go"
+    source.write_text(guide.partition("```go\n")[2].partition("```")[0])
+    built = go("build", "-o", str(tmp_path / "guide"), str(source))
+    assert built.returncode == 0, built.stderr
+
+
 def test_the_go_example_starts_an_operation_watches_it_and_prints_its_report(
     group: Daemons,
     service: Service,  # noqa: F811
