@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import distop
-from distop.errors import EtcdUnavailable, NotIdentified, OutcomeUnknown
+from distop.errors import NotIdentified, OutcomeUnknown, Unavailable
 from distop.protocol.records import OperationRef
 from tests.docker.engine import (
     IMAGE,
@@ -272,7 +272,7 @@ class Load:
             try:
                 op = self.client.start_operation("noop", "t", argument, request_id=request_id, labels={"part": "load"})
                 break
-            except (EtcdUnavailable, OutcomeUnknown):
+            except (OutcomeUnknown, Unavailable):
                 assert time.monotonic() < deadline
         result = op.wait(timeout=200)
         with self._changed:

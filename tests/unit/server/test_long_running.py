@@ -1,4 +1,4 @@
-"""``google.longrunning.Operations`` over both faces."""
+"""``google.longrunning.Operations`` over gRPC and HTTP."""
 
 from __future__ import annotations
 

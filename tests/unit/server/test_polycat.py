@@ -1,4 +1,4 @@
-"""PolyCat's two calls over both faces: what they prepare and confirm, and for whom."""
+"""PolyCat's two calls over gRPC and HTTP: what they prepare and confirm, and for whom."""
 
 from __future__ import annotations
 
