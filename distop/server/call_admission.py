@@ -228,7 +228,9 @@ class CallAdmission:
         try:
             identity = self._identify(allowed, credentials)
             admin = allowed.permits(identity, CallerRole.ADMIN, access.EVERYTHING)
-            who = CurrentCaller(identity, credentials.peer, admin, may_see, partial(self.admit, credentials=credentials))
+            who = CurrentCaller(
+                identity, credentials.peer, admin, may_see, partial(self.admit, credentials=credentials)
+            )
             self._limits.check_call(identity)
             scopes = list(rule.scopes(request))
             check(allowed)

@@ -18,8 +18,8 @@ from distop.client.service_channel import MOST_BYTES
 from distop.client.service_errors import DETAILS, status_of
 from distop.errors import DistopError, InvalidArgument, ServiceUnavailable
 from distop.runtime import caller_trace
-from distop.server.checked_streams import checked
 from distop.server.call_admission import CallerCredentials
+from distop.server.checked_streams import checked
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -215,7 +215,9 @@ def _unary(call: Callable[[Any], Awaitable[Any]], request: Any, admission: _Grpc
     return answer
 
 
-def _stream(call: Callable[[Any], AsyncGenerator[Any, None]], request: Any, admission: _GrpcAdmission) -> Callable[..., Any]:
+def _stream(
+    call: Callable[[Any], AsyncGenerator[Any, None]], request: Any, admission: _GrpcAdmission
+) -> Callable[..., Any]:
     async def answer(_: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         try:
             await admission.check_identity(context)

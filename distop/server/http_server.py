@@ -21,8 +21,8 @@ from distop.errors import DistopError, InvalidArgument, NotFound, PermissionDeni
 from distop.protocol.json_codec import dumps, loads
 from distop.protocol.texts import shown
 from distop.runtime import caller_trace
-from distop.server.checked_streams import checked
 from distop.server.call_admission import CallerCredentials
+from distop.server.checked_streams import checked
 from distop.server.http_routes import HttpRoute, routes, set_path_fields
 from distop.server.json_messages import fill, fill_from_query, to_json
 from distop.server.open_api import document

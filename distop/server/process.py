@@ -20,10 +20,10 @@ from distop.runtime import telemetry_settings
 from distop.server.call_admission import AccessFile, AuditLog, CallAdmission
 from distop.server.grpc_server import GrpcServer
 from distop.server.handlers import services
+from distop.server.http_server import HttpServer
 from distop.server.limits import IdentityLimits
 from distop.server.operation_watches import OperationWatches
 from distop.server.page.page_app import PageApp
-from distop.server.http_server import HttpServer
 from distop.services.inspection.open_work import OpenWorkReader
 from distop.store import tls_files
 from distop.store.client import EtcdClient

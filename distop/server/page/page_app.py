@@ -16,6 +16,7 @@ from distop.client.service_errors import status_of
 from distop.errors import DistopError, InvalidArgument, NotFound, NotIdentified
 from distop.protocol.texts import shown
 from distop.server.call_admission import CallerCredentials
+from distop.server.http_server import STATUS
 from distop.server.page import page_session as session
 from distop.server.page.live_events import Cursor, PageStream, changed_parts, parts_of
 from distop.server.page.local_channel import LocalChannel
@@ -25,7 +26,6 @@ from distop.server.page.page_rendering import link, render
 from distop.server.page.partition_reader import PartitionCache
 from distop.server.page.start_context import problem_of, start_context
 from distop.server.page.table_context import nodes_context, table_context, tables_context
-from distop.server.http_server import STATUS
 from distop.v1 import operations_pb2
 
 if TYPE_CHECKING:
@@ -142,7 +142,9 @@ class PageApp:
 
     async def _operation(self, request: Request, channel: LocalChannel, query: Query) -> Response:
         ref = parse_ref(_one(query, "op"))
-        with self._admission.admit("Operations/ListJobs", operations_pb2.ListJobsRequest(op=str(ref)), channel.credentials):
+        with self._admission.admit(
+            "Operations/ListJobs", operations_pb2.ListJobsRequest(op=str(ref)), channel.credentials
+        ):
             async with self._partitions.reading(ref) as partitions:
                 content = await OperationContext(channel, self._etcd, self._keys, ref, partitions).read()
         return self._view(request, channel, "operation.html", str(ref), OPERATION, content)
@@ -151,7 +153,9 @@ class PageApp:
         """The partitions of one cell, as a part of a page."""
         ref, first = parse_ref(_one(query, "op")), _whole(query, "first")
         after = min(_whole(query, "after"), first + MOST_DETAILS)
-        with self._admission.admit("Operations/ListJobs", operations_pb2.ListJobsRequest(op=str(ref)), channel.credentials):
+        with self._admission.admit(
+            "Operations/ListJobs", operations_pb2.ListJobsRequest(op=str(ref)), channel.credentials
+        ):
             async with self._partitions.reading(ref) as partitions:
                 await partitions.until_complete(20.0)
                 count = partitions.states.count if partitions.states is not None else 0

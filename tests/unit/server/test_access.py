@@ -270,7 +270,9 @@ def ask(guarded: CallAdmission, call: str, request: Any, token: str | None = Non
         return admitted, caller.get()
 
 
-def test_a_call_without_an_identity_or_a_permission_is_refused_and_logged(guarded: CallAdmission, tmp_path: Any) -> None:
+def test_a_call_without_an_identity_or_a_permission_is_refused_and_logged(
+    guarded: CallAdmission, tmp_path: Any
+) -> None:
     cancel = operations_pb2.CancelRequest(op=OP, request_id="r1")
     with pytest.raises(NotIdentified, match="send a bearer token, or use a client certificate"):
         ask(guarded, "Operations/Cancel", cancel)
@@ -493,7 +495,9 @@ def test_a_name_in_a_certificate_counts_as_its_own_kind_only() -> None:
         },
     )
     found = credentials_of(context)
-    assert found == CallerCredentials("x", ["CN=me", "DNS:URI:b", "URI:spiffe://ops", "URI:CN=root"], "ipv4:127.0.0.1:9")
+    assert found == CallerCredentials(
+        "x", ["CN=me", "DNS:URI:b", "URI:spiffe://ops", "URI:CN=root"], "ipv4:127.0.0.1:9"
+    )
 
 
 OPS = ("sales.a/validate/1", "hr.pay/purge/1", "hr.pay/purge/2", "sales.a/validate/2", "hr.pay/purge/3")

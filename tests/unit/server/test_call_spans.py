@@ -69,7 +69,12 @@ def test_a_call_is_below_its_header_and_a_start_below_its_option() -> None:
 
 @pytest.mark.parametrize(
     ("error", "fault"),
-    [(NotFound("no"), None), (EtcdUnavailable("no"), "no"), (ServiceUnavailable("no"), "no"), (LimitExceeded("no"), None)],
+    [
+        (NotFound("no"), None),
+        (EtcdUnavailable("no"), "no"),
+        (ServiceUnavailable("no"), "no"),
+        (LimitExceeded("no"), None),
+    ],
 )
 def test_only_errors_of_the_service_are_faults(error: Exception, fault: str | None) -> None:
     def fail() -> None:

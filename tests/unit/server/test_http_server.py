@@ -26,9 +26,9 @@ from distop.server.access import parse
 from distop.server.call_admission import AccessFile, AuditLog, CallAdmission
 from distop.server.handlers import services
 from distop.server.http_routes import routes
+from distop.server.http_server import HttpServer
 from distop.server.json_messages import fill, to_json
 from distop.server.open_api import document
-from distop.server.http_server import HttpServer
 from distop.v1 import operations_pb2, tables_pb2
 from tests.unit.server.test_access import FILE
 
@@ -311,12 +311,16 @@ async def test_pages_of_other_sites_reach_nothing(
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", ""])
-async def test_a_body_that_is_not_declared_as_json_is_refused(server: HttpServer, scripted: Scripted, kind: str) -> None:
+async def test_a_body_that_is_not_declared_as_json_is_refused(
+    server: HttpServer, scripted: Scripted, kind: str
+) -> None:
     answer = await ask(server, "POST", "/v1/operations", content=b"{}", headers={"content-type": kind})
     assert (answer.status_code, scripted.requests) == (400, [])
 
 
-async def test_a_body_that_is_too_large_or_no_json_is_refused(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_that_is_too_large_or_no_json_is_refused(
+    server: HttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(http_server, "MOST_BODY", 100)
     kind = {"content-type": "application/json"}
     for content, words in ((b"x" * 101, "more than 100 bytes"), (b"{", "not valid JSON"), (b"\xff", "not valid JSON")):
@@ -358,7 +362,9 @@ async def test_callers_of_rest_are_identified(scripted: Scripted, tmp_path: Any)
 async def test_nothing_of_a_request_is_read_before_its_caller_is_identified(scripted: Scripted, tmp_path: Any) -> None:
     path = tmp_path / "access.toml"
     path.write_text(FILE)
-    server = HttpServer(dict.fromkeys(NAMES, scripted), CallAdmission(AccessFile(path), AuditLog(tmp_path / "audit.jsonl")))
+    server = HttpServer(
+        dict.fromkeys(NAMES, scripted), CallAdmission(AccessFile(path), AuditLog(tmp_path / "audit.jsonl"))
+    )
 
     kind = {"content-type": "application/json"}
     assert (await ask(server, "GET", "/v1/history?page_size=a")).status_code == 401
@@ -396,7 +402,9 @@ async def test_a_refused_site_is_in_the_audit_log(scripted: Scripted, tmp_path: 
     assert (line["call"], line["verdict"]) == ("POST /v1/operations", "PermissionDenied")
 
 
-async def test_the_bodies_of_all_requests_together_are_bounded(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_bodies_of_all_requests_together_are_bounded(
+    server: HttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(http_server, "MOST_BODIES", 100)
     kind = {"content-type": "application/json"}
     for size, status in ((101, 503), (50, 400), (60, 400)):

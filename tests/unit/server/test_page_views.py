@@ -25,11 +25,11 @@ from distop.protocol.records import History, Node, OperationRef, State, TableRec
 from distop.protocol.txn import KeyValue
 from distop.server.call_admission import AccessFile, AuditLog, CallAdmission
 from distop.server.handlers import services
+from distop.server.http_server import HttpServer
 from distop.server.page.page_app import HEADERS, PageApp
 from distop.server.page.page_session import FORM_COOKIE, TOKEN_COOKIE
 from distop.server.page.partition_reader import OperationPartitions, PartitionCache
 from distop.server.page.partition_states import PartitionStates
-from distop.server.http_server import HttpServer
 from distop.services.inspection.reasons import Code, Reason
 from distop.services.inspection.status import ended_status
 from distop.services.inspection.why import Why

@@ -16,8 +16,8 @@ from distop.protocol.keys import Keys
 from distop.server.call_admission import AccessFile, AuditLog, CallAdmission
 from distop.server.grpc_server import GrpcServer
 from distop.server.handlers import services
-from distop.server.limits import IdentityLimits
 from distop.server.http_server import HttpServer
+from distop.server.limits import IdentityLimits
 from distop.services.inspection.open_work import OpenWorkReader
 
 if TYPE_CHECKING:
