@@ -192,7 +192,7 @@ class OperationCalls(_Service):
             alarms=request.alarms,
             after=m.given(request, "page_token"),
         )
-        size, may = m.given(request, "page_size"), caller.get().may
+        size, may = m.given(request, "page_size"), caller.get().may_see
         size = 100 if size is None else size
         answer = operations_pb2.ListHistoryResponse()
         while True:
