@@ -22,9 +22,10 @@ from distop.tables import plan_table
 from distop.tables.commits import Fate
 from distop.tables.parquet.folder_swap import FolderSwaps
 from distop.testing import MemoryProgress
-from distop_behaviors.compact import Compact
+from distop_behaviors.compact import Compact, CompactTableJob
 from distop_behaviors.compact.compact_argument import CompactArgument
 from distop_behaviors.compact.publication import REASONS
+from distop_behaviors.export import Export
 from distop_behaviors.validate import Validate
 from tests.support.context import FakeContext, Ran, complete, run_jobs, run_operation
 
@@ -308,6 +309,12 @@ def test_a_folder_that_others_can_change_is_refused(bench: Bench) -> None:
     bench.path.chmod(0o777)
     with pytest.raises(UnsafePath, match="others could change the new ones"):
         bench.compact()
+
+
+@pytest.mark.parametrize("behavior", [Compact, CompactTableJob])
+def test_no_export_runs_beside_a_compaction(behavior: type[Compact]) -> None:
+    """A swap deletes files that the export has planned."""
+    assert behavior.type_name in Export.conflicts_with
 
 
 # ---------------------------------------------------------------------- other writers
