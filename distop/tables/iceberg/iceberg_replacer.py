@@ -43,7 +43,7 @@ from distop.tables.iceberg.manifest_list import manifests_of
 from distop.tables.iceberg.metadata_file import current_metadata_file, read_file, read_metadata
 from distop.tables.iceberg.new_metadata import FilesChanged, ReplacedFiles
 from distop.tables.iceberg.snapshot_checks import check_opened
-from distop.tables.iceberg.snapshot_files import data_files, partition_types, values_in
+from distop.tables.iceberg.snapshot_files import data_files, files_of, partition_types, values_in
 from distop.tables.iceberg.staged_metadata import check_staged
 from distop.tables.iceberg.written_folders import check_folder
 from distop.tables.reading import spark_copy
@@ -117,15 +117,14 @@ class IcebergReplacer(FileReplacer):
         check = self._ctx.check_cancelled
         names: dict[str, tuple[str, str]] = {}
         values: dict[str, Mapping[str, str | None]] = {}
-        deletes: dict[str, int] = {}
+        source = planned.partitions[0].source
         with io.watched():
-            for prefix, name, file in data_files(planned.partitions[0].source, metadata, snapshot, io, check, []):
+            for prefix, name, file in data_files(source, metadata, snapshot, io, check, []):
                 names[file[0]] = f"{prefix}{name}".rstrip("/"), name
                 if name not in values:
                     values[name] = values_in(name)
-            for _, entry in entries(_of_deletes(manifests_of(snapshot, io)), io, check):
-                if (path := referenced_file(entry)) is not None:
-                    deletes[path] = deletes.get(path, 0) + 1
+            manifests = manifests_of(snapshot, io)
+            deletes = manifest_facts.delete_counts(manifests, metadata, io, files_of(source, metadata), check)
         for partition in planned.partitions:
             for one in partition.files:
                 partition_name, name = names[one[0]]

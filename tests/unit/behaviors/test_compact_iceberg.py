@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from pyiceberg.types import NestedField, StringType, TimestampType
 from distop.behavior import OutcomeRow
 from distop.errors import InvalidArgument
 from distop.storage.places import make_stage
+from distop.tables import plan_table
 from distop.tables.commits import Fate, Marks, Replacement
 from distop.tables.iceberg.avro import ManifestIO
 from distop.tables.iceberg.iceberg_replacer import IcebergReplacer
@@ -30,6 +32,7 @@ from distop_behaviors.compact.publication import REASONS
 from distop_behaviors.expire import ExpireSnapshots
 from tests.support.context import FakeContext, Ran, complete, run_operation
 from tests.support.lake import Folder
+from tests.support.row_deltas import commit, equality_deletes, position_deletes
 from tests.support.table_files import LoggedFolder
 from tests.unit.tables.iceberg.test_tables_iceberg import BY_K, SCHEMA, record, rows
 
@@ -202,6 +205,40 @@ def test_a_condition_chooses_partitions_of_all_specs(tmp_path: Path) -> None:
         chosen("total = 3")
     with pytest.raises(InvalidArgument, match="compares 'id', whose type is bigint, with 'x'"):
         chosen("id = 'x'")
+
+
+class Least(random.Random):
+    """Always the least number."""
+
+    def random(self) -> float:
+        return 0.0
+
+
+def test_all_delete_files_that_apply_make_a_file_a_candidate(tmp_path: Path) -> None:
+    """Equality deletes, and position deletes of several files, were not counted."""
+    table = Folder(tmp_path / "t").new(SCHEMA, BY_K)
+    for _ in range(2):
+        table.append(rows("a", "b"))
+    context = FakeContext(tmp_path / "work", record(tmp_path / "t"))
+
+    def counted() -> list[int]:
+        replacer = IcebergReplacer(record(tmp_path / "t"), context, by_catalog=False)
+        return sorted(one.deletes for one in replacer.candidates(plan_table(record(tmp_path / "t"))))
+
+    def groups(least: int) -> list[tuple[str, int]]:
+        argument = CompactArgument(min_ratio=0, deletes_at_least=least)
+        planned = Compact().partitions(record(tmp_path / "t"), argument, context)
+        return [(one.name, len(one.files)) for one in planned.partitions if one.files]
+
+    assert counted() == [0, 0, 0, 0]
+    commit(table, deletes=equality_deletes(table, ["id"], [{"id": 0}]))
+    assert counted() == [1, 1, 1, 1]
+    table.append(rows("a"))
+    assert counted() == [0, 1, 1, 1, 1], "an equality delete applies to earlier files alone"
+    commit(table, deletes=position_deletes(table, Least()))
+    assert counted() == [1, 2, 2, 2, 2]
+    assert groups(2) == [("k=a#0", 2), ("k=b#0", 2)]
+    assert groups(3) == []
 
 
 def test_the_specs_of_all_groups_need_one_reading_of_each_manifest(
