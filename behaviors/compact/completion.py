@@ -159,7 +159,7 @@ class CompactCompletion:
         stage = self._publication.stage_at(place)
         stage.begin()
         try:
-            replacement, _ = self._rewrite.rewritten(again, stage)
+            replacement = self._rewrite.rewritten(again, stage)
         except (JobFailed, Unreadable, GroupChanged) as error:
             stage.discard(self._ctx.log)
             self._left_out[plan.partition] = str(error)

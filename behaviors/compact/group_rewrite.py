@@ -97,13 +97,13 @@ class GroupRewrite:
             return self._result("committed", plan, known[0][1] if known else None, version, begun, reused=True)
         if fate is not Fate.PENDING:
             return GroupResult(state="conflicted", reason=REASONS[fate], before=self._before(plan))
-        reused, digest = bool(known), ""
+        reused = bool(known)
         if known:
             replacement = known[0][1]
         else:
             stage = self.publication.new_stage(self.ctx.stage_place)
             try:
-                replacement, digest = self.rewritten(plan, stage)
+                replacement = self.rewritten(plan, stage)
             except GroupChanged as error:
                 return GroupResult(state="conflicted", reason=str(error), before=self._before(plan))
             except Gone:
@@ -115,14 +115,14 @@ class GroupRewrite:
         self.ctx.work_done(**work.to_json())
         done = self.commit_batch(plan.partition)
         state = "staged" if done is None else "committed"
-        result = self._result(state, plan, replacement, done or "", begun, reused=reused, digest=digest)
+        result = self._result(state, plan, replacement, done or "", begun, reused=reused)
         result.work = work + self._committed
         if not reused:
             result.add_transferred(read=replacement.bytes, written=replacement.added_bytes)
         return result
 
-    def rewritten(self, plan: PartitionPlan, stage: StagedFiles) -> tuple[Replacement, str]:
-        """Rewrite a group into a stage and offer it; returns the replacement and the digest of its record.
+    def rewritten(self, plan: PartitionPlan, stage: StagedFiles) -> Replacement:
+        """Rewrite a group into a stage and offer it.
 
         Raises JobFailed if the new files do not have the same rows, or a file cannot be read, and GroupChanged.
         """
@@ -142,10 +142,9 @@ class GroupRewrite:
             raise
         except Unreadable as error:
             raise JobFailed(f"cannot read the group {plan.name}: {error}") from error
-        digest = stage.offer(replacement)
-        if digest is None:
+        if stage.offer(replacement) is None:
             raise RuntimeError(f"the new files of {plan.name} were discarded before they were offered: trying again")
-        return replacement, digest
+        return replacement
 
     def commit_batch(self, group: int) -> str | None:
         """Commit the batch of a group if all its groups are offered; returns the version with this group, or None.
@@ -181,7 +180,6 @@ class GroupRewrite:
         begun: float,
         *,
         reused: bool = False,
-        digest: str = "",
     ) -> GroupResult:
         before, after = self._before(plan), Amount()
         if replacement is not None:
@@ -194,7 +192,7 @@ class GroupRewrite:
                 "before": before,
                 "after": after,
                 "deleted_rows": replacement.deleted_rows if replacement is not None else 0,
-                "record": digest,
+                "record": replacement.record_digest if replacement is not None else "",
                 "reused": reused,
                 "seconds": round(monotonic() - begun, 3),
             }

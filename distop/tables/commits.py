@@ -158,6 +158,16 @@ class Replacement:
         text = json.dumps(self.detail["added"], sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
+    @property
+    def record(self) -> bytes:
+        """The durable record of this replacement."""
+        return json.dumps(self.to_json(), sort_keys=True).encode()
+
+    @property
+    def record_digest(self) -> str:
+        """The digest of the record, for the outcome of the job."""
+        return hashlib.blake2b(self.record, digest_size=16).hexdigest()
+
     def to_json(self) -> dict[str, Any]:
         found = {name: getattr(self, name) for name in _NUMBERS}
         return {**found, "sizes": list(self.sizes), "detail": dict(self.detail)}

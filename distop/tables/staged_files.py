@@ -11,7 +11,6 @@ has loaded a state that is not newer than the one that was read: it commits befo
 
 from __future__ import annotations
 
-import hashlib
 import json
 from typing import TYPE_CHECKING, Literal
 
@@ -65,11 +64,10 @@ class StagedFiles:
 
         None if another process has discarded the stage, or the operation has ended. Raises OSError.
         """
-        text = json.dumps(replacement.to_json(), sort_keys=True).encode()
-        store_of(self.place).put(RECORD, text)
+        store_of(self.place).put(RECORD, replacement.record)
         if self.decide("offered") != "offered" or not self._is_open():
             return None
-        return hashlib.blake2b(text, digest_size=16).hexdigest()
+        return replacement.record_digest
 
     def decide(self, wanted: Literal["offered", "discarded"]) -> str:
         """Create the decision, unless there is one; returns the one that holds. Raises OSError."""

@@ -20,7 +20,7 @@ from distop.storage.files import for_arrow, local_path
 from distop.storage.location import root_of
 from distop.storage.object_store import LARGEST
 from distop.storage.opened_stores import has_store, store_of
-from distop.storage.places import make_stage
+from distop.storage.places import make_stage, operation_path
 from distop.storage.stage_manifest import flush
 from distop.storage.store_errors import unavailable
 from distop.tables.commits import Candidate, Conflict, Fate, FileReplacer, Head, Replacement, RowsDiffer
@@ -40,6 +40,7 @@ from distop.tables.reading import arrow_copy, footer_facts, parquet_footers, spa
 from distop.tables.reading.arrow_types import SparkOnly
 from distop.tables.reading.file_facts import Gone, Unreadable, folded, quote
 from distop.tables.reading.spark_paths import spark_path
+from distop.tables.staged_files import FOLDER
 from distop.tables.table_options import check_options
 
 if TYPE_CHECKING:
@@ -98,6 +99,24 @@ class FolderReplacer(FileReplacer):
         self._swaps.settle()
         mine = self._identity
         self._swaps.forget(lambda one: one.identity != mine and one.identity[:_SPACE] == mine[:_SPACE])
+        self._remove_abandoned()
+
+    def _remove_abandoned(self) -> None:
+        """Remove what other operations of this type have staged. Errors are logged.
+
+        One of them runs at a time, so they have ended, or never run again. A paused process of one that still commits
+        finds its files missing, and takes its entry back.
+        """
+        kind, _, own = operation_path(self._ctx.operation).rpartition("/")
+        folder, store = f"{FOLDER}/{self._ctx.space}/{kind}", store_of(Place(self._root, OWN))
+        try:
+            for number in store.list_folder(folder).folders:
+                if number != own:
+                    store.delete_folder(f"{folder}/{number}")
+        except (OSError, InvalidArgument) as error:
+            self._ctx.log.warning(
+                "Cannot remove staged files in %s; retrying at the next compact: %s", store.location_of(folder), error
+            )
 
     def check(self, planned: Planned, layout: Layout) -> None:
         deletion.check_own(Place(self._root, OWN), _UNSAFE, missing=True)

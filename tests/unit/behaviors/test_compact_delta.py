@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 from collections import Counter
@@ -230,6 +231,14 @@ def test_groups_are_committed_in_batches_while_others_run(days: Bench) -> None:
 def test_without_batches_there_is_one_commit_at_the_end(days: Bench) -> None:
     ran = days.compact(commit_every=None)
     assert (ran.report["commits"], groups_of(ran)) == (1, {"planned": 6, "committed": 6})
+
+
+def test_a_reused_group_has_the_digest_of_its_record(days: Bench) -> None:
+    argument, plans, _ = days.plan(commit_every=None)
+    first, again = (days.run(argument, plans[:1])[0].result for _ in range(2))
+    assert (first["reused"], again["reused"]) == (False, True)
+    (record,) = days.work.rglob("staged.json")
+    assert first["record"] == again["record"] == hashlib.blake2b(record.read_bytes(), digest_size=16).hexdigest()
 
 
 def test_a_dry_run_changes_nothing(days: Bench) -> None:

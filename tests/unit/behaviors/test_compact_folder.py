@@ -508,6 +508,7 @@ def test_the_next_compaction_finishes_what_an_operation_left_that_never_ran_agai
     ran = bench.compact()
     assert ran.report["verdict"] in ("compacted", "nothing to do"), ran.message
     assert (bench.rows, len(bench.files)) == (rows, 1)
+    assert [name for name in bench.hidden() if not name.startswith("swap")] == []
 
 
 def test_a_cancelled_operation_keeps_what_was_replaced(days: Bench) -> None:
