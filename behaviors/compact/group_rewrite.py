@@ -1,4 +1,4 @@
-"""A job of ``compact``: it rewrites one group, offers the new files, and commits the batch if it is complete."""
+"""A job of ``compact``: it rewrites one group, offers the new files, and commits a batch if enough are offered."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class GroupRewrite:
                 return GroupResult(state="conflicted", reason=REASONS.get(fate, ""), before=self._before(plan))
         work = WorkDone(len(plan.files), plan.bytes)
         self.ctx.work_done(**work.to_json())
-        done = self.commit_batch(plan.partition)
+        done = self.commit_batch(plan)
         state = "staged" if done is None else "committed"
         result = self._result(state, plan, replacement, done or "", begun, reused=reused)
         result.work = work + self._committed
@@ -146,29 +146,26 @@ class GroupRewrite:
             raise RuntimeError(f"the new files of {plan.name} were discarded before they were offered: trying again")
         return replacement
 
-    def commit_batch(self, group: int) -> str | None:
-        """Commit the batch of a group if all its groups are offered; returns the version with this group, or None.
+    def commit_batch(self, plan: PartitionPlan) -> str | None:
+        """Commit a batch with this group if enough groups are offered; returns the version with the group, or None.
 
-        None also if another writer has changed the group: the completion rewrites it again.
+        Which groups are in a batch does not matter: a slow or failed group delays no other one. None also if another
+        writer has changed the group: the completion rewrites it again.
         """
-        size = self.argument.commit_every
+        size, group = self.argument.commit_every, plan.partition
         if size is None:
             return None
-        first = group - group % size
-        numbers = range(first, first + size)
-        if not self.publication.is_batch_offered(numbers):
-            return None
+        numbers = sorted(self.publication.uncommitted(plan, size), key=lambda number: (number != group, number))
         # An offer may have been withdrawn since another job of this process has seen it.
-        batch = [found for number in numbers if (found := self.publication.offered(number))]
-        if len(batch) < size:
+        offered = {number: found[0][1] for number in numbers if (found := self.publication.offered(number))}
+        if len(offered) < size:
             return None
-        offered = {one[0][1].group: one[0][1] for one in batch}
-        ended = self.publication.commit(list(offered.values()))
+        ended = self.publication.commit_batch(list(offered.values()), size)
         own = [offered[number] for number, (_, version) in ended.items() if version]
         if own:
             files, size_ = sum(one.files for one in own), sum(one.bytes for one in own)
             self._committed = WorkDone(commits=1, committed_files=files, committed_bytes=size_)
-        fate, version = ended[group]
+        fate, version = ended.get(group, (Fate.PENDING, ""))
         return version if fate in DONE else None
 
     def _result(

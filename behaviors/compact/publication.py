@@ -11,12 +11,12 @@ from distop.protocol.texts import plural
 from distop.runtime.lru_cache import LruCache
 from distop.storage.places import STAGE, operation_path
 from distop.tables.commits import ATTEMPTS, CommitUnknown, Conflict, Fate, Marks, StagedFileLost, settled
-from distop.tables.staged_files import StagedFiles, stages_below, stages_of
+from distop.tables.staged_files import StagedFiles, jobs_below, stages_below, stages_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from distop.behavior import JobContext
+    from distop.behavior import JobContext, PartitionPlan
     from distop.storage.deletion import Place
     from distop.tables.commits import FileReplacer, Head, Replacement
 
@@ -38,6 +38,8 @@ DONE = (Fate.COMMITTED, Fate.REPLACED)
 """The fates of replacements of groups that are committed."""
 _known: LruCache[bool] = LruCache(20_000)
 """The groups that this process has found to be offered."""
+_committing: set[tuple[str, ...]] = set()
+"""The groups that jobs of this process are committing: another job with the same ones would only cause a conflict."""
 
 
 class Publication:
@@ -79,13 +81,19 @@ class Publication:
         """What the attempts at a group have offered. Raises OSError."""
         return self._offered(stages_of(self.stages, f"{group:06d}"))
 
-    def is_batch_offered(self, groups: Iterable[int]) -> bool:
-        """Whether all these groups are offered, by the existence of their offers. Raises OSError.
+    def uncommitted(self, plan: PartitionPlan, least: int) -> list[int]:
+        """The offered groups that are neither committed nor being committed by this process. Raises OSError.
 
-        It stops at the first group without an offer, and this process remembers the others: so the jobs of a batch look
-        for each offer about once, instead of all jobs for all offers.
+        [] if they are fewer than ``least``. ``plan``: any group. This process remembers which groups are offered, and
+        committed ones are not looked at: so a job looks at few offers, instead of all jobs at all offers.
         """
-        return all(_known.get(self._key(group), partial(self._is_offered, group), keep=bool) for group in groups)
+        begun = {int(name) for name in jobs_below(self.stages) if name.isdigit()}
+        if len(begun) < least:
+            return []
+        done = self._replacer.committed(self._replacer.load(), plan).keys()
+        rest = [group for group in sorted(begun - done) if self._key(group) not in _committing]
+        found = [one for one in rest if _known.get(self._key(one), partial(self._is_offered, one), keep=bool)]
+        return found if len(found) >= least else []
 
     def _key(self, group: int) -> tuple[str, ...]:
         return self._ctx.space, self.stages.location, str(group)
@@ -104,11 +112,23 @@ class Publication:
         stages = [self.stage_at(place) for place in places]
         return [(stage, found) for stage in stages if (found := stage.offered(withdrawn=withdrawn)) is not None]
 
-    def commit(self, replacements: Sequence[Replacement]) -> dict[int, tuple[Fate, str]]:
+    def commit_batch(self, replacements: Sequence[Replacement], size: int) -> dict[int, tuple[Fate, str]]:
+        """Commit ``size`` of these groups, the first ones, unless fewer are pending; returns as :meth:`commit` does."""
+        keys = {self._key(one.group) for one in replacements} - _committing
+        _committing.update(keys)
+        try:
+            return self.commit(replacements, least=size, most=size)
+        finally:
+            _committing.difference_update(keys)
+
+    def commit(
+        self, replacements: Sequence[Replacement], *, least: int = 1, most: int | None = None
+    ) -> dict[int, tuple[Fate, str]]:
         """Commit all of these groups that are pending, in one commit; returns what became of each, and its version.
 
         At most one replacement for each group. A group that others have changed, or whose new files are not all there,
-        is left out. Raises JobFailed if other writers always commit first, and the errors of the replacer.
+        is left out. ``least``: commit nothing if fewer are pending. ``most``: the maximum number to commit. Raises
+        JobFailed if other writers always commit first, and the errors of the replacer.
         """
         ended: dict[int, tuple[Fate, str]] = {}
         lost: set[int] = set()
@@ -123,8 +143,9 @@ class Publication:
                 group: found for group, found in ended.items() if found[0] is Fate.COMMITTED
             }
             pending = [one for one in replacements if fates[one.group] is Fate.PENDING]
-            if not pending:
+            if len(pending) < least:
                 return ended
+            pending = sorted(pending[:most], key=lambda one: one.group)
             self._ctx.status(f"committing {plural(len(pending), 'group')}")
             try:
                 version = self._replacer.commit(head, pending, Marks(self._ctx.operation, self._committer))

@@ -24,7 +24,7 @@ from distop.storage.store_errors import ObjectExists, ObjectMissing, UnknownWrit
 from distop.tables.commits import Replacement
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from distop.runtime.logs import Log
 
@@ -174,9 +174,13 @@ def _remove(place: Place) -> None:
 
 def stages_below(place: Place) -> Iterator[Place]:
     """The stages in the folder of an operation. Raises UnsafePath and OSError."""
-    store = store_of(place)
-    for name in store.list_folder().folders:
+    for name in jobs_below(place):
         yield from stages_of(place, name)
+
+
+def jobs_below(place: Place) -> Sequence[str]:
+    """The names of the jobs with stages in the folder of an operation. Raises UnsafePath and OSError."""
+    return store_of(place).list_folder().folders
 
 
 def stages_of(place: Place, name: str) -> Iterator[Place]:

@@ -228,6 +228,35 @@ def test_groups_are_committed_in_batches_while_others_run(days: Bench) -> None:
     assert days.rows == rows
 
 
+def test_a_slow_group_does_not_delay_the_commits_of_others(days: Bench) -> None:
+    """Batches were fixed windows of consecutive groups."""
+    argument, plans, _ = days.plan(commit_every=2)
+    outcomes = days.run(argument, [plans[n] for n in (0, 2, 5, 3)])
+    batches = [one["operationParameters"]["distop.batch"] for one in reversed(days.commits())]
+    assert batches == ["0,2", "3,5"]
+    assert [row.result["state"] for row in outcomes] == ["staged", "committed", "staged", "committed"]
+    outcomes += days.run(argument, [plans[n] for n in (4, 1)])
+    ran = days.complete(argument, plans, outcomes)
+    assert (ran.report["commits"], groups_of(ran)) == (3, {"planned": 6, "committed": 6})
+
+
+def test_a_group_that_cannot_be_committed_does_not_delay_the_commits_of_others(days: Bench) -> None:
+    argument, plans, _ = days.plan(commit_every=2)
+    days.run(argument, plans[:1])
+    days.table.delete("day = 'd0'")
+    days.run(argument, plans[1:3])
+    assert [one["operationParameters"]["distop.batch"] for one in days.commits()] == ["1,2"]
+
+
+def test_two_jobs_do_not_commit_the_same_groups(days: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another job ends while a batch is committed."""
+    argument, plans, _ = days.plan(commit_every=2)
+    states: list[str] = []
+    at_commit(monkeypatch, lambda: states.extend(row.result["state"] for row in days.run(argument, plans[2:3])))
+    days.run(argument, plans[:2])
+    assert (states, len(days.commits())) == (["staged"], 1)
+
+
 def test_without_batches_there_is_one_commit_at_the_end(days: Bench) -> None:
     ran = days.compact(commit_every=None)
     assert (ran.report["commits"], groups_of(ran)) == (1, {"planned": 6, "committed": 6})
