@@ -39,7 +39,10 @@ class CompactArgument(BaseModel):
     ] = []
     codec: Annotated[
         Literal["snappy", "zstd", "gzip", "lz4", "none"] | None,
-        Field(description="The compression of new files. null: the default of the table's format."),
+        Field(
+            description="The compression of new files. null: the table's codec (Iceberg), else the codec of the first "
+            "file of the group."
+        ),
     ] = None
     commit_every: Annotated[
         int | None,

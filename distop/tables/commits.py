@@ -123,7 +123,7 @@ class Layout:
     """How rows are written into new files.
 
     ``outputs``: the number of files to aim at. ``sort_by``: columns, ascending, within the group. ``codec``: of
-    Parquet; None: the default of the table's format.
+    Parquet; None: the table's codec (Iceberg), else the codec of the first file of the group.
     """
 
     outputs: int

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
@@ -206,6 +207,21 @@ def test_a_group_is_split_into_files_near_the_target(bench: Bench) -> None:
     assert ran.report["after"]["files"] == 3
     assert bench.rows == rows
     assert bench.compact(target_bytes=target, min_input_files=2).report["verdict"] == "nothing to do"
+
+
+def test_an_unsorted_group_keeps_the_order_of_its_rows(bench: Bench) -> None:
+    chance = random.Random(3)
+    for _ in range(4):
+        write_deltalake(bench.path, pa.table({"id": chance.sample(range(1000), 50)}), mode="append")
+
+    def ids(path: str) -> list[int]:
+        return [int(str(one)) for one in pq.ParquetFile(path).read()["id"].to_pylist()]
+
+    argument, plans, _ = bench.plan()
+    expected = [one for path, _, _ in plans[0].files for one in ids(path)]
+    bench.complete(argument, plans, bench.run(argument, plans))
+    (new,) = bench.files
+    assert ids(new) == expected
 
 
 def test_groups_are_committed_in_batches_while_others_run(days: Bench) -> None:

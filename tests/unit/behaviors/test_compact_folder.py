@@ -272,6 +272,21 @@ def test_the_codec_is_kept_or_chosen(bench: Bench) -> None:
     assert pq.read_metadata(bench.path / bench.files[0]).row_group(0).column(0).compression == "GZIP"
 
 
+def test_an_unsorted_group_keeps_the_order_of_its_rows(tmp_path: Path) -> None:
+    bench, chance = Bench(tmp_path), random.Random(3)
+    for n in range(4):
+        bench.write(f"part-{n}.parquet", pa.table({"id": chance.sample(range(1000), 50)}), row_group_size=20)
+
+    def ids(path: str) -> list[int]:
+        return [int(str(one)) for one in pq.read_table(path)["id"].to_pylist()]
+
+    argument, plans = bench.plan()
+    expected = [one for path, _, _ in plans[0].files for one in ids(path)]
+    bench.complete(argument, plans, bench.run(argument, plans))
+    (new,) = bench.files
+    assert ids(str(bench.path / new)) == expected
+
+
 # ---------------------------------------------------------------------- refusals
 
 
