@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from distop.behavior import JobFailed, WorkDone
 from distop.errors import InvalidArgument
 from distop.tables import data_folder_of, replacer_of
-from distop.tables.commits import Fate, Layout, RowsDiffer
+from distop.tables.commits import GroupStatus, Layout, RowsDiffer
 from distop.tables.reading.file_facts import Gone, Unreadable
 from distop_behaviors.compact.compact_argument import Amount, GroupResult, sizes_of
 from distop_behaviors.compact.file_groups import outputs_of
-from distop_behaviors.compact.publication import DONE, REASONS, Publication
+from distop_behaviors.compact.group_committer import DONE, REASONS, GroupCommitter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,8 +31,8 @@ CHECK_EVERY = 30.0
 class GroupChanged(Exception):
     """Another writer has changed the group while it was rewritten, so its new files could not be committed."""
 
-    def __init__(self, fate: Fate) -> None:
-        super().__init__(REASONS.get(fate, ""))
+    def __init__(self, status: GroupStatus) -> None:
+        super().__init__(REASONS.get(status, ""))
 
 
 class WatchingContext:
@@ -41,9 +41,9 @@ class WatchingContext:
     A completion, which has no partition, reports the work of all groups: that of the rewritten one is left out.
     """
 
-    def __init__(self, ctx: JobContext, fate: Callable[[], Fate]) -> None:
+    def __init__(self, ctx: JobContext, status: Callable[[], GroupStatus]) -> None:
         self._ctx = ctx
-        self._fate = fate
+        self._status = status
         self._next = monotonic() + CHECK_EVERY
 
     def __getattr__(self, name: str) -> Any:
@@ -60,27 +60,26 @@ class WatchingContext:
         if monotonic() < self._next:
             return
         self._next = float("inf")  # reading the table calls this as well
-        fate = self._fate()
+        status = self._status()
         self._next = monotonic() + CHECK_EVERY
-        if fate is not Fate.PENDING:
-            raise GroupChanged(fate)
+        if status is not GroupStatus.PENDING:
+            raise GroupChanged(status)
 
 
 class GroupRewrite:
-    """One attempt at a group, or the completion of the operation.
+    """Rewrites and commits groups, for a job or for the completion.
 
-    ``committer``: names it in commits: the attempt's stage, which has the fencing token of its claim, or
-    ``completion.COMMITTER``.
+    ``name``: in commits: the attempt's stage, which has the fencing token of its claim, or ``completion.COMMITTER``.
     """
 
-    def __init__(self, argument: CompactArgument, ctx: JobContext, committer: str) -> None:
+    def __init__(self, argument: CompactArgument, ctx: JobContext, name: str) -> None:
         if ctx.table is None:
             raise InvalidArgument("compact needs a table: start it on a registered table")
         self.argument = argument
         self.ctx = ctx
         self.replacer: FileReplacer = replacer_of(ctx.table, ctx, swap=argument.swap is not None)
         folder = data_folder_of(ctx.table, ctx.check_cancelled, lambda: ctx.spark)
-        self.publication = Publication(ctx, self.replacer, shared_of(ctx), folder, committer)
+        self.committer = GroupCommitter(ctx, self.replacer, require_shared_directory(ctx), folder, name)
         self._committed = WorkDone()
 
     def run(self, plan: PartitionPlan) -> GroupResult:
@@ -90,27 +89,27 @@ class GroupRewrite:
         """
         begun = monotonic()
         head = self.replacer.load()
-        (fate,) = self.replacer.plan_fates(head, [plan])
-        known = self.publication.offered(plan.partition)
-        if fate is Fate.COMMITTED:
-            version = self.replacer.committed(head, plan).get(plan.partition, "")
+        (status,) = self.replacer.group_statuses(head, [plan])
+        known = self.committer.offered(plan.partition)
+        if status is GroupStatus.COMMITTED:
+            version = self.replacer.committed_versions(head, plan).get(plan.partition, "")
             return self._result("committed", plan, known[0][1] if known else None, version, begun, reused=True)
-        if fate is not Fate.PENDING:
-            return GroupResult(state="conflicted", reason=REASONS[fate], before=self._before(plan))
+        if status is not GroupStatus.PENDING:
+            return GroupResult(state="conflicted", reason=REASONS[status], before=self._before(plan))
         reused = bool(known)
         if known:
             replacement = known[0][1]
         else:
-            stage = self.publication.new_stage(self.ctx.stage_place)
+            stage = self.committer.new_stage(self.ctx.stage_place)
             try:
-                replacement = self.rewritten(plan, stage)
+                replacement = self.rewrite_and_offer(plan, stage)
             except GroupChanged as error:
                 return GroupResult(state="conflicted", reason=str(error), before=self._before(plan))
             except Gone:
-                (fate,) = self.replacer.plan_fates(self.replacer.load(), [plan])
-                if fate is Fate.PENDING:
+                (status,) = self.replacer.group_statuses(self.replacer.load(), [plan])
+                if status is GroupStatus.PENDING:
                     raise
-                return GroupResult(state="conflicted", reason=REASONS.get(fate, ""), before=self._before(plan))
+                return GroupResult(state="conflicted", reason=REASONS.get(status, ""), before=self._before(plan))
         work = WorkDone(len(plan.files), plan.bytes)
         self.ctx.work_done(**work.to_json())
         done = self.commit_batch(plan)
@@ -121,7 +120,7 @@ class GroupRewrite:
             result.add_transferred(read=replacement.bytes, written=replacement.added_bytes)
         return result
 
-    def rewritten(self, plan: PartitionPlan, stage: StagedFiles) -> Replacement:
+    def rewrite_and_offer(self, plan: PartitionPlan, stage: StagedFiles) -> Replacement:
         """Rewrite a group into a stage and offer it.
 
         Raises JobFailed if the new files do not have the same rows, or a file cannot be read, and GroupChanged.
@@ -129,10 +128,10 @@ class GroupRewrite:
         layout, table = layout_of(self.argument, plan.bytes), self.ctx.table
         assert table is not None
 
-        def fate() -> Fate:
-            return self.replacer.plan_fates(self.replacer.load(), [plan])[0]
+        def status() -> GroupStatus:
+            return self.replacer.group_statuses(self.replacer.load(), [plan])[0]
 
-        watching: Any = WatchingContext(self.ctx, fate)
+        watching: Any = WatchingContext(self.ctx, status)
         try:
             replacer = replacer_of(table, watching, swap=self.argument.swap is not None)
             replacement = replacer.rewrite(plan, layout, stage)
@@ -155,18 +154,18 @@ class GroupRewrite:
         size, group = self.argument.commit_every, plan.partition
         if size is None:
             return None
-        numbers = sorted(self.publication.uncommitted(plan, size), key=lambda number: (number != group, number))
+        numbers = sorted(self.committer.uncommitted(plan, size), key=lambda number: (number != group, number))
         # An offer may have been withdrawn since another job of this process has seen it.
-        offered = {number: found[0][1] for number in numbers if (found := self.publication.offered(number))}
+        offered = {number: found[0][1] for number in numbers if (found := self.committer.offered(number))}
         if len(offered) < size:
             return None
-        ended = self.publication.commit_batch(list(offered.values()), size)
+        ended = self.committer.commit_batch(list(offered.values()), size)
         own = [offered[number] for number, (_, version) in ended.items() if version]
         if own:
             files, size_ = sum(one.files for one in own), sum(one.bytes for one in own)
             self._committed = WorkDone(commits=1, committed_files=files, committed_bytes=size_)
-        fate, version = ended.get(group, (Fate.PENDING, ""))
-        return version if fate in DONE else None
+        status, version = ended.get(group, (GroupStatus.PENDING, ""))
+        return version if status in DONE else None
 
     def _result(
         self,
@@ -221,7 +220,7 @@ def layout_of(argument: CompactArgument, size: int) -> Layout:
     return Layout(outputs, argument.target_bytes, tuple(argument.sort_by), argument.codec)
 
 
-def shared_of(ctx: JobContext) -> Place:
+def require_shared_directory(ctx: JobContext) -> Place:
     """The shared directory. Raises InvalidArgument if there is none."""
     if ctx.shared is None:
         raise InvalidArgument("compact stages new files, which needs a shared directory: set --shared-dir")

@@ -17,7 +17,7 @@ from deltalake import DeltaTable, write_deltalake
 from distop.behavior import JobFailed, Summary, TableRecord, select
 from distop.errors import InvalidArgument, UnsafePath
 from distop.storage.deletion import Place
-from distop.tables.commits import CommitUnknown, Fate, Marks
+from distop.tables.commits import CommitUnknown, GroupStatus, Marks
 from distop.tables.delta import delta_replacer
 from distop.tables.delta.delta_replacer import DeltaReplacer
 from distop.tables.delta.log_publisher import LogPublisher
@@ -27,7 +27,7 @@ from distop.testing import MemoryProgress
 from distop_behaviors.compact import Compact, CompactTableJob
 from distop_behaviors.compact.compact_argument import CompactArgument
 from distop_behaviors.compact.group_rewrite import GroupRewrite
-from distop_behaviors.compact.publication import REASONS, Publication
+from distop_behaviors.compact.group_committer import REASONS, GroupCommitter
 from tests.support.context import FakeContext, Ran, complete, run_jobs, run_operation
 from tests.support.delta_logs import DeltaLog
 
@@ -423,7 +423,7 @@ def test_a_group_that_becomes_doomed_is_given_up(days: Bench, monkeypatch: pytes
     monkeypatch.setattr(arrow_copy, "copy", copy)
     argument, plans, _ = days.plan()
     (row,) = days.run(argument, plans[:1])
-    assert (row.result["state"], row.result["reason"]) == ("conflicted", REASONS[Fate.REMOVED])
+    assert (row.result["state"], row.result["reason"]) == ("conflicted", REASONS[GroupStatus.REMOVED])
     assert (calls[0], list(days.work.rglob("staged.json"))) == (1, [])
 
 
@@ -590,7 +590,7 @@ def test_files_of_an_earlier_version_stay(bench: Bench) -> None:
     again.fence = 2
     again.partition = plans[0]
     rewrite = GroupRewrite(argument, again, "x")
-    stage = rewrite.publication.stage_at(again.stage_place)
+    stage = rewrite.committer.stage_at(again.stage_place)
     stage.begin()
     replacement, _ = rewrite.rewritten(plans[0], stage)
     # A process that had looked at the table before it was restored, and at its version afterwards.
@@ -632,8 +632,8 @@ def test_a_process_that_wakes_up_after_the_end_commits_no_removed_files(
     write_deltalake(bench.path, table_of(7), mode="overwrite")
     ctx = bench.context()
     ctx.partition = plans[0]
-    publication = GroupRewrite(argument, ctx, "paused").publication
-    (stage, paused), commit, held = publication.offered(0)[0], LogPublisher.commit, list[Any]()
+    committer = GroupRewrite(argument, ctx, "paused").committer
+    (stage, paused), commit, held = committer.offered(0)[0], LogPublisher.commit, list[Any]()
 
     def hold(self: LogPublisher, *args: Any) -> None:
         """The paused process has loaded the table, and has looked at everything: only its request is missing."""
@@ -644,7 +644,7 @@ def test_a_process_that_wakes_up_after_the_end_commits_no_removed_files(
         bench.table.restore(version)
         with pytest.MonkeyPatch.context() as patch, suppress(Killed):
             patch.setattr(LogPublisher, "commit", hold)
-            publication.commit([paused])
+            committer.commit([paused])
         done = action()
         for request in held:
             commit(*request)
@@ -670,7 +670,7 @@ def test_a_restored_group_is_not_committed_again(days: Bench) -> None:
     ran = days.complete(argument, plans, outcomes)
     assert groups_of(ran) == {"planned": 6, "committed": 4, "conflicted": 2}
     assert (ran.report["verdict"], ran.report["commits"]) == ("partial", 2)
-    assert {one["reason"] for one in ran.report["left_out"]} == {REASONS[Fate.ROLLED_BACK]}
+    assert {one["reason"] for one in ran.report["left_out"]} == {REASONS[GroupStatus.ROLLED_BACK]}
     assert [one["operationParameters"]["distop.batch"] for one in reversed(days.commits())] == ["0,1", "2,3", "4,5"]
     assert (days.rows, len(days.files)) == (rows, 10)
     assert DeltaTable(days.path, version=version).to_pyarrow_table().num_rows == sum(rows.values())
@@ -689,7 +689,7 @@ def test_a_repeated_attempt_leaves_a_restored_group(days: Bench, again: bool) ->
     if again:
         assert row.result["state"] == "committed"
     else:
-        assert (row.result["state"], row.result["reason"]) == ("conflicted", REASONS[Fate.ROLLED_BACK])
+        assert (row.result["state"], row.result["reason"]) == ("conflicted", REASONS[GroupStatus.ROLLED_BACK])
     assert len(days.commits()) == 1
 
 
@@ -708,7 +708,7 @@ def test_a_commit_of_an_unknown_outcome_that_was_restored_is_not_repeated(
     monkeypatch.setattr(DeltaReplacer, "commit", commit)
     ran = bench.compact()
     assert (calls[0], ran.report["verdict"]) == (1, "failed")
-    assert REASONS[Fate.ROLLED_BACK] in ran.message
+    assert REASONS[GroupStatus.ROLLED_BACK] in ran.message
     assert (bench.rows, len(bench.files)) == (rows, 2)
 
 
@@ -826,7 +826,7 @@ def test_a_cleanup_after_the_end_removes_no_committed_files(days: Bench, late: s
     outcomes = days.run(argument, plans)
     ctx = days.context()
     ctx.partition = plans[0]
-    stages = GroupRewrite(argument, ctx, "x").publication.of_attempt(ctx.stage_place)
+    stages = GroupRewrite(argument, ctx, "x").committer.of_attempt(ctx.stage_place)
     assert len(stages) == 1
     days.complete(argument, plans, outcomes)
     if late == "cleanup":
@@ -846,7 +846,7 @@ def test_a_missing_new_file_is_not_committed(days: Bench, monkeypatch: pytest.Mo
     def failing(*_: Any) -> None:
         raise JobFailed("the disk is full")
 
-    monkeypatch.setattr(GroupRewrite, "rewritten", failing)
+    monkeypatch.setattr(GroupRewrite, "rewrite_and_offer", failing)
     ran = days.complete(argument, plans, outcomes)
     assert groups_of(ran) == {"planned": 6, "committed": 5, "conflicted": 1}
     assert [one["reason"] for one in ran.report["left_out"]] == ["the disk is full"]
@@ -874,10 +874,10 @@ def test_of_two_attempts_the_one_whose_files_are_all_there_is_committed(
     rows = days.rows
     argument, plans, _ = days.plan()
     with monkeypatch.context() as patch:
-        patch.setattr(Publication, "offered", lambda *_: [])
+        patch.setattr(GroupCommitter, "offered", lambda *_: [])
         days.run(argument, plans[:1])  # by an executor that does not see what the other one has offered
         outcomes = days.run(argument, plans)
-    found = GroupRewrite(argument, days.context(), "x").publication.all_offered()[plans[0].partition]
+    found = GroupRewrite(argument, days.context(), "x").committer.all_offered()[plans[0].partition]
     assert len(found) == 2
     for file in days.staged():
         if str(file).startswith(f"{found[-1][0].data.location}/"):
@@ -1030,5 +1030,5 @@ def test_generated_tables_keep_their_rows(bench: Bench, monkeypatch: pytest.Monk
     assert follow_up.report["verdict"] in ("compacted", "nothing to do")
 
 
-def test_the_fates_have_reasons() -> None:
-    assert set(REASONS) == set(Fate) - {Fate.PENDING, Fate.COMMITTED}
+def test_the_statuses_have_reasons() -> None:
+    assert set(REASONS) == set(GroupStatus) - {GroupStatus.PENDING, GroupStatus.COMMITTED}

@@ -19,12 +19,12 @@ from distop.storage.folder_store import FolderStore
 from distop.storage.location import Location
 from distop.storage.object_store import is_scratch
 from distop.tables import plan_table
-from distop.tables.commits import Fate
+from distop.tables.commits import GroupStatus
 from distop.tables.parquet.folder_swap import FolderSwaps
 from distop.testing import MemoryProgress
 from distop_behaviors.compact import Compact, CompactTableJob
 from distop_behaviors.compact.compact_argument import CompactArgument
-from distop_behaviors.compact.publication import REASONS
+from distop_behaviors.compact.group_committer import REASONS
 from distop_behaviors.export import Export
 from distop_behaviors.validate import Validate
 from tests.support.context import FakeContext, Ran, complete, run_jobs, run_operation
@@ -630,8 +630,8 @@ def test_generated_tables_keep_their_rows(tmp_path: Path, monkeypatch: pytest.Mo
     assert bench.rows == expected[-1]
 
 
-def test_the_fates_have_reasons() -> None:
-    assert set(REASONS) == set(Fate) - {Fate.PENDING, Fate.COMMITTED}
+def test_the_statuses_have_reasons() -> None:
+    assert set(REASONS) == set(GroupStatus) - {GroupStatus.PENDING, GroupStatus.COMMITTED}
 
 
 def test_a_partition_whose_name_looks_like_that_of_a_group_is_compacted_itself(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from distop.behavior import JobFailed
 from distop.protocol.texts import plural
 from distop.runtime.lru_cache import LruCache
 from distop.storage.places import STAGE, operation_path
-from distop.tables.commits import ATTEMPTS, CommitUnknown, Conflict, Fate, Marks, StagedFileLost, settled
+from distop.tables.commits import ATTEMPTS, CommitUnknown, Conflict, GroupStatus, Marks, StagedFileLost, commit_with_retries
 from distop.tables.staged_files import StagedFiles, jobs_below, stages_below, stages_of
 
 if TYPE_CHECKING:
@@ -23,34 +23,34 @@ if TYPE_CHECKING:
 _RUN = "-"
 """Between the name of an attempt and that of one run."""
 REASONS = {
-    Fate.REMOVED: "another writer has removed files of the group",
-    Fate.DELETED: "another writer has deleted rows of the group",
-    Fate.EVOLVED: "another writer has changed the table's schema",
-    Fate.UNDONE: "it was taken back, because a writer changed an old file, or a new one could not be moved",
-    Fate.REPLACED: "another attempt has replaced the files of the group",
-    Fate.ROLLED_BACK: "somebody has set the table back to a state before the commit of the group",
-    Fate.WITHDRAWN: "the operation had ended before the group was committed",
-    Fate.LOST: "a new file of the group was missing or changed before its commit",
-    Fate.DIVERGED: "the table was set back, or its history was removed, since the group was read",
+    GroupStatus.REMOVED: "another writer has removed files of the group",
+    GroupStatus.DELETED: "another writer has deleted rows of the group",
+    GroupStatus.EVOLVED: "another writer has changed the table's schema",
+    GroupStatus.SWAP_REVERTED: "its swap was reverted: a writer changed an old file, or a new one could not be moved",
+    GroupStatus.REPLACED: "another attempt has replaced the files of the group",
+    GroupStatus.ROLLED_BACK: "somebody has set the table back to a state before the commit of the group",
+    GroupStatus.WITHDRAWN: "the operation had ended before the group was committed",
+    GroupStatus.LOST: "a new file of the group was missing or changed before its commit",
+    GroupStatus.DIVERGED: "the table was set back, or its history was removed, since the group was read",
 }
 
-DONE = (Fate.COMMITTED, Fate.REPLACED)
-"""The fates of replacements of groups that are committed."""
+DONE = (GroupStatus.COMMITTED, GroupStatus.REPLACED)
+"""The statuses of replacements of groups that are committed."""
 _known: LruCache[bool] = LruCache(20_000)
 """The groups that this process has found to be offered."""
 _committing: set[tuple[str, ...]] = set()
 """The groups that jobs of this process are committing: another job with the same ones would only cause a conflict."""
 
 
-class Publication:
-    """The staged groups of one operation. ``committer``: the stage of the attempt, or ``completion``."""
+class GroupCommitter:
+    """Commits the staged groups of one operation. ``name``: the stage of the attempt, or ``completion``."""
 
-    def __init__(self, ctx: JobContext, replacer: FileReplacer, shared: Place, folder: str, committer: str) -> None:
+    def __init__(self, ctx: JobContext, replacer: FileReplacer, shared: Place, folder: str, name: str) -> None:
         self._ctx = ctx
         self._replacer = replacer
         self._shared = shared
         self._folder = folder
-        self._committer = committer
+        self._name = name
 
     @property
     def stages(self) -> Place:
@@ -90,7 +90,7 @@ class Publication:
         begun = {int(name) for name in jobs_below(self.stages) if name.isdigit()}
         if len(begun) < least:
             return []
-        done = self._replacer.committed(self._replacer.load(), plan).keys()
+        done = self._replacer.committed_versions(self._replacer.load(), plan).keys()
         rest = [group for group in sorted(begun - done) if self._key(group) not in _committing]
         found = [one for one in rest if _known.get(self._key(one), partial(self._is_offered, one), keep=bool)]
         return found if len(found) >= least else []
@@ -112,7 +112,7 @@ class Publication:
         stages = [self.stage_at(place) for place in places]
         return [(stage, found) for stage in stages if (found := stage.offered(withdrawn=withdrawn)) is not None]
 
-    def commit_batch(self, replacements: Sequence[Replacement], size: int) -> dict[int, tuple[Fate, str]]:
+    def commit_batch(self, replacements: Sequence[Replacement], size: int) -> dict[int, tuple[GroupStatus, str]]:
         """Commit ``size`` of these groups, the first ones, unless fewer are pending; returns as :meth:`commit` does."""
         keys = {self._key(one.group) for one in replacements} - _committing
         _committing.update(keys)
@@ -123,40 +123,40 @@ class Publication:
 
     def commit(
         self, replacements: Sequence[Replacement], *, least: int = 1, most: int | None = None
-    ) -> dict[int, tuple[Fate, str]]:
-        """Commit all of these groups that are pending, in one commit; returns what became of each, and its version.
+    ) -> dict[int, tuple[GroupStatus, str]]:
+        """Commit all of these groups that are pending, in one commit; returns the status of each, and its version.
 
         At most one replacement for each group. A group that others have changed, or whose new files are not all there,
         is left out. ``least``: commit nothing if fewer are pending. ``most``: the maximum number to commit. Raises
         JobFailed if other writers always commit first, and the errors of the replacer.
         """
-        ended: dict[int, tuple[Fate, str]] = {}
+        ended: dict[int, tuple[GroupStatus, str]] = {}
         lost: set[int] = set()
 
-        def attempt() -> dict[int, tuple[Fate, str]] | None:
-            """What has become of each; None after a new file was found to be missing."""
+        def attempt() -> dict[int, tuple[GroupStatus, str]] | None:
+            """The status of each; None after a new file was found to be missing."""
             nonlocal ended
             head = self._replacer.load()
-            fates = self._fates(head, replacements, lost)
+            statuses = self._statuses(head, replacements, lost)
             # A group that this call has committed may have been replaced again since.
-            ended = {group: (fate, "") for group, fate in fates.items()} | {
-                group: found for group, found in ended.items() if found[0] is Fate.COMMITTED
+            ended = {group: (status, "") for group, status in statuses.items()} | {
+                group: found for group, found in ended.items() if found[0] is GroupStatus.COMMITTED
             }
-            pending = [one for one in replacements if fates[one.group] is Fate.PENDING]
+            pending = [one for one in replacements if statuses[one.group] is GroupStatus.PENDING]
             if len(pending) < least:
                 return ended
             pending = sorted(pending[:most], key=lambda one: one.group)
             self._ctx.status(f"committing {plural(len(pending), 'group')}")
             try:
-                version = self._replacer.commit(head, pending, Marks(self._ctx.operation, self._committer))
+                version = self._replacer.commit(head, pending, Marks(self._ctx.operation, self._name))
             except StagedFileLost as error:
                 self._ctx.log.warning("Committing the other groups without group %s: %s", error.group, error)
                 lost.add(error.group)
                 return None
-            return ended | {one.group: (Fate.COMMITTED, version) for one in pending}
+            return ended | {one.group: (GroupStatus.COMMITTED, version) for one in pending}
 
         try:
-            while (found := settled(attempt, self._ctx)) is None:
+            while (found := commit_with_retries(attempt, self._ctx)) is None:
                 pass
         except (Conflict, CommitUnknown) as error:
             raise JobFailed(
@@ -165,13 +165,13 @@ class Publication:
             ) from error
         return found
 
-    def _fates(self, head: Head, replacements: Sequence[Replacement], lost: set[int]) -> dict[int, Fate]:
-        """What has become of each group in a state of the table. ``lost``: groups whose new files are missing."""
-        fates = dict(zip([one.group for one in replacements], self._replacer.fates(head, replacements), strict=True))
+    def _statuses(self, head: Head, replacements: Sequence[Replacement], lost: set[int]) -> dict[int, GroupStatus]:
+        """The status of each group in a state of the table. ``lost``: groups whose new files are missing."""
+        statuses = dict(zip([one.group for one in replacements], self._replacer.statuses(head, replacements), strict=True))
         # The offers are looked for after the table was loaded: see StagedFiles.
-        fates |= {
-            one.group: Fate.WITHDRAWN
+        statuses |= {
+            one.group: GroupStatus.WITHDRAWN
             for one in replacements
-            if fates[one.group] is Fate.PENDING and not one.stage.is_offered
+            if statuses[one.group] is GroupStatus.PENDING and not one.stage.is_offered
         }
-        return fates | {group: Fate.LOST for group in lost if fates[group] is Fate.PENDING}
+        return statuses | {group: GroupStatus.LOST for group in lost if statuses[group] is GroupStatus.PENDING}
