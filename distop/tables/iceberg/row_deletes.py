@@ -19,6 +19,7 @@ from distop.errors import InvalidArgument, TableUnavailable
 from distop.protocol.frozen import frozen
 from distop.protocol.texts import shown
 from distop.storage.files import NotRegular, local_path, open_regular
+from distop.tables.staged_files import FOLDER
 
 PartitionKey = tuple[int, tuple[Any, ...]]
 """A spec's id, and the values of its fields."""
@@ -113,13 +114,13 @@ class Deletes:
         return vectors[0].rows if len(vectors) == len(later) == 1 else None
 
     def count(self, path: str, partition: PartitionKey, sequence: int | None) -> int:
-        """The number of delete files that apply to a data file."""
+        """The number of delete files that apply to a data file, or could: position deletes without bounds of paths."""
         since, found = _since(sequence), 0
         for key in (None, partition):
             known = self._equal.get(key, ())
             # An equality delete applies to rows of earlier commits, a position delete also to those of its own commit.
             found += len(known) - bisect_right(known, since, key=_sequence)
-        return found + len(self._positions(path, partition, since))
+        return found + len(self._positions(path, partition, _since_positions(path, since)))
 
     def take(self, path: str, partition: PartitionKey, sequence: int | None) -> list[DeleteFile]:
         """Remove and return the delete files that apply to a data file."""
@@ -129,6 +130,7 @@ class Deletes:
             at = bisect_right(known, since, key=_sequence)
             found += known[at:]
             del known[at:]
+        since = _since_positions(path, since)
         found += self._positions(path, partition, since)
         self._targets.pop(path, None)
         ranges = self._ranges.get(partition, [])
@@ -146,6 +148,14 @@ class Deletes:
 def _since(sequence: int | None) -> float:
     """The sequence number of a data file; the first one if it is unknown."""
     return -math.inf if sequence is None else sequence
+
+
+def _since_positions(path: str, since: float) -> float:
+    """The lowest sequence number of position deletes that apply to a data file.
+
+    A file of compact has the number of the snapshot that was read, so position deletes with that number are older.
+    """
+    return since + 1 if f"/{FOLDER}/" in path else since
 
 
 def _sequence(delete: DeleteFile) -> float:

@@ -33,6 +33,7 @@ from distop.tables.iceberg import footer_fallback, manifest_facts
 from distop.tables.iceberg.iceberg_fields import columns_of, fields_of, physical, spark_type
 from distop.tables.iceberg.iceberg_rows import split_size
 from distop.tables.iceberg.row_deletes import EQUALITY, POSITIONS, DeleteFile, Deletes, partition_of
+from distop.tables.staged_files import FOLDER
 from distop.tables.reading.file_facts import Chunk, FileFacts, Gone, Unreadable
 from distop_behaviors.validate import Validate
 from distop_behaviors.validate.statistics import PASS, UNKNOWN, StatisticsDecision, decide
@@ -247,6 +248,9 @@ def test_delete_files_that_apply_are_counted_and_taken_once() -> None:
         found.add(replace(one, rows=1 << n))
     assert [found.count("f", here, n) for n in (None, 1, 2, 3, 4, 5)] == [5, 5, 5, 3, 2, 0]
     assert [found.count("g", where, 3) for where in (here, there)] == [2, 1]
+
+    # Files of compact have the sequence number of the snapshot that was read.
+    assert [found.count(f"/t/data/{FOLDER}/f", here, n) for n in (1, 2, 3, 4)] == [3, 2, 1, 0]
 
     def taken(path: str, partition: Any, sequence: int) -> int:
         return sum(one.rows for one in found.take(path, partition, sequence))
