@@ -107,8 +107,8 @@ class Amount(BaseModel):
 class GroupResult(TransferredBytes):
     """The result of a job. ``version``: of the commit with the new files, "" if they are not committed yet.
 
-    ``deleted_rows``: rows that deletes had removed, and that the new files no longer have. ``record``: the digest of the
-    durable record of the new files. ``work``: the rewritten files, and those of the commits that this job has made.
+    ``deleted_rows``: rows that deletes had removed, and that the new files no longer have. ``record``: the digest of
+    the durable record of the new files. ``work``: the rewritten files, and those of the commits of this job.
 
     No commit compares ``record``, because an outcome cannot fix what is committed: a group is committed before its job
     ends, and of two attempts either may be. The decision of a stage does (``StagedFiles``): it is created once, after

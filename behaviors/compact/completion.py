@@ -23,8 +23,8 @@ from distop_behaviors.compact.compact_argument import (
     LeftOut,
     added,
 )
-from distop_behaviors.compact.group_rewrite import GroupChanged, GroupRewrite, require_shared_directory
 from distop_behaviors.compact.group_committer import DONE, REASONS
+from distop_behaviors.compact.group_rewrite import GroupChanged, GroupRewrite, require_shared_directory
 from distop_behaviors.transferred_bytes import TransferredBytes
 
 if TYPE_CHECKING:

@@ -10,7 +10,15 @@ from distop.behavior import JobFailed
 from distop.protocol.texts import plural
 from distop.runtime.lru_cache import LruCache
 from distop.storage.places import STAGE, operation_path
-from distop.tables.commits import ATTEMPTS, CommitUnknown, Conflict, GroupStatus, Marks, StagedFileLost, commit_with_retries
+from distop.tables.commits import (
+    ATTEMPTS,
+    CommitUnknown,
+    Conflict,
+    GroupStatus,
+    Marks,
+    StagedFileLost,
+    commit_with_retries,
+)
 from distop.tables.staged_files import StagedFiles, jobs_below, stages_below, stages_of
 
 if TYPE_CHECKING:
@@ -167,7 +175,9 @@ class GroupCommitter:
 
     def _statuses(self, head: Head, replacements: Sequence[Replacement], lost: set[int]) -> dict[int, GroupStatus]:
         """The status of each group in a state of the table. ``lost``: groups whose new files are missing."""
-        statuses = dict(zip([one.group for one in replacements], self._replacer.statuses(head, replacements), strict=True))
+        statuses = dict(
+            zip([one.group for one in replacements], self._replacer.statuses(head, replacements), strict=True)
+        )
         # The offers are looked for after the table was loaded: see StagedFiles.
         statuses |= {
             one.group: GroupStatus.WITHDRAWN

@@ -23,7 +23,7 @@ from distop.storage.files import for_arrow
 from distop.storage.location import root_of
 from distop.storage.opened_stores import store_of
 from distop.storage.places import make_stage
-from distop.tables.commits import Candidate, GroupStatus, FileReplacer, Marks, Replacement, RowsDiffer, StagedFileLost
+from distop.tables.commits import Candidate, FileReplacer, GroupStatus, Marks, Replacement, RowsDiffer, StagedFileLost
 from distop.tables.delta import delta_columns, delta_rows, metadata_commit
 from distop.tables.delta.delta_log import AddedFile, commit, file_key, snapshot_of
 from distop.tables.delta.delta_plan import partition_name

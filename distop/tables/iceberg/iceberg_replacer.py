@@ -21,8 +21,8 @@ from distop.storage.store_errors import ObjectMissing
 from distop.tables.commits import (
     Candidate,
     Conflict,
-    GroupStatus,
     FileReplacer,
+    GroupStatus,
     Marks,
     Replacement,
     RowsDiffer,

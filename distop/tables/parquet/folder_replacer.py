@@ -23,7 +23,7 @@ from distop.storage.opened_stores import has_store, store_of
 from distop.storage.places import make_stage, operation_path
 from distop.storage.stage_manifest import flush
 from distop.storage.store_errors import unavailable
-from distop.tables.commits import Candidate, Conflict, GroupStatus, FileReplacer, Head, Replacement, RowsDiffer
+from distop.tables.commits import Candidate, Conflict, FileReplacer, GroupStatus, Head, Replacement, RowsDiffer
 from distop.tables.parquet import parquet_rows
 from distop.tables.parquet.folder_swap import (
     BACK,

@@ -327,8 +327,8 @@ class FolderSwaps:
         if removed.failed:
             key, why = next(iter(removed.failed.items()))
             raise TableUnavailable(
-                f"cannot remove the new file {self.table.location_of(key)}, whose rows are in old files too, so readers "
-                f"find them twice: {why}. Allow it, and start compact again"
+                f"cannot remove the new file {self.table.location_of(key)}, whose rows are in old files too, so "
+                f"readers find them twice: {why}. Allow it, and start compact again"
             )
 
 

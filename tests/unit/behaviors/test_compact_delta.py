@@ -26,8 +26,8 @@ from distop.tables.staged_files import StagedFiles
 from distop.testing import MemoryProgress
 from distop_behaviors.compact import Compact, CompactTableJob
 from distop_behaviors.compact.compact_argument import CompactArgument
-from distop_behaviors.compact.group_rewrite import GroupRewrite
 from distop_behaviors.compact.group_committer import REASONS, GroupCommitter
+from distop_behaviors.compact.group_rewrite import GroupRewrite
 from tests.support.context import FakeContext, Ran, complete, run_jobs, run_operation
 from tests.support.delta_logs import DeltaLog
 
@@ -592,7 +592,7 @@ def test_files_of_an_earlier_version_stay(bench: Bench) -> None:
     rewrite = GroupRewrite(argument, again, "x")
     stage = rewrite.committer.stage_at(again.stage_place)
     stage.begin()
-    replacement, _ = rewrite.rewritten(plans[0], stage)
+    replacement = rewrite.rewrite_and_offer(plans[0], stage)
     # A process that had looked at the table before it was restored, and at its version afterwards.
     rewrite.replacer.commit(rewrite.replacer.load(), [replacement], Marks(again.operation, "2"))
     bench.complete(argument, plans, run_jobs(Compact(), argument, plans, again))

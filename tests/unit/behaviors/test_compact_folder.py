@@ -640,6 +640,7 @@ def test_a_partition_whose_name_looks_like_that_of_a_group_is_compacted_itself(t
     for day in ("x", "x#3", "x#3#1"):
         for n in range(3):
             bench.write(f"day={day}/{n}.parquet", table_of(n))
+    bench.number = 1
     argument, ctx = CompactArgument.model_validate(SMALL), bench.context()
     planned = Compact().partitions(bench.record, argument, ctx).partitions
 

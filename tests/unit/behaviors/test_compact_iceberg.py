@@ -27,8 +27,8 @@ from distop.tables.iceberg.snapshot_files import PartitionNames, partition_types
 from distop.tables.partition_condition import PartitionCondition
 from distop_behaviors.compact import Compact
 from distop_behaviors.compact.compact_argument import CompactArgument
-from distop_behaviors.compact.group_rewrite import GroupRewrite
 from distop_behaviors.compact.group_committer import REASONS
+from distop_behaviors.compact.group_rewrite import GroupRewrite
 from distop_behaviors.expire import ExpireSnapshots
 from tests.support.context import FakeContext, Ran, complete, run_operation
 from tests.support.lake import Folder

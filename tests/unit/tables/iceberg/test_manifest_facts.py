@@ -33,8 +33,8 @@ from distop.tables.iceberg import footer_fallback, manifest_facts
 from distop.tables.iceberg.iceberg_fields import columns_of, fields_of, physical, spark_type
 from distop.tables.iceberg.iceberg_rows import split_size
 from distop.tables.iceberg.row_deletes import EQUALITY, POSITIONS, DeleteFile, Deletes, partition_of
-from distop.tables.staged_files import FOLDER
 from distop.tables.reading.file_facts import Chunk, FileFacts, Gone, Unreadable
+from distop.tables.staged_files import FOLDER
 from distop_behaviors.validate import Validate
 from distop_behaviors.validate.statistics import PASS, UNKNOWN, StatisticsDecision, decide
 from distop_behaviors.validate.validate_argument import Check
