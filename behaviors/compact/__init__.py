@@ -53,10 +53,10 @@ class Compact(Behavior):
         """
         from distop.tables import replacer_of
         from distop_behaviors.compact.file_groups import groups_of
-        from distop_behaviors.compact.group_rewrite import layout_of, shared_of
+        from distop_behaviors.compact.group_rewrite import layout_of, require_shared_directory
 
         argument = _argument(arg)
-        shared_of(ctx)
+        require_shared_directory(ctx)
         replacer = replacer_of(table, ctx, swap=argument.swap is not None)
         if argument.swap is not None:
             _check_place(table, ctx)
@@ -124,8 +124,8 @@ class Compact(Behavior):
         if partition.name in (NOTHING, DRY_RUN):
             return
         try:
-            publication = GroupRewrite(_argument(arg), ctx, "").publication
-            for stage in publication.of_attempt(ctx.stage_place):
+            committer = GroupRewrite(_argument(arg), ctx, "").committer
+            for stage in committer.of_attempt(ctx.stage_place):
                 stage.discard(ctx.log)
         except (TableUnavailable, InvalidArgument, UnsafePath) as error:
             ctx.log.info("Nothing to remove: %s", error)

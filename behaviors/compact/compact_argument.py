@@ -39,7 +39,10 @@ class CompactArgument(BaseModel):
     ] = []
     codec: Annotated[
         Literal["snappy", "zstd", "gzip", "lz4", "none"] | None,
-        Field(description="The compression of new files. null: the default of the table's format."),
+        Field(
+            description="The compression of new files. null: the table's codec (Iceberg), else the codec of the first "
+            "file of the group."
+        ),
     ] = None
     commit_every: Annotated[
         int | None,
@@ -104,8 +107,12 @@ class Amount(BaseModel):
 class GroupResult(TransferredBytes):
     """The result of a job. ``version``: of the commit with the new files, "" if they are not committed yet.
 
-    ``deleted_rows``: rows that deletes had removed, and that the new files no longer have. ``record``: a digest of the
-    durable list of the new files. ``work``: the rewritten files, and those of the commits that this job has made.
+    ``deleted_rows``: rows that deletes had removed, and that the new files no longer have. ``record``: the digest of
+    the durable record of the new files. ``work``: the rewritten files, and those of the commits of this job.
+
+    No commit compares ``record``, because an outcome cannot fix what is committed: a group is committed before its job
+    ends, and of two attempts either may be. The decision of a stage does (``StagedFiles``): it is created once, after
+    the record, which is then never written again. The commit has digests of the files, and looks for each before.
     """
 
     state: Literal["staged", "committed", "conflicted", "planned", "nothing"]

@@ -11,7 +11,7 @@ from distop.behavior import JobFailed, OperationFailed, WorkDone
 from distop.errors import UnsafePath
 from distop.protocol.texts import plural
 from distop.storage import places
-from distop.tables.commits import Fate
+from distop.tables.commits import GroupStatus
 from distop.tables.reading.file_facts import Unreadable
 from distop.tables.staged_files import stages_below
 from distop_behaviors.compact.compact_argument import (
@@ -23,8 +23,8 @@ from distop_behaviors.compact.compact_argument import (
     LeftOut,
     added,
 )
-from distop_behaviors.compact.group_rewrite import GroupChanged, GroupRewrite, shared_of
-from distop_behaviors.compact.publication import DONE, REASONS
+from distop_behaviors.compact.group_committer import DONE, REASONS
+from distop_behaviors.compact.group_rewrite import GroupChanged, GroupRewrite, require_shared_directory
 from distop_behaviors.transferred_bytes import TransferredBytes
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class CompactCompletion:
         self._argument = argument
         self._ctx = ctx
         self._rewrite = GroupRewrite(argument, ctx, COMMITTER)
-        self._publication = self._rewrite.publication
+        self._committer = self._rewrite.committer
         self._replacer = self._rewrite.replacer
         self._begun = monotonic()
         self._committed: dict[int, str] = {}
@@ -100,35 +100,35 @@ class CompactCompletion:
     def _load_committed(self, plans: dict[int, PartitionPlan]) -> None:
         head = self._replacer.load()
         first = next(iter(plans.values()))
-        self._committed = {**self._committed, **self._replacer.committed(head, first)}
+        self._committed = {**self._committed, **self._replacer.committed_versions(head, first)}
 
     def _is_open(self, number: int, failed: dict[int, str]) -> bool:
         return number not in self._committed and number not in failed
 
     def _commit_offered(self, plans: dict[int, PartitionPlan]) -> None:
         """Commit the offered groups that are not committed, also those of failed jobs."""
-        offered = self._publication.all_offered()
+        offered = self._committer.all_offered()
         rest = [(number, offered[number]) for number in plans if number in offered and number not in self._committed]
         size = self._argument.commit_every or max(len(rest), 1)
         for batch in _batches(rest, size):
             # The attempts at one group have equal rows: the first whose files are all there is as good as any other.
             attempts = {number: [replacement for _, replacement in found] for number, found in batch}
             while attempts:
-                ended = self._publication.commit([found.pop() for found in attempts.values()])
-                for number, (fate, version) in ended.items():
-                    self._note(number, fate, version)
-                attempts = {n: found for n, found in attempts.items() if ended[n][0] is Fate.LOST and found}
+                ended = self._committer.commit([found.pop() for found in attempts.values()])
+                for number, (status, version) in ended.items():
+                    self._note(number, status, version)
+                attempts = {n: found for n, found in attempts.items() if ended[n][0] is GroupStatus.LOST and found}
             self._ctx.work_done(**self._work(plans).to_json())
         if rest:
             self._load_committed(plans)
 
-    def _note(self, number: int, fate: Fate, version: str) -> None:
-        if fate in DONE:
+    def _note(self, number: int, status: GroupStatus, version: str) -> None:
+        if status in DONE:
             self._committed[number] = version or self._committed.get(number, "")
             self._left_out.pop(number, None)
         else:
             self._conflicted.add(number)
-            self._left_out[number] = REASONS.get(fate, "the new files are not committed")
+            self._left_out[number] = REASONS.get(status, "the new files are not committed")
 
     def _redo(self, plans: Sequence[PartitionPlan]) -> None:
         """Rewrite groups that other writers have changed, one after the other, with the files that are left."""
@@ -142,34 +142,34 @@ class CompactCompletion:
     def _redone_once(self, plan: PartitionPlan) -> bool:
         """Rewrite the rest of a group once; returns whether nothing is left to do for it.
 
-        A group whose commit somebody has undone stays as it is.
+        A group whose commit somebody has rolled back stays as it is.
         """
         head = self._replacer.load()
-        (fate,) = self._replacer.plan_fates(head, [plan])
-        if fate in (Fate.COMMITTED, Fate.ROLLED_BACK):
-            self._note(plan.partition, fate, self._replacer.committed(head, plan).get(plan.partition, ""))
+        (status,) = self._replacer.group_statuses(head, [plan])
+        if status in (GroupStatus.COMMITTED, GroupStatus.ROLLED_BACK):
+            self._note(plan.partition, status, self._replacer.committed_versions(head, plan).get(plan.partition, ""))
             return True
-        again = self._replacer.again(head, plan)
+        again = self._replacer.replan_remaining(head, plan)
         if again is None:
             self._left_out[plan.partition] = "other writers have removed or rewritten the files of the group"
             return True
-        place = places.staging(shared_of(self._ctx)).below(
+        place = places.staging(require_shared_directory(self._ctx)).below(
             f"{places.STAGE}/{places.operation_path(self._ctx.operation)}/{COMMITTER}/{uuid.uuid4().hex}"
         )
-        stage = self._publication.stage_at(place)
+        stage = self._committer.stage_at(place)
         stage.begin()
         try:
-            replacement, _ = self._rewrite.rewritten(again, stage)
+            replacement = self._rewrite.rewrite_and_offer(again, stage)
         except (JobFailed, Unreadable, GroupChanged) as error:
             stage.discard(self._ctx.log)
             self._left_out[plan.partition] = str(error)
             return False
         self._transferred.add_transferred(read=replacement.bytes, written=replacement.added_bytes)
-        fate, version = self._publication.commit([replacement])[plan.partition]
-        self._note(plan.partition, fate, version)
-        if fate is Fate.COMMITTED:
+        status, version = self._committer.commit([replacement])[plan.partition]
+        self._note(plan.partition, status, version)
+        if status is GroupStatus.COMMITTED:
             self._redone[plan.partition] = replacement
-        return fate in (Fate.COMMITTED, Fate.ROLLED_BACK)
+        return status in (GroupStatus.COMMITTED, GroupStatus.ROLLED_BACK)
 
     # ------------------------------------------------------------------ the end
 
@@ -177,8 +177,8 @@ class CompactCompletion:
         """Remove stages, and files that are in no commit and cannot come into one; returns the bytes of other files."""
         log, left = self._ctx.log, 0
         try:
-            stages = [self._publication.stage_at(place) for place in stages_below(self._publication.stages)]
-            offered = self._publication.all_offered(withdrawn=True).values()
+            stages = [self._committer.stage_at(place) for place in stages_below(self._committer.stages)]
+            offered = self._committer.all_offered(withdrawn=True).values()
             found = [replacement for pairs in offered for _, replacement in pairs]
             for stage in stages:
                 stage.discard(log)
@@ -204,12 +204,12 @@ class CompactCompletion:
         if self._replacer.withdrawable:
             return [], list(replacements)
         head = self._replacer.load()
-        fates, needed = self._replacer.fates(head, replacements), self._replacer.may_have(head, replacements)
+        statuses, needed = self._replacer.statuses(head, replacements), self._replacer.may_have(head, replacements)
         kept, others = [], []
-        for one, fate, may_have in zip(replacements, fates, needed, strict=True):
-            if fate is Fate.PENDING or (fate in REASONS and may_have):
+        for one, status, may_have in zip(replacements, statuses, needed, strict=True):
+            if status is GroupStatus.PENDING or (status in REASONS and may_have):
                 kept.append(one)
-            elif fate in REASONS:
+            elif status in REASONS:
                 others.append(one)
         return kept, others
 
@@ -293,9 +293,9 @@ class CompactCompletion:
 
     def _records(self) -> dict[int, Replacement]:
         """The replacements that are committed, as far as their stages still exist."""
-        found = [replacement for pairs in self._publication.all_offered().values() for _, replacement in pairs]
-        fates = self._replacer.fates(self._replacer.load(), found)
-        return {one.group: one for one, fate in zip(found, fates, strict=True) if fate is Fate.COMMITTED}
+        found = [replacement for pairs in self._committer.all_offered().values() for _, replacement in pairs]
+        statuses = self._replacer.statuses(self._replacer.load(), found)
+        return {one.group: one for one, status in zip(found, statuses, strict=True) if status is GroupStatus.COMMITTED}
 
 
 def _batches(items: Sequence[T], size: int) -> Iterator[list[T]]:

@@ -1,4 +1,4 @@
-"""A job of ``compact``: it rewrites one group, offers the new files, and commits the batch if it is complete."""
+"""A job of ``compact``: it rewrites one group, offers the new files, and commits a batch if enough are offered."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from distop.behavior import JobFailed, WorkDone
 from distop.errors import InvalidArgument
 from distop.tables import data_folder_of, replacer_of
-from distop.tables.commits import Fate, Layout, RowsDiffer
+from distop.tables.commits import GroupStatus, Layout, RowsDiffer
 from distop.tables.reading.file_facts import Gone, Unreadable
 from distop_behaviors.compact.compact_argument import Amount, GroupResult, sizes_of
 from distop_behaviors.compact.file_groups import outputs_of
-from distop_behaviors.compact.publication import DONE, REASONS, Publication
+from distop_behaviors.compact.group_committer import DONE, REASONS, GroupCommitter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,8 +31,8 @@ CHECK_EVERY = 30.0
 class GroupChanged(Exception):
     """Another writer has changed the group while it was rewritten, so its new files could not be committed."""
 
-    def __init__(self, fate: Fate) -> None:
-        super().__init__(REASONS.get(fate, ""))
+    def __init__(self, status: GroupStatus) -> None:
+        super().__init__(REASONS.get(status, ""))
 
 
 class WatchingContext:
@@ -41,9 +41,9 @@ class WatchingContext:
     A completion, which has no partition, reports the work of all groups: that of the rewritten one is left out.
     """
 
-    def __init__(self, ctx: JobContext, fate: Callable[[], Fate]) -> None:
+    def __init__(self, ctx: JobContext, status: Callable[[], GroupStatus]) -> None:
         self._ctx = ctx
-        self._fate = fate
+        self._status = status
         self._next = monotonic() + CHECK_EVERY
 
     def __getattr__(self, name: str) -> Any:
@@ -60,27 +60,26 @@ class WatchingContext:
         if monotonic() < self._next:
             return
         self._next = float("inf")  # reading the table calls this as well
-        fate = self._fate()
+        status = self._status()
         self._next = monotonic() + CHECK_EVERY
-        if fate is not Fate.PENDING:
-            raise GroupChanged(fate)
+        if status is not GroupStatus.PENDING:
+            raise GroupChanged(status)
 
 
 class GroupRewrite:
-    """One attempt at a group, or the completion of the operation.
+    """Rewrites and commits groups, for a job or for the completion.
 
-    ``committer``: names it in commits: the attempt's stage, which has the fencing token of its claim, or
-    ``completion.COMMITTER``.
+    ``name``: in commits: the attempt's stage, which has the fencing token of its claim, or ``completion.COMMITTER``.
     """
 
-    def __init__(self, argument: CompactArgument, ctx: JobContext, committer: str) -> None:
+    def __init__(self, argument: CompactArgument, ctx: JobContext, name: str) -> None:
         if ctx.table is None:
             raise InvalidArgument("compact needs a table: start it on a registered table")
         self.argument = argument
         self.ctx = ctx
         self.replacer: FileReplacer = replacer_of(ctx.table, ctx, swap=argument.swap is not None)
         folder = data_folder_of(ctx.table, ctx.check_cancelled, lambda: ctx.spark)
-        self.publication = Publication(ctx, self.replacer, shared_of(ctx), folder, committer)
+        self.committer = GroupCommitter(ctx, self.replacer, require_shared_directory(ctx), folder, name)
         self._committed = WorkDone()
 
     def run(self, plan: PartitionPlan) -> GroupResult:
@@ -90,49 +89,49 @@ class GroupRewrite:
         """
         begun = monotonic()
         head = self.replacer.load()
-        (fate,) = self.replacer.plan_fates(head, [plan])
-        known = self.publication.offered(plan.partition)
-        if fate is Fate.COMMITTED:
-            version = self.replacer.committed(head, plan).get(plan.partition, "")
+        (status,) = self.replacer.group_statuses(head, [plan])
+        known = self.committer.offered(plan.partition)
+        if status is GroupStatus.COMMITTED:
+            version = self.replacer.committed_versions(head, plan).get(plan.partition, "")
             return self._result("committed", plan, known[0][1] if known else None, version, begun, reused=True)
-        if fate is not Fate.PENDING:
-            return GroupResult(state="conflicted", reason=REASONS[fate], before=self._before(plan))
-        reused, digest = bool(known), ""
+        if status is not GroupStatus.PENDING:
+            return GroupResult(state="conflicted", reason=REASONS[status], before=self._before(plan))
+        reused = bool(known)
         if known:
             replacement = known[0][1]
         else:
-            stage = self.publication.new_stage(self.ctx.stage_place)
+            stage = self.committer.new_stage(self.ctx.stage_place)
             try:
-                replacement, digest = self.rewritten(plan, stage)
+                replacement = self.rewrite_and_offer(plan, stage)
             except GroupChanged as error:
                 return GroupResult(state="conflicted", reason=str(error), before=self._before(plan))
             except Gone:
-                (fate,) = self.replacer.plan_fates(self.replacer.load(), [plan])
-                if fate is Fate.PENDING:
+                (status,) = self.replacer.group_statuses(self.replacer.load(), [plan])
+                if status is GroupStatus.PENDING:
                     raise
-                return GroupResult(state="conflicted", reason=REASONS.get(fate, ""), before=self._before(plan))
+                return GroupResult(state="conflicted", reason=REASONS.get(status, ""), before=self._before(plan))
         work = WorkDone(len(plan.files), plan.bytes)
         self.ctx.work_done(**work.to_json())
-        done = self.commit_batch(plan.partition)
+        done = self.commit_batch(plan)
         state = "staged" if done is None else "committed"
-        result = self._result(state, plan, replacement, done or "", begun, reused=reused, digest=digest)
+        result = self._result(state, plan, replacement, done or "", begun, reused=reused)
         result.work = work + self._committed
         if not reused:
             result.add_transferred(read=replacement.bytes, written=replacement.added_bytes)
         return result
 
-    def rewritten(self, plan: PartitionPlan, stage: StagedFiles) -> tuple[Replacement, str]:
-        """Rewrite a group into a stage and offer it; returns the replacement and the digest of its record.
+    def rewrite_and_offer(self, plan: PartitionPlan, stage: StagedFiles) -> Replacement:
+        """Rewrite a group into a stage and offer it.
 
         Raises JobFailed if the new files do not have the same rows, or a file cannot be read, and GroupChanged.
         """
         layout, table = layout_of(self.argument, plan.bytes), self.ctx.table
         assert table is not None
 
-        def fate() -> Fate:
-            return self.replacer.plan_fates(self.replacer.load(), [plan])[0]
+        def status() -> GroupStatus:
+            return self.replacer.group_statuses(self.replacer.load(), [plan])[0]
 
-        watching: Any = WatchingContext(self.ctx, fate)
+        watching: Any = WatchingContext(self.ctx, status)
         try:
             replacer = replacer_of(table, watching, swap=self.argument.swap is not None)
             replacement = replacer.rewrite(plan, layout, stage)
@@ -142,35 +141,31 @@ class GroupRewrite:
             raise
         except Unreadable as error:
             raise JobFailed(f"cannot read the group {plan.name}: {error}") from error
-        digest = stage.offer(replacement)
-        if digest is None:
+        if stage.offer(replacement) is None:
             raise RuntimeError(f"the new files of {plan.name} were discarded before they were offered: trying again")
-        return replacement, digest
+        return replacement
 
-    def commit_batch(self, group: int) -> str | None:
-        """Commit the batch of a group if all its groups are offered; returns the version with this group, or None.
+    def commit_batch(self, plan: PartitionPlan) -> str | None:
+        """Commit a batch with this group if enough groups are offered; returns the version with the group, or None.
 
-        None also if another writer has changed the group: the completion rewrites it again.
+        Which groups are in a batch does not matter: a slow or failed group delays no other one. None also if another
+        writer has changed the group: the completion rewrites it again.
         """
-        size = self.argument.commit_every
+        size, group = self.argument.commit_every, plan.partition
         if size is None:
             return None
-        first = group - group % size
-        numbers = range(first, first + size)
-        if not self.publication.is_batch_offered(numbers):
-            return None
+        numbers = sorted(self.committer.uncommitted(plan, size), key=lambda number: (number != group, number))
         # An offer may have been withdrawn since another job of this process has seen it.
-        batch = [found for number in numbers if (found := self.publication.offered(number))]
-        if len(batch) < size:
+        offered = {number: found[0][1] for number in numbers if (found := self.committer.offered(number))}
+        if len(offered) < size:
             return None
-        offered = {one[0][1].group: one[0][1] for one in batch}
-        ended = self.publication.commit(list(offered.values()))
+        ended = self.committer.commit_batch(list(offered.values()), size)
         own = [offered[number] for number, (_, version) in ended.items() if version]
         if own:
             files, size_ = sum(one.files for one in own), sum(one.bytes for one in own)
             self._committed = WorkDone(commits=1, committed_files=files, committed_bytes=size_)
-        fate, version = ended[group]
-        return version if fate in DONE else None
+        status, version = ended.get(group, (GroupStatus.PENDING, ""))
+        return version if status in DONE else None
 
     def _result(
         self,
@@ -181,7 +176,6 @@ class GroupRewrite:
         begun: float,
         *,
         reused: bool = False,
-        digest: str = "",
     ) -> GroupResult:
         before, after = self._before(plan), Amount()
         if replacement is not None:
@@ -194,7 +188,7 @@ class GroupRewrite:
                 "before": before,
                 "after": after,
                 "deleted_rows": replacement.deleted_rows if replacement is not None else 0,
-                "record": digest,
+                "record": replacement.record_digest if replacement is not None else "",
                 "reused": reused,
                 "seconds": round(monotonic() - begun, 3),
             }
@@ -226,7 +220,7 @@ def layout_of(argument: CompactArgument, size: int) -> Layout:
     return Layout(outputs, argument.target_bytes, tuple(argument.sort_by), argument.codec)
 
 
-def shared_of(ctx: JobContext) -> Place:
+def require_shared_directory(ctx: JobContext) -> Place:
     """The shared directory. Raises InvalidArgument if there is none."""
     if ctx.shared is None:
         raise InvalidArgument("compact stages new files, which needs a shared directory: set --shared-dir")

@@ -30,7 +30,15 @@ class Export(Behavior):
     Report = ExportReport
     needs_table = True
     instances = "one"
-    conflicts_with = ("expire-snapshots", "expire-partitions", "remove-orphans", "purge")
+    conflicts_with = (
+        "expire-snapshots",
+        "expire-partitions",
+        "remove-orphans",
+        "purge",
+        "compact",
+        "Compact_Table_Job",
+    )
+    """Types that delete files of the table: `compact` does with `swap`. A start does not compare arguments."""
     failure_policy = "collect_all"
     id_fields = ("to",)
     combine: ClassVar[Mapping[str, Literal["last"]]] = dict.fromkeys(

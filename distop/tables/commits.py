@@ -81,7 +81,7 @@ class CommitContext(Protocol):
     def check_reachable(self) -> None: ...
 
 
-def settled(attempt: Callable[[], T], context: CommitContext) -> T:
+def commit_with_retries(attempt: Callable[[], T], context: CommitContext) -> T:
     """The result of a commit, which is attempted again after a conflict or an unknown outcome.
 
     ``attempt`` loads the current state of the table. If that shows the commit, or that nothing is left to commit, it
@@ -123,7 +123,7 @@ class Layout:
     """How rows are written into new files.
 
     ``outputs``: the number of files to aim at. ``sort_by``: columns, ascending, within the group. ``codec``: of
-    Parquet; None: the default of the table's format.
+    Parquet; None: the table's codec (Iceberg), else the codec of the first file of the group.
     """
 
     outputs: int
@@ -158,6 +158,16 @@ class Replacement:
         text = json.dumps(self.detail["added"], sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
+    @property
+    def record(self) -> bytes:
+        """The durable record of this replacement."""
+        return json.dumps(self.to_json(), sort_keys=True).encode()
+
+    @property
+    def record_digest(self) -> str:
+        """The digest of the record, for the outcome of the job."""
+        return hashlib.blake2b(self.record, digest_size=16).hexdigest()
+
     def to_json(self) -> dict[str, Any]:
         found = {name: getattr(self, name) for name in _NUMBERS}
         return {**found, "sizes": list(self.sizes), "detail": dict(self.detail)}
@@ -173,8 +183,8 @@ class Replacement:
 _NUMBERS = ("group", "files", "bytes", "rows", "deleted_rows", "added_files", "added_bytes")
 
 
-class Fate(Enum):
-    """What has become of a replacement."""
+class GroupStatus(Enum):
+    """The status of a replacement, or of a planned group, in a state of the table."""
 
     PENDING = "pending"
     """The table still has all files that it replaces, with the deletes that were applied."""
@@ -187,8 +197,8 @@ class Fate(Enum):
     """Another writer has deleted rows of a file that it replaces."""
     EVOLVED = "evolved"
     """Another writer has changed the table's schema."""
-    UNDONE = "undone"
-    """The replacement was begun and taken back, because an old file had changed or a new one could not be moved."""
+    SWAP_REVERTED = "swap reverted"
+    """The swap of files was reverted, because an old file had changed or a new one could not be moved."""
     ROLLED_BACK = "rolled back"
     """Somebody has set the table back to a state before the commit that replaced the group."""
     WITHDRAWN = "withdrawn"
@@ -220,7 +230,7 @@ class Marks:
     def groups_in(texts: Mapping[str, Any], operation: str) -> dict[int, str]:
         """The groups that a commit with these texts has replaced, each with the digest of its new files.
 
-        None for a commit of another operation.
+        Empty for a commit of another operation.
         """
         if texts.get(OPERATION) != operation:
             return {}
@@ -273,29 +283,29 @@ class FileReplacer(ABC):
         """The current state of the table, not cached. Raises InvalidArgument and TableUnavailable."""
 
     @abstractmethod
-    def fates(self, head: Head, replacements: Sequence[Replacement]) -> Sequence[Fate]:
-        """What has become of each replacement in a state of the table. Raises InvalidArgument and TableUnavailable."""
+    def statuses(self, head: Head, replacements: Sequence[Replacement]) -> Sequence[GroupStatus]:
+        """The status of each replacement in a state of the table. Raises InvalidArgument and TableUnavailable."""
 
     @abstractmethod
-    def plan_fates(self, head: Head, plans: Sequence[PartitionPlan]) -> Sequence[Fate]:
+    def group_statuses(self, head: Head, plans: Sequence[PartitionPlan]) -> Sequence[GroupStatus]:
         """The same for groups of a plan, whether they are staged or not."""
 
     @abstractmethod
     def may_have(self, head: Head, replacements: Sequence[Replacement]) -> Sequence[bool]:
-        """Whether some version of the table may have the new files of each replacement, whatever its fate is.
+        """Whether some version of the table may have the new files of each replacement, whatever its status is.
 
         It may, unless all commits since the replaced files were read are known, and none of them has added the files.
         """
 
     @abstractmethod
-    def committed(self, head: Head, plan: PartitionPlan) -> Mapping[int, str]:
+    def committed_versions(self, head: Head, plan: PartitionPlan) -> Mapping[int, str]:
         """The groups that commits of this operation since a plan have replaced, each with the version of its commit.
 
-        Without those whose commits somebody has undone by setting the table back.
+        Without those whose commits somebody has rolled back.
         """
 
     @abstractmethod
-    def again(self, head: Head, plan: PartitionPlan) -> PartitionPlan | None:
+    def replan_remaining(self, head: Head, plan: PartitionPlan) -> PartitionPlan | None:
         """The files of a planned group that the table still has, as planned now; None if there is nothing to replace.
 
         A group of fewer than two files without deleted rows is not worth another rewrite.

@@ -11,7 +11,6 @@ has loaded a state that is not newer than the one that was read: it commits befo
 
 from __future__ import annotations
 
-import hashlib
 import json
 from typing import TYPE_CHECKING, Literal
 
@@ -25,7 +24,7 @@ from distop.storage.store_errors import ObjectExists, ObjectMissing, UnknownWrit
 from distop.tables.commits import Replacement
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from distop.runtime.logs import Log
 
@@ -65,11 +64,10 @@ class StagedFiles:
 
         None if another process has discarded the stage, or the operation has ended. Raises OSError.
         """
-        text = json.dumps(replacement.to_json(), sort_keys=True).encode()
-        store_of(self.place).put(RECORD, text)
+        store_of(self.place).put(RECORD, replacement.record)
         if self.decide("offered") != "offered" or not self._is_open():
             return None
-        return hashlib.blake2b(text, digest_size=16).hexdigest()
+        return replacement.record_digest
 
     def decide(self, wanted: Literal["offered", "discarded"]) -> str:
         """Create the decision, unless there is one; returns the one that holds. Raises OSError."""
@@ -176,9 +174,13 @@ def _remove(place: Place) -> None:
 
 def stages_below(place: Place) -> Iterator[Place]:
     """The stages in the folder of an operation. Raises UnsafePath and OSError."""
-    store = store_of(place)
-    for name in store.list_folder().folders:
+    for name in jobs_below(place):
         yield from stages_of(place, name)
+
+
+def jobs_below(place: Place) -> Sequence[str]:
+    """The names of the jobs with stages in the folder of an operation. Raises UnsafePath and OSError."""
+    return store_of(place).list_folder().folders
 
 
 def stages_of(place: Place, name: str) -> Iterator[Place]:

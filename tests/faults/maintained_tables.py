@@ -169,7 +169,7 @@ class CompactTables(_DeltaTables):
     type_name = "faulty-compact"
     argument: Mapping[str, Any] = {"min_input_files": 2, "commit_every": 2}
     commit = "LogPublisher.commit"
-    steps: tuple[str, ...] = ("GroupRewrite.rewritten", "GroupRewrite.commit_batch", "CompactCompletion._sweep")
+    steps: tuple[str, ...] = ("GroupRewrite.rewrite_and_offer", "GroupRewrite.commit_batch", "CompactCompletion._sweep")
     cancelled_at = "LogPublisher.commit.after"
     files_in_a_day = 3
 

@@ -38,7 +38,7 @@ class CompactIcebergTables(ExpireSnapshotsTables):
     type_name = "faulty-compact"
     argument: Mapping[str, Any] = {"min_input_files": 2, "commit_every": 2}
     commit = "IcebergReplacer.commit"
-    steps = ("IcebergReplacer.rewrite", "GroupRewrite.rewritten")
+    steps = ("IcebergReplacer.rewrite", "GroupRewrite.rewrite_and_offer")
 
     @staticmethod
     def _fill(table: Table) -> None:
@@ -74,7 +74,7 @@ class CompactSortedTables(CompactTables):
     """Delta tables whose rows are sorted, which needs Spark."""
 
     argument: Mapping[str, Any] = {**CompactTables.argument, "sort_by": ["id"]}
-    steps = ("DeltaReplacer.rewrite", "GroupRewrite.rewritten")
+    steps = ("DeltaReplacer.rewrite", "GroupRewrite.rewrite_and_offer")
 
 
 class ExpireIcebergPartitionsTables(ExpireSnapshotsTables):

@@ -53,7 +53,11 @@ def test_a_compaction_whose_jvm_is_killed_rewrites_each_group_once(
 ) -> None:
     """While Spark writes, after the new files are written, after they are offered, and around the commit."""
     rewrite, *_ = tables.steps
-    faults = [f"{rewrite}.before kill-busy-jvm", f"{rewrite}.after lose-jvm", "GroupRewrite.rewritten.after lose-jvm"]
+    faults = [
+        f"{rewrite}.before kill-busy-jvm",
+        f"{rewrite}.after lose-jvm",
+        "GroupRewrite.rewrite_and_offer.after lose-jvm",
+    ]
     faults += [f"{tables.commit}.{moment} lose-jvm" for moment in ("before", "after")]
     for n, fault in enumerate(faults):
         tables.create(f"t{n}", fault)

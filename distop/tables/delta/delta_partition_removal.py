@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from distop.errors import InvalidArgument
 from distop.protocol.plan import PartitionPlan
 from distop.protocol.texts import did_you_mean
-from distop.tables.commits import settled
+from distop.tables.commits import commit_with_retries
 from distop.tables.delta import metadata_commit
 from distop.tables.delta.delta_log import commit
 from distop.tables.delta.delta_plan import partition_name
@@ -88,7 +88,7 @@ class DeltaPartitionRemoval(PartitionRemoval):
             self._publisher.commit(snapshot, self._commit(snapshot, left))
             return RemovedFiles(len(left), len(wanted) - len(left), str(snapshot.version + 1))
 
-        return settled(attempt, self._context)
+        return commit_with_retries(attempt, self._context)
 
     def _removed_by(self, version: int) -> int | None:
         """The number of files that a commit of this operation has removed; None for other and for missing commits."""

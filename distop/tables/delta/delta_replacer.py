@@ -23,7 +23,7 @@ from distop.storage.files import for_arrow
 from distop.storage.location import root_of
 from distop.storage.opened_stores import store_of
 from distop.storage.places import make_stage
-from distop.tables.commits import Candidate, Fate, FileReplacer, Marks, Replacement, RowsDiffer, StagedFileLost
+from distop.tables.commits import Candidate, FileReplacer, GroupStatus, Marks, Replacement, RowsDiffer, StagedFileLost
 from distop.tables.delta import delta_columns, delta_rows, metadata_commit
 from distop.tables.delta.delta_log import AddedFile, commit, file_key, snapshot_of
 from distop.tables.delta.delta_plan import partition_name
@@ -266,16 +266,16 @@ class DeltaReplacer(FileReplacer):
     def load(self) -> Head:
         return self._publisher.load()
 
-    def fates(self, head: Head, replacements: Sequence[Replacement]) -> Sequence[Fate]:
+    def statuses(self, head: Head, replacements: Sequence[Replacement]) -> Sequence[GroupStatus]:
         found = []
         for one in replacements:
             detail = one.detail
             keys = [(str(path), str(vector)) for path, vector in detail["removed"]]
             same = detail["table"] == head.base.table_id and detail["schema"] == _schema_digest(head.base)
-            found.append(self._fate(head.base, keys, int(detail["read"]), one.group, one.digest, same=same))
+            found.append(self._status(head.base, keys, int(detail["read"]), one.group, one.digest, same=same))
         return found
 
-    def plan_fates(self, head: Head, plans: Sequence[PartitionPlan]) -> Sequence[Fate]:
+    def group_statuses(self, head: Head, plans: Sequence[PartitionPlan]) -> Sequence[GroupStatus]:
         found = []
         for plan in plans:
             read = parse_source(plan.source)[1]
@@ -288,10 +288,10 @@ class DeltaReplacer(FileReplacer):
                 now = head.base.files
                 keys = [now[path].key if path in now else (path, "") for path, _, _ in plan.files]
                 same = True
-            found.append(self._fate(head.base, keys, read, plan.partition, "", same=same))
+            found.append(self._status(head.base, keys, read, plan.partition, "", same=same))
         return found
 
-    def _fate(
+    def _status(
         self,
         snapshot: DeltaSnapshot,
         keys: Sequence[tuple[str, str]],
@@ -300,24 +300,24 @@ class DeltaReplacer(FileReplacer):
         digest: str,
         *,
         same: bool,
-    ) -> Fate:
+    ) -> GroupStatus:
         """``digest``: of the new files, "" for a group of a plan."""
         since, complete = self._since(snapshot, read)
         done = since.get(group)
         if done is not None:
             if done.removed & _identities(snapshot):
-                return Fate.ROLLED_BACK
-            return Fate.COMMITTED if digest in ("", done.digest) else Fate.REPLACED
+                return GroupStatus.ROLLED_BACK
+            return GroupStatus.COMMITTED if digest in ("", done.digest) else GroupStatus.REPLACED
         live = {file.key for file in snapshot.files.values()}
         if live.issuperset(keys):
             if not same:
-                return Fate.EVOLVED
+                return GroupStatus.EVOLVED
             # A commit that the log no longer has may have had these new files, and VACUUM may delete them.
-            return Fate.PENDING if complete or not digest else Fate.DIVERGED
+            return GroupStatus.PENDING if complete or not digest else GroupStatus.DIVERGED
         paths = {path for path, _ in live}
-        return Fate.DELETED if paths.issuperset(path for path, _ in keys) else Fate.REMOVED
+        return GroupStatus.DELETED if paths.issuperset(path for path, _ in keys) else GroupStatus.REMOVED
 
-    def committed(self, head: Head, plan: PartitionPlan) -> Mapping[int, str]:
+    def committed_versions(self, head: Head, plan: PartitionPlan) -> Mapping[int, str]:
         since, _ = self._since(head.base, parse_source(plan.source)[1])
         live = _identities(head.base)
         return {group: done.version for group, done in since.items() if not done.removed & live}
@@ -364,7 +364,7 @@ class DeltaReplacer(FileReplacer):
             )
         return found
 
-    def again(self, head: Head, plan: PartitionPlan) -> PartitionPlan | None:
+    def replan_remaining(self, head: Head, plan: PartitionPlan) -> PartitionPlan | None:
         from dataclasses import replace
 
         snapshot: DeltaSnapshot = head.base

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from distop.clock import time
 from distop.storage.confinement import own_folder
-from distop.tables.commits import settled
+from distop.tables.commits import commit_with_retries
 from distop.tables.expiration import KEPT, REMOVED, Choice, Expiration
 from distop.tables.iceberg.catalog_publisher import CatalogPublisher
 from distop.tables.iceberg.folder_publisher import FolderPublisher
@@ -85,7 +85,7 @@ class IcebergExpiration(Expiration):
             if left.snapshots or left.refs:
                 self._publish(publisher, head, left)
 
-        settled(attempt, context)
+        commit_with_retries(attempt, context)
 
     @staticmethod
     def _publish(publisher: FolderPublisher | CatalogPublisher, head: Head, left: Expired) -> None:

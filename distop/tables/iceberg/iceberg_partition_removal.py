@@ -10,7 +10,7 @@ from distop.errors import InvalidArgument, TableUnavailable
 from distop.protocol.plan import PartitionPlan
 from distop.protocol.texts import did_you_mean
 from distop.storage.store_errors import unavailable
-from distop.tables.commits import settled
+from distop.tables.commits import commit_with_retries
 from distop.tables.iceberg.catalog_publisher import CatalogPublisher
 from distop.tables.iceberg.folder_publisher import FolderPublisher
 from distop.tables.iceberg.iceberg_changes import entries
@@ -121,7 +121,7 @@ class IcebergPartitionRemoval(PartitionRemoval):
             now = read_file(self._publisher.load().source).content.current_snapshot_id
             return RemovedFiles(len(left), len(wanted) - len(left), str(now))
 
-        return settled(attempt, self._context)
+        return commit_with_retries(attempt, self._context)
 
     def _done(self, file: MetadataFile, planned: Collection[int]) -> Any:
         """The snapshot of this operation, also if it is not before the current one; None if there is none."""

@@ -21,8 +21,8 @@ from distop.storage.store_errors import ObjectMissing
 from distop.tables.commits import (
     Candidate,
     Conflict,
-    Fate,
     FileReplacer,
+    GroupStatus,
     Marks,
     Replacement,
     RowsDiffer,
@@ -43,7 +43,7 @@ from distop.tables.iceberg.manifest_list import manifests_of
 from distop.tables.iceberg.metadata_file import current_metadata_file, read_file, read_metadata
 from distop.tables.iceberg.new_metadata import FilesChanged, ReplacedFiles
 from distop.tables.iceberg.snapshot_checks import check_opened
-from distop.tables.iceberg.snapshot_files import data_files, partition_types, values_in
+from distop.tables.iceberg.snapshot_files import data_files, files_of, partition_types, values_in
 from distop.tables.iceberg.staged_metadata import check_staged
 from distop.tables.iceberg.written_folders import check_folder
 from distop.tables.reading import spark_copy
@@ -117,15 +117,14 @@ class IcebergReplacer(FileReplacer):
         check = self._ctx.check_cancelled
         names: dict[str, tuple[str, str]] = {}
         values: dict[str, Mapping[str, str | None]] = {}
-        deletes: dict[str, int] = {}
+        source = planned.partitions[0].source
         with io.watched():
-            for prefix, name, file in data_files(planned.partitions[0].source, metadata, snapshot, io, check, []):
+            for prefix, name, file in data_files(source, metadata, snapshot, io, check, []):
                 names[file[0]] = f"{prefix}{name}".rstrip("/"), name
                 if name not in values:
                     values[name] = values_in(name)
-            for _, entry in entries(_of_deletes(manifests_of(snapshot, io)), io, check):
-                if (path := referenced_file(entry)) is not None:
-                    deletes[path] = deletes.get(path, 0) + 1
+            manifests = manifests_of(snapshot, io)
+            deletes = manifest_facts.delete_counts(manifests, metadata, io, files_of(source, metadata), check)
         for partition in planned.partitions:
             for one in partition.files:
                 partition_name, name = names[one[0]]
@@ -273,10 +272,10 @@ class IcebergReplacer(FileReplacer):
     def load(self) -> Head:
         return self._publisher.load()
 
-    def fates(self, head: Head, replacements: Sequence[Replacement]) -> Sequence[Fate]:
+    def statuses(self, head: Head, replacements: Sequence[Replacement]) -> Sequence[GroupStatus]:
         state = _State(head, self._ctx)
         return [
-            state.fate(
+            state.status(
                 one.detail["removed"],
                 str(one.detail["read"]),
                 int(one.detail.get("sequence", 0)),
@@ -290,19 +289,19 @@ class IcebergReplacer(FileReplacer):
         state = _State(head, self._ctx)
         return [state.may_have(str(one.detail["read"]), one.group, one.digest) for one in replacements]
 
-    def plan_fates(self, head: Head, plans: Sequence[PartitionPlan]) -> Sequence[Fate]:
+    def group_statuses(self, head: Head, plans: Sequence[PartitionPlan]) -> Sequence[GroupStatus]:
         state, found = _State(head, self._ctx), []
         for plan in plans:
             removed = [path for path, _, _ in plan.files]
             sequence = _last_sequence(read_metadata(plan.source)[0])
-            found.append(state.fate(removed, _read_snapshot(plan), sequence, plan.partition, ""))
+            found.append(state.status(removed, _read_snapshot(plan), sequence, plan.partition, ""))
         return found
 
-    def committed(self, head: Head, plan: PartitionPlan) -> Mapping[int, str]:
+    def committed_versions(self, head: Head, plan: PartitionPlan) -> Mapping[int, str]:
         groups = _State(head, self._ctx).groups_since(_read_snapshot(plan))
         return {group: version for group, (_, version) in groups.items()}
 
-    def again(self, head: Head, plan: PartitionPlan) -> PartitionPlan | None:
+    def replan_remaining(self, head: Head, plan: PartitionPlan) -> PartitionPlan | None:
         live = manifest_facts.snapshot_of(head.source, frozenset(), self._ctx.check_cancelled).files
         files = tuple(file for file in plan.files if file[0] in live)
         if len(files) < min(2, len(plan.files)):
@@ -358,7 +357,7 @@ class _State:
         self._live = manifest_facts.snapshot_of(head.source, frozenset(), self._check).files if has else {}
         self._operation = ctx.operation
         self._deletes: dict[str, Any] = {}
-        self._undone: dict[int, int] | None = None
+        self._reverted: dict[int, int] | None = None
         """The groups in snapshots of this operation that are not before the current one, with sequence numbers."""
 
     def groups_since(self, read: str) -> dict[int, tuple[str, str]]:
@@ -395,46 +394,46 @@ class _State:
         later = [one for one in self._metadata.snapshots if (one.sequence_number or 0) > start]
         return len(later) != _last_sequence(self._metadata) - start
 
-    def fate(self, removed: Sequence[str], read: str, sequence: int, group: int, digest: str) -> Fate:
-        """What has become of a group.
+    def status(self, removed: Sequence[str], read: str, sequence: int, group: int, digest: str) -> GroupStatus:
+        """The status of a group.
 
         ``sequence``: the table's last sequence number when the group was read; 0 in format version 1. ``digest``: of
         its new files, "" for a group of a plan.
         """
         live = all(path in self._live for path in removed)
         if not live and (done := self.groups_since(read).get(group)) is not None:
-            return Fate.COMMITTED if digest in ("", done[0]) else Fate.REPLACED
+            return GroupStatus.COMMITTED if digest in ("", done[0]) else GroupStatus.REPLACED
         if self._rolled_back(sequence, group):
-            return Fate.ROLLED_BACK
+            return GroupStatus.ROLLED_BACK
         if not live:
-            return Fate.REMOVED
+            return GroupStatus.REMOVED
         if not is_ancestor(self._metadata, read):
-            return Fate.DIVERGED
+            return GroupStatus.DIVERGED
         if digest and sequence and self._lacks_snapshots_since(sequence):
             # One of them may have had these new files, which whoever expired it deletes.
-            return Fate.DIVERGED
+            return GroupStatus.DIVERGED
         if read not in self._deletes:
             self._deletes[read] = new_position_deletes(self._metadata, self._io, read, self._check)
         deletes = self._deletes[read]
         if deletes is None or any(one.applies_to(path) for one in deletes for path in removed):
-            return Fate.DELETED
-        return Fate.PENDING
+            return GroupStatus.DELETED
+        return GroupStatus.PENDING
 
     def _rolled_back(self, sequence: int, group: int) -> bool:
         """Whether a snapshot of this operation has replaced a group, and is not before the current one.
 
         Without sequence numbers, one of an earlier operation of the same name counts as well.
         """
-        if self._undone is None:
+        if self._reverted is None:
             known = {str(one.snapshot_id): one for one in self._metadata.snapshots}
             for one in ancestors(self._metadata):
                 known.pop(one, None)
-            self._undone = {}
+            self._reverted = {}
             for snapshot in known.values():
                 for number in Marks.groups_in(_summary(snapshot), self._operation):
-                    newest = max(self._undone.get(number, 0), snapshot.sequence_number or 0)
-                    self._undone[number] = newest
-        return group in self._undone and (not sequence or self._undone[group] > sequence)
+                    newest = max(self._reverted.get(number, 0), snapshot.sequence_number or 0)
+                    self._reverted[number] = newest
+        return group in self._reverted and (not sequence or self._reverted[group] > sequence)
 
 
 class _StagedTable:

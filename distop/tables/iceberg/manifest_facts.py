@@ -121,12 +121,12 @@ def _read(source: str, wanted: frozenset[str], check: Callable[[], None]) -> Ice
             with io.watched():
                 manifests = manifests_of(snapshot, io)
                 read_from += [identity(manifest.manifest_path) for manifest in manifests]
-                removed = _deletes(manifests, metadata, io, allowed, check)
+                removed = deletes_of(manifests, metadata, io, allowed, check)
                 for manifest in manifests:
                     if manifest.content == _DATA:
                         spec = int(manifest.partition_spec_id)
                         facts = _Facts(metadata.specs()[spec], columns, found, removed)
-                        for entry in _entries(manifest, io, allowed, check):
+                        for entry in live_entries(manifest, io, allowed, check):
                             path = entry.file.file_path
                             files[path] = facts.of(entry)
                             if spec != metadata.default_spec_id:
@@ -145,9 +145,10 @@ def _read(source: str, wanted: frozenset[str], check: Callable[[], None]) -> Ice
     return IcebergSnapshot(source, number, columns, found, files, int(metadata.default_spec_id), specs)
 
 
-def _deletes(
+def deletes_of(
     manifests: Sequence[Any], metadata: Any, io: ManifestIO, allowed: TableFiles, check: Callable[[], None]
 ) -> row_deletes.Deletes:
+    """The delete files of a snapshot with these manifests. Raises InvalidArgument for one outside of the table."""
     from pyiceberg.transforms import VoidTransform
 
     found = row_deletes.Deletes()
@@ -156,10 +157,30 @@ def _deletes(
             continue
         spec = metadata.specs()[manifest.partition_spec_id]
         everywhere = all(isinstance(field.transform, VoidTransform) for field in spec.fields)
-        for entry in _entries(manifest, io, allowed, check):
-            partition = row_deletes.partition_of(spec.spec_id, _values(entry.file))
+        for entry in live_entries(manifest, io, allowed, check):
+            partition = row_deletes.partition_of(spec.spec_id, values_of(entry.file))
             found.add(row_deletes.delete_of(entry, partition, everywhere=everywhere))
     return found
+
+
+def delete_counts(
+    manifests: Sequence[Any], metadata: Any, io: ManifestIO, allowed: TableFiles, check: Callable[[], None]
+) -> Mapping[str, int]:
+    """The number of delete files that apply to each data file, by path; {} in a snapshot without delete files."""
+    deletes = deletes_of(manifests, metadata, io, allowed, check)
+    if not deletes.any:
+        return {}
+    return {
+        entry.file.file_path: deletes.count(entry.file.file_path, partition_key(manifest, entry.file), entry.sequence)
+        for manifest in manifests
+        if manifest.content == _DATA
+        for entry in live_entries(manifest, io, allowed, check)
+    }
+
+
+def partition_key(manifest: Any, file: File) -> row_deletes.PartitionKey:
+    """The key of a file's partition."""
+    return row_deletes.partition_of(int(manifest.partition_spec_id), values_of(file))
 
 
 class _Facts:
@@ -185,7 +206,7 @@ class _Facts:
 
     def of(self, entry: ManifestEntry) -> FileFacts:
         file = entry.file
-        values = _values(file)
+        values = values_of(file)
         chunks: dict[Path, tuple[Chunk, ...]] = {}
         for path, field in self._fields.items():
             if len(path) == 1 and field.id in self._constant:
@@ -234,7 +255,8 @@ def _one_group(file: File) -> bool:
     return len(file.split_offsets or ()) == 1
 
 
-def _values(file: File) -> list[Any]:
+def values_of(file: File) -> list[Any]:
+    """The values of a file's partition."""
     return [file.partition[n] for n in range(len(file.partition))]
 
 
@@ -250,6 +272,7 @@ class File:
     file_format: str
     partition: Any
     record_count: int
+    file_size_in_bytes: int
     null_value_counts: Mapping[int, int] | None
     nan_value_counts: Mapping[int, int] | None
     lower_bounds: Mapping[int, bytes] | None
@@ -268,7 +291,9 @@ class ManifestEntry:
     file: File
 
 
-def _entries(manifest: Any, io: ManifestIO, allowed: TableFiles, check: Callable[[], None]) -> Iterator[ManifestEntry]:
+def live_entries(
+    manifest: Any, io: ManifestIO, allowed: TableFiles, check: Callable[[], None]
+) -> Iterator[ManifestEntry]:
     """The live entries of a manifest, with a delete file's data file, which pyiceberg's own entries lack.
 
     Raises InvalidArgument for a file that may not belong to the table.

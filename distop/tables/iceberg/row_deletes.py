@@ -12,12 +12,14 @@ from __future__ import annotations
 import math
 import os
 import zlib
+from bisect import bisect_left, bisect_right, insort
 from typing import Any
 
 from distop.errors import InvalidArgument, TableUnavailable
 from distop.protocol.frozen import frozen
 from distop.protocol.texts import shown
 from distop.storage.files import NotRegular, local_path, open_regular
+from distop.tables.staged_files import FOLDER
 
 PartitionKey = tuple[int, tuple[Any, ...]]
 """A spec's id, and the values of its fields."""
@@ -35,7 +37,7 @@ class DeleteFile:
     """A delete file.
 
     ``target``: the only data file to which it applies, if known; ``low`` and ``high``: bounds of the data files' paths
-    as UTF-8, if known; ``rows``: the number of rows that a deletion vector deletes.
+    as UTF-8, if known; ``rows``: the number of rows of the file, which of a deletion vector are those that it deletes.
     """
 
     content: int
@@ -67,7 +69,7 @@ def delete_of(entry: Any, partition: PartitionKey, *, everywhere: bool) -> Delet
         target,
         low,
         high,
-        file.record_count if vector else 0,
+        file.record_count,
     )
 
 
@@ -83,39 +85,82 @@ class Deletes:
         self.any = False
         self._targets: dict[str, list[DeleteFile]] = {}
         self._ranges: dict[PartitionKey, list[DeleteFile]] = {}
-        self._equal: dict[PartitionKey | None, float] = {}
-        """The latest sequence number of equality deletes, by partition; None: for the whole table."""
+        """Position deletes of several data files, by partition, sorted by sequence number."""
+        self._equal: dict[PartitionKey | None, list[DeleteFile]] = {}
+        """Equality deletes, by partition, sorted by sequence number; None: for the whole table."""
 
     def add(self, delete: DeleteFile) -> None:
         """Add a delete file."""
         self.any = True
         if delete.content == EQUALITY:
             key = None if delete.everywhere else delete.partition
-            self._equal[key] = max(self._equal.get(key, -math.inf), _or_latest(delete.sequence))
+            insort(self._equal.setdefault(key, []), delete, key=_sequence)
         elif delete.target is not None:
             self._targets.setdefault(delete.target, []).append(delete)
         else:
-            self._ranges.setdefault(delete.partition, []).append(delete)
+            insort(self._ranges.setdefault(delete.partition, []), delete, key=_sequence)
 
     def of(self, path: str, partition: PartitionKey, sequence: int | None) -> int | None:
         """The number of deleted rows of a data file; None if unknown."""
         if not self.any:
             return 0
-        since = -math.inf if sequence is None else sequence
-        # An equality delete applies to rows of earlier commits, a position delete also to those of its own commit.
-        if any(self._equal.get(key, -math.inf) > since for key in (None, partition)):
+        since = _since(sequence)
+        if any((known := self._equal.get(key)) and _sequence(known[-1]) > since for key in (None, partition)):
             return None
-        named = self._targets.get(path, ())
-        later = [d for d in named if _or_latest(d.sequence) >= since]
-        later += [d for d in self._ranges.get(partition, ()) if _or_latest(d.sequence) >= since and _spans(d, path)]
+        later = self._positions(path, partition, since)
         if not later:
             return 0
-        vectors = [d for d in named if d.vector]
+        vectors = [d for d in later if d.vector]
         return vectors[0].rows if len(vectors) == len(later) == 1 else None
 
+    def count(self, path: str, partition: PartitionKey, sequence: int | None) -> int:
+        """The number of delete files that apply to a data file, or could: position deletes without bounds of paths."""
+        since, found = _since(sequence), 0
+        for key in (None, partition):
+            known = self._equal.get(key, ())
+            # An equality delete applies to rows of earlier commits, a position delete also to those of its own commit.
+            found += len(known) - bisect_right(known, since, key=_sequence)
+        return found + len(self._positions(path, partition, _since_positions(path, since)))
 
-def _or_latest(sequence: int | None) -> float:
-    return math.inf if sequence is None else sequence
+    def take(self, path: str, partition: PartitionKey, sequence: int | None) -> list[DeleteFile]:
+        """Remove and return the delete files that apply to a data file."""
+        since, found = _since(sequence), list[DeleteFile]()
+        for key in (None, partition):
+            known = self._equal.get(key, [])
+            at = bisect_right(known, since, key=_sequence)
+            found += known[at:]
+            del known[at:]
+        since = _since_positions(path, since)
+        found += self._positions(path, partition, since)
+        self._targets.pop(path, None)
+        ranges = self._ranges.get(partition, [])
+        at = bisect_left(ranges, since, key=_sequence)
+        ranges[at:] = [d for d in ranges[at:] if not _spans(d, path)]
+        return found
+
+    def _positions(self, path: str, partition: PartitionKey, since: float) -> list[DeleteFile]:
+        """The position deletes and vectors that apply to a data file of this sequence number."""
+        ranges = self._ranges.get(partition, [])
+        later = [d for d in self._targets.get(path, ()) if _sequence(d) >= since]
+        return later + [d for d in ranges[bisect_left(ranges, since, key=_sequence) :] if _spans(d, path)]
+
+
+def _since(sequence: int | None) -> float:
+    """The sequence number of a data file; the first one if it is unknown."""
+    return -math.inf if sequence is None else sequence
+
+
+def _since_positions(path: str, since: float) -> float:
+    """The lowest sequence number of position deletes that apply to a data file.
+
+    A file of compact has the number of the snapshot that was read, so position deletes with that number are older.
+    """
+    return since + 1 if f"/{FOLDER}/" in path else since
+
+
+def _sequence(delete: DeleteFile) -> float:
+    """The sequence number of a delete file; the last one if it is unknown."""
+    return math.inf if delete.sequence is None else delete.sequence
 
 
 def _spans(delete: DeleteFile, path: str) -> bool:

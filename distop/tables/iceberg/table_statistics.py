@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from distop.clock import time
 from distop.errors import DistopError
 from distop.storage.store_errors import StoreError
-from distop.tables.iceberg.iceberg_changes import entries
+from distop.tables.iceberg import manifest_facts
 from distop.tables.iceberg.manifest_list import manifests_of
 from distop.tables.iceberg.metadata_file import read_file
 from distop.tables.iceberg.snapshot_files import PartitionNames, files_of, unreadable
@@ -20,13 +20,16 @@ if TYPE_CHECKING:
 
 OF_METADATA = frozenset({"snapshots", "oldest_snapshot"})
 """Statistics that need no manifest."""
+_DATA = 0
+"""The content of a manifest of data files."""
 
 
 def statistics(source: str, names: Collection[str], small_bytes: int, check: Callable[[], None]) -> TableStatistics:
     """The statistics of the metadata file ``source``; the version is the id of its current snapshot.
 
-    Rows of delete files count as deleted, of equality deletes too, which may match any number of rows. Raises
-    InvalidArgument and TableUnavailable as planning does.
+    Rows of delete files count as deleted, of equality deletes too, which may match any number of rows. Delete files
+    that apply to no data file do not count, since no compaction changes that. Raises InvalidArgument and
+    TableUnavailable as planning does.
     """
     metadata = read_file(source).content
     snapshot = metadata.current_snapshot()
@@ -53,19 +56,20 @@ def _add_files(
     source: str, metadata: Any, snapshot: Any, totals: FileTotals, check: Callable[[], None]
 ) -> tuple[int, int]:
     """Add the data files of a snapshot. Returns the numbers of rows, and of deleted rows."""
-    from pyiceberg.manifest import ManifestContent
-
     rows = deleted = 0
     io, files, specs = read_file(source).manifests(), files_of(source, metadata), metadata.specs()
     with io.watched():
-        for manifest in manifests_of(snapshot, io):
-            files.check((manifest.manifest_path,))
+        manifests = manifests_of(snapshot, io)
+        deletes = manifest_facts.deletes_of(manifests, metadata, io, files, check)
+        for manifest in manifests:
+            if manifest.content != _DATA:
+                continue
             names = PartitionNames(specs[manifest.partition_spec_id], metadata)
-            for _, entry in entries([manifest], io, check):
-                file = entry.data_file
-                if manifest.content != ManifestContent.DATA:
-                    deleted += file.record_count
-                    continue
+            for entry in manifest_facts.live_entries(manifest, io, files, check):
+                file = entry.file
                 rows += file.record_count
                 totals.add(names.prefix + names.name(file.partition), file.file_size_in_bytes)
+                if deletes.any:
+                    key = manifest_facts.partition_key(manifest, file)
+                    deleted += sum(one.rows for one in deletes.take(file.file_path, key, entry.sequence))
     return rows, deleted

@@ -20,10 +20,10 @@ from distop.storage.files import for_arrow, local_path
 from distop.storage.location import root_of
 from distop.storage.object_store import LARGEST
 from distop.storage.opened_stores import has_store, store_of
-from distop.storage.places import make_stage
+from distop.storage.places import make_stage, operation_path
 from distop.storage.stage_manifest import flush
 from distop.storage.store_errors import unavailable
-from distop.tables.commits import Candidate, Conflict, Fate, FileReplacer, Head, Replacement, RowsDiffer
+from distop.tables.commits import Candidate, Conflict, FileReplacer, GroupStatus, Head, Replacement, RowsDiffer
 from distop.tables.parquet import parquet_rows
 from distop.tables.parquet.folder_swap import (
     BACK,
@@ -40,6 +40,7 @@ from distop.tables.reading import arrow_copy, footer_facts, parquet_footers, spa
 from distop.tables.reading.arrow_types import SparkOnly
 from distop.tables.reading.file_facts import Gone, Unreadable, folded, quote
 from distop.tables.reading.spark_paths import spark_path
+from distop.tables.staged_files import FOLDER
 from distop.tables.table_options import check_options
 
 if TYPE_CHECKING:
@@ -98,6 +99,24 @@ class FolderReplacer(FileReplacer):
         self._swaps.settle()
         mine = self._identity
         self._swaps.forget(lambda one: one.identity != mine and one.identity[:_SPACE] == mine[:_SPACE])
+        self._remove_abandoned()
+
+    def _remove_abandoned(self) -> None:
+        """Remove what other operations of this type have staged. Errors are logged.
+
+        One of them runs at a time, so they have ended, or never run again. A paused process of one that still commits
+        finds its files missing, and takes its entry back.
+        """
+        kind, _, own = operation_path(self._ctx.operation).rpartition("/")
+        folder, store = f"{FOLDER}/{self._ctx.space}/{kind}", store_of(Place(self._root, OWN))
+        try:
+            for number in store.list_folder(folder).folders:
+                if number != own:
+                    store.delete_folder(f"{folder}/{number}")
+        except (OSError, InvalidArgument) as error:
+            self._ctx.log.warning(
+                "Cannot remove staged files in %s; retrying at the next compact: %s", store.location_of(folder), error
+            )
 
     def check(self, planned: Planned, layout: Layout) -> None:
         deletion.check_own(Place(self._root, OWN), _UNSAFE, missing=True)
@@ -276,38 +295,38 @@ class FolderReplacer(FileReplacer):
             raise unavailable(f"cannot finish the replacement of files of {self._root!r}: {error}", error) from error
         return Head("", {}, _FolderState(self, state))
 
-    def fates(self, head: Head, replacements: Sequence[Replacement]) -> Sequence[Fate]:
-        return [self._fate(head.base, one) for one in replacements]
+    def statuses(self, head: Head, replacements: Sequence[Replacement]) -> Sequence[GroupStatus]:
+        return [self._status(head.base, one) for one in replacements]
 
-    def _fate(self, state: _FolderState, one: Replacement) -> Fate:
+    def _status(self, state: _FolderState, one: Replacement) -> GroupStatus:
         mine = state.of_group(self._identity, one.group)
         ways = {found.way for found in mine if found.digest == one.digest}
         if FORWARD in ways:
-            return Fate.COMMITTED
+            return GroupStatus.COMMITTED
         if BACK in ways:
-            return Fate.UNDONE
+            return GroupStatus.SWAP_REVERTED
         found = state.files_in(str(one.detail["folder"]))
         removed = names_of(one.detail["removed"])
         if all(old.name in found and found[old.name] == (old.size, old.stamp) for old in removed):
-            return Fate.PENDING
-        return Fate.REPLACED if any(done.way == FORWARD for done in mine) else Fate.REMOVED
+            return GroupStatus.PENDING
+        return GroupStatus.REPLACED if any(done.way == FORWARD for done in mine) else GroupStatus.REMOVED
 
-    def plan_fates(self, head: Head, plans: Sequence[PartitionPlan]) -> Sequence[Fate]:
+    def group_statuses(self, head: Head, plans: Sequence[PartitionPlan]) -> Sequence[GroupStatus]:
         state: _FolderState = head.base
-        fates = []
+        statuses = []
         for plan in plans:
             if not self._changed(plan, state.files_in(self._names(plan.files)[0])):
-                fates.append(Fate.PENDING)
+                statuses.append(GroupStatus.PENDING)
             elif any(one.way == FORWARD for one in state.of_group(self._identity, plan.partition)):
-                fates.append(Fate.COMMITTED)
+                statuses.append(GroupStatus.COMMITTED)
             else:
-                fates.append(Fate.REMOVED)
-        return fates
+                statuses.append(GroupStatus.REMOVED)
+        return statuses
 
     def may_have(self, head: Head, replacements: Sequence[Replacement]) -> Sequence[bool]:
         return [False] * len(replacements)  # new files are part of the table only after they have left the stage
 
-    def committed(self, head: Head, plan: PartitionPlan) -> Mapping[int, str]:
+    def committed_versions(self, head: Head, plan: PartitionPlan) -> Mapping[int, str]:
         state: _FolderState = head.base
         return {
             one.group: str(one.number)
@@ -315,7 +334,7 @@ class FolderReplacer(FileReplacer):
             if one.way == FORWARD and one.identity == self._identity
         }
 
-    def again(self, head: Head, plan: PartitionPlan) -> PartitionPlan | None:
+    def replan_remaining(self, head: Head, plan: PartitionPlan) -> PartitionPlan | None:
         state: _FolderState = head.base
         wrong = self._changed(plan, state.files_in(self._names(plan.files)[0]))
         files = tuple(file for file in plan.files if file[0] not in wrong)

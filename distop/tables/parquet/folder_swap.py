@@ -6,7 +6,7 @@ names the old files and the staged new ones. Then
 1. the new files are moved to their final names, each at once and never over another file;
 2. the old files are compared with the entry again, and a *decision* is created: forward, or back if a writer has
    changed or removed one of them;
-3. forward deletes the old files that are unchanged; back removes the new ones;
+3. forward deletes the old files that are unchanged; back removes the new ones, by their content;
 4. a *mark* shows that the entry is finished, and the entry is removed.
 
 Entries have numbers, and the store lets only one process create a number or a decision. A process that finds an
@@ -266,8 +266,12 @@ class FolderSwaps:
     def _is_equal(self, entry: SwapEntry, one: SwappedFile, found: StoredObject) -> bool:
         if found.size != one.size:
             return False
-        # Some stores give a copy another version.
-        return found.stamp == one.stamp or sha256_of(self.table, entry.target(one)) == one.sha256
+        if found.stamp == one.stamp:
+            return True
+        try:  # some stores give a copy another version
+            return sha256_of(self.table, entry.target(one)) == one.sha256
+        except ObjectMissing:
+            return False  # removed since it was listed
 
     def _decide(self, number: int, wanted: str) -> str:
         name = f"{number:09}.decision"
@@ -308,9 +312,24 @@ class FolderSwaps:
         self.table.delete_many([f"{prefix}{name}" for name in names if name in found])
 
     def _remove_new(self, entry: SwapEntry) -> None:
-        """Remove the new files: first the staged ones, so that no slow process can move them any more."""
+        """Remove the new files: first the staged ones, so that no slow process can move them any more.
+
+        A file of the same name with other content belongs to a writer, and stays. Raises TableUnavailable if a new file
+        cannot be removed.
+        """
         self.table.delete_many([f"{entry.source}/{one.name}" for one in entry.added])
-        self.table.delete_many([entry.target(one) for one in entry.added])
+        found = self.files_in(entry.folder)
+        present = [(one, found[one.name]) for one in entry.added if one.name in found]
+        mine = [Listed(entry.target(one), at.size, at.stamp) for one, at in present if self._is_equal(entry, one, at)]
+        for key in {entry.target(one) for one, _ in present} - {one.key for one in mine}:
+            log.warning("Keeping %s, which compact has not written", self.table.location_of(key))
+        removed = self.table.remove_listed(mine)
+        if removed.failed:
+            key, why = next(iter(removed.failed.items()))
+            raise TableUnavailable(
+                f"cannot remove the new file {self.table.location_of(key)}, whose rows are in old files too, so "
+                f"readers find them twice: {why}. Allow it, and start compact again"
+            )
 
 
 def state_at(location: Location) -> SwapState:

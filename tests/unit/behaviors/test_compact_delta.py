@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 from collections import Counter
@@ -9,13 +10,14 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from distop.behavior import JobFailed, Summary, TableRecord, select
 from distop.errors import InvalidArgument, UnsafePath
 from distop.storage.deletion import Place
-from distop.tables.commits import CommitUnknown, Fate, Marks
+from distop.tables.commits import CommitUnknown, GroupStatus, Marks
 from distop.tables.delta import delta_replacer
 from distop.tables.delta.delta_replacer import DeltaReplacer
 from distop.tables.delta.log_publisher import LogPublisher
@@ -24,8 +26,8 @@ from distop.tables.staged_files import StagedFiles
 from distop.testing import MemoryProgress
 from distop_behaviors.compact import Compact, CompactTableJob
 from distop_behaviors.compact.compact_argument import CompactArgument
+from distop_behaviors.compact.group_committer import REASONS, GroupCommitter
 from distop_behaviors.compact.group_rewrite import GroupRewrite
-from distop_behaviors.compact.publication import REASONS, Publication
 from tests.support.context import FakeContext, Ran, complete, run_jobs, run_operation
 from tests.support.delta_logs import DeltaLog
 
@@ -207,6 +209,21 @@ def test_a_group_is_split_into_files_near_the_target(bench: Bench) -> None:
     assert bench.compact(target_bytes=target, min_input_files=2).report["verdict"] == "nothing to do"
 
 
+def test_an_unsorted_group_keeps_the_order_of_its_rows(bench: Bench) -> None:
+    chance = random.Random(3)
+    for _ in range(4):
+        write_deltalake(bench.path, pa.table({"id": chance.sample(range(1000), 50)}), mode="append")
+
+    def ids(path: str) -> list[int]:
+        return [int(str(one)) for one in pq.ParquetFile(path).read()["id"].to_pylist()]
+
+    argument, plans, _ = bench.plan()
+    expected = [one for path, _, _ in plans[0].files for one in ids(path)]
+    bench.complete(argument, plans, bench.run(argument, plans))
+    (new,) = bench.files
+    assert ids(new) == expected
+
+
 def test_groups_are_committed_in_batches_while_others_run(days: Bench) -> None:
     rows = days.rows
     argument, plans, _ = days.plan(commit_every=2)
@@ -227,9 +244,46 @@ def test_groups_are_committed_in_batches_while_others_run(days: Bench) -> None:
     assert days.rows == rows
 
 
+def test_a_slow_group_does_not_delay_the_commits_of_others(days: Bench) -> None:
+    """Batches were fixed windows of consecutive groups."""
+    argument, plans, _ = days.plan(commit_every=2)
+    outcomes = days.run(argument, [plans[n] for n in (0, 2, 5, 3)])
+    batches = [one["operationParameters"]["distop.batch"] for one in reversed(days.commits())]
+    assert batches == ["0,2", "3,5"]
+    assert [row.result["state"] for row in outcomes] == ["staged", "committed", "staged", "committed"]
+    outcomes += days.run(argument, [plans[n] for n in (4, 1)])
+    ran = days.complete(argument, plans, outcomes)
+    assert (ran.report["commits"], groups_of(ran)) == (3, {"planned": 6, "committed": 6})
+
+
+def test_a_group_that_cannot_be_committed_does_not_delay_the_commits_of_others(days: Bench) -> None:
+    argument, plans, _ = days.plan(commit_every=2)
+    days.run(argument, plans[:1])
+    days.table.delete("day = 'd0'")
+    days.run(argument, plans[1:3])
+    assert [one["operationParameters"]["distop.batch"] for one in days.commits()] == ["1,2"]
+
+
+def test_two_jobs_do_not_commit_the_same_groups(days: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another job ends while a batch is committed."""
+    argument, plans, _ = days.plan(commit_every=2)
+    states: list[str] = []
+    at_commit(monkeypatch, lambda: states.extend(row.result["state"] for row in days.run(argument, plans[2:3])))
+    days.run(argument, plans[:2])
+    assert (states, len(days.commits())) == (["staged"], 1)
+
+
 def test_without_batches_there_is_one_commit_at_the_end(days: Bench) -> None:
     ran = days.compact(commit_every=None)
     assert (ran.report["commits"], groups_of(ran)) == (1, {"planned": 6, "committed": 6})
+
+
+def test_a_reused_group_has_the_digest_of_its_record(days: Bench) -> None:
+    argument, plans, _ = days.plan(commit_every=None)
+    first, again = (days.run(argument, plans[:1])[0].result for _ in range(2))
+    assert (first["reused"], again["reused"]) == (False, True)
+    (record,) = days.work.rglob("staged.json")
+    assert first["record"] == again["record"] == hashlib.blake2b(record.read_bytes(), digest_size=16).hexdigest()
 
 
 def test_a_dry_run_changes_nothing(days: Bench) -> None:
@@ -369,7 +423,7 @@ def test_a_group_that_becomes_doomed_is_given_up(days: Bench, monkeypatch: pytes
     monkeypatch.setattr(arrow_copy, "copy", copy)
     argument, plans, _ = days.plan()
     (row,) = days.run(argument, plans[:1])
-    assert (row.result["state"], row.result["reason"]) == ("conflicted", REASONS[Fate.REMOVED])
+    assert (row.result["state"], row.result["reason"]) == ("conflicted", REASONS[GroupStatus.REMOVED])
     assert (calls[0], list(days.work.rglob("staged.json"))) == (1, [])
 
 
@@ -536,9 +590,9 @@ def test_files_of_an_earlier_version_stay(bench: Bench) -> None:
     again.fence = 2
     again.partition = plans[0]
     rewrite = GroupRewrite(argument, again, "x")
-    stage = rewrite.publication.stage_at(again.stage_place)
+    stage = rewrite.committer.stage_at(again.stage_place)
     stage.begin()
-    replacement, _ = rewrite.rewritten(plans[0], stage)
+    replacement = rewrite.rewrite_and_offer(plans[0], stage)
     # A process that had looked at the table before it was restored, and at its version afterwards.
     rewrite.replacer.commit(rewrite.replacer.load(), [replacement], Marks(again.operation, "2"))
     bench.complete(argument, plans, run_jobs(Compact(), argument, plans, again))
@@ -578,8 +632,8 @@ def test_a_process_that_wakes_up_after_the_end_commits_no_removed_files(
     write_deltalake(bench.path, table_of(7), mode="overwrite")
     ctx = bench.context()
     ctx.partition = plans[0]
-    publication = GroupRewrite(argument, ctx, "paused").publication
-    (stage, paused), commit, held = publication.offered(0)[0], LogPublisher.commit, list[Any]()
+    committer = GroupRewrite(argument, ctx, "paused").committer
+    (stage, paused), commit, held = committer.offered(0)[0], LogPublisher.commit, list[Any]()
 
     def hold(self: LogPublisher, *args: Any) -> None:
         """The paused process has loaded the table, and has looked at everything: only its request is missing."""
@@ -590,7 +644,7 @@ def test_a_process_that_wakes_up_after_the_end_commits_no_removed_files(
         bench.table.restore(version)
         with pytest.MonkeyPatch.context() as patch, suppress(Killed):
             patch.setattr(LogPublisher, "commit", hold)
-            publication.commit([paused])
+            committer.commit([paused])
         done = action()
         for request in held:
             commit(*request)
@@ -616,7 +670,7 @@ def test_a_restored_group_is_not_committed_again(days: Bench) -> None:
     ran = days.complete(argument, plans, outcomes)
     assert groups_of(ran) == {"planned": 6, "committed": 4, "conflicted": 2}
     assert (ran.report["verdict"], ran.report["commits"]) == ("partial", 2)
-    assert {one["reason"] for one in ran.report["left_out"]} == {REASONS[Fate.ROLLED_BACK]}
+    assert {one["reason"] for one in ran.report["left_out"]} == {REASONS[GroupStatus.ROLLED_BACK]}
     assert [one["operationParameters"]["distop.batch"] for one in reversed(days.commits())] == ["0,1", "2,3", "4,5"]
     assert (days.rows, len(days.files)) == (rows, 10)
     assert DeltaTable(days.path, version=version).to_pyarrow_table().num_rows == sum(rows.values())
@@ -635,7 +689,7 @@ def test_a_repeated_attempt_leaves_a_restored_group(days: Bench, again: bool) ->
     if again:
         assert row.result["state"] == "committed"
     else:
-        assert (row.result["state"], row.result["reason"]) == ("conflicted", REASONS[Fate.ROLLED_BACK])
+        assert (row.result["state"], row.result["reason"]) == ("conflicted", REASONS[GroupStatus.ROLLED_BACK])
     assert len(days.commits()) == 1
 
 
@@ -654,7 +708,7 @@ def test_a_commit_of_an_unknown_outcome_that_was_restored_is_not_repeated(
     monkeypatch.setattr(DeltaReplacer, "commit", commit)
     ran = bench.compact()
     assert (calls[0], ran.report["verdict"]) == (1, "failed")
-    assert REASONS[Fate.ROLLED_BACK] in ran.message
+    assert REASONS[GroupStatus.ROLLED_BACK] in ran.message
     assert (bench.rows, len(bench.files)) == (rows, 2)
 
 
@@ -772,7 +826,7 @@ def test_a_cleanup_after_the_end_removes_no_committed_files(days: Bench, late: s
     outcomes = days.run(argument, plans)
     ctx = days.context()
     ctx.partition = plans[0]
-    stages = GroupRewrite(argument, ctx, "x").publication.of_attempt(ctx.stage_place)
+    stages = GroupRewrite(argument, ctx, "x").committer.of_attempt(ctx.stage_place)
     assert len(stages) == 1
     days.complete(argument, plans, outcomes)
     if late == "cleanup":
@@ -792,7 +846,7 @@ def test_a_missing_new_file_is_not_committed(days: Bench, monkeypatch: pytest.Mo
     def failing(*_: Any) -> None:
         raise JobFailed("the disk is full")
 
-    monkeypatch.setattr(GroupRewrite, "rewritten", failing)
+    monkeypatch.setattr(GroupRewrite, "rewrite_and_offer", failing)
     ran = days.complete(argument, plans, outcomes)
     assert groups_of(ran) == {"planned": 6, "committed": 5, "conflicted": 1}
     assert [one["reason"] for one in ran.report["left_out"]] == ["the disk is full"]
@@ -820,10 +874,10 @@ def test_of_two_attempts_the_one_whose_files_are_all_there_is_committed(
     rows = days.rows
     argument, plans, _ = days.plan()
     with monkeypatch.context() as patch:
-        patch.setattr(Publication, "offered", lambda *_: [])
+        patch.setattr(GroupCommitter, "offered", lambda *_: [])
         days.run(argument, plans[:1])  # by an executor that does not see what the other one has offered
         outcomes = days.run(argument, plans)
-    found = GroupRewrite(argument, days.context(), "x").publication.all_offered()[plans[0].partition]
+    found = GroupRewrite(argument, days.context(), "x").committer.all_offered()[plans[0].partition]
     assert len(found) == 2
     for file in days.staged():
         if str(file).startswith(f"{found[-1][0].data.location}/"):
@@ -976,5 +1030,5 @@ def test_generated_tables_keep_their_rows(bench: Bench, monkeypatch: pytest.Monk
     assert follow_up.report["verdict"] in ("compacted", "nothing to do")
 
 
-def test_the_fates_have_reasons() -> None:
-    assert set(REASONS) == set(Fate) - {Fate.PENDING, Fate.COMMITTED}
+def test_the_statuses_have_reasons() -> None:
+    assert set(REASONS) == set(GroupStatus) - {GroupStatus.PENDING, GroupStatus.COMMITTED}

@@ -19,12 +19,13 @@ from distop.storage.folder_store import FolderStore
 from distop.storage.location import Location
 from distop.storage.object_store import is_scratch
 from distop.tables import plan_table
-from distop.tables.commits import Fate
+from distop.tables.commits import GroupStatus
 from distop.tables.parquet.folder_swap import FolderSwaps
 from distop.testing import MemoryProgress
-from distop_behaviors.compact import Compact
+from distop_behaviors.compact import Compact, CompactTableJob
 from distop_behaviors.compact.compact_argument import CompactArgument
-from distop_behaviors.compact.publication import REASONS
+from distop_behaviors.compact.group_committer import REASONS
+from distop_behaviors.export import Export
 from distop_behaviors.validate import Validate
 from tests.support.context import FakeContext, Ran, complete, run_jobs, run_operation
 
@@ -271,6 +272,21 @@ def test_the_codec_is_kept_or_chosen(bench: Bench) -> None:
     assert pq.read_metadata(bench.path / bench.files[0]).row_group(0).column(0).compression == "GZIP"
 
 
+def test_an_unsorted_group_keeps_the_order_of_its_rows(tmp_path: Path) -> None:
+    bench, chance = Bench(tmp_path), random.Random(3)
+    for n in range(4):
+        bench.write(f"part-{n}.parquet", pa.table({"id": chance.sample(range(1000), 50)}), row_group_size=20)
+
+    def ids(path: str) -> list[int]:
+        return [int(str(one)) for one in pq.read_table(path)["id"].to_pylist()]
+
+    argument, plans = bench.plan()
+    expected = [one for path, _, _ in plans[0].files for one in ids(path)]
+    bench.complete(argument, plans, bench.run(argument, plans))
+    (new,) = bench.files
+    assert ids(str(bench.path / new)) == expected
+
+
 # ---------------------------------------------------------------------- refusals
 
 
@@ -308,6 +324,12 @@ def test_a_folder_that_others_can_change_is_refused(bench: Bench) -> None:
     bench.path.chmod(0o777)
     with pytest.raises(UnsafePath, match="others could change the new ones"):
         bench.compact()
+
+
+@pytest.mark.parametrize("behavior", [Compact, CompactTableJob])
+def test_no_export_runs_beside_a_compaction(behavior: type[Compact]) -> None:
+    """A swap deletes files that the export has planned."""
+    assert behavior.type_name in Export.conflicts_with
 
 
 # ---------------------------------------------------------------------- other writers
@@ -501,6 +523,7 @@ def test_the_next_compaction_finishes_what_an_operation_left_that_never_ran_agai
     ran = bench.compact()
     assert ran.report["verdict"] in ("compacted", "nothing to do"), ran.message
     assert (bench.rows, len(bench.files)) == (rows, 1)
+    assert [name for name in bench.hidden() if not name.startswith("swap")] == []
 
 
 def test_a_cancelled_operation_keeps_what_was_replaced(days: Bench) -> None:
@@ -607,8 +630,8 @@ def test_generated_tables_keep_their_rows(tmp_path: Path, monkeypatch: pytest.Mo
     assert bench.rows == expected[-1]
 
 
-def test_the_fates_have_reasons() -> None:
-    assert set(REASONS) == set(Fate) - {Fate.PENDING, Fate.COMMITTED}
+def test_the_statuses_have_reasons() -> None:
+    assert set(REASONS) == set(GroupStatus) - {GroupStatus.PENDING, GroupStatus.COMMITTED}
 
 
 def test_a_partition_whose_name_looks_like_that_of_a_group_is_compacted_itself(tmp_path: Path) -> None:
@@ -617,6 +640,7 @@ def test_a_partition_whose_name_looks_like_that_of_a_group_is_compacted_itself(t
     for day in ("x", "x#3", "x#3#1"):
         for n in range(3):
             bench.write(f"day={day}/{n}.parquet", table_of(n))
+    bench.number = 1
     argument, ctx = CompactArgument.model_validate(SMALL), bench.context()
     planned = Compact().partitions(bench.record, argument, ctx).partitions
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -18,18 +19,20 @@ from pyiceberg.types import NestedField, StringType, TimestampType
 from distop.behavior import OutcomeRow
 from distop.errors import InvalidArgument
 from distop.storage.places import make_stage
-from distop.tables.commits import Fate, Marks, Replacement
+from distop.tables import plan_table
+from distop.tables.commits import GroupStatus, Marks, Replacement
 from distop.tables.iceberg.avro import ManifestIO
 from distop.tables.iceberg.iceberg_replacer import IcebergReplacer
 from distop.tables.iceberg.snapshot_files import PartitionNames, partition_types, values_in
 from distop.tables.partition_condition import PartitionCondition
 from distop_behaviors.compact import Compact
 from distop_behaviors.compact.compact_argument import CompactArgument
+from distop_behaviors.compact.group_committer import REASONS
 from distop_behaviors.compact.group_rewrite import GroupRewrite
-from distop_behaviors.compact.publication import REASONS
 from distop_behaviors.expire import ExpireSnapshots
 from tests.support.context import FakeContext, Ran, complete, run_operation
 from tests.support.lake import Folder
+from tests.support.row_deltas import commit, equality_deletes, position_deletes
 from tests.support.table_files import LoggedFolder
 from tests.unit.tables.iceberg.test_tables_iceberg import BY_K, SCHEMA, record, rows
 
@@ -59,7 +62,7 @@ class Compacting:
         self.argument = CompactArgument(min_input_files=2)
         self.plans = Compact().partitions(record(self.folder), self.argument, self.context()).partitions
         rewrite = GroupRewrite(self.argument, self.context(), "x")
-        self.stage = rewrite.publication.stage_at(self.context().stage_place)
+        self.stage = rewrite.committer.stage_at(self.context().stage_place)
         self.stage.begin()
         make_stage(self.stage.data, 0o755)
         self.new = f"{self.stage.data.location}/part-0.parquet"
@@ -103,11 +106,11 @@ class Compacting:
         assert snapshot is not None
         self.table.manage_snapshots().rollback_to_snapshot(snapshot).commit()
 
-    def fates(self) -> tuple[Fate, Fate]:
-        """The fates of the new files, and of the group of the plan."""
+    def statuses(self) -> tuple[GroupStatus, GroupStatus]:
+        """The statuses of the new files, and of the group of the plan."""
         replacer = IcebergReplacer(record(self.folder), self.context(), by_catalog=False)
         head = replacer.load()
-        return (*replacer.fates(head, [self.replacement]), *replacer.plan_fates(head, self.plans))  # type: ignore[return-value]
+        return (*replacer.statuses(head, [self.replacement]), *replacer.group_statuses(head, self.plans))  # type: ignore[return-value]
 
     def current(self) -> str:
         """The current metadata file."""
@@ -174,7 +177,7 @@ def test_commits_before_the_plan_are_not_of_this_operation(tmp_path: Path) -> No
     context = one.context()
     plan = Compact().partitions(record(one.folder), one.argument, context).partitions[0]
     replacer = IcebergReplacer(record(one.folder), context, by_catalog=False)
-    assert replacer.committed(replacer.load(), plan) == {}
+    assert replacer.committed_versions(replacer.load(), plan) == {}
 
 
 def test_a_condition_chooses_partitions_of_all_specs(tmp_path: Path) -> None:
@@ -202,6 +205,40 @@ def test_a_condition_chooses_partitions_of_all_specs(tmp_path: Path) -> None:
         chosen("total = 3")
     with pytest.raises(InvalidArgument, match="compares 'id', whose type is bigint, with 'x'"):
         chosen("id = 'x'")
+
+
+class Least(random.Random):
+    """Always the least number."""
+
+    def random(self) -> float:
+        return 0.0
+
+
+def test_all_delete_files_that_apply_make_a_file_a_candidate(tmp_path: Path) -> None:
+    """Equality deletes, and position deletes of several files, were not counted."""
+    table = Folder(tmp_path / "t").new(SCHEMA, BY_K)
+    for _ in range(2):
+        table.append(rows("a", "b"))
+    context = FakeContext(tmp_path / "work", record(tmp_path / "t"))
+
+    def counted() -> list[int]:
+        replacer = IcebergReplacer(record(tmp_path / "t"), context, by_catalog=False)
+        return sorted(one.deletes for one in replacer.candidates(plan_table(record(tmp_path / "t"))))
+
+    def groups(least: int) -> list[tuple[str, int]]:
+        argument = CompactArgument(min_ratio=0, deletes_at_least=least)
+        planned = Compact().partitions(record(tmp_path / "t"), argument, context)
+        return [(one.name, len(one.files)) for one in planned.partitions if one.files]
+
+    assert counted() == [0, 0, 0, 0]
+    commit(table, deletes=equality_deletes(table, ["id"], [{"id": 0}]))
+    assert counted() == [1, 1, 1, 1]
+    table.append(rows("a"))
+    assert counted() == [0, 1, 1, 1, 1], "an equality delete applies to earlier files alone"
+    commit(table, deletes=position_deletes(table, Least()))
+    assert counted() == [1, 2, 2, 2, 2]
+    assert groups(2) == [("k=a#0", 2), ("k=b#0", 2)]
+    assert groups(3) == []
 
 
 def test_the_specs_of_all_groups_need_one_reading_of_each_manifest(
@@ -260,10 +297,10 @@ def test_a_group_whose_commit_was_rolled_back_is_not_committed_again(tmp_path: P
     one = Compacting(tmp_path, version)
     one.commit()
     one.set_back(one.read)
-    assert one.fates() == (Fate.ROLLED_BACK, Fate.ROLLED_BACK)
+    assert one.statuses() == (GroupStatus.ROLLED_BACK, GroupStatus.ROLLED_BACK)
     before = one.current()
     ran = one.complete()
-    assert REASONS[Fate.ROLLED_BACK] in ran.message
+    assert REASONS[GroupStatus.ROLLED_BACK] in ran.message
     assert (ran.report["verdict"], ran.report["groups"]["committed"]) == ("failed", 0)
     assert one.current() == before
     assert "part-0.parquet" in one.files  # the rollback can be undone
@@ -277,7 +314,7 @@ def test_a_commit_that_is_in_force_again_is_committed(tmp_path: Path) -> None:
     one.set_back(one.read)
     with one.table.manage_snapshots() as change:
         change.set_current_snapshot(snapshot_id=committed)
-    assert one.fates() == (Fate.COMMITTED, Fate.COMMITTED)
+    assert one.statuses() == (GroupStatus.COMMITTED, GroupStatus.COMMITTED)
     assert one.complete().report["verdict"] == "compacted"
 
 
@@ -290,13 +327,13 @@ def test_new_files_of_an_expired_commit_are_never_committed_again(tmp_path: Path
     one.commit()
     one.set_back(one.read)
     one.expire()
-    assert one.fates() == (Fate.DIVERGED, Fate.PENDING)
+    assert one.statuses() == (GroupStatus.DIVERGED, GroupStatus.PENDING)
 
 
 def test_a_rollback_to_a_state_before_the_group_was_read_is_a_conflict(tmp_path: Path) -> None:
     one = Compacting(tmp_path, before_plan=lambda table: table.append(rows("x").slice(0, 0)))
     one.set_back(one.table.metadata.snapshots[1].snapshot_id)
-    assert one.fates() == (Fate.DIVERGED, Fate.DIVERGED)
+    assert one.statuses() == (GroupStatus.DIVERGED, GroupStatus.DIVERGED)
 
 
 def test_a_rolled_back_commit_of_an_earlier_operation_of_the_same_name_does_not_count(tmp_path: Path) -> None:
@@ -312,4 +349,4 @@ def test_a_rolled_back_commit_of_an_earlier_operation_of_the_same_name_does_not_
 
     one = Compacting(tmp_path, before_plan=compact_and_set_back)
     assert earlier == [one.read]
-    assert one.fates() == (Fate.PENDING, Fate.PENDING)
+    assert one.statuses() == (GroupStatus.PENDING, GroupStatus.PENDING)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from distop.tables import commits
-from distop.tables.commits import ATTEMPTS, CommitUnknown, Conflict, settled
+from distop.tables.commits import ATTEMPTS, CommitUnknown, Conflict, commit_with_retries
 from distop.testing import FakeContext
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Pauses:
-    """Replaces the event that :func:`settled` waits for; notes the pauses instead of waiting."""
+    """Replaces the event that :func:`commit_with_retries` waits for; notes the pauses instead of waiting."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -41,7 +41,7 @@ def test_an_attempt_is_repeated_after_a_pause(tmp_path: Path, pauses: Pauses, er
             raise answer
         return answer
 
-    assert settled(attempt, FakeContext(tmp_path)) == "version 3"
+    assert commit_with_retries(attempt, FakeContext(tmp_path)) == "version 3"
     assert len(pauses.seconds) == 2
 
 
@@ -54,7 +54,7 @@ def test_pauses_grow_differ_and_are_limited(tmp_path: Path, pauses: Pauses) -> N
         raise Conflict("another writer")
 
     with pytest.raises(Conflict, match="another writer"):
-        settled(attempt, FakeContext(tmp_path))
+        commit_with_retries(attempt, FakeContext(tmp_path))
     assert (len(calls), len(pauses.seconds)) == (ATTEMPTS, ATTEMPTS - 1)
     assert 0 < pauses.seconds[0] <= commits.FIRST_PAUSE
     assert max(pauses.seconds[:3]) < min(pauses.seconds[-3:])
@@ -79,7 +79,7 @@ def test_other_errors_and_a_cancel_end_the_attempts(tmp_path: Path, pauses: Paus
         raise Conflict("another writer")
 
     with pytest.raises(Cancelled):
-        settled(attempt, Context(tmp_path))
+        commit_with_retries(attempt, Context(tmp_path))
     with pytest.raises(ZeroDivisionError):
-        settled(lambda: 1 // 0, FakeContext(tmp_path))
+        commit_with_retries(lambda: 1 // 0, FakeContext(tmp_path))
     assert len(calls) == len(pauses.seconds) == 1

@@ -19,6 +19,7 @@ from distop.protocol.records import TableRecord
 from distop.tables import plan_table, statistics_of
 from tests.support.delta_logs import DeltaLog, features, metadata, remove, statistics, vector
 from tests.support.lake import Folder
+from tests.support.row_deltas import commit, data_files, equality_deletes, new_files
 
 SCHEMA = Schema(NestedField(1, "id", LongType(), required=False), NestedField(2, "k", StringType(), required=False))
 BY_K = PartitionSpec(PartitionField(source_id=2, field_id=1000, transform=IdentityTransform(), name="k"))
@@ -68,6 +69,21 @@ def test_an_iceberg_table(tmp_path: Path) -> None:
     cheap = statistics_of(record, ("snapshots",), 0)
     assert (cheap.version, cheap.files) == (found.version, None), "no manifest is read"
     assert found.version == plan_table(record).version
+
+
+def test_deletes_of_an_iceberg_table_count_while_they_apply(tmp_path: Path) -> None:
+    """A compaction leaves delete files that apply to none of its new files: a policy would start it for ever."""
+    table = Folder(tmp_path).new(SCHEMA, BY_K)
+    record = TableRecord("t", "iceberg", str(tmp_path))
+
+    def deleted() -> float | None:
+        return statistics_of(record, ("delete_ratio",), 0).delete_ratio
+
+    table.append(rows("a", "a", "b", "b"))
+    commit(table, deletes=equality_deletes(table, ["id"], [{"id": 0}]))
+    assert deleted() == 0.5  # one row in each partition
+    commit(table, removed=data_files(table), data=new_files(table, rows("a", "b")))
+    assert deleted() == 0.0
 
 
 def test_an_iceberg_table_whose_manifests_are_gone_is_unavailable(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -33,6 +34,7 @@ from distop.tables.iceberg.iceberg_fields import columns_of, fields_of, physical
 from distop.tables.iceberg.iceberg_rows import split_size
 from distop.tables.iceberg.row_deletes import EQUALITY, POSITIONS, DeleteFile, Deletes, partition_of
 from distop.tables.reading.file_facts import Chunk, FileFacts, Gone, Unreadable
+from distop.tables.staged_files import FOLDER
 from distop_behaviors.validate import Validate
 from distop_behaviors.validate.statistics import PASS, UNKNOWN, StatisticsDecision, decide
 from distop_behaviors.validate.validate_argument import Check
@@ -228,6 +230,35 @@ def test_a_deletion_vector_gives_the_number_of_deleted_rows_unless_other_deletes
     assert (found.of("f", (0, ()), 1), found.of("g", (0, ()), 1)) == (3, 0)
     found.add(DeleteFile(EQUALITY, (0, ()), 4))
     assert (found.of("f", (0, ()), 3), found.of("f", (0, ()), 4)) == (None, 3)
+
+
+def test_delete_files_that_apply_are_counted_and_taken_once() -> None:
+    here, there = partition_of(0, ["a"]), partition_of(0, ["b"])
+    found = Deletes()
+    for n, one in enumerate(
+        (
+            DeleteFile(EQUALITY, here, 4),
+            DeleteFile(EQUALITY, there, 4),
+            DeleteFile(EQUALITY, (1, ()), 3, everywhere=True),
+            DeleteFile(POSITIONS, here, 4, target="f"),
+            DeleteFile(POSITIONS, here, 4, low=b"f", high=b"h"),
+            DeleteFile(POSITIONS, here, 2),
+        )
+    ):
+        found.add(replace(one, rows=1 << n))
+    assert [found.count("f", here, n) for n in (None, 1, 2, 3, 4, 5)] == [5, 5, 5, 3, 2, 0]
+    assert [found.count("g", where, 3) for where in (here, there)] == [2, 1]
+
+    # Files of compact have the sequence number of the snapshot that was read.
+    assert [found.count(f"/t/data/{FOLDER}/f", here, n) for n in (1, 2, 3, 4)] == [3, 2, 1, 0]
+
+    def taken(path: str, partition: Any, sequence: int) -> int:
+        return sum(one.rows for one in found.take(path, partition, sequence))
+
+    assert taken("f", here, 4) == 8 + 16
+    assert taken("f", here, 3) == 1
+    assert taken("g", there, 1) == 2 + 4
+    assert [taken("g", here, n) for n in (3, 1, 1)] == [0, 32, 0]
 
 
 def test_values_of_a_partition_are_those_of_its_rows(tmp_path: Path) -> None:

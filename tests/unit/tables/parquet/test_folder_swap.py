@@ -320,6 +320,42 @@ def test_files_that_cannot_be_moved_leave_the_old_ones(bench: Bench, monkeypatch
     assert (bench.files, bench.rows) == (["a", "b"], "12")
 
 
+def test_a_file_of_a_writer_with_the_name_of_a_new_one_stays(bench: Bench) -> None:
+    entry = bench.entry("ab", "xy")
+    bench.write("y", "c")
+    assert bench.swaps.swap(1, entry) == BACK
+    assert (bench.files, bench.rows) == (["a", "b", "y"], "123")
+
+
+def test_a_forged_entry_deletes_no_file_as_a_new_one(bench: Bench) -> None:
+    entry, a = bench.entry("b", "x").to_json(), bench.swaps.table.head("p=1/a")
+    for forged in (["a", a.size, "", "0" * 64], ["a", a.size + 1, a.stamp, "0" * 64]):
+        FolderStore(Place(str(bench.root), SWAP)).put_new(
+            f"{bench.next():09}.entry", json.dumps({**entry, "added": [forged]}).encode()
+        )
+        assert bench.swaps.settle().unfinished is None
+        assert (bench.files, bench.rows) == (["a", "b"], "12")
+
+
+def test_a_new_file_that_cannot_be_removed_stops_the_table_until_it_can(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry, original = bench.entry("ab", "x"), os.unlink
+    bench.write("a", "new-a")
+
+    def unlink(name: str, **given: Any) -> None:
+        if name == "x" and Path(f"/proc/self/fd/{given['dir_fd']}").readlink().name == "p=1":
+            raise PermissionError(1, "Operation not permitted")
+        original(name, **given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", unlink)
+        with pytest.raises(TableUnavailable, match="cannot remove the new file .*/x, whose rows are in old files too"):
+            bench.swaps.swap(1, entry)
+    assert bench.swaps.settle().unfinished is None
+    assert (bench.files, bench.rows) == (["a", "b"], "29")
+
+
 def test_old_files_that_cannot_be_deleted_stop_the_table_until_they_can(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
