@@ -159,14 +159,14 @@ class Replacement:
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     @property
-    def record(self) -> bytes:
-        """The durable record of this replacement."""
-        return json.dumps(self.to_json(), sort_keys=True).encode()
+    def record(self) -> str:
+        """The durable record of this replacement, as JSON."""
+        return json.dumps(self.to_json(), sort_keys=True)
 
     @property
     def record_digest(self) -> str:
         """The digest of the record, for the outcome of the job."""
-        return hashlib.blake2b(self.record, digest_size=16).hexdigest()
+        return hashlib.blake2b(self.record.encode(), digest_size=16).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
         found = {name: getattr(self, name) for name in _NUMBERS}

@@ -64,7 +64,7 @@ class StagedFiles:
 
         None if another process has discarded the stage, or the operation has ended. Raises OSError.
         """
-        store_of(self.place).put(RECORD, replacement.record)
+        store_of(self.place).put(RECORD, replacement.record.encode())
         if self.decide("offered") != "offered" or not self._is_open():
             return None
         return replacement.record_digest
