@@ -201,7 +201,7 @@ def test_wrong_settings_are_refused(
 
 
 @pytest.mark.rotating
-def test_a_json_web_token_identifies_a_caller_over_both_faces(group: Daemons, tmp_path: Path) -> None:
+def test_a_json_web_token_identifies_a_caller_over_grpc_and_http(group: Daemons, tmp_path: Path) -> None:
     key = rsa.generate_private_key(65537, 2048)
     public = {**jwt.algorithms.RSAAlgorithm.to_jwk(key.public_key(), as_dict=True), "kid": "k1"}
     (tmp_path / "jwks.json").write_text(json.dumps({"keys": [public]}))
