@@ -24,7 +24,9 @@ class ExpireSnapshotsArgument(BaseModel):
         None,
         description="Remove versions that are older: 5d, 36h, or seconds. Default: the limit of the table.",
     )
-    allow_recent: bool = Field(False, description="Accept `older_than` below 1h: running readers may lose their files.")
+    allow_recent: bool = Field(
+        False, description="Accept `older_than` or a limit of the table below 1h: running readers may lose their files."
+    )
     retain_last: int | None = Field(
         None, ge=1, description="Keep so many newest snapshots of each branch. Default: the table's own number, else 1."
     )
@@ -90,7 +92,7 @@ class ExpireSnapshotsReport(DeletionCounts):
     ``versions_before`` and ``versions_after``: the number of versions. ``removed``: the number of removed versions, the
     first in ``sample``; ``reused``: chosen versions that a branch or tag needs again, which stay; ``refs``: removed
     branches and tags. A table may count versions but remove none, if only its files expire.
-    ``work``: what was done, and stays.
+    ``seconds``: of the completion: of the commit and the deletions. ``work``: what was done, and stays.
     """
 
     dry_run: bool = False

@@ -198,7 +198,8 @@ class ExpireCompletion:
 
         report, rate = self._report, self._argument.max_per_second
         deletion = FileDeletion(report.place, report, self._ctx, rate=rate, commits=int(report.removed > 0))
-        deletion.delete(dict(candidates.files), older_than=choice.age, look_again=look_again)
+        youngest = rule.now - choice.age  # both are frozen in the plan
+        deletion.delete(dict(candidates.files), written_before=youngest, look_again=look_again)
         report.work = deletion.work
 
 

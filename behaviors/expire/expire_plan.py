@@ -13,7 +13,7 @@ from distop.storage.normal_uris import normal
 from distop.tables import expiration_of, place_of
 from distop.tables.expiration import Choice, RetentionRule
 from distop.tables.reachability import TableFile, Unit, in_groups
-from distop_behaviors.expire.expire_argument import ExpireSnapshotsResult
+from distop_behaviors.expire.expire_argument import SHORTEST_AGE, ExpireSnapshotsResult
 from distop_behaviors.expire.file_lists import file_hash, write_expired, write_kept
 from distop_behaviors.orphans.other_tables import folders_of_others
 from distop_behaviors.orphans.table_folder import TablePlace
@@ -44,7 +44,13 @@ def plan(argument: ExpireSnapshotsArgument, table: TableRecord, ctx: JobContext)
     """The decision, and the parts of the metadata in groups. Raises InvalidArgument and TableUnavailable."""
     expiration = expiration_of(table, ctx.check_cancelled, lambda: ctx.spark)
     store = check_place(expiration.reachability.place, table, ctx).store
-    rule = RetentionRule(time_by(store), argument.older_than, argument.retain_last, argument.refs == "remove_old")
+    rule = RetentionRule(
+        time_by(store),
+        argument.older_than,
+        argument.retain_last,
+        argument.refs == "remove_old",
+        shortest=0.0 if argument.allow_recent else SHORTEST_AGE,
+    )
     choice = expiration.choose(rule)
     values = {
         _NOW: repr(rule.now),

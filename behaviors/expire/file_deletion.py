@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from distop.behavior import WorkDone
 from distop.storage.deletion import Place
-from distop.storage.deletion_scope import OWN
 from distop.storage.object_store import Listed
 from distop.storage.opened_stores import store_of
 from distop.storage.store_errors import ObjectMissing
@@ -45,17 +44,18 @@ class FileDeletion:
         """What was done so far."""
 
     def delete(
-        self, files: Mapping[str, TableFile], *, older_than: float, look_again: Callable[[], Collection[str]]
+        self, files: Mapping[str, TableFile], *, written_before: float, look_again: Callable[[], Collection[str]]
     ) -> None:
         """Delete files, by their keys, in this order.
 
-        ``older_than``: seconds; younger files stay, by the store's clock. ``look_again``: called before each page,
-        returns the keys that may still be deleted. Raises StoreUnavailable, and UnsafePath for a link on the way to a
-        file.
+        ``written_before``: a time in seconds. Files that the store received more than :data:`CLOCK_DIFFERENCE` after
+        it stay. It is absolute, so it does not depend on when the deletion runs. ``look_again``: called before each
+        page, returns the keys that may still be deleted. Raises StoreUnavailable, and UnsafePath for a link on the way
+        to a file.
         """
         if not files:
             return
-        before = self._store.time(OWN) - older_than + CLOCK_DIFFERENCE
+        before = written_before + CLOCK_DIFFERENCE
         done = size = 0
         whole = sum(file.size or 0 for file in files.values())
         self.work = WorkDone(0, 0, len(files), whole, self.work.commits)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
+from distop.errors import InvalidArgument
 from distop.protocol.frozen import frozen
 
 if TYPE_CHECKING:
@@ -29,13 +30,22 @@ class RetentionRule:
 
     ``now``: the time of the decision in seconds, frozen; ``older_than``: seconds; ``retain_last``: the number of newest
     versions of each branch that remain. None: the table's own properties decide. ``remove_refs``: also remove branches
-    and tags that are older than the table allows.
+    and tags that are older than the table allows. ``shortest``: seconds; a shorter limit of the table is refused.
     """
 
     now: float
     older_than: float | None = None
     retain_last: int | None = None
     remove_refs: bool = True
+    shortest: float = 0.0
+
+    def check_limit(self, what: str, seconds: float) -> None:
+        """Raises InvalidArgument if a limit of the table itself is shorter than ``shortest``."""
+        if self.shortest and seconds < self.shortest:
+            raise InvalidArgument(
+                f"{what} lets versions expire after {seconds:g} s, but running readers use versions of the last "
+                f"{self.shortest / 3600:g} h: change it, or set allow_recent if nothing reads the table"
+            )
 
 
 @frozen

@@ -15,10 +15,11 @@ from distop.protocol.policy import SUBMITTER
 from distop.protocol.record_reading import read, word
 from distop.protocol.records import History, OperationRef, State
 from distop.protocol.txn import Get
+from distop.protocol.type_aliases import names_of
 from distop.worker.daemon_side.requests import WorkerError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Iterable, Mapping
 
     from distop.daemon.incarnation_context import Context
     from distop.protocol.policy import Policy, SeenPolicy
@@ -96,18 +97,26 @@ class Inputs:
         return last
 
     async def _since_success(self, type_name: str, now: float) -> float:
-        """Seconds since the last success of a type on the table; infinite for none."""
-        async for record in self._newest(type_name):
-            if record.state == State.SUCCESS:
-                return max(0.0, now - parse_time(record.finished))
-        return math.inf
+        """Seconds since the last success of a type on the table, under any of its names; infinite for none."""
+        return max(0.0, now - await self._last_success(names_of(type_name)))
+
+    async def _last_success(self, names: Iterable[str]) -> float:
+        """When an operation of one of these types last succeeded on the table; minus infinity for never."""
+        last = -math.inf
+        for name in names:
+            async for record in self._newest(name):
+                if record.state == State.SUCCESS:
+                    last = max(last, parse_time(record.finished))
+                    break
+        return last
 
     async def _failures(self, name: str, policy: Policy, last: str) -> tuple[int, float]:
         """How many operations of a policy have failed since the type's last success, and the end of the last one.
 
         None, if its last one did not fail, or a user has changed or resumed the policy since then.
         """
-        after, count, failed_at = commanded_at(policy), 0, 0.0
+        others = [name for name in names_of(policy.start) if name != policy.start]
+        after, count, failed_at = max(commanded_at(policy), await self._last_success(others)), 0, 0.0
         async for record in self._newest(policy.start):
             if record.state == State.SUCCESS:
                 break

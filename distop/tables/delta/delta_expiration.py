@@ -43,9 +43,12 @@ class DeltaExpiration(Expiration):
     def choose(self, rule: RetentionRule) -> Choice:
         """No version is removed from the log; ``age`` is the retention time.
 
-        Raises InvalidArgument if the rule's is shorter than the table's, and for ``retain_last``, which needs versions.
+        Raises InvalidArgument if the rule's is shorter than the table's, if the table's is shorter than the rule allows,
+        and for ``retain_last``, which needs versions.
         """
         least = retention(self._snapshot)
+        if rule.older_than is None:
+            rule.check_limit(f"the property {RETENTION} of the Delta table {self._snapshot.root!r}", least)
         age = least if rule.older_than is None else rule.older_than
         if age < least:
             raise InvalidArgument(

@@ -45,10 +45,15 @@ def check_enabled(metadata: Any) -> None:
 
 
 def expired(metadata: Any, rule: RetentionRule) -> Expired:
-    """The snapshots and refs that the rule removes. Raises InvalidArgument for an invalid property."""
+    """The snapshots and refs that the rule removes.
+
+    Raises InvalidArgument for an invalid property, and for a limit of the table that is shorter than the rule allows.
+    """
     now = int(rule.now * 1000)
     age = _number(metadata, MAX_AGE, _DEFAULT_AGE) if rule.older_than is None else int(rule.older_than * 1000)
     least = _number(metadata, MIN_SNAPSHOTS, 1) if rule.retain_last is None else rule.retain_last
+    if rule.older_than is None:
+        rule.check_limit(f"the property {MAX_AGE} of the table at {metadata.location!r}", age / 1000)
     before = now - age
     known = {one.snapshot_id: one for one in metadata.snapshots}
     removed = frozenset(_old_refs(metadata, known, now)) if rule.remove_refs else frozenset[str]()
@@ -61,7 +66,11 @@ def expired(metadata: Any, rule: RetentionRule) -> Expired:
         if str(ref.snapshot_ref_type.value) != _BRANCH:
             referenced.add(ref.snapshot_id)
             continue
-        own_before = before if ref.max_snapshot_age_ms is None else now - ref.max_snapshot_age_ms
+        own_before = before
+        if ref.max_snapshot_age_ms is not None:
+            what = f"max-snapshot-age-ms of the branch {shown(name)} of the table at {metadata.location!r}"
+            rule.check_limit(what, ref.max_snapshot_age_ms / 1000)
+            own_before = now - ref.max_snapshot_age_ms
         own_least = ref.min_snapshots_to_keep or least
         going = True
         for n, snapshot in enumerate(_ancestors(known, ref.snapshot_id)):

@@ -404,6 +404,28 @@ def test_files_that_are_younger_than_the_expired_snapshots_stay(tmp_path: Path) 
     assert before <= own(tmp_path / "t")
 
 
+def test_the_age_of_files_does_not_depend_on_when_they_are_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The operation was paused for a day between its plan and its completion."""
+    table = grown(tmp_path / "t")
+    aged(table, 30 * 86400)
+    youngest = max(one.timestamp_ms for one in table.metadata.snapshots) / 1000 - 30 * 86400
+    for path in on_disk(tmp_path / "t"):
+        os.utime(path, (youngest + 43_200,) * 2)
+    before = own(tmp_path / "t")
+    operation = Expiring(record(tmp_path / "t"), tmp_path / "work", older_than="5d").plan().run_jobs()
+    now, nodes = FolderStore.time, clock.time.time
+    monkeypatch.setattr(FolderStore, "time", lambda self, folder: now(self, folder) + 86_400)
+    monkeypatch.setattr(clock.time, "time", staticmethod(lambda: nodes() + 86_400))
+    report, message = operation.complete()
+    assert not message
+    assert report.removed
+    assert report.recent
+    assert not report.deleted
+    assert before <= own(tmp_path / "t")
+
+
 def test_files_outside_of_the_table_s_folder_are_never_deleted(tmp_path: Path) -> None:
     table = LoggedFolder(tmp_path / "t").new(SCHEMA)
     outside = tmp_path / "elsewhere" / "x.parquet"
@@ -449,6 +471,32 @@ def test_refusals(tmp_path: Path) -> None:
         Expiring(TableRecord("t", "parquet", str(tmp_path / "p")), tmp_path / "work").plan()
     with pytest.raises(InvalidArgument, match="without naming partitions"):
         ExpireSnapshots().jobs(None, (), ["versions"], FakeContext(tmp_path))
+
+
+def test_a_short_limit_of_the_table_needs_allow_recent(tmp_path: Path) -> None:
+    """It removes versions that running readers use, as a short older_than does."""
+    limits: tuple[tuple[str, dict[str, str], int | None], ...] = (
+        ("property", {"history.expire.max-snapshot-age-ms": "1"}, None),
+        ("branch", {}, 1),
+    )
+    for name, properties, of_branch in limits:
+        table = LoggedFolder(tmp_path / name).new(SCHEMA, **properties)
+        table.append(rows("a"))
+        current = table.metadata.current_snapshot_id or 0
+        if of_branch is not None:
+            table.manage_snapshots().create_branch(current, "side", max_snapshot_age_ms=of_branch).commit()
+            table.append(rows("b"), branch="side")
+        table.overwrite(rows("c"))
+        before = own(tmp_path / name)
+        with pytest.raises(InvalidArgument, match=r"max-snapshot-age-ms .*lets versions expire after 0\.001 s"):
+            Expiring(record(tmp_path / name), tmp_path / "work", older_than=None, allow_recent=False).plan()
+        assert own(tmp_path / name) == before
+        Expiring(record(tmp_path / name), tmp_path / "work", older_than=None, allow_recent=True).plan()
+    given = Expiring(record(tmp_path / "property"), tmp_path / "work", older_than="5d", allow_recent=False).plan()
+    assert given.partitions
+    short = delta(tmp_path / "d", **{"delta.deletedFileRetentionDuration": "interval 0 seconds"})
+    with pytest.raises(InvalidArgument, match="deletedFileRetentionDuration .*lets versions expire after 0 s"):
+        Expiring(short, tmp_path / "work", older_than=None, allow_recent=False).plan()
 
 
 def test_an_executor_runs_it_and_refuses_a_folder_with_another_table(tmp_path: Path) -> None:

@@ -130,6 +130,9 @@ def test_hours_since_the_last_success_of_a_type() -> None:
         for number in range(6, 6 + LOOKED_BACK):
             ended(number, State.FAILED, 5.0)
         assert math.isinf(await found._since_success("compact", now)), "the last ten failed"
+        ended(1, State.SUCCESS, 7.0, "Compact_Table_Job")
+        for name in ("compact", "Compact_Table_Job"):
+            assert round(await found._since_success(name, now) / 3_600, 3) == 7.0
 
     asyncio.run(work(Etcd()))
 
