@@ -74,7 +74,7 @@ def _context_table(self: Any, *_: Any) -> str:
 
 
 STEPS: list[tuple[Any, str, Callable[..., str | None]]] = [
-    (GroupRewrite, "rewritten", lambda self, *_: self.ctx.table.name),
+    (GroupRewrite, "rewrite_and_offer", lambda self, *_: self.ctx.table.name),
     (GroupRewrite, "commit_batch", lambda self, *_: self.ctx.table.name),
     (DeltaReplacer, "rewrite", _table),
     (IcebergReplacer, "rewrite", _table),
