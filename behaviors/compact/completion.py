@@ -11,7 +11,7 @@ from distop.behavior import JobFailed, OperationFailed, WorkDone
 from distop.errors import UnsafePath
 from distop.protocol.texts import plural
 from distop.storage import places
-from distop.tables.commits import GroupStatus
+from distop.tables.commits import COMPLETION, GroupStatus
 from distop.tables.reading.file_facts import Unreadable
 from distop.tables.staged_files import stages_below
 from distop_behaviors.compact.compact_argument import (
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 REDO = 3
 """Maximum number of further attempts at a group that other writers have changed."""
-COMMITTER = "completion"
+COMMITTER = COMPLETION
 """The name of a completion in commits and stages."""
 
 

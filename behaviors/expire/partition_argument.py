@@ -67,11 +67,12 @@ class ExpirePartitionsReport(FailedFiles):
     """What was removed; with ``dry_run``, what would be.
 
     ``cutoff``: partitions whose period ended before it are removed. ``partitions``: the number before; ``removed``:
-    removed partitions, the first in ``sample``; ``held``: old partitions that are held; ``unmatched_hold``: entries of
-    ``hold`` that name no partition, the first of them; ``unknown``: partitions whose value names no time, which stay;
-    ``unpartitioned``: files without such a partition, which stay. ``files``: removed from the table; they are deleted
-    only if ``deletes``, in a folder of files. ``left``: planned files that others had removed before; ``changed``:
-    files that were replaced meanwhile, and stay. ``version``: of the table. ``work``: what was done, and stays.
+    partitions of which this operation removed files, the first in ``sample``; ``held``: old partitions that are held;
+    ``unmatched_hold``: entries of ``hold`` that name no partition, the first of them; ``unknown``: partitions whose
+    value names no time, which stay; ``unpartitioned``: files without such a partition, which stay. ``files``: removed
+    from the table by this operation; they are deleted only if ``deletes``, in a folder of files. ``left``: planned
+    files that others had removed before; ``changed``: files that were replaced meanwhile, and stay. ``version``: of the
+    table. ``seconds``: of the completion. ``work``: what was done, and stays.
     """
 
     dry_run: bool = False
@@ -88,4 +89,5 @@ class ExpirePartitionsReport(FailedFiles):
     version: str = ""
     deletes: bool = False
     changed: int = 0
+    seconds: float = 0.0
     work: WorkDone = WorkDone()

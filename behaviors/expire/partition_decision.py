@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from time import monotonic
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
@@ -24,7 +25,10 @@ from distop_behaviors.orphans.orphan_argument import FileCount
 from distop_behaviors.orphans.table_folder import TablePlace
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from distop.behavior import JobContext, Summary, TableRecord
+    from distop.tables.partition_removal import RemovedFiles
     from distop_behaviors.expire.partition_argument import ExpirePartitionsArgument
 
 DECISION = "@decision"
@@ -111,6 +115,16 @@ def complete(
 
     Jobs have deleted those of a folder. A cancelled or failed operation makes no commit.
     """
+    began = monotonic()
+    report = _completed(argument, table, summary, ctx)
+    if report is not None:
+        report.seconds = round(monotonic() - began, 3)
+    return report
+
+
+def _completed(
+    argument: ExpirePartitionsArgument, table: TableRecord, summary: Summary, ctx: JobContext
+) -> ExpirePartitionsReport | None:
     partitions = list(summary.partitions())
     if not partitions:
         return None  # nothing was planned
@@ -130,11 +144,22 @@ def complete(
         ctx.work_done(**report.work.to_json())
         planned = next(one for one in partitions if one.files)
         done = partition_removal_of(table, ctx, ctx.check_cancelled).remove(files, planned)
-        report.left, report.version = done.left, done.version
-        report.files.files = done.files
-        size = report.files.bytes
-        report.work += WorkDone(len(files), size, commits=1, committed_files=done.files, committed_bytes=size)
+        _add_removed(report, partitions, files, done)
     return report
+
+
+def _add_removed(
+    report: ExpirePartitionsReport, partitions: Sequence[PartitionPlan], files: Mapping[str, int], done: RemovedFiles
+) -> None:
+    """Report what the commit has removed; others may have removed some or all of the planned files before."""
+    names = sorted(one.name for one in partitions if any(path in done.paths for path, _, _ in one.files))
+    size = sum(files[path] for path in done.paths)
+    examined = WorkDone(len(files), report.files.bytes)
+    report.removed, report.sample = len(names), names[:SHOWN]
+    report.files = FileCount(files=len(done.paths), bytes=size)
+    report.left, report.version = len(files) - len(done.paths), done.version
+    committed = WorkDone(commits=int(bool(done.paths)), committed_files=len(done.paths), committed_bytes=size)
+    report.work += examined + committed
 
 
 def _add_deleted(report: ExpirePartitionsReport, summary: Summary) -> None:
@@ -148,6 +173,6 @@ def _add_deleted(report: ExpirePartitionsReport, summary: Summary) -> None:
         report.changed += found.changed
         report.add_failed(found)
         report.work += found.work
-        if row.success:
+        if row.success and found.deleted.files:
             report.removed += 1
             report.sample = [*report.sample, row.name][:SHOWN]

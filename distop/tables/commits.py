@@ -241,6 +241,8 @@ class Marks:
 
 OPERATION, BATCH, FILES, FENCE = "distop.operation", "distop.batch", "distop.files", "distop.fence"
 """The names of the marks: the operation, the numbers of its groups, digests of their new files, and the fence."""
+COMPLETION = "completion"
+"""The fence in commits of a completion."""
 
 
 class FileReplacer(ABC):

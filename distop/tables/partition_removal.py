@@ -37,10 +37,13 @@ class ValuedPartition:
 
 @frozen
 class RemovedFiles:
-    """What a removal has done. ``version``: of the table afterwards; ``left``: planned files that were gone before."""
+    """What a removal has done.
 
-    files: int
-    left: int
+    ``paths``: the planned files that the commit of this operation has removed; without any, there is no such commit.
+    Other planned files were gone before. ``version``: of the table after the commit, else the current one.
+    """
+
+    paths: frozenset[str]
     version: str
 
 

@@ -72,6 +72,7 @@ def test_old_partitions_are_removed_and_all_other_rows_stay(
     metadata, _ = read_metadata(str(lake.path("t") / "metadata" / f"v{version_file}.metadata.json"))
     summary: Any = metadata.current_snapshot().summary
     assert (summary.operation.value, summary["distop.operation"]) == ("delete", "t/expire-partitions/1")
+    assert summary["distop.fence"] == "completion"
     assert done.report["version"] == str(metadata.current_snapshot_id)
 
 

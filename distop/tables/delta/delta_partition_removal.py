@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from distop.errors import InvalidArgument
 from distop.protocol.plan import PartitionPlan
 from distop.protocol.texts import did_you_mean
-from distop.tables.commits import commit_with_retries
+from distop.tables.commits import COMPLETION, FENCE, commit_with_retries
 from distop.tables.delta import metadata_commit
 from distop.tables.delta.delta_log import commit
 from distop.tables.delta.delta_plan import partition_name
 from distop.tables.delta.log_files import LogFiles
 from distop.tables.delta.log_publisher import LogPublisher
-from distop.tables.delta.table_paths import parse_source
+from distop.tables.delta.table_paths import data_path, parse_source
 from distop.tables.partition_removal import PartitionRemoval, RemovedFiles, ValuedPartition
 from distop.tables.reading.file_facts import Gone
 
@@ -71,7 +71,7 @@ class DeltaPartitionRemoval(PartitionRemoval):
             yield ValuedPartition(plan, value, text=text or "")
 
     def remove(self, paths: Collection[str], planned: PartitionPlan) -> RemovedFiles:
-        wanted = set(paths)
+        wanted = frozenset(paths)
         looked_at = parse_source(planned.source)[1]
 
         def attempt() -> RemovedFiles:
@@ -79,35 +79,41 @@ class DeltaPartitionRemoval(PartitionRemoval):
             snapshot: DeltaSnapshot = self._publisher.load().base
             self._check(snapshot)
             for version in range(looked_at + 1, snapshot.version + 1):
-                if (done := self._removed_by(version)) is not None:
-                    return RemovedFiles(done, len(wanted) - done, str(version))
+                if (done := self._removed_by(version, snapshot.root)) is not None:
+                    return RemovedFiles(wanted & done, str(version))
             looked_at = snapshot.version
             left = [snapshot.files[path] for path in sorted(wanted) if path in snapshot.files]
             if not left:
-                return RemovedFiles(0, len(wanted), str(snapshot.version))
+                return RemovedFiles(frozenset(), str(snapshot.version))
             self._publisher.commit(snapshot, self._commit(snapshot, left))
-            return RemovedFiles(len(left), len(wanted) - len(left), str(snapshot.version + 1))
+            return RemovedFiles(frozenset(file.path for file in left), str(snapshot.version + 1))
 
         return commit_with_retries(attempt, self._context)
 
-    def _removed_by(self, version: int) -> int | None:
-        """The number of files that a commit of this operation has removed; None for other and for missing commits."""
+    def _removed_by(self, version: int, root: str) -> frozenset[str] | None:
+        """The files that a commit of this operation has removed; None for other and for missing commits."""
+        log = LogFiles(root)
+        own, encoded = False, list[object]()
         try:
-            for action in commit(LogFiles(self._publisher.root), version):
-                info = action.get("commitInfo")
-                if not isinstance(info, dict) or info.get("operation") != _OPERATION:
-                    continue
-                parameters, metrics = info.get("operationParameters"), info.get("operationMetrics")
-                if isinstance(parameters, dict) and parameters.get("operation") == self._context.operation:
-                    return int(metrics["numRemovedFiles"]) if isinstance(metrics, dict) else 0
+            for action in commit(log, version):
+                own = own or self._is_own(action.get("commitInfo"))
+                removed = action.get("remove")
+                if isinstance(removed, dict):
+                    encoded.append(removed.get("path"))
         except Gone:
-            pass
-        return None
+            return None
+        return frozenset(data_path(root, path, log.files) for path in encoded) if own else None
+
+    def _is_own(self, info: Any) -> bool:
+        """Whether a commit's information names this operation."""
+        parameters = info.get("operationParameters") if isinstance(info, dict) else None
+        named = parameters.get("operation") if isinstance(parameters, dict) else None
+        return named == self._context.operation and info.get("operation") == _OPERATION
 
     def _commit(self, snapshot: DeltaSnapshot, files: list[AddedFile]) -> bytes:
         now = int(time.time() * 1000)
         operation = self._context.operation
-        info = self._publisher.info(snapshot, _OPERATION, {"operation": operation})
+        info = self._publisher.info(snapshot, _OPERATION, {"operation": operation, FENCE: COMPLETION})
         info["operationMetrics"] = {
             "numRemovedFiles": str(len(files)),
             "numRemovedBytes": str(sum(file.size for file in files)),

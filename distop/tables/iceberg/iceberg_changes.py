@@ -212,8 +212,10 @@ def _split(manifests: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     return data, [m for m in manifests if m.content != ManifestContent.DATA]
 
 
-def entries(manifests: Sequence[Any], io: ManifestIO, check: Callable[[], None]) -> Iterator[tuple[Any, Any]]:
-    """The live entries, each with its manifest."""
+def entries(
+    manifests: Sequence[Any], io: ManifestIO, check: Callable[[], None], *, removed: bool = False
+) -> Iterator[tuple[Any, Any]]:
+    """The live entries, each with its manifest. ``removed``: the entries of removed files instead."""
     from pyiceberg.manifest import (
         MANIFEST_ENTRY_SCHEMAS,
         DataFile,
@@ -238,7 +240,7 @@ def entries(manifests: Sequence[Any], io: ManifestIO, check: Callable[[], None])
                 if n % _CHECKED_EVERY == 0:
                     check()
                     io.alive()
-                if entry.status != ManifestEntryStatus.DELETED:
+                if (entry.status == ManifestEntryStatus.DELETED) == removed:
                     file = entry.data_file
                     io.count_numbers(len(file.split_offsets or ()) + len(file.equality_ids or ()), path)
                     yield manifest, entry

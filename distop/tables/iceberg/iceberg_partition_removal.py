@@ -10,7 +10,7 @@ from distop.errors import InvalidArgument, TableUnavailable
 from distop.protocol.plan import PartitionPlan
 from distop.protocol.texts import did_you_mean
 from distop.storage.store_errors import unavailable
-from distop.tables.commits import commit_with_retries
+from distop.tables.commits import COMPLETION, OPERATION, commit_with_retries
 from distop.tables.iceberg.catalog_publisher import CatalogPublisher
 from distop.tables.iceberg.folder_publisher import FolderPublisher
 from distop.tables.iceberg.iceberg_changes import entries
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from distop.tables.commits import CommitContext
     from distop.tables.iceberg.metadata_file import MetadataFile
 
-_OPERATION, _DELETED_FILES = "distop.operation", "deleted-data-files"
 _EPOCH_DAY, _EPOCH = date(1970, 1, 1), datetime(1970, 1, 1)  # noqa: DTZ001 -- a time without a zone
 _IN_UTC = ("timestamptz", "timestamptz_ns")
 _UNITS = {"hour": HOUR, "day": DAY, "month": MONTH, "year": YEAR}
@@ -89,16 +88,25 @@ class IcebergPartitionRemoval(PartitionRemoval):
 
     def _files(self, file: MetadataFile) -> Iterator[tuple[int, Any]]:
         """The data files of the current snapshot, each with the id of its partition spec."""
+        snapshot = file.content.current_snapshot()
+        if snapshot is not None:
+            yield from self._entries(file, snapshot)
+
+    def _removed_by(self, snapshot: Any, file: MetadataFile) -> frozenset[str]:
+        """The paths of the data files that a snapshot has removed."""
+        return frozenset(one.file_path for _, one in self._entries(file, snapshot, removed=True))
+
+    def _entries(self, file: MetadataFile, snapshot: Any, *, removed: bool = False) -> Iterator[tuple[int, Any]]:
+        """The data files of a snapshot, or those that it has removed, each with the id of its partition spec."""
         metadata, io = file.content, file.manifests()
-        snapshot = metadata.current_snapshot()
-        if snapshot is None:
-            return
         allowed = files_of(file.source, metadata)
         try:
             with io.watched():
                 data = [manifest for manifest in manifests_of(snapshot, io) if manifest.content == 0]
+                if removed:
+                    data = [manifest for manifest in data if manifest.added_snapshot_id == snapshot.snapshot_id]
                 allowed.check(manifest.manifest_path for manifest in data)
-                for manifest, entry in entries(data, io, self._check):
+                for manifest, entry in entries(data, io, self._check, removed=removed):
                     allowed.check((entry.data_file.file_path,))
                     yield manifest.partition_spec_id, entry.data_file
         except OSError as error:
@@ -112,14 +120,13 @@ class IcebergPartitionRemoval(PartitionRemoval):
             head = self._publisher.load()
             file = read_file(head.source)
             if (done := self._done(file, known)) is not None:
-                count = min(int(done.summary.get(_DELETED_FILES) or len(wanted)), len(wanted))
-                return RemovedFiles(count, len(wanted) - count, str(done.snapshot_id))
+                return RemovedFiles(wanted & self._removed_by(done, file), str(done.snapshot_id))
             left = wanted & {one.file_path for _, one in self._files(file)}
             if not left:
-                return RemovedFiles(0, len(wanted), str(file.content.current_snapshot_id))
-            self._publisher.commit_produced(head, methodcaller("deleted", left))
+                return RemovedFiles(left, str(file.content.current_snapshot_id))
+            self._publisher.commit_produced(head, methodcaller("deleted", left, COMPLETION))
             now = read_file(self._publisher.load().source).content.current_snapshot_id
-            return RemovedFiles(len(left), len(wanted) - len(left), str(now))
+            return RemovedFiles(left, str(now))
 
         return commit_with_retries(attempt, self._context)
 
@@ -128,7 +135,7 @@ class IcebergPartitionRemoval(PartitionRemoval):
         for one in file.content.snapshots:
             if one.snapshot_id in planned or one.summary is None:
                 continue
-            if one.summary.get(_OPERATION) == self._context.operation:
+            if one.summary.get(OPERATION) == self._context.operation:
                 return one
         return None
 

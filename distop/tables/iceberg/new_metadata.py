@@ -17,6 +17,7 @@ from distop.protocol.frozen import frozen
 from distop.storage.confinement import note_copy, own_folder
 from distop.storage.deletion import Place
 from distop.storage.opened_stores import store_of
+from distop.tables.commits import FENCE, OPERATION
 from distop.tables.iceberg.iceberg_fields import local_path
 from distop.tables.iceberg.java_tables import check_manifests_of, check_same, table_of, uri
 from distop.tables.iceberg.metadata_file import read_file
@@ -206,13 +207,14 @@ class Production:
                     yield delete
             reader.close()
 
-    def deleted(self, paths: Collection[str]) -> Any:
-        """The metadata after deleting whole data files of the loaded snapshot."""
+    def deleted(self, paths: Collection[str], fence: str) -> Any:
+        """The metadata after deleting whole data files of the loaded snapshot. ``fence``: as in ``Marks``."""
         deleting = self._transaction.newDelete()
         for file in self._data_files():
             if str(file.location()) in paths:
                 deleting.deleteFile(file)
-        deleting.set("distop.operation", self._operation)
+        deleting.set(OPERATION, self._operation)
+        deleting.set(FENCE, fence)
         deleting.commit()
         return self._made.current()
 

@@ -99,6 +99,18 @@ def test_files_that_came_or_were_replaced_since_the_plan_stay(tmp_path: Path) ->
     assert result.work.files == 3
 
 
+def test_a_partition_whose_files_were_all_replaced_does_not_count_as_removed(tmp_path: Path) -> None:
+    old = f"day={ago(100)}"
+    table = folder(tmp_path / "t", f"day={ago(1)}", old, files=1)
+    ctx = FakeContext(tmp_path / "work", table)
+    plans = planned(table, ctx)
+    pq.write_table(pa.table({"id": [7, 8]}), tmp_path / "t" / old / "0.parquet")
+    ctx.partition = plans[1]
+    result = ExpirePartitions().start_or_resume_job({}, plans[1], ctx).model_dump(mode="json")
+    report = cancelled(table, plans, [outcome_of(plans[1], result)], ctx)
+    assert (report.removed, report.sample, report.files.files, report.changed) == (0, [], 0, 1)
+
+
 def test_a_file_that_cannot_be_deleted_fails_its_job_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = [f"day={ago(n)}" for n in (1, 2, 3, 100, 101)]
     table = folder(tmp_path / "t", *names)

@@ -19,7 +19,7 @@ from pyiceberg.transforms import DayTransform, IdentityTransform, MonthTransform
 from pyiceberg.types import DateType, LongType, NestedField, TimestamptzType
 
 from distop import clock, testing
-from distop.behavior import PartitionPlan, Summary
+from distop.behavior import PartitionPlan, Summary, WorkDone
 from distop.errors import InvalidArgument
 from distop.protocol.records import TableRecord
 from distop.tables import partition_removal_of
@@ -157,6 +157,7 @@ def test_old_partitions_go_by_value_whatever_the_times_of_their_files(tmp_path: 
     report = done.report
     assert (report["partitions"], report["removed"], report["files"]["files"], report["left"]) == (6, 3, 3, 0)
     assert report["sample"] == sorted(f"day={day}" for day in days[3:])
+    assert report["seconds"] > 0
     assert sorted((tmp_path / "t").rglob("*.parquet")) == before
     assert DeltaTable(tmp_path / "t").version() == 6
 
@@ -239,7 +240,8 @@ def test_an_unknown_commit_is_settled_by_reading(
     assert lost
     assert (done.state, done.report["files"]["files"]) == ("success", 1)
     assert DeltaTable(tmp_path / "t").version() == 3
-    assert DeltaTable(tmp_path / "t").history(1)[0]["operationParameters"]["operation"] == "t/expire-partitions/1"
+    parameters = DeltaTable(tmp_path / "t").history(1)[0]["operationParameters"]
+    assert (parameters["operation"], parameters["distop.fence"]) == ("t/expire-partitions/1", "completion")
 
 
 @pytest.mark.parametrize("moment", ["crash", "lost answer"])
@@ -277,10 +279,34 @@ def test_a_completion_that_is_repeated_has_the_same_report(tmp_path: Path) -> No
     argument = ExpirePartitionsArgument.model_validate({"column": "day", "older_than": "90d"})
     planned = ExpirePartitions().partitions(table, argument, context).partitions
     summary = Summary("success", len(planned), len(planned), 0, lambda: iter(()), plan=lambda: iter(planned))
-    first = ExpirePartitions().complete_operation(argument, table, summary, context)
+    first: Any = ExpirePartitions().complete_operation(argument, table, summary, context)
     delta(tmp_path / "t", *days_ago(3))
-    assert ExpirePartitions().complete_operation(argument, table, summary, context) == first
+    again: Any = ExpirePartitions().complete_operation(argument, table, summary, context)
+    assert again.model_copy(update={"seconds": first.seconds}) == first
     assert DeltaTable(tmp_path / "t").version() == 4
+
+
+@pytest.mark.parametrize("others", [1, 2])
+def test_partitions_that_others_have_removed_are_not_in_the_report(tmp_path: Path, others: int) -> None:
+    """Two partitions are planned; before the completion, others remove one or both of them."""
+    days = days_ago(1, 2, 3, 100, 101)
+    table = delta(tmp_path / "t", *days)
+    context = FakeContext(tmp_path, table)
+    argument = ExpirePartitionsArgument.model_validate({"column": "day", "older_than": "90d"})
+    planned = ExpirePartitions().partitions(table, argument, context).partitions
+    size = {one.name: one.bytes for one in planned}
+    for day in days[3 : 3 + others]:
+        DeltaTable(tmp_path / "t").delete(f"day = '{day}'")
+    version = DeltaTable(tmp_path / "t").version()
+    summary = Summary("success", len(planned), len(planned), 0, lambda: iter(()), plan=lambda: iter(planned))
+    report: Any = ExpirePartitions().complete_operation(argument, table, summary, context)
+    own = [f"day={day}" for day in days[3 + others :]]
+    removed = sum(size[name] for name in own)
+    assert (report.removed, report.sample, report.left) == (len(own), own, others)
+    assert (report.files.files, report.files.bytes) == (len(own), removed)
+    assert report.work == WorkDone(2, sum(size.values()), 2, sum(size.values()), len(own), len(own), removed)
+    assert DeltaTable(tmp_path / "t").version() == int(report.version) == version + len(own)
+    assert left(tmp_path / "t") == set(days[:3])
 
 
 def test_text_partitions_and_a_second_column(tmp_path: Path) -> None:
@@ -411,5 +437,5 @@ def test_a_snapshot_of_this_operation_settles_a_removal_of_iceberg(tmp_path: Pat
     if undone:
         written.manage_snapshots().rollback_to_snapshot(before).commit()
     done = partition_removal_of(table, context, context.check_cancelled).remove(files, planned[1])
-    assert (done.files, done.left, done.version) == (2, 0, str(version))
+    assert (done.paths, done.version) == (files, str(version))
     assert len(written.scan().to_arrow()) == (4 if undone else 2)
