@@ -1,4 +1,4 @@
-"""Generates the reference of the command line, the Python API and the settings (for scripts/generate-docs)."""
+"""Generates the reference of the command line, the Python API, the settings and exclusions (scripts/generate-docs)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import ast
 import inspect
 import re
 import textwrap
+import tomllib
+from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer.main
@@ -14,6 +17,8 @@ import distop
 from distop import aio, behavior, errors, testing
 from distop.cli.commands import commands
 from distop.protocol import txn
+from distop.protocol.table_registry import excludes
+from distop.protocol.type_aliases import ALIASES
 from distop.settings import DEFAULT_JOB_TIME_LIMIT, SETTINGS
 from distop.store.connection_settings import DEFAULT_ENDPOINT
 from distop_behaviors.index import lookup
@@ -106,6 +111,36 @@ def _default(name: str, value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g} s"
     return f"`{value}`" if value not in (None, "", (), {}) else "none"
+
+
+# -------------------------------------------------------------------- exclusions
+
+
+def exclusions() -> Iterator[str]:
+    """Which operation types exclude each other on a table, by the declarations of both."""
+    types = [one for one in shipped_types() if one.type_name not in (*ALIASES, "join", "noop")]
+    types.sort(key=lambda one: one.type_name)
+    yield f"| | {' | '.join(f'`{one.type_name}`' for one in types)} |"
+    yield f"|---|{'---|' * len(types)}"
+    for one in types:
+        yield f"| `{one.type_name}` | {' | '.join(excluded(one, other) for other in types)} |"
+
+
+def shipped_types() -> list[type[behavior.Behavior]]:
+    """The operation types that come with distop."""
+    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
+    group = "distop.behaviors"
+    return [EntryPoint(name, where, group).load() for name, where in project["entry-points"][group].items()]
+
+
+def excluded(one: type[behavior.Behavior], other: type[behavior.Behavior]) -> str:
+    """A cell of the table: whether a start of one type is refused while the other one runs on the table."""
+    mine, theirs = one.declaration(), other.declaration()
+    if one is other and mine.instances == "one" and mine.object_field:
+        return "same name"
+    alone = one is other and mine.instances == "one"
+    found = excludes(mine.conflicts_with, other.type_name) or excludes(theirs.conflicts_with, one.type_name)
+    return "no" if alone or found else ""
 
 
 # -------------------------------------------------------------------- Python API
