@@ -43,7 +43,7 @@ class DeltaExpiration(Expiration):
     def choose(self, rule: RetentionRule) -> Choice:
         """No version is removed from the log; ``age`` is the retention time.
 
-        Raises InvalidArgument if the rule's is shorter than the table's, if the table's is shorter than the rule allows,
+        Raises InvalidArgument if the rule's is shorter than the table's or the table's is shorter than the rule allows,
         and for ``retain_last``, which needs versions.
         """
         least = retention(self._snapshot)
