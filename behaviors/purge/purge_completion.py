@@ -62,8 +62,7 @@ class PurgeCompletion:
         if self._argument.dry_run:
             return report
         if summary.verdict == "success":
-            self._delete_metadata(partitions)
-            report.certificates = self._delete_certificates()
+            self._delete_rest(partitions)
             report.complete = True
         elif ENTRY in partitions[0].values:
             report.catalog = self._found_in_catalog(CatalogEntryState(*partitions[0].values[ENTRY]))
@@ -84,7 +83,8 @@ class PurgeCompletion:
         found = entry.find() if entry is not None else None
         return "kept" if found is not None and found.identity == planned.identity else "dropped"
 
-    def _delete_metadata(self, partitions: list[PartitionPlan]) -> None:
+    def _delete_rest(self, partitions: list[PartitionPlan]) -> None:
+        """Delete the lists of certified files, then the metadata. Raises OperationFailed if some are left."""
         ctx, values = self._ctx, partitions[0].values
         try:
             place = prepared_place(self._argument, self._table, values, ctx)
@@ -93,6 +93,8 @@ class PurgeCompletion:
             raise OperationFailed(changed_since(self._table, error), self._report) from error
         self._report.catalog = "dropped" if ENTRY in values else ""
         self._check_new(place, partitions)
+        # While the metadata stay, a new purge can delete the lists.
+        self._delete_certificates()
         ctx.status("deleting the table's metadata")
         for partition in partitions:
             if partition.name == MANIFEST_JOB or kind_of(partition) in LEAVES:
@@ -124,15 +126,20 @@ class PurgeCompletion:
                 self._report,
             )
 
-    def _delete_certificates(self) -> int:
-        """Delete the lists of files of the table's certificates; returns their number."""
-        shared = self._ctx.shared
+    def _delete_certificates(self) -> None:
+        """Delete the lists of files of the table's certificates. Raises OperationFailed if some are left."""
+        shared = self._ctx.shared  # the folder of this namespace
         if shared is None:
-            return 0
+            return
         store = store_of(shared)
         where = f"{CERTIFICATES}/{folder(OperationRef.parse(self._ctx.operation).table)}"
         lists = [Listed(one.key, one.size, one.stamp) for one in store.list(where)]
-        found = store.remove_listed(lists)
+        found, result = store.remove_listed(lists), PurgeResult()
+        self._report.certificates = len(found.removed)
+        for key in found.changed:
+            result.fail(store.location_of(key), "it was replaced since it was listed")
         for key, why in found.failed.items():
-            self._ctx.log.warning("Cannot delete the list of certified files %s: %s", key, why)
-        return len(found.removed)
+            result.fail(store.location_of(key), why)
+        self._report.add_failed(result)
+        if why := failure_of(result):
+            raise OperationFailed(f"{why}; when that is repaired, {_AGAIN}", self._report)
