@@ -18,10 +18,10 @@ from distop.storage.places import folder
 from distop.tables import catalog_entry_of
 from distop.tables.catalog_entry import CatalogEntryState, EntryChanged
 from distop_behaviors.orphans.orphan_argument import FileCount
-from distop_behaviors.purge.file_digest import NOTHING, added_up, number_of
+from distop_behaviors.purge.file_digest import NOTHING, added_up, fingerprint
 from distop_behaviors.purge.purge_argument import PurgeManifest, PurgeReport, PurgeResult
-from distop_behaviors.purge.purge_deletion import changed_since, delete_planned, failure_of, prepared_place
-from distop_behaviors.purge.purge_plan import ENTRY, LEAVES, MANIFEST_JOB, TIME, YOUNG, kind_of
+from distop_behaviors.purge.purge_deletion import changed_since, delete_planned, failure_of, drop_entry_and_wait_for_grace
+from distop_behaviors.purge.purge_plan import ENTRY, LEAVES, MANIFEST_JOB, TIME, LATE_FINGERPRINTS, kind_of
 
 if TYPE_CHECKING:
     from distop.behavior import JobContext, PartitionPlan, Summary, TableRecord
@@ -87,7 +87,7 @@ class PurgeCompletion:
         """Delete the lists of certified files, then the metadata. Raises OperationFailed if some are left."""
         ctx, values = self._ctx, partitions[0].values
         try:
-            place = prepared_place(self._argument, self._table, values, ctx)
+            place = drop_entry_and_wait_for_grace(self._argument, self._table, values, ctx)
         except EntryChanged as error:
             self._report.catalog = "kept"
             raise OperationFailed(changed_since(self._table, error), self._report) from error
@@ -109,14 +109,14 @@ class PurgeCompletion:
     def _check_new(self, place: TablePlace, partitions: list[PartitionPlan]) -> None:
         """Raises OperationFailed if files were written since planning: metadata may reach them, so all of it stays."""
         planned = {path for partition in partitions for path, _, _ in partition.files}
-        since, known = float(partitions[0].values[TIME]), set(partitions[0].values[YOUNG])
+        since, known = float(partitions[0].values[TIME]), set(partitions[0].values[LATE_FINGERPRINTS])
         new = [
             place.path_of(one.key)
             for one in place.store.list()
             if one.modified >= since
             and one.key.partition("/")[0] != OWN
             and place.path_of(one.key) not in planned
-            and number_of(one) not in known
+            and fingerprint(one) not in known
         ]
         self._report.added = len(new)
         if new:

@@ -31,7 +31,7 @@ from distop_behaviors.orphans.needed_files import NeededFiles
 from distop_behaviors.orphans.orphan_argument import FileCount
 from distop_behaviors.orphans.other_tables import folders_of_others, normal_places
 from distop_behaviors.orphans.table_folder import TablePlace
-from distop_behaviors.purge.file_digest import digest_of, number_of
+from distop_behaviors.purge.file_digest import digest_of, fingerprint
 from distop_behaviors.purge.purge_argument import PurgeManifest
 
 if TYPE_CHECKING:
@@ -55,9 +55,9 @@ TIME = "time"
 """The value with the store's time before the listing."""
 ENTRY = "entry"
 """The value with the planned state of the table's entry in its catalog."""
-YOUNG = "young"
-"""The value with the numbers (``file_digest``) of listed files that stay, and that are not older than :data:`TIME`."""
-MOST_YOUNG = 1_000
+LATE_FINGERPRINTS = "young"
+"""The value with the fingerprints (``file_digest``) of listed files that stay, and are not older than :data:`TIME`."""
+MOST_LATE = 1_000
 INDEXES = f"{OWN}/index/"
 
 
@@ -87,8 +87,8 @@ def plan(argument: PurgeArgument, table: TableRecord, ctx: JobContext) -> Planne
     manifest = PurgeManifest(place=place.place, state=found.state, missing=reached.missing)
     for one in left:
         manifest.left.add(one.size)
-    young = [number_of(one) for one in left if one.modified >= started]
-    if len(young) > MOST_YOUNG:
+    young = [fingerprint(one) for one in left if one.modified >= started]
+    if len(young) > MOST_LATE:
         raise InvalidArgument(
             f"{plural(len(young), 'file')} that the table does not reach were written into its folder during the "
             "planning, so nothing is deleted: stop its writers"
@@ -99,7 +99,7 @@ def plan(argument: PurgeArgument, table: TableRecord, ctx: JobContext) -> Planne
             manifest.planned.setdefault(kind, FileCount()).add(one.size)
     manifest.digest = digest_of((one.key, one.size) for _, some in runs for one in some)
     common = {TIME: repr(started), **({ENTRY: [in_catalog.identity, in_catalog.state]} if in_catalog else {})}
-    first = {MANIFEST_JOB: manifest.model_dump_json(), YOUNG: young}
+    first = {MANIFEST_JOB: manifest.model_dump_json(), LATE_FINGERPRINTS: young}
     jobs = [PartitionPlan(0, MANIFEST_JOB, values={**first, **common})]
     for kind, some in runs if not argument.dry_run else ():
         for at in range(0, len(some), FILES_PER_JOB):

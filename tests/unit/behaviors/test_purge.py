@@ -477,7 +477,7 @@ def test_a_table_without_a_version_hint_lacks_nothing(tmp_path: Path) -> None:
 
 def test_writers_during_the_planning_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = iceberg(tmp_path / "t")
-    monkeypatch.setattr(purge_plan, "MOST_YOUNG", 2)
+    monkeypatch.setattr(purge_plan, "MOST_LATE", 2)
     for n in range(3):
         (tmp_path / "t" / f"new{n}").write_bytes(b"x")
         os.utime(tmp_path / "t" / f"new{n}", (4e9, 4e9))
