@@ -29,9 +29,9 @@ T = TypeVar("T")
 
 
 class TablePlace:
-    """A table's own folder, opened to move or remove files there.
+    """A table's own folder, opened to move or remove files there. It does not read the table's metadata.
 
-    ``others``: the folders of other tables. Raises InvalidArgument for a store in which distop deletes nothing, and
+    :class:`TableFolder` also knows which files the metadata name. ``others``: the folders of other tables. Raises InvalidArgument for a store in which distop deletes nothing, and
     UnsafePath for a folder that is not the table's alone.
     """
 
@@ -74,9 +74,9 @@ class TablePlace:
 
 
 class TableFolder(TablePlace):
-    """The folder of a table with metadata that list its files.
+    """A table's own folder together with its metadata, which say which of the files there the table needs.
 
-    Raises InvalidArgument for a table that cannot have orphans, or whose files must not be deleted, and the errors of
+    Only Iceberg and Delta have such metadata. Raises InvalidArgument for a table that cannot have orphans, or whose files must not be deleted, and the errors of
     :class:`TablePlace` and of planning.
     """
 
