@@ -98,7 +98,8 @@ class DiskCopier(FolderCopier):
         def copy_group(group: Sequence[PlannedFile]) -> list[Copy | str]:
             return [self._one(one, known) for one in group]
 
-        return (one for found in self._pool.map(copy_group, in_pages(some, _GROUP_FILES, _GROUP_BYTES)) for one in found)
+        groups = in_pages(some, _GROUP_FILES, _GROUP_BYTES)
+        return (one for found in self._pool.map(copy_group, groups) for one in found)
 
     def flush(self) -> None:
         self._copies.flush()

@@ -53,7 +53,8 @@ def drop_entry_and_wait_for_grace(
 ) -> TablePlace:
     """Remove the table's entry from its catalog, and wait for the end of the grace; returns the table's own folder.
 
-    After that, files there may be deleted. ``values``: of a partition of the plan. Raises EntryChanged if the table was changed since the plan, and the errors of planning.
+    After that, files there may be deleted. ``values``: of a partition of the plan. Raises EntryChanged
+    if the table was changed since the plan, and the errors of planning.
     """
     place = TablePlace(recorded_place_of(table), ctx)
     if ENTRY in values and (entry := catalog_entry_of(table, ctx.check_cancelled)) is not None:
