@@ -51,8 +51,7 @@ class ExportArgument(BaseModel):
     )
     remove_gone: bool = Field(
         False,
-        description="Remove files of earlier exports that this version does not have. By default they are only "
-        "listed.",
+        description="Remove files of earlier exports that this version does not have. By default they are only listed.",
     )
     register_as: RegisteredTable | None = Field(
         None,

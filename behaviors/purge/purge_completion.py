@@ -20,8 +20,13 @@ from distop.tables.catalog_entry import CatalogEntryState, EntryChanged
 from distop_behaviors.orphans.orphan_argument import FileCount
 from distop_behaviors.purge.file_digest import NOTHING, added_up, fingerprint
 from distop_behaviors.purge.purge_argument import PurgeManifest, PurgeReport, PurgeResult
-from distop_behaviors.purge.purge_deletion import changed_since, delete_planned, failure_of, drop_entry_and_wait_for_grace
-from distop_behaviors.purge.purge_plan import ENTRY, LEAVES, MANIFEST_JOB, TIME, LATE_FINGERPRINTS, kind_of
+from distop_behaviors.purge.purge_deletion import (
+    changed_since,
+    delete_planned,
+    drop_entry_and_wait_for_grace,
+    failure_of,
+)
+from distop_behaviors.purge.purge_plan import ENTRY, LATE_FINGERPRINTS, LEAVES, MANIFEST_JOB, TIME, kind_of
 
 if TYPE_CHECKING:
     from distop.behavior import JobContext, PartitionPlan, Summary, TableRecord

@@ -124,7 +124,9 @@ def _late_fingerprints(left: Sequence[StoredObject], started: float) -> list[int
     return late
 
 
-def _manifest(place: str, state: str, runs: Sequence[_Run], left: Sequence[StoredObject], missing: int) -> PurgeManifest:
+def _manifest(
+    place: str, state: str, runs: Sequence[_Run], left: Sequence[StoredObject], missing: int
+) -> PurgeManifest:
     """What planning has found."""
     manifest = PurgeManifest(place=place, state=state, missing=missing)
     for one in left:

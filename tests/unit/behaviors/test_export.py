@@ -205,7 +205,9 @@ def test_a_checkpoint_that_does_not_fit_the_plan_is_not_used(tmp_path: Path, mon
     run = run_of(tmp_path)
     plans, version = run.plan()
     pages = tmp_path / "out" / "t" / "_distop" / "export" / "pages" / operation_path(run.operation)
-    copy = CopiedFile(path="day=1/0.parquet", bytes=1, checksum="sha256:0", planned_stamp=1, source_stamp=1, target_stamp=1)
+    copy = CopiedFile(
+        path="day=1/0.parquet", bytes=1, checksum="sha256:0", planned_stamp=1, source_stamp=1, target_stamp=1
+    )
     pages.mkdir(parents=True)
     (pages / "0-0.json").write_text(CopiedPage(files=[copy]).model_dump_json())
     ran = run.complete(run.jobs(plans), plans, version)
