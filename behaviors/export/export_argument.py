@@ -50,7 +50,8 @@ class ExportArgument(BaseModel):
         description="The name of the marker of a complete folder.",
     )
     remove_gone: bool = Field(
-        False, description="Remove files of earlier exports that the version does not have. They are only listed else."
+        False,
+        description="Remove files of earlier exports that this version does not have. By default they are only listed.",
     )
     register_as: RegisteredTable | None = Field(
         None,
@@ -73,7 +74,7 @@ class ExportResult(TransferredBytes, FailedFiles):
 
     ``copied``: written now; ``reused``: copies of earlier attempts or exports, examined; ``unchanged``: files of
     ``diff_from``, not examined; ``verified``: the copies whose checksum was compared now; ``gone``: files of earlier
-    exports that the version does not have; ``removed``: those of them that were removed. ``manifest``: its SHA-256.
+    exports that this version does not have; ``removed``: those of them that were removed. ``manifest``: its SHA-256.
     ``work``: what was done, and stays.
     """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, TypeVar
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from distop.errors import InvalidArgument
 from distop.storage.deletion_scope import OWN
@@ -30,16 +30,19 @@ class CopiedFile(BaseModel):
     """A copy of a data file.
 
     ``path``: below the target; ``checksum``: ``sha256:…`` or ``md5:…`` of the content, or ``etag:…`` if the store tells
-    no more. ``planned`` and ``copied``: stamps of the source in its plan and when it was copied; ``target``: that of
-    the copy.
+    no more. ``planned_stamp`` and ``source_stamp``: of the source in its plan and when it was copied;
+    ``target_stamp``: of the copy. A stamp is the ETag, or a file's time of modification. In JSON they have shorter
+    names, which manifests of earlier exports have, too.
     """
+
+    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
 
     path: str
     bytes: int
     checksum: str
-    planned: int | str
-    copied: int | str
-    target: int | str
+    planned_stamp: int | str = Field(validation_alias="planned", serialization_alias="planned")
+    source_stamp: int | str = Field(validation_alias="copied", serialization_alias="copied")
+    target_stamp: int | str = Field(validation_alias="target", serialization_alias="target")
 
 
 class FolderManifest(BaseModel):

@@ -55,7 +55,7 @@ def plan(argument: ExportArgument, table: TableRecord, ctx: JobContext) -> Plann
             f"{pinned.needs}; with 'register' they are exported with their metadata"
         )
     found = _folders(pinned.files, normal_places(pinned.place), target, argument)
-    owner = target.check_free()
+    owner = target.read_owner()
     _check_former(argument, target)
     chosen = {folder: files for folder, files in found.items() if _is_chosen(folder, argument.prefixes)}
     for prefix in argument.prefixes or ():
@@ -64,7 +64,7 @@ def plan(argument: ExportArgument, table: TableRecord, ctx: JobContext) -> Plann
     gone = [one for one in (owner.folders if owner else ()) if one not in found and _is_chosen(one, argument.prefixes)]
     names = [argument.success]
     if not argument.dry_run:
-        names = target.claim(argument.success, chosen).success
+        names = target.record_owner(argument.success, chosen).success
     every = {*found, *(owner.folders if owner else ())}
     jobs: list[PartitionPlan] = []
     for folder in [*sorted(chosen), *sorted(gone)]:

@@ -47,8 +47,8 @@ class ExportTarget:
             self.scope = DeletionScope(one)
         self.store = store_of(self.place)
 
-    def check_free(self) -> ExportOwner | None:
-        """The owner's record; None if the place is empty. Raises InvalidArgument if it is not this table's."""
+    def read_owner(self) -> ExportOwner | None:
+        """The record of this table as the owner; None if the place is empty. Raises InvalidArgument otherwise."""
         owner = export_manifest.read(self.store, OWNER, ExportOwner)
         if owner is None:
             if (found := next(self.store.list(), None)) is not None:
@@ -64,11 +64,11 @@ class ExportTarget:
             )
         return owner
 
-    def claim(self, success: str, folders: Iterable[str]) -> ExportOwner:
-        """Record this table as the owner, with these folders. Raises InvalidArgument as :meth:`check_free`."""
+    def record_owner(self, success: str, folders: Iterable[str]) -> ExportOwner:
+        """Record this table as the owner, with these folders. Raises InvalidArgument as :meth:`read_owner`."""
         wanted = set(folders)
         for _ in range(_TRIES):
-            owner = self.check_free()
+            owner = self.read_owner()
             found = owner or ExportOwner(table=self._table.name, space=self._ctx.space)
             found.success = sorted({*found.success, success})
             found.folders = sorted({*found.folders, *wanted})
@@ -83,7 +83,7 @@ class ExportTarget:
                 continue
         raise ObjectChanged(f"cannot write {self.store.location_of(OWNER)}: other exports keep replacing it")
 
-    def open_folder(self, folder: str, success: Iterable[str]) -> None:
+    def remove_markers(self, folder: str, success: Iterable[str]) -> None:
         """Remove the markers of a folder and of those around it, and the root manifest, before the first change."""
         parts = folder.split("/") if folder else []
         around = ["/".join(parts[:n]) for n in range(len(parts) + 1)]

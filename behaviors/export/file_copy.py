@@ -125,15 +125,15 @@ class FileCopier:
         except ObjectMissing:
             there = None
         if there is not None:
-            same = known is not None and (known.bytes, known.copied) == (source.size, source.stamp)
-            if same and known is not None and there.stamp == known.target:
-                return Copy(known.model_copy(update={"planned": stamp}), "reused", verified=False)
+            same = known is not None and (known.bytes, known.source_stamp) == (source.size, source.stamp)
+            if same and known is not None and there.stamp == known.target_stamp:
+                return Copy(known.model_copy(update={"planned_stamp": stamp}), "reused", verified=False)
             if there.size == source.size and (checksum := self._equal(store, source, key, there)):
-                return Copy(_copied(key, source, stamp, there, checksum), "reused", verified=True)
+                return Copy(record_of(key, source, stamp, there, checksum), "reused", verified=True)
             self.remove(there)
-        return self._copied(store, source, key, planned)
+        return self._copy_new(store, source, key, planned)
 
-    def _copied(self, store: ObjectStore, source: StoredObject, key: str, planned: PlannedFile) -> Copy:
+    def _copy_new(self, store: ObjectStore, source: StoredObject, key: str, planned: PlannedFile) -> Copy:
         hashes = _Hashes(etag=not self._on_disk)
         written: Version | None = None
         try:
@@ -168,7 +168,7 @@ class FileCopier:
         if not checksum:
             self.remove(there)
             raise ObjectChanged(f"the copy {self._target.location_of(key)} differs from {planned[0]}")
-        return Copy(_copied(key, source, planned[2], there, checksum), "copied", verified=True)
+        return Copy(record_of(key, source, planned[2], there, checksum), "copied", verified=True)
 
     def _source(self, store: ObjectStore, key: str, planned: PlannedFile) -> StoredObject:
         """The source. Raises SourceChanged if it is missing or is not the planned one."""
@@ -242,9 +242,15 @@ class _Hashes:
         return f"sha256:{self._sha256.hexdigest()}"
 
 
-def _copied(key: str, source: StoredObject, stamp: int | str, there: StoredObject, checksum: str) -> CopiedFile:
+def record_of(key: str, source: StoredObject, stamp: int | str, there: StoredObject, checksum: str) -> CopiedFile:
+    """The record of a copy for the manifest. ``stamp``: of the source in its plan; ``there``: the copy."""
     return CopiedFile(
-        path=key, bytes=source.size, checksum=checksum, planned=stamp, copied=source.stamp, target=there.stamp
+        path=key,
+        bytes=source.size,
+        checksum=checksum,
+        planned_stamp=stamp,
+        source_stamp=source.stamp,
+        target_stamp=there.stamp,
     )
 
 

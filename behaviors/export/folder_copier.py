@@ -15,7 +15,7 @@ from distop.errors import InvalidArgument, UnsafePath
 from distop.storage.folder_store import version_of
 from distop.storage.store_errors import Denied, ObjectChanged, ObjectExists, ObjectMissing, Unsupported
 from distop_behaviors.export.export_manifest import CopiedFile, in_folder
-from distop_behaviors.export.file_copy import Copy, SourceChanged, checksum_of_one_part, in_pages
+from distop_behaviors.export.file_copy import Copy, SourceChanged, checksum_of_one_part, in_pages, record_of
 
 if TYPE_CHECKING:
     import os
@@ -95,10 +95,11 @@ class DiskCopier(FolderCopier):
         self._there = self._copies.names()
 
     def copy(self, some: Sequence[PlannedFile], known: Mapping[str, CopiedFile]) -> Iterator[Copy | str]:
-        def copied(group: Sequence[PlannedFile]) -> list[Copy | str]:
+        def copy_group(group: Sequence[PlannedFile]) -> list[Copy | str]:
             return [self._one(one, known) for one in group]
 
-        return (one for found in self._pool.map(copied, in_pages(some, _GROUP_FILES, _GROUP_BYTES)) for one in found)
+        groups = in_pages(some, _GROUP_FILES, _GROUP_BYTES)
+        return (one for found in self._pool.map(copy_group, groups) for one in found)
 
     def flush(self) -> None:
         self._copies.flush()
@@ -127,9 +128,9 @@ class DiskCopier(FolderCopier):
             path=key,
             bytes=size,
             checksum=f"sha256:{found.sha256}",
-            planned=stamp,
-            copied=found.original,
-            target=found.copy,
+            planned_stamp=stamp,
+            source_stamp=found.original,
+            target_stamp=found.copy,
         )
         return Copy(copy, "copied", verified=True)
 
@@ -149,8 +150,8 @@ class BucketCopier(FolderCopier):
         self._there = self._listed(self._copier.target)
 
     def copy(self, some: Sequence[PlannedFile], known: Mapping[str, CopiedFile]) -> Iterator[Copy | str]:
-        def copied(one: PlannedFile) -> Copy | str | None:
-            """None: the listing shows the copy."""
+        def request_copy(one: PlannedFile) -> Copy | str | None:
+            """None: the listing will show the copy."""
             source = self._planned_source(one)
             if source is None:
                 return self._one(one, known)
@@ -163,17 +164,17 @@ class BucketCopier(FolderCopier):
                 return str(error)
             return None
 
-        tried = list(self._pool.map(copied, some))
+        tried = list(self._pool.map(request_copy, some))
         after = self._listed(self._copier.target) if None in tried else {}
 
-        def shown(one: PlannedFile, answer: Copy | str | None) -> Copy | str:
+        def verify(one: PlannedFile, answer: Copy | str | None) -> Copy | str:
             if answer is not None:
                 return answer
             source = self._sources[self._copier.key_of(one[0])]
             there = after.get(source.key)
             same_size = there is not None and there.size == source.size
             if there is not None and same_size and (checksum := checksum_of_one_part(source, there)):
-                return Copy(_copied(source, one, there, checksum), "copied", verified=True)
+                return Copy(record_of(source.key, source, one[2], there, checksum), "copied", verified=True)
             found = self._one(one, known)
             if isinstance(found, str):
                 if there is not None:
@@ -181,7 +182,7 @@ class BucketCopier(FolderCopier):
                 return found
             return Copy(found.file, "copied", verified=found.verified)
 
-        return self._pool.map(shown, some, tried)
+        return self._pool.map(verify, some, tried)
 
     def _listed(self, store: ObjectStore) -> dict[str, StoredObject]:
         return {one.key: one for one in store.list_folder(self._folder).objects}
@@ -213,14 +214,3 @@ def _check_planned(planned: PlannedFile, found: os.stat_result) -> None:
         raise SourceChanged(f"the file {path} has {found.st_size} bytes, but was planned with {size}")
     if stamp not in (0, found.st_mtime_ns, version_of(found).etag):
         raise SourceChanged(f"the file {path} has changed since the operation was planned")
-
-
-def _copied(source: StoredObject, planned: PlannedFile, there: StoredObject, checksum: str) -> CopiedFile:
-    return CopiedFile(
-        path=source.key,
-        bytes=source.size,
-        checksum=checksum,
-        planned=planned[2],
-        copied=source.stamp,
-        target=there.stamp,
-    )

@@ -55,7 +55,7 @@ class FolderExports:
         place = str(jobs[0].values[PLACE])
         target = ExportTarget(self._argument.to, self._table, self._ctx, [place])
         if not self._argument.dry_run:
-            target.check_free()
+            target.read_owner()
         with FileCopier(place, target.place) as copier, ExitStack() as stack:
             begun: _Group | None = None
             for jobs_of_one in _groups(jobs):
@@ -132,6 +132,18 @@ class FolderExport:
         self._target = target
         self._files = files
         self._started = time.monotonic()
+        self._report: Callable[[WorkDone], None] = lambda _: None
+        self._former: FolderManifest | None = None
+        self._known: dict[str, CopiedFile] = {}
+        """Copies of the last export, by path."""
+        self._trusted: Mapping[str, CopiedFile] = {}
+        """Those that need not be examined."""
+        self._pages: list[Sequence[PlannedFile]] = []
+        self._copies: list[CopiedFile] = []
+        self._next = 0
+        """The first page that an earlier attempt has not finished."""
+        self._tried: Iterator[Copy | str] = iter(())
+        """The copies of this page, which are begun first."""
 
     def begin(self, stack: ExitStack, report: Callable[[WorkDone], None]) -> None:
         """Remove the markers, and begin to copy. ``stack`` closes the copier; ``report`` is told about each file.
@@ -145,23 +157,22 @@ class FolderExport:
         if self._argument.dry_run:
             self.result = self._foreseen()
             return
-        self._target.open_folder(folder, [*self.job.values[SUCCESS], self._argument.success])
+        self._target.remove_markers(folder, [*self.job.values[SUCCESS], self._argument.success])
         if not self.job.files:
             return
         former = self._former
         self._known = {one.path: one for one in former.files} if former is not None else {}
         diff = former is not None and former.version == self._argument.diff_from
-        self._trusted: Mapping[str, CopiedFile] = self._known if diff else {}
+        self._trusted = self._known if diff else {}
         self.copier = stack.enter_context(self._files.folder(folder, self._ctx.check_cancelled))
         self._pages = list(in_pages(self.job.files, PAGE, PAGE_BYTES))
-        self._copies: list[CopiedFile] = []
         self._next = self._finished_pages()
         self._tried = self._try(self._next)
 
     def finish_copies(self) -> None:
         """Wait for all copies. Raises JobFailed if some cannot be copied."""
         if self.copier is not None:
-            self._copied(self.copier)
+            self._copy_pages(self.copier)
 
     def write_manifest(self) -> None:
         """Write the manifest, and remove files of earlier exports if the argument says so. Raises JobFailed."""
@@ -213,15 +224,15 @@ class FolderExport:
         while number < len(self._pages) - 1:  # the last page is in the manifest
             page = export_manifest.read(self._target.store, self._page_key(number), CopiedPage)
             planned = [(self._files.key_of(path), size, stamp) for path, size, stamp in self._pages[number]]
-            if page is None or [(one.path, one.bytes, one.planned) for one in page.files] != planned:
+            if page is None or [(one.path, one.bytes, one.planned_stamp) for one in page.files] != planned:
                 break
             self._copies += page.files
             self.result = page.result
             number += 1
         return number
 
-    def _copied(self, copier: FolderCopier) -> None:
-        """Copy all files. Raises JobFailed if some cannot be copied."""
+    def _copy_pages(self, copier: FolderCopier) -> None:
+        """Copy all pages of files. Raises JobFailed if some cannot be copied."""
         for number in range(self._next, len(self._pages)):
             self._ctx.check_cancelled()
             some = self._pages[number]
@@ -253,7 +264,7 @@ class FolderExport:
         if self._trusted:
             for n, (path, size, stamp) in enumerate(some):
                 former = self._trusted.get(self._files.key_of(path))
-                if former is not None and (former.bytes, former.planned) == (size, stamp):
+                if former is not None and (former.bytes, former.planned_stamp) == (size, stamp):
                     found[n] = Copy(former, "unchanged", verified=False)
         wanted = [one for one, there in zip(some, found, strict=True) if there is None]
         copies = iter(self.copier.copy(wanted, self._known))
@@ -295,7 +306,7 @@ class FolderExport:
         self._ctx.check_cancelled()
         for one in gone:
             self._target.scope.check(one.path)
-        found = self._target.store.remove_listed([Listed(one.path, one.bytes, one.target) for one in gone])
+        found = self._target.store.remove_listed([Listed(one.path, one.bytes, one.target_stamp) for one in gone])
         files = {one.path: one for one in gone}
         for key in (*found.removed, *found.missing):
             self.result.removed.add(files[key].bytes)
@@ -308,7 +319,7 @@ class FolderExport:
     def _foreseen(self) -> ExportResult:
         """What would be copied, by the manifest of the last export."""
         result, former = ExportResult(), self._former
-        known = {one.path: (one.bytes, one.planned) for one in former.files} if former is not None else {}
+        known = {one.path: (one.bytes, one.planned_stamp) for one in former.files} if former is not None else {}
         current = set()
         for path, size, stamp in self.job.files:
             key = self._files.key_of(path)

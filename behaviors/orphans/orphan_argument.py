@@ -93,7 +93,7 @@ class OrphansResult(FailedFiles):
 
     ``work``: what was done, and stays. ``discarded``: removed files of the quarantine; ``missing``: files that were
     gone; ``changed``: files that were replaced since they were listed, or changed too recently; ``reached``: files that
-    the metadata name now.
+    the metadata name now. ``seconds``: of all attempts of the job.
     """
 
     removed: FileCount = FileCount()
@@ -101,6 +101,7 @@ class OrphansResult(FailedFiles):
     missing: int = 0
     changed: int = 0
     reached: int = 0
+    seconds: float = 0.0
     work: WorkDone = WorkDone()
 
 
@@ -122,7 +123,7 @@ class OrphanListing(BaseModel):
 class OrphansReport(OrphansResult, OrphanListing):
     """The report of ``remove-orphans``.
 
-    ``quarantine``: where the removed files are now, "" if they were deleted.
+    ``quarantine``: where the removed files are now, "" if they were deleted. ``seconds``: the sum of the jobs'.
     """
 
     place: str = ""
@@ -142,11 +143,13 @@ class RestoreArgument(BaseModel):
 class RestoreReport(FailedFiles):
     """The report of ``restore``.
 
-    ``existing``: files whose place is taken by another file, so that they stay in the quarantine.
+    ``existing``: files whose place is taken by another file, so that they stay in the quarantine. ``seconds``: of the
+    last attempt of the job.
     """
 
     restored: FileCount = FileCount()
     existing: int = 0
     missing: int = 0
     dry_run: bool = False
+    seconds: float = 0.0
     work: WorkDone = WorkDone()

@@ -36,6 +36,10 @@ class Orphans:
     unknown: list[str] = field(default_factory=list)
     """The keys of further metadata files in the folder of the table's own."""
 
+    def keep(self, why: str) -> None:
+        """Count one more file that is kept."""
+        self.listing.kept[why] = self.listing.kept.get(why, 0) + 1
+
 
 def decide(
     listed: Iterable[StoredObject],
@@ -54,7 +58,6 @@ def decide(
     another table is inside the folder, or if the listing does not have what the metadata name.
     """
     found = Orphans()
-    kept = found.listing.kept
     checksums: list[StoredObject] = []
     for n, one in enumerate(listed):
         if n % 1000 == 0:
@@ -62,36 +65,53 @@ def decide(
         found.listing.listed.add(one.size)
         found.has_source |= one.key == source
         if one.key.partition("/")[0] == OWN:
-            kept[OF_DISTOP] = kept.get(OF_DISTOP, 0) + 1
+            found.keep(OF_DISTOP)
             continue
-        shown_table = shown_by(one.key)
-        if shown_table is not None and shown_table[2] not in own_folders:
-            raise InvalidArgument(
-                f"{shown_table[0]} in {shown(shown_table[1] or '.')} is inside the table's folder, so no file there is "
-                "known to be an orphan"
-            )
+        is_metadata = _is_own_metadata(one.key, own_folders)
         why = _why_kept(one, needed, scope, before)
-        if shown_table is not None and why != NEEDED:
+        if is_metadata and why != NEEDED:
             found.unknown.append(one.key)
         if why == HIDDEN and _checked_by(one.key):
             checksums.append(one)
         elif why:
-            kept[why] = kept.get(why, 0) + 1
+            found.keep(why)
         else:
             found.files.append(one)
-    found.needed = kept.get(NEEDED, 0)
+    found.needed = found.listing.kept.get(NEEDED, 0)
     _check_comparable(found, needed, source)
+    _add_checksums(found, checksums, before)
+    found.files.sort(key=lambda one: one.key)
+    _count(found)
+    return found
+
+
+def _is_own_metadata(key: str, own_folders: Collection[str]) -> bool:
+    """Whether a file belongs to metadata of the table's own. Raises InvalidArgument for those of another table."""
+    shown_table = shown_by(key)
+    if shown_table is not None and shown_table[2] not in own_folders:
+        raise InvalidArgument(
+            f"{shown_table[0]} in {shown(shown_table[1] or '.')} is inside the table's folder, so no file there is "
+            "known to be an orphan"
+        )
+    return shown_table is not None
+
+
+def _add_checksums(found: Orphans, checksums: Iterable[StoredObject], before: float) -> None:
+    """Add the checksum files of orphans, and keep the others."""
     orphans = {one.key for one in found.files}
     for one in checksums:
         if _checked_by(one.key) in orphans and one.modified < before:
             found.files.append(one)
         else:
-            kept[HIDDEN] = kept.get(HIDDEN, 0) + 1
-    found.files.sort(key=lambda one: one.key)
+            found.keep(HIDDEN)
+
+
+def _count(found: Orphans) -> None:
+    """Count the orphans in the listing, and show the first ones."""
+    found.listing.orphans = FileCount()
     for one in found.files:
         found.listing.orphans.add(one.size)
     found.listing.sample = [shown_key(one.key) for one in found.files[:SHOWN]]
-    return found
 
 
 def _check_comparable(found: Orphans, needed: NeededFiles, source: str) -> None:
@@ -112,19 +132,15 @@ def _check_comparable(found: Orphans, needed: NeededFiles, source: str) -> None:
         )
 
 
-def keep_more(found: Orphans, needed: NeededFiles) -> None:
-    """Keep the orphans that are needed by now: files were added since :func:`decide`."""
-    kept = found.listing.kept
-    files = found.files
-    found.files = []
-    found.listing.orphans = FileCount()
+def drop_needed(found: Orphans, needed: NeededFiles) -> None:
+    """Drop those of the orphans that are needed by now: needed files were added since :func:`decide`."""
+    files, found.files = found.files, []
     for one in files:
         if needed.why(one.key):
-            kept[OTHER_STATE] = kept.get(OTHER_STATE, 0) + 1
+            found.keep(OTHER_STATE)
         else:
             found.files.append(one)
-            found.listing.orphans.add(one.size)
-    found.listing.sample = [shown_key(one.key) for one in found.files[:SHOWN]]
+    _count(found)
 
 
 def shown_key(key: str) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from distop.behavior import PartitionPlan, Planned
 from distop.storage.deletion_scope import OWN
-from distop_behaviors.orphans.orphan_decision import decide, keep_more
+from distop_behaviors.orphans.orphan_decision import decide, drop_needed
 from distop_behaviors.orphans.other_tables import folders_of_others
 from distop_behaviors.orphans.table_folder import TableFolder
 
@@ -46,7 +46,7 @@ def plan(argument: OrphansArgument, table: TableRecord, ctx: JobContext) -> Plan
     )
     for state in folder.reachability.other_states([folder.path_of(key) for key in found.unknown]):
         folder.add_existing(needed, state)
-    keep_more(found, needed)
+    drop_needed(found, needed)
     found.listing.elsewhere = needed.elsewhere
     old = _quarantined(argument, folder, before + argument.older_than)
     for one in old:

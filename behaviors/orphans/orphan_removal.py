@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from distop.behavior import JobFailed, WorkDone
+from distop.clock import time
 from distop.protocol.texts import plural
 from distop.storage.deletion_scope import OWN
 from distop.storage.normal_uris import spelling
@@ -43,6 +44,7 @@ class OrphanRemoval:
         ctx, argument = self._ctx, self._argument
         saved = ctx.progress.load() or {}
         start, self._result = saved.get("page", 0), OrphansResult.model_validate(saved.get("result") or {})
+        began = time.monotonic() - self._result.seconds
         self._resumed = start if saved else -1
         ctx.status(f"removing {plural(len(partition.files), 'orphan file')}")
         self._discards = partition.name.startswith(QUARANTINED)
@@ -54,6 +56,7 @@ class OrphanRemoval:
             ctx.progress.save({"page": number, "result": self._result.model_dump(mode="json")}, force=True)
             self._count(number, page, self._remove(page))
             self._report_work(page)
+            self._result.seconds = round(time.monotonic() - began, 3)
         if self._result.failed_files:
             first = self._result.failed[0]
             raise JobFailed(

@@ -32,6 +32,7 @@ def report_of(argument: OrphansArgument, summary: Summary, ctx: JobContext) -> O
         report.missing += found.missing
         report.changed += found.changed
         report.reached += found.reached
+        report.seconds = round(report.seconds + found.seconds, 3)
         report.add_failed(found)
         report.work += found.work
     if argument.quarantine and report.removed.files:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from distop.behavior import JobFailed, WorkDone
+from distop.clock import time
 from distop.errors import InvalidArgument
 from distop.protocol.texts import plural, shown
 from distop.storage.object_store import Listed
@@ -51,6 +52,7 @@ class Restoration:
         ``planned``: the files that were to be restored. Those that are gone now were restored by an earlier attempt.
         """
         ctx, report = self._ctx, RestoreReport(dry_run=self._argument.dry_run)
+        began = time.monotonic()
         now = self._counted()
         report.restored.files = max(0, planned.files - now.files)
         report.restored.bytes = max(0, planned.bytes - now.bytes)
@@ -66,6 +68,7 @@ class Restoration:
             ctx.work_done(**report.work.to_json())
         if not self._argument.dry_run and next(self._folder.store.list(self._source), None) is None:
             self._folder.store.delete_folder(self._source)  # empty folders of a disk
+        report.seconds = round(time.monotonic() - began, 3)
         if report.failed_files:
             first = report.failed[0]
             raise JobFailed(

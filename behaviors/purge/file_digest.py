@@ -30,8 +30,8 @@ def added_up(digests: Iterable[str]) -> str:
     return _text(sum(int(one, 16) for one in digests if one))
 
 
-def number_of(file: StoredObject) -> int:
-    """A number that stands for a stored file in this state."""
+def fingerprint(file: StoredObject) -> int:
+    """A hash of a stored file's key, size and version: equal fingerprints mean that the file is unchanged."""
     return int.from_bytes(text_digest(f"{file.key}\0{file.size}\0{file.stamp}", _NUMBER_BYTES), "big")
 
 

@@ -19,7 +19,7 @@ class PurgeArgument(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     grace: Annotated[Duration, Field(le=LONGEST_GRACE)] = Field(
-        0.0, description="Wait so long between the removal of the registration and the first deletion: at most 1d."
+        0.0, description="Delete the first file only so long after the listing in the planning: at most 1d."
     )
     catalog: Literal["drop"] | None = Field(
         None, description="drop: also remove the table's entry from its catalog. Required for a table of a catalog."

@@ -18,10 +18,15 @@ from distop.storage.places import folder
 from distop.tables import catalog_entry_of
 from distop.tables.catalog_entry import CatalogEntryState, EntryChanged
 from distop_behaviors.orphans.orphan_argument import FileCount
-from distop_behaviors.purge.file_digest import NOTHING, added_up, number_of
+from distop_behaviors.purge.file_digest import NOTHING, added_up, fingerprint
 from distop_behaviors.purge.purge_argument import PurgeManifest, PurgeReport, PurgeResult
-from distop_behaviors.purge.purge_deletion import changed_since, delete_planned, failure_of, prepared_place
-from distop_behaviors.purge.purge_plan import ENTRY, LEAVES, MANIFEST_JOB, TIME, YOUNG, kind_of
+from distop_behaviors.purge.purge_deletion import (
+    changed_since,
+    delete_planned,
+    drop_entry_and_wait_for_grace,
+    failure_of,
+)
+from distop_behaviors.purge.purge_plan import ENTRY, LATE_FINGERPRINTS, LEAVES, MANIFEST_JOB, TIME, kind_of
 
 if TYPE_CHECKING:
     from distop.behavior import JobContext, PartitionPlan, Summary, TableRecord
@@ -62,8 +67,7 @@ class PurgeCompletion:
         if self._argument.dry_run:
             return report
         if summary.verdict == "success":
-            self._delete_metadata(partitions)
-            report.certificates = self._delete_certificates()
+            self._delete_rest(partitions)
             report.complete = True
         elif ENTRY in partitions[0].values:
             report.catalog = self._found_in_catalog(CatalogEntryState(*partitions[0].values[ENTRY]))
@@ -84,15 +88,18 @@ class PurgeCompletion:
         found = entry.find() if entry is not None else None
         return "kept" if found is not None and found.identity == planned.identity else "dropped"
 
-    def _delete_metadata(self, partitions: list[PartitionPlan]) -> None:
+    def _delete_rest(self, partitions: list[PartitionPlan]) -> None:
+        """Delete the lists of certified files, then the metadata. Raises OperationFailed if some are left."""
         ctx, values = self._ctx, partitions[0].values
         try:
-            place = prepared_place(self._argument, self._table, values, ctx)
+            place = drop_entry_and_wait_for_grace(self._argument, self._table, values, ctx)
         except EntryChanged as error:
             self._report.catalog = "kept"
             raise OperationFailed(changed_since(self._table, error), self._report) from error
         self._report.catalog = "dropped" if ENTRY in values else ""
         self._check_new(place, partitions)
+        # While the metadata stay, a new purge can delete the lists.
+        self._delete_certificates()
         ctx.status("deleting the table's metadata")
         for partition in partitions:
             if partition.name == MANIFEST_JOB or kind_of(partition) in LEAVES:
@@ -107,14 +114,14 @@ class PurgeCompletion:
     def _check_new(self, place: TablePlace, partitions: list[PartitionPlan]) -> None:
         """Raises OperationFailed if files were written since planning: metadata may reach them, so all of it stays."""
         planned = {path for partition in partitions for path, _, _ in partition.files}
-        since, known = float(partitions[0].values[TIME]), set(partitions[0].values[YOUNG])
+        since, known = float(partitions[0].values[TIME]), set(partitions[0].values[LATE_FINGERPRINTS])
         new = [
             place.path_of(one.key)
             for one in place.store.list()
             if one.modified >= since
             and one.key.partition("/")[0] != OWN
             and place.path_of(one.key) not in planned
-            and number_of(one) not in known
+            and fingerprint(one) not in known
         ]
         self._report.added = len(new)
         if new:
@@ -124,15 +131,20 @@ class PurgeCompletion:
                 self._report,
             )
 
-    def _delete_certificates(self) -> int:
-        """Delete the lists of files of the table's certificates; returns their number."""
-        shared = self._ctx.shared
+    def _delete_certificates(self) -> None:
+        """Delete the lists of files of the table's certificates. Raises OperationFailed if some are left."""
+        shared = self._ctx.shared  # the folder of this namespace
         if shared is None:
-            return 0
+            return
         store = store_of(shared)
         where = f"{CERTIFICATES}/{folder(OperationRef.parse(self._ctx.operation).table)}"
         lists = [Listed(one.key, one.size, one.stamp) for one in store.list(where)]
-        found = store.remove_listed(lists)
+        found, result = store.remove_listed(lists), PurgeResult()
+        self._report.certificates = len(found.removed)
+        for key in found.changed:
+            result.fail(store.location_of(key), "it was replaced since it was listed")
         for key, why in found.failed.items():
-            self._ctx.log.warning("Cannot delete the list of certified files %s: %s", key, why)
-        return len(found.removed)
+            result.fail(store.location_of(key), why)
+        self._report.add_failed(result)
+        if why := failure_of(result):
+            raise OperationFailed(f"{why}; when that is repaired, {_AGAIN}", self._report)

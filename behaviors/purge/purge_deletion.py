@@ -37,7 +37,7 @@ def delete_job(argument: PurgeArgument, table: TableRecord, partition: Partition
     if kind_of(partition) not in LEAVES:
         return PurgeResult()
     try:
-        place = prepared_place(argument, table, partition.values, ctx)
+        place = drop_entry_and_wait_for_grace(argument, table, partition.values, ctx)
     except EntryChanged as error:
         raise JobFailed(changed_since(table, error), PurgeResult()) from error
     ctx.status(f"deleting {plural(len(partition.files), 'file')}")
@@ -48,13 +48,13 @@ def delete_job(argument: PurgeArgument, table: TableRecord, partition: Partition
     return result
 
 
-def prepared_place(
+def drop_entry_and_wait_for_grace(
     argument: PurgeArgument, table: TableRecord, values: Mapping[str, Any], ctx: JobContext
 ) -> TablePlace:
-    """The table's own folder, from its record, as soon as files there may be deleted.
+    """Remove the table's entry from its catalog, and wait for the end of the grace; returns the table's own folder.
 
-    The table's entry is then removed from its catalog, and the grace is over. ``values``: of a partition of the plan.
-    Raises EntryChanged if the table was changed since the plan, and the errors of planning.
+    After that, files there may be deleted. ``values``: of a partition of the plan. Raises EntryChanged
+    if the table was changed since the plan, and the errors of planning.
     """
     place = TablePlace(recorded_place_of(table), ctx)
     if ENTRY in values and (entry := catalog_entry_of(table, ctx.check_cancelled)) is not None:

@@ -6,7 +6,7 @@ the others, in the order of the plan: so the roots, through which readers find a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from distop.behavior import PartitionPlan, Planned
 from distop.errors import InvalidArgument, TableUnavailable, UnsafePath
@@ -31,16 +31,20 @@ from distop_behaviors.orphans.needed_files import NeededFiles
 from distop_behaviors.orphans.orphan_argument import FileCount
 from distop_behaviors.orphans.other_tables import folders_of_others, normal_places
 from distop_behaviors.orphans.table_folder import TablePlace
-from distop_behaviors.purge.file_digest import digest_of, number_of
+from distop_behaviors.purge.file_digest import digest_of, fingerprint
 from distop_behaviors.purge.purge_argument import PurgeManifest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from distop.behavior import JobContext, TableRecord
     from distop.storage.object_store import StoredObject
+    from distop.tables.catalog_entry import CatalogEntryState
     from distop.tables.reachability import Reachability, TableFile, Unit
     from distop_behaviors.purge.purge_argument import PurgeArgument
+
+    _Run = tuple[str, list[StoredObject]]
+    """Files of one kind, in the order of their deletion."""
 
 T = TypeVar("T")
 
@@ -55,22 +59,15 @@ TIME = "time"
 """The value with the store's time before the listing."""
 ENTRY = "entry"
 """The value with the planned state of the table's entry in its catalog."""
-YOUNG = "young"
-"""The value with the numbers (``file_digest``) of listed files that stay, and that are not older than :data:`TIME`."""
-MOST_YOUNG = 1_000
+LATE_FINGERPRINTS = "young"
+"""The value with the fingerprints (``file_digest``) of listed files that stay, and are not older than :data:`TIME`."""
+MOST_LATE = 1_000
 INDEXES = f"{OWN}/index/"
 
 
 def plan(argument: PurgeArgument, table: TableRecord, ctx: JobContext) -> Planned:
     """The jobs. Raises InvalidArgument if files must not be deleted, and the errors of planning."""
-    entry = catalog_entry_of(table, ctx.check_cancelled)
-    found = reachability_of(table, ctx.check_cancelled, lambda: ctx.spark)
-    _check_catalog(argument, table, found.place, in_catalog=entry is not None)
-    in_catalog = entry.find() if entry is not None else None
-    if entry is not None and (in_catalog is None or in_catalog.state != found.state):
-        raise TableUnavailable(f"the table {shown(table.name)} was changed in its catalog during the planning")
-    if found.protected:
-        raise InvalidArgument(f"nothing of the table {shown(table.name)} is deleted: {found.protected}")
+    found, in_catalog = _pinned(argument, table, ctx)
     try:
         place = TablePlace(recorded_place_of(table), ctx, folders_of_others(table, ctx, with_same=True))
         if normal(found.place) not in normal_places(place.place):
@@ -84,30 +81,73 @@ def plan(argument: PurgeArgument, table: TableRecord, ctx: JobContext) -> Planne
         raise InvalidArgument(str(error)) from error
     left = [one for one in listed.values() if one.key not in reached.files]
     reached.check_complete(argument, [one for one in left if one.key.partition("/")[0] != OWN])
-    manifest = PurgeManifest(place=place.place, state=found.state, missing=reached.missing)
-    for one in left:
-        manifest.left.add(one.size)
-    young = [number_of(one) for one in left if one.modified >= started]
-    if len(young) > MOST_YOUNG:
+    late = _late_fingerprints(left, started)
+    runs = reached.in_order()
+    manifest = _manifest(place.place, found.state, runs, left, reached.missing)
+    common = {TIME: repr(started), **({ENTRY: [in_catalog.identity, in_catalog.state]} if in_catalog else {})}
+    first = {MANIFEST_JOB: manifest.model_dump_json(), LATE_FINGERPRINTS: late}
+    jobs = [PartitionPlan(0, MANIFEST_JOB, values={**first, **common})]
+    if not argument.dry_run:
+        jobs += _deletion_jobs(place, runs, common)
+    return Planned(jobs, found.state, removes_table=not argument.dry_run)
+
+
+def _pinned(
+    argument: PurgeArgument, table: TableRecord, ctx: JobContext
+) -> tuple[Reachability, CatalogEntryState | None]:
+    """The files that the table reaches, and the table's entry in its catalog in the same state.
+
+    Raises InvalidArgument if files must not be deleted, and the errors of planning.
+    """
+    entry = catalog_entry_of(table, ctx.check_cancelled)
+    found = reachability_of(table, ctx.check_cancelled, lambda: ctx.spark)
+    _check_catalog(argument, table, found.place, in_catalog=entry is not None)
+    in_catalog = entry.find() if entry is not None else None
+    if entry is not None and (in_catalog is None or in_catalog.state != found.state):
+        raise TableUnavailable(f"the table {shown(table.name)} was changed in its catalog during the planning")
+    if found.protected:
+        raise InvalidArgument(f"nothing of the table {shown(table.name)} is deleted: {found.protected}")
+    return found, in_catalog
+
+
+def _late_fingerprints(left: Sequence[StoredObject], started: float) -> list[int]:
+    """The fingerprints of files that stay, and that are not older than the listing.
+
+    Raises InvalidArgument if there are too many.
+    """
+    late = [fingerprint(one) for one in left if one.modified >= started]
+    if len(late) > MOST_LATE:
         raise InvalidArgument(
-            f"{plural(len(young), 'file')} that the table does not reach were written into its folder during the "
+            f"{plural(len(late), 'file')} that the table does not reach were written into its folder during the "
             "planning, so nothing is deleted: stop its writers"
         )
-    runs = reached.in_order()
+    return late
+
+
+def _manifest(
+    place: str, state: str, runs: Sequence[_Run], left: Sequence[StoredObject], missing: int
+) -> PurgeManifest:
+    """What planning has found."""
+    manifest = PurgeManifest(place=place, state=state, missing=missing)
+    for one in left:
+        manifest.left.add(one.size)
     for kind, some in runs:
         for one in some:
             manifest.planned.setdefault(kind, FileCount()).add(one.size)
     manifest.digest = digest_of((one.key, one.size) for _, some in runs for one in some)
-    common = {TIME: repr(started), **({ENTRY: [in_catalog.identity, in_catalog.state]} if in_catalog else {})}
-    first = {MANIFEST_JOB: manifest.model_dump_json(), YOUNG: young}
-    jobs = [PartitionPlan(0, MANIFEST_JOB, values={**first, **common})]
-    for kind, some in runs if not argument.dry_run else ():
+    return manifest
+
+
+def _deletion_jobs(place: TablePlace, runs: Sequence[_Run], values: Mapping[str, Any]) -> list[PartitionPlan]:
+    """The jobs after the first one, in the order of deletion. ``values``: of each."""
+    jobs: list[PartitionPlan] = []
+    for kind, some in runs:
         for at in range(0, len(some), FILES_PER_JOB):
             page = some[at : at + FILES_PER_JOB]
             entries = tuple((place.path_of(one.key), one.size, one.stamp) for one in page)
-            size = sum(one.size for one in page)
-            jobs.append(PartitionPlan(len(jobs), f"{kind}-{len(jobs):06d}", size, entries, values=common))
-    return Planned(jobs, found.state, removes_table=not argument.dry_run)
+            size, number = sum(one.size for one in page), len(jobs) + 1
+            jobs.append(PartitionPlan(number, f"{kind}-{number:06d}", size, entries, values=values))
+    return jobs
 
 
 def kind_of(partition: PartitionPlan) -> str:
@@ -173,7 +213,7 @@ class _Reached:
         for key in [key for key in self.files if _checksum(key) in listed]:
             self.files.setdefault(_checksum(key), self.files[key])
 
-    def in_order(self) -> list[tuple[str, list[StoredObject]]]:
+    def in_order(self) -> list[_Run]:
         """The files in the order of deletion, in runs of one kind. The last root is alone."""
         by_kind: dict[str, list[StoredObject]] = {kind: [] for kind in ORDER}
         roots = [key for key in self._roots if key in self.files]

@@ -111,6 +111,12 @@ class IcebergSubject:
     def exported(self, target: str, version: Any) -> tuple[Rows, Rows]:
         return exported_rows(self._table, target, version)
 
+    def registers(self) -> bool:
+        return self._version < 3
+
+    def registered(self, target: str) -> Rows:
+        return spark_rows(self.lake.spark.read.format("iceberg").load(target))
+
     def write(self, kind: str) -> None:
         table, generated = self._table, self.generated
         assert table is not None
@@ -232,6 +238,12 @@ class DeltaSubject:
 
     def needs(self) -> bool:
         return self._mapped or any("deletionVector" in one for one in self.log.adds())
+
+    def registers(self) -> bool:
+        return False  # tests/unit/behaviors/test_export_register.py has those of Delta
+
+    def registered(self, target: str) -> Rows:
+        raise NotImplementedError
 
     def exported(self, target: str, version: Any) -> tuple[Rows, Rows]:
         log = Path(target) / "_delta_log"

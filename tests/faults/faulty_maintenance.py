@@ -91,8 +91,8 @@ STEPS: list[tuple[Any, str, Callable[..., str | None]]] = [
     (IcebergPartitionRemoval, "remove", _context_table),
     (OrphanRemoval, "_remove", _table),
     (Restoration, "_restore", _context_table),
-    (FolderExport, "_copied", _table),
-    (ExportTarget, "open_folder", _table),
+    (FolderExport, "_copy_pages", _table),
+    (ExportTarget, "remove_markers", _table),
     (ExportTarget, "mark", _table),
     (export_completion, "complete", lambda _, table, *__: table.name),
 ]

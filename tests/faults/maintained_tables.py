@@ -357,8 +357,8 @@ class ExportTables(_DeltaTables):
 
     type_name = "faulty-export"
     commit = "ExportTarget.mark"
-    steps: tuple[str, ...] = ("ExportTarget.open_folder", "FolderExport._copied", "export_completion.complete")
-    cancelled_at = "FolderExport._copied.after"
+    steps: tuple[str, ...] = ("ExportTarget.remove_markers", "FolderExport._copy_pages", "export_completion.complete")
+    cancelled_at = "FolderExport._copy_pages.after"
     files_in_a_day = 2
 
     def target(self, name: str) -> str:

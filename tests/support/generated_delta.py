@@ -167,6 +167,12 @@ class GeneratedDelta:
         finally:
             shutil.rmtree(log)
 
+    def registers(self) -> bool:
+        return False
+
+    def registered(self, target: str) -> Rows:
+        raise NotImplementedError
+
     def write(self, kind: str) -> None:
         doing: dict[str, Callable[[], None]] = {
             "append": self.append,

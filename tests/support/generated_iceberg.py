@@ -12,7 +12,7 @@ from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.io import load_file_io
 from pyiceberg.io.pyarrow import ArrowScan
 from pyiceberg.serializers import FromInputFile
-from pyiceberg.table import Table
+from pyiceberg.table import StaticTable, Table
 from pyiceberg.transforms import (
     BucketTransform,
     DayTransform,
@@ -37,6 +37,8 @@ from pyiceberg.types import (
 )
 
 from distop.protocol.records import TableRecord
+from distop.storage.location import Location
+from distop.tables.iceberg.metadata_file import current_metadata_file
 from tests.support import row_deltas
 from tests.support.evolving_tables import Evolved, as_arrow, change, evolve, random_rows
 from tests.support.lake import Folder
@@ -303,3 +305,8 @@ def exported_rows(table: Table, target: str, snapshot: int) -> tuple[Rows, Rows]
         task.file[1] = task.file.file_path.replace(table.metadata.location, target, 1)
     reading = ArrowScan(table.metadata, table.io, scan.projection(), AlwaysTrue())
     return rows_of(reading.to_table(tasks)), own
+
+
+def registered_rows(target: str) -> Rows:
+    """The rows of the table whose metadata are at the target of an export."""
+    return rows_of(StaticTable.from_metadata(current_metadata_file(Location.of(target))).scan().to_arrow())

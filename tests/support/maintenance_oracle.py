@@ -84,6 +84,12 @@ class Subject(Protocol):
     def exported(self, target: str, version: Any) -> tuple[Rows, Rows]:
         """The rows of a version's exported data files, read with the table's metadata; and the version's own rows."""
 
+    def registers(self) -> bool:
+        """Whether an export with ``register`` is possible, and can be read."""
+
+    def registered(self, target: str) -> Rows:
+        """The rows of the table that an export with ``register`` has made, read without the original's metadata."""
+
 
 @dataclass
 class Done:
@@ -217,23 +223,32 @@ def near_the_target(sizes: list[float]) -> bool:
 
 
 def export_and_compare(subject: Subject, writer: str, target: Path, work: Path) -> str:
-    """Export the table's version, with a writer between plan and copy, and compare; returns what happened."""
+    """Export the table's version, with a writer between plan and copy, and compare; returns what happened.
+
+    Where the rows are not those of the data files alone, the table is exported with its metadata.
+    """
     export_targets.configure([str(target)])
     try:
         run = ExportRun(subject.record, str(target), work)
-        version = subject.versions()[-1]
+        version, arg, rows = subject.versions()[-1], dict[str, Any](), Rows()
         if subject.needs():
             with pytest.raises(InvalidArgument, match="would be read as other rows"):
                 run.plan()
             assert not target.exists()
-            return "refused"
-        plans, planned = run.plan()
+            if not subject.registers():
+                return "refused"
+            arg, rows = {"register": {"name": "copy"}}, subject.read()
+        plans, planned = run.plan(**arg)
         if writer != NONE:
             subject.write(writer)
-        ran = run.complete(run.jobs(plans), plans, planned)
+        ran = run.complete(run.jobs(plans, **arg), plans, planned, **arg)
         assert ran.report["complete"], (ran.message, ran.report)
         copies = sum(ran.report[how]["files"] for how in ("copied", "reused", "unchanged"))
         assert copies == ran.report["files"]["files"]
+        if arg:
+            assert ran.report["registered"] == "copy"
+            assert subject.registered(str(target)) == rows
+            return "registered"
         found, expected = subject.exported(str(target), version)
         assert found == expected
         return "exported"

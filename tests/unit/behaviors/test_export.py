@@ -192,12 +192,22 @@ def test_an_export_that_was_killed_reuses_its_copies(
     assert not (tmp_path / "out" / "t" / "_distop" / "export" / "pages").exists()
 
 
+def test_the_names_in_a_manifest_are_those_of_earlier_releases(tmp_path: Path) -> None:
+    run = run_of(tmp_path)
+    run.run()
+    manifest = json.loads(run.contents()["day=1/_MANIFEST.json"])
+    assert list(manifest) == ["v", "table", "version", "files", "left"]
+    assert {*manifest["files"][0]} == {"path", "bytes", "checksum", "planned", "copied", "target"}
+
+
 def test_a_checkpoint_that_does_not_fit_the_plan_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folder_export, "PAGE", 1)
     run = run_of(tmp_path)
     plans, version = run.plan()
     pages = tmp_path / "out" / "t" / "_distop" / "export" / "pages" / operation_path(run.operation)
-    copy = CopiedFile(path="day=1/0.parquet", bytes=1, checksum="sha256:0", planned=1, copied=1, target=1)
+    copy = CopiedFile(
+        path="day=1/0.parquet", bytes=1, checksum="sha256:0", planned_stamp=1, source_stamp=1, target_stamp=1
+    )
     pages.mkdir(parents=True)
     (pages / "0-0.json").write_text(CopiedPage(files=[copy]).model_dump_json())
     ran = run.complete(run.jobs(plans), plans, version)

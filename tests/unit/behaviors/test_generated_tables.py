@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.generated_delta import GeneratedDelta
-from tests.support.generated_iceberg import GeneratedIceberg, exported_rows
+from tests.support.generated_iceberg import GeneratedIceberg, exported_rows, registered_rows
 from tests.support.maintenance_oracle import WRITERS, check_table, export_and_compare, rows_of
 
 if TYPE_CHECKING:
@@ -52,6 +52,12 @@ class WithoutSpark:
 
     def exported(self, target: str, version: Any) -> tuple[Rows, Rows]:
         return exported_rows(self.generated.table, target, version)
+
+    def registers(self) -> bool:
+        return not self.generated.equal  # pyiceberg reads no equality deletes
+
+    def registered(self, target: str) -> Rows:
+        return registered_rows(target)
 
     def write(self, kind: str) -> None:
         doing = {"append": self.generated.append, "overwrite": self.generated.overwrite}

@@ -328,6 +328,33 @@ def test_missing_files_are_counted_and_denied_ones_fail(tmp_path: Path, monkeypa
     assert again.missing == report.deleted["data"].files + 1
 
 
+def test_a_certificate_that_cannot_be_deleted_fails_the_purge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = iceberg(tmp_path / "t")
+    certificates = tmp_path / "work" / "certificates" / "t"
+    certificates.mkdir(parents=True)
+    for name in ("kept.json", "gone.json"):
+        (certificates / name).write_bytes(b"{}")
+    unlink = os.unlink
+
+    def denied(path: Any, *more: Any, **others: Any) -> None:
+        if Path(path).name == "kept.json":
+            raise PermissionError(13, "Permission denied", path)
+        unlink(path, *more, **others)
+
+    run = Purging(table, tmp_path / "work").plan().run_jobs()
+    with monkeypatch.context() as patched:
+        patched.setattr("distop.storage.folder_store.os.unlink", denied)
+        report, message = run.complete()
+    assert "register the table and start the purge again" in message
+    assert (report.complete, report.certificates, report.failed_files) == (False, 1, 1)
+    assert report.failed[0].file == str(certificates / "kept.json")
+    assert "denied" in report.failed[0].why.lower()
+    assert (tmp_path / "t" / "metadata").exists(), "a new purge needs the metadata"
+    again = purge(table, tmp_path / "work")
+    assert (again.complete, again.certificates) == (True, 1)
+    assert not list(certificates.iterdir())
+
+
 def test_a_purge_goes_on_where_metadata_are_missing_only_if_that_is_accepted(tmp_path: Path) -> None:
     table = iceberg(tmp_path / "t")
     run = Purging(table, tmp_path / "work").plan()
@@ -450,7 +477,7 @@ def test_a_table_without_a_version_hint_lacks_nothing(tmp_path: Path) -> None:
 
 def test_writers_during_the_planning_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = iceberg(tmp_path / "t")
-    monkeypatch.setattr(purge_plan, "MOST_YOUNG", 2)
+    monkeypatch.setattr(purge_plan, "MOST_LATE", 2)
     for n in range(3):
         (tmp_path / "t" / f"new{n}").write_bytes(b"x")
         os.utime(tmp_path / "t" / f"new{n}", (4e9, 4e9))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -19,7 +21,7 @@ from distop.errors import InvalidArgument, UnsafePath
 from distop.storage.folder_store import FolderStore
 from distop.storage.opened_stores import open_store
 from distop.storage.store_errors import StoreError
-from distop_behaviors.orphans import RemoveOrphans, Restore, orphan_removal
+from distop_behaviors.orphans import RemoveOrphans, Restore, orphan_removal, restoration
 from tests.support.icebergrest import configure, sql_catalog
 from tests.support.lake import Folder
 from tests.support.orphan_runs import Run, snapshot, wait_until_older
@@ -204,6 +206,33 @@ def test_quarantined_files_are_moved_back(tmp_path: Path, make: str) -> None:
     assert not (tmp_path / "t/_distop/quarantine").exists()
     with pytest.raises(InvalidArgument, match="there are no quarantined files"):
         run.restore()
+
+
+def test_reports_have_the_seconds_of_all_attempts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = delta(tmp_path / "t")
+    plant(tmp_path / "t", *ORPHANS)
+    ticks, pages = itertools.count(), itertools.count()
+    for module in (orphan_removal, restoration):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: float(next(ticks))))
+    monkeypatch.setattr(orphan_removal, "PAGE", 2)
+    run = Run(table, tmp_path / "work")
+    _, plan = run.plan(quarantine=True)
+    ctx = run.context()
+    ctx.partition = plan
+    argument = RemoveOrphans.Arg.model_validate({"older_than": 0, "allow_recent": True, "quarantine": True})
+    move = FolderStore.move_listed
+
+    def killed(self: FolderStore, objects: Any) -> Any:
+        if next(pages) == 1:
+            raise Killed
+        return move(self, objects)
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(FolderStore, "move_listed", killed)
+        RemoveOrphans().start_or_resume_job(argument, plan, ctx)
+    result = RemoveOrphans().start_or_resume_job(argument, plan, ctx)
+    assert result.seconds == 2, "one for each page"
+    assert run.restore()["seconds"] == 1
 
 
 @pytest.mark.parametrize("moved", [0, 1, 4])
