@@ -137,6 +137,26 @@ def test_hours_since_the_last_success_of_a_type() -> None:
     asyncio.run(work(Etcd()))
 
 
+def test_a_success_under_another_name_of_the_type_ends_the_pause_after_failures() -> None:
+    async def work(etcd: Etcd) -> None:
+        place, now, policy = Place(etcd), time.time(), Policy("compact", "uid of keep", on=("version",))
+        found: Any = Inputs(place.ctx, TableRecord(TABLE, "parquet", "/data"))
+
+        def ended(type_name: str, state: State, seconds_ago: float) -> str:
+            ref, finished = OperationRef(TABLE, type_name, "", 1), rfc3339(now - seconds_ago)
+            record = History(str(ref), state, finished, finished, 0, 0, 0, submitter="policy:keep")
+            etcd.put(KEYS.history(ref), record.encode())
+            return str(ref)
+
+        last = ended("compact", State.FAILED, 20.0)
+        ended("Compact_Table_Job", State.SUCCESS, 30.0)
+        assert (await found._failures("keep", policy, last))[0] == 1
+        ended("Compact_Table_Job", State.SUCCESS, 10.0)
+        assert await found._failures("keep", policy, last) == (0, 0.0)
+
+    asyncio.run(work(Etcd()))
+
+
 def test_an_operation_that_fails_is_started_again_after_a_pause_which_doubles() -> None:
     """One unreadable file and one append a minute started an operation on each version."""
 
