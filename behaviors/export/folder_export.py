@@ -58,17 +58,30 @@ class FolderExports:
             target.read_owner()
         with FileCopier(place, target.place) as copier, ExitStack() as stack:
             begun: _Group | None = None
+            clock = _BatchClock()
             for jobs_of_one in _groups(jobs):
                 some = [
                     FolderExport(self._argument, self._table, self._ctx, target, copier, one) for one in jobs_of_one
                 ]
                 # Its copies are written while the former group is flushed.
-                group = stack.enter_context(_Group(some, self._ctx))
+                group = stack.enter_context(_Group(some, self._ctx, clock))
                 if begun is not None:
                     yield from begun.finish()
                 begun = group
             if begun is not None:
                 yield from begun.finish()
+
+
+class _BatchClock:
+    """Divides the time of a batch among its groups, of which two overlap."""
+
+    def __init__(self) -> None:
+        self._since = time.monotonic()
+
+    def lap(self) -> float:
+        """The seconds since the last call."""
+        since, self._since = self._since, time.monotonic()
+        return self._since - since
 
 
 class _Group:
@@ -77,9 +90,10 @@ class _Group:
     It is a context manager, in which the copies are begun.
     """
 
-    def __init__(self, some: Sequence[FolderExport], ctx: JobContext) -> None:
+    def __init__(self, some: Sequence[FolderExport], ctx: JobContext, clock: _BatchClock) -> None:
         self._some = some
         self._ctx = ctx
+        self._clock = clock
         self._stack = ExitStack()
         self._work = WorkDone()
 
@@ -101,7 +115,9 @@ class _Group:
             flush(one.copier for one in left if one.copier is not None)
             marked = [one for one in _each(left, FolderExport.mark) if one.marked]
             flush(one.copier for one in marked if one.copier is not None)
+        seconds = self._clock.lap() / len(self._some)
         for one in self._some:
+            one.result.seconds += seconds
             yield one.job, one.error or one.result
 
     def _add(self, more: WorkDone) -> None:
@@ -131,7 +147,6 @@ class FolderExport:
         self._ctx = ctx
         self._target = target
         self._files = files
-        self._started = time.monotonic()
         self._report: Callable[[WorkDone], None] = lambda _: None
         self._former: FolderManifest | None = None
         self._known: dict[str, CopiedFile] = {}
@@ -196,8 +211,6 @@ class FolderExport:
         if self.copier is not None and not self.job.values[INNER]:
             self.copier.put(self._argument.success, b"")
             self.marked = True
-        if not self._argument.dry_run:
-            self.result.seconds += time.monotonic() - self._started
         if self.result.failed_files:
             first = self.result.failed[0]
             raise JobFailed(

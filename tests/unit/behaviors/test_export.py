@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -254,7 +255,9 @@ def test_folders_are_exported_in_groups(
     monkeypatch.setattr(folder_export, "GROUP_FOLDERS", folders)
     monkeypatch.setattr(folder_export, "GROUP_BYTES", size)
     run = run_of(tmp_path)
+    began = time.monotonic()
     ran = run.run()
+    assert 0 < ran.report["seconds"] <= time.monotonic() - began, "the times of folders that overlap are not added"
     assert counts(ran.report) == {**NOTHING, "copied": 6, "verified": 6}
     assert data(run.contents()) == source(tmp_path)
     assert {key for key in run.contents() if key.endswith("_SUCCESS")} == {
