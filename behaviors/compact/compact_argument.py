@@ -40,8 +40,8 @@ class CompactArgument(BaseModel):
     codec: Annotated[
         Literal["snappy", "zstd", "gzip", "lz4", "none"] | None,
         Field(
-            description="The compression of new files. null: the table's codec (Iceberg), else the codec of the first "
-            "file of the group."
+            description="The compression of new files. null: the codec that the table names, else the codec of the "
+            "first file of the group."
         ),
     ] = None
     commit_every: Annotated[

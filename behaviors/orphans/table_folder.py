@@ -77,7 +77,7 @@ class TablePlace:
 class TableFolder(TablePlace):
     """A table's own folder together with its metadata, which say which of the files there the table needs.
 
-    Only Iceberg and Delta have such metadata. Raises InvalidArgument for a table that cannot have orphans, or whose
+    Folders of plain files have no such metadata. Raises InvalidArgument for a table that cannot have orphans, or whose
     files must not be deleted, and the errors of :class:`TablePlace` and of planning.
     """
 

@@ -289,7 +289,8 @@ class ExpirePartitionsTables(_DeltaTables):
     def assert_effect(self, name: str, operation: Operation, report: Any) -> None:
         kept = {str(day) for day in self.days()[:3]}
         assert self.read(name) == Counter({row: n for row, n in self.rows[name].items() if row[1] in kept})
-        assert self.commits(name, "distop expire-partitions") == [{"operation": str(operation.ref)}]
+        (commit,) = self.commits(name, "distop expire-partitions")
+        assert commit == {"distop.operation": str(operation.ref), "distop.fence": "completion"}
         assert (report["removed"], report["files"]["files"], report["left"]) == (2, 2, 0)
         assert self.files[name].items() <= contents(self.location(name)).items()
 

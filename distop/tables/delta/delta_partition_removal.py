@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from distop.errors import InvalidArgument
 from distop.protocol.plan import PartitionPlan
 from distop.protocol.texts import did_you_mean
-from distop.tables.commits import COMPLETION, FENCE, commit_with_retries
+from distop.tables.commits import COMPLETION, FENCE, OPERATION, commit_with_retries
 from distop.tables.delta import metadata_commit
 from distop.tables.delta.delta_log import commit
 from distop.tables.delta.delta_plan import partition_name
@@ -107,13 +107,13 @@ class DeltaPartitionRemoval(PartitionRemoval):
     def _is_own(self, info: Any) -> bool:
         """Whether a commit's information names this operation."""
         parameters = info.get("operationParameters") if isinstance(info, dict) else None
-        named = parameters.get("operation") if isinstance(parameters, dict) else None
+        named = parameters.get(OPERATION) if isinstance(parameters, dict) else None
         return named == self._context.operation and info.get("operation") == _OPERATION
 
     def _commit(self, snapshot: DeltaSnapshot, files: list[AddedFile]) -> bytes:
         now = int(time.time() * 1000)
         operation = self._context.operation
-        info = self._publisher.info(snapshot, _OPERATION, {"operation": operation, FENCE: COMPLETION})
+        info = self._publisher.info(snapshot, _OPERATION, {OPERATION: operation, FENCE: COMPLETION})
         info["operationMetrics"] = {
             "numRemovedFiles": str(len(files)),
             "numRemovedBytes": str(sum(file.size for file in files)),

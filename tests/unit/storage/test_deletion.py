@@ -74,6 +74,7 @@ ALLOWED = {
     "behaviors/orphans/restoration.py": "the empty folders of a quarantine, by its operation",
     "behaviors/apply/staged_files.py": "stages and data files of attempts, by places that follow from operations",
     "distop/tables/staged_files.py": "stages and new files of attempts, by places that follow from operations",
+    "distop/tables/parquet/folder_replacer.py": "stages of ended operations, by places that follow from operations",
     "distop/tables/iceberg/folder_publisher.py": "checksums that Hadoop keeps beside metadata files, by their names",
     "distop/tables/iceberg/iceberg_catalogs.py": "the entry of a table in a catalog, and no file",
     "distop/tables/iceberg/new_metadata.py": "manifests of an own transaction, in the table's folder of metadata",
