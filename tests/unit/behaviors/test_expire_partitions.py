@@ -241,7 +241,7 @@ def test_an_unknown_commit_is_settled_by_reading(
     assert (done.state, done.report["files"]["files"]) == ("success", 1)
     assert DeltaTable(tmp_path / "t").version() == 3
     parameters = DeltaTable(tmp_path / "t").history(1)[0]["operationParameters"]
-    assert (parameters["operation"], parameters["distop.fence"]) == ("t/expire-partitions/1", "completion")
+    assert (parameters["distop.operation"], parameters["distop.fence"]) == ("t/expire-partitions/1", "completion")
 
 
 @pytest.mark.parametrize("moment", ["crash", "lost answer"])
