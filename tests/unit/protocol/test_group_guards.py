@@ -216,6 +216,14 @@ def test_the_guards_of_each_replaced_operation_are_needed() -> None:
 
     each_alone_refuses_anew(world, unseen, set_to(world, refs, State.RUNNING))
 
+    first = world.next_ref()
+    world.do(build(world))
+    for n, (id_, former) in enumerate(zip("xyz", refs, strict=True)):
+        cancelled, holder = (world.store.get(key) for key in (world.keys.of(former, "cancel"), ids[n].key))
+        assert cancelled is not None, "each is told why it has ended"
+        assert holder is not None
+        assert holder.value == word(str(replace(first, instance=first.instance + n))), f"the new one has the id {id_}"
+
 
 @pytest.mark.parametrize("ended", [state for state in State if state.terminal])
 def test_an_id_is_not_given_back_to_an_ended_operation(ended: State) -> None:
